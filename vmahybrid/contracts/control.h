@@ -1,0 +1,147 @@
+/* Control socket: Unix SEQPACKET, one fixed struct per message, native byte order (both ends share
+ * the host); addresses and ports in network order. Contract page: docs/control-protocol.md.
+ *
+ * The shim sends a request and waits for the reply with the same seq; the service may send EVENTs at
+ * any time between. A reply has type | VMH_MSG_REPLY, status 0 or -errno, and a reason code from
+ * reasons.def. Fds ride in SCM_RIGHTS. A message of a wrong magic, version or length is refused with
+ * a reply of status -EPROTO (reason VERSION or PROTOCOL) and the connection is closed.
+ */
+#ifndef VMH_CONTROL_H
+#define VMH_CONTROL_H
+
+#define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
+#define VMH_CTL_VERSION 1
+
+#define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
+#define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs */
+#define VMH_MSG_ATTACH 3   /* fd: the kernel socket, bound (and connected) as the flow says */
+#define VMH_MSG_DETACH 4
+#define VMH_MSG_NEIGH 5    /* resolve and keep a neighbour; reply when resolved or given up (1 s) */
+#define VMH_MSG_RELEASE 6  /* shim has closed and unmapped the ring */
+#define VMH_MSG_EVENT 16   /* service to shim, no reply */
+#define VMH_MSG_REPLY 0x8000
+
+#define VMH_MSG_MAX 1024   /* no message is longer */
+
+struct vmh_msg_hdr {
+	unsigned int magic;
+	unsigned short version;
+	unsigned short type;
+	unsigned int len;      /* of the whole message */
+	unsigned int seq;
+	int status;            /* replies: 0 or -errno */
+	unsigned int reason;   /* replies and events: reasons.def */
+};
+
+struct vmh_msg_hello {
+	struct vmh_msg_hdr hdr;
+	unsigned int pid;
+	unsigned int flags;
+	char comm[16];
+	char profile[32];
+	char app_id[64];
+	char cmdline[256];
+};
+
+struct vmh_msg_hello_reply { /* fd: net page, read-only */
+	struct vmh_msg_hdr hdr;
+	unsigned long long session;
+	unsigned int net_page_size;
+	unsigned int flags;
+	char service_version[32];
+};
+
+struct vmh_msg_ring {
+	struct vmh_msg_hdr hdr;
+	unsigned int ifindex;
+	unsigned int rx_size;   /* wanted descriptors, 0 = the service's default; powers of two */
+	unsigned int tx_size;
+	unsigned int frames;    /* wanted UMEM frames, 0 = default */
+};
+
+#define VMH_RING_DIRECT 0
+#define VMH_RING_VETH 1
+#define VMH_XDP_GENERIC 0
+#define VMH_XDP_NATIVE 1
+#define VMH_RING_F_ZEROCOPY 1
+#define VMH_RING_F_VERIFY_CSUM 2 /* a physical wire: verify UDP checksums on receive */
+
+struct vmh_msg_ring_reply {
+	struct vmh_msg_hdr hdr;
+	unsigned int ring_id;
+	unsigned int ifindex;
+	unsigned int nqueues;    /* XSK fds passed, 1..16; each with its own fill and completion ring */
+	unsigned int kind;       /* VMH_RING_* */
+	unsigned int xdp_mode;   /* VMH_XDP_* */
+	unsigned int flags;      /* VMH_RING_F_* */
+	unsigned int frame_size; /* bytes, power of two */
+	unsigned int frames;     /* in the UMEM; all belong to the shim, none is in a ring yet */
+	unsigned int rx_size;    /* per queue */
+	unsigned int tx_size;
+	unsigned int fill_size;
+	unsigned int comp_size;
+	unsigned int mtu;
+	unsigned char mac[6];    /* source MAC to put into frames */
+	unsigned char pad[2];
+};
+
+#define VMH_FLOW_5T 0
+#define VMH_FLOW_3T 1
+#define VMH_FLOW_MC 2  /* local_addr is the group */
+
+struct vmh_msg_attach {
+	struct vmh_msg_hdr hdr;
+	unsigned int kind;
+	unsigned int ifindex;  /* 0: every ring of this process (wildcard address) */
+	unsigned int fd;       /* the program's fd number, for explain */
+	unsigned char proto;
+	unsigned char family;  /* 4 or 6 */
+	unsigned short local_port;
+	unsigned short remote_port;
+	unsigned short pad;
+	unsigned char local_addr[16];  /* v4-mapped; all zero = wildcard: one rule per address */
+	unsigned char remote_addr[16];
+};
+
+struct vmh_msg_attach_reply {
+	struct vmh_msg_hdr hdr;
+	unsigned int flow_id;
+	unsigned int rules;    /* rules installed now (wildcards follow address changes) */
+};
+
+struct vmh_msg_detach { /* the reply comes when no more frame will be steered to the ring */
+	struct vmh_msg_hdr hdr;
+	unsigned int flow_id;
+	unsigned int cause;    /* reasons.def: why the shim lets it go */
+};
+
+struct vmh_msg_neigh {
+	struct vmh_msg_hdr hdr;
+	unsigned int ifindex;
+	unsigned int family;   /* 4 or 6 */
+	unsigned char addr[16];
+};
+
+struct vmh_msg_release {
+	struct vmh_msg_hdr hdr;
+	unsigned int ring_id;
+	unsigned int pad;
+};
+
+#define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */
+#define VMH_EV_FLOW_HOME 2   /* a = flow id: its rules are already gone */
+#define VMH_EV_BYE 3         /* the service stops: everything goes home */
+#define VMH_EV_ZERO 4        /* zero all counters */
+#define VMH_EV_LOG_LEVEL 5   /* a = level */
+#define VMH_EV_LOG_DETAILS 6 /* a = 0..3 */
+#define VMH_EV_DUMP_FD 7     /* a = fd, 0 = all; b = level */
+
+struct vmh_msg_event {
+	struct vmh_msg_hdr hdr;
+	unsigned int event;
+	unsigned int a;
+	unsigned int b;
+	unsigned int pad;
+};
+
+#endif
