@@ -1,0 +1,67 @@
+/* What every file of the shim needs: raw system calls, atomics, branch hints, the reason codes.
+ *
+ * Rules: internal functions return 0 or -errno and never touch errno; only the interposers
+ * (interpose_*.c) set errno. Every fd the shim owns is close-on-exec and used by raw system calls
+ * only (vmh_sys_*), so that no other preload, nor our own interposers, see them.
+ */
+#ifndef VMH_BASE_H
+#define VMH_BASE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define vmh_likely(x) __builtin_expect(!!(x), 1)
+#define vmh_unlikely(x) __builtin_expect(!!(x), 0)
+#define VMH_EXPORT __attribute__((visibility("default")))
+
+/* -errno instead of -1 and errno; inline asm-free, errno is saved and put back */
+static inline long vmh_sysret(long r, int saved)
+{
+	if (r == -1) {
+		r = -errno;
+		errno = saved;
+	}
+	return r;
+}
+#define vmh_sys(nr, ...) ({ int vmh_e_ = errno; vmh_sysret(syscall((nr), ##__VA_ARGS__), vmh_e_); })
+
+enum vmh_reason {
+#define REASON(code, name, slug, text, remedy) VMH_R_##name = code,
+#include "reasons.def"
+#undef REASON
+};
+const char *vmh_reason_slug(unsigned reason);
+const char *vmh_reason_text(unsigned reason);
+
+static inline uint64_t vmh_now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Counters have one writer at a time in practice; a lost increment is not worth a locked bus cycle. */
+#define VMH_COUNT(c, n) __atomic_store_n(&(c), __atomic_load_n(&(c), __ATOMIC_RELAXED) + (n), __ATOMIC_RELAXED)
+#define VMH_SET(c, v) __atomic_store_n(&(c), (v), __ATOMIC_RELAXED)
+#define VMH_GET(c) __atomic_load_n(&(c), __ATOMIC_RELAXED)
+
+static inline void vmh_cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,22 @@
+/* The session with the service: lazy, reconnecting, never in the way. See contracts/control.h. */
+#ifndef VMH_CONTROL_H_SHIM
+#define VMH_CONTROL_H_SHIM
+#include "vmh_base.h"
+#include "control.h"
+#include "vmh_ring.h"
+
+/* Connects at the first call (and after a loss, at most once a second). 0 when a session is open, else
+ * the reason. */
+unsigned vmh_session_open(void);
+uint32_t vmh_session_id(void);       /* counts sessions; 0 = none now */
+unsigned vmh_session_reason(void);   /* why there is none */
+/* The ring on ifindex, asked for at the first call. NULL and *reason where there is none. */
+struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason);
+int vmh_session_attach(const struct vmh_msg_attach *req, int fd, uint32_t *flow_id, unsigned *reason);
+void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
+int vmh_session_neigh(unsigned ifindex, in_addr_t addr);   /* 0 when resolved, -errno */
+void vmh_session_fork_child(void);   /* drop the parent's connection and rings */
+void vmh_session_fini(void);
+void vmh_session_lock(void);         /* around fork */
+void vmh_session_unlock(void);
+#endif

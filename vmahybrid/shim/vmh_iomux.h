@@ -1,0 +1,28 @@
+/* select, poll and epoll over offloaded and kernel fds. */
+#ifndef VMH_IOMUX_H
+#define VMH_IOMUX_H
+#include "vmh_obj.h"
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+/* epoll.c: the object of an epoll set made through us */
+void vmh_epoll_created(int epfd);
+void vmh_epoll_closed(struct vmh_obj *ep);            /* last fd of the set closed */
+void vmh_epoll_recycle(struct vmh_obj *ep);
+int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev); /* 0 / -errno */
+int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t timeout_ns,
+		   const sigset_t *mask);             /* count / -errno; timeout < 0 = for ever */
+bool vmh_epoll_ready(struct vmh_obj *ep);             /* some offloaded member is ready */
+bool vmh_epoll_on_ring(struct vmh_obj *ep);           /* some member may become ready by a ring */
+/* Upcalls from the socket class */
+void vmh_epoll_notify(struct vmh_obj *member);        /* a datagram was queued (ring lock held: leaf locks only) */
+void vmh_epoll_member_closed(struct vmh_obj *member); /* leaves all sets, as the kernel does */
+void vmh_epoll_member_on_ring(struct vmh_obj *member); /* rx_on became true: sleeping waits must look at rings */
+
+/* iomux.c */
+int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask);  /* count / -errno */
+bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n); /* any fd on a ring? else call libc */
+int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, const sigset_t *mask);
+bool vmh_select_wanted(int nfds, const fd_set *r, const fd_set *w, const fd_set *e);
+#endif

@@ -1,0 +1,35 @@
+/* Decisions from the route and neighbour page (contracts/net_page.h), and the destinations made from
+ * them. Everything here is a pure function of the mapped page; no system call. */
+#ifndef VMH_NET_H
+#define VMH_NET_H
+#include "vmh_base.h"
+#include "vmh_ring.h"
+#include "net_page.h"
+
+int vmh_net_map(int fd, size_t size);   /* takes the fd over; replaces an older page */
+void vmh_net_unmap(void);
+bool vmh_net_ready(void);
+uint64_t vmh_net_generation(void);      /* 0 without a page; one relaxed load */
+
+struct vmh_nexthop {
+	uint64_t generation;  /* the decision holds while vmh_net_generation() is this */
+	unsigned ifindex;
+	unsigned mtu;         /* of route or link */
+	in_addr_t saddr;      /* what the kernel would choose, or the one asked for */
+	in_addr_t via;        /* neighbour to resolve: gateway or daddr; 0 for multicast */
+	unsigned char dmac[6];
+};
+/* How would the kernel send to daddr? saddr 0 = any, oif 0 = any (SO_BINDTODEVICE, IP_MULTICAST_IF).
+ * Returns 0, or the reason (enum vmh_reason) for which the kernel must send; VMH_R_NO_NEIGHBOUR has
+ * ifindex, saddr, via and mtu filled in. */
+unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct vmh_nexthop *out);
+
+bool vmh_net_is_local(in_addr_t addr, unsigned *ifindex);   /* an address of this namespace */
+bool vmh_net_is_broadcast(in_addr_t addr);
+/* 0 and served, or the reason why not */
+unsigned vmh_net_link_served(unsigned ifindex);
+int vmh_net_served_links(unsigned *ifindexes, int max);
+bool vmh_net_link_name(unsigned ifindex, char name[16]);
+unsigned vmh_net_first_multicast_link(void); /* interface of the kernel's route to 224.0.0.0/4, or 0 */
+bool vmh_net_addr_of(unsigned ifindex, in_addr_t *addr); /* first IPv4 address */
+#endif

@@ -1,0 +1,43 @@
+/* The fd table and the objects behind fds: a UDP socket, or an epoll set. No object: a kernel fd.
+ *
+ * Lifetime: objects live in pools and their memory is never given back, so a stale pointer is always
+ * readable. vmh_fd_get takes a use reference and checks that the table still says so; the last
+ * vmh_obj_put after close recycles. dup'd fds point to the same object (nfds counts them).
+ */
+#ifndef VMH_OBJ_H
+#define VMH_OBJ_H
+#include "vmh_base.h"
+#include "vmh_lock.h"
+
+enum vmh_class { VMH_CLASS_FREE = 0, VMH_CLASS_UDP = 1, VMH_CLASS_EPOLL = 2 };
+
+struct vmh_epitem; /* epoll.c */
+
+struct vmh_obj {
+	_Atomic uint32_t refs;     /* users inside a call, plus one while any fd points here */
+	_Atomic uint8_t class_;
+	_Atomic uint8_t closed;    /* last fd closed: calls in progress return EBADF */
+	_Atomic uint32_t nfds;
+	int fd;                    /* the fd it was made as, for logs; calls use the caller's fd */
+	struct vmh_lock lock;      /* configuration (order 2 for sockets, 3 for epoll sets) */
+	struct vmh_epitem *items;  /* sets this object is a member of; guarded by vmh_epoll_items_lock */
+};
+
+extern struct vmh_obj *_Atomic *vmh_fdtab;
+extern unsigned vmh_fdtab_size;
+
+struct vmh_obj *vmh_fd_get_slow(int fd);
+static inline struct vmh_obj *vmh_fd_get(int fd) /* NULL: kernel fd; else put it back */
+{
+	if (vmh_unlikely((unsigned)fd >= vmh_fdtab_size))
+		return NULL;
+	if (vmh_likely(!atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed)))
+		return NULL;
+	return vmh_fd_get_slow(fd);
+}
+void vmh_obj_put(struct vmh_obj *o);
+void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
+int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
+void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
+void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
+#endif

@@ -1,0 +1,97 @@
+/* Rings: the one interface behind which AF_XDP (ring_xdp.c) and, later, raw packet QPs sit.
+ *
+ * Invariants
+ *  1. All ring state is guarded by ring->lock, except what is marked otherwise.
+ *  2. Every UMEM frame has one owner: kernel (fill or TX ring), the free lists, or a vmh_buf that was
+ *     delivered and not yet put back. bufs[] has one entry per frame, so a buffer needs no allocation.
+ *  3. A ring that is `gone` delivers and sends nothing; its memory stays mapped until the last
+ *     delivered buffer came back and vmh_ring_close ran.
+ *  4. No allocation, no log call, no system call but the kick on poll, put, send.
+ */
+#ifndef VMH_RING_H
+#define VMH_RING_H
+#include "vmh_base.h"
+#include "vmh_lock.h"
+#include "control.h"
+#include "stats_page.h"
+#include <netinet/in.h>
+#include <sys/uio.h>
+
+struct vmh_ring;
+
+/* One received UDP datagram, zero-copy in the UMEM. */
+struct vmh_buf {
+	struct vmh_buf *next;      /* for whoever holds it */
+	struct vmh_ring *ring;
+	const unsigned char *data; /* UDP payload */
+	uint32_t len;              /* payload bytes */
+	uint32_t frame;            /* index of the UMEM frame */
+	in_addr_t saddr, daddr;
+	in_port_t sport, dport;    /* network order */
+	uint8_t ttl, tos;
+	uint8_t multicast;         /* destination is a multicast group */
+	uint8_t shared;            /* payload is a heap copy: put() frees it (several receivers) */
+	uint64_t stamp_ns;         /* CLOCK_REALTIME at delivery, 0 when nobody asked for timestamps */
+};
+
+/* Ethernet + IPv4 + UDP header template of a destination, made once by vmh_frame_hdr_init. */
+struct vmh_frame_hdr {
+	unsigned char bytes[42];
+	uint32_t pseudo_sum;        /* one's complement sum of the pseudo header without length */
+	uint16_t ip_sum_base;       /* one's complement sum of the IP header with total length 0, id 0 */
+};
+
+struct vmh_ring_ops {
+	int (*poll)(struct vmh_ring *r, unsigned budget);  /* lock held; delivers; returns frames taken */
+	void (*put)(struct vmh_ring *r, struct vmh_buf *b); /* lock held */
+	/* lock held; 0, or -EAGAIN without a free frame or descriptor, -ENETDOWN when gone, -EMSGSIZE */
+	int (*send)(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
+	int (*kick)(struct vmh_ring *r);                   /* lock held; pushes posted frames to the wire */
+	int (*wait_fds)(struct vmh_ring *r, int *fds, int max); /* fds that become readable with RX */
+	void (*close)(struct vmh_ring *r);
+};
+
+#define VMH_RING_WAIT_FDS 16
+
+struct vmh_ring {
+	const struct vmh_ring_ops *ops;
+	struct vmh_lock lock;
+	_Atomic int gone;           /* set by the control thread; read anywhere */
+	_Atomic uint32_t bufs_out;  /* delivered and not yet put back */
+	unsigned id, ifindex, mtu, kind, xdp_mode, flags;
+	unsigned char mac[6];
+	char ifname[16];
+	struct vmh_ring_stats *stats;
+	struct vmh_ring *next;      /* vmh_rings list; append only, under control lock */
+	/* implementation state follows in ring_xdp.c's own struct */
+};
+
+void vmh_frame_hdr_init(struct vmh_frame_hdr *h, const unsigned char dmac[6], const unsigned char smac[6],
+			in_addr_t saddr, in_addr_t daddr, in_port_t sport, in_port_t dport,
+			uint8_t ttl, uint8_t tos, bool dont_fragment);
+
+/* Parse one frame from the wire into b (b->data and the addresses). 0, or -EBADMSG. Accepts up to two
+ * VLAN tags, IP options, Ethernet padding; checks lengths and the IP header sum; checks the UDP sum
+ * only where verify is set. Pure: the fuzzer calls it. */
+int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct vmh_buf *b);
+
+/* From a grant (ring reply and its fds, taken over on success: UMEM then XSKs). */
+int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
+		      struct vmh_ring **out);
+
+/* Upcall: sock.c takes the datagram (queues it, or puts it back). Ring lock held. Returns 1 if taken. */
+int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
+
+extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone ones included */
+
+/* Poll one ring if nobody else does. Frames taken, 0 if none or busy. */
+int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
+/* Poll every ring of the process once. */
+int vmh_rings_poll(unsigned budget);
+/* The ring is being polled by another thread right now counts as polled: its packets arrive. */
+void vmh_ring_put(struct vmh_buf *b);       /* takes the lock */
+int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
+		  bool more); /* more: do not kick yet */
+int vmh_ring_kick(struct vmh_ring *r);
+int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings */
+#endif

@@ -1,0 +1,115 @@
+/* The UDP socket class.
+ *
+ * Under every object is its kernel socket (same fd), bound, connected and joined just the same: port
+ * ownership, IGMP, ICMP errors, fragments, other interfaces, and everything after a homecoming.
+ * Receive order: the ring queue, and the kernel socket every VMA_RX_UDP_POLL_OS_RATIO polls.
+ */
+#ifndef VMH_SOCK_H
+#define VMH_SOCK_H
+#include "vmh_base.h"
+#include "vmh_net.h"
+#include "vmh_obj.h"
+#include "vmh_ring.h"
+#include "vmh_stats.h"
+#include <sys/socket.h>
+
+#define VMH_SOCK_FLOWS 24 /* unicast flow, plus a flow per multicast group */
+#define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
+
+struct vmh_flow {
+	uint32_t id;              /* of the service; 0 = free slot */
+	uint32_t kind;            /* VMH_FLOW_* */
+	in_addr_t group;          /* multicast */
+	uint32_t ifindex;         /* 0: all rings */
+	uint32_t mc_slot;
+};
+
+struct vmh_dst {
+	in_addr_t daddr;          /* 0 = free */
+	in_port_t dport;
+	uint16_t flags;
+	uint32_t reason;          /* not 0: the kernel sends, until generation changes */
+	uint64_t generation;      /* of the net page */
+	uint32_t cfg;             /* of sock->tx_cfg */
+	uint32_t max_payload;     /* MTU - 28 */
+	struct vmh_ring *ring;
+	struct vmh_frame_hdr hdr;
+};
+
+struct vmh_sock {
+	struct vmh_obj obj;       /* first: class UDP */
+	struct vmh_sock_stats *stats;
+
+	/* receive queue; guarded by rxq_lock; rxq_len readable without */
+	struct vmh_lock rxq_lock;
+	struct vmh_buf *rxq_head, **rxq_tail;
+	_Atomic uint32_t rxq_len;
+	uint32_t rxq_bytes;
+	uint32_t rxq_truesize;    /* accounted against rcvbuf as the kernel would */
+
+	/* receive configuration (object lock to write) */
+	_Atomic uint8_t rx_on;    /* a flow of ours is steered to a ring */
+	_Atomic uint8_t rd_shut, wr_shut;
+	uint8_t nonblock_known;
+	_Atomic uint8_t nonblock;
+	_Atomic uint8_t os_check; /* look at the kernel socket before anything else, once */
+	_Atomic uint8_t want_stamp; /* some timestamp option is on */
+	uint8_t opt_timestamp;    /* 0, SO_TIMESTAMP or SO_TIMESTAMPNS (the option number) */
+	uint8_t opt_pktinfo, opt_recvttl, opt_recvtos, opt_recvorigdst;
+	uint32_t rcvbuf;          /* kernel's doubled value */
+	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
+	uint32_t os_ratio_left;
+
+	/* identity */
+	in_addr_t laddr, raddr;
+	in_port_t lport, rport;   /* 0: not bound / not connected */
+	uint8_t connected, reuseport, reuseaddr;
+	uint32_t bound_if;        /* SO_BINDTODEVICE ifindex */
+	uint32_t mc_if;           /* IP_MULTICAST_IF */
+	in_addr_t mc_if_addr;
+	uint8_t ttl, tos, mc_ttl, mc_loop, df, broadcast;
+	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
+	uint32_t home_detail;
+	struct vmh_flow flows[VMH_SOCK_FLOWS];
+	uint32_t session;         /* control session in which flows were attached */
+
+	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
+	struct vmh_lock tx_lock;
+	uint32_t tx_cfg;          /* changes with any option that alters headers */
+	uint32_t tx_since_rx;     /* sends since anything was received: when to look for ICMP errors */
+	struct vmh_dst dsts[VMH_SOCK_DSTS];
+
+	struct vmh_sock *demux_next; /* sock.c: hash chain by local port */
+	uint32_t demux_hash;
+	struct vmh_sock *all_next;   /* every UDP object */
+};
+
+static inline struct vmh_sock *vmh_sock_of(struct vmh_obj *o) { return (struct vmh_sock *)o; }
+
+/* Readiness from rings alone (the kernel fd is asked by whoever polls it). */
+static inline bool vmh_sock_ready(const struct vmh_sock *s)
+{
+	return atomic_load_explicit(&s->rxq_len, memory_order_acquire) != 0;
+}
+/* May packets arrive on a ring for this socket (so: spin and sleep on rings)? */
+static inline bool vmh_sock_on_ring(const struct vmh_sock *s)
+{
+	return atomic_load_explicit(&s->rx_on, memory_order_relaxed) || vmh_sock_ready(s);
+}
+
+void vmh_sock_created(int fd, int domain, int type, int protocol);  /* after socket(2) succeeded */
+void vmh_sock_closed(struct vmh_sock *s);             /* last fd closed; from vmh_fd_close */
+void vmh_sock_recycle(struct vmh_sock *s);            /* last reference; from vmh_obj_put */
+void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
+void vmh_sock_home_all(uint32_t reason, bool for_good);
+void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local address may have changed: attach */
+void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
+
+int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len);
+int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len);
+/* bytes, or -errno (-EAGAIN...). `os` tells that the kernel served it. */
+ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
+ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
+void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */
+int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
+#endif

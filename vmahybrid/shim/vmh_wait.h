@@ -1,0 +1,32 @@
+/* Sleeping and waking. A thread that found nothing while spinning sleeps in poll(2) on: the fds the
+ * caller waits for, the fds of all rings, and its own wake eventfd. Whoever delivers a datagram while
+ * somebody sleeps calls vmh_wake_all; so do close and homecoming.
+ *
+ * Protocol of a sleeper: vmh_sleep_begin, then check readiness once more, then vmh_sleep, then
+ * vmh_sleep_end. Begin and deliver are ordered by seq_cst: no wake-up is lost.
+ */
+#ifndef VMH_WAIT_H
+#define VMH_WAIT_H
+#include "vmh_base.h"
+#include <poll.h>
+#include <signal.h>
+
+extern _Atomic int vmh_sleepers;
+int vmh_sleep_begin(void);   /* returns the wake eventfd of this thread (owned by it), or -errno */
+void vmh_sleep_end(void);
+void vmh_wake_all_slow(void);
+static inline void vmh_wake_all(void)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+	if (vmh_unlikely(atomic_load_explicit(&vmh_sleepers, memory_order_relaxed)))
+		vmh_wake_all_slow();
+}
+/* Sleep on fds[0..n) (events as in poll) plus rings plus the wake fd; fds[].revents are filled in.
+ * timeout_ns < 0: for ever. mask: as ppoll. 0 = woken or timed out, -EINTR, other -errno. */
+int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd);
+
+/* Signals (signal.c wraps the handlers that the program installs): how many handlers without
+ * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
+extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
+extern __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
+#endif
