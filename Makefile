@@ -1,0 +1,40 @@
+# vmahybrid: what one types. Every target installs what it needs; nothing is written outside the tree but apt packages.
+VENV := .venv/bin
+PYTEST := $(VENV)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build run test check lint unit bench asan clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+
+deps: ## install the Debian packages that are missing (root)
+	@scripts/deps
+
+build: deps ## .venv/bin/vmahybrid, .venv/bin/vma_stats and libvmahybrid.so
+	@scripts/build
+
+run: build ## sockperf in a sandbox, on the kernel and on rings, with the numbers (root, 3 minutes)
+	@$(VENV)/python -P -m vmahybrid.bench.run
+
+test: build ## every test (root, 20 minutes)
+	@$(VENV)/python -P -m pytest
+
+check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
+
+lint:
+	@$(VENV)/ruff check .
+	@$(VENV)/mypy
+
+unit:
+	@$(PYTEST) -q tests/unit -m 'not slow'
+
+bench: build ## every figure of the issue beside its target (root, 10 minutes)
+	@$(VENV)/python -P -m vmahybrid.bench.bench
+
+asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour sanitizers
+	@scripts/asan
+
+clean: ## remove everything that was built, .venv as well
+	rm -rf build build-asan .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,23 @@
+"""Prints the files of the tree that meson installs or compiles, one per line, relative to the root.
+
+meson.build calls it at configure time and pip reconfigures on every install, so that a new module needs no entry in a
+list. Usage: list_sources.py python|shim|bpf
+"""
+
+import sys
+from pathlib import Path
+
+root = Path(__file__).resolve().parent.parent
+kinds = {
+    "python": ("vmahybrid/**/*.py", "api/**/*.py"),
+    "data": ("vmahybrid/**/*.toml", "vmahybrid/**/*.h", "vmahybrid/**/*.def", "vmahybrid/**/py.typed", "api/**/py.typed",
+             "api/**/*.html", "api/**/*.css", "api/**/*.js", "vmahybrid/bench/*.c"),
+    "shim": ("vmahybrid/shim/*.c",),
+    "bpf": ("bpf/*.c", "bpf/*.h"),
+}
+for pattern in kinds[sys.argv[1]]:
+    for path in sorted(root.glob(pattern)):
+        relative = path.relative_to(root).as_posix()
+        # vmahybrid/bpf is a link that scripts/build makes to the installed copy
+        if "__pycache__" not in relative and not relative.startswith(("vmahybrid/bpf/", "vmahybrid/shim/vmh_")):
+            print(relative)
