@@ -1,11 +1,12 @@
 /* A small futex mutex: spins briefly, then sleeps, so that a preempted holder costs a context switch
  * and not a time slice. Order of locks in the shim, outermost first (never the other way round):
- *   1. vmh_control (one RPC at a time)      control.c
- *   2. object lock of a socket (vmh_obj.lock: configuration, options, binding)   sock*.c
- *   3. epoll set lock                       epoll.c
- *   4. ring lock                            ring*.c
- *   5. receive queue lock of a socket (leaf: nothing is taken inside, except 6)
- *   6. epoll ready-list lock, sleepers list (leaves)
+ *   1. object lock of a socket (vmh_obj.lock: configuration, options, binding)   sock*.c
+ *   2. control lock (one RPC at a time)      control.c
+ *   3. epoll set lock                        epoll.c
+ *   4. tx_lock of a socket                   sock_tx.c
+ *   5. ring lock                             ring*.c
+ *   6. receive queue lock of a socket (leaf: nothing is taken inside, except 7)
+ *   7. epoll ready-list lock, sleepers list, demux table (leaves)
  * A thread that holds a ring lock never sleeps and never makes an RPC.
  */
 #ifndef VMH_LOCK_H

@@ -40,4 +40,12 @@ void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
+void vmh_fdtab_init(void);
+void vmh_fd_rename(struct vmh_obj *o);
+
+/* Fds of the shim itself: moved to a high number, close-on-exec, and kept out of reach of the program's
+ * close, close_range, closefrom and dup2. Returns the new number (or the old one, or the negative given). */
+int vmh_fd_hide(int fd);
+void vmh_fd_hidden_close(int fd);
+bool vmh_fd_is_hidden(int fd);
 #endif

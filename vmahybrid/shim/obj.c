@@ -1,0 +1,186 @@
+/* The fd table. See vmh_obj.h for the lifetime rules. */
+#include "vmh_obj.h"
+#include "vmh_iomux.h"
+#include "vmh_sock.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#define FDTAB_MAX (1u << 20)
+#define HIDDEN_MAX 256
+
+struct vmh_obj *_Atomic *vmh_fdtab;
+unsigned vmh_fdtab_size;
+
+static _Atomic int hidden[HIDDEN_MAX]; /* fd + 1; 0 = free slot */
+static _Atomic int hidden_used;        /* highest slot in use + 1 */
+
+void vmh_fdtab_init(void)
+{
+	struct rlimit lim = { 1024, 1024 };
+
+	if (vmh_fdtab)
+		return;
+	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
+	rlim_t n = lim.rlim_max;
+	if (n == RLIM_INFINITY || n > FDTAB_MAX)
+		n = FDTAB_MAX;
+	if (n < 1024)
+		n = 1024;
+	void *p = mmap(NULL, n * sizeof(*vmh_fdtab), PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return; /* size stays 0: every fd is a kernel fd */
+	vmh_fdtab = p;
+	vmh_fdtab_size = (unsigned)n;
+}
+
+struct vmh_obj *vmh_fd_get_slow(int fd)
+{
+	for (;;) {
+		struct vmh_obj *o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
+
+		if (!o)
+			return NULL;
+		atomic_fetch_add_explicit(&o->refs, 1, memory_order_acq_rel);
+		/* the memory is type-stable: if the table moved on, give the reference back and look again */
+		if (vmh_likely(atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire) == o))
+			return o;
+		vmh_obj_put(o);
+	}
+}
+
+void vmh_obj_hold(struct vmh_obj *o)
+{
+	atomic_fetch_add_explicit(&o->refs, 1, memory_order_acq_rel);
+}
+
+void vmh_obj_put(struct vmh_obj *o)
+{
+	uint8_t closed = 1;
+
+	if (vmh_likely(atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) != 1))
+		return;
+	/* A stray vmh_fd_get_slow may take a free object from 0 to 1 and back: only the first one after
+	 * the close recycles. */
+	if (!atomic_compare_exchange_strong(&o->closed, &closed, 2))
+		return;
+	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
+		vmh_epoll_recycle(o);
+	else
+		vmh_sock_recycle(vmh_sock_of(o));
+}
+
+int vmh_fd_install(int fd, struct vmh_obj *o)
+{
+	if ((unsigned)fd >= vmh_fdtab_size)
+		return -EMFILE;
+	atomic_store(&o->nfds, 1);
+	o->fd = fd;
+	atomic_fetch_add(&o->refs, 1);
+	atomic_store(&o->closed, 0);
+	atomic_store_explicit(&vmh_fdtab[fd], o, memory_order_release);
+	return 0;
+}
+
+void vmh_fd_dup(int oldfd, int newfd)
+{
+	struct vmh_obj *o;
+
+	if (oldfd == newfd || (unsigned)newfd >= vmh_fdtab_size)
+		return;
+	vmh_fd_close(newfd);
+	o = vmh_fd_get(oldfd);
+	if (!o)
+		return;
+	atomic_fetch_add(&o->nfds, 1);
+	atomic_store_explicit(&vmh_fdtab[newfd], o, memory_order_release);
+	vmh_obj_put(o);
+}
+
+void vmh_fd_close(int fd)
+{
+	struct vmh_obj *o;
+
+	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed))
+		return;
+	o = atomic_exchange(&vmh_fdtab[fd], NULL);
+	if (!o)
+		return;
+	if (atomic_fetch_sub(&o->nfds, 1) != 1) {
+		if (o->fd == fd)
+			vmh_fd_rename(o);
+		return;
+	}
+	atomic_store(&o->closed, 1);
+	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
+		vmh_epoll_closed(o);
+	else
+		vmh_sock_closed(vmh_sock_of(o));
+	vmh_obj_put(o);
+}
+
+/* The fd an object was made as is gone, but a dup lives: logs, statistics and kernel calls made on the
+ * object's own account use that one. */
+void vmh_fd_rename(struct vmh_obj *o)
+{
+	for (unsigned fd = 0; fd < vmh_fdtab_size; fd++) {
+		if (atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) == o) {
+			o->fd = (int)fd;
+			if (atomic_load(&o->class_) == VMH_CLASS_UDP)
+				VMH_SET(vmh_sock_of(o)->stats->fd, (int)fd);
+			return;
+		}
+	}
+}
+
+int vmh_fd_hide(int fd)
+{
+	struct rlimit lim = { 1024, 1024 };
+	long high;
+
+	if (fd < 0)
+		return fd;
+	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
+	rlim_t top = lim.rlim_cur > 65536 ? 65536 : lim.rlim_cur;
+	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, top > 512 ? (long)(top - 256) : (long)(top / 2));
+	if (high >= 0) {
+		vmh_sys(SYS_close, fd);
+		fd = (int)high;
+	}
+	for (int i = 0; i < HIDDEN_MAX; i++) {
+		int none = 0;
+
+		if (atomic_compare_exchange_strong(&hidden[i], &none, fd + 1)) {
+			int used = atomic_load(&hidden_used);
+
+			while (used < i + 1 && !atomic_compare_exchange_weak(&hidden_used, &used, i + 1))
+				;
+			break;
+		}
+	}
+	return fd;
+}
+
+void vmh_fd_hidden_close(int fd)
+{
+	if (fd < 0)
+		return;
+	for (int i = 0; i < atomic_load(&hidden_used); i++) {
+		int it = fd + 1;
+
+		if (atomic_compare_exchange_strong(&hidden[i], &it, 0))
+			break;
+	}
+	vmh_sys(SYS_close, fd);
+}
+
+bool vmh_fd_is_hidden(int fd)
+{
+	int used = atomic_load_explicit(&hidden_used, memory_order_relaxed);
+
+	for (int i = 0; i < used; i++)
+		if (atomic_load_explicit(&hidden[i], memory_order_relaxed) == fd + 1)
+			return true;
+	return false;
+}
