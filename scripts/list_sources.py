@@ -1,7 +1,7 @@
 """Prints the files of the tree that meson installs or compiles, one per line, relative to the root.
 
 meson.build calls it at configure time and pip reconfigures on every install, so that a new module needs no entry in a
-list. Usage: list_sources.py python|shim|bpf
+list. Usage: list_sources.py python|data|bpf|shim
 """
 
 import sys
@@ -10,14 +10,22 @@ from pathlib import Path
 root = Path(__file__).resolve().parent.parent
 kinds = {
     "python": ("vmahybrid/**/*.py", "api/**/*.py"),
-    "data": ("vmahybrid/**/*.toml", "vmahybrid/**/*.h", "vmahybrid/**/*.def", "vmahybrid/**/py.typed", "api/**/py.typed",
-             "api/**/*.html", "api/**/*.css", "api/**/*.js", "vmahybrid/bench/*.c"),
-    "shim": ("vmahybrid/shim/*.c",),
+    "data": (
+        "vmahybrid/**/*.toml",
+        "vmahybrid/contracts/*.h",
+        "vmahybrid/contracts/*.def",
+        "vmahybrid/py.typed",
+        "api/py.typed",
+        "api/**/*.html",
+        "api/**/*.css",
+        "api/**/*.js",
+    ),
     "bpf": ("bpf/*.c", "bpf/*.h"),
+    "shim": ("vmahybrid/shim/*.c",),
 }
 for pattern in kinds[sys.argv[1]]:
     for path in sorted(root.glob(pattern)):
         relative = path.relative_to(root).as_posix()
         # vmahybrid/bpf is a link that scripts/build makes to the installed copy
-        if "__pycache__" not in relative and not relative.startswith(("vmahybrid/bpf/", "vmahybrid/shim/vmh_")):
+        if "__pycache__" not in relative and not relative.startswith("vmahybrid/bpf/"):
             print(relative)
