@@ -1,0 +1,340 @@
+"""The steering table: every flow and the rules that follow from it on every attached interface.
+
+The table decides, mirror.py carries out. It knows interfaces (with their addresses), rings and flows, and keeps for
+each (interface, key) the claims on it. The one that wins is
+
+1. the operator's, else
+2. of a socket bound to the address itself rather than to the wildcard, else
+3. of the newest binding,
+
+as udp4_lib_lookup (net/ipv4/udp.c) scores sockets. A loser stays in the table (reason CONFLICT) and comes back when
+the winner goes. A multicast key claimed by two processes is nobody's: only the kernel can copy to both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vmahybrid.errors import Refused
+from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
+from vmahybrid.steering.keys import ANY_ADDR, Act, Action, FlowKey, GrantKey, PortId, is_multicast
+from vmahybrid.steering.reasons import Reason
+
+MAX_INDEX = 16384  # VMH_MAX_RULES; 0 is not given out
+
+
+class RingRef(NamedTuple):
+    """A granted ring as the table needs it: frames reach it by ``act`` (RING or DEV) and ``target``."""
+
+    ring_id: int
+    owner: int
+    port: PortId
+    act: Act
+    target: int
+
+
+class Claim(NamedTuple):
+    flow: Flow
+    ring_id: int  # 0: the operator's
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        return (self.flow.source is Source.OPERATOR, not self.flow.wildcard, self.flow.serial)
+
+
+@dataclass(slots=True)
+class _Port:
+    netns: str
+    interface: str
+    addresses: tuple[bytes, ...]
+    claims: dict[FlowKey, list[Claim]]
+    wanted: dict[FlowKey, Action]
+    dirty: set[FlowKey]
+
+
+def refuse(what: str, reason: Reason, remedy: str = "") -> Refused:
+    return Refused(what, reason.text, remedy or reason.remedy, int(reason))
+
+
+class SteeringTable:
+    """All methods are quick and run on the event loop. Changes collect until ``take_dirty`` and ``take_evicted``."""
+
+    def __init__(self, max_rules: int = MAX_INDEX, clock: Callable[[], float] = time.time) -> None:
+        self.max_rules = max_rules
+        self.flows: dict[int, Flow] = {}
+        self.rings: dict[int, RingRef] = {}
+        self._ring_at: dict[tuple[int, PortId], RingRef] = {}
+        self._ports: dict[PortId, _Port] = {}
+        self._placed: dict[int, set[tuple[PortId, FlowKey]]] = {}
+        self._evicted: list[tuple[Flow, Reason]] = []
+        self._free = list(range(MAX_INDEX - 1, 0, -1))
+        self._next_id = self._next_serial = 1
+        self._clock = clock
+
+    # ---- interfaces and rings
+
+    def set_port(self, port: PortId, addresses: Iterable[bytes], *, netns: str, interface: str) -> None:
+        """Add an attached interface, or change the addresses of one."""
+        entry = self._ports.get(port)
+        if entry is None:
+            entry = self._ports[port] = _Port(netns, interface, (), {}, {}, set())
+        elif entry.addresses == tuple(addresses):
+            return
+        entry.netns, entry.interface, entry.addresses = netns, interface, tuple(addresses)
+        for flow in list(self.flows.values()):
+            self._place(flow, only=port)
+
+    def drop_port(self, port: PortId) -> None:
+        """The interface is gone: its rings and rules with it."""
+        for ring in [r for r in self.rings.values() if r.port == port]:
+            self.drop_ring(ring.ring_id)
+        self._ports.pop(port, None)
+        for placed in self._placed.values():
+            placed.difference_update([place for place in placed if place[0] == port])
+
+    def add_ring(self, ring: RingRef) -> None:
+        self.rings[ring.ring_id] = self._ring_at[ring.owner, ring.port] = ring
+        for flow in self.of_owner(ring.owner):
+            self._place(flow, only=ring.port)
+
+    def drop_ring(self, ring_id: int) -> None:
+        ring = self.rings.pop(ring_id, None)
+        if ring is not None:
+            self._ring_at.pop((ring.owner, ring.port), None)
+            for flow in self.of_owner(ring.owner):
+                self._place(flow, only=ring.port)
+
+    # ---- flows
+
+    def attach(self, flow: Flow) -> Flow:
+        """Add a socket's flow. Raises Refused (RULE, RULE_LIMIT, MULTICAST_SHARED, NOT_OFFLOADABLE_ADDR)."""
+        self._check_rules(flow)
+        if flow.kind is Kind.MULTICAST and self._shared_group(flow):
+            raise refuse(f"flow {flow.local_text}", Reason.MULTICAST_SHARED)
+        keys = sum(1 for _ in self._keys(flow))
+        if not keys and not flow.wildcard and flow.kind is not Kind.MULTICAST:
+            raise refuse(f"flow {flow.local_text}", Reason.NOT_OFFLOADABLE_ADDR)
+        return self._add(flow, keys)
+
+    def add_rule(self, rule: Flow) -> Flow:
+        """Add a rule of the operator; socket flows that it covers wholly are evicted. Raises Refused (RULE_LIMIT)."""
+        self._add(rule, sum(1 for _ in self._keys(rule)))
+        for flow in [f for f in self.flows.values() if f.source is Source.SOCKET]:
+            self._replace(flow)
+            try:
+                self._check_rules(flow)
+            except Refused:
+                self.evict(flow.flow_id, Reason.RULE)
+        return rule
+
+    def remove(self, flow_id: int) -> Flow | None:
+        """The flow that was there, or None. Flows that it had displaced come back."""
+        flow = self.flows.pop(flow_id, None)
+        if flow is None:
+            return None
+        self._displace(flow, self._placed.pop(flow_id))
+        self._free.append(flow.index)
+        if flow.source is Source.OPERATOR:
+            for other in self.flows.values():
+                self._replace(other)
+        return flow
+
+    def evict(self, flow_id: int, reason: Reason) -> Flow | None:
+        """Remove a flow against its owner's will: it is reported by ``take_evicted``."""
+        flow = self.remove(flow_id)
+        if flow is not None and flow.source is Source.SOCKET:
+            flow.reason = reason
+            self._evicted.append((flow, reason))
+        return flow
+
+    def remove_owner(self, owner: int) -> list[Flow]:
+        """Take back all flows and rings of a session."""
+        gone = [flow for flow in self.of_owner(owner) if self.remove(flow.flow_id)]
+        for ring in [r for r in self.rings.values() if r.owner == owner]:
+            self.drop_ring(ring.ring_id)
+        return gone
+
+    def of_owner(self, owner: int) -> list[Flow]:
+        return [flow for flow in self.flows.values() if flow.owner == owner and flow.source is Source.SOCKET]
+
+    # ---- what follows
+
+    @property
+    def ports(self) -> Iterable[PortId]:
+        return self._ports.keys()
+
+    def wanted(self, port: PortId) -> dict[FlowKey, Action]:
+        """The rules that should be in the interface's map."""
+        return self._ports[port].wanted
+
+    def rules_of(self, flow_id: int) -> list[tuple[PortId, FlowKey]]:
+        """Where a flow's claims are, the won and the lost ones."""
+        return sorted(self._placed.get(flow_id, ()))
+
+    def rule_count(self, flow: Flow) -> int:
+        """Mirrored rules of a flow."""
+        return sum(1 for port, key in self._placed.get(flow.flow_id, ()) if self._winner(port, key) is flow)
+
+    def grants(self, ring_id: int) -> dict[GrantKey, int]:
+        """Sources that the process of a ring may send from, with the flow that entitles it."""
+        ring = self.rings.get(ring_id)
+        if ring is None or ring.port not in self._ports:
+            return {}
+        addresses = self._ports[ring.port].addresses
+        granted: dict[GrantKey, int] = {}
+        for flow in self.of_owner(ring.owner):
+            if flow.ifindex not in (0, ring.port.ifindex):
+                continue
+            own = addresses if flow.wildcard or is_multicast(flow.local) else (flow.local,)
+            granted.update((GrantKey(a, flow.local_port, flow.proto), flow.flow_id) for a in own)
+        return granted
+
+    def take_dirty(self) -> dict[PortId, set[FlowKey]]:
+        """Keys whose rule may have changed since the last call, by interface."""
+        dirty = {port: entry.dirty for port, entry in self._ports.items() if entry.dirty}
+        for port in dirty:
+            self._ports[port].dirty = set()
+        return dirty
+
+    def take_evicted(self) -> list[tuple[Flow, Reason]]:
+        """Flows that went home against their owner's will since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    # ---- inside
+
+    def _add(self, flow: Flow, keys: int) -> Flow:
+        if not self._free or sum(len(entry.claims) for entry in self._ports.values()) + keys > self.max_rules:
+            raise refuse(f"flow {flow.local_text}", Reason.RULE_LIMIT)
+        flow.flow_id, flow.serial = self._next_id, self._next_serial
+        self._next_id += 1
+        self._next_serial += 1
+        flow.index = self._free.pop()
+        flow.created = self._clock()
+        self.flows[flow.flow_id] = flow
+        self._placed[flow.flow_id] = set()
+        self._place(flow)
+        return flow
+
+    def _ring_on(self, flow: Flow, port: PortId) -> RingRef | None:
+        if flow.ifindex not in (0, port.ifindex):
+            return None
+        return self._ring_at.get((flow.owner, port))
+
+    def _keys(self, flow: Flow, only: PortId | None = None) -> Iterable[tuple[PortId, FlowKey, int]]:
+        for port, entry in self._ports.items():
+            if only is not None and port != only:
+                continue
+            ring_id = 0
+            if flow.source is Source.OPERATOR:
+                if not flow.applies_to(entry.netns, entry.interface):
+                    continue
+            elif (ring := self._ring_on(flow, port)) is not None:
+                ring_id = ring.ring_id
+            else:
+                continue
+            for key in flow.keys(entry.addresses):
+                if ring_id == 0 or not self._ruled(port, key):
+                    yield port, key, ring_id
+
+    def _ruled(self, port: PortId, key: FlowKey) -> bool:
+        entry = self._ports[port]
+        return any(rule.covers(key) and rule.applies_to(entry.netns, entry.interface)
+                   for rule in self.flows.values() if rule.source is Source.OPERATOR)
+
+    def _check_rules(self, flow: Flow) -> None:
+        remote, sport = (flow.remote, flow.remote_port) if flow.kind is Kind.FIVE else (ANY_ADDR, 0)
+        whole = FlowKey(flow.local, flow.local_port, remote, sport, flow.proto)
+        ports = [p for p, e in self._ports.items() if self._ring_on(flow, p) and any(flow.keys(e.addresses))]
+        ruled = [p for p in ports if not any(self._keys(flow, only=p))]
+        anywhere = any(rule.covers(whole) and (rule.netns, rule.interface) == ("*", "*")
+                       for rule in self.flows.values() if rule.source is Source.OPERATOR)
+        if anywhere or (ports and ruled == ports):
+            raise refuse(f"flow {flow.local_text} {flow.remote_text}", Reason.RULE)
+
+    def _shared_group(self, flow: Flow) -> bool:
+        """Is the group claimed by another process? Then those claims go home as well."""
+        others = {claim.flow.flow_id for port, key, _ in self._keys(flow)
+                  for claim in self._ports[port].claims.get(key, ())
+                  if claim.flow.source is Source.SOCKET and claim.flow.owner != flow.owner}
+        for flow_id in others:
+            self.evict(flow_id, Reason.MULTICAST_SHARED)
+        return bool(others)
+
+    def _replace(self, flow: Flow) -> None:
+        if flow.source is Source.SOCKET:
+            self._place(flow)
+
+    def _place(self, flow: Flow, only: PortId | None = None) -> None:
+        """Bring a flow's claims (on one interface or all) to what its addresses and rings say now."""
+        placed = self._placed[flow.flow_id]
+        now = {(port, key): ring_id for port, key, ring_id in self._keys(flow, only)}
+        before = {place for place in placed if only is None or place[0] == only}
+        self._displace(flow, before - now.keys())
+        for (port, key), ring_id in now.items():
+            claims = self._ports[port].claims.setdefault(key, [])
+            claims[:] = [claim for claim in claims if claim.flow is not flow]
+            claims.append(Claim(flow, ring_id))
+            self._decide(port, key)
+        placed -= before
+        placed |= now.keys()
+        self._explain(flow)
+        if flow.kind is Kind.MULTICAST and flow.source is Source.SOCKET:
+            self._split_groups(now)
+
+    def _split_groups(self, places: Iterable[tuple[PortId, FlowKey]]) -> None:
+        # A ring that came later may bring two processes' groups together.
+        for port, key in list(places):
+            claims = [c for c in self._ports[port].claims.get(key, ()) if c.flow.source is Source.SOCKET]
+            if len({claim.flow.owner for claim in claims}) > 1:
+                for claim in claims:
+                    self.evict(claim.flow.flow_id, Reason.MULTICAST_SHARED)
+
+    def _displace(self, flow: Flow, places: Iterable[tuple[PortId, FlowKey]]) -> None:
+        for port, key in list(places):
+            entry = self._ports.get(port)
+            if entry is None:
+                continue
+            claims = entry.claims.get(key, [])
+            claims[:] = [claim for claim in claims if claim.flow is not flow]
+            if not claims:
+                entry.claims.pop(key, None)
+            self._decide(port, key)
+
+    def _winner(self, port: PortId, key: FlowKey) -> Flow | None:
+        entry = self._ports.get(port)
+        claims = entry.claims.get(key) if entry else None
+        return max(claims, key=lambda claim: claim.rank).flow if claims else None
+
+    def _decide(self, port: PortId, key: FlowKey) -> None:
+        entry = self._ports[port]
+        claims = entry.claims.get(key)
+        entry.dirty.add(key)
+        if not claims:
+            entry.wanted.pop(key, None)
+            return
+        best = max(claims, key=lambda claim: claim.rank)
+        if best.flow.action is FlowAction.RING:
+            ring = self.rings[best.ring_id]
+            entry.wanted[key] = Action(ring.act, ring.target, best.flow.index)
+        else:
+            entry.wanted[key] = Action(best.flow.pass_action, 0, best.flow.index)
+        for claim in claims:
+            self._explain(claim.flow)
+
+    def _explain(self, flow: Flow) -> None:
+        """Why a flow that stays in the table has no rule."""
+        places = self._placed.get(flow.flow_id)
+        if flow.source is Source.OPERATOR or places is None:
+            return
+        if any(self._winner(port, key) is flow for port, key in places):
+            flow.reason = Reason.NONE
+        elif places:
+            flow.reason = Reason.CONFLICT
+        elif any(ring.owner == flow.owner for ring in self.rings.values()):
+            flow.reason = Reason.NOT_OFFLOADABLE_ADDR
+        else:
+            flow.reason = Reason.NO_INTERFACE
