@@ -1,11 +1,12 @@
 /* Rings: the one interface behind which AF_XDP (ring_xdp.c) and, later, raw packet QPs sit.
  *
  * Invariants
- *  1. All ring state is guarded by ring->lock, except what is marked otherwise.
+ *  1. Receive state and buffers are guarded by ring->lock, transmit state by ring->tx_lock, so that a
+ *     sender inside its kick never delays a receiver. Order: lock, then tx_lock.
  *  2. Every UMEM frame has one owner: kernel (fill or TX ring), the free lists, or a vmh_buf that was
  *     delivered and not yet put back. bufs[] has one entry per frame, so a buffer needs no allocation.
  *  3. A ring that is `gone` delivers and sends nothing; its memory stays mapped until the last
- *     delivered buffer came back and vmh_ring_close ran.
+ *     delivered buffer came back and vmh_ring_close ran (the XSKs go at once). The struct is never freed.
  *  4. No allocation, no log call, no system call but the kick on poll, put, send.
  */
 #ifndef VMH_RING_H
@@ -30,25 +31,25 @@ struct vmh_buf {
 	in_port_t sport, dport;    /* network order */
 	uint8_t ttl, tos;
 	uint8_t multicast;         /* destination is a multicast group */
-	uint8_t shared;            /* payload is a heap copy: put() frees it (several receivers) */
+	uint8_t shared;            /* a heap copy by vmh_buf_copy: put() frees it (several receivers) */
 	uint64_t stamp_ns;         /* CLOCK_REALTIME at delivery, 0 when nobody asked for timestamps */
 };
 
 /* Ethernet + IPv4 + UDP header template of a destination, made once by vmh_frame_hdr_init. */
 struct vmh_frame_hdr {
 	unsigned char bytes[42];
-	uint32_t pseudo_sum;        /* one's complement sum of the pseudo header without length */
+	uint32_t pseudo_sum;        /* one's complement sum of the pseudo header and the ports, without lengths */
 	uint16_t ip_sum_base;       /* one's complement sum of the IP header with total length 0, id 0 */
 };
 
 struct vmh_ring_ops {
 	int (*poll)(struct vmh_ring *r, unsigned budget);  /* lock held; delivers; returns frames taken */
 	void (*put)(struct vmh_ring *r, struct vmh_buf *b); /* lock held */
-	/* lock held; 0, or -EAGAIN without a free frame or descriptor, -ENETDOWN when gone, -EMSGSIZE */
+	/* tx_lock held; 0, or -EAGAIN without a free frame or descriptor, -ENETDOWN when gone, -EMSGSIZE */
 	int (*send)(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
-	int (*kick)(struct vmh_ring *r);                   /* lock held; pushes posted frames to the wire */
-	int (*wait_fds)(struct vmh_ring *r, int *fds, int max); /* fds that become readable with RX */
-	void (*close)(struct vmh_ring *r);
+	int (*kick)(struct vmh_ring *r);                   /* tx_lock held; pushes posted frames to the wire */
+	int (*wait_fds)(struct vmh_ring *r, int *fds, int max); /* lock held; fds that become readable with RX */
+	void (*close)(struct vmh_ring *r);                 /* both locks held, gone is set */
 };
 
 #define VMH_RING_WAIT_FDS 16
@@ -56,8 +57,10 @@ struct vmh_ring_ops {
 struct vmh_ring {
 	const struct vmh_ring_ops *ops;
 	struct vmh_lock lock;
+	struct vmh_lock tx_lock;
 	_Atomic int gone;           /* set by the control thread; read anywhere */
-	_Atomic uint32_t bufs_out;  /* delivered and not yet put back */
+	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
+	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	unsigned id, ifindex, mtu, kind, xdp_mode, flags;
 	unsigned char mac[6];
 	char ifname[16];
@@ -75,23 +78,43 @@ void vmh_frame_hdr_init(struct vmh_frame_hdr *h, const unsigned char dmac[6], co
  * only where verify is set. Pure: the fuzzer calls it. */
 int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct vmh_buf *b);
 
-/* From a grant (ring reply and its fds, taken over on success: UMEM then XSKs). */
+/* Compose the frame for `len` payload bytes gathered from iov; id (host order) is used without DF only.
+ * Returns the frame's length, 42 + len, or 0 if iov holds less than len bytes. `to` has that room. */
+size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_t id, const struct iovec *iov,
+		       int n, size_t len);
+
+/* From a grant (ring reply and its fds, taken over on success: UMEM then XSKs). Appends the ring to
+ * vmh_rings. 0; -EPROTO for a grant that contradicts itself; another -errno. */
 int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
 		      struct vmh_ring **out);
 
-/* Upcall: sock.c takes the datagram (queues it, or puts it back). Ring lock held. Returns 1 if taken. */
+/* Upcall: sock.c takes the datagram. Ring lock held. Returns 1 if taken, 0 if no socket wants it, -ENOBUFS
+ * if the socket has no room; the ring takes the frame back unless it was taken. */
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
 
 extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone ones included */
+extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp_ns */
 
 /* Poll one ring if nobody else does. Frames taken, 0 if none or busy. */
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */
 int vmh_rings_poll(unsigned budget);
-/* The ring is being polled by another thread right now counts as polled: its packets arrive. */
-void vmh_ring_put(struct vmh_buf *b);       /* takes the lock */
+/* Any thread, any time, gone rings too; never waits for a lock, so vmh_deliver may call it as well. */
+void vmh_ring_put(struct vmh_buf *b);
+/* A copy on the heap (payload inside) for a further receiver; given back by vmh_ring_put. NULL: no memory. */
+struct vmh_buf *vmh_buf_copy(const struct vmh_buf *b);
+/* 0 means posted. -EAGAIN: no frame or descriptor free; -EMSGSIZE: above the MTU; -ENETDOWN: the ring is
+ * gone or the interface down (then the frame may be posted all the same). */
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
 		  bool more); /* more: do not kick yet */
 int vmh_ring_kick(struct vmh_ring *r);
 int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings */
+/* Marks the ring gone, unmaps its rings and closes its XSKs: afterwards VMH_MSG_RELEASE may be sent. The
+ * UMEM stays mapped until the last delivered buffer came back. Idempotent. */
+void vmh_ring_close(struct vmh_ring *r);
+/* In the child of a fork: lets go of every ring without touching what the parent goes on using. Payload of
+ * buffers delivered before stays mapped, but the parent's kernel may overwrite it. */
+void vmh_rings_fork_child(void);
+/* For the implementations: publish a ring that is ready. */
+void vmh_ring_add(struct vmh_ring *r);
 #endif

@@ -13,15 +13,22 @@
 #include "vmh_stats.h"
 #include <sys/socket.h>
 
-#define VMH_SOCK_FLOWS 24 /* unicast flow, plus a flow per multicast group */
+#define VMH_SOCK_GROUPS 64 /* memberships followed per socket (igmp_max_memberships is 20 by default) */
 #define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
 
 struct vmh_flow {
 	uint32_t id;              /* of the service; 0 = free slot */
-	uint32_t kind;            /* VMH_FLOW_* */
-	in_addr_t group;          /* multicast */
+	uint32_t kind;            /* VMH_FLOW_3T or _5T */
 	uint32_t ifindex;         /* 0: all rings */
-	uint32_t mc_slot;
+	in_addr_t laddr, raddr;
+	in_port_t lport, rport;
+};
+
+/* A multicast membership, whether or not its flow is on a ring. */
+struct vmh_member {
+	in_addr_t group;          /* 0: free slot */
+	uint32_t ifindex;
+	uint32_t flow_id;
 };
 
 struct vmh_dst {
@@ -59,6 +66,8 @@ struct vmh_sock {
 	uint32_t rcvbuf;          /* kernel's doubled value */
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
+	uint64_t os_looked_ns;    /* when the kernel socket was last read, for callers that never block */
+	uint8_t heard;            /* something was received since connect: the peer is alive */
 
 	/* identity */
 	in_addr_t laddr, raddr;
@@ -70,8 +79,12 @@ struct vmh_sock {
 	uint8_t ttl, tos, mc_ttl, mc_loop, df, broadcast;
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
-	struct vmh_flow flows[VMH_SOCK_FLOWS];
+	struct vmh_flow flow;     /* the unicast flow; id 0: none */
+	uint32_t nmembers;        /* slots of members[] in use up to */
+	struct vmh_member members[VMH_SOCK_GROUPS];
+	uint8_t mc_all;           /* IP_MULTICAST_ALL */
 	uint32_t session;         /* control session in which flows were attached */
+	struct vmh_ring *last_ring; /* for sendmmsg's flush */
 
 	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
 	struct vmh_lock tx_lock;
@@ -81,7 +94,8 @@ struct vmh_sock {
 
 	struct vmh_sock *demux_next; /* sock.c: hash chain by local port */
 	uint32_t demux_hash;
-	struct vmh_sock *all_next;   /* every UDP object */
+	struct vmh_sock *all_next;   /* every UDP object ever made (type-stable memory) */
+	struct vmh_sock *free_next;
 };
 
 static inline struct vmh_sock *vmh_sock_of(struct vmh_obj *o) { return (struct vmh_sock *)o; }
@@ -97,19 +111,36 @@ static inline bool vmh_sock_on_ring(const struct vmh_sock *s)
 	return atomic_load_explicit(&s->rx_on, memory_order_relaxed) || vmh_sock_ready(s);
 }
 
+/* sock.c: life cycle and demultiplexing */
 void vmh_sock_created(int fd, int domain, int type, int protocol);  /* after socket(2) succeeded */
 void vmh_sock_closed(struct vmh_sock *s);             /* last fd closed; from vmh_fd_close */
 void vmh_sock_recycle(struct vmh_sock *s);            /* last reference; from vmh_obj_put */
+void vmh_sock_demux(struct vmh_sock *s, in_port_t port); /* file under this port (0: nowhere) */
+void vmh_sock_buf_put(struct vmh_buf *b);             /* a datagram was consumed */
+void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg);
+void vmh_sock_fork_child(void);
+
+/* sock_flow.c: where the flows of a socket live */
+void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address may have changed */
 void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
 void vmh_sock_home_all(uint32_t reason, bool for_good);
-void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local address may have changed: attach */
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
+void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason);
+void vmh_sock_flow_home(uint32_t flow_id, unsigned reason);
+void vmh_sock_update(struct vmh_sock *s, int fd);     /* object lock held: flows as the state wants them */
+void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason); /* object lock held */
+void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail);
+int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len); /* 0 / -errno */
+void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex); /* object lock held */
+void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex);        /* object lock held */
 
-int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len);
-int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len);
-/* bytes, or -errno (-EAGAIN...). `os` tells that the kernel served it. */
+/* sock_opt.c */
+int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len); /* 0 / -errno */
+void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socket has */
+
+/* sock_rx.c, sock_tx.c: bytes, or -errno */
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
+int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
 ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */
-int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
 #endif

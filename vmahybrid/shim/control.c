@@ -1,0 +1,540 @@
+/* The session with the service.
+ *
+ * One SEQPACKET connection, requests in lock step under `lock`; events that arrive in between are put
+ * aside and handled by the internal thread (worker.c), which holds no lock then. A service that does not
+ * answer within RPC_TIMEOUT_MS is treated as gone: a program never waits longer for us than that, and
+ * only once.
+ */
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_obj.h"
+#include "vmh_params.h"
+#include "vmh_sock.h"
+#include "vmh_stats.h"
+#include "vmh_worker.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define RPC_TIMEOUT_MS 3000
+#define RETRY_NS 1000000000ull
+#define MAX_RINGS_REFUSED 32
+#define MAX_FDS 17
+
+static struct vmh_lock lock;
+static int sock_fd = -1;
+static uint32_t seq;
+static _Atomic uint32_t session;       /* 0: none */
+static uint32_t sessions_opened;
+static _Atomic uint32_t why_none = VMH_R_NOT_TRIED;
+static _Atomic uint64_t next_try_ns;
+static int told;                       /* the one line about why there is no session was logged */
+
+static struct {
+	unsigned ifindex, reason;
+	uint64_t until_ns;
+} refused[MAX_RINGS_REFUSED];
+
+static void header(struct vmh_msg_hdr *h, unsigned type, size_t len)
+{
+	*h = (struct vmh_msg_hdr){ .magic = VMH_CTL_MAGIC, .version = VMH_CTL_VERSION, .type = (unsigned short)type,
+				   .len = (unsigned)len, .seq = ++seq };
+}
+
+static int send_msg(const void *msg, size_t len, int fd)
+{
+	char cbuf[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec iov = { (void *)msg, len };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	if (fd >= 0) {
+		m.msg_control = cbuf;
+		m.msg_controllen = sizeof(cbuf);
+		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+	}
+	long r = vmh_sys(SYS_sendmsg, sock_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+	return r < 0 ? (int)r : 0;
+}
+
+static void close_fds(int *fds, int n)
+{
+	for (int i = 0; i < n; i++)
+		vmh_sys(SYS_close, fds[i]);
+}
+
+/* One message; fds are close-on-exec. Bytes, 0 at the end of the connection, or -errno. */
+static long recv_msg(void *buf, size_t len, int *fds, int *nfds)
+{
+	char cbuf[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+	struct iovec iov = { buf, len };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = cbuf, .msg_controllen = sizeof(cbuf) };
+	long r = vmh_sys(SYS_recvmsg, sock_fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+	*nfds = 0;
+	if (r <= 0)
+		return r;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		*nfds = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(c), (size_t)*nfds * sizeof(int));
+	}
+	const struct vmh_msg_hdr *h = buf;
+	if ((size_t)r < sizeof(*h) || h->magic != VMH_CTL_MAGIC || h->len != (unsigned)r) {
+		close_fds(fds, *nfds);
+		*nfds = 0;
+		return -EPROTO;
+	}
+	return r;
+}
+
+/* lock held. The connection is over; the worker takes the sockets home. */
+static void lose(unsigned reason)
+{
+	if (sock_fd >= 0)
+		vmh_fd_hidden_close(sock_fd);
+	sock_fd = -1;
+	atomic_store(&session, 0);
+	atomic_store(&why_none, reason);
+	atomic_store(&next_try_ns, vmh_now_ns() + RETRY_NS);
+	VMH_SET(vmh_stats->state, 0);
+	VMH_SET(vmh_stats->reason, reason);
+	vmh_worker_lost(); /* takes the sockets home, after a last look at the rings */
+}
+
+static bool on_event(const void *msg, size_t len)
+{
+	const struct vmh_msg_event *ev = msg;
+
+	if (ev->hdr.type != VMH_MSG_EVENT)
+		return false;
+	if (len >= sizeof(*ev))
+		vmh_worker_event(ev);
+	return true;
+}
+
+/* lock held. Reply of at least reply_len bytes into reply; its fds belong to the caller on success. */
+static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)
+{
+	union {
+		struct vmh_msg_hdr h;
+		char bytes[VMH_MSG_MAX];
+	} buf;
+	uint64_t deadline = vmh_now_ns() + RPC_TIMEOUT_MS * 1000000ull;
+	int err = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd);
+
+	if (err)
+		goto lost;
+	for (;;) {
+		int got[MAX_FDS], ngot = 0;
+		long r = recv_msg(&buf, sizeof(buf), got, &ngot);
+
+		if (r == -EAGAIN) {
+			uint64_t now = vmh_now_ns();
+			struct pollfd p = { .fd = sock_fd, .events = POLLIN };
+
+			if (now >= deadline) {
+				err = -ETIMEDOUT;
+				goto lost;
+			}
+			struct timespec ts = { (time_t)((deadline - now) / 1000000000), (long)((deadline - now) % 1000000000) };
+			vmh_sys(SYS_ppoll, &p, 1, &ts, NULL, 0);
+			continue;
+		}
+		if (r == -EINTR)
+			continue;
+		if (r <= 0) {
+			err = r ? (int)r : -ECONNRESET;
+			goto lost;
+		}
+		if (on_event(&buf, (size_t)r) || buf.h.seq != req->seq) {
+			close_fds(got, ngot); /* an event, or the reply to something we no longer wait for */
+			continue;
+		}
+		if (buf.h.type != (req->type | VMH_MSG_REPLY)) {
+			close_fds(got, ngot);
+			err = -EPROTO;
+			goto lost;
+		}
+		memset(reply, 0, reply_len);
+		memcpy(reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
+		if (buf.h.status || !fds) {
+			close_fds(got, ngot);
+			ngot = 0;
+		}
+		if (!buf.h.status && (size_t)r < reply_len) {
+			close_fds(got, ngot);
+			err = -EPROTO;
+			goto lost;
+		}
+		if (fds) {
+			memcpy(fds, got, (size_t)ngot * sizeof(int));
+			*nfds = ngot;
+		}
+		return buf.h.status;
+	}
+lost:
+	if (sock_fd >= 0) {
+		vmh_warn("the service does not answer (%s): the kernel serves this program", strerror(-err));
+		lose(err == -EPROTO ? VMH_R_PROTOCOL : VMH_R_SERVICE_GONE);
+	}
+	return err;
+}
+
+static unsigned connect_reason(int err)
+{
+	switch (err) {
+	case -EACCES:
+	case -EPERM:
+		return VMH_R_NO_PERMISSION;
+	default:
+		return VMH_R_NO_SERVICE;
+	}
+}
+
+static int connect_service(void)
+{
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	int fd = (int)vmh_sys(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return fd;
+	snprintf(a.sun_path, sizeof(a.sun_path), "%s", vmh_params.hybrid_socket);
+	/* a listener whose backlog is full must not hold the program up */
+	struct timeval tv = { .tv_sec = 1 };
+	vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
+	long r = vmh_sys(SYS_connect, fd, &a, sizeof(a));
+	if (r < 0) {
+		vmh_sys(SYS_close, fd);
+		return (int)r;
+	}
+	return vmh_fd_hide(fd);
+}
+
+static void fill_text(char *dst, size_t n, const char *src)
+{
+	strncpy(dst, src, n - 1);
+	dst[n - 1] = 0;
+}
+
+static void read_proc(const char *path, char *buf, size_t n)
+{
+	int fd = (int)vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+	long r = fd < 0 ? 0 : vmh_sys(SYS_read, fd, buf, n - 1);
+
+	if (fd >= 0)
+		vmh_sys(SYS_close, fd);
+	if (r < 0)
+		r = 0;
+	for (long i = 0; i < r; i++)
+		if (!buf[i] || buf[i] == '\n')
+			buf[i] = ' ';
+	while (r > 0 && buf[r - 1] == ' ')
+		r--;
+	buf[r] = 0;
+}
+
+static unsigned hello(void)
+{
+	struct vmh_msg_hello req = { 0 };
+	struct vmh_msg_hello_reply rep;
+	int fds[MAX_FDS], nfds = 0;
+
+	header(&req.hdr, VMH_MSG_HELLO, sizeof(req));
+	req.pid = (unsigned)getpid();
+	read_proc("/proc/self/comm", req.comm, sizeof(req.comm));
+	read_proc("/proc/self/cmdline", req.cmdline, sizeof(req.cmdline));
+	fill_text(req.profile, sizeof(req.profile), vmh_params.spec);
+	fill_text(req.app_id, sizeof(req.app_id), vmh_params.application_id);
+	int err = rpc(&req.hdr, vmh_stats_fd(), &rep, sizeof(rep), fds, &nfds);
+	if (err)
+		return rep.hdr.reason ? rep.hdr.reason : VMH_R_NO_SERVICE;
+	if (nfds != 1) {
+		close_fds(fds, nfds);
+		return VMH_R_PROTOCOL;
+	}
+	err = vmh_net_map(fds[0], rep.net_page_size); /* takes the fd over */
+	if (err)
+		return VMH_R_VERSION;
+	VMH_SET(vmh_stats->session, rep.session);
+	return 0;
+}
+
+static unsigned open_locked(void)
+{
+	unsigned reason;
+	int fd;
+
+	if (atomic_load(&session))
+		return 0;
+	if (!vmh_params.offloaded_sockets) {
+		atomic_store(&next_try_ns, UINT64_MAX);
+		reason = VMH_R_DISABLED;
+		goto none;
+	}
+	if (vmh_now_ns() < atomic_load(&next_try_ns))
+		return atomic_load(&why_none);
+	fd = connect_service();
+	if (fd < 0) {
+		reason = connect_reason(fd);
+		goto none;
+	}
+	sock_fd = fd;
+	memset(refused, 0, sizeof(refused));
+	reason = hello();
+	if (reason) {
+		if (sock_fd >= 0)
+			lose(reason);
+		goto none;
+	}
+	atomic_store(&why_none, VMH_R_NONE);
+	atomic_store(&session, ++sessions_opened);
+	VMH_SET(vmh_stats->reason, VMH_R_NONE);
+	VMH_SET(vmh_stats->state, 1);
+	vmh_debug("session with the service on %s", vmh_params.hybrid_socket);
+	vmh_worker_start(fd);
+	return 0;
+none:
+	atomic_store(&why_none, reason);
+	if (atomic_load(&next_try_ns) != UINT64_MAX)
+		atomic_store(&next_try_ns, vmh_now_ns() + RETRY_NS);
+	VMH_SET(vmh_stats->reason, reason);
+	if (!told)
+		vmh_info("not offloading, the kernel serves this program: %s (%s)", vmh_reason_text(reason),
+			 vmh_params.hybrid_socket);
+	told = 1;
+	return reason;
+}
+
+unsigned vmh_session_open(void)
+{
+	unsigned r;
+
+	if (vmh_likely(atomic_load_explicit(&session, memory_order_acquire)))
+		return 0;
+	if (vmh_now_ns() < atomic_load(&next_try_ns))
+		return atomic_load(&why_none);
+	vmh_lock(&lock);
+	r = open_locked();
+	vmh_unlock(&lock);
+	return r;
+}
+
+uint32_t vmh_session_id(void)
+{
+	return atomic_load_explicit(&session, memory_order_acquire);
+}
+
+unsigned vmh_session_reason(void)
+{
+	return atomic_load(&why_none);
+}
+
+static struct vmh_ring *find_ring(unsigned ifindex)
+{
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+		if (r->ifindex == ifindex && !atomic_load(&r->gone))
+			return r;
+	return NULL;
+}
+
+static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
+{
+	struct vmh_msg_ring req = { .ifindex = ifindex };
+	struct vmh_msg_ring_reply rep;
+	int fds[MAX_FDS], nfds = 0, err;
+	char name[16] = "";
+
+	header(&req.hdr, VMH_MSG_RING, sizeof(req));
+	err = rpc(&req.hdr, -1, &rep, sizeof(rep), fds, &nfds);
+	if (err)
+		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
+	vmh_net_link_name(ifindex, name);
+	err = vmh_ring_xdp_open(&rep, name, fds, nfds, out);
+	if (err) {
+		struct vmh_msg_release rel = { .ring_id = rep.ring_id };
+		struct vmh_msg_hdr ack;
+
+		vmh_warn("the ring on %s could not be mapped: %s", name, strerror(-err));
+		close_fds(fds, nfds);
+		header(&rel.hdr, VMH_MSG_RELEASE, sizeof(rel));
+		rpc(&rel.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+		return VMH_R_RING_FAILED;
+	}
+	vmh_debug("ring %u on %s: %s, %s%s", rep.ring_id, name, rep.kind == VMH_RING_DIRECT ? "direct" : "ring veth",
+		  rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
+		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
+	return 0;
+}
+
+struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason)
+{
+	struct vmh_ring *r = find_ring(ifindex);
+	uint64_t now;
+	int slot = 0;
+
+	*reason = 0;
+	if (r)
+		return r;
+	vmh_lock(&lock);
+	r = find_ring(ifindex);
+	now = vmh_now_ns();
+	for (int i = 0; !r && i < MAX_RINGS_REFUSED; i++) {
+		if (refused[i].ifindex == ifindex && refused[i].until_ns > now) {
+			*reason = refused[i].reason;
+			goto out;
+		}
+		if (refused[i].until_ns < refused[slot].until_ns)
+			slot = i;
+	}
+	if (!r) {
+		*reason = atomic_load(&session) ? ask_ring(ifindex, &r) : atomic_load(&why_none);
+		if (*reason) {
+			r = NULL;
+			refused[slot].ifindex = ifindex;
+			refused[slot].reason = *reason;
+			refused[slot].until_ns = now + RETRY_NS;
+		}
+	}
+out:
+	vmh_unlock(&lock);
+	return r;
+}
+
+int vmh_session_attach(const struct vmh_msg_attach *want, int fd, uint32_t *flow_id, unsigned *reason)
+{
+	struct vmh_msg_attach req = *want;
+	struct vmh_msg_attach_reply rep = { 0 };
+	int err;
+
+	vmh_lock(&lock);
+	header(&req.hdr, VMH_MSG_ATTACH, sizeof(req));
+	err = rpc(&req.hdr, fd, &rep, sizeof(rep), NULL, NULL);
+	vmh_unlock(&lock);
+	*flow_id = rep.flow_id;
+	*reason = err ? (rep.hdr.reason ? rep.hdr.reason : atomic_load(&why_none)) : 0;
+	if (err && !*reason)
+		*reason = VMH_R_PROTOCOL;
+	return err;
+}
+
+void vmh_session_detach(uint32_t flow_id, unsigned cause)
+{
+	struct vmh_msg_detach req = { .flow_id = flow_id, .cause = cause };
+	struct vmh_msg_hdr ack;
+
+	vmh_lock(&lock);
+	if (sock_fd >= 0) {
+		header(&req.hdr, VMH_MSG_DETACH, sizeof(req));
+		rpc(&req.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	}
+	vmh_unlock(&lock);
+}
+
+/* Fire and forget: the reply (up to a second later) is dropped by whoever reads it. The kernel path
+ * carries the datagrams meanwhile, and the page's generation tells when the neighbour is there. */
+int vmh_session_neigh(unsigned ifindex, in_addr_t addr)
+{
+	struct vmh_msg_neigh req = { .ifindex = ifindex, .family = 4 };
+	int err = -ENOTCONN;
+
+	req.addr[10] = req.addr[11] = 0xff;
+	memcpy(req.addr + 12, &addr, 4);
+	vmh_lock(&lock);
+	if (sock_fd >= 0) {
+		header(&req.hdr, VMH_MSG_NEIGH, sizeof(req));
+		err = send_msg(&req, sizeof(req), -1);
+	}
+	vmh_unlock(&lock);
+	return err;
+}
+
+void vmh_session_release(unsigned ring_id)
+{
+	struct vmh_msg_release req = { .ring_id = ring_id };
+	struct vmh_msg_hdr ack;
+
+	vmh_lock(&lock);
+	if (sock_fd >= 0) {
+		header(&req.hdr, VMH_MSG_RELEASE, sizeof(req));
+		rpc(&req.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	}
+	vmh_unlock(&lock);
+}
+
+/* For the worker: something is readable. Takes what is there. */
+void vmh_session_read(void)
+{
+	union {
+		struct vmh_msg_hdr h;
+		char bytes[VMH_MSG_MAX];
+	} buf;
+	int fds[MAX_FDS], nfds;
+
+	vmh_lock(&lock);
+	while (sock_fd >= 0) {
+		long r = recv_msg(&buf, sizeof(buf), fds, &nfds);
+
+		if (r == -EINTR)
+			continue;
+		if (r == -EAGAIN)
+			break;
+		if (r <= 0) {
+			vmh_info("the service is gone: the kernel serves this program until it is back");
+			lose(VMH_R_SERVICE_GONE);
+			break;
+		}
+		on_event(&buf, (size_t)r);
+		close_fds(fds, nfds);
+	}
+	vmh_unlock(&lock);
+}
+
+/* The service said goodbye. */
+void vmh_session_bye(void)
+{
+	vmh_lock(&lock);
+	if (sock_fd >= 0)
+		lose(VMH_R_SERVICE_STOP);
+	vmh_unlock(&lock);
+}
+
+void vmh_session_lock(void)
+{
+	vmh_lock(&lock);
+}
+
+void vmh_session_unlock(void)
+{
+	vmh_unlock(&lock);
+}
+
+void vmh_session_fork_child(void) /* lock held, as at fork */
+{
+	if (sock_fd >= 0)
+		vmh_fd_hidden_close(sock_fd);
+	sock_fd = -1;
+	atomic_store(&session, 0);
+	atomic_store(&next_try_ns, 0);
+	atomic_store(&why_none, VMH_R_NOT_TRIED);
+	vmh_net_unmap();
+	vmh_worker_fork_child();
+}
+
+void vmh_session_fini(void)
+{
+	vmh_lock(&lock);
+	if (sock_fd >= 0)
+		vmh_fd_hidden_close(sock_fd);
+	sock_fd = -1;
+	atomic_store(&session, 0);
+	atomic_store(&next_try_ns, UINT64_MAX); /* nothing is attached any more while the process ends */
+	vmh_unlock(&lock);
+}

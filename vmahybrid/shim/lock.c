@@ -1,0 +1,17 @@
+/* The slow path of vmh_lock: Drepper's three-state mutex ("Futexes are tricky", mutex 2). */
+#include "vmh_lock.h"
+
+#define SPINS 100 /* holders are gone after some 100 ns, unless they were preempted */
+
+void vmh_lock_slow(struct vmh_lock *l)
+{
+	for (int i = 0; i < SPINS; i++) {
+		vmh_cpu_relax();
+		if (atomic_load_explicit(&l->word, memory_order_relaxed) == 0 && vmh_trylock(l))
+			return;
+	}
+	/* Having slept once, we can't know whether others still sleep: take the lock as 2, so that our
+	 * unlock wakes the next one. */
+	while (atomic_exchange_explicit(&l->word, 2, memory_order_acquire) != 0)
+		vmh_sys(SYS_futex, &l->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}

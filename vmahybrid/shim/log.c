@@ -1,0 +1,144 @@
+/* See vmh_log.h. One line is one write(2), so that lines of several threads and processes stay whole. */
+#include "vmh_log.h"
+#include "vmh_fd.h"
+#include "vmh_params.h"
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <asm/termbits.h> /* not termios.h: only the size of the kernel's struct matters */
+
+#define LINE_MAX_ 512
+
+_Atomic int vmh_log_level_now = VMH_LOG_INFO;
+_Atomic int vmh_log_details_now;
+
+static struct vmh_file file = { .fd = -1 };
+static bool to_file, colours;
+static uint64_t started_ns;
+
+static const struct {
+	const char *name, *colour; /* red, magenta, plain, dim */
+} levels[] = {
+	[VMH_LOG_PANIC] = { "PANIC", "\033[0;31m" },     [VMH_LOG_ERROR] = { "ERROR", "\033[0;31m" },
+	[VMH_LOG_WARNING] = { "WARNING", "\033[2;35m" }, [VMH_LOG_INFO] = { "INFO", "" },
+	[VMH_LOG_DETAILS] = { "DETAILS", "" },           [VMH_LOG_DEBUG] = { "DEBUG", "" },
+	[VMH_LOG_FINE] = { "FINE", "\033[2m" },          [VMH_LOG_FINER] = { "FINER", "\033[2m" },
+	[VMH_LOG_ALL] = { "ALL", "\033[2m" },
+};
+
+static bool is_terminal(int fd)
+{
+	struct termios t;
+
+	return vmh_sys(SYS_ioctl, fd, TCGETS, &t) == 0;
+}
+
+static int open_file(int truncate)
+{
+	return vmh_file_open(&file, vmh_params.log_file, O_WRONLY | O_CREAT | O_APPEND | truncate, 0644, false);
+}
+
+static void high_level_box(void)
+{
+	static const char *const box[] = {
+		"*************************************************************",
+		"* VMA is currently configured with high log level           *",
+		"* Application performance will decrease in this log level!  *",
+		"* This log level is recommended for debugging purposes only *",
+		"*************************************************************",
+	};
+	unsigned i;
+
+	for (i = 0; i < sizeof(box) / sizeof(box[0]); i++)
+		vmh_warn("%s", box[i]);
+}
+
+void vmh_log_init(void)
+{
+	const char *no_color = getenv("NO_COLOR");
+	int err = 0;
+
+	started_ns = vmh_now_ns();
+	atomic_store(&vmh_log_level_now, (int)vmh_params.tracelevel);
+	atomic_store(&vmh_log_details_now, (int)vmh_params.log_details);
+	to_file = vmh_params.log_file[0] != 0;
+	if (to_file)
+		err = open_file(O_TRUNC);
+	colours = vmh_params.log_colors && !(no_color && *no_color) && is_terminal(to_file && !err ? file.fd : 2);
+	if (err) {
+		to_file = false;
+		vmh_error("Failed to open logfile: %s (%s), logging to stderr", vmh_params.log_file, strerrorname_np(-err));
+	}
+	if (vmh_params.tracelevel >= VMH_LOG_DEBUG)
+		high_level_box();
+}
+
+/* A name with %d gives the child a file of its own; else parent and child append to the same one. */
+void vmh_log_reopen(void)
+{
+	if (!to_file || !vmh_params_expand_again(VMH_PARAM_LOG_FILE))
+		return;
+	vmh_file_close(&file);
+	if (open_file(O_TRUNC))
+		to_file = false;
+}
+
+static void put(const char *line, size_t len)
+{
+	if (to_file) {
+		if (!vmh_file_write(&file, line, len))
+			return;
+		/* the program closed our fd (daemons close all of them): once more, without truncating */
+		if (file.fd < 0 && !open_file(0) && !vmh_file_write(&file, line, len))
+			return;
+		return; /* disk full and the like: stderr is not where the user looks */
+	}
+	while (vmh_sys(SYS_write, 2, line, len) == -EINTR)
+		;
+}
+
+/* The prefix that VMA_LOG_DETAILS asks for. Bytes written. */
+static int prefix(char *line, size_t size)
+{
+	int details = atomic_load_explicit(&vmh_log_details_now, memory_order_relaxed);
+	unsigned tid, pid;
+	uint64_t us;
+
+	if (details <= 0)
+		return 0;
+	tid = (unsigned)vmh_sys(SYS_gettid);
+	if (details == 1)
+		return snprintf(line, size, " Tid: %5u", tid);
+	pid = (unsigned)vmh_sys(SYS_getpid);
+	if (details == 2)
+		return snprintf(line, size, " Pid: %5u Tid: %5u", pid, tid);
+	us = (vmh_now_ns() - started_ns) / 1000;
+	return snprintf(line, size, " Time: %5llu.%03u Pid: %5u Tid: %5u", (unsigned long long)(us / 1000),
+			(unsigned)(us % 1000), pid, tid);
+}
+
+void vmh_log_write(int level, const char *fmt, ...)
+{
+	int saved = errno, n, room, want;
+	char line[LINE_MAX_];
+	const char *colour;
+	va_list ap;
+
+	if (level < VMH_LOG_PANIC || level > VMH_LOG_ALL)
+		level = VMH_LOG_ALL;
+	colour = colours ? levels[level].colour : "";
+	n = snprintf(line, sizeof(line), "%s", colour);
+	n += prefix(line + n, sizeof(line) - (size_t)n);
+	n += snprintf(line + n, sizeof(line) - (size_t)n, " VMA %s: ", levels[level].name);
+	room = (int)sizeof(line) - n - (*colour ? 5 : 1); /* the end of colour and the newline always fit */
+	va_start(ap, fmt);
+	errno = saved; /* for %m */
+	want = vsnprintf(line + n, (size_t)room, fmt, ap);
+	n += want < 0 ? 0 : want < room ? want : room - 1;
+	va_end(ap);
+	n += snprintf(line + n, sizeof(line) - (size_t)n, "%s\n", *colour ? "\033[0m" : "");
+	put(line, (size_t)n);
+	errno = saved;
+}

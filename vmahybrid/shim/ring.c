@@ -1,0 +1,197 @@
+/* What all rings have in common: the list, locking, and the way back of delivered buffers.
+ *
+ * A buffer can be given back while another thread polls. Instead of waiting for the lock it is pushed on
+ * ring->returned, and whoever unlocks looks there afterwards: push; try to lock || unlock; look. With a
+ * full barrier in the middle of both, one of the two sees the other, so that no buffer stays behind.
+ */
+#include "vmh_ring.h"
+#include <stdlib.h>
+
+struct vmh_ring *_Atomic vmh_rings;
+_Atomic int vmh_want_stamps;
+
+static struct vmh_ring_stats child_stats; /* nobody reads it */
+
+/* Between an atomic read-modify-write and a load: on x86 the former is a full barrier already. */
+static inline void barrier_after_rmw(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	atomic_signal_fence(memory_order_seq_cst);
+#else
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+static void take_returned(struct vmh_ring *r)
+{
+	struct vmh_buf *b = atomic_exchange_explicit(&r->returned, NULL, memory_order_acquire), *next;
+
+	for (; b; b = next) {
+		next = b->next; /* the last put of a closed ring unmaps b */
+		r->ops->put(r, b);
+	}
+}
+
+static void unlock(struct vmh_ring *r)
+{
+	for (;;) {
+		vmh_unlock(&r->lock);
+		barrier_after_rmw();
+		if (vmh_likely(!atomic_load_explicit(&r->returned, memory_order_relaxed)) || !vmh_trylock(&r->lock))
+			return;
+		take_returned(r);
+	}
+}
+
+static inline bool gone(struct vmh_ring *r)
+{
+	return vmh_unlikely(atomic_load_explicit(&r->gone, memory_order_relaxed));
+}
+
+static inline struct vmh_ring *first(void)
+{
+	return atomic_load_explicit(&vmh_rings, memory_order_acquire);
+}
+
+void vmh_ring_add(struct vmh_ring *r)
+{
+	struct vmh_ring *last = first();
+
+	r->next = NULL;
+	if (!last) {
+		atomic_store_explicit(&vmh_rings, r, memory_order_release);
+		return;
+	}
+	while (last->next)
+		last = last->next;
+	__atomic_store_n(&last->next, r, __ATOMIC_RELEASE);
+}
+
+static inline struct vmh_ring *next_of(struct vmh_ring *r)
+{
+	return __atomic_load_n(&r->next, __ATOMIC_ACQUIRE);
+}
+
+int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
+{
+	int n = 0;
+
+	if (gone(r) || !vmh_trylock(&r->lock))
+		return 0;
+	if (!gone(r))
+		n = r->ops->poll(r, budget);
+	unlock(r);
+	return n;
+}
+
+int vmh_rings_poll(unsigned budget)
+{
+	int n = 0;
+
+	for (struct vmh_ring *r = first(); r; r = next_of(r))
+		n += vmh_ring_poll(r, budget);
+	return n;
+}
+
+void vmh_ring_put(struct vmh_buf *b)
+{
+	struct vmh_ring *r = b->ring;
+	struct vmh_buf *head;
+
+	if (vmh_unlikely(b->shared)) {
+		free(b);
+		return;
+	}
+	if (vmh_likely(vmh_trylock(&r->lock))) {
+		r->ops->put(r, b);
+		unlock(r);
+		return;
+	}
+	head = atomic_load_explicit(&r->returned, memory_order_relaxed);
+	do {
+		b->next = head;
+	} while (!atomic_compare_exchange_weak_explicit(&r->returned, &head, b, memory_order_seq_cst,
+							memory_order_relaxed));
+	barrier_after_rmw();
+	if (vmh_trylock(&r->lock)) {
+		take_returned(r);
+		unlock(r);
+	}
+}
+
+struct vmh_buf *vmh_buf_copy(const struct vmh_buf *b)
+{
+	struct vmh_buf *c = malloc(sizeof(*c) + b->len);
+
+	if (!c)
+		return NULL;
+	*c = *b;
+	c->next = NULL;
+	c->shared = 1;
+	memcpy(c + 1, b->data, b->len);
+	c->data = (const unsigned char *)(c + 1);
+	return c;
+}
+
+int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
+		  bool more)
+{
+	int rc;
+
+	vmh_lock(&r->tx_lock);
+	if (gone(r)) {
+		rc = -ENETDOWN;
+	} else {
+		rc = r->ops->send(r, h, iov, n, len);
+		if (vmh_likely(rc == 0 && !more))
+			rc = r->ops->kick(r);
+	}
+	vmh_unlock(&r->tx_lock);
+	return rc;
+}
+
+int vmh_ring_kick(struct vmh_ring *r)
+{
+	int rc;
+
+	vmh_lock(&r->tx_lock);
+	rc = gone(r) ? -ENETDOWN : r->ops->kick(r);
+	vmh_unlock(&r->tx_lock);
+	return rc;
+}
+
+int vmh_rings_wait_fds(int *fds, int max)
+{
+	int n = 0;
+
+	for (struct vmh_ring *r = first(); r && n < max; r = next_of(r)) {
+		if (gone(r))
+			continue;
+		vmh_lock(&r->lock); /* not while the fds are being closed */
+		if (!gone(r))
+			n += r->ops->wait_fds(r, fds + n, max - n);
+		unlock(r);
+	}
+	return n;
+}
+
+void vmh_ring_close(struct vmh_ring *r)
+{
+	atomic_store(&r->gone, 1);
+	vmh_lock(&r->lock);
+	vmh_lock(&r->tx_lock);
+	r->ops->close(r);
+	vmh_unlock(&r->tx_lock);
+	unlock(r);
+}
+
+void vmh_rings_fork_child(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		/* threads that held the locks do not exist here */
+		atomic_store(&r->lock.word, 0);
+		atomic_store(&r->tx_lock.word, 0);
+		r->stats = &child_stats; /* the other page is the parent's */
+		vmh_ring_close(r);
+	}
+}

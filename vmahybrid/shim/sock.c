@@ -1,0 +1,373 @@
+/* UDP socket objects: creation, death, and finding the receiver of a datagram. */
+#include "vmh_sock.h"
+#include "vmh_control.h"
+#include "vmh_iomux.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_real.h"
+#include "vmh_wait.h"
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define CHUNK 16       /* sockets per allocation */
+#define DEMUX_SIZE 1024 /* hash chains by local port; a power of two */
+
+static struct vmh_lock pool_lock;
+static struct vmh_sock *free_list;
+static struct vmh_sock *_Atomic all;
+
+/* Chains are walked under a ring lock by whoever polls: demux_lock is a leaf, held for a few loads. */
+static struct vmh_lock demux_lock;
+static struct vmh_sock *demux[DEMUX_SIZE];
+
+static struct vmh_sock *sock_alloc(void)
+{
+	struct vmh_sock *s;
+
+	vmh_lock(&pool_lock);
+	if (!free_list) {
+		struct vmh_sock *chunk = mmap(NULL, CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (chunk == MAP_FAILED) {
+			vmh_unlock(&pool_lock);
+			return NULL;
+		}
+		for (int i = 0; i < CHUNK; i++) {
+			atomic_store(&chunk[i].obj.closed, 2);
+			chunk[i].free_next = free_list;
+			free_list = &chunk[i];
+			chunk[i].all_next = atomic_load(&all);
+			atomic_store_explicit(&all, &chunk[i], memory_order_release);
+		}
+	}
+	s = free_list;
+	free_list = s->free_next;
+	vmh_unlock(&pool_lock);
+	return s;
+}
+
+static void sock_free(struct vmh_sock *s)
+{
+	vmh_lock(&pool_lock);
+	s->free_next = free_list;
+	free_list = s;
+	vmh_unlock(&pool_lock);
+}
+
+void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg)
+{
+	for (struct vmh_sock *s = atomic_load_explicit(&all, memory_order_acquire); s; s = s->all_next) {
+		if (atomic_load(&s->obj.closed))
+			continue;
+		vmh_obj_hold(&s->obj);
+		if (!atomic_load(&s->obj.closed))
+			fn(s, arg);
+		vmh_obj_put(&s->obj);
+	}
+}
+
+/* Everything but the object header and the pool links starts at zero. */
+static void sock_reset(struct vmh_sock *s)
+{
+	struct vmh_sock *all_next = s->all_next;
+
+	memset((char *)s + sizeof(s->obj), 0, sizeof(*s) - sizeof(s->obj));
+	s->all_next = all_next;
+	s->rxq_tail = &s->rxq_head;
+	atomic_store(&s->obj.class_, VMH_CLASS_UDP);
+	s->obj.items = NULL;
+	s->os_ratio_left = (uint32_t)vmh_params.rx_udp_poll_os_ratio;
+	s->mc_all = 1;
+}
+
+void vmh_sock_created(int fd, int domain, int type, int protocol)
+{
+	struct stat st;
+
+	if (domain != AF_INET || (type & 0xf) != SOCK_DGRAM || (protocol && protocol != IPPROTO_UDP))
+		return;
+	vmh_fdtab_init();
+	if ((unsigned)fd >= vmh_fdtab_size)
+		return;
+	struct vmh_sock *s = sock_alloc();
+	if (!s)
+		return;
+	sock_reset(s);
+	s->stats = vmh_stats_sock_new(fd);
+	VMH_SET(s->stats->proto, IPPROTO_UDP);
+	VMH_SET(s->stats->family, 4);
+	VMH_SET(s->stats->reason, VMH_R_NOT_TRIED);
+	if (!vmh_sys(SYS_fstat, fd, &st))
+		VMH_SET(s->stats->inode, st.st_ino);
+	atomic_store(&s->nonblock, !!(type & SOCK_NONBLOCK));
+	VMH_SET(s->stats->blocking, !(type & SOCK_NONBLOCK));
+	vmh_sock_read_options(s, fd);
+	if (!vmh_params.tx_mc_loopback) {
+		int off = 0;
+		if (!vmh_sys(SYS_setsockopt, fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off)))
+			s->mc_loop = 0;
+	}
+	VMH_SET(s->stats->mc_loop, s->mc_loop);
+	if (!vmh_params.offloaded_sockets)
+		vmh_sock_set_reason(s, s->home = VMH_R_DISABLED, 0);
+	vmh_fd_install(fd, &s->obj);
+}
+
+static void drop_queue(struct vmh_sock *s)
+{
+	struct vmh_buf *b;
+
+	vmh_lock(&s->rxq_lock);
+	b = s->rxq_head;
+	s->rxq_head = NULL;
+	s->rxq_tail = &s->rxq_head;
+	atomic_store(&s->rxq_len, 0);
+	s->rxq_bytes = s->rxq_truesize = 0;
+	vmh_unlock(&s->rxq_lock);
+	while (b) {
+		struct vmh_buf *next = b->next;
+
+		vmh_sock_buf_put(b);
+		b = next;
+	}
+}
+
+void vmh_sock_closed(struct vmh_sock *s)
+{
+	vmh_epoll_member_closed(&s->obj);
+	vmh_lock(&s->obj.lock);
+	vmh_sock_release_flows(s, VMH_R_NONE);
+	vmh_sock_demux(s, 0);
+	vmh_unlock(&s->obj.lock);
+	vmh_wake_all();
+}
+
+void vmh_sock_recycle(struct vmh_sock *s)
+{
+	drop_queue(s);
+	vmh_stats_file_dump(s->stats);
+	vmh_stats_sock_free(s->stats);
+	if (s->want_stamp)
+		atomic_fetch_sub(&vmh_want_stamps, 1);
+	atomic_store(&s->obj.class_, VMH_CLASS_FREE);
+	sock_free(s);
+}
+
+void vmh_sock_demux(struct vmh_sock *s, in_port_t port)
+{
+	vmh_lock(&demux_lock);
+	if (s->demux_hash) {
+		struct vmh_sock **p = &demux[(s->demux_hash - 1) % DEMUX_SIZE];
+
+		while (*p && *p != s)
+			p = &(*p)->demux_next;
+		if (*p)
+			*p = s->demux_next;
+		s->demux_hash = 0;
+	}
+	if (port) {
+		struct vmh_sock **p = &demux[ntohs(port) % DEMUX_SIZE];
+
+		s->demux_hash = ntohs(port) % DEMUX_SIZE + 1;
+		s->demux_next = *p; /* newest first, as in the kernel */
+		*p = s;
+	}
+	vmh_unlock(&demux_lock);
+}
+
+static bool is_member(const struct vmh_sock *s, in_addr_t group, unsigned ifindex)
+{
+	for (unsigned i = 0; i < s->nmembers; i++)
+		if (s->members[i].group == group && s->members[i].ifindex == ifindex)
+			return true;
+	return false;
+}
+
+static bool wants_multicast(const struct vmh_sock *s, const struct vmh_ring *r, const struct vmh_buf *b)
+{
+	if (s->laddr && s->laddr != b->daddr)
+		return false;
+	if (s->rport && (s->rport != b->sport || s->raddr != b->saddr))
+		return false;
+	if (s->bound_if && s->bound_if != r->ifindex)
+		return false;
+	return is_member(s, b->daddr, r->ifindex) || s->mc_all;
+}
+
+/* The kernel's compute_score, as far as it applies; -1: not for this socket. */
+static int score(const struct vmh_sock *s, const struct vmh_ring *r, const struct vmh_buf *b)
+{
+	int n = 0;
+
+	if (s->laddr) {
+		if (s->laddr != b->daddr)
+			return -1;
+		n += 4;
+	}
+	if (s->rport) {
+		if (s->rport != b->sport || s->raddr != b->saddr)
+			return -1;
+		n += 8;
+	}
+	if (s->bound_if) {
+		if (s->bound_if != r->ifindex)
+			return -1;
+		n += 4;
+	}
+	return n;
+}
+
+/* What an skb of this datagram would charge to the receive buffer (kernel: SKB_TRUESIZE of the size
+ * class the head comes from, 768 for small ones). */
+static uint32_t truesize(uint32_t len)
+{
+	return 256 + ((len + 362 + 511) & ~511u);
+}
+
+static bool enqueue(struct vmh_sock *s, struct vmh_buf *b)
+{
+	uint32_t size = truesize(b->len), limit = s->rcvbuf;
+
+	if (limit < vmh_params.rx_bytes_min)
+		limit = (uint32_t)vmh_params.rx_bytes_min;
+	vmh_lock(&s->rxq_lock);
+	if (s->rxq_truesize > limit || atomic_load_explicit(&s->obj.closed, memory_order_relaxed)) {
+		vmh_unlock(&s->rxq_lock);
+		VMH_COUNT(s->stats->rx_drop_packets, 1);
+		VMH_COUNT(s->stats->rx_drop_bytes, b->len);
+		return false;
+	}
+	b->next = NULL;
+	*s->rxq_tail = b;
+	s->rxq_tail = &b->next;
+	s->rxq_bytes += b->len;
+	s->rxq_truesize += size;
+	uint32_t n = atomic_load_explicit(&s->rxq_len, memory_order_relaxed) + 1;
+	atomic_store_explicit(&s->rxq_len, n, memory_order_release);
+	VMH_SET(s->stats->rx_ready_packets, n);
+	VMH_SET(s->stats->rx_ready_bytes, s->rxq_bytes);
+	if (n > VMH_GET(s->stats->rx_ready_packets_max))
+		VMH_SET(s->stats->rx_ready_packets_max, n);
+	if (s->rxq_bytes > VMH_GET(s->stats->rx_ready_bytes_max))
+		VMH_SET(s->stats->rx_ready_bytes_max, s->rxq_bytes);
+	vmh_unlock(&s->rxq_lock);
+	if (vmh_unlikely(s->obj.items != NULL))
+		vmh_epoll_notify(&s->obj);
+	vmh_wake_all();
+	return true;
+}
+
+uint32_t vmh_sock_truesize(const struct vmh_buf *b)
+{
+	return truesize(b->len);
+}
+
+/* A private copy for one more receiver of a multicast datagram: the only allocation on this path, and
+ * only for the second and further receivers within one process. */
+static struct vmh_buf *copy_of(const struct vmh_buf *b)
+{
+	struct vmh_buf *c = malloc(sizeof(*c) + b->len);
+
+	if (!c)
+		return NULL;
+	*c = *b;
+	memcpy(c + 1, b->data, b->len);
+	c->data = (unsigned char *)(c + 1);
+	c->shared = 1;
+	return c;
+}
+
+static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *chain)
+{
+	struct vmh_sock *first = NULL;
+	int taken = 0;
+
+	for (struct vmh_sock *s = chain; s; s = s->demux_next) {
+		if (s->lport != b->dport || !wants_multicast(s, r, b))
+			continue;
+		if (!first) {
+			first = s;
+			continue;
+		}
+		struct vmh_buf *c = copy_of(b);
+		if (!c || !enqueue(s, c))
+			free(c);
+		taken = 1;
+	}
+	if (first && enqueue(first, b))
+		return 1;
+	if (first || taken)
+		VMH_COUNT(r->stats->rx_dropped, 1);
+	return 0;
+}
+
+int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
+{
+	struct vmh_sock *best = NULL;
+	int best_score = -1, taken;
+
+	vmh_lock(&demux_lock);
+	struct vmh_sock *chain = demux[ntohs(b->dport) % DEMUX_SIZE];
+	if (vmh_unlikely(b->multicast)) {
+		taken = deliver_multicast(r, b, chain);
+	} else {
+		for (struct vmh_sock *s = chain; s; s = s->demux_next) {
+			if (s->lport != b->dport)
+				continue;
+			int n = score(s, r, b);
+			if (n > best_score) {
+				best = s;
+				best_score = n;
+			}
+		}
+		taken = best && enqueue(best, b);
+		if (best && !taken)
+			VMH_COUNT(r->stats->rx_dropped, 1);
+	}
+	vmh_unlock(&demux_lock);
+	return taken;
+}
+
+void vmh_sock_buf_put(struct vmh_buf *b)
+{
+	if (vmh_unlikely(b->shared))
+		free(b);
+	else
+		vmh_ring_put(b);
+}
+
+static void child_reset(struct vmh_sock *s, void *arg)
+{
+	(void)arg;
+	/* locks may have been held by threads that do not exist here */
+	atomic_store(&s->obj.lock.word, 0);
+	atomic_store(&s->rxq_lock.word, 0);
+	atomic_store(&s->tx_lock.word, 0);
+	/* what the parent's ring delivered is the parent's to read */
+	s->rxq_head = NULL;
+	s->rxq_tail = &s->rxq_head;
+	atomic_store(&s->rxq_len, 0);
+	s->rxq_bytes = s->rxq_truesize = 0;
+	s->flow.id = 0;
+	for (unsigned i = 0; i < s->nmembers; i++)
+		s->members[i].flow_id = 0;
+	atomic_store(&s->rx_on, 0);
+	memset(s->dsts, 0, sizeof(s->dsts));
+	s->last_ring = NULL;
+	uint64_t inode = s->stats->inode;
+	s->stats = vmh_stats_sock_new(s->obj.fd);
+	VMH_SET(s->stats->proto, IPPROTO_UDP);
+	VMH_SET(s->stats->family, 4);
+	VMH_SET(s->stats->inode, inode);
+	vmh_sock_set_reason(s, s->home, s->home_detail);
+}
+
+void vmh_sock_fork_child(void)
+{
+	atomic_store(&pool_lock.word, 0);
+	atomic_store(&demux_lock.word, 0);
+	vmh_sock_each(child_reset, NULL);
+}

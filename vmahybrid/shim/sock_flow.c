@@ -1,0 +1,476 @@
+/* Where the flows of a UDP socket live: on a ring while the service grants it, on the kernel else. */
+#include "vmh_control.h"
+#include "vmh_iomux.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_sock.h"
+#include "vmh_wait.h"
+#include <netinet/in.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#define DRAIN 65536
+
+static void map4(unsigned char out[16], in_addr_t a)
+{
+	memset(out, 0, 16);
+	if (!a)
+		return;
+	out[10] = out[11] = 0xff;
+	memcpy(out + 12, &a, 4);
+}
+
+static bool is_multicast(in_addr_t a)
+{
+	return IN_MULTICAST(ntohl(a));
+}
+
+static bool is_loopback(in_addr_t a)
+{
+	return (ntohl(a) >> 24) == 127;
+}
+
+void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail)
+{
+	VMH_SET(s->stats->reason, reason);
+	VMH_SET(s->stats->reason_detail, detail);
+}
+
+static bool any_flow(const struct vmh_sock *s)
+{
+	if (s->flow.id)
+		return true;
+	for (unsigned i = 0; i < s->nmembers; i++)
+		if (s->members[i].flow_id)
+			return true;
+	return false;
+}
+
+/* Object lock held: tell everybody what rx_on is now. */
+static void publish(struct vmh_sock *s)
+{
+	bool on = any_flow(s), was = atomic_load(&s->rx_on);
+
+	VMH_SET(s->stats->flow_id, s->flow.id);
+	VMH_SET(s->stats->rx_offloaded, on);
+	VMH_SET(s->stats->offloaded, on || VMH_GET(s->stats->tx_offloaded));
+	if (on == was)
+		return;
+	/* what the kernel queued before the switch is older than anything on the ring */
+	atomic_store(&s->os_check, 1);
+	atomic_store(&s->rx_on, on);
+	if (on)
+		vmh_epoll_member_on_ring(&s->obj);
+	vmh_wake_all();
+}
+
+static void forget_flows(struct vmh_sock *s)
+{
+	s->flow.id = 0;
+	for (unsigned i = 0; i < s->nmembers; i++)
+		s->members[i].flow_id = 0;
+}
+
+void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
+{
+	bool any = any_flow(s);
+
+	if (any && s->session == vmh_session_id()) {
+		if (s->flow.id)
+			vmh_session_detach(s->flow.id, reason);
+		for (unsigned i = 0; i < s->nmembers; i++)
+			if (s->members[i].flow_id)
+				vmh_session_detach(s->members[i].flow_id, reason);
+		/* nothing more is steered: what is in the ring now are the last frames */
+		if (reason)
+			vmh_rings_poll(DRAIN);
+	}
+	forget_flows(s);
+	publish(s);
+}
+
+static void read_addresses(struct vmh_sock *s, int fd)
+{
+	struct sockaddr_in a = { 0 }, p = { 0 };
+	socklen_t len = sizeof(a);
+
+	if (vmh_sys(SYS_getsockname, fd, &a, &len) < 0)
+		return;
+	len = sizeof(p);
+	if (vmh_sys(SYS_getpeername, fd, &p, &len) < 0)
+		memset(&p, 0, sizeof(p));
+	if (s->laddr != a.sin_addr.s_addr || s->lport != a.sin_port || s->raddr != p.sin_addr.s_addr ||
+	    s->rport != p.sin_port)
+		s->tx_cfg++;
+	bool refile = s->lport != a.sin_port;
+	s->laddr = a.sin_addr.s_addr;
+	s->lport = a.sin_port;
+	s->raddr = p.sin_addr.s_addr;
+	s->rport = p.sin_port;
+	if (refile)
+		vmh_sock_demux(s, s->lport);
+	map4(s->stats->local_addr, s->laddr);
+	map4(s->stats->remote_addr, s->raddr);
+	VMH_SET(s->stats->local_port, s->lport);
+	VMH_SET(s->stats->remote_port, s->rport);
+}
+
+/* The unicast flow that the state of the socket asks for: 0, or why there is none. */
+static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
+{
+	unsigned reason;
+
+	*f = (struct vmh_flow){ .kind = VMH_FLOW_3T, .laddr = s->laddr, .lport = s->lport };
+	if (is_loopback(s->laddr))
+		return VMH_R_LOOPBACK;
+	if (s->rport) {
+		struct vmh_nexthop hop;
+
+		f->kind = VMH_FLOW_5T;
+		f->raddr = s->raddr;
+		f->rport = s->rport;
+		if (is_multicast(s->raddr))
+			return s->nmembers ? VMH_R_NONE : VMH_R_NOT_TRIED; /* a sender: nothing to receive */
+		reason = vmh_net_resolve(s->raddr, s->laddr, s->bound_if, &hop);
+		if (reason && reason != VMH_R_NO_NEIGHBOUR)
+			return reason;
+		f->ifindex = hop.ifindex;
+		return 0;
+	}
+	if (s->reuseport)
+		return VMH_R_PORT_SHARED;
+	if (is_multicast(s->laddr))
+		return VMH_R_NONE; /* bound to a group: its memberships carry it */
+	if (s->laddr) {
+		if (vmh_net_is_broadcast(s->laddr))
+			return VMH_R_BROADCAST;
+		if (!vmh_net_is_local(s->laddr, &f->ifindex))
+			return VMH_R_NOT_OFFLOADABLE_ADDR;
+		return vmh_net_link_served(f->ifindex);
+	}
+	f->ifindex = s->bound_if;
+	return s->bound_if ? vmh_net_link_served(s->bound_if) : 0;
+}
+
+/* The rings that the flow needs; 0 if at least one is there. */
+static unsigned need_rings(unsigned ifindex)
+{
+	unsigned links[VMH_NET_LINKS], reason = VMH_R_NO_INTERFACE;
+	bool any = false;
+	int n;
+
+	if (ifindex) {
+		vmh_session_ring(ifindex, &reason);
+		return reason;
+	}
+	n = vmh_net_served_links(links, VMH_NET_LINKS);
+	for (int i = 0; i < n; i++) {
+		unsigned why;
+
+		if (vmh_session_ring(links[i], &why))
+			any = true;
+		else
+			reason = why;
+	}
+	return any ? 0 : reason;
+}
+
+static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
+{
+	struct vmh_msg_attach req = { .kind = f->kind, .ifindex = f->ifindex, .fd = (unsigned)s->obj.fd,
+				      .proto = IPPROTO_UDP, .family = 4, .local_port = f->lport,
+				      .remote_port = f->rport };
+	unsigned reason = need_rings(f->ifindex);
+
+	if (reason)
+		return reason;
+	map4(req.local_addr, f->laddr);
+	map4(req.remote_addr, f->raddr);
+	s->session = vmh_session_id();
+	vmh_session_attach(&req, fd, &f->id, &reason);
+	return reason;
+}
+
+static bool same_flow(const struct vmh_flow *a, const struct vmh_flow *b)
+{
+	return a->kind == b->kind && a->ifindex == b->ifindex && a->laddr == b->laddr && a->raddr == b->raddr &&
+	       a->lport == b->lport && a->rport == b->rport;
+}
+
+static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
+{
+	struct vmh_flow f = { .kind = VMH_FLOW_MC, .ifindex = m->ifindex, .laddr = m->group, .lport = s->lport };
+	unsigned reason;
+
+	if (m->flow_id)
+		return 0;
+	if (s->laddr && s->laddr != m->group)
+		return VMH_R_NONE; /* bound to another address: the kernel would not deliver the group either */
+	reason = vmh_net_link_served(m->ifindex);
+	if (!reason)
+		reason = attach(s, fd, &f);
+	m->flow_id = reason ? 0 : f.id;
+	return reason;
+}
+
+void vmh_sock_update(struct vmh_sock *s, int fd)
+{
+	struct vmh_flow want;
+	unsigned reason, why;
+
+	if (s->home)
+		return;
+	if (!s->lport) {
+		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
+		vmh_sock_set_reason(s, VMH_R_NOT_TRIED, 0);
+		return;
+	}
+	if (is_loopback(s->laddr) && !s->nmembers) {
+		vmh_sock_release_flows(s, VMH_R_LOOPBACK);
+		vmh_sock_set_reason(s, VMH_R_LOOPBACK, 0);
+		return;
+	}
+	reason = vmh_session_open();
+	if (reason) {
+		forget_flows(s);
+		publish(s);
+		vmh_sock_set_reason(s, reason, 0);
+		return;
+	}
+	if (s->session != vmh_session_id())
+		forget_flows(s);
+	reason = wanted_flow(s, &want);
+	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
+		struct vmh_flow old = s->flow;
+
+		s->flow.id = 0;
+		if (!reason && !is_multicast(want.laddr) && !is_multicast(want.raddr))
+			reason = attach(s, fd, &want);
+		if (!reason && want.id)
+			s->flow = want;
+		if (old.id)
+			vmh_session_detach(old.id, reason);
+		if (old.id)
+			vmh_rings_poll(DRAIN);
+	}
+	for (unsigned i = 0; i < s->nmembers; i++) {
+		if (!s->members[i].group)
+			continue;
+		why = attach_group(s, fd, &s->members[i]);
+		if (why && !reason)
+			reason = why;
+	}
+	vmh_sock_set_reason(s, reason, 0);
+	publish(s);
+}
+
+void vmh_sock_bound(struct vmh_sock *s, int fd)
+{
+	vmh_lock(&s->obj.lock);
+	read_addresses(s, fd);
+	vmh_sock_update(s, fd);
+	vmh_unlock(&s->obj.lock);
+}
+
+int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len)
+{
+	long r;
+
+	vmh_lock(&s->obj.lock);
+	r = vmh_sys(SYS_connect, fd, a, len);
+	s->heard = 0;
+	s->tx_since_rx = 0;
+	read_addresses(s, fd);
+	vmh_sock_update(s, fd);
+	vmh_unlock(&s->obj.lock);
+	return (int)r;
+}
+
+void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail)
+{
+	vmh_lock(&s->obj.lock);
+	if (!s->home) {
+		s->home = reason;
+		s->home_detail = detail;
+		if (any_flow(s))
+			VMH_COUNT(vmh_stats->calls_home, 1);
+		vmh_sock_release_flows(s, reason);
+		s->tx_cfg++;
+		VMH_SET(s->stats->tx_offloaded, 0);
+		VMH_SET(s->stats->offloaded, 0);
+		vmh_sock_set_reason(s, reason, detail);
+		vmh_debug("fd %d goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+struct home_all {
+	uint32_t reason;
+	bool for_good;
+};
+
+static void home_one(struct vmh_sock *s, void *arg)
+{
+	const struct home_all *h = arg;
+
+	if (h->for_good) {
+		vmh_sock_home(s, h->reason, 0);
+		return;
+	}
+	vmh_lock(&s->obj.lock);
+	if (!s->home) {
+		if (any_flow(s))
+			VMH_COUNT(vmh_stats->calls_home, 1);
+		vmh_sock_release_flows(s, h->reason);
+		s->tx_cfg++;
+		VMH_SET(s->stats->tx_offloaded, 0);
+		VMH_SET(s->stats->offloaded, 0);
+		vmh_sock_set_reason(s, h->reason, 0);
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_sock_home_all(uint32_t reason, bool for_good)
+{
+	struct home_all h = { reason, for_good };
+
+	vmh_sock_each(home_one, &h);
+}
+
+static void back_one(struct vmh_sock *s, void *arg)
+{
+	(void)arg;
+	vmh_lock(&s->obj.lock);
+	s->tx_cfg++;
+	if (!s->home && s->lport)
+		vmh_sock_update(s, s->obj.fd);
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_sock_service_back(void)
+{
+	vmh_sock_each(back_one, NULL);
+}
+
+struct gone {
+	struct vmh_ring *ring;
+	uint32_t reason, flow_id;
+};
+
+static void ring_gone_one(struct vmh_sock *s, void *arg)
+{
+	const struct gone *g = arg;
+	unsigned ifindex = g->ring->ifindex;
+
+	vmh_lock(&s->obj.lock);
+	s->tx_cfg++; /* destinations over this ring are decided anew */
+	/* the service has taken the rules of this interface away; wildcards live on elsewhere */
+	bool hit = s->flow.id && s->flow.ifindex == ifindex;
+	if (hit)
+		s->flow.id = 0;
+	for (unsigned i = 0; i < s->nmembers; i++) {
+		if (s->members[i].flow_id && s->members[i].ifindex == ifindex) {
+			s->members[i].flow_id = 0;
+			hit = true;
+		}
+	}
+	if (hit) {
+		VMH_COUNT(vmh_stats->calls_home, 1);
+		vmh_sock_set_reason(s, g->reason, 0);
+	}
+	publish(s);
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason)
+{
+	struct gone g = { .ring = r, .reason = reason };
+
+	vmh_sock_each(ring_gone_one, &g);
+}
+
+static void flow_home_one(struct vmh_sock *s, void *arg)
+{
+	const struct gone *g = arg;
+	bool hit = false;
+
+	vmh_lock(&s->obj.lock);
+	if (s->flow.id == g->flow_id) {
+		s->flow.id = 0;
+		hit = true;
+	}
+	for (unsigned i = 0; i < s->nmembers; i++) {
+		if (s->members[i].flow_id == g->flow_id) {
+			s->members[i].flow_id = 0;
+			hit = true;
+		}
+	}
+	if (hit) {
+		vmh_rings_poll(DRAIN);
+		VMH_COUNT(vmh_stats->calls_home, 1);
+		vmh_sock_set_reason(s, g->reason, 0);
+		publish(s);
+		vmh_debug("fd %d: the service took flow %u home: %s", s->obj.fd, g->flow_id,
+			  vmh_reason_text(g->reason));
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_sock_flow_home(uint32_t flow_id, unsigned reason)
+{
+	struct gone g = { .reason = reason, .flow_id = flow_id };
+
+	if (flow_id)
+		vmh_sock_each(flow_home_one, &g);
+}
+
+static void publish_groups(struct vmh_sock *s)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < s->nmembers; i++) {
+		if (!s->members[i].group)
+			continue;
+		if (n < VMH_STATS_GROUPS)
+			map4(s->stats->groups[n], s->members[i].group);
+		n++;
+	}
+	VMH_SET(s->stats->ngroups, n);
+}
+
+void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex)
+{
+	unsigned i;
+
+	if (!ifindex && vmh_session_open() == 0) {
+		struct vmh_nexthop hop = { 0 };
+
+		vmh_net_resolve(group, 0, 0, &hop); /* the interface is filled in whatever the answer is */
+		ifindex = hop.ifindex;
+	}
+	for (i = 0; i < s->nmembers && s->members[i].group; i++)
+		;
+	if (i == VMH_SOCK_GROUPS)
+		return; /* the kernel has joined and delivers it */
+	s->members[i] = (struct vmh_member){ .group = group, .ifindex = ifindex };
+	if (i == s->nmembers)
+		s->nmembers++;
+	publish_groups(s);
+	vmh_sock_update(s, fd);
+}
+
+void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
+{
+	for (unsigned i = 0; i < s->nmembers; i++) {
+		struct vmh_member *m = &s->members[i];
+
+		if (m->group != group || (ifindex && m->ifindex != ifindex))
+			continue;
+		if (m->flow_id && s->session == vmh_session_id())
+			vmh_session_detach(m->flow_id, VMH_R_NONE);
+		*m = (struct vmh_member){ 0 };
+		break;
+	}
+	publish_groups(s);
+	publish(s);
+}

@@ -1,0 +1,20 @@
+/* The internal thread: reads the service's events, takes sockets home when it must, reconnects, and
+ * drains rings that the program does not poll (VMA_PROGRESS_ENGINE_INTERVAL). */
+#ifndef VMH_WORKER_H
+#define VMH_WORKER_H
+#include "vmh_base.h"
+#include "control.h"
+
+void vmh_worker_start(int control_fd);                    /* control lock held; also with a new connection */
+void vmh_worker_event(const struct vmh_msg_event *ev);    /* control lock held: only put aside */
+void vmh_worker_lost(void);                               /* control lock held */
+void vmh_worker_fork_child(void);
+/* There was a session, and flows may move from the kernel to a ring at any time from now on: a blocked
+ * call must sleep where it can be woken, not in the kernel's recv. */
+extern _Atomic int vmh_worker_runs;
+
+/* control.c, for the worker */
+void vmh_session_read(void);
+void vmh_session_bye(void);
+void vmh_session_release(unsigned ring_id);
+#endif

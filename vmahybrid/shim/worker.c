@@ -1,0 +1,219 @@
+/* See vmh_worker.h. The thread holds no lock when it calls into sockets or the session. */
+#include "vmh_worker.h"
+#include "vmh_control.h"
+#include "vmh_lock.h"
+#include "vmh_log.h"
+#include "vmh_obj.h"
+#include "vmh_params.h"
+#include "vmh_sock.h"
+#include "vmh_stats.h"
+#include "vmh_wait.h"
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#define EVENTS 256 /* what the service may say before the thread runs; more: oldest kept, rest counted */
+#define RECONNECT_MS 1000
+#define DRAIN 65536 /* frames: more than any ring holds */
+
+_Atomic int vmh_worker_runs;
+
+static struct vmh_lock lock;
+static struct vmh_msg_event events[EVENTS];
+static unsigned head, count;
+static _Atomic int control_fd = -1;
+static _Atomic int lost;
+static int bell = -1;
+
+static void ring_bell(void)
+{
+	uint64_t one = 1;
+
+	if (bell >= 0)
+		vmh_sys(SYS_write, bell, &one, sizeof(one));
+}
+
+void vmh_worker_event(const struct vmh_msg_event *ev)
+{
+	vmh_lock(&lock);
+	if (count < EVENTS)
+		events[(head + count++) % EVENTS] = *ev;
+	else
+		atomic_store(&lost, 1); /* cannot follow: everything goes home and comes back */
+	vmh_unlock(&lock);
+	ring_bell();
+}
+
+void vmh_worker_lost(void)
+{
+	atomic_store(&control_fd, -1);
+	atomic_store(&lost, 1);
+	ring_bell();
+}
+
+static bool next_event(struct vmh_msg_event *ev)
+{
+	bool any;
+
+	vmh_lock(&lock);
+	any = count > 0;
+	if (any) {
+		*ev = events[head];
+		head = (head + 1) % EVENTS;
+		count--;
+	}
+	vmh_unlock(&lock);
+	return any;
+}
+
+static void ring_gone(unsigned ring_id, unsigned reason)
+{
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
+		if (r->id != ring_id || atomic_load(&r->gone))
+			continue;
+		vmh_ring_poll(r, DRAIN);
+		atomic_store(&r->gone, 1);
+		vmh_sock_ring_gone(r, reason);
+		vmh_ring_close(r);
+		vmh_session_release(ring_id);
+		vmh_info("the ring on %s is gone: %s; the kernel serves its flows", r->ifname, vmh_reason_text(reason));
+	}
+}
+
+static void handle(const struct vmh_msg_event *ev)
+{
+	switch (ev->event) {
+	case VMH_EV_RING_GONE:
+		ring_gone(ev->a, ev->hdr.reason);
+		break;
+	case VMH_EV_FLOW_HOME:
+		vmh_sock_flow_home(ev->a, ev->hdr.reason);
+		break;
+	case VMH_EV_BYE:
+		vmh_session_bye();
+		break;
+	case VMH_EV_ZERO:
+		vmh_stats_zero();
+		break;
+	case VMH_EV_LOG_LEVEL:
+		atomic_store(&vmh_log_level_now, (int)ev->a);
+		VMH_SET(vmh_stats->log_level, ev->a);
+		break;
+	case VMH_EV_LOG_DETAILS:
+		atomic_store(&vmh_log_details_now, (int)ev->a);
+		VMH_SET(vmh_stats->log_details, ev->a);
+		break;
+	case VMH_EV_DUMP_FD:
+		vmh_stats_dump_fd((int)ev->a, (int)ev->b);
+		break;
+	default:
+		vmh_debug("an event this version does not know: %u", ev->event);
+	}
+}
+
+/* After the session was lost: every flow is the kernel's. What the rings still hold is delivered first. */
+static void go_home(void)
+{
+	unsigned reason = vmh_session_reason();
+
+	vmh_rings_poll(DRAIN);
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+		atomic_store(&r->gone, 1);
+	vmh_sock_home_all(reason ? reason : VMH_R_SERVICE_GONE, false);
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+		vmh_ring_close(r);
+	vmh_wake_all();
+}
+
+static bool any_ring(void)
+{
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+		if (!atomic_load(&r->gone))
+			return true;
+	return false;
+}
+
+static int interval_ms(void)
+{
+	if (atomic_load(&control_fd) < 0)
+		return RECONNECT_MS;
+	if (!any_ring() || !vmh_params.progress_engine_interval || !vmh_params.progress_engine_wce_max)
+		return -1;
+	return (int)vmh_params.progress_engine_interval;
+}
+
+static void turn(void)
+{
+	struct vmh_msg_event ev;
+	int fd = atomic_load(&control_fd);
+	struct pollfd p[2] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
+	int ms = interval_ms();
+	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
+	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2, ms < 0 ? NULL : &ts, NULL, 0);
+	uint64_t bells;
+
+	if (n > 0 && p[0].revents)
+		vmh_sys(SYS_read, bell, &bells, sizeof(bells));
+	if (n > 0 && fd >= 0 && p[1].revents)
+		vmh_session_read();
+	while (next_event(&ev))
+		handle(&ev);
+	if (atomic_exchange(&lost, 0))
+		go_home();
+	if (atomic_load(&control_fd) < 0) {
+		if (vmh_session_open() == 0) {
+			vmh_info("the service is back: offloading again");
+			vmh_sock_service_back();
+		}
+	} else if (vmh_params.progress_engine_interval) {
+		vmh_rings_poll((unsigned)vmh_params.progress_engine_wce_max);
+	}
+}
+
+static void *loop(void *arg)
+{
+	(void)arg;
+	for (;;)
+		turn();
+	return NULL;
+}
+
+void vmh_worker_start(int fd)
+{
+	pthread_attr_t attr;
+	pthread_t thread;
+	sigset_t all, old;
+
+	atomic_store(&control_fd, fd);
+	if (atomic_load(&vmh_worker_runs)) {
+		ring_bell();
+		return;
+	}
+	bell = vmh_fd_hide((int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK));
+	/* the program's handlers run in the program's threads */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, 256 * 1024);
+	if (pthread_create(&thread, &attr, loop, NULL) == 0) {
+		atomic_store(&vmh_worker_runs, 1);
+		pthread_setname_np(thread, "vmahybrid");
+	} else {
+		vmh_warn("no internal thread: rings are drained by the program's own calls only");
+	}
+	pthread_attr_destroy(&attr);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void vmh_worker_fork_child(void)
+{
+	vmh_fd_hidden_close(bell);
+	bell = -1;
+	atomic_store(&vmh_worker_runs, 0);
+	head = count = 0;
+	atomic_store(&lock.word, 0);
+	atomic_store(&control_fd, -1);
+	atomic_store(&lost, 0);
+}
