@@ -5,12 +5,13 @@
  * full barrier in the middle of both, one of the two sees the other, so that no buffer stays behind.
  */
 #include "vmh_ring.h"
+#include "vmh_stats.h"
 #include <stdlib.h>
 
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_want_stamps;
 
-static struct vmh_ring_stats child_stats; /* nobody reads it */
+static struct vmh_ring_stats no_stats; /* of closed rings; nobody reads it */
 
 /* Between an atomic read-modify-write and a load: on x86 the former is a full barrier already. */
 static inline void barrier_after_rmw(void)
@@ -181,6 +182,9 @@ void vmh_ring_close(struct vmh_ring *r)
 	vmh_lock(&r->lock);
 	vmh_lock(&r->tx_lock);
 	r->ops->close(r);
+	if (r->stats != &no_stats)
+		vmh_stats_ring_free(r->stats);
+	r->stats = &no_stats;
 	vmh_unlock(&r->tx_lock);
 	unlock(r);
 }
@@ -191,7 +195,7 @@ void vmh_rings_fork_child(void)
 		/* threads that held the locks do not exist here */
 		atomic_store(&r->lock.word, 0);
 		atomic_store(&r->tx_lock.word, 0);
-		r->stats = &child_stats; /* the other page is the parent's */
+		r->stats = &no_stats; /* the other page is the parent's */
 		vmh_ring_close(r);
 	}
 }

@@ -56,16 +56,17 @@ struct vmh_ring_ops {
 
 struct vmh_ring {
 	const struct vmh_ring_ops *ops;
-	struct vmh_lock lock;
-	struct vmh_lock tx_lock;
-	_Atomic int gone;           /* set by the control thread; read anywhere */
-	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
-	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	unsigned id, ifindex, mtu, kind, xdp_mode, flags;
 	unsigned char mac[6];
 	char ifname[16];
-	struct vmh_ring_stats *stats;
+	struct vmh_ring_stats *stats; /* read it under a lock only: close exchanges it */
 	struct vmh_ring *next;      /* vmh_rings list; append only, under control lock */
+	_Atomic int gone;           /* set by the control thread; read anywhere */
+	/* own cache lines: a sender and a receiver thread shall not disturb each other */
+	_Alignas(64) struct vmh_lock lock;
+	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
+	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
+	_Alignas(64) struct vmh_lock tx_lock;
 	/* implementation state follows in ring_xdp.c's own struct */
 };
 

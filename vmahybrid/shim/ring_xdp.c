@@ -1,0 +1,279 @@
+/* Receive and transmit of the AF_XDP ring: a UMEM, and per queue an XSK with its RX, TX, fill and completion ring.
+ *
+ * UMEM frames 0..tx_frames-1 are for transmitting, through queue 0; the others circulate between the
+ * free stack, the fill rings, the RX rings and whoever holds a delivered buffer. Facts about the kernel
+ * (6.18) that shape this file:
+ *  - an RX descriptor points into its frame behind 256 bytes of headroom, so the frame is addr / size;
+ *  - in copy mode one sendto() handles at most XDP_MAX_TX_SKB_BUDGET descriptors and answers EAGAIN
+ *    while some are left; EAGAIN also means that socket buffer or completion ring are full;
+ *  - a completion comes when the skb is freed, so late if the receiver is a socket that sleeps;
+ *  - poll(2) on an XSK in copy mode transmits what is posted: a sleeper pushes what a kick left behind;
+ *  - a mapping of any ring keeps the XSK and its queue, close() alone does not free them.
+ */
+#include "ring_xdp.h"
+
+#define XDP_OPT_CONTD 1 /* descriptor: the packet goes on in the next one */
+#define HEADERS 42
+#define REFILL_BATCH 16 /* free frames worth a write to the producer index, which the kernel's core reads */
+#define REAP_AT 16      /* frames in flight before completions are looked at: keeps few frames in use, so in cache */
+#define KICK_RETRIES 2
+#define KICK_BATCH 32   /* descriptors per sendto() by default */
+
+/* ---- receive ---- */
+
+void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q)
+{
+	uint32_t n = x->share > q->posted ? x->share - q->posted : 0, space;
+
+	if (n > x->rx_nfree)
+		n = x->rx_nfree;
+	space = room(&q->fill, n);
+	if (n > space)
+		n = space;
+	if (!n)
+		return;
+	for (uint32_t i = 0; i < n; i++)
+		*addr_at(&q->fill, q->fill.here + i) = (uint64_t)x->rx_free[--x->rx_nfree] << x->frame_shift;
+	q->fill.here += n;
+	q->posted += n;
+	publish(q->fill.prod, q->fill.here);
+	if (vmh_unlikely(x->zerocopy && needs_wakeup(&q->fill)))
+		vmh_sys(SYS_recvfrom, q->fd, NULL, 0, MSG_DONTWAIT, NULL, NULL);
+}
+
+/* Post free frames where it is worth it; at once where a fill ring runs low. */
+static inline void refill_if_due(struct xdp_ring *x)
+{
+	for (uint32_t i = 0; i < x->nq && x->rx_nfree; i++)
+		if (x->rx_nfree >= REFILL_BATCH || x->q[i].posted < x->low)
+			vmh_xdp_refill(x, &x->q[i]);
+}
+
+struct taken {
+	uint32_t taken, no_socket, dropped, bad;
+	uint64_t bytes;
+};
+
+static inline void prefetch_frame(const struct xdp_ring *x, const struct xdp_desc *d)
+{
+	if (vmh_likely(d->addr < x->umem_len))
+		__builtin_prefetch(x->umem + d->addr);
+	__builtin_prefetch(&x->bufs[(uint32_t)(d->addr >> x->frame_shift) % x->frames], 1);
+}
+
+static uint64_t wall_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, struct taken *t)
+{
+	uint64_t addr = d->addr, frame = addr >> x->frame_shift;
+	uint32_t len = d->len;
+	struct vmh_buf *b;
+	int rc;
+
+	if (vmh_unlikely(frame >= x->frames || frame < x->tx_frames)) { /* not a frame that we posted: not ours to free */
+		t->bad++;
+		return;
+	}
+	b = &x->bufs[frame].b;
+	if (vmh_unlikely((addr & (x->frame_size - 1)) + len > x->frame_size || (d->options & XDP_OPT_CONTD) ||
+			 vmh_frame_parse(x->umem + addr, len, x->verify, b))) {
+		t->bad++;
+		free_rx_frame(x, (uint32_t)frame);
+		return;
+	}
+	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? wall_ns() : 0;
+	rc = vmh_deliver(&x->r, b);
+	t->bytes += len;
+	if (vmh_likely(rc > 0)) {
+		t->taken++;
+		return;
+	}
+	if (rc == 0)
+		t->no_socket++;
+	else
+		t->dropped++;
+	free_rx_frame(x, (uint32_t)frame);
+}
+
+static void count_received(struct xdp_ring *x, uint32_t frames, const struct taken *t)
+{
+	struct vmh_ring_stats *s = x->r.stats;
+	uint32_t out = atomic_load_explicit(&x->r.bufs_out, memory_order_relaxed);
+
+	VMH_COUNT(s->rx_packets, frames);
+	VMH_COUNT(s->rx_bytes, t->bytes);
+	if (vmh_unlikely(t->bad | t->no_socket | t->dropped)) {
+		VMH_COUNT(s->rx_bad, t->bad);
+		VMH_COUNT(s->rx_no_socket, t->no_socket);
+		VMH_COUNT(s->rx_dropped, t->dropped);
+	}
+	if (vmh_unlikely(frames > VMH_GET(s->drained_max)))
+		VMH_SET(s->drained_max, frames);
+	VMH_SET(s->queue_len, out);
+	VMH_SET(s->pool_rx_free, x->rx_frames - out);
+}
+
+static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, struct taken *t)
+{
+	struct xring *g = &q->rx;
+	uint32_t n = to_consume(g);
+
+	if (n > budget)
+		n = budget;
+	if (!n)
+		return 0;
+	prefetch_frame(x, desc_at(g, g->here));
+	for (uint32_t i = 0; i < n; i++) {
+		if (i + 1 < n)
+			prefetch_frame(x, desc_at(g, g->here + i + 1));
+		receive_one(x, desc_at(g, g->here + i), t);
+	}
+	g->here += n;
+	publish(g->cons, g->here);
+	q->posted -= n < q->posted ? n : q->posted;
+	if (vmh_unlikely(q->posted == 0 && x->rx_nfree == 0))
+		VMH_COUNT(x->r.stats->pool_rx_empty, 1);
+	return n;
+}
+
+int vmh_xdp_poll(struct vmh_ring *r, unsigned budget)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+	struct taken t = {0};
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < x->nq && n < budget; i++)
+		n += receive(x, &x->q[i], budget - n, &t);
+	if (n) {
+		atomic_store_explicit(&r->bufs_out,
+				      atomic_load_explicit(&r->bufs_out, memory_order_relaxed) + t.taken,
+				      memory_order_relaxed);
+		refill_if_due(x);
+		count_received(x, n, &t);
+	}
+	if (vmh_unlikely(atomic_load_explicit(&x->kick_later, memory_order_relaxed)) && vmh_trylock(&r->tx_lock)) {
+		vmh_xdp_kick(r);
+		vmh_unlock(&r->tx_lock);
+	}
+	return (int)n;
+}
+
+void vmh_xdp_put(struct vmh_ring *r, struct vmh_buf *b)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+	uint32_t out = atomic_load_explicit(&r->bufs_out, memory_order_relaxed) - 1;
+
+	atomic_store_explicit(&r->bufs_out, out, memory_order_relaxed);
+	if (vmh_unlikely(x->closed)) {
+		if (!out)
+			vmh_xdp_free_memory(x);
+		return;
+	}
+	free_rx_frame(x, b->frame);
+	refill_if_due(x);
+}
+
+/* ---- transmit ---- */
+
+static void reap(struct xdp_ring *x)
+{
+	struct xring *g = &x->q[0].comp;
+	uint32_t n = to_consume(g);
+
+	if (!n)
+		return;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t frame = *addr_at(g, g->here + i) >> x->frame_shift;
+
+		if (vmh_likely(frame < x->tx_frames && x->tx_nfree < x->tx_frames))
+			x->tx_free[x->tx_nfree++] = (uint32_t)frame;
+	}
+	g->here += n;
+	publish(g->cons, g->here);
+}
+
+static bool tx_ready(struct xdp_ring *x)
+{
+	if (vmh_unlikely(x->tx_frames - x->tx_nfree >= REAP_AT))
+		reap(x);
+	return vmh_likely(x->tx_nfree && room(&x->q[0].tx, 1));
+}
+
+int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+	struct xring *g = &x->q[0].tx;
+	struct vmh_ring_stats *s = r->stats;
+	struct xdp_desc *d;
+	uint64_t addr;
+	size_t size;
+
+	if (vmh_unlikely(len + 28 > r->mtu || len + HEADERS > x->frame_size))
+		return -EMSGSIZE;
+	if (vmh_unlikely(!tx_ready(x))) {
+		int rc = vmh_xdp_kick(r); /* what was posted with `more` */
+
+		if (rc)
+			return rc;
+		reap(x);
+		if (!x->tx_nfree)
+			VMH_COUNT(s->pool_tx_empty, 1);
+		if (!tx_ready(x)) {
+			VMH_COUNT(s->tx_full, 1);
+			return -EAGAIN;
+		}
+	}
+	addr = (uint64_t)x->tx_free[x->tx_nfree - 1] << x->frame_shift;
+	size = vmh_frame_build(x->umem + addr, h, x->ip_id, iov, n, len);
+	if (vmh_unlikely(!size))
+		return -EINVAL;
+	x->ip_id++;
+	x->tx_nfree--;
+	d = desc_at(g, g->here);
+	d->addr = addr;
+	d->len = (uint32_t)size;
+	d->options = 0;
+	publish(g->prod, ++g->here);
+	VMH_COUNT(s->tx_packets, 1);
+	VMH_COUNT(s->tx_bytes, size);
+	VMH_SET(s->pool_tx_free, x->tx_nfree);
+	return 0;
+}
+
+/* Never waits: what the kernel can't take now stays posted, and poll, the next kick or poll(2) push it. */
+int vmh_xdp_kick(struct vmh_ring *r)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+	struct xring *g = &x->q[0].tx;
+	uint32_t before, after = kernel_index(g->cons);
+	/* before linux 6.17 an EAGAIN for the batch limit does not show the progress made */
+	int retries = KICK_RETRIES + (int)((g->here - after) / KICK_BATCH);
+	long rc;
+
+	while (after != g->here && (!x->zerocopy || needs_wakeup(g))) {
+		before = after;
+		VMH_COUNT(r->stats->kicks, 1);
+		rc = vmh_sys(SYS_sendto, x->q[0].fd, NULL, 0, MSG_DONTWAIT, NULL, 0);
+		after = kernel_index(g->cons);
+		if (rc >= 0 && x->zerocopy) /* the driver goes on by itself */
+			break;
+		if (after != before)
+			continue;
+		if (rc < 0 && rc != -EAGAIN && rc != -EBUSY && rc != -ENOBUFS)
+			return -ENETDOWN; /* ENETDOWN: down; ENXIO: unbound, the device is gone */
+		if (retries-- == 0) {
+			atomic_store_explicit(&x->kick_later, true, memory_order_relaxed);
+			return 0;
+		}
+		reap(x); /* a full completion ring stops the kernel */
+	}
+	if (vmh_unlikely(atomic_load_explicit(&x->kick_later, memory_order_relaxed)))
+		atomic_store_explicit(&x->kick_later, false, memory_order_relaxed);
+	return 0;
+}

@@ -1,0 +1,116 @@
+/* Private to ring_xdp.c (receive, transmit) and ring_xdp_open.c (life): the state of an AF_XDP ring. */
+#ifndef VMH_RING_XDP_H
+#define VMH_RING_XDP_H
+#include "vmh_ring.h"
+#include <linux/if_xdp.h>
+#include <sys/socket.h>
+
+#ifndef AF_XDP
+#define AF_XDP 44
+#endif
+#ifndef SOL_XDP
+#define SOL_XDP 283
+#endif
+
+struct xring {
+	_Atomic uint32_t *prod, *cons, *flags;
+	void *desc;
+	uint32_t mask, size;
+	uint32_t here, there; /* our index; the last seen index of the kernel */
+	void *map;
+	size_t map_len;
+};
+
+struct xqueue {
+	int fd;
+	uint32_t posted; /* frames that the kernel holds for receiving */
+	struct xring rx, fill, tx, comp;
+};
+
+struct xbuf {
+	_Alignas(64) struct vmh_buf b; /* a cache line each */
+};
+
+struct xdp_ring {
+	struct vmh_ring r;
+	unsigned char *umem;
+	size_t umem_len;
+	struct xbuf *bufs;
+	size_t tables_len; /* bufs and the two stacks are one mapping */
+	uint32_t frames, frame_size, frame_shift, nq;
+	bool verify, zerocopy, closed;
+	/* receive; guarded by r.lock */
+	uint32_t *rx_free, rx_nfree, rx_frames;
+	uint32_t share, low; /* frames wanted per fill ring; below `low` they are posted one by one */
+	/* transmit; guarded by r.tx_lock */
+	_Alignas(64) uint32_t *tx_free;
+	uint32_t tx_nfree, tx_frames;
+	uint16_t ip_id;
+	_Atomic bool kick_later; /* the kernel could not take everything; also read under r.lock */
+	struct xqueue q[];
+};
+
+static inline struct xdp_ring *xdp_ring_of(struct vmh_ring *r)
+{
+	return (struct xdp_ring *)r;
+}
+
+/* The only places that touch the indexes shared with the kernel. */
+static inline uint32_t kernel_index(_Atomic uint32_t *i)
+{
+	return atomic_load_explicit(i, memory_order_acquire);
+}
+
+static inline void publish(_Atomic uint32_t *i, uint32_t v)
+{
+	atomic_store_explicit(i, v, memory_order_release);
+}
+
+static inline bool needs_wakeup(const struct xring *g)
+{
+	return atomic_load_explicit(g->flags, memory_order_relaxed) & XDP_RING_NEED_WAKEUP;
+}
+
+/* entries to consume; the kernel's index is read only when the known ones are used up */
+static inline uint32_t to_consume(struct xring *g)
+{
+	if (g->there == g->here)
+		g->there = kernel_index(g->prod);
+	return g->there - g->here;
+}
+
+static inline uint32_t room(struct xring *g, uint32_t wanted)
+{
+	uint32_t n = g->size - (g->here - g->there);
+
+	if (n < wanted) {
+		g->there = kernel_index(g->cons);
+		n = g->size - (g->here - g->there);
+	}
+	return n;
+}
+
+static inline uint64_t *addr_at(struct xring *g, uint32_t i)
+{
+	return (uint64_t *)g->desc + (i & g->mask);
+}
+
+static inline struct xdp_desc *desc_at(struct xring *g, uint32_t i)
+{
+	return (struct xdp_desc *)g->desc + (i & g->mask);
+}
+
+static inline void free_rx_frame(struct xdp_ring *x, uint32_t frame)
+{
+	x->rx_free[x->rx_nfree++] = frame;
+}
+
+/* ring_xdp.c; the lock that guards what they do is held */
+int vmh_xdp_poll(struct vmh_ring *r, unsigned budget);
+void vmh_xdp_put(struct vmh_ring *r, struct vmh_buf *b);
+int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
+int vmh_xdp_kick(struct vmh_ring *r);
+void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q);
+/* ring_xdp_open.c */
+void vmh_xdp_free_memory(struct xdp_ring *x);
+#endif
