@@ -1,0 +1,208 @@
+/* The wait loop of select, poll and epoll: look, spin for the budget, sleep. */
+#include "vmh_iomux_int.h"
+#include "vmh_params.h"
+#include "vmh_ring.h"
+#include <pthread.h>
+
+/* With VMA_SELECT_POLL_OS_RATIO=0 or VMA_SELECT_SKIP_OS=0 the manual never asks the kernel while rings
+ * are polled or ready. A pipe in such a set would starve for ever; once in 10 ms costs nothing. */
+#define OS_LOOK_NS 10000000u
+
+struct run {
+	sig_atomic_t sig0;
+	uint64_t start, now, deadline; /* UINT64_MAX: for ever */
+	bool spun;
+};
+
+static inline unsigned batch(void)
+{
+	return (unsigned)vmh_params.cq_poll_batch_max;
+}
+
+static bool look_due(int64_t *left, int64_t every, struct vmh_oslook *look, uint64_t now)
+{
+	if (every > 0) {
+		int64_t l = VMH_GET(*left) - 1;
+
+		VMH_SET(*left, l <= 0 ? every : l);
+		return l <= 0;
+	}
+	if (now - VMH_GET(look->last_ns) < OS_LOOK_NS)
+		return false;
+	VMH_SET(look->last_ns, now);
+	return true;
+}
+
+static bool os_ratio_due(struct vmh_waiter *w, uint64_t now)
+{
+	return look_due(&w->look->ratio_left, vmh_params.select_poll_os_ratio, w->look, now);
+}
+
+bool vmh_os_skip_due(struct vmh_waiter *w)
+{
+	uint64_t now = vmh_params.select_skip_os > 0 ? 0 : vmh_now_ns();
+
+	return look_due(&w->look->skip_left, vmh_params.select_skip_os, w->look, now);
+}
+
+/* When may spinning end: the budget, but never later than the caller's timeout. */
+static uint64_t spin_end(const struct run *r)
+{
+	int64_t us = vmh_params.select_poll;
+
+	if (us < 0 || (uint64_t)us * 1000u >= r->deadline - r->now)
+		return r->deadline;
+	return r->now + (uint64_t)us * 1000u;
+}
+
+static int spin(struct vmh_waiter *w, struct run *r)
+{
+	uint64_t end = spin_end(r);
+
+	r->spun = true;
+	while (r->now < end) {
+		bool os = os_ratio_due(w, r->now);
+		int n;
+
+		vmh_rings_poll(batch());
+		n = w->collect(w, os);
+		if (n)
+			return n;
+		if (vmh_signals_any != r->sig0)
+			return -EINTR;
+		if (os) {
+			if (w->closed_with && atomic_load(&w->closed_with->closed))
+				return -EBADF;
+			pthread_testcancel();
+			if (!w->on_ring(w)) /* the last member went home: nothing to spin for */
+				return 0;
+		}
+		vmh_cpu_relax();
+		r->now = vmh_now_ns();
+	}
+	return 0;
+}
+
+static bool any_revents(const struct vmh_waiter *w)
+{
+	for (unsigned i = 0; i < w->nfds; i++)
+		if (w->fds[i].revents)
+			return true;
+	return false;
+}
+
+/* One sleep. > 0 ready, 0 go on, -errno. */
+static int sleep_once(struct vmh_waiter *w, struct run *r)
+{
+	int64_t left = r->deadline == UINT64_MAX ? -1 : (int64_t)(r->deadline - r->now);
+	int wakefd = vmh_sleep_begin(), n, err = 0;
+	bool os = false;
+
+	if (wakefd < 0 && (left < 0 || left > 1000000))
+		left = 1000000; /* no eventfd to be had: look again every millisecond */
+	vmh_rings_poll(batch());
+	n = w->collect(w, false);
+	if (!n && vmh_signals_any == r->sig0 && !(w->closed_with && atomic_load(&w->closed_with->closed))) {
+		err = vmh_sleep(w->fds, w->nfds, left, NULL, wakefd);
+		os = err == 0 && any_revents(w);
+	}
+	vmh_sleep_end();
+	if (!n) {
+		vmh_rings_poll(batch());
+		n = w->collect(w, os);
+	}
+	if (n)
+		return n;
+	if (err < 0)
+		return err;
+	if (vmh_signals_any != r->sig0)
+		return -EINTR;
+	if (w->closed_with && atomic_load(&w->closed_with->closed))
+		return -EBADF;
+	return 0;
+}
+
+static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
+{
+	int n = 0;
+
+	r->start = r->now = vmh_now_ns();
+	r->deadline = timeout_ns < 0 || (uint64_t)timeout_ns >= UINT64_MAX / 2 - r->now ?
+		UINT64_MAX : r->now + (uint64_t)timeout_ns;
+	if (vmh_params.select_poll != 0 && w->on_ring(w))
+		n = spin(w, r);
+	while (!n && r->now < r->deadline) {
+		n = sleep_once(w, r);
+		if (!n)
+			r->now = vmh_now_ns();
+	}
+	return n;
+}
+
+/* Share of the last second or more that this thread spent in calls that spun. */
+static void cpu_usage(struct vmh_waiter *w, const struct run *r)
+{
+	static __thread uint64_t since, busy;
+	uint64_t now;
+
+	if (!vmh_params.cpu_usage_stats || !r->start)
+		return;
+	now = vmh_now_ns();
+	if (!since)
+		since = r->start;
+	if (r->spun) {
+		uint64_t end = spin_end(&(struct run){ .now = r->start, .deadline = r->deadline });
+
+		busy += (now < end ? now : end) - r->start;
+	}
+	if (now - since < 1000000000u)
+		return;
+	VMH_SET(w->stats->polling_percent, busy * 100 / (now - since));
+	since = now;
+	busy = 0;
+}
+
+static void account(struct vmh_waiter *w, const struct run *r, int n)
+{
+	struct vmh_iomux_stats *s = w->stats;
+
+	VMH_SET(s->thread, vmh_tid());
+	if (n > 0) {
+		VMH_COUNT(s->rx_ready, (unsigned)w->ring_n);
+		VMH_COUNT(s->os_rx_ready, (unsigned)w->os_n);
+	} else if (n == 0) {
+		VMH_COUNT(s->timeouts, 1);
+	} else if (n != -EINTR) {
+		VMH_COUNT(s->errors, 1);
+	}
+	if (n > 0 && r->now < r->deadline && r->spun)
+		VMH_COUNT(s->poll_hit, 1);
+	else
+		VMH_COUNT(s->poll_miss, 1);
+	cpu_usage(w, r);
+}
+
+int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask)
+{
+	struct run r = { .sig0 = vmh_signals_any, .deadline = UINT64_MAX };
+	sigset_t old;
+	int n;
+
+	/* What is ready is returned before any signal is let in, as in the kernel. */
+	w->os_mask = timeout_ns == 0 ? mask : NULL;
+	vmh_rings_poll(batch());
+	n = w->collect(w, timeout_ns == 0);
+	w->os_mask = NULL;
+	if (n || timeout_ns == 0) {
+		r.spun = n > 0; /* found by polling: a hit */
+		account(w, &r, n);
+		return n;
+	}
+	if (mask) /* a pending signal that it lets in runs here, and is seen in the counters */
+		vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, mask, &old, sizeof(uint64_t));
+	n = wait_long(w, &r, timeout_ns);
+	if (mask)
+		vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &old, NULL, sizeof(uint64_t));
+	account(w, &r, n);
+	return n;
+}

@@ -1,0 +1,436 @@
+/* Receiving on a UDP socket: from its ring queue, and from the kernel socket beneath. */
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_sock.h"
+#include "vmh_wait.h"
+#include "vmh_worker.h"
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/time.h>
+
+#define POLL_BUDGET 32          /* frames per look at the rings */
+#define CLOCK_EVERY 64          /* spins between looks at the clock */
+#define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
+
+static __thread uint32_t tid __attribute__((tls_model("initial-exec")));
+
+uint32_t vmh_tid(void)
+{
+	if (vmh_unlikely(!tid))
+		tid = (uint32_t)vmh_sys(SYS_gettid);
+	return tid;
+}
+
+static void count_os(struct vmh_sock *s, ssize_t r)
+{
+	if (r >= 0) {
+		VMH_COUNT(s->stats->rx_os_packets, 1);
+		VMH_COUNT(s->stats->rx_os_bytes, (uint64_t)r);
+	} else if (r == -EAGAIN) {
+		VMH_COUNT(s->stats->rx_os_eagain, 1);
+	} else {
+		VMH_COUNT(s->stats->rx_os_errors, 1);
+	}
+}
+
+/* Nothing will ever come from a ring as long as this call may block. */
+static bool kernel_only(const struct vmh_sock *s)
+{
+	return !atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed) || s->home ||
+	       VMH_GET(s->stats->reason) == VMH_R_LOOPBACK;
+}
+
+static size_t scatter(const struct msghdr *m, const unsigned char *data, size_t len)
+{
+	size_t done = 0;
+
+	for (size_t i = 0; i < m->msg_iovlen && done < len; i++) {
+		size_t n = m->msg_iov[i].iov_len;
+
+		if (n > len - done)
+			n = len - done;
+		memcpy(m->msg_iov[i].iov_base, data + done, n);
+		done += n;
+	}
+	return done;
+}
+
+struct cmsg_out {
+	unsigned char *at;
+	size_t left, used;
+	bool truncated;
+};
+
+/* As the kernel's put_cmsg: header always whole, data cut and MSG_CTRUNC set where it does not fit. */
+static void put_cmsg(struct cmsg_out *o, int level, int type, const void *data, size_t len)
+{
+	struct cmsghdr h = { .cmsg_len = CMSG_LEN(len), .cmsg_level = level, .cmsg_type = type };
+	size_t space = CMSG_SPACE(len);
+
+	if (o->left < sizeof(h)) {
+		o->truncated = true;
+		return;
+	}
+	if (o->left < CMSG_LEN(len)) {
+		o->truncated = true;
+		h.cmsg_len = o->left;
+		len = o->left - sizeof(h);
+	}
+	memcpy(o->at, &h, sizeof(h));
+	memcpy(o->at + CMSG_LEN(0), data, len);
+	if (space > o->left)
+		space = o->left;
+	o->at += space;
+	o->left -= space;
+	o->used += space;
+}
+
+static void put_timestamp(struct vmh_sock *s, struct cmsg_out *o, const struct vmh_buf *b)
+{
+	uint64_t ns = b->stamp_ns;
+
+	if (!ns) { /* queued before the option was set */
+		struct timespec now;
+
+		clock_gettime(CLOCK_REALTIME, &now);
+		ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+	}
+	if (s->opt_timestamp == SO_TIMESTAMPNS) {
+		struct timespec ts = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+		put_cmsg(o, SOL_SOCKET, SO_TIMESTAMPNS, &ts, sizeof(ts));
+	} else {
+		struct timeval tv = { (time_t)(ns / 1000000000u), (suseconds_t)(ns % 1000000000u / 1000) };
+		put_cmsg(o, SOL_SOCKET, SO_TIMESTAMP, &tv, sizeof(tv));
+	}
+}
+
+static void put_control(struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b)
+{
+	struct cmsg_out o = { .at = m->msg_control, .left = m->msg_control ? m->msg_controllen : 0 };
+
+	if (s->opt_timestamp)
+		put_timestamp(s, &o, b);
+	if (s->opt_pktinfo) {
+		struct in_pktinfo info = { .ipi_ifindex = (int)b->ring->ifindex };
+
+		info.ipi_addr.s_addr = b->daddr;
+		info.ipi_spec_dst.s_addr = b->daddr;
+		if (b->multicast)
+			vmh_net_addr_of(b->ring->ifindex, &info.ipi_spec_dst.s_addr);
+		put_cmsg(&o, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
+	}
+	if (s->opt_recvttl) {
+		int ttl = b->ttl;
+		put_cmsg(&o, IPPROTO_IP, IP_TTL, &ttl, sizeof(ttl));
+	}
+	if (s->opt_recvtos)
+		put_cmsg(&o, IPPROTO_IP, IP_TOS, &b->tos, 1);
+	m->msg_controllen = o.used;
+	if (o.truncated)
+		m->msg_flags |= MSG_CTRUNC;
+}
+
+static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const struct vmh_buf *b)
+{
+	size_t n = scatter(m, b->data, b->len);
+
+	m->msg_flags = 0;
+	if (m->msg_name) {
+		struct sockaddr_in from = { .sin_family = AF_INET, .sin_port = b->sport, .sin_addr.s_addr = b->saddr };
+		socklen_t len = m->msg_namelen < sizeof(from) ? m->msg_namelen : (socklen_t)sizeof(from);
+
+		memcpy(m->msg_name, &from, len);
+		m->msg_namelen = sizeof(from);
+	}
+	put_control(s, m, b);
+	if (n < b->len)
+		m->msg_flags |= MSG_TRUNC;
+	return (flags & MSG_TRUNC) ? (ssize_t)b->len : (ssize_t)n;
+}
+
+uint32_t vmh_sock_truesize(const struct vmh_buf *b);
+
+static struct vmh_buf *pop(struct vmh_sock *s)
+{
+	struct vmh_buf *b;
+
+	vmh_lock(&s->rxq_lock);
+	b = s->rxq_head;
+	if (b) {
+		uint32_t n = atomic_load_explicit(&s->rxq_len, memory_order_relaxed) - 1;
+
+		s->rxq_head = b->next;
+		if (!s->rxq_head)
+			s->rxq_tail = &s->rxq_head;
+		s->rxq_bytes -= b->len;
+		s->rxq_truesize -= vmh_sock_truesize(b);
+		atomic_store_explicit(&s->rxq_len, n, memory_order_release);
+		VMH_SET(s->stats->rx_ready_packets, n);
+		VMH_SET(s->stats->rx_ready_bytes, s->rxq_bytes);
+	}
+	vmh_unlock(&s->rxq_lock);
+	return b;
+}
+
+/* One queued datagram. -EAGAIN: none. */
+static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
+{
+	ssize_t r = -EAGAIN;
+
+	if (!vmh_sock_ready(s))
+		return r;
+	if (vmh_unlikely(flags & MSG_PEEK)) {
+		vmh_lock(&s->rxq_lock);
+		if (s->rxq_head)
+			r = copy_out(s, m, flags, s->rxq_head);
+		vmh_unlock(&s->rxq_lock);
+		return r;
+	}
+	struct vmh_buf *b = pop(s);
+	if (!b)
+		return r;
+	r = copy_out(s, m, flags, b);
+	VMH_COUNT(s->stats->rx_packets, 1);
+	VMH_COUNT(s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
+	VMH_SET(s->stats->thread_rx, vmh_tid());
+	s->heard = 1;
+	s->tx_since_rx = 0;
+	vmh_sock_buf_put(b);
+	return r;
+}
+
+/* The kernel socket, never blocking. */
+static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	struct msghdr copy = *m; /* a failed recvmsg leaves lengths as they were */
+	long r = vmh_sys(SYS_recvmsg, fd, &copy, flags | MSG_DONTWAIT);
+
+	if (r != -EAGAIN) {
+		*m = copy;
+		if (!(flags & MSG_PEEK) || r < 0)
+			count_os(s, r);
+		if (r >= 0)
+			s->heard = 1;
+	}
+	return r;
+}
+
+static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	long r = vmh_sys(SYS_recvmsg, fd, m, flags);
+
+	if (!(flags & MSG_PEEK) || r < 0)
+		count_os(s, r);
+	return r;
+}
+
+/* Is it the kernel socket's turn? */
+static bool os_turn(struct vmh_sock *s)
+{
+	if (vmh_unlikely(atomic_load_explicit(&s->os_check, memory_order_relaxed)))
+		return true;
+	if (!vmh_params.rx_udp_poll_os_ratio)
+		return false;
+	if (s->os_ratio_left > 1) {
+		s->os_ratio_left--;
+		return false;
+	}
+	s->os_ratio_left = (uint32_t)vmh_params.rx_udp_poll_os_ratio;
+	return true;
+}
+
+static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	ssize_t r = kernel_now(s, fd, m, flags);
+
+	if (r == -EAGAIN)
+		atomic_store_explicit(&s->os_check, 0, memory_order_relaxed);
+	return r;
+}
+
+struct waiting {
+	uint64_t deadline;         /* 0: none */
+	sig_atomic_t any, norestart;
+	bool timed;                /* SO_RCVTIMEO: no handler restarts the call (signal(7)) */
+};
+
+static bool interrupted(const struct waiting *w)
+{
+	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
+}
+
+/* Sleep until something may have changed. 0: look again. -EAGAIN: timed out. -EINTR. -EBADF. */
+static int doze(struct vmh_sock *s, int fd, const struct waiting *w)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	int64_t left = -1;
+	int err = 0, wakefd;
+
+	if (w->deadline) {
+		uint64_t now = vmh_now_ns();
+
+		if (now >= w->deadline)
+			return -EAGAIN;
+		left = (int64_t)(w->deadline - now);
+	}
+	wakefd = vmh_sleep_begin();
+	if (!vmh_sock_ready(s) && !atomic_load(&s->obj.closed) &&
+	    !(atomic_load(&s->rx_on) && vmh_rings_poll(POLL_BUDGET) && vmh_sock_ready(s))) {
+		sig_atomic_t any = vmh_signals_any;
+
+		err = vmh_sleep(&p, 1, left, NULL, wakefd);
+		if (p.revents)
+			atomic_store(&s->os_check, 1);
+		/* a handler with SA_RESTART ended the sleep, not the call */
+		if (err == -EINTR && vmh_signals_any != any && !interrupted(w))
+			err = 0;
+	}
+	vmh_sleep_end();
+	return err;
+}
+
+/* Spin on the rings. 0: a datagram may be there. -EAGAIN: budget spent. */
+static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops)
+{
+	int64_t budget = vmh_params.rx_poll;
+
+	for (;;) {
+		vmh_rings_poll(POLL_BUDGET);
+		if (vmh_sock_ready(s))
+			return 0;
+		++*loops;
+		if (vmh_unlikely(interrupted(w)))
+			return -EINTR;
+		if (vmh_unlikely(!atomic_load_explicit(&s->rx_on, memory_order_relaxed) ||
+				 atomic_load_explicit(&s->obj.closed, memory_order_relaxed)))
+			return -EAGAIN;
+		if (budget >= 0 && *loops >= (uint64_t)budget)
+			return -EAGAIN;
+		if (vmh_params.rx_poll_yield && *loops % (uint64_t)vmh_params.rx_poll_yield == 0)
+			sched_yield();
+		if (w->deadline && *loops % CLOCK_EVERY == 0 && vmh_now_ns() >= w->deadline)
+			return -EAGAIN;
+		if (os_turn(s))
+			return -ENOMSG; /* the caller looks at the kernel socket and comes back */
+		vmh_cpu_relax();
+	}
+}
+
+static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	struct waiting w = { .any = vmh_signals_any, .norestart = vmh_signals_norestart };
+	uint64_t loops = 0;
+	ssize_t r;
+
+	if (s->rcvtimeo_ns) {
+		w.deadline = vmh_now_ns() + (uint64_t)s->rcvtimeo_ns;
+		w.timed = true;
+	}
+	for (;;) {
+		if (vmh_unlikely(atomic_load(&s->obj.closed)))
+			return -EBADF;
+		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
+			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
+		r = atomic_load(&s->rx_on) ? spin(s, &w, &loops) : -EAGAIN;
+		if (r == 0) {
+			r = take(s, m, flags);
+			if (r != -EAGAIN) {
+				VMH_COUNT(s->stats->rx_poll_hit, 1);
+				return r;
+			}
+			continue;
+		}
+		if (r == -EINTR)
+			return r;
+		bool spent = r == -EAGAIN;
+		r = look_at_kernel(s, fd, m, flags);
+		if (r != -EAGAIN)
+			return r;
+		if (!spent)
+			continue;
+		if (loops)
+			VMH_COUNT(s->stats->rx_poll_miss, 1);
+		int err = doze(s, fd, &w);
+		if (err == -EAGAIN)
+			VMH_COUNT(s->stats->rx_eagain, 1);
+		if (err)
+			return err;
+		loops = 0;
+		r = take(s, m, flags);
+		if (r != -EAGAIN)
+			return r;
+	}
+}
+
+static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	uint64_t now;
+
+	vmh_rings_poll(POLL_BUDGET);
+	ssize_t r = take(s, m, flags);
+	if (r != -EAGAIN) {
+		VMH_COUNT(s->stats->rx_poll_hit, 1);
+		return r;
+	}
+	VMH_COUNT(s->stats->rx_poll_miss, 1);
+	/* the ratio is for those who call in a tight loop; who comes seldom is told the truth each time */
+	now = vmh_now_ns();
+	if (!vmh_params.rx_udp_poll_os_ratio || now - s->os_looked_ns < OS_LOOK_NS) {
+		VMH_COUNT(s->stats->rx_eagain, 1);
+		return -EAGAIN;
+	}
+	s->os_looked_ns = now;
+	r = look_at_kernel(s, fd, m, flags);
+	if (r == -EAGAIN)
+		VMH_COUNT(s->stats->rx_eagain, 1);
+	return r;
+}
+
+static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
+	ssize_t r;
+
+	if (vmh_unlikely(flags & (MSG_ERRQUEUE | MSG_OOB)))
+		return kernel_as_asked(s, fd, m, flags);
+	if (!atomic_load_explicit(&s->rx_on, memory_order_relaxed) && !vmh_sock_ready(s)) {
+		if (now || kernel_only(s))
+			return kernel_as_asked(s, fd, m, flags);
+		r = kernel_now(s, fd, m, flags);
+		return r != -EAGAIN ? r : recv_blocking(s, fd, m, flags);
+	}
+	if (os_turn(s)) {
+		r = look_at_kernel(s, fd, m, flags);
+		if (r != -EAGAIN)
+			return r;
+	}
+	r = take(s, m, flags);
+	if (r != -EAGAIN) {
+		VMH_COUNT(s->stats->rx_poll_hit, 1);
+		return r;
+	}
+	return now ? recv_now(s, fd, m, flags) : recv_blocking(s, fd, m, flags);
+}
+
+ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	if (vmh_unlikely(m->msg_iovlen > 1024))
+		return kernel_as_asked(s, fd, m, flags); /* EMSGSIZE is the kernel's to say */
+	return recv_some(s, fd, m, flags & ~MSG_CMSG_CLOEXEC);
+}
+
+int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)
+{
+	vmh_rings_poll(POLL_BUDGET);
+	vmh_lock(&s->rxq_lock);
+	bool any = s->rxq_head != NULL;
+	if (any)
+		*value = (int)s->rxq_head->len;
+	vmh_unlock(&s->rxq_lock);
+	if (any)
+		return 0;
+	return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
+}

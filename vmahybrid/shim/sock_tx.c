@@ -1,0 +1,233 @@
+/* Sending on a UDP socket: over a ring where the destination is worth it, through the kernel else. */
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_sock.h"
+#include "vmh_wait.h"
+#include "vmh_worker.h"
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#define FULL_RETRIES 256  /* kicks before a full ring hands a datagram to the kernel */
+#define NEVER_ON_RING (MSG_OOB | MSG_MORE | MSG_DONTROUTE | MSG_PROXY | MSG_ZEROCOPY | MSG_FASTOPEN)
+#define ERROR_CHECK_FIRST 16
+#define ERROR_CHECK_EVERY 128
+
+static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags)
+{
+	long r = vmh_sys(SYS_sendmsg, fd, m, flags);
+
+	if (r >= 0) {
+		VMH_COUNT(s->stats->tx_os_packets, 1);
+		VMH_COUNT(s->stats->tx_os_bytes, (uint64_t)r);
+		/* the kernel chose a port: replies to it may come by a ring */
+		if (vmh_unlikely(!s->lport) && !s->home)
+			vmh_sock_bound(s, fd);
+	} else if (r == -EAGAIN) {
+		VMH_COUNT(s->stats->tx_os_eagain, 1);
+	} else {
+		VMH_COUNT(s->stats->tx_os_errors, 1);
+	}
+	return r;
+}
+
+static bool is_multicast(in_addr_t a)
+{
+	return IN_MULTICAST(ntohl(a));
+}
+
+/* Object lock held. Decides where daddr:dport is sent from, and makes the header for it. */
+static void decide(struct vmh_sock *s, struct vmh_dst *d)
+{
+	struct vmh_nexthop hop = { 0 };
+	in_addr_t saddr = is_multicast(s->laddr) ? 0 : s->laddr;
+	bool mc = is_multicast(d->daddr);
+	unsigned oif = s->bound_if, reason;
+
+	d->cfg = s->tx_cfg;
+	d->generation = vmh_net_generation();
+	d->ring = NULL;
+	if (mc && s->mc_loop) {
+		d->reason = VMH_R_MULTICAST_LOOP;
+		return;
+	}
+	if (mc && !oif)
+		oif = s->mc_if;
+	if (mc && !saddr)
+		saddr = s->mc_if_addr;
+	reason = vmh_net_resolve(d->daddr, saddr, oif, &hop);
+	d->generation = hop.generation ? hop.generation : d->generation;
+	if (!reason || reason == VMH_R_NO_NEIGHBOUR) {
+		unsigned why = vmh_net_link_served(hop.ifindex);
+
+		if (why)
+			reason = why;
+		else if (hop.via)
+			vmh_session_neigh(hop.ifindex, hop.via); /* resolve it, keep it fresh */
+	}
+	if (!reason) {
+		unsigned why;
+
+		d->ring = vmh_session_ring(hop.ifindex, &why);
+		if (!d->ring)
+			reason = why ? why : VMH_R_RING_FAILED;
+	}
+	d->reason = reason;
+	if (reason)
+		return;
+	unsigned mtu = hop.mtu < d->ring->mtu ? hop.mtu : d->ring->mtu;
+	d->max_payload = mtu > 28 ? mtu - 28 : 0;
+	vmh_frame_hdr_init(&d->hdr, hop.dmac, d->ring->mac, hop.saddr, d->daddr, s->lport, d->dport,
+			   mc ? s->mc_ttl : s->ttl, s->tos, s->df);
+}
+
+static unsigned slot_of(in_addr_t addr, in_port_t port)
+{
+	uint32_t h = addr * 2654435761u ^ port * 40503u;
+
+	return (h >> 16 ^ h) & (VMH_SOCK_DSTS - 1);
+}
+
+static inline bool current(const struct vmh_sock *s, const struct vmh_dst *d, in_addr_t addr, in_port_t port)
+{
+	return d->daddr == addr && d->dport == port && d->cfg == s->tx_cfg &&
+	       d->generation == vmh_net_generation() && (!d->ring || !atomic_load_explicit(&d->ring->gone, memory_order_relaxed));
+}
+
+/* Make the cache slot current. The socket gets its port here if it has none and a ring will be used. */
+static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
+{
+	struct vmh_dst d = { .daddr = addr, .dport = port };
+
+	vmh_lock(&s->obj.lock);
+	decide(s, &d);
+	if (!d.reason && !s->lport) {
+		struct sockaddr_in any = { .sin_family = AF_INET };
+
+		vmh_unlock(&s->obj.lock);
+		/* what sendto would do by itself, now, so that the port is known */
+		vmh_sys(SYS_bind, fd, &any, sizeof(any));
+		vmh_sock_bound(s, fd);
+		vmh_lock(&s->obj.lock);
+		decide(s, &d);
+		if (!s->lport)
+			d.reason = VMH_R_NOT_TRIED;
+	}
+	vmh_lock(&s->tx_lock);
+	s->dsts[slot_of(addr, port)] = d;
+	vmh_unlock(&s->tx_lock);
+	VMH_SET(s->stats->tx_offloaded, !d.reason);
+	VMH_SET(s->stats->offloaded, !d.reason || VMH_GET(s->stats->rx_offloaded));
+	if (d.ring)
+		VMH_SET(s->stats->ring_id, d.ring->id);
+	/* a socket that only sends is explained by its last destination */
+	if (d.reason && !atomic_load(&s->rx_on) && !s->home)
+		vmh_sock_set_reason(s, d.reason, 0);
+	else if (!d.reason && !s->home && !s->nmembers && VMH_GET(s->stats->reason) == VMH_R_NOT_TRIED)
+		vmh_sock_set_reason(s, VMH_R_NONE, 0);
+	vmh_unlock(&s->obj.lock);
+}
+
+/* A connected peer that never answered may have sent ICMP errors: the kernel socket has them. */
+static int pending_error(struct vmh_sock *s, int fd)
+{
+	int err = 0;
+	socklen_t len = sizeof(err);
+	uint32_t n = ++s->tx_since_rx;
+
+	if (s->heard ? n % ERROR_CHECK_EVERY : (n > ERROR_CHECK_FIRST && n % ERROR_CHECK_EVERY))
+		return 0;
+	if (n == 1)
+		return 0;
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_ERROR, &err, &len);
+	return -err;
+}
+
+/* Posts; -EAGAIN when the ring stayed full. tx_lock held. */
+static int post(struct vmh_ring *ring, const struct vmh_frame_hdr *h, const struct msghdr *m, size_t len, bool more)
+{
+	for (int i = 0;; i++) {
+		int r = vmh_ring_send(ring, h, m->msg_iov, (int)m->msg_iovlen, len, more);
+
+		if (r != -EAGAIN || i == FULL_RETRIES)
+			return r;
+		vmh_ring_kick(ring);
+		vmh_cpu_relax();
+	}
+}
+
+static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, in_addr_t addr, in_port_t port,
+		       size_t len, bool more)
+{
+	struct vmh_dst *d = &s->dsts[slot_of(addr, port)];
+	int r;
+
+	vmh_lock(&s->tx_lock);
+	if (vmh_unlikely(!current(s, d, addr, port))) {
+		vmh_unlock(&s->tx_lock);
+		refresh(s, fd, addr, port);
+		vmh_lock(&s->tx_lock);
+	}
+	if (d->reason || d->daddr != addr || d->dport != port || len > d->max_payload) {
+		vmh_unlock(&s->tx_lock);
+		return by_kernel(s, fd, m, flags);
+	}
+	s->last_ring = d->ring;
+	r = post(d->ring, &d->hdr, m, len, more);
+	vmh_unlock(&s->tx_lock);
+	if (vmh_unlikely(r)) {
+		if (r == -EAGAIN)
+			VMH_COUNT(s->stats->tx_drops, 1); /* of the ring: the kernel takes it */
+		return by_kernel(s, fd, m, flags);
+	}
+	VMH_COUNT(s->stats->tx_packets, 1);
+	VMH_COUNT(s->stats->tx_bytes, len);
+	VMH_SET(s->stats->thread_tx, vmh_tid());
+	return (ssize_t)len;
+}
+
+ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more)
+{
+	in_addr_t addr = s->raddr;
+	in_port_t port = s->rport;
+	size_t len = 0;
+
+	if (s->home || vmh_unlikely((flags & NEVER_ON_RING) || m->msg_controllen || atomic_load(&s->wr_shut))) {
+		if (flags & MSG_MORE) /* the kernel holds a half-made datagram: what follows belongs to it */
+			vmh_sock_home(s, VMH_R_UNKNOWN_CALL, MSG_MORE);
+		return by_kernel(s, fd, m, flags);
+	}
+	if (m->msg_name) {
+		const struct sockaddr_in *to = m->msg_name;
+
+		if (m->msg_namelen < sizeof(*to) || to->sin_family != AF_INET)
+			return by_kernel(s, fd, m, flags);
+		addr = to->sin_addr.s_addr;
+		port = to->sin_port;
+	}
+	if (vmh_unlikely(!port || !addr || m->msg_iovlen > 1024))
+		return by_kernel(s, fd, m, flags);
+	for (size_t i = 0; i < m->msg_iovlen; i++)
+		len += m->msg_iov[i].iov_len;
+	if (vmh_unlikely(len > 65507))
+		return by_kernel(s, fd, m, flags);
+	if (vmh_unlikely(vmh_session_open()))
+		return by_kernel(s, fd, m, flags);
+	if (s->rport) {
+		int err = pending_error(s, fd);
+
+		if (err) {
+			VMH_COUNT(s->stats->tx_errors, 1);
+			return err;
+		}
+	}
+	return by_ring(s, fd, m, flags, addr, port, len, more);
+}
+
+void vmh_sock_tx_flush(struct vmh_sock *s)
+{
+	struct vmh_ring *r = s->last_ring;
+
+	if (r)
+		vmh_ring_kick(r);
+}

@@ -1,0 +1,341 @@
+/* The statistics page: where it lives and who gets which slot. See vmh_stats.h.
+ *
+ * The claims of slots are kept in private bitmaps, so that nothing in the shared file, which readers
+ * and other processes of the same user see, can lead a pointer astray.
+ */
+#include "vmh_stats.h"
+#include "vmh_fd.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define SOCKS_MAX 1024 /* VMA_STATS_FD_NUM's limit */
+#define WORDS(n) (((n) + 63) / 64)
+
+struct vmh_stats_page *vmh_stats;
+
+static size_t page_size;
+static struct vmh_file file = { .fd = -1 };
+static char path[sizeof(vmh_params.stats_shmem_dir) + 32]; /* empty: no file */
+static pid_t made_by;
+
+static _Atomic uint64_t sock_claims[WORDS(SOCKS_MAX)];
+static _Atomic uint64_t ring_claims[WORDS(VMH_STATS_RINGS)];
+static _Atomic uint64_t epoll_claims[WORDS(VMH_STATS_EPOLLS)];
+
+/* Written by everybody who found no slot, read by nobody. */
+static struct vmh_sock_stats dummy_sock;
+static struct vmh_ring_stats dummy_ring;
+static struct vmh_iomux_stats dummy_epoll;
+
+/* Lowest free bit below n, taken; -1 when all are. */
+static int claim(_Atomic uint64_t *claims, unsigned n)
+{
+	unsigned w;
+
+	for (w = 0; w < WORDS(n); w++) {
+		uint64_t old = atomic_load_explicit(&claims[w], memory_order_relaxed);
+
+		while (~old) {
+			unsigned bit = (unsigned)__builtin_ctzll(~old);
+
+			if (w * 64 + bit >= n)
+				return -1;
+			if (atomic_compare_exchange_weak_explicit(&claims[w], &old, old | 1ull << bit,
+								  memory_order_acquire, memory_order_relaxed))
+				return (int)(w * 64 + bit);
+		}
+	}
+	return -1;
+}
+
+static void unclaim(_Atomic uint64_t *claims, size_t slot)
+{
+	atomic_fetch_and_explicit(&claims[slot / 64], ~(1ull << slot % 64), memory_order_release);
+}
+
+/* A file left by a dead process that had our pid. Only a plain file of our own user is replaced. */
+static bool replace_stale(const char *name)
+{
+	struct stat st;
+
+	if (vmh_sys(SYS_newfstatat, AT_FDCWD, name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode) ||
+	    st.st_uid != (uid_t)vmh_sys(SYS_geteuid) || st.st_nlink != 1)
+		return false;
+	return vmh_sys(SYS_unlinkat, AT_FDCWD, name, 0) == 0;
+}
+
+/* 0600: readers get the fd through the service. */
+static int open_file(void)
+{
+	const char *dir = vmh_params.stats_shmem_dir;
+	size_t n = strlen(dir);
+	int err;
+
+	if (!n)
+		return -ENOENT;
+	snprintf(path, sizeof(path), "%s%svmastat.%d", dir, dir[n - 1] == '/' ? "" : "/", (int)made_by);
+	err = vmh_file_open(&file, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600, true);
+	if (err == -EEXIST && replace_stale(path))
+		err = vmh_file_open(&file, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600, true);
+	if (err)
+		vmh_warn("no statistics file %s (%s): the service can read the statistics all the same", path,
+			 strerrorname_np(-err));
+	return err;
+}
+
+static int open_memfd(void)
+{
+	struct stat st;
+	long fd = vmh_sys(SYS_memfd_create, "vmastat", MFD_CLOEXEC);
+
+	if (fd < 0)
+		return (int)fd;
+	fd = vmh_fd_high((int)fd);
+	if (vmh_sys(SYS_fstat, (int)fd, &st)) {
+		vmh_sys(SYS_close, (int)fd);
+		return -EIO;
+	}
+	file = (struct vmh_file){ .fd = (int)fd, .dev = st.st_dev, .ino = st.st_ino };
+	return 0;
+}
+
+/* A zeroed page: in the file, else in a memfd, else private. fallocate, because a write into a hole
+ * of a full file system would kill the program with SIGBUS. */
+static struct vmh_stats_page *make_page(void)
+{
+	void *page = MAP_FAILED;
+	int tries;
+
+	for (tries = 0; tries < 2 && page == MAP_FAILED; tries++) {
+		if (tries ? open_memfd() : open_file()) {
+			path[0] = 0;
+			continue;
+		}
+		if (!vmh_sys(SYS_fallocate, file.fd, 0, 0L, (long)page_size))
+			page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+		if (page == MAP_FAILED) {
+			if (path[0])
+				vmh_sys(SYS_unlinkat, AT_FDCWD, path, 0);
+			path[0] = 0;
+			vmh_file_close(&file);
+		}
+	}
+	if (page == MAP_FAILED) {
+		vmh_warn("no memory for a statistics page that the service can read");
+		page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	}
+	return page == MAP_FAILED ? NULL : page;
+}
+
+static void describe(struct vmh_stats_page *p)
+{
+	struct timespec now;
+	long fd, n = 0;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	p->version = VMH_STATS_VERSION;
+	p->size = (unsigned)page_size;
+	p->pid = (unsigned)made_by;
+	p->nsocks = (unsigned)vmh_params.stats_fd_num;
+	p->sock_size = sizeof(struct vmh_sock_stats);
+	p->started_ns = (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec;
+	p->log_level = (unsigned)atomic_load(&vmh_log_level_now);
+	p->log_details = (unsigned)atomic_load(&vmh_log_details_now);
+	fd = vmh_sys(SYS_openat, AT_FDCWD, "/proc/self/comm", O_RDONLY | O_CLOEXEC, 0);
+	if (fd >= 0) {
+		n = vmh_sys(SYS_read, (int)fd, p->comm, sizeof(p->comm) - 1);
+		vmh_sys(SYS_close, (int)fd);
+	}
+	n = n > 0 ? n : 0;
+	p->comm[n > 0 && p->comm[n - 1] == '\n' ? n - 1 : n] = 0;
+	__atomic_store_n(&p->magic, VMH_STATS_MAGIC, __ATOMIC_RELEASE);
+}
+
+/* Last resort without memory: a page with no slots, so that vmh_stats is never NULL. */
+static struct vmh_stats_page bare_page;
+
+void vmh_stats_init(void)
+{
+	if (vmh_stats)
+		return;
+	made_by = (pid_t)vmh_sys(SYS_getpid);
+	page_size = sizeof(struct vmh_stats_page) + (size_t)vmh_params.stats_fd_num * sizeof(struct vmh_sock_stats);
+	vmh_stats = make_page();
+	if (!vmh_stats) {
+		vmh_stats = &bare_page;
+		page_size = 0;
+		return;
+	}
+	describe(vmh_stats);
+}
+
+int vmh_stats_fd(void)
+{
+	return vmh_file_is_ours(&file) ? file.fd : -1;
+}
+
+/* In the child of a fork. Pointers into the page are all over the sockets that the child inherited,
+ * so its own page takes the very addresses of the parent's, with the same slots and counters at 0. */
+void vmh_stats_fork_child(void)
+{
+	struct vmh_stats_page *fresh, *old = vmh_stats;
+
+	if (!old)
+		return;
+	made_by = (pid_t)vmh_sys(SYS_getpid);
+	vmh_file_close(&file);
+	path[0] = 0;
+	if (!page_size)
+		return;
+	vmh_params_expand_again(VMH_PARAM_STATS_SHMEM_DIR);
+	fresh = make_page();
+	if (!fresh)
+		return;
+	memcpy(fresh, old, page_size);
+	fresh->magic = 0;
+	if (mremap(fresh, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED, old) == MAP_FAILED) {
+		munmap(fresh, page_size);
+		return;
+	}
+	old->state = 0;
+	old->session = old->socks_over = old->calls_home = 0;
+	vmh_stats_zero();
+	describe(old);
+}
+
+void vmh_stats_fini(void)
+{
+	struct stat st;
+
+	if (!path[0] || made_by != (pid_t)vmh_sys(SYS_getpid))
+		return;
+	/* only our own file, not one that somebody put in its place */
+	if (!vmh_sys(SYS_newfstatat, AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) && st.st_dev == file.dev &&
+	    st.st_ino == file.ino)
+		vmh_sys(SYS_unlinkat, AT_FDCWD, path, 0);
+	path[0] = 0;
+}
+
+/* Zeroes a slot behind `used`, which readers look at first and which the caller sets last. */
+#define CLEAR_SLOT(s) memset((char *)(s) + sizeof((s)->used), 0, sizeof(*(s)) - sizeof((s)->used))
+#define SHOW_SLOT(s) __atomic_store_n(&(s)->used, 1, __ATOMIC_RELEASE)
+#define HIDE_SLOT(s) __atomic_store_n(&(s)->used, 0, __ATOMIC_RELEASE)
+
+struct vmh_sock_stats *vmh_stats_sock_new(int fd)
+{
+	int slot = claim(sock_claims, vmh_stats->nsocks < SOCKS_MAX ? vmh_stats->nsocks : SOCKS_MAX);
+	struct vmh_sock_stats *s;
+	struct stat st;
+
+	if (slot < 0 || !page_size) {
+		if (!vmh_stats->socks_over++)
+			vmh_info("VMA Statistics can monitor up to %lld sockets - increase VMA_STATS_FD_NUM",
+				 (long long)vmh_params.stats_fd_num);
+		return &dummy_sock;
+	}
+	s = &vmh_stats->socks[slot];
+	CLEAR_SLOT(s);
+	s->fd = fd;
+	if (!vmh_sys(SYS_fstat, fd, &st))
+		s->inode = st.st_ino;
+	SHOW_SLOT(s);
+	return s;
+}
+
+void vmh_stats_sock_free(struct vmh_sock_stats *s)
+{
+	if (!s || s == &dummy_sock)
+		return;
+	HIDE_SLOT(s);
+	unclaim(sock_claims, (size_t)(s - vmh_stats->socks));
+}
+
+struct vmh_ring_stats *vmh_stats_ring_new(void)
+{
+	int slot = page_size ? claim(ring_claims, VMH_STATS_RINGS) : -1;
+	struct vmh_ring_stats *s;
+
+	if (slot < 0) {
+		vmh_info("VMA Statistics can monitor up to %d ring elements", VMH_STATS_RINGS);
+		return &dummy_ring;
+	}
+	s = &vmh_stats->rings[slot];
+	CLEAR_SLOT(s);
+	SHOW_SLOT(s);
+	return s;
+}
+
+void vmh_stats_ring_free(struct vmh_ring_stats *s)
+{
+	if (!s || s == &dummy_ring)
+		return;
+	HIDE_SLOT(s);
+	unclaim(ring_claims, (size_t)(s - vmh_stats->rings));
+}
+
+struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd)
+{
+	int slot = page_size ? claim(epoll_claims, VMH_STATS_EPOLLS) : -1;
+	static _Atomic bool told;
+	struct vmh_iomux_stats *s;
+
+	if (slot < 0) {
+		if (!atomic_exchange(&told, true))
+			vmh_info("VMA Statistics can monitor up to %d epoll fds", VMH_STATS_EPOLLS);
+		return &dummy_epoll;
+	}
+	s = &vmh_stats->epoll[slot];
+	CLEAR_SLOT(s);
+	s->epfd = epfd;
+	SHOW_SLOT(s);
+	return s;
+}
+
+void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
+{
+	if (!s || s == &dummy_epoll)
+		return;
+	HIDE_SLOT(s);
+	unclaim(epoll_claims, (size_t)(s - vmh_stats->epoll));
+}
+
+/* Counters stand together in the structs; these name the first and the one behind the last. */
+static void zero_range(void *start, void *end)
+{
+	unsigned long long *c;
+
+	for (c = start; c < (unsigned long long *)end; c++)
+		VMH_SET(*c, 0);
+}
+
+static void zero_iomux(struct vmh_iomux_stats *s)
+{
+	zero_range(&s->rx_ready, &s->polling_percent);
+}
+
+void vmh_stats_zero(void)
+{
+	unsigned i;
+
+	for (i = 0; i < vmh_stats->nsocks && page_size; i++) {
+		struct vmh_sock_stats *s = &vmh_stats->socks[i];
+
+		zero_range(&s->rx_packets, &s->rx_ready_packets);
+		VMH_SET(s->rx_ready_packets_max, VMH_GET(s->rx_ready_packets));
+		VMH_SET(s->rx_ready_bytes_max, VMH_GET(s->rx_ready_bytes));
+	}
+	for (i = 0; i < VMH_STATS_RINGS; i++) {
+		struct vmh_ring_stats *r = &vmh_stats->rings[i];
+
+		zero_range(&r->rx_packets, &r->pool_rx_free);
+		zero_range(&r->pool_rx_empty, &r->queue_len);
+	}
+	zero_iomux(&vmh_stats->select);
+	zero_iomux(&vmh_stats->poll);
+	for (i = 0; i < VMH_STATS_EPOLLS; i++)
+		zero_iomux(&vmh_stats->epoll[i]);
+}

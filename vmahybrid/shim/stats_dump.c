@@ -1,0 +1,181 @@
+/* Statistics for humans, written by the program itself: the fd dump (`vmahybrid` or vma_stats -S) in
+ * the format of the monitoring manual's example 7, and VMA_STATS_FILE in that of its example 6. */
+#include "vmh_fd.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_stats.h"
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#define KB(bytes) ((bytes) / 1024)
+
+static double percent(unsigned long long part, unsigned long long rest)
+{
+	return part ? 100.0 * (double)part / ((double)part + (double)rest) : 0.0;
+}
+
+static const char *endpoint(const struct vmh_sock_stats *s, const unsigned char addr[16], unsigned short port,
+			    char *text, size_t size)
+{
+	char ip[INET6_ADDRSTRLEN] = "";
+
+	inet_ntop(s->family == 6 ? AF_INET6 : AF_INET, s->family == 6 ? addr : addr + 12, ip, sizeof(ip));
+	snprintf(text, size, "%s:%u", ip, ntohs(port));
+	return text;
+}
+
+static bool was_active(const struct vmh_sock_stats *s)
+{
+	return VMH_GET(s->rx_packets) || VMH_GET(s->rx_os_packets) || VMH_GET(s->rx_eagain) ||
+	       VMH_GET(s->rx_os_eagain) || VMH_GET(s->rx_errors) || VMH_GET(s->rx_os_errors) ||
+	       VMH_GET(s->tx_packets) || VMH_GET(s->tx_os_packets) || VMH_GET(s->tx_eagain) ||
+	       VMH_GET(s->tx_os_eagain) || VMH_GET(s->tx_errors) || VMH_GET(s->tx_os_errors) ||
+	       VMH_GET(s->tx_drops) || VMH_GET(s->rx_drop_packets);
+}
+
+static void dump_counters(const struct vmh_sock_stats *s, int level)
+{
+	vmh_log(level, "Tx Offload : %llu / %llu / %llu / %llu [kilobytes/packets/drops/errors]", KB(s->tx_bytes),
+		s->tx_packets, s->tx_drops, s->tx_errors);
+	if (s->tx_os_packets || s->tx_os_errors)
+		vmh_log(level, "Tx OS info : %llu / %llu / %llu [kilobytes/packets/errors]", KB(s->tx_os_bytes),
+			s->tx_os_packets, s->tx_os_errors);
+	if (s->tx_dummy)
+		vmh_log(level, "Tx Dummy messages : %llu", s->tx_dummy);
+	vmh_log(level, "Rx Offload : %llu / %llu / %llu / %llu [kilobytes/packets/eagains/errors]", KB(s->rx_bytes),
+		s->rx_packets, s->rx_eagain, s->rx_errors);
+	vmh_log(level, "Rx byte : max %llu / dropped %llu (%2.2f%%) / limit %llu", s->rx_ready_bytes_max,
+		s->rx_drop_bytes, percent(s->rx_drop_bytes, s->rx_bytes), s->rx_limit);
+	vmh_log(level, "Rx pkt : max %llu / dropped %llu (%2.2f%%)", s->rx_ready_packets_max, s->rx_drop_packets,
+		percent(s->rx_drop_packets, s->rx_packets));
+	if (s->rx_os_packets || s->rx_os_errors)
+		vmh_log(level, "Rx OS info : %llu / %llu / %llu [kilobytes/packets/errors]", KB(s->rx_os_bytes),
+			s->rx_os_packets, s->rx_os_errors);
+	if (s->rx_poll_hit || s->rx_poll_miss)
+		vmh_log(level, "Rx poll : %llu / %llu (%2.2f%%) [miss/hit]", s->rx_poll_miss, s->rx_poll_hit,
+			percent(s->rx_poll_hit, s->rx_poll_miss));
+}
+
+static void dump_sock(const struct vmh_sock_stats *s, int level)
+{
+	char text[INET6_ADDRSTRLEN + 8];
+
+	vmh_log(level, "==================== SOCKET FD ===================");
+	vmh_log(level, "Fd number : %d", s->fd);
+	vmh_log(level, "Bind info : %s", endpoint(s, s->local_addr, s->local_port, text, sizeof(text)));
+	vmh_log(level, "Connection info : %s", endpoint(s, s->remote_addr, s->remote_port, text, sizeof(text)));
+	vmh_log(level, "Protocol : %s", s->proto == IPPROTO_UDP ? "PROTO_UDP" : s->proto == IPPROTO_TCP ? "PROTO_TCP"
+													 : "PROTO_UNDEFINED");
+	vmh_log(level, "Is closed : false"); /* a closed socket has no slot */
+	vmh_log(level, "Is blocking : %s", s->blocking ? "true" : "false");
+	vmh_log(level, "Is offloaded : %s", s->offloaded ? "true" : "false");
+	if (s->reason)
+		vmh_log(level, "Reason : %s", vmh_reason_text(s->reason));
+	if (was_active(s))
+		dump_counters(s, level);
+	else
+		vmh_log(level, "Socket activity : Rx and Tx where not active");
+	if (s->proto == IPPROTO_UDP)
+		vmh_log(level, "Rx ready list size : %llu", s->rx_ready_packets);
+}
+
+static void dump_epoll(const struct vmh_iomux_stats *e, int level)
+{
+	vmh_log(level, "==================== EPOLL FD ====================");
+	vmh_log(level, "Fd number : %d", e->epfd);
+	vmh_log(level, "Polling CPU : %llu%%", e->polling_percent);
+	if (e->thread)
+		vmh_log(level, "Thread Id : %5u", e->thread);
+	vmh_log(level, "Rx fds ready : %llu / %llu [os/offload]", e->os_rx_ready, e->rx_ready);
+	vmh_log(level, "Polls [miss/hit] : %llu / %llu (%2.2f%%)", e->poll_miss, e->poll_hit,
+		percent(e->poll_hit, e->poll_miss));
+	vmh_log(level, "Timeouts : %llu", e->timeouts);
+	vmh_log(level, "Errors : %llu", e->errors);
+}
+
+void vmh_stats_dump_fd(int fd, int level)
+{
+	static const char line[] = "==================================================";
+	unsigned i;
+
+	if (fd)
+		vmh_log(level, "============ DUMPING FD %d STATISTICS ============", fd);
+	else
+		vmh_log(level, "======= DUMPING STATISTICS FOR ALL OPEN FDS ======");
+	for (i = 0; i < vmh_stats->nsocks; i++) {
+		/* a copy: the socket may be closed and its slot taken while we print */
+		struct vmh_sock_stats s = vmh_stats->socks[i];
+
+		if (s.used && (!fd || s.fd == fd))
+			dump_sock(&s, level);
+	}
+	for (i = 0; i < VMH_STATS_EPOLLS; i++) {
+		struct vmh_iomux_stats e = vmh_stats->epoll[i];
+
+		if (e.used && (!fd || e.epfd == fd))
+			dump_epoll(&e, level);
+	}
+	vmh_log(level, "%s", line);
+	vmh_log(level, "%s", line);
+}
+
+/* Appends one formatted line to a buffer; a line that does not fit is left out whole. */
+static void __attribute__((format(printf, 3, 4))) append(char *buf, size_t size, const char *fmt, ...)
+{
+	size_t used = strlen(buf);
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vsnprintf(buf + used, size - used, fmt, ap);
+	va_end(ap);
+	if (n < 0 || (size_t)n >= size - used)
+		buf[used] = 0;
+}
+
+static int open_stats_file(struct vmh_file *f)
+{
+	int err = vmh_file_open(f, vmh_params.stats_file, O_WRONLY | O_CREAT | O_APPEND, 0644, true);
+
+	if (err == -EINVAL)
+		vmh_warn("FAILED to create VMA statistics file. %s is not a regular file.", vmh_params.stats_file);
+	else if (err)
+		vmh_warn("FAILED to create VMA statistics file %s (%s)", vmh_params.stats_file, strerrorname_np(-err));
+	return err;
+}
+
+void vmh_stats_file_dump(const struct vmh_sock_stats *s)
+{
+	static struct vmh_file file = { .fd = -1 };
+	static _Atomic int state; /* 0 not opened, 1 opened once, -1 can't be */
+	char text[1024] = "";
+	int none = 0;
+
+	if (!vmh_params.stats_file[0] || !s || !s->used || !was_active(s) || atomic_load(&state) < 0)
+		return;
+	if (atomic_compare_exchange_strong(&state, &none, 1)) {
+		if (open_stats_file(&file) || vmh_file_truncate(&file)) {
+			atomic_store(&state, -1);
+			return;
+		}
+	}
+	append(text, sizeof(text), "VMA: [fd=%d] Tx Offload: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
+	       KB(s->tx_bytes), s->tx_packets, s->tx_errors);
+	append(text, sizeof(text), "VMA: [fd=%d] Tx OS info: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
+	       KB(s->tx_os_bytes), s->tx_os_packets, s->tx_os_errors);
+	append(text, sizeof(text), "VMA: [fd=%d] Rx Offload: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
+	       KB(s->rx_bytes), s->rx_packets, s->rx_errors);
+	append(text, sizeof(text), "VMA: [fd=%d] Rx OS info: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
+	       KB(s->rx_os_bytes), s->rx_os_packets, s->rx_os_errors);
+	append(text, sizeof(text), "VMA: [fd=%d] Rx byte: max %llu / dropped %llu (%2.2f%%) / limit %llu\n", s->fd,
+	       s->rx_ready_bytes_max, s->rx_drop_bytes, percent(s->rx_drop_bytes, s->rx_bytes), s->rx_limit);
+	append(text, sizeof(text), "VMA: [fd=%d] Rx pkt : max %llu / dropped %llu (%2.2f%%)\n", s->fd,
+	       s->rx_ready_packets_max, s->rx_drop_packets, percent(s->rx_drop_packets, s->rx_packets));
+	append(text, sizeof(text), "VMA: [fd=%d] Rx poll: %llu / %llu (%2.2f%%) [miss/hit]\n", s->fd, s->rx_poll_miss,
+	       s->rx_poll_hit, percent(s->rx_poll_hit, s->rx_poll_miss));
+	if (vmh_file_write(&file, text, strlen(text)) == -EBADF && !open_stats_file(&file))
+		vmh_file_write(&file, text, strlen(text));
+}

@@ -1,0 +1,110 @@
+/* What the files of select, poll and epoll share: the wait loop, and the epoll set.
+ *
+ * Locks (vmh_lock.h has the whole order): the set lock is vmh_obj.lock of the set (3) and guards the
+ * list of its items and the kernel set's registration of UDP members. Leaves, in this order: the
+ * items lock of a member (which sets it is in), the ready lock of a set. Invariants:
+ *  1. An item is linked in its set and in its member, or in neither; both under the set lock.
+ *  2. What epoll_ctl sets in an item (events, data, disarmed) changes under set lock and ready lock.
+ *  3. A level item whose socket is ready is on the ready list; one that is not ready may still be.
+ *  4. Items and sets live in pools whose memory is never given back.
+ */
+#ifndef VMH_IOMUX_INT_H
+#define VMH_IOMUX_INT_H
+#include "vmh_iomux.h"
+#include "vmh_stats.h"
+#include "vmh_wait.h"
+
+#define VMH_IN (EPOLLIN | EPOLLRDNORM) /* what a ring can make ready; POLL* have the same values */
+
+/* iomux_loop.c: spin, sleep, and the rules of when the kernel is asked */
+struct vmh_oslook {            /* relaxed: a lost count shifts one look by one loop */
+	int64_t ratio_left, skip_left;
+	uint64_t last_ns;
+};
+
+struct vmh_waiter {
+	/* Fill in the caller's result. os: ask the kernel too. > 0 ready, 0 nothing, -errno. */
+	int (*collect)(struct vmh_waiter *w, bool os);
+	bool (*on_ring)(struct vmh_waiter *w); /* may a ring make it ready: is spinning worth it? */
+	struct pollfd *fds;            /* kernel fds to sleep on */
+	unsigned nfds;
+	struct vmh_obj *closed_with;   /* return EBADF when this was closed; may be NULL */
+	struct vmh_oslook *look;
+	struct vmh_iomux_stats *stats;
+	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
+	int ring_n, os_n;              /* of the last collect, for the statistics */
+};
+
+int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask);
+bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel's turn too? */
+void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
+void vmh_scratch_free(void *p, size_t bytes);
+
+/* wait.c */
+void vmh_wait_fork_child(void);
+void vmh_sleep_signal(void);    /* a handler ran in this thread: a sleep that is about to begin must not */
+unsigned vmh_tid(void);
+
+/* epoll sets */
+struct vmh_ep;
+struct vmh_epitem {
+	struct vmh_epitem *member_next, **member_pprev; /* member->items */
+	struct vmh_epitem *set_next, **set_pprev;       /* set->items; set_next also the free list */
+	struct vmh_epitem *rdy_next, *rdy_prev;         /* rdy_next == NULL: not on the ready list */
+	struct vmh_ep *set;                             /* NULL: free */
+	struct vmh_obj *member;
+	uint64_t data;
+	uint64_t call;             /* the harvest that reported it last */
+	uint32_t events;           /* as the user wants, with flags */
+	int fd;                    /* with the member, the key that the kernel uses */
+	uint8_t disarmed;          /* ONESHOT fired */
+};
+
+#define VMH_EP_FOREIGN 64 /* words of the filter below */
+
+struct vmh_ep {
+	struct vmh_obj obj;        /* first: class EPOLL */
+	struct vmh_epitem *items;
+	unsigned nitems, noneshot; /* set lock to write */
+	struct vmh_lock rdy_lock;
+	struct vmh_epitem rdy;     /* head of the ring of ready items */
+	_Atomic unsigned rdy_n;
+	_Atomic uint64_t calls;
+	_Atomic uint8_t maybe_ring; /* some member was on a ring; cleared by the search that finds none */
+	_Atomic uint8_t nested;    /* inside another set: members stay on the kernel */
+	struct vmh_epitem *hint;   /* the member that was last found on a ring */
+	_Atomic int kwait;         /* threads that sleep in the kernel's epoll_wait, blind to rings */
+	_Atomic int kwait_fd;      /* an fd of the set, for kicking them */
+	_Atomic uint8_t kick_on;
+	uint8_t flip;
+	uint64_t foreign[VMH_EP_FOREIGN]; /* Bloom filter of the data of kernel-only members */
+	struct vmh_oslook look;
+	struct vmh_iomux_stats *stats;
+	struct vmh_ep *free_next;
+};
+static inline struct vmh_ep *vmh_ep_of(struct vmh_obj *o) { return (struct vmh_ep *)o; }
+
+/* epoll_set.c */
+struct vmh_ep *vmh_ep_alloc(void);
+void vmh_ep_free(struct vmh_ep *e);
+struct vmh_epitem *vmh_epitem_alloc(void);
+void vmh_epitem_free(struct vmh_epitem *it);
+struct vmh_epitem *vmh_epitem_find(struct vmh_ep *e, struct vmh_obj *member, int fd);  /* set lock held */
+bool vmh_epitem_link(struct vmh_epitem *it);    /* set lock held; false: the member was closed meanwhile */
+void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
+bool vmh_ep_push_if_ready(struct vmh_epitem *it); /* onto the ready list */
+/* Take up to max ready items, at most once each per call number. */
+int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max, uint64_t call);
+void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child: the sets go on as plain kernel sets */
+
+/* epoll.c */
+long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev);
+bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data);
+
+/* epoll_kick.c: threads in the kernel's epoll_wait */
+bool vmh_ep_is_kick(uint64_t data);
+void vmh_ep_kick(struct vmh_ep *e);         /* after maybe_ring was set; takes the set lock */
+void vmh_ep_kernel_enter(struct vmh_ep *e, int epfd);
+void vmh_ep_kernel_leave(struct vmh_ep *e, int epfd);
+void vmh_ep_kick_fork_child(void);
+#endif

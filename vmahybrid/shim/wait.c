@@ -1,0 +1,225 @@
+/* Sleeping and waking: one eventfd per thread that ever slept, the list of those who sleep now. */
+#include "vmh_iomux_int.h"
+#include "vmh_ring.h"
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+struct sleeper {
+	struct sleeper *next, **pprev;         /* those who sleep now */
+	struct sleeper *all_next, **all_pprev; /* every thread with an eventfd: fork closes them */
+	int fd_plus_one;                       /* 0: none yet, so that zeroed TLS is valid */
+	int depth;                             /* > 1: a signal handler sleeps inside our sleep */
+	_Atomic int woken;
+};
+
+_Atomic int vmh_sleepers;
+static struct vmh_lock list_lock;
+static struct sleeper *sleeping, *all;
+static pthread_key_t exit_key;
+static bool exit_key_made;
+static __thread struct sleeper me __attribute__((tls_model("initial-exec")));
+static __thread unsigned my_tid __attribute__((tls_model("initial-exec")));
+
+unsigned vmh_tid(void)
+{
+	if (vmh_unlikely(!my_tid))
+		my_tid = (unsigned)vmh_sys(SYS_gettid);
+	return my_tid;
+}
+
+static void unlink_sleeping(struct sleeper *s) /* list lock held */
+{
+	if (!s->pprev)
+		return;
+	*s->pprev = s->next;
+	if (s->next)
+		s->next->pprev = s->pprev;
+	s->pprev = NULL;
+	atomic_fetch_sub(&vmh_sleepers, 1);
+}
+
+/* Also runs when a thread is cancelled in its sleep: it is then still on the list. */
+static void thread_exit(void *arg)
+{
+	struct sleeper *s = arg;
+
+	vmh_lock(&list_lock);
+	unlink_sleeping(s);
+	if (s->all_pprev) {
+		*s->all_pprev = s->all_next;
+		if (s->all_next)
+			s->all_next->all_pprev = s->all_pprev;
+		s->all_pprev = NULL;
+	}
+	vmh_unlock(&list_lock);
+	if (s->fd_plus_one)
+		vmh_sys(SYS_close, s->fd_plus_one - 1);
+	s->fd_plus_one = s->depth = 0;
+}
+
+static int make_wakefd(void)
+{
+	int fd = (int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+	if (fd < 0)
+		return fd;
+	vmh_lock(&list_lock);
+	if (!exit_key_made)
+		exit_key_made = pthread_key_create(&exit_key, thread_exit) == 0;
+	me.all_next = all;
+	me.all_pprev = &all;
+	if (all)
+		all->all_pprev = &me.all_next;
+	all = &me;
+	vmh_unlock(&list_lock);
+	/* without the destructor the list would keep a pointer into a dead thread's memory */
+	if (!exit_key_made || pthread_setspecific(exit_key, &me) != 0) {
+		me.fd_plus_one = fd + 1;
+		thread_exit(&me);
+		return -ENOMEM;
+	}
+	me.fd_plus_one = fd + 1;
+	return 0;
+}
+
+int vmh_sleep_begin(void)
+{
+	if (vmh_unlikely(!me.fd_plus_one)) {
+		int r = make_wakefd();
+		if (r < 0)
+			return r;
+	}
+	if (me.depth++ == 0) {
+		vmh_lock(&list_lock);
+		if (!me.pprev) { /* a handler that jumped out of a sleep left us on the list */
+			me.next = sleeping;
+			me.pprev = &sleeping;
+			if (sleeping)
+				sleeping->pprev = &me.next;
+			sleeping = &me;
+			atomic_fetch_add(&vmh_sleepers, 1);
+		}
+		vmh_unlock(&list_lock);
+	}
+	/* pairs with the fence of vmh_wake_all: either it sees us, or we see what it delivered */
+	atomic_thread_fence(memory_order_seq_cst);
+	return me.fd_plus_one - 1;
+}
+
+void vmh_sleep_end(void)
+{
+	if (!me.fd_plus_one || me.depth == 0)
+		return;
+	if (me.depth == 1) {
+		vmh_lock(&list_lock);
+		unlink_sleeping(&me);
+		vmh_unlock(&list_lock);
+	}
+	me.depth--;
+	/* An inner sleep may drain a wake-up of the outer one: the handler's wrapper writes again when
+	 * the handler returns. */
+	if (atomic_load(&me.woken)) {
+		uint64_t v;
+
+		atomic_store(&me.woken, 0);
+		vmh_sys(SYS_read, me.fd_plus_one - 1, &v, sizeof(v));
+	}
+}
+
+static void wake(struct sleeper *s)
+{
+	static const uint64_t one = 1;
+
+	if (!atomic_exchange(&s->woken, 1))
+		vmh_sys(SYS_write, s->fd_plus_one - 1, &one, sizeof(one));
+}
+
+void vmh_wake_all_slow(void)
+{
+	vmh_lock(&list_lock);
+	for (struct sleeper *s = sleeping; s; s = s->next)
+		wake(s);
+	vmh_unlock(&list_lock);
+}
+
+void vmh_sleep_signal(void)
+{
+	if (me.depth > 0 && me.fd_plus_one)
+		wake(&me);
+}
+
+/* A raw system call is no cancellation point; poll, recv and the others must be one while they block.
+ * This is what libc itself does around its blocking calls. No lock is held here. */
+static long cancellable_ppoll(struct pollfd *p, unsigned n, struct timespec *ts, const sigset_t *mask)
+{
+	int type;
+	long r;
+
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+	r = vmh_sys(SYS_ppoll, p, n, ts, mask, sizeof(uint64_t));
+	pthread_setcanceltype(type, NULL);
+	return r;
+}
+
+#define STACK_FDS 128
+#define RING_FDS 1024
+
+int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd)
+{
+	struct pollfd st[STACK_FDS], *p = st;
+	int ring[RING_FDS], nring = vmh_rings_wait_fds(ring, RING_FDS);
+	struct timespec ts, *t = NULL;
+	size_t bytes = 0;
+	unsigned total;
+	long r;
+
+	if (nring < 0)
+		nring = 0;
+	total = n + (unsigned)nring + 1;
+	if (total > STACK_FDS) {
+		bytes = total * sizeof(*p);
+		p = vmh_scratch_new(bytes);
+		if (!p)
+			return -ENOMEM;
+	}
+	memcpy(p, fds, n * sizeof(*p));
+	for (int i = 0; i < nring; i++)
+		p[n + (unsigned)i] = (struct pollfd){ .fd = ring[i], .events = POLLIN };
+	p[total - 1] = (struct pollfd){ .fd = wakefd, .events = POLLIN };
+	if (timeout_ns >= 0) {
+		ts = (struct timespec){ .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
+		t = &ts;
+	}
+	r = cancellable_ppoll(p, total, t, mask);
+	for (unsigned i = 0; i < n; i++)
+		fds[i].revents = r > 0 ? p[i].revents : 0;
+	if (bytes)
+		vmh_scratch_free(p, bytes);
+	return r < 0 ? (int)r : 0;
+}
+
+void vmh_wait_fork_child(void)
+{
+	atomic_store(&list_lock.word, 0);
+	atomic_store(&vmh_sleepers, 0);
+	/* the eventfds are shared with the parent: reading ours would take away its wake-ups */
+	for (struct sleeper *s = all; s; s = s->all_next)
+		if (s->fd_plus_one)
+			vmh_sys(SYS_close, s->fd_plus_one - 1);
+	sleeping = all = NULL;
+	memset(&me, 0, sizeof(me));
+	my_tid = 0;
+}
+
+void *vmh_scratch_new(size_t bytes)
+{
+	long p = vmh_sys(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+
+	return p < 0 && p > -4096 ? NULL : (void *)p;
+}
+
+void vmh_scratch_free(void *p, size_t bytes)
+{
+	vmh_sys(SYS_munmap, p, bytes);
+}
