@@ -1,6 +1,7 @@
 /* Statistics for humans, written by the program itself: the fd dump (`vmahybrid` or vma_stats -S) in
  * the format of the monitoring manual's example 7, and VMA_STATS_FILE in that of its example 6. */
 #include "vmh_fd.h"
+#include "vmh_lock.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
@@ -147,21 +148,32 @@ static int open_stats_file(struct vmh_file *f)
 	return err;
 }
 
-void vmh_stats_file_dump(const struct vmh_sock_stats *s)
+/* Opened at the first dump, and again without truncating where the program closed our fd. */
+static void write_stats_file(const char *text)
 {
 	static struct vmh_file file = { .fd = -1 };
-	static _Atomic int state; /* 0 not opened, 1 opened once, -1 can't be */
-	char text[1024] = "";
-	int none = 0;
+	static struct vmh_lock lock;
+	static bool opened, failed;
 
-	if (!vmh_params.stats_file[0] || !s || !s->used || !was_active(s) || atomic_load(&state) < 0)
-		return;
-	if (atomic_compare_exchange_strong(&state, &none, 1)) {
-		if (open_stats_file(&file) || vmh_file_truncate(&file)) {
-			atomic_store(&state, -1);
-			return;
-		}
+	vmh_lock(&lock);
+	if (!failed && !opened) {
+		failed = open_stats_file(&file) || vmh_file_truncate(&file);
+		opened = !failed;
 	}
+	if (!failed && vmh_file_write(&file, text, strlen(text)) == -EBADF) {
+		failed = open_stats_file(&file) != 0;
+		if (!failed)
+			vmh_file_write(&file, text, strlen(text));
+	}
+	vmh_unlock(&lock);
+}
+
+void vmh_stats_file_dump(const struct vmh_sock_stats *s)
+{
+	char text[1024] = "";
+
+	if (!vmh_params.stats_file[0] || !s || !s->used || !was_active(s))
+		return;
 	append(text, sizeof(text), "VMA: [fd=%d] Tx Offload: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
 	       KB(s->tx_bytes), s->tx_packets, s->tx_errors);
 	append(text, sizeof(text), "VMA: [fd=%d] Tx OS info: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
@@ -176,6 +188,5 @@ void vmh_stats_file_dump(const struct vmh_sock_stats *s)
 	       s->rx_ready_packets_max, s->rx_drop_packets, percent(s->rx_drop_packets, s->rx_packets));
 	append(text, sizeof(text), "VMA: [fd=%d] Rx poll: %llu / %llu (%2.2f%%) [miss/hit]\n", s->fd, s->rx_poll_miss,
 	       s->rx_poll_hit, percent(s->rx_poll_hit, s->rx_poll_miss));
-	if (vmh_file_write(&file, text, strlen(text)) == -EBADF && !open_stats_file(&file))
-		vmh_file_write(&file, text, strlen(text));
+	write_stats_file(text);
 }
