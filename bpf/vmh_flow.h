@@ -80,6 +80,13 @@ struct vmh_hits {
 #define VMH_GUARD_NO_DEV 4
 #define VMH_GUARD_COUNT 5
 
+/* Ways out of the program on the far end of a ring veth: per-CPU array `rin_outs`. */
+#define VMH_RIN_RING 0
+#define VMH_RIN_GONE 1 /* no socket for this receive queue: dropped, the frame is not for this namespace */
+#define VMH_RIN_COUNT 2
+
+#define VMH_MAX_GRANTS 4096 /* sources one ring veth may use */
+
 /* What a ring veth's process may send as: key of hash `granted` (value: unsigned int flow id). */
 struct vmh_grant_key {
 	unsigned char src[16];

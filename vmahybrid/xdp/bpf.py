@@ -1,0 +1,332 @@
+"""bpf(2): maps, programs, test runs. Thin and typed; keys and values are bytes in the layout of bpf/vmh_flow.h.
+
+Every descriptor is close-on-exec (the kernel's default for bpf objects). Objects own theirs: close() or ``with``.
+Updating a DEVMAP looks up the ifindex in the network namespace of the calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import platform
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from vmahybrid.errors import NotPossibleHere, VmahybridError
+from vmahybrid.xdp.image import INSN_SIZE, Image, MapSpec, ProgramImage
+
+# uapi linux/bpf.h: commands
+_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROG_LOAD = range(6)
+_PROG_TEST_RUN = 10
+_OBJ_GET_INFO = 15
+
+BPF_ANY, BPF_NOEXIST, BPF_EXIST = range(3)
+XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
+ATTACH_XDP = 37  # enum bpf_attach_type
+
+_PROG_TYPE_XDP = 6
+_XDP_HAS_FRAGS = 1 << 5
+_PERCPU_TYPES = frozenset({5, 6, 10})  # hash, array, lru hash
+_NAME_MAX = 15
+_LOG_SIZE = 1 << 20
+_LOG_TAIL = 1500  # characters of the verifier's log that an error carries
+_LICENSE = b"GPL"
+
+_SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class BpfError(VmahybridError):
+    """The kernel refused a bpf(2) call: ``errno``, and ``log``, the verifier's, when a program was loaded."""
+
+    def __init__(self, what: str, number: int, remedy: str = "", log: str = "") -> None:
+        why = os.strerror(number) + (f"; verifier: {log[-_LOG_TAIL:].strip()}" if log else "")
+        super().__init__(what, why, remedy)
+        self.errno, self.log = number, log
+
+
+@functools.cache
+def _syscall_number() -> int:
+    machine = platform.machine()
+    if machine not in _SYSCALL:
+        raise NotPossibleHere("bpf(2)", f"the system call number on {machine} is not known", "report the architecture")
+    return _SYSCALL[machine]
+
+
+def bpf_call(command: int, attr: ctypes.Array[ctypes.c_char]) -> int:
+    """bpf(2) itself: the result, or a negative errno. ``attr`` is the used part of union bpf_attr and is written to."""
+    result: int = _libc.syscall(_syscall_number(), command, attr, len(attr))
+    return result if result >= 0 else -ctypes.get_errno()
+
+
+def _attr(layout: str, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+    packed = struct.pack("=" + layout, *values)
+    return ctypes.create_string_buffer(packed, len(packed))
+
+
+def _remedy(number: int) -> str:
+    if number == errno.EPERM:
+        return "start the service as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
+    return "run vmahybrid doctor"
+
+
+@functools.cache
+def possible_cpus() -> int:
+    """Values in a per-CPU map's entry: one per possible (not online) CPU."""
+    ranges = Path("/sys/devices/system/cpu/possible").read_text("ascii").strip().split(",")
+    return int(ranges[-1].split("-")[-1]) + 1
+
+
+def object_info(fd: int, size: int) -> bytes:
+    """BPF_OBJ_GET_INFO_BY_FD: the first ``size`` bytes of struct bpf_{map,prog,link}_info. Raises BpfError."""
+    info = ctypes.create_string_buffer(size)
+    result = bpf_call(_OBJ_GET_INFO, _attr("IIQ", fd, size, ctypes.addressof(info)))
+    if result < 0:
+        raise BpfError("bpf object", -result, _remedy(-result))
+    return info.raw
+
+
+class _Owned:
+    """Owner of one descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+class BpfMap(_Owned):
+    """One map. Keys are ``spec.key_size`` bytes, values ``spec.value_size``; other lengths raise ValueError."""
+
+    def __init__(self, fd: int, spec: MapSpec) -> None:
+        super().__init__(fd)
+        self.spec = spec
+        self._percpu = spec.type in _PERCPU_TYPES
+        self._stride = (spec.value_size + 7) & ~7
+        # A lookup of a per-CPU map writes a value per possible CPU: a shorter buffer would be overrun.
+        self._buffer = self._stride * possible_cpus() if self._percpu else spec.value_size
+
+    @classmethod
+    def create(cls, spec: MapSpec) -> Self:
+        """Raises BpfError."""
+        attr = _attr("IIIII3I16s", spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0, 0,
+                     spec.name.encode("ascii")[:_NAME_MAX])
+        fd = bpf_call(_MAP_CREATE, attr)
+        if fd < 0:
+            raise BpfError(f"map {spec.name}", -fd, _remedy(-fd))
+        return cls(fd, spec)
+
+    def _key(self, key: bytes) -> ctypes.Array[ctypes.c_char]:
+        if len(key) != self.spec.key_size:
+            raise ValueError(f"map {self.spec.name}: key of {len(key)} bytes, not {self.spec.key_size}")
+        return ctypes.create_string_buffer(key, len(key))
+
+    def _element(self, command: int, key: ctypes.Array[ctypes.c_char] | None, value: ctypes.Array[ctypes.c_char] | None,
+                 flags: int = 0) -> int:
+        key_at = 0 if key is None else ctypes.addressof(key)
+        value_at = 0 if value is None else ctypes.addressof(value)
+        return bpf_call(command, _attr("I4xQQQ", self.fd, key_at, value_at, flags))
+
+    def _failed(self, call: str, result: int) -> BpfError:
+        return BpfError(f"map {self.spec.name}: {call}", -result, _remedy(-result))
+
+    def update(self, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
+        """Raises BpfError: E2BIG when the map is full, EEXIST and ENOENT by the flags."""
+        if self._percpu:
+            raise ValueError(f"map {self.spec.name}: values per CPU are the program's to write; see zero()")
+        if len(value) != self.spec.value_size:
+            raise ValueError(f"map {self.spec.name}: value of {len(value)} bytes, not {self.spec.value_size}")
+        result = self._element(_MAP_UPDATE, self._key(key), ctypes.create_string_buffer(value, len(value)), flags)
+        if result < 0:
+            raise self._failed("update", result)
+
+    def zero(self, key: bytes) -> None:
+        """Set the entry to zero, on all CPUs in a per-CPU map. Raises BpfError."""
+        result = self._element(_MAP_UPDATE, self._key(key), ctypes.create_string_buffer(self._buffer))
+        if result < 0:
+            raise self._failed("update", result)
+
+    def delete(self, key: bytes) -> bool:
+        """False if it was not there. Raises BpfError."""
+        result = self._element(_MAP_DELETE, self._key(key), None)
+        if result < 0 and result != -errno.ENOENT:
+            raise self._failed("delete", result)
+        return result == 0
+
+    def _lookup(self, key: bytes) -> bytes | None:
+        value = ctypes.create_string_buffer(self._buffer)
+        result = self._element(_MAP_LOOKUP, self._key(key), value)
+        if result == -errno.ENOENT:
+            return None
+        if result < 0:
+            raise self._failed("lookup", result)
+        return value.raw
+
+    def lookup(self, key: bytes) -> bytes | None:
+        """None if it is not there. Raises BpfError: XSKMAPs cannot be read."""
+        if self._percpu:
+            raise ValueError(f"map {self.spec.name}: has a value per CPU; see lookup_percpu()")
+        return self._lookup(key)
+
+    def lookup_percpu(self, key: bytes) -> list[bytes]:
+        """The values of all possible CPUs; empty if the key is not there. Raises BpfError."""
+        if not self._percpu:
+            raise ValueError(f"map {self.spec.name}: has one value; see lookup()")
+        raw = self._lookup(key) or b""
+        return [raw[at:at + self.spec.value_size] for at in range(0, len(raw), self._stride)]
+
+    def keys(self) -> list[bytes]:
+        """All keys, each once, even if keys go while reading. Raises BpfError."""
+        found: dict[bytes, None] = {}
+        last: bytes | None = None
+        following = ctypes.create_string_buffer(self.spec.key_size)
+        while True:
+            result = self._element(_MAP_NEXT_KEY, None if last is None else self._key(last), following)
+            if result == -errno.ENOENT:
+                return list(found)
+            if result < 0:
+                raise self._failed("next key", result)
+            last = following.raw
+            # The kernel starts again from the first key when `last` was deleted meanwhile: enough is max_entries.
+            if len(found) >= self.spec.max_entries:
+                return list(found)
+            found[last] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """BPF_PROG_TEST_RUN's answer: the program's return value, the frame it left, mean nanoseconds per run."""
+
+    __test__ = False  # not a test class
+
+    retval: int
+    data: bytes
+    nanoseconds: int
+
+
+class BpfProgram(_Owned):
+    """A loaded XDP program."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        super().__init__(fd)
+        self.name = name
+
+    @classmethod
+    def load(cls, image: ProgramImage, maps: Mapping[str, BpfMap], *, frags: bool = False) -> Self:
+        """Load with these maps. ``frags``: BPF_F_XDP_HAS_FRAGS, for native mode at an MTU above about 3.5 kB.
+
+        Raises BpfError with the verifier's log, KeyError if a map is missing.
+        """
+        insns = bytearray(image.insns)
+        for reloc in image.relocs:
+            at = reloc.insn * INSN_SIZE
+            struct.pack_into("=i", insns, at + 4, maps[reloc.map].fd)
+        result = cls._load(image.name, bytes(insns), frags, None)
+        if result < 0:
+            log = ctypes.create_string_buffer(_LOG_SIZE)
+            # EINVAL may also come before the verifier, so ask again with a log; it is slow, hence not at first
+            result = cls._load(image.name, bytes(insns), frags, log)
+            if result < 0:
+                text = log.value.decode("utf-8", "replace")
+                raise BpfError(f"XDP program {image.name}", -result, _remedy(-result), text)
+        return cls(result, image.name)
+
+    @staticmethod
+    def _load(name: str, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
+        code = ctypes.create_string_buffer(insns, len(insns))
+        licence = ctypes.create_string_buffer(_LICENSE)
+        attr = _attr("IIQQIIQII16sII", _PROG_TYPE_XDP, len(insns) // INSN_SIZE, ctypes.addressof(code),
+                     ctypes.addressof(licence), 0 if log is None else 1, 0 if log is None else len(log),
+                     0 if log is None else ctypes.addressof(log), 0, _XDP_HAS_FRAGS if frags else 0,
+                     name.encode("ascii")[:_NAME_MAX], 0, ATTACH_XDP)
+        return bpf_call(_PROG_LOAD, attr)
+
+    @property
+    def id(self) -> int:
+        """The kernel's id of the program, as bpftool and ``ip link`` show it. Raises BpfError."""
+        return int(struct.unpack_from("=II", object_info(self.fd, 8))[1])
+
+    def test_run(self, data: bytes, *, ifindex: int = 0, queue: int = 0, repeat: int = 1) -> TestRun:
+        """Run on the frame ``data`` (at least 14 bytes, at most a page less 576) without sending it anywhere.
+
+        ``ifindex``: the interface that the program sees as ingress, 0 for the kernel's default; ``queue`` needs one
+        with that many receive queues. Raises BpfError.
+        """
+        frame = ctypes.create_string_buffer(data, len(data))
+        answer = ctypes.create_string_buffer(len(data) + 512)
+        # struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
+        context = _attr("6I", 0, len(data), 0, ifindex, queue, 0)
+        use = ifindex != 0 or queue != 0
+        attr = _attr("IIIIQQIIIIQQ", self.fd, 0, len(data), len(answer), ctypes.addressof(frame),
+                     ctypes.addressof(answer), repeat, 0, len(context) if use else 0, 0,
+                     ctypes.addressof(context) if use else 0, 0)
+        result = bpf_call(_PROG_TEST_RUN, attr)
+        if result < 0:
+            raise BpfError(f"test run of {self.name} on {len(data)} bytes", -result, _remedy(-result))
+        _, retval, _, size, _, _, _, duration = struct.unpack_from("=IIIIQQII", attr.raw)
+        return TestRun(retval, answer.raw[:size], duration)
+
+
+class ProgramSet:
+    """Programs loaded together and the maps they use. Owns the programs and the maps that it made, not shared ones."""
+
+    def __init__(self, programs: dict[str, BpfProgram], maps: dict[str, BpfMap], owned: Iterable[BpfMap]) -> None:
+        self.programs, self.maps = programs, maps
+        self._owned = list(owned)
+
+    def __iter__(self) -> Iterator[BpfProgram]:
+        return iter(self.programs.values())
+
+    def close(self) -> None:
+        """Idempotent. An attached program goes on until its Attachment is closed."""
+        for thing in (*self.programs.values(), *self._owned):
+            thing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def load_set(image: Image, names: Iterable[str], *, share: Mapping[str, BpfMap] | None = None,
+             frags: bool = False) -> ProgramSet:
+    """Load these programs with one set of maps: those of ``share`` by name, new ones for the rest.
+
+    Raises BpfError (nothing is left behind), KeyError for a program that the image does not have.
+    """
+    images = [image.programs[name] for name in names]
+    maps: dict[str, BpfMap] = dict(share or {})
+    made: list[BpfMap] = []
+    programs: dict[str, BpfProgram] = {}
+    try:
+        for program in images:
+            for name in program.maps:
+                if name not in maps:
+                    maps[name] = BpfMap.create(image.maps[name])
+                    made.append(maps[name])
+            programs[program.name] = BpfProgram.load(program, maps, frags=frags)
+    except BaseException:
+        ProgramSet(programs, maps, made).close()
+        raise
+    return ProgramSet(programs, maps, made)
