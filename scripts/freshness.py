@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-suffixes = {".py", ".c", ".h", ".def", ".toml", ".map", ".build", ".txt", ".html", ".css", ".js", ".typed"}
+suffixes = {".py", ".pyi", ".c", ".h", ".def", ".toml", ".map", ".build", ".txt", ".html", ".css", ".js", ".typed"}
 
 
 def digest() -> str:

@@ -14,6 +14,7 @@ kinds = {
         "vmahybrid/**/*.toml",
         "vmahybrid/contracts/*.h",
         "vmahybrid/contracts/*.def",
+        "vmahybrid/**/*.pyi",
         "vmahybrid/py.typed",
         "api/py.typed",
         "api/**/*.html",
