@@ -95,7 +95,7 @@ def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
     if numeric:
         low = parameter.minimum if parameter.minimum is not None else 0
         high = parameter.maximum if parameter.maximum is not None else 0
-        yield f"\t\t.number = {parameter.default}, .min = {low}, .max = {high}, .string = \"\","
+        yield f'\t\t.number = {parameter.default}, .min = {low}, .max = {high}, .string = "",'
     else:
         yield f"\t\t.string = {c_string(str(parameter.default))},"
     if parameter.zero is not None:
@@ -133,7 +133,9 @@ def header(catalogue: Catalogue) -> str:
     """params_gen.h: the struct for all, the tables for params.c, which defines VMH_PARAMS_TABLE."""
     index = {parameter.name: number for number, parameter in enumerate(catalogue.parameters)}
     lines = [PREAMBLE, *struct_lines(catalogue), f"#define VMH_PARAMS_COUNT {len(index)}"]
-    lines += [f"#define VMH_PARAM_{parameter.field.upper()} {index[parameter.name]}" for parameter in catalogue.parameters]
+    lines += [
+        f"#define VMH_PARAM_{parameter.field.upper()} {index[parameter.name]}" for parameter in catalogue.parameters
+    ]
     lines += ["", "#ifdef VMH_PARAMS_TABLE", TABLE_TYPES]
     lines += ["static const struct vmh_param_def vmh_param_defs[VMH_PARAMS_COUNT] = {"]
     for parameter in catalogue.parameters:
@@ -196,10 +198,18 @@ def markdown(catalogue: Catalogue) -> str:
     lines = [MARKDOWN_HEAD, "## Profiles (`VMA_SPEC`)", ""]
     for profile in catalogue.profiles:
         alias = f" (or `{profile.alias}`)" if profile.alias is not None else ""
-        values = ", ".join(f"{name.removeprefix('VMA_')} {catalogue[name].show(value)}" for name, value in profile.values.items())
+        values = ", ".join(
+            f"{name.removeprefix('VMA_')} {catalogue[name].show(value)}" for name, value in profile.values.items()
+        )
         lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {values}." if values else ""))
     for acts, meaning in ACTS.items():
-        lines += ["", f"## Parameters: {meaning}", "", "| Name | Default | Unit | Values | Meaning |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## Parameters: {meaning}",
+            "",
+            "| Name | Default | Unit | Values | Meaning |",
+            "|---|---|---|---|---|",
+        ]
         for parameter in catalogue.parameters:
             if parameter.acts == acts:
                 text = parameter.text

@@ -1,0 +1,241 @@
+"""Parameters, log and statistics page of the shim, in C, through the driver tests/unit/c/test_params.c."""
+
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIM = ROOT / "vmahybrid" / "shim"
+SOURCES = [SHIM / f"{name}.c" for name in ("params", "log", "fd", "reasons", "stats", "stats_dump", "lock")]
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build = tmp_path_factory.mktemp("params")
+    generator = ROOT / "vmahybrid" / "config" / "gen_params.py"
+    catalogue = generator.with_name("parameters.toml")
+    subprocess.run([sys.executable, generator, catalogue, build / "params_gen.h"], check=True)
+    flags = "-std=gnu11 -Wall -Wextra -Werror -O1 -g -fsanitize=address,undefined -fno-sanitize-recover".split()
+    includes = [f"-I{path}" for path in (SHIM, ROOT / "vmahybrid" / "contracts", build)]
+    target = build / "test_params"
+    sources = [*SOURCES, Path(__file__).parent / "c" / "test_params.c"]
+    subprocess.run(["gcc", *flags, *includes, "-o", target, *sources], check=True)
+    return target
+
+
+def run(driver: Path, *arguments: str, stdin: str = "", **env: str) -> tuple[dict[str, str], str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    result = subprocess.run(
+        [driver, *arguments], env=clean | env, input=stdin, capture_output=True, text=True, timeout=20, check=True
+    )
+    return dict(line.split("=", 1) for line in result.stdout.splitlines()), result.stderr
+
+
+CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
+    ({}, {"rx_poll": "100000", "tracelevel": "3", "hybrid_socket": "/run/vmahybrid/control.sock", "spec": ""}, []),
+    ({"VMA_RX_POLL": "0"}, {"rx_poll": "1"}, []),
+    ({"VMA_RX_POLL": "-1"}, {"rx_poll": "-1", "cq_moderation_enable": "0", "cq_aim_interval_msec": "0"}, []),
+    ({"VMA_RX_POLL": "-2"}, {"rx_poll": "100000"}, [" Rx Poll loops should be between -1 and 100000000 [-2]"]),
+    ({"VMA_RX_POLL": "abc"}, {"rx_poll": "100000"}, ["VMA_RX_POLL = abc is not a number from -1 to 100000000"]),
+    ({"VMA_RX_POLL": "10ms"}, {"rx_poll": "100000"}, ["VMA_RX_POLL = 10ms is not"]),
+    ({"VMA_RX_POLL": "99999999999999999999"}, {"rx_poll": "100000"}, ["VMA_RX_POLL = 99999999999999999999 is not"]),
+    ({"VMA_RX_POLL": " 5 "}, {"rx_poll": "5"}, []),
+    ({"VMA_RX_POLL": ""}, {"rx_poll": "100000"}, []),
+    ({"VMA_SELECT_POLL": "-7"}, {"select_poll": "100000"}, [" Select Poll loops can not be below zero [-7]"]),
+    ({"VMA_STATS_FD_NUM": "2000"}, {"stats_fd_num": "1024"}, [" Can only monitor maximum 1024 sockets in statistics "]),
+    ({"VMA_SPEC": "latency"}, {"spec": "latency", "rx_poll": "-1", "select_poll_os_ratio": "1", "rx_wre": "256"}, []),
+    ({"VMA_SPEC": "LATENCY", "VMA_RX_POLL": "7"}, {"spec": "latency", "rx_poll": "7", "select_poll": "-1"}, []),
+    ({"VMA_SPEC": "10"}, {"spec": "ultra-latency", "rx_udp_poll_os_ratio": "0", "select_skip_os": "0"}, []),
+    ({"VMA_SPEC": "10", "VMA_SELECT_POLL_OS_FORCE": "1"}, {"select_poll_os_ratio": "1", "select_skip_os": "1"}, []),
+    ({"VMA_SPEC": "7750"}, {"tracelevel": "2", "internal_thread_affinity": "0x3", "stats_fd_num": "1024"}, []),
+    ({"VMA_SPEC": "mcd-irq"}, {"rx_poll": "1", "select_poll": "0", "ring_allocation_logic_tx": "31"}, []),
+    ({"VMA_SPEC": "latencyy"}, {"spec": "", "rx_poll": "100000"}, ["VMA_SPEC = latencyy is no profile"]),
+    (
+        {"VMA_SELECT_POLL_OS_FORCE": "1", "VMA_SELECT_SKIP_OS": "9"},
+        {"select_poll_os_ratio": "1", "select_skip_os": "9"},
+        [],
+    ),
+    ({"VMA_TRACELEVEL": "4"}, {"tracelevel": "5", "log_details": "2"}, ["configured with high log level"]),
+    ({"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "0"}, {"tracelevel": "5", "log_details": "0"}, []),
+    ({"VMA_TRACELEVEL": "func+"}, {"tracelevel": "7"}, []),
+    ({"VMA_TRACELEVEL": "loud"}, {"tracelevel": "3"}, ["VMA_TRACELEVEL = loud is not one of none, panic, error"]),
+    ({"VMA_OFFLOADED_SOCKETS": "0"}, {"offloaded_sockets": "0"}, []),
+    ({"VMA_OFFLOADED_SOCKETS": "off"}, {"offloaded_sockets": "0"}, []),
+    ({"VMA_UDP_3T_RULES": "maybe"}, {"udp_3t_rules": "1"}, ["VMA_UDP_3T_RULES = maybe is not 0 or 1"]),
+    (
+        {"VMA_RING_ALLOCATION_LOGIC_TX": "5"},
+        {"ring_allocation_logic_tx": "0"},
+        ["VMA_RING_ALLOCATION_LOGIC_TX = 5 is not valid, setting logic to default = 0"],
+    ),
+    (
+        {"VMA_RX_SKIP_OS": "3"},
+        {"rx_udp_poll_os_ratio": "3"},
+        ["The parameter VMA_RX_SKIP_OS is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead"],
+    ),
+    ({"VMA_TX_WRE": "16"}, {"tx_wre": "128"}, ["VMA_TX_WRE = 16 does not go with VMA_TX_WRE_BATCHING = 64"]),
+    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "3"}, ["VMA_RX_WRE = 0 is not"]),
+    ({"VMA_SPEC": "latency"}, {"origin.rx_wre": "1"}, []),
+    ({"VMA_RX_WRE": "128"}, {"cq_moderation_count": "48", "rx_wre": "128"}, []),
+    ({"VMA_TCP_TIMER_RESOLUTION_MSEC": "5"}, {"tcp_timer_resolution_msec": "10"}, ["VMA_TIMER_RESOLUTION_MSEC = 10"]),
+    ({"VMA_RX_PREFETCH_BYTES_BEFORE_POLL": "0"}, {"rx_prefetch_bytes_before_poll": "0"}, []),
+    ({"VMA_RX_PREFETCH_BYTES_BEFORE_POLL": "8"}, {"rx_prefetch_bytes_before_poll": "0"}, ["from 32 to 2044 or 0"]),
+    ({"VMA_TCP_MAX_SYN_RATE": "200000"}, {"tcp_max_syn_rate": "100000"}, ["VMA_TCP_MAX_SYN_RATE = 200000"]),
+    ({"VMA_HUGETBL": "1"}, {}, ["The 'VMA_HUGETBL' parameter is no longer supported"]),
+    ({"VMA_RXPOLL": "1"}, {}, ["VMA_RXPOLL is not a parameter"]),
+    ({"VMA_APPLICATION_ID": "x" * 64}, {"application_id": "VMA_DEFAULT_APPLICATION_ID"}, ["longer than 63 bytes"]),
+    ({"VMA_APPLICATION_ID": "x" * 63}, {"application_id": "x" * 63}, []),
+    ({"VMA_STATS_SHMEM_DIR": ""}, {"stats_shmem_dir": ""}, []),
+]
+
+
+@pytest.mark.parametrize(("env", "values", "warnings"), CASES, ids=lambda case: str(case)[:60])
+def test_environment(driver: Path, env: dict[str, str], values: dict[str, str], warnings: list[str]) -> None:
+    shown, log = run(driver, **env)
+    assert {key: shown[key] for key in values} == values
+    for warning in warnings:
+        assert warning in log
+    if not warnings:
+        assert "is not" not in log and "does not go" not in log
+
+
+def test_pid_in_names(driver: Path) -> None:
+    shown, _ = run(driver, VMA_APPLICATION_ID="app-%d-%d")
+    assert re.fullmatch(r"app-\d+-%d", shown["application_id"])
+
+
+def test_log_lines(driver: Path) -> None:
+    shown, log = run(driver, "logs")
+    lines = log.splitlines()
+    assert lines[0] == " VMA INFO: hello world"
+    assert lines[1].startswith(" VMA ERROR: xxx") and len(lines[1]) == 510  # 512 bytes at most, newline included
+    assert "hidden" not in log
+    assert shown["errno"] == "1"
+    assert shown["reason"] == "no-service|unknown|none"
+
+
+@pytest.mark.parametrize(
+    ("details", "pattern"),
+    [
+        ("1", r" Tid: +\d+ VMA INFO: hello world"),
+        ("2", r" Pid: +\d+ Tid: +\d+ VMA INFO: hello world"),
+        ("3", r" Time: +\d+\.\d{3} Pid: +\d+ Tid: +\d+ VMA INFO: hello world"),
+    ],
+)
+def test_log_details(driver: Path, details: str, pattern: str) -> None:
+    _, log = run(driver, "logs", VMA_LOG_DETAILS=details)
+    assert re.fullmatch(pattern, log.splitlines()[0])
+
+
+def test_log_level_none_is_silent(driver: Path) -> None:
+    assert run(driver, "logs", VMA_TRACELEVEL="none")[1] == ""
+
+
+def test_log_file_survives_closing_all_fds_and_fork(driver: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old contents\n")
+    _, stderr = run(driver, "logs", VMA_LOG_FILE=str(path), CLOSE_ALL="1")
+    text = path.read_text()
+    assert stderr == ""
+    assert "\033" not in text and "old" not in text
+    lines = text.splitlines()
+    assert lines[-3:] == [" VMA WARNING: before", " VMA WARNING: after", " VMA WARNING: child"]
+
+
+def test_log_file_with_pid_is_one_per_process(driver: Path, tmp_path: Path) -> None:
+    run(driver, "logs", VMA_LOG_FILE=str(tmp_path / "log.%d"))
+    texts = sorted(path.read_text() for path in tmp_path.iterdir())
+    assert len(texts) == 2
+    assert " VMA WARNING: child\n" in texts
+
+
+def test_log_file_that_cannot_be_opened(driver: Path) -> None:
+    _, log = run(driver, "logs", VMA_LOG_FILE="/nonexistent/log")
+    assert "Failed to open logfile: /nonexistent/log (ENOENT), logging to stderr" in log
+    assert " VMA INFO: hello world" in log
+
+
+def test_statistics(driver: Path, tmp_path: Path) -> None:
+    dump = tmp_path / "dump"
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4")
+    for key in ("fd", "slots", "reused", "zeroed", "child", "parent"):
+        assert shown[key] == "1", key
+    assert shown["mode"] == "600 size=1"
+    assert list(shm.iterdir()) == []
+    assert dump.read_text().splitlines() == [
+        "VMA: [fd=10] Tx Offload: 455 / 233020 / 0 [kilobytes/packets/errors]",
+        "VMA: [fd=10] Tx OS info: 0 / 0 / 0 [kilobytes/packets/errors]",
+        "VMA: [fd=10] Rx Offload: 455 / 233020 / 0 [kilobytes/packets/errors]",
+        "VMA: [fd=10] Rx OS info: 0 / 0 / 0 [kilobytes/packets/errors]",
+        "VMA: [fd=10] Rx byte: max 200 / dropped 0 (0.00%) / limit 2000000",
+        "VMA: [fd=10] Rx pkt : max 1 / dropped 0 (0.00%)",
+        "VMA: [fd=10] Rx poll: 0 / 233020 (100.00%) [miss/hit]",
+    ]
+    assert " VMA INFO: ============ DUMPING FD 10 STATISTICS ============\n" in log
+    assert " VMA INFO: Bind info : 10.1.2.3:11111\n" in log
+    assert " VMA INFO: Tx Offload : 455 / 233020 / 0 / 0 [kilobytes/packets/drops/errors]\n" in log
+    assert "Fd number : 11" not in log
+
+
+def test_statistics_file_while_running(driver: Path, tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    process = subprocess.Popen(
+        [driver, "stats"],
+        env=env | {"VMA_STATS_SHMEM_DIR": str(tmp_path), "VMA_TRACELEVEL": "none"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("mode="):
+            break
+    path = tmp_path / f"vmastat.{process.pid}"
+    data = path.read_bytes()
+    process.communicate("\n")
+    magic, version, size, pid, nsocks = struct.unpack_from("5I", data)
+    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 1, len(data), process.pid, 100)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("obstacle", ["symlink", "directory", "missing", "empty"])
+def test_statistics_without_a_file(driver: Path, tmp_path: Path, obstacle: str) -> None:
+    """Nothing is followed or overwritten; the service still gets an fd."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    where = tmp_path if obstacle in ("symlink", "directory") else tmp_path / "none"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    env |= {"VMA_STATS_SHMEM_DIR": "" if obstacle == "empty" else str(where)}
+    # the name holds the pid: a shell makes the obstacle and becomes the driver
+    make = {"symlink": f"ln -s {victim} {where}/vmastat.$$", "directory": f"mkdir {where}/vmastat.$$"}.get(
+        obstacle, ":"
+    )
+    result = subprocess.run(
+        ["sh", "-c", f"{make}; exec {driver} stats"], env=env, input="", capture_output=True, text=True, check=True
+    )
+    assert "fd=1\n" in result.stdout and "child=1\n" in result.stdout
+    assert victim.read_text() == "precious"
+    assert ("no statistics file" in result.stderr) == (obstacle != "empty")
+
+
+def test_stale_statistics_file_is_replaced(driver: Path, tmp_path: Path) -> None:
+    script = f"echo stale > {tmp_path}/vmastat.$$; exec {driver} many"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    env |= {"VMA_STATS_SHMEM_DIR": str(tmp_path)}
+    result = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert "over=930 nsocks=100" in result.stdout
+    assert "no statistics file" not in result.stderr
+    assert result.stderr.count("increase VMA_STATS_FD_NUM") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_slots_and_all_slots(driver: Path, tmp_path: Path) -> None:
+    for number, expected in (("0", "1030 nsocks=0"), ("1024", "6 nsocks=1024")):
+        shown, _ = run(driver, "many", VMA_STATS_FD_NUM=number, VMA_STATS_SHMEM_DIR=str(tmp_path))
+        assert shown["over"] == expected
