@@ -120,20 +120,6 @@ void vmh_ring_put(struct vmh_buf *b)
 	}
 }
 
-struct vmh_buf *vmh_buf_copy(const struct vmh_buf *b)
-{
-	struct vmh_buf *c = malloc(sizeof(*c) + b->len);
-
-	if (!c)
-		return NULL;
-	*c = *b;
-	c->next = NULL;
-	c->shared = 1;
-	memcpy(c + 1, b->data, b->len);
-	c->data = (const unsigned char *)(c + 1);
-	return c;
-}
-
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
 		  bool more)
 {

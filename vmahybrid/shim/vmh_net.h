@@ -6,7 +6,7 @@
 #include "vmh_ring.h"
 #include "net_page.h"
 
-int vmh_net_map(int fd, size_t size);   /* takes the fd over; replaces an older page */
+int vmh_net_map(int fd, size_t size);   /* takes the fd over, on failure too; replaces an older page */
 void vmh_net_unmap(void);
 bool vmh_net_ready(void);
 uint64_t vmh_net_generation(void);      /* 0 without a page; one relaxed load */
@@ -21,8 +21,8 @@ struct vmh_nexthop {
 };
 /* How would the kernel send to daddr? saddr 0 = any, oif 0 = any (SO_BINDTODEVICE, IP_MULTICAST_IF).
  * Returns 0, or the reason (enum vmh_reason) for which the kernel must send; VMH_R_NO_NEIGHBOUR has
- * ifindex, saddr, via and mtu filled in. out->generation is set whatever is returned; it is 0 (so: ask
- * again next time) where the writer kept the page locked for longer than a reader waits. */
+ * ifindex, saddr, via and mtu filled in. out->generation is set whatever is returned; where the writer kept
+ * the page locked for longer than a reader waits, it is one that never comes, so that the next send asks again. */
 unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct vmh_nexthop *out);
 
 bool vmh_net_is_local(in_addr_t addr, unsigned *ifindex);   /* an address of this namespace */

@@ -31,7 +31,7 @@ struct vmh_buf {
 	in_port_t sport, dport;    /* network order */
 	uint8_t ttl, tos;
 	uint8_t multicast;         /* destination is a multicast group */
-	uint8_t shared;            /* a heap copy by vmh_buf_copy: put() frees it (several receivers) */
+	uint8_t shared;            /* a heap copy with the payload behind it: put() frees it (several receivers) */
 	uint64_t stamp_ns;         /* CLOCK_REALTIME at delivery, 0 when nobody asked for timestamps */
 };
 
@@ -102,8 +102,6 @@ int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 int vmh_rings_poll(unsigned budget);
 /* Any thread, any time, gone rings too; never waits for a lock, so vmh_deliver may call it as well. */
 void vmh_ring_put(struct vmh_buf *b);
-/* A copy on the heap (payload inside) for a further receiver; given back by vmh_ring_put. NULL: no memory. */
-struct vmh_buf *vmh_buf_copy(const struct vmh_buf *b);
 /* 0 means posted. -EAGAIN: no frame or descriptor free; -EMSGSIZE: above the MTU; -ENETDOWN: the ring is
  * gone or the interface down (then the frame may be posted all the same). */
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
