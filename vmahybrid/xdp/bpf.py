@@ -24,6 +24,7 @@ from vmahybrid.xdp.image import INSN_SIZE, Image, MapSpec, ProgramImage
 # uapi linux/bpf.h: commands
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROG_LOAD = range(6)
 _PROG_TEST_RUN = 10
+_PROG_FD_BY_ID = 13
 _OBJ_GET_INFO = 15
 
 BPF_ANY, BPF_NOEXIST, BPF_EXIST = range(3)
@@ -67,7 +68,8 @@ def bpf_call(command: int, attr: ctypes.Array[ctypes.c_char]) -> int:
     return result if result >= 0 else -ctypes.get_errno()
 
 
-def _attr(layout: str, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+def bpf_attr(layout: str, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+    """The used part of union bpf_attr, packed as by struct without padding of its own."""
     packed = struct.pack("=" + layout, *values)
     return ctypes.create_string_buffer(packed, len(packed))
 
@@ -88,14 +90,14 @@ def possible_cpus() -> int:
 def object_info(fd: int, size: int) -> bytes:
     """BPF_OBJ_GET_INFO_BY_FD: the first ``size`` bytes of struct bpf_{map,prog,link}_info. Raises BpfError."""
     info = ctypes.create_string_buffer(size)
-    result = bpf_call(_OBJ_GET_INFO, _attr("IIQ", fd, size, ctypes.addressof(info)))
+    result = bpf_call(_OBJ_GET_INFO, bpf_attr("IIQ", fd, size, ctypes.addressof(info)))
     if result < 0:
         raise BpfError("bpf object", -result, _remedy(-result))
     return info.raw
 
 
-class _Owned:
-    """Owner of one descriptor."""
+class Descriptor:
+    """Owner of one bpf descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -114,7 +116,15 @@ class _Owned:
         self.close()
 
 
-class BpfMap(_Owned):
+def open_program(identity: int) -> Descriptor:
+    """A descriptor of the loaded program with this id. Raises BpfError: ENOENT."""
+    fd = bpf_call(_PROG_FD_BY_ID, bpf_attr("III", identity, 0, 0))
+    if fd < 0:
+        raise BpfError(f"BPF program {identity}", -fd, _remedy(-fd))
+    return Descriptor(fd)
+
+
+class BpfMap(Descriptor):
     """One map. Keys are ``spec.key_size`` bytes, values ``spec.value_size``; other lengths raise ValueError."""
 
     def __init__(self, fd: int, spec: MapSpec) -> None:
@@ -128,7 +138,7 @@ class BpfMap(_Owned):
     @classmethod
     def create(cls, spec: MapSpec) -> Self:
         """Raises BpfError."""
-        attr = _attr("IIIII3I16s", spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0, 0,
+        attr = bpf_attr("IIIII3I16s", spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0, 0,
                      spec.name.encode("ascii")[:_NAME_MAX])
         fd = bpf_call(_MAP_CREATE, attr)
         if fd < 0:
@@ -144,7 +154,7 @@ class BpfMap(_Owned):
                  flags: int = 0) -> int:
         key_at = 0 if key is None else ctypes.addressof(key)
         value_at = 0 if value is None else ctypes.addressof(value)
-        return bpf_call(command, _attr("I4xQQQ", self.fd, key_at, value_at, flags))
+        return bpf_call(command, bpf_attr("I4xQQQ", self.fd, key_at, value_at, flags))
 
     def _failed(self, call: str, result: int) -> BpfError:
         return BpfError(f"map {self.spec.name}: {call}", -result, _remedy(-result))
@@ -223,7 +233,7 @@ class TestRun:
     nanoseconds: int
 
 
-class BpfProgram(_Owned):
+class BpfProgram(Descriptor):
     """A loaded XDP program."""
 
     def __init__(self, fd: int, name: str) -> None:
@@ -254,7 +264,7 @@ class BpfProgram(_Owned):
     def _load(name: str, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
         code = ctypes.create_string_buffer(insns, len(insns))
         licence = ctypes.create_string_buffer(_LICENSE)
-        attr = _attr("IIQQIIQII16sII", _PROG_TYPE_XDP, len(insns) // INSN_SIZE, ctypes.addressof(code),
+        attr = bpf_attr("IIQQIIQII16sII", _PROG_TYPE_XDP, len(insns) // INSN_SIZE, ctypes.addressof(code),
                      ctypes.addressof(licence), 0 if log is None else 1, 0 if log is None else len(log),
                      0 if log is None else ctypes.addressof(log), 0, _XDP_HAS_FRAGS if frags else 0,
                      name.encode("ascii")[:_NAME_MAX], 0, ATTACH_XDP)
@@ -274,9 +284,9 @@ class BpfProgram(_Owned):
         frame = ctypes.create_string_buffer(data, len(data))
         answer = ctypes.create_string_buffer(len(data) + 512)
         # struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
-        context = _attr("6I", 0, len(data), 0, ifindex, queue, 0)
+        context = bpf_attr("6I", 0, len(data), 0, ifindex, queue, 0)
         use = ifindex != 0 or queue != 0
-        attr = _attr("IIIIQQIIIIQQ", self.fd, 0, len(data), len(answer), ctypes.addressof(frame),
+        attr = bpf_attr("IIIIQQIIIIQQ", self.fd, 0, len(data), len(answer), ctypes.addressof(frame),
                      ctypes.addressof(answer), repeat, 0, len(context) if use else 0, 0,
                      ctypes.addressof(context) if use else 0, 0)
         result = bpf_call(_PROG_TEST_RUN, attr)
