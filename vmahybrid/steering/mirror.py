@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from vmahybrid.errors import VmahybridError
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -19,15 +21,15 @@ class MirrorTarget(Protocol[K, V]):
     """A map in the kernel, a table in a NIC, or a dict in a test."""
 
     def present(self) -> Mapping[K, V]:
-        """All entries, as they are now. Raises OSError."""
+        """All entries, as they are now. Raises OSError or BpfError."""
         ...
 
     def put(self, key: K, value: V) -> None:
-        """Add or replace. Raises OSError."""
+        """Add or replace. Raises OSError or BpfError."""
         ...
 
     def delete(self, key: K) -> None:
-        """An absent key is no error. Raises OSError."""
+        """An absent key is no error. Raises OSError or BpfError."""
         ...
 
 
@@ -35,7 +37,7 @@ class MirrorTarget(Protocol[K, V]):
 class Changes(Generic[K]):
     put: int = 0
     deleted: int = 0
-    failed: list[tuple[K, OSError]] = field(default_factory=list)
+    failed: list[tuple[K, Exception]] = field(default_factory=list)
 
 
 def mirror(target: MirrorTarget[K, V], wanted: Mapping[K, V], only: Collection[K] | None = None) -> Changes[K]:
@@ -51,7 +53,7 @@ def mirror(target: MirrorTarget[K, V], wanted: Mapping[K, V], only: Collection[K
         try:
             target.delete(key)
             changes.deleted += 1
-        except OSError as error:
+        except (OSError, VmahybridError) as error:
             changes.failed.append((key, error))
     for key in wanted if only is None else [key for key in only if key in wanted]:
         if present is not None and present.get(key) == wanted[key]:
@@ -59,6 +61,6 @@ def mirror(target: MirrorTarget[K, V], wanted: Mapping[K, V], only: Collection[K
         try:
             target.put(key, wanted[key])
             changes.put += 1
-        except OSError as error:
+        except (OSError, VmahybridError) as error:
             changes.failed.append((key, error))
     return changes

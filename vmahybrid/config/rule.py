@@ -1,0 +1,79 @@
+"""Rules of the operator as they are written: in the configuration's ``[[rule]]`` and in the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
+from vmahybrid.errors import UsageError
+from vmahybrid.steering.flow import PROTO_NUMBERS, Flow, FlowAction, Source, operator_kind
+
+FIELDS = ("action", "proto", "local", "remote", "netns", "interface")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRule:
+    """``local`` and ``remote`` are ADDR:PORT with * for any; ``netns`` and ``interface`` shell patterns over names."""
+
+    action: str                 # "kernel" | "drop"
+    proto: str = "udp"
+    local: str = "*:*"
+    remote: str = "*:*"
+    netns: str = "*"
+    interface: str = "*"
+
+    def flow(self) -> Flow:
+        """As the steering table takes it. Raises UsageError naming the token."""
+        if self.action not in ("kernel", "drop"):
+            raise UsageError("rule", f"action {self.action!r} is neither kernel nor drop")
+        if self.proto not in PROTO_NUMBERS:
+            raise UsageError("rule", f"proto {self.proto!r} is neither udp nor tcp")
+        local, local_port = parse_endpoint("local", self.local)
+        remote, remote_port = parse_endpoint("remote", self.remote)
+        flow = Flow(action=FlowAction(self.action), source=Source.OPERATOR, family=0,
+                    kind=operator_kind(local, remote, remote_port), proto=PROTO_NUMBERS[self.proto], local=local,
+                    local_port=local_port, remote=remote, remote_port=remote_port, netns=self.netns or "*",
+                    interface=self.interface or "*")
+        if flow.action is FlowAction.DROP and not flow.concrete:
+            raise UsageError("rule", f"drop {self.local} {self.remote}: the interface matches exactly",
+                             "name a local port, and the remote address and port both or neither")
+        return flow
+
+
+# What libvma.conf ships: name resolution stays on the kernel.
+DEFAULT_RULES = (OperatorRule("kernel", "udp", "*:*", "*:53"),)
+
+
+def parse_endpoint(name: str, text: str) -> tuple[bytes, int]:
+    """(16 bytes, port) of "10.0.0.1:53", "*:53", "[fe80::1]:*"; zeros for any. Raises UsageError naming ``name``."""
+    address, colon, port = text.rpartition(":")
+    try:
+        if not colon:
+            raise ValueError
+        packed = addr_to_bytes(address.removeprefix("[").removesuffix("]"))
+        number = 0 if port == "*" else int(port)
+        if not 0 <= number < 65536 or (port != "*" and not port.isascii()):
+            raise ValueError
+    except ValueError:
+        raise UsageError("rule", f"{name} = {text!r} is not ADDR:PORT", "write * for any") from None
+    return (ANY_ADDR if packed == addr_to_bytes("0.0.0.0") else packed), number
+
+
+def parse_rules(tables: Any, origin: str) -> tuple[OperatorRule, ...]:
+    """Of the configuration file. Raises UsageError naming the token."""
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(origin, "rule is an array of tables: [[rule]]")
+    rules: list[OperatorRule] = []
+    for table in tables:
+        for key, value in table.items():
+            if key not in FIELDS:
+                raise UsageError(origin, f"unknown key rule.{key}", "known are " + ", ".join(FIELDS))
+            if not isinstance(value, str):
+                raise UsageError(origin, f"rule.{key} = {value!r} is not a string")
+        if "action" not in table:
+            raise UsageError(origin, "a rule without action", 'action = "kernel" or "drop"')
+        rule = OperatorRule(**table)
+        rule.flow()
+        rules.append(rule)
+    return tuple(rules)

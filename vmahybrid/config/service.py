@@ -1,0 +1,251 @@
+"""The configuration of the service: one typed object, built once from defaults < file < command line.
+
+Each value remembers its origin: "default", the file's path, "command line", or "api" for a live change. The file is
+TOML, /etc/vmahybrid.toml if it is there; the sections are those of the key names below, plus ``[interface."NAME"]`` with
+``mode`` and ``[[rule]]`` for rules of the operator.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vmahybrid.config.rule import DEFAULT_RULES, OperatorRule, parse_rules
+from vmahybrid.errors import UsageError
+
+DEFAULT_FILE = Path("/etc/vmahybrid.toml")
+RUNDIR_VARIABLE = "VMAHYBRID_RUNDIR"
+MODES = ("auto", "native", "generic", "kernel")
+
+
+def run_directory() -> Path:
+    """/run/vmahybrid, or $VMAHYBRID_RUNDIR: several services may run side by side."""
+    return Path(os.environ.get(RUNDIR_VARIABLE) or "/run/vmahybrid")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One setting: ``parse`` turns an outside value into the typed one or raises ValueError with what is wanted."""
+
+    name: str
+    default: Any
+    parse: Callable[[Any], Any]
+    description: str
+    unit: str = ""
+    live: bool = False
+
+
+def _integer(least: int, most: int, power: bool = False) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        ok = type(value) is int and least <= value <= most and not (power and value & (value - 1))
+        if not ok:
+            raise ValueError(f"{'a power of two' if power else 'an integer'} from {least} to {most}")
+        return int(value)
+
+    return parse
+
+
+def _choice(*words: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return str(value)
+
+    return parse
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("a string")
+    return value
+
+
+def _path(value: Any) -> str:
+    text = _string(value)
+    if not text.startswith("/") or len(text.encode()) > 107:  # sun_path of unix(7)
+        raise ValueError("an absolute path of at most 107 bytes")
+    return text
+
+
+def _file_mode(value: Any) -> int:
+    """0o660 of TOML, or "0660"."""
+    try:
+        mode = int(value, 8) if isinstance(value, str) else value
+    except ValueError:
+        mode = -1
+    if type(mode) is not int or not 0 <= mode <= 0o777:
+        raise ValueError('a file mode such as "0660"')
+    return mode
+
+
+def _address(value: Any) -> str:
+    text = _string(value)
+    host, _, port = text.rpartition(":")
+    if text and not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError('ADDR:PORT, or "" for none')
+    return text
+
+
+def _globs(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v and v.count(":") <= 1 for v in value):
+        raise ValueError("a list of [NETNS:]INTERFACE, shell patterns allowed")
+    return tuple(value)
+
+
+KEYS = (
+    Key("interfaces", (), _globs, "interfaces to serve, [NETNS:]NAME with shell patterns; without NETNS those of the "
+        "service's own namespace. Empty: every Ethernet interface with an IPv4 address, in all namespaces, on demand"),
+    Key("control.path", "", _path, "the control socket that programs connect to"),
+    Key("control.mode", 0o666, _file_mode, "file mode of the control socket: who may offload", "octal"),
+    Key("control.group", "", _string, "group of the control socket"),
+    Key("api.unix", "", _path, "the Unix socket of the REST API"),
+    Key("api.mode", 0o660, _file_mode, "file mode of the API's socket", "octal"),
+    Key("api.tcp", "", _address, "ADDR:PORT of the REST API over TCP; empty: none. Needs api.token_file"),
+    Key("api.token_file", "", _string, "file with the bearer token of the REST API over TCP"),
+    Key("ring.frames", 8192, _integer(64, 1 << 20, power=True), "packet buffers of a ring", "frames", live=True),
+    Key("ring.rx_size", 2048, _integer(16, 1 << 16, power=True), "receive descriptors per queue", "descriptors",
+        live=True),
+    Key("ring.tx_size", 1024, _integer(16, 1 << 16, power=True), "transmit descriptors per queue", "descriptors",
+        live=True),
+    Key("ring.direct", "first", _choice("first", "never"), "may the first process on an interface have its queue "
+        "directly? It is faster, but what it sends can't be filtered", live=True),
+    Key("limits.rings", 256, _integer(0, 4096), "rings of all processes", "rings", live=True),
+    Key("limits.rules", 16384, _integer(0, 16384), "rules in the steering table", "rules", live=True),
+    Key("limits.sessions", 1024, _integer(1, 65536), "programs connected at a time", "sessions", live=True),
+    Key("limits.memory", 4 << 30, _integer(0, 1 << 50), "packet memory of all rings", "bytes", live=True),
+    Key("log.level", "info", _choice("debug", "info", "warning", "error"), "messages of the service from this level on",
+        live=True),
+)
+BY_NAME = {key.name: key for key in KEYS}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """``config["ring.frames"]`` is a value, ``config.origin("ring.frames")`` where it came from."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+    interface_modes: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[OperatorRule, ...] = DEFAULT_RULES
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def origin(self, name: str) -> str:
+        return self.origins.get(name, "default")
+
+    def mode_of(self, interface: str) -> str:
+        """"auto", "native", "generic" or "kernel" for an interface's name."""
+        return self.interface_modes.get(interface, "auto")
+
+    def changed(self, changes: Mapping[str, Any], origin: str = "api") -> ServiceConfig:
+        """With live changes, all or none. Raises UsageError naming the key."""
+        values, origins = dict(self.values), dict(self.origins)
+        for name, value in changes.items():
+            values[name] = parse_value(name, value, origin)
+            if not BY_NAME[name].live:
+                raise UsageError(f"configuration key {name}", "it does not change while the service runs",
+                                 "change it in the file and start the service again")
+            origins[name] = origin
+        _check_together(values)
+        return replace(self, values=values, origins=origins)
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """What the API shows of every key."""
+        defaults = default_values()
+        return {key.name: {"value": _shown(key, self.values[key.name]), "default": _shown(key, defaults[key.name]),
+                           "origin": self.origin(key.name), "live": key.live, "description": key.description,
+                           "unit": key.unit} for key in KEYS}
+
+
+def _shown(key: Key, value: Any) -> Any:
+    if key.parse is _file_mode:
+        return f"{value:04o}"
+    return list(value) if isinstance(value, tuple) else value
+
+
+def default_values() -> dict[str, Any]:
+    directory = run_directory().absolute()
+    values = {key.name: key.default for key in KEYS}
+    values["control.path"] = str(directory / "control.sock")
+    values["api.unix"] = str(directory / "api.sock")
+    return values
+
+
+def parse_value(name: str, value: Any, origin: str) -> Any:
+    """The typed value of one key. Raises UsageError naming the key and ``origin``."""
+    if name not in BY_NAME:
+        close = difflib.get_close_matches(name, BY_NAME, 1)
+        raise UsageError(origin, f'unknown key "{name}"', f"did you mean {close[0]}?" if close else "")
+    try:
+        return BY_NAME[name].parse(value)
+    except ValueError as error:
+        raise UsageError(origin, f"{name} = {value!r} is not {error}") from None
+
+
+def load(file: Path | None = None, command_line: Mapping[str, Any] | None = None) -> ServiceConfig:
+    """Build the configuration. ``file``: None reads DEFAULT_FILE if it exists; a named one must exist.
+
+    ``command_line`` has values by key name. Raises UsageError (one line that names the token)."""
+    values, origins = default_values(), {}
+    modes: dict[str, str] = {}
+    rules = DEFAULT_RULES
+    if file is not None or DEFAULT_FILE.exists():
+        path = file or DEFAULT_FILE
+        flat, modes, found = _read(path)
+        rules = DEFAULT_RULES if found is None else found
+        for name, value in flat.items():
+            values[name], origins[name] = parse_value(name, value, str(path)), str(path)
+    for name, value in (command_line or {}).items():
+        values[name], origins[name] = parse_value(name, value, "command line"), "command line"
+    _check_together(values)
+    return ServiceConfig(values, origins, modes, rules)
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    if values["api.tcp"] and not values["api.token_file"]:
+        raise UsageError("api.tcp", "the API over TCP needs a token", "set api.token_file to a file with the token")
+    if values["ring.frames"] < values["ring.rx_size"] + values["ring.tx_size"]:
+        raise UsageError("ring.frames", f"{values['ring.frames']} frames can't fill a receive ring of "
+                         f"{values['ring.rx_size']} and a transmit ring of {values['ring.tx_size']}",
+                         "raise ring.frames or lower the ring sizes")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], tuple[OperatorRule, ...] | None]:
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(str(path), error.strerror or str(error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(str(path), f"not TOML: {error}") from None
+    found = data.pop("rule", None)
+    rules = None if found is None else parse_rules(found, str(path))
+    modes = _interface_modes(data.pop("interface", {}), str(path))
+    flat: dict[str, Any] = {}
+    for section, value in data.items():
+        if isinstance(value, dict):
+            flat.update({f"{section}.{key}": inner for key, inner in value.items()})
+        else:
+            flat[section] = value
+    return flat, modes, rules
+
+
+def _interface_modes(table: Any, origin: str) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise UsageError(origin, "interface is a table: [interface.\"NAME\"]")
+    modes: dict[str, str] = {}
+    for name, settings in table.items():
+        if not isinstance(settings, dict):
+            raise UsageError(origin, f'interface."{name}" is a table with the key mode')
+        for key, value in settings.items():
+            if key != "mode":
+                raise UsageError(origin, f'unknown key interface."{name}".{key}', "the key there is mode")
+            if value not in MODES:
+                raise UsageError(origin, f'interface."{name}".mode = {value!r} is not one of {", ".join(MODES)}')
+            modes[name] = value
+    return modes

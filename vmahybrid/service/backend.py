@@ -1,0 +1,107 @@
+"""What the service asks of a backend: interfaces that steer, and rings. AF_XDP is one; tests have a fake one.
+
+Everything here may block for milliseconds and runs in the namespace's worker thread, except where it says "quick".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.steering.keys import Act, Action, FlowKey, GrantKey
+from vmahybrid.steering.mirror import MirrorTarget
+from vmahybrid.steering.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RingSizes:
+    """Descriptors per queue and frames of the UMEM; powers of two."""
+
+    frames: int
+    rx: int
+    tx: int
+
+
+class RingHandle(Protocol):
+    """One process's ring on one interface. The attributes are those of struct vmh_msg_ring_reply."""
+
+    direct: bool
+    reason: Reason              # why not direct or not zero-copy
+    act: Act                    # how the interface's program reaches it
+    target: int
+    umem_fd: int
+    xsk_fds: list[int]
+    zerocopy: bool
+    verify_csum: bool
+    frame_size: int
+    frames: int
+    rx_size: int
+    tx_size: int
+    fill_size: int
+    comp_size: int
+    mtu: int
+    mac: bytes
+    grants: MirrorTarget[GrantKey, int] | None  # quick; None: a direct ring can't be filtered
+
+    def kernel_stats(self) -> dict[str, int]:
+        """XDP_STATISTICS of the sockets, summed; quick. Raises OSError."""
+        ...
+
+    def guard_outs(self) -> dict[str, int]:
+        """Packets per way out of the guard program; quick; empty for a direct ring."""
+        ...
+
+    def close(self) -> None:
+        """Take the ring from the maps and give everything back. Idempotent."""
+        ...
+
+
+class PortHandle(Protocol):
+    """An interface with our program on it."""
+
+    native: bool
+    reason: Reason              # why not native
+    driver: str
+    queues: int
+    rules: MirrorTarget[FlowKey, Action]        # quick
+
+    def hits(self, index: int) -> tuple[int, int]:
+        """(packets, bytes) of a rule index; quick."""
+        ...
+
+    def zero_hits(self, index: int) -> None:
+        """Before an index is used again; quick."""
+        ...
+
+    def outs(self) -> dict[str, int]:
+        """Packets per way out of the program; quick."""
+        ...
+
+    def grant(self, sizes: RingSizes, direct: bool) -> RingHandle:
+        """A ring for one more process, direct if that is free and ``direct``. Raises OSError, VmahybridError."""
+        ...
+
+    def set_mtu(self, mtu: int) -> None:
+        """The interface's MTU changed; quick."""
+        ...
+
+    def close(self) -> None:
+        """Detach the program. Idempotent; the interface may be gone."""
+        ...
+
+
+class Backend(Protocol):
+    async def prepare(self) -> None:
+        """Compile what there is to compile. Raises VmahybridError."""
+        ...
+
+    def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
+        """Attach to an interface of the worker's namespace. ``mode``: "auto", "native" or "generic".
+
+        Raises Refused (IF_BUSY naming the holder, ATTACH_FAILED, IF_UNSUPPORTED), OSError."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...

@@ -1,0 +1,107 @@
+"""Proof of ownership: the kernel socket that a program passes must be what its request says.
+
+Who holds a socket bound to an address has it from the kernel, with all its checks; so the socket itself is the proof
+and nobody can have another's port steered. The caller closes the descriptor after the check: kept, it would keep the
+port bound after the program's end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from vmahybrid.contracts import addr_to_bytes
+from vmahybrid.errors import Refused
+from vmahybrid.steering.flow import Flow, Kind, endpoint
+from vmahybrid.steering.keys import ANY_ADDR, is_multicast
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.steering.table import refuse
+
+SO_NETNS_COOKIE = 71  # asm-generic/socket.h, kernel 5.14
+FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+TYPES = {17: socket.SOCK_DGRAM, 6: socket.SOCK_STREAM}
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the socket tells beyond what was asked."""
+
+    inode: int
+    reuse_addr: bool
+    reuse_port: bool
+
+
+def netns_cookie() -> int:
+    """The kernel's number of the calling thread's network namespace, never used twice. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return _cookie(probe)
+
+
+def _cookie(sock: socket.socket) -> int:
+    return int(struct.unpack("Q", sock.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8))[0])
+
+
+def is_plain_udp(fd: int) -> bool:
+    """A UDP socket: one whose close never blocks."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            return sock.family in FAMILIES.values() and sock.type == socket.SOCK_DGRAM
+    except OSError:
+        return False
+
+
+def check(fd: int, flow: Flow, cookie: int) -> Proof:
+    """Compare the socket with ``flow`` and the namespace of the session. Borrows ``fd``.
+
+    Raises Refused: NOT_OWNER naming what differs, PORT_SHARED for an unconnected SO_REUSEPORT socket."""
+    try:
+        sock = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        raise not_owner("the file descriptor is not a socket") from None
+    with sock:
+        if (sock.family, sock.type, sock.proto) != (FAMILIES.get(flow.family), TYPES.get(flow.proto), flow.proto):
+            raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
+        try:
+            _check_names(sock, flow)
+            if _cookie(sock) != cookie:
+                raise not_owner("it lives in another network namespace")
+            reuse_port = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
+            reuse_addr = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
+        except OSError as error:
+            raise not_owner(f"asking the socket: {error.strerror}") from None
+        if reuse_port and flow.kind is Kind.THREE:
+            raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
+        return Proof(os.fstat(sock.fileno()).st_ino, reuse_addr, reuse_port)
+
+
+def _check_names(sock: socket.socket, flow: Flow) -> None:
+    local, local_port = _name(sock.getsockname())
+    if local_port == 0 or local_port != flow.local_port:
+        raise not_owner(f"bound to port {local_port}, not {flow.local_port}")
+    if flow.kind is Kind.MULTICAST:
+        if not is_multicast(flow.local):
+            raise not_owner(f"{endpoint(flow.local, flow.local_port)} is no multicast group")
+        if local not in (ANY_ADDR, flow.local):
+            raise not_owner(f"bound to {endpoint(local, local_port)}, not to the group or any address")
+        return
+    if local != flow.local or is_multicast(local):
+        raise not_owner(f"bound to {endpoint(local, local_port)}, not {endpoint(flow.local, flow.local_port)}")
+    try:
+        remote, remote_port = _name(sock.getpeername())
+    except OSError:
+        remote, remote_port = ANY_ADDR, 0
+    wanted = (flow.remote, flow.remote_port) if flow.kind is Kind.FIVE else (ANY_ADDR, 0)
+    if (remote, remote_port) != wanted or (flow.kind is Kind.FIVE and ANY_ADDR in (remote, local)):
+        raise not_owner(f"connected to {endpoint(remote, remote_port)}, not {endpoint(*wanted)}")
+
+
+def _name(name: tuple[str, int]) -> tuple[bytes, int]:
+    address = addr_to_bytes(name[0].partition("%")[0])
+    zero = addr_to_bytes("0.0.0.0")
+    return (ANY_ADDR if address == zero else address), name[1]
+
+
+def not_owner(why: str) -> Refused:
+    return Refused("proof", f"{Reason.NOT_OWNER.text}: {why}", Reason.NOT_OWNER.remedy, int(Reason.NOT_OWNER))
