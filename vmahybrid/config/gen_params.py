@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from vmahybrid.config.catalogue import (  # noqa: E402
+from vmahybrid.config.catalogue import (
     ACTS,
     FALSE_WORDS,
     STRING_SIZE,
@@ -131,7 +131,8 @@ def profile_lines(catalogue: Catalogue, index: dict[str, int]) -> Iterator[str]:
 
 def header(catalogue: Catalogue) -> str:
     """params_gen.h: the struct for all, the tables for params.c, which defines VMH_PARAMS_TABLE."""
-    index = {parameter.name: number for number, parameter in enumerate(catalogue.parameters)}
+    index_order = catalogue.parameters
+    index = {parameter.name: number for number, parameter in enumerate(index_order)}
     lines = [PREAMBLE, *struct_lines(catalogue), f"#define VMH_PARAMS_COUNT {len(index)}"]
     lines += [
         f"#define VMH_PARAM_{parameter.field.upper()} {index[parameter.name]}" for parameter in catalogue.parameters
@@ -159,8 +160,8 @@ profile of `VMA_SPEC`, then the environment. A value that can't be used is warne
 table says; it never ends the program.
 
 Where this differs from libvma:
-- A number must be a decimal number. libvma reads `abc` as 0 and `10ms` as 10; here both are warned about and the default
-  is used. A parameter that is set but empty counts as not set, except for texts, where empty is a value.
+- A number must be a decimal number. libvma reads `abc` as 0 and `10ms` as 10; here both are warned about and the
+  default is used. A parameter that is set but empty counts as not set, except for texts, where empty is a value.
 - Switches also take true, yes, on, enable(d) and false, no, off, disable(d). libvma reads all of these as 0.
 - Values out of range are always warned about, also where libvma corrects them silently.
 - An unknown profile, an unknown level and an unknown `VMA_*` variable are warned about; libvma ignores them silently.
@@ -198,10 +199,10 @@ def markdown(catalogue: Catalogue) -> str:
     lines = [MARKDOWN_HEAD, "## Profiles (`VMA_SPEC`)", ""]
     for profile in catalogue.profiles:
         alias = f" (or `{profile.alias}`)" if profile.alias is not None else ""
-        values = ", ".join(
+        ", ".join(
             f"{name.removeprefix('VMA_')} {catalogue[name].show(value)}" for name, value in profile.values.items()
         )
-        lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {values}." if values else ""))
+        lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {', '.join(shown)}." if shown else ""))
     for acts, meaning in ACTS.items():
         lines += [
             "",
