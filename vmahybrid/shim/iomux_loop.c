@@ -11,7 +11,7 @@
 struct run {
 	sig_atomic_t sig0;
 	uint64_t start, now, deadline; /* UINT64_MAX: for ever */
-	bool spun;
+	bool spun, hit;
 };
 
 static inline unsigned batch(void)
@@ -66,8 +66,10 @@ static int spin(struct vmh_waiter *w, struct run *r)
 
 		vmh_rings_poll(batch());
 		n = w->collect(w, os);
-		if (n)
+		if (n) {
+			r->hit = n > 0;
 			return n;
+		}
 		if (vmh_signals_any != r->sig0)
 			return -EINTR;
 		if (os) {
@@ -175,7 +177,7 @@ static void account(struct vmh_waiter *w, const struct run *r, int n)
 	} else if (n != -EINTR) {
 		VMH_COUNT(s->errors, 1);
 	}
-	if (n > 0 && r->now < r->deadline && r->spun)
+	if (r->hit)
 		VMH_COUNT(s->poll_hit, 1);
 	else
 		VMH_COUNT(s->poll_miss, 1);
@@ -188,13 +190,13 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 	sigset_t old;
 	int n;
 
-	/* What is ready is returned before any signal is let in, as in the kernel. */
+	/* As in the kernel, what is ready is returned before the mask lets a signal in: look at both sides. */
 	w->os_mask = timeout_ns == 0 ? mask : NULL;
 	vmh_rings_poll(batch());
-	n = w->collect(w, timeout_ns == 0);
+	n = w->collect(w, timeout_ns == 0 || mask);
 	w->os_mask = NULL;
 	if (n || timeout_ns == 0) {
-		r.spun = n > 0; /* found by polling: a hit */
+		r.hit = n > 0;
 		account(w, &r, n);
 		return n;
 	}

@@ -151,8 +151,6 @@ static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const s
 	return (flags & MSG_TRUNC) ? (ssize_t)b->len : (ssize_t)n;
 }
 
-uint32_t vmh_sock_truesize(const struct vmh_buf *b);
-
 static struct vmh_buf *pop(struct vmh_sock *s)
 {
 	struct vmh_buf *b;
@@ -419,6 +417,8 @@ ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 {
 	if (vmh_unlikely(m->msg_iovlen > 1024))
 		return kernel_as_asked(s, fd, m, flags); /* EMSGSIZE is the kernel's to say */
+	if (vmh_unlikely(m->msg_iovlen && (uintptr_t)m->msg_iov[0].iov_base < 4096 && m->msg_iov[0].iov_len))
+		return -EFAULT;
 	return recv_some(s, fd, m, flags & ~MSG_CMSG_CLOEXEC);
 }
 

@@ -207,8 +207,11 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 	}
 	if (vmh_unlikely(!port || !addr || m->msg_iovlen > 1024))
 		return by_kernel(s, fd, m, flags);
-	for (size_t i = 0; i < m->msg_iovlen; i++)
+	for (size_t i = 0; i < m->msg_iovlen; i++) {
+		if (vmh_unlikely((uintptr_t)m->msg_iov[i].iov_base < 4096 && m->msg_iov[i].iov_len))
+			return by_kernel(s, fd, m, flags); /* EFAULT */
 		len += m->msg_iov[i].iov_len;
+	}
 	if (vmh_unlikely(len > 65507))
 		return by_kernel(s, fd, m, flags);
 	if (vmh_unlikely(vmh_session_open()))

@@ -76,6 +76,7 @@ struct vmh_ep {
 	_Atomic int kwait;         /* threads that sleep in the kernel's epoll_wait, blind to rings */
 	_Atomic int kwait_fd;      /* an fd of the set, for kicking them */
 	_Atomic uint8_t kick_on;
+	_Atomic uint64_t kick_ns;  /* when */
 	uint8_t flip;
 	uint64_t foreign[VMH_EP_FOREIGN]; /* Bloom filter of the data of kernel-only members */
 	struct vmh_oslook look;
@@ -92,6 +93,9 @@ void vmh_epitem_free(struct vmh_epitem *it);
 struct vmh_epitem *vmh_epitem_find(struct vmh_ep *e, struct vmh_obj *member, int fd);  /* set lock held */
 bool vmh_epitem_link(struct vmh_epitem *it);    /* set lock held; false: the member was closed meanwhile */
 void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
+/* A set that the member is in and that matches, held; NULL: none. */
+struct vmh_ep *vmh_ep_of_member(struct vmh_obj *member, bool (*match)(const struct vmh_ep *e));
+void vmh_ep_mark_ring(struct vmh_obj *member);  /* maybe_ring in all its sets */
 bool vmh_ep_push_if_ready(struct vmh_epitem *it); /* onto the ready list */
 /* Take up to max ready items, at most once each per call number. */
 int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max, uint64_t call);
@@ -102,7 +106,9 @@ long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev);
 bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data);
 
 /* epoll_kick.c: threads in the kernel's epoll_wait */
+#define VMH_KICK_NS 1000000000u /* longest life of a kick */
 bool vmh_ep_is_kick(uint64_t data);
+void vmh_ep_kick_seen(struct vmh_ep *e, int epfd); /* takes back a kick that nobody waits for any more */
 void vmh_ep_kick(struct vmh_ep *e);         /* after maybe_ring was set; takes the set lock */
 void vmh_ep_kernel_enter(struct vmh_ep *e, int epfd);
 void vmh_ep_kernel_leave(struct vmh_ep *e, int epfd);

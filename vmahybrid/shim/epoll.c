@@ -1,0 +1,258 @@
+/* epoll_ctl and the life of a set. The kernel set under the same fd has every member with the user's
+ * own events and data; it is always changed first, and its answer is the answer. */
+#include "vmh_iomux_int.h"
+#include "vmh_sock.h"
+
+long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev)
+{
+	return vmh_sys(SYS_epoll_ctl, epfd, op, fd, ev);
+}
+
+void vmh_epoll_created(int epfd)
+{
+	struct vmh_ep *e = vmh_ep_alloc();
+
+	if (!e)
+		return; /* a kernel fd like any other */
+	e->obj.fd = epfd;
+	e->obj.items = NULL;
+	atomic_store(&e->obj.closed, 0);
+	atomic_store(&e->obj.class_, VMH_CLASS_EPOLL);
+	e->stats = vmh_stats_epoll_new(epfd);
+	if (vmh_fd_install(epfd, &e->obj) < 0)
+		vmh_epoll_recycle(&e->obj);
+}
+
+void vmh_epoll_closed(struct vmh_obj *ep)
+{
+	struct vmh_ep *e = vmh_ep_of(ep);
+
+	vmh_lock(&ep->lock);
+	atomic_store(&ep->closed, 1);
+	while (e->items)
+		vmh_epitem_unlink(e->items);
+	vmh_unlock(&ep->lock);
+	vmh_wake_all(); /* waits in progress return EBADF */
+}
+
+void vmh_epoll_recycle(struct vmh_obj *ep)
+{
+	struct vmh_ep *e = vmh_ep_of(ep);
+
+	vmh_stats_epoll_free(e->stats);
+	e->stats = NULL;
+	atomic_store(&ep->class_, VMH_CLASS_FREE);
+	vmh_ep_free(e);
+}
+
+/* ---- data values that kernel-only members use ---- */
+
+static unsigned foreign_bit(uint64_t data)
+{
+	return (unsigned)((data * 0x9e3779b97f4a7c15u) >> 52) % (VMH_EP_FOREIGN * 64);
+}
+
+bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data)
+{
+	unsigned b = foreign_bit(data);
+
+	return VMH_GET(e->foreign[b / 64]) >> (b % 64) & 1;
+}
+
+static int ctl_kernel_member(struct vmh_ep *e, int epfd, int op, int fd, struct epoll_event *ev)
+{
+	long r = vmh_ep_kernel_ctl(epfd, op, fd, ev);
+
+	if (r == 0 && op != EPOLL_CTL_DEL) {
+		unsigned b = foreign_bit(ev->data.u64);
+
+		__atomic_fetch_or(&e->foreign[b / 64], (uint64_t)1 << (b % 64), __ATOMIC_RELAXED);
+	}
+	return (int)r;
+}
+
+/* ---- UDP members ---- */
+
+static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
+{
+	struct vmh_epitem *it = vmh_epitem_alloc();
+
+	if (!it)
+		return NULL;
+	it->member = m;
+	it->fd = fd;
+	it->events = 0;
+	it->data = 0;
+	it->call = 0;
+	it->disarmed = 0;
+	__atomic_store_n(&it->set, e, __ATOMIC_RELAXED);
+	return it;
+}
+
+/* Set lock held; the kernel has accepted. Arms it as ADD and MOD do: what is ready now is reported. */
+static bool arm(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_event *ev)
+{
+	vmh_lock(&e->rdy_lock);
+	if (it->events & EPOLLONESHOT)
+		e->noneshot--;
+	if (ev->events & EPOLLONESHOT)
+		e->noneshot++;
+	it->events = ev->events;
+	it->data = ev->data.u64;
+	VMH_SET(it->disarmed, 0);
+	vmh_unlock(&e->rdy_lock);
+	return vmh_ep_push_if_ready(it);
+}
+
+struct ctl_after { /* what must be done without the set lock */
+	bool wake, kick;
+};
+
+static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, const struct epoll_event *ev,
+		      struct ctl_after *after)
+{
+	struct vmh_epitem *it = vmh_epitem_find(e, m, fd);
+
+	if (!it) {
+		it = item_new(e, m, fd);
+		if (!it) {
+			vmh_ep_kernel_ctl(epfd, EPOLL_CTL_DEL, fd, NULL);
+			return -ENOMEM;
+		}
+		if (!vmh_epitem_link(it)) {
+			__atomic_store_n(&it->set, NULL, __ATOMIC_RELAXED);
+			vmh_epitem_free(it);
+			return 0;
+		}
+	}
+	after->wake = arm(e, it, ev);
+	if (vmh_sock_on_ring(vmh_sock_of(m))) {
+		__atomic_store_n(&e->hint, it, __ATOMIC_RELAXED);
+		atomic_store(&e->maybe_ring, 1);
+		after->kick = true;
+	}
+	return 0;
+}
+
+static int ctl_udp(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op, int fd, struct epoll_event *ev,
+		   struct ctl_after *after)
+{
+	struct vmh_epitem *it;
+	int r;
+
+	vmh_lock(&e->obj.lock);
+	r = (int)vmh_ep_kernel_ctl(epfd, op, fd, ev);
+	if (atomic_load(&e->obj.closed)) {
+		;
+	} else if (r == 0 && op != EPOLL_CTL_DEL) {
+		r = set_member(e, m, epfd, fd, ev, after);
+	} else if (r == 0 || r == -ENOENT) {
+		it = vmh_epitem_find(e, m, fd);
+		if (it)
+			vmh_epitem_unlink(it);
+	}
+	vmh_unlock(&e->obj.lock);
+	return r;
+}
+
+static void home_nested(struct vmh_obj *m)
+{
+	if (!VMH_GET(vmh_sock_of(m)->home))
+		vmh_sock_home(vmh_sock_of(m), VMH_R_NESTED, 0);
+}
+
+/* Inside another set only the kernel can say that this set is ready: its members go home. */
+static void nest(struct vmh_ep *inner)
+{
+	atomic_store(&inner->nested, 1);
+	/* members added from now on go home in vmh_epoll_ctl: the count can only shrink */
+	for (unsigned tries = VMH_GET(inner->nitems); tries; tries--) {
+		struct vmh_epitem *it;
+		struct vmh_obj *m = NULL;
+
+		vmh_lock(&inner->obj.lock);
+		for (it = inner->items; it && VMH_GET(vmh_sock_of(it->member)->home); it = it->set_next)
+			;
+		if (it) {
+			m = it->member;
+			vmh_obj_hold(m);
+		}
+		vmh_unlock(&inner->obj.lock);
+		if (!m)
+			return;
+		home_nested(m);
+		vmh_obj_put(m);
+	}
+}
+
+int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev)
+{
+	struct vmh_ep *e = vmh_ep_of(ep);
+	struct vmh_obj *m = vmh_fd_get(fd);
+	struct ctl_after after = { 0 };
+	int r;
+
+	if (!m)
+		return ctl_kernel_member(e, epfd, op, fd, ev);
+	if (atomic_load(&m->class_) == VMH_CLASS_UDP) {
+		r = ctl_udp(e, m, epfd, op, fd, ev, &after);
+		if (r == 0 && op != EPOLL_CTL_DEL && atomic_load(&e->nested))
+			home_nested(m);
+	} else {
+		r = ctl_kernel_member(e, epfd, op, fd, ev);
+		if (r == 0 && op == EPOLL_CTL_ADD && atomic_load(&m->class_) == VMH_CLASS_EPOLL)
+			nest(vmh_ep_of(m));
+	}
+	vmh_obj_put(m);
+	if (after.kick)
+		vmh_ep_kick(e);
+	if (after.wake)
+		vmh_wake_all();
+	return r;
+}
+
+/* ---- upcalls from the socket class ---- */
+
+static bool any_set(const struct vmh_ep *e)
+{
+	(void)e;
+	return true;
+}
+
+void vmh_epoll_member_closed(struct vmh_obj *member)
+{
+	struct vmh_ep *e;
+
+	atomic_store(&member->closed, 1);
+	while ((e = vmh_ep_of_member(member, any_set))) {
+		struct vmh_epitem *it, *next;
+
+		vmh_lock(&e->obj.lock);
+		for (it = e->items; it; it = next) {
+			next = it->set_next;
+			if (it->member == member)
+				vmh_epitem_unlink(it);
+		}
+		vmh_unlock(&e->obj.lock);
+		vmh_obj_put(&e->obj);
+	}
+}
+
+static bool blind(const struct vmh_ep *e)
+{
+	return atomic_load(&e->kwait) > 0 && !atomic_load(&e->kick_on);
+}
+
+void vmh_epoll_member_on_ring(struct vmh_obj *member)
+{
+	struct vmh_ep *e;
+
+	vmh_ep_mark_ring(member);
+	/* bounded: a kick that the kernel refuses would be tried for ever */
+	for (int i = 0; i < 1000 && (e = vmh_ep_of_member(member, blind)); i++) {
+		vmh_ep_kick(e);
+		vmh_obj_put(&e->obj);
+	}
+	/* Threads that sleep on rings sleep on those that existed when they went to sleep. */
+	vmh_wake_all();
+}

@@ -1,0 +1,261 @@
+/* epoll_wait over rings and the kernel set: one entry per socket, nobody starves. */
+#include "vmh_iomux_int.h"
+#include "vmh_real.h"
+#include "vmh_sock.h"
+#include <limits.h>
+#include <sched.h>
+
+struct ep_waiter {
+	struct vmh_waiter w; /* first */
+	struct vmh_ep *e;
+	int epfd;
+	struct epoll_event *evs;
+	int max;
+	struct pollfd pfd;
+};
+
+/* ---- the kernel's side ---- */
+
+/* ONESHOT: the event of a member whose other side reported already is not passed on; it comes back
+ * with the user's MOD, as the kernel looks again then. Data shared by several members, or with a
+ * kernel-only one, does not say whose event this is: then it passes, at worst once too often. */
+static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
+{
+	struct vmh_epitem *found = NULL;
+	bool pass = true;
+
+	if (vmh_ep_foreign(e, data))
+		return true;
+	vmh_lock(&e->obj.lock);
+	for (struct vmh_epitem *it = e->items; it; it = it->set_next) {
+		if (it->data != data)
+			continue;
+		if (found || !(it->events & EPOLLONESHOT)) {
+			found = NULL;
+			break;
+		}
+		found = it;
+	}
+	if (found) {
+		vmh_lock(&e->rdy_lock);
+		pass = !found->disarmed;
+		VMH_SET(found->disarmed, 1);
+		vmh_unlock(&e->rdy_lock);
+	}
+	vmh_unlock(&e->obj.lock);
+	return pass;
+}
+
+static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
+{
+	int k = 0;
+
+	for (int i = 0; i < n; i++) {
+		if (vmh_ep_is_kick(evs[i].data.u64)) {
+			vmh_ep_kick_seen(e, epfd);
+			continue;
+		}
+		if (vmh_unlikely(VMH_GET(e->noneshot)) && !oneshot_pass(e, evs[i].data.u64))
+			continue;
+		evs[k++] = evs[i];
+	}
+	return k;
+}
+
+static int kernel_now(struct ep_waiter *x, struct epoll_event *evs, int max)
+{
+	int n = 0, k = 0;
+
+	/* again when all were dropped: with a small max the others wait behind them */
+	for (int tries = 0; tries < 3 && k == 0; tries++) {
+		n = (int)vmh_sys(SYS_epoll_pwait, x->epfd, evs, max, 0, x->w.os_mask, sizeof(uint64_t));
+		if (n <= 0)
+			return n;
+		k = settle(x->e, x->epfd, evs, n);
+	}
+	return k;
+}
+
+/* ---- both sides ---- */
+
+/* Moves the bits of events in b[] whose data is in a[] over to a[]; the rest of b[] closes up. */
+static int merge(struct epoll_event *a, int na, struct epoll_event *b, int nb)
+{
+	int k = 0;
+
+	for (int i = 0; i < nb; i++) {
+		int j = 0;
+
+		while (j < na && a[j].data.u64 != b[i].data.u64)
+			j++;
+		if (j < na)
+			a[j].events |= b[i].events;
+		else
+			b[k++] = b[i];
+	}
+	return k;
+}
+
+static int collect_both(struct ep_waiter *x, uint64_t call)
+{
+	struct epoll_event *evs = x->evs;
+	int share = x->max - x->max / 2, n, k = 0, m;
+
+	if (x->max == 1) {
+		uint8_t flip = VMH_GET(x->e->flip);
+
+		VMH_SET(x->e->flip, !flip);
+		share = flip;
+	}
+	n = share ? vmh_ep_harvest(x->e, x->epfd, evs, share, call) : 0;
+	if (n < x->max)
+		k = kernel_now(x, evs + n, x->max - n);
+	if (k < 0 && n == 0)
+		return k;
+	if (k < 0)
+		k = 0;
+	x->w.ring_n = n;
+	x->w.os_n = k;
+	k = merge(evs, n, evs + n, k);
+	if (n + k == x->max)
+		return n + k;
+	/* room is left: the rest of the rings */
+	m = vmh_ep_harvest(x->e, x->epfd, evs + n + k, x->max - n - k, call);
+	x->w.ring_n += m;
+	return n + k + merge(evs + n, k, evs + n + k, m);
+}
+
+static int collect(struct vmh_waiter *w, bool os)
+{
+	struct ep_waiter *x = (struct ep_waiter *)w;
+	bool ready = atomic_load_explicit(&x->e->rdy_n, memory_order_acquire) != 0;
+	uint64_t call;
+
+	w->ring_n = w->os_n = 0;
+	if (!ready && !os)
+		return 0;
+	call = atomic_fetch_add(&x->e->calls, 1) + 1;
+	if (ready && !os)
+		os = vmh_os_skip_due(w);
+	if (ready && os)
+		return collect_both(x, call);
+	if (ready)
+		return w->ring_n = vmh_ep_harvest(x->e, x->epfd, x->evs, x->max, call);
+	call = 0;
+	w->os_n = kernel_now(x, x->evs, x->max);
+	return w->os_n;
+}
+
+static bool on_ring(struct vmh_waiter *w)
+{
+	return vmh_epoll_on_ring(&((struct ep_waiter *)w)->e->obj);
+}
+
+/* ---- no member on a ring: the kernel alone ---- */
+
+static int libc_wait(int epfd, struct epoll_event *evs, int max, int64_t timeout_ns, const sigset_t *mask)
+{
+	struct vmh_real *real = vmh_real();
+	int64_t ms = timeout_ns < 0 ? -1 : timeout_ns / 1000000;
+	int saved = errno, n;
+
+	if (timeout_ns > 0 && (timeout_ns % 1000000 || ms > INT_MAX)) {
+		struct timespec ts = { .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
+
+		n = -1;
+		errno = ENOSYS;
+		if (real->epoll_pwait2)
+			n = real->epoll_pwait2(epfd, evs, max, &ts, mask);
+		if (n >= 0 || errno != ENOSYS)
+			goto out;
+		ms = ms >= INT_MAX ? INT_MAX : ms + 1; /* a kernel before 5.11: rather late than early */
+	}
+	n = mask ? real->epoll_pwait(epfd, evs, max, (int)ms, mask) : real->epoll_wait(epfd, evs, max, (int)ms);
+out:
+	if (n < 0) {
+		n = -errno;
+		errno = saved;
+	}
+	return n;
+}
+
+#define LOOK_AT_RINGS INT_MIN
+
+static int wait_kernel(struct vmh_ep *e, int epfd, struct epoll_event *evs, int max, int64_t timeout_ns,
+		       const sigset_t *mask)
+{
+	int n;
+
+	if (timeout_ns == 0) {
+		n = libc_wait(epfd, evs, max, 0, mask);
+		return n > 0 ? settle(e, epfd, evs, n) : n;
+	}
+	vmh_ep_kernel_enter(e, epfd);
+	if (atomic_load(&e->maybe_ring)) {
+		n = LOOK_AT_RINGS;
+	} else {
+		n = libc_wait(epfd, evs, max, timeout_ns, mask);
+		if (n > 0) {
+			n = settle(e, epfd, evs, n);
+			if (n == 0) /* a kick, or a ONESHOT event that was dropped */
+				n = LOOK_AT_RINGS;
+		}
+	}
+	vmh_ep_kernel_leave(e, epfd);
+	return n;
+}
+
+static void account_kernel(struct vmh_ep *e, int n)
+{
+	struct vmh_iomux_stats *s = e->stats;
+
+	VMH_SET(s->thread, vmh_tid());
+	if (n > 0)
+		VMH_COUNT(s->os_rx_ready, (unsigned)n);
+	else if (n == 0)
+		VMH_COUNT(s->timeouts, 1);
+	else if (n != -EINTR)
+		VMH_COUNT(s->errors, 1);
+}
+
+int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t timeout_ns,
+		   const sigset_t *mask)
+{
+	struct vmh_ep *e = vmh_ep_of(ep);
+	uint64_t start;
+	int n;
+
+	if (max <= 0 || max > INT_MAX / (int)sizeof(*evs))
+		return libc_wait(epfd, evs, max, timeout_ns, mask); /* its error */
+	start = timeout_ns > 0 ? vmh_now_ns() : 0;
+	while (!vmh_epoll_on_ring(ep)) {
+		int64_t left = timeout_ns;
+
+		if (timeout_ns > 0) {
+			int64_t gone = (int64_t)(vmh_now_ns() - start);
+
+			left = gone < timeout_ns ? timeout_ns - gone : 0;
+		}
+		n = wait_kernel(e, epfd, evs, max, left, mask);
+		if (n != LOOK_AT_RINGS) {
+			account_kernel(e, n);
+			return n;
+		}
+		if (atomic_load(&e->obj.closed))
+			return -EBADF;
+		if (atomic_load(&e->kick_on))
+			sched_yield(); /* the kick stands until all have seen it */
+	}
+	struct ep_waiter x = {
+		.w = { .collect = collect, .on_ring = on_ring, .nfds = 1, .closed_with = ep,
+		       .look = &e->look, .stats = e->stats },
+		.e = e, .epfd = epfd, .evs = evs, .max = max, .pfd = { .fd = epfd, .events = POLLIN },
+	};
+	x.w.fds = &x.pfd;
+	if (timeout_ns > 0) {
+		int64_t gone = (int64_t)(vmh_now_ns() - start);
+
+		timeout_ns = gone < timeout_ns ? timeout_ns - gone : 0;
+	}
+	return vmh_waiter_run(&x.w, timeout_ns, mask);
+}

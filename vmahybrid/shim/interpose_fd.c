@@ -1,0 +1,233 @@
+/* Calls that make, duplicate and close descriptors, and fork. */
+#include "vmh_control.h"
+#include "vmh_iomux.h"
+#include "vmh_main.h"
+#include "vmh_obj.h"
+#include "vmh_real.h"
+#include "vmh_sock.h"
+#include "vmh_wait.h"
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+VMH_EXPORT int close(int fd)
+{
+	if (vmh_unlikely(fd >= 0 && vmh_fd_is_hidden(fd))) {
+		errno = EBADF; /* not the program's: a loop over all numbers passes by */
+		return -1;
+	}
+	int saved = errno;
+	vmh_fd_close(fd);
+	errno = saved;
+	return vmh_real()->close(fd);
+}
+
+VMH_EXPORT int fclose(FILE *f)
+{
+	static int (*real)(FILE *);
+
+	if (!real) {
+		void *sym = dlsym(RTLD_NEXT, "fclose");
+		memcpy(&real, &sym, sizeof(sym));
+	}
+	if (f)
+		vmh_fd_close(fileno(f)); /* libc closes it without passing by close() */
+	return real(f);
+}
+
+/* The hidden fds between first and last, lowest first; returns the next one at or above `from`. */
+static long next_hidden(unsigned from, unsigned last)
+{
+	long best = -1;
+
+	for (unsigned fd = from; fd <= last && fd < vmh_fdtab_size; fd++) {
+		if (vmh_fd_is_hidden((int)fd)) {
+			best = (long)fd;
+			break;
+		}
+	}
+	return best;
+}
+
+VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
+{
+	if (first > last)
+		return vmh_real()->close_range(first, last, flags);
+	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
+		for (unsigned fd = first; fd <= last && fd < vmh_fdtab_size; fd++)
+			vmh_fd_close((int)fd);
+	for (;;) {
+		long stop = next_hidden(first, last);
+
+		if (stop < 0)
+			return vmh_real()->close_range(first, last, flags);
+		if ((unsigned)stop > first && vmh_real()->close_range(first, (unsigned)stop - 1, flags))
+			return -1;
+		if ((unsigned)stop == last)
+			return 0;
+		first = (unsigned)stop + 1;
+	}
+}
+
+VMH_EXPORT void closefrom(int low)
+{
+	close_range(low < 0 ? 0 : (unsigned)low, UINT_MAX, 0);
+}
+
+VMH_EXPORT int dup(int fd)
+{
+	int r = vmh_real()->dup(fd);
+
+	if (r >= 0)
+		vmh_fd_dup(fd, r);
+	return r;
+}
+
+static int refuse_hidden(int fd)
+{
+	if (vmh_likely(fd < 0 || !vmh_fd_is_hidden(fd)))
+		return 0;
+	/* The program asks for a number that we use inside: we can't move without losing packets in flight. */
+	errno = EBUSY; /* an error that dup2 documents */
+	return -1;
+}
+
+VMH_EXPORT int dup2(int oldfd, int newfd)
+{
+	if (refuse_hidden(newfd))
+		return -1;
+	int r = vmh_real()->dup2(oldfd, newfd);
+	if (r >= 0)
+		vmh_fd_dup(oldfd, newfd);
+	return r;
+}
+
+VMH_EXPORT int dup3(int oldfd, int newfd, int flags)
+{
+	if (refuse_hidden(newfd))
+		return -1;
+	int r = vmh_real()->dup3(oldfd, newfd, flags);
+	if (r >= 0)
+		vmh_fd_dup(oldfd, newfd);
+	return r;
+}
+
+/* Numbers that the kernel hands out anew: forget an object that was closed without our seeing it. */
+#define FORGET(fd) \
+	do { \
+		if ((fd) >= 0) { \
+			int saved_ = errno; \
+			vmh_fd_close(fd); \
+			errno = saved_; \
+		} \
+	} while (0)
+
+VMH_EXPORT int accept(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
+{
+	int r = vmh_real()->accept(fd, a, len);
+
+	FORGET(r);
+	return r;
+}
+
+VMH_EXPORT int accept4(int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags)
+{
+	int r = vmh_real()->accept4(fd, a, len, flags);
+
+	FORGET(r);
+	return r;
+}
+
+#define OPENER(name, params, args) \
+	VMH_EXPORT int name params \
+	{ \
+		static int(*real) params; \
+		if (vmh_unlikely(!real)) { \
+			void *sym = dlsym(RTLD_NEXT, #name); \
+			memcpy(&real, &sym, sizeof(sym)); \
+		} \
+		int r = real args; \
+		FORGET(r); \
+		return r; \
+	}
+#define OPENER_MODE(name, params, pass) \
+	VMH_EXPORT int name params \
+	{ \
+		static int(*real) params; \
+		mode_t mode = 0; \
+		if (vmh_unlikely(!real)) { \
+			void *sym = dlsym(RTLD_NEXT, #name); \
+			memcpy(&real, &sym, sizeof(sym)); \
+		} \
+		if (flags & (O_CREAT | __O_TMPFILE)) { \
+			va_list ap; \
+			va_start(ap, flags); \
+			mode = va_arg(ap, mode_t); \
+			va_end(ap); \
+		} \
+		int r = real pass; \
+		FORGET(r); \
+		return r; \
+	}
+
+OPENER_MODE(open, (const char *path, int flags, ...), (path, flags, mode))
+OPENER_MODE(open64, (const char *path, int flags, ...), (path, flags, mode))
+OPENER_MODE(openat, (int dir, const char *path, int flags, ...), (dir, path, flags, mode))
+OPENER_MODE(openat64, (int dir, const char *path, int flags, ...), (dir, path, flags, mode))
+OPENER(creat, (const char *path, mode_t mode), (path, mode))
+OPENER(eventfd, (unsigned int init, int flags), (init, flags))
+OPENER(timerfd_create, (int clock, int flags), (clock, flags))
+
+static void forget_pair(int r, const int fds[2])
+{
+	if (r)
+		return;
+	FORGET(fds[0]);
+	FORGET(fds[1]);
+}
+
+#define PAIR(name, params, args, pair) \
+	VMH_EXPORT int name params \
+	{ \
+		static int(*real) params; \
+		if (vmh_unlikely(!real)) { \
+			void *sym = dlsym(RTLD_NEXT, #name); \
+			memcpy(&real, &sym, sizeof(sym)); \
+		} \
+		int r = real args; \
+		forget_pair(r, pair); \
+		return r; \
+	}
+
+PAIR(pipe, (int fds[2]), (fds), fds)
+PAIR(pipe2, (int fds[2], int flags), (fds, flags), fds)
+PAIR(socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds), fds)
+
+VMH_EXPORT pid_t fork(void)
+{
+	int saved = errno;
+
+	vmh_before_fork();
+	errno = saved;
+	pid_t pid = vmh_real()->fork();
+	saved = errno;
+	if (pid == 0)
+		vmh_after_fork_child();
+	else
+		vmh_after_fork_parent();
+	errno = saved;
+	return pid;
+}
+
+/* libc's daemon() forks inside: the parent ends at once, so the child owns the sockets alone. */
+VMH_EXPORT int daemon(int nochdir, int noclose)
+{
+	vmh_before_daemon();
+	int r = vmh_real()->daemon(nochdir, noclose);
+	int saved = errno;
+	vmh_after_daemon(r);
+	errno = saved;
+	return r;
+}

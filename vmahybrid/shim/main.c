@@ -1,0 +1,108 @@
+/* Start, fork and end of the library in a process. */
+#include "vmh_main.h"
+#include "vmh_control.h"
+#include "vmh_iomux.h"
+#include "vmh_log.h"
+#include "vmh_obj.h"
+#include "vmh_params.h"
+#include "vmh_real.h"
+#include "vmh_sock.h"
+#include "vmh_stats.h"
+#include "vmh_wait.h"
+
+static struct vmh_lock start_lock;
+static _Atomic int started;
+static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
+
+__attribute__((constructor)) static void library_loaded(void)
+{
+	vmh_real_init();
+	vmh_fdtab_init();
+}
+
+/* Nothing is made (no file, no connection) for a program that never opens a socket. */
+void vmh_started(void)
+{
+	if (vmh_likely(atomic_load_explicit(&started, memory_order_acquire)))
+		return;
+	vmh_lock(&start_lock);
+	if (!atomic_load(&started)) {
+		vmh_fdtab_init();
+		vmh_params_init();
+		vmh_log_init();
+		vmh_params_report();
+		vmh_stats_init();
+		atomic_store_explicit(&started, 1, memory_order_release);
+	}
+	vmh_unlock(&start_lock);
+}
+
+__attribute__((destructor)) static void library_unloaded(void)
+{
+	if (!atomic_load(&started))
+		return;
+	vmh_session_fini();
+	vmh_stats_fini();
+}
+
+void vmh_before_fork(void)
+{
+	if (!atomic_load(&started))
+		return;
+	/* parent and child share the sockets from here on: the kernel serves both */
+	vmh_sock_home_all(VMH_R_FORK, true);
+	vmh_session_lock();
+}
+
+void vmh_after_fork_parent(void)
+{
+	if (atomic_load(&started))
+		vmh_session_unlock();
+}
+
+static void close_rings_in_child(void)
+{
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
+		atomic_store(&r->lock.word, 0);
+		atomic_store(&r->gone, 1);
+		atomic_store(&r->bufs_out, 0); /* what was delivered belongs to the parent */
+		vmh_ring_close(r);
+	}
+	atomic_store(&vmh_rings, NULL);
+}
+
+void vmh_after_fork_child(void)
+{
+	if (!atomic_load(&started))
+		return;
+	vmh_wait_fork_child();
+	vmh_session_fork_child();
+	vmh_log_reopen();
+	vmh_stats_fork_child();
+	vmh_sock_fork_child();
+	vmh_epoll_fork_child();
+	close_rings_in_child();
+	vmh_session_unlock();
+}
+
+void vmh_before_daemon(void)
+{
+	if (!atomic_load(&started))
+		return;
+	vmh_sock_home_all(VMH_R_FORK, false);
+	daemon_pid = getpid();
+	vmh_session_lock();
+}
+
+void vmh_after_daemon(int result)
+{
+	if (!atomic_load(&started))
+		return;
+	if (result == 0 && getpid() != daemon_pid) {
+		vmh_after_fork_child();
+		vmh_sock_service_back();
+	} else {
+		vmh_session_unlock();
+		vmh_sock_service_back();
+	}
+}

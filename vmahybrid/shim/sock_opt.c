@@ -1,0 +1,249 @@
+/* Socket options of UDP sockets. The kernel socket gets every option first, so its errors are the
+ * program's; then a table says what the ring path must know, ignore, or leave to the kernel for good. */
+#include "vmh_control.h"
+#include "vmh_sock.h"
+#include "vmh_wait.h"
+#include <linux/udp.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#ifndef SO_BINDTOIFINDEX
+#define SO_BINDTOIFINDEX 62
+#endif
+#ifndef SO_RCVTIMEO_NEW
+#define SO_RCVTIMEO_NEW 66
+#define SO_SNDTIMEO_NEW 67
+#endif
+#ifndef SO_RCVBUFFORCE
+#define SO_RCVBUFFORCE 33
+#endif
+
+static int get_int(int fd, int level, int name, int fallback)
+{
+	int v = 0;
+	socklen_t len = sizeof(v);
+
+	if (vmh_sys(SYS_getsockopt, fd, level, name, &v, &len) < 0)
+		return fallback;
+	return len == 1 ? *(unsigned char *)&v : v; /* a few IP options answer one byte */
+}
+
+static int64_t get_timeout(int fd, int name)
+{
+	struct timeval tv = { 0 };
+	socklen_t len = sizeof(tv);
+
+	if (vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, name, &tv, &len) < 0)
+		return 0;
+	return (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
+}
+
+static void read_device(struct vmh_sock *s, int fd)
+{
+	s->bound_if = (uint32_t)get_int(fd, SOL_SOCKET, SO_BINDTOIFINDEX, 0);
+}
+
+static void read_mc_if(struct vmh_sock *s, int fd)
+{
+	struct in_addr a = { 0 };
+	socklen_t len = sizeof(a);
+
+	vmh_sys(SYS_getsockopt, fd, IPPROTO_IP, IP_MULTICAST_IF, &a, &len);
+	s->mc_if_addr = a.s_addr;
+	memset(s->stats->mc_if, 0, sizeof(s->stats->mc_if));
+	if (!a.s_addr) {
+		return;
+	}
+	s->stats->mc_if[10] = s->stats->mc_if[11] = 0xff;
+	memcpy(s->stats->mc_if + 12, &a, 4);
+}
+
+void vmh_sock_read_options(struct vmh_sock *s, int fd)
+{
+	/* the defaults of a fresh socket that a sysctl may change */
+	s->rcvbuf = (uint32_t)get_int(fd, SOL_SOCKET, SO_RCVBUF, 212992);
+	s->ttl = (uint8_t)get_int(fd, IPPROTO_IP, IP_TTL, 64);
+	s->df = get_int(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_WANT) != IP_PMTUDISC_DONT;
+	s->mc_ttl = 1;
+	s->mc_loop = 1;
+	VMH_SET(s->stats->rx_limit, s->rcvbuf);
+}
+
+/* What an option does to a socket on a ring. */
+enum effect {
+	E_IGNORE,      /* no meaning for a ring, or the same with and without */
+	E_HOME,        /* only the kernel does this */
+	E_RCVBUF, E_RCVTIMEO, E_SNDTIMEO, E_REUSEADDR, E_REUSEPORT, E_DEVICE, E_TIMESTAMP,
+	E_TTL, E_TOS, E_PKTINFO, E_RECVTTL, E_RECVTOS, E_MTU, E_MC_IF, E_MC_TTL, E_MC_LOOP, E_MC_ALL,
+	E_JOIN, E_LEAVE, E_GROUP_JOIN, E_GROUP_LEAVE, E_SOURCE,
+};
+
+static const struct option {
+	int level, name;
+	enum effect effect;
+} options[] = {
+	{ SOL_SOCKET, SO_DEBUG, E_IGNORE },         { SOL_SOCKET, SO_KEEPALIVE, E_IGNORE },
+	{ SOL_SOCKET, SO_LINGER, E_IGNORE },        { SOL_SOCKET, SO_OOBINLINE, E_IGNORE },
+	{ SOL_SOCKET, SO_SNDBUF, E_IGNORE },        { SOL_SOCKET, SO_SNDBUFFORCE, E_IGNORE },
+	{ SOL_SOCKET, SO_RCVLOWAT, E_IGNORE },      { SOL_SOCKET, SO_PRIORITY, E_IGNORE },
+	{ SOL_SOCKET, SO_BROADCAST, E_IGNORE },     { SOL_SOCKET, SO_BUSY_POLL, E_IGNORE },
+	{ SOL_SOCKET, SO_NO_CHECK, E_IGNORE },      { SOL_SOCKET, SO_INCOMING_CPU, E_IGNORE },
+	{ SOL_SOCKET, SO_RCVBUF, E_RCVBUF },        { SOL_SOCKET, SO_RCVBUFFORCE, E_RCVBUF },
+	{ SOL_SOCKET, SO_RCVTIMEO, E_RCVTIMEO },    { SOL_SOCKET, SO_SNDTIMEO, E_SNDTIMEO },
+	{ SOL_SOCKET, SO_RCVTIMEO_NEW, E_RCVTIMEO }, { SOL_SOCKET, SO_SNDTIMEO_NEW, E_SNDTIMEO },
+	{ SOL_SOCKET, SO_REUSEADDR, E_REUSEADDR },  { SOL_SOCKET, SO_REUSEPORT, E_REUSEPORT },
+	{ SOL_SOCKET, SO_BINDTODEVICE, E_DEVICE },  { SOL_SOCKET, SO_BINDTOIFINDEX, E_DEVICE },
+	{ SOL_SOCKET, SO_TIMESTAMP, E_TIMESTAMP },  { SOL_SOCKET, SO_TIMESTAMPNS, E_TIMESTAMP },
+	{ IPPROTO_IP, IP_TTL, E_TTL },              { IPPROTO_IP, IP_TOS, E_TOS },
+	{ IPPROTO_IP, IP_PKTINFO, E_PKTINFO },      { IPPROTO_IP, IP_RECVTTL, E_RECVTTL },
+	{ IPPROTO_IP, IP_RECVTOS, E_RECVTOS },      { IPPROTO_IP, IP_MTU_DISCOVER, E_MTU },
+	{ IPPROTO_IP, IP_RECVERR, E_IGNORE },       { IPPROTO_IP, IP_FREEBIND, E_IGNORE },
+	{ IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, E_IGNORE },
+	{ IPPROTO_IP, IP_MULTICAST_IF, E_MC_IF },   { IPPROTO_IP, IP_MULTICAST_TTL, E_MC_TTL },
+	{ IPPROTO_IP, IP_MULTICAST_LOOP, E_MC_LOOP }, { IPPROTO_IP, IP_MULTICAST_ALL, E_MC_ALL },
+	{ IPPROTO_IP, IP_ADD_MEMBERSHIP, E_JOIN },  { IPPROTO_IP, IP_DROP_MEMBERSHIP, E_LEAVE },
+	{ IPPROTO_IP, MCAST_JOIN_GROUP, E_GROUP_JOIN }, { IPPROTO_IP, MCAST_LEAVE_GROUP, E_GROUP_LEAVE },
+	{ IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, E_SOURCE }, { IPPROTO_IP, MCAST_JOIN_SOURCE_GROUP, E_SOURCE },
+	{ IPPROTO_IP, IP_BLOCK_SOURCE, E_SOURCE },  { IPPROTO_IP, MCAST_BLOCK_SOURCE, E_SOURCE },
+	{ IPPROTO_IP, IP_MSFILTER, E_SOURCE },      { IPPROTO_IP, MCAST_MSFILTER, E_SOURCE },
+	{ IPPROTO_IP, IP_DROP_SOURCE_MEMBERSHIP, E_SOURCE },
+};
+
+static enum effect effect_of(int level, int name)
+{
+	for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+		if (options[i].level == level && options[i].name == name)
+			return options[i].effect;
+	return E_HOME;
+}
+
+static void set_timestamp(struct vmh_sock *s, int name, bool on)
+{
+	uint8_t was = s->opt_timestamp;
+
+	/* the last one set wins; clearing one that is not set leaves the other */
+	if (on)
+		s->opt_timestamp = (uint8_t)name;
+	else
+		s->opt_timestamp = 0;
+	if (!!was == !!s->opt_timestamp)
+		return;
+	atomic_store(&s->want_stamp, !!s->opt_timestamp);
+	if (s->opt_timestamp)
+		atomic_fetch_add(&vmh_want_stamps, 1);
+	else
+		atomic_fetch_sub(&vmh_want_stamps, 1);
+}
+
+/* The interface of an ip_mreq or ip_mreqn; 0: the kernel chose by route. */
+static unsigned mreq_if(const void *val, socklen_t len)
+{
+	struct ip_mreqn r = { 0 };
+	unsigned ifindex = 0;
+
+	memcpy(&r, val, len < sizeof(r) ? len : sizeof(r));
+	if (len >= sizeof(r) && r.imr_ifindex)
+		return (unsigned)r.imr_ifindex;
+	if (r.imr_address.s_addr)
+		vmh_net_is_local(r.imr_address.s_addr, &ifindex);
+	return ifindex;
+}
+
+static in_addr_t mreq_group(const void *val)
+{
+	in_addr_t a;
+
+	memcpy(&a, val, sizeof(a));
+	return a;
+}
+
+static void set_mc_if(struct vmh_sock *s, int fd, const void *val, socklen_t len)
+{
+	struct ip_mreqn r = { 0 };
+
+	read_mc_if(s, fd);
+	s->mc_if = 0;
+	if (len >= sizeof(struct ip_mreqn)) {
+		memcpy(&r, val, sizeof(r));
+		s->mc_if = (uint32_t)r.imr_ifindex;
+	}
+	if (!s->mc_if && s->mc_if_addr) {
+		vmh_session_open();
+		vmh_net_is_local(s->mc_if_addr, &s->mc_if);
+	}
+}
+
+static void group_req(struct vmh_sock *s, int fd, const void *val, socklen_t len, bool join)
+{
+	struct group_req g;
+	struct sockaddr_in a;
+
+	if (len < sizeof(g))
+		return;
+	memcpy(&g, val, sizeof(g));
+	memcpy(&a, &g.gr_group, sizeof(a));
+	if (join)
+		vmh_sock_join(s, fd, a.sin_addr.s_addr, g.gr_interface);
+	else
+		vmh_sock_leave(s, a.sin_addr.s_addr, g.gr_interface);
+}
+
+/* Object lock held, the kernel has accepted the option. Returns true if only the kernel can do it. */
+static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name, const void *val, socklen_t len)
+{
+	int v = e < E_MC_IF ? get_int(fd, level, name, 0) : 0;
+
+	switch (e) {
+	case E_IGNORE: break;
+	case E_HOME: return true;
+	case E_RCVBUF:
+		s->rcvbuf = (uint32_t)get_int(fd, SOL_SOCKET, SO_RCVBUF, (int)s->rcvbuf);
+		VMH_SET(s->stats->rx_limit, s->rcvbuf);
+		break;
+	case E_RCVTIMEO: s->rcvtimeo_ns = get_timeout(fd, SO_RCVTIMEO); break;
+	case E_SNDTIMEO: s->sndtimeo_ns = get_timeout(fd, SO_SNDTIMEO); break;
+	case E_REUSEADDR: s->reuseaddr = (uint8_t)v; break;
+	case E_REUSEPORT: s->reuseport = (uint8_t)v; break;
+	case E_DEVICE: read_device(s, fd); vmh_sock_update(s, fd); break;
+	case E_TIMESTAMP: set_timestamp(s, name, v != 0); break;
+	case E_TTL: s->ttl = (uint8_t)v; break;
+	case E_TOS: s->tos = (uint8_t)v; break;
+	case E_PKTINFO: s->opt_pktinfo = v != 0; break;
+	case E_RECVTTL: s->opt_recvttl = v != 0; break;
+	case E_RECVTOS: s->opt_recvtos = v != 0; break;
+	case E_MTU: s->df = v != IP_PMTUDISC_DONT; break;
+	case E_MC_IF: set_mc_if(s, fd, val, len); break;
+	case E_MC_TTL: s->mc_ttl = (uint8_t)get_int(fd, IPPROTO_IP, IP_MULTICAST_TTL, 1); break;
+	case E_MC_LOOP:
+		s->mc_loop = get_int(fd, IPPROTO_IP, IP_MULTICAST_LOOP, 1) != 0;
+		VMH_SET(s->stats->mc_loop, s->mc_loop);
+		break;
+	case E_MC_ALL: s->mc_all = get_int(fd, IPPROTO_IP, IP_MULTICAST_ALL, 1) != 0; break;
+	case E_JOIN: vmh_session_open(); vmh_sock_join(s, fd, mreq_group(val), mreq_if(val, len)); break;
+	case E_LEAVE: vmh_sock_leave(s, mreq_group(val), mreq_if(val, len)); break;
+	case E_GROUP_JOIN: group_req(s, fd, val, len, true); break;
+	case E_GROUP_LEAVE: group_req(s, fd, val, len, false); break;
+	case E_SOURCE: return true;
+	}
+	s->tx_cfg++;
+	return false;
+}
+
+int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len)
+{
+	enum effect e = effect_of(level, name);
+	bool only_kernel;
+	long r;
+
+	vmh_lock(&s->obj.lock);
+	r = vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+	only_kernel = r >= 0 && !s->home && apply(s, fd, e, level, name, val, len);
+	vmh_unlock(&s->obj.lock);
+	if (only_kernel)
+		vmh_sock_home(s, e == E_SOURCE ? VMH_R_SOURCE_MEMBERSHIP : VMH_R_SOCKOPT,
+			      (uint32_t)level << 16 | (uint32_t)(name & 0xffff));
+	return (int)r;
+}

@@ -1,0 +1,12 @@
+/* Start, fork and end of the library in a process. */
+#ifndef VMH_MAIN_H
+#define VMH_MAIN_H
+#include "vmh_base.h"
+
+void vmh_started(void);         /* before the first object: parameters, log, statistics page */
+void vmh_before_fork(void);
+void vmh_after_fork_parent(void);
+void vmh_after_fork_child(void);
+void vmh_before_daemon(void);
+void vmh_after_daemon(int result);
+#endif
