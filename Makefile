@@ -36,5 +36,6 @@ asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour
 	@scripts/asan
 
 clean: ## remove everything that was built, .venv as well
-	rm -rf build build-asan .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf
+	rm -rf build build-asan .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf \
+		vmahybrid/bench/xsk_pingpong vmahybrid/bench/udp_mmsg vmahybrid/bench/loop_pairs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Prints what pip must install for development: the build requirements, dependencies and dev extra of pyproject.toml."""
+"""Prints what pip installs for development: build requirements, dependencies and the dev extra of pyproject.toml."""
 
 import tomllib
 from pathlib import Path

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import leftovers
 import pytest
 
-import leftovers
 from vmahybrid.bench.sandbox import Sandbox, sweep
 from vmahybrid.bench.served import Service
 
@@ -66,14 +66,14 @@ def machine_before() -> Iterator[tuple[leftovers.Snapshot, str]]:
     del os.environ[leftovers.SESSION_VARIABLE]
 
 
-@pytest.fixture()
+@pytest.fixture
 def netns_pair() -> Iterator[Sandbox]:
     """Two namespaces joined by a veth; see vmahybrid.bench.sandbox."""
     with Sandbox("test") as sandbox:
         yield sandbox
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_service(netns_pair: Sandbox) -> Callable[..., Service]:
     """Makes a service for this test's sandbox: `with make_service(sides=..., arguments=...) as service:`."""
 
@@ -83,7 +83,7 @@ def make_service(netns_pair: Sandbox) -> Callable[..., Service]:
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def service(netns_pair: Sandbox) -> Iterator[Service]:
     """A running service on both sides of netns_pair; the test fails when it does not stop cleanly."""
     with Service(netns_pair) as running:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 SESSION_VARIABLE = "VMH_TEST_SESSION"
 # networking's own words for a broken kernel; lines of other subsystems are of no interest
-_KERNEL_COMPLAINT = re.compile(r"\bBUG:|\bWARNING:|\bOops\b|general protection fault|KASAN|refcount_t|unregister_netdevice")
+_KERNEL_COMPLAINT = re.compile(
+    r"\bBUG:|\bWARNING:|\bOops\b|general protection fault|KASAN|refcount_t|unregister_netdevice"
+)
 
 
 def _json(*argv: str) -> list[dict[str, object]]:

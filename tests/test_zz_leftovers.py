@@ -7,10 +7,11 @@ import sys
 
 import leftovers
 import pytest
+
 from vmahybrid.bench.sandbox import Sandbox
 
 
-@pytest.mark.root()
+@pytest.mark.root
 def test_the_check_sees_a_process_and_a_namespace(machine_before: tuple[leftovers.Snapshot, str]) -> None:
     before, session = machine_before
     with Sandbox("seen") as sandbox, subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
@@ -20,7 +21,7 @@ def test_the_check_sees_a_process_and_a_namespace(machine_before: tuple[leftover
     assert f"namespace {sandbox.a.netns}" in left
 
 
-@pytest.mark.root()
+@pytest.mark.root
 def test_nothing_is_left(machine_before: tuple[leftovers.Snapshot, str]) -> None:
     before, session = machine_before
     assert leftovers.compare(before, session) == []

@@ -45,7 +45,10 @@ class Service:
         self.rundir = Path(tempfile.mkdtemp(prefix="vmh-run-"))
         # programs of any user connect to it; the service sets the mode of what it makes there
         self.rundir.chmod(0o755)
-        self.env: dict[str, str] = {"VMAHYBRID_RUNDIR": str(self.rundir)}
+        self.env: dict[str, str] = {
+            "VMAHYBRID_RUNDIR": str(self.rundir),
+            "VMA_HYBRID_SOCKET": str(self.rundir / "control.sock"),
+        }
         self.ready_seconds = 0.0
         self._program: Program | None = None
         self._links_before: dict[str, set[str]] = {}
@@ -134,7 +137,7 @@ class Service:
         shutil.rmtree(self.rundir, ignore_errors=True)
 
     def leftovers(self, patience: float = 1.0) -> list[str]:
-        """What is still there that should not be, after up to `patience` seconds: the kernel frees in the background."""
+        """What is still there and should not be, after up to `patience` seconds: the kernel frees in the background."""
         deadline = time.monotonic() + patience
         while (left := self._leftovers()) and time.monotonic() < deadline:
             time.sleep(0.05)
