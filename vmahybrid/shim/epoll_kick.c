@@ -103,12 +103,9 @@ void vmh_ep_kernel_leave(struct vmh_ep *e, int epfd)
 	vmh_unlock(&e->obj.lock);
 }
 
+/* A kick that stands in a set is the parent's to take back. The child keeps the number, to filter it,
+ * and the fd, because a set takes the same eventfd once only. */
 void vmh_ep_kick_fork_child(void)
 {
-	int fd = atomic_load(&kick_fd_plus_one) - 1;
-
 	atomic_store(&make_lock.word, 0);
-	/* A kick that stands in a set is the parent's to take back; the child keeps the number to filter it,
-	 * and the fd, because the same eventfd may be added to a set once only. */
-	(void)fd;
 }

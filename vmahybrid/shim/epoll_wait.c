@@ -141,7 +141,6 @@ static int collect(struct vmh_waiter *w, bool os)
 		return collect_both(x, call);
 	if (ready)
 		return w->ring_n = vmh_ep_harvest(x->e, x->epfd, x->evs, x->max, call);
-	call = 0;
 	w->os_n = kernel_now(x, x->evs, x->max);
 	return w->os_n;
 }
@@ -222,20 +221,15 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		   const sigset_t *mask)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
-	uint64_t start;
+	uint64_t start = 0;
+	int64_t left = timeout_ns;
 	int n;
 
 	if (max <= 0 || max > INT_MAX / (int)sizeof(*evs))
 		return libc_wait(epfd, evs, max, timeout_ns, mask); /* its error */
-	start = timeout_ns > 0 ? vmh_now_ns() : 0;
 	while (!vmh_epoll_on_ring(ep)) {
-		int64_t left = timeout_ns;
-
-		if (timeout_ns > 0) {
-			int64_t gone = (int64_t)(vmh_now_ns() - start);
-
-			left = gone < timeout_ns ? timeout_ns - gone : 0;
-		}
+		if (timeout_ns > 0 && !start)
+			start = vmh_now_ns();
 		n = wait_kernel(e, epfd, evs, max, left, mask);
 		if (n != LOOK_AT_RINGS) {
 			account_kernel(e, n);
@@ -245,6 +239,11 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 			return -EBADF;
 		if (atomic_load(&e->kick_on))
 			sched_yield(); /* the kick stands until all have seen it */
+		if (timeout_ns > 0) {
+			int64_t gone = (int64_t)(vmh_now_ns() - start);
+
+			left = gone < timeout_ns ? timeout_ns - gone : 0;
+		}
 	}
 	struct ep_waiter x = {
 		.w = { .collect = collect, .on_ring = on_ring, .nfds = 1, .closed_with = ep,
@@ -252,10 +251,5 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		.e = e, .epfd = epfd, .evs = evs, .max = max, .pfd = { .fd = epfd, .events = POLLIN },
 	};
 	x.w.fds = &x.pfd;
-	if (timeout_ns > 0) {
-		int64_t gone = (int64_t)(vmh_now_ns() - start);
-
-		timeout_ns = gone < timeout_ns ? timeout_ns - gone : 0;
-	}
-	return vmh_waiter_run(&x.w, timeout_ns, mask);
+	return vmh_waiter_run(&x.w, left, mask);
 }

@@ -1,0 +1,306 @@
+/* poll and select. select becomes a pollfd array: the kernel's own translation of the sets. */
+#include "vmh_iomux_int.h"
+#include "vmh_sock.h"
+
+/* A member of the caller's array that rings can make ready; a reference is held during the call. */
+struct entry {
+	struct vmh_obj *o;
+	unsigned i;
+};
+
+struct poll_waiter {
+	struct vmh_waiter w; /* first */
+	struct entry *ent;
+	unsigned nent;
+	unsigned limit;      /* stop the array here: entries beyond were not asked for */
+};
+
+static __thread struct vmh_oslook poll_look, select_look;
+
+static bool obj_wanted(const struct vmh_obj *o)
+{
+	switch (atomic_load_explicit(&o->class_, memory_order_relaxed)) {
+	case VMH_CLASS_UDP:
+		return !VMH_GET(((const struct vmh_sock *)o)->home) || vmh_sock_ready((const struct vmh_sock *)o);
+	case VMH_CLASS_EPOLL:
+		return VMH_GET(((const struct vmh_ep *)o)->nitems) != 0;
+	}
+	return false;
+}
+
+/* Without a reference: objects are type-stable, a stale answer is at worst the slow way. */
+static bool fd_wanted(int fd)
+{
+	struct vmh_obj *o;
+
+	if ((unsigned)fd >= vmh_fdtab_size)
+		return false;
+	o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
+	return vmh_unlikely(o != NULL) && obj_wanted(o);
+}
+
+bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
+{
+	if (n > vmh_fdtab_size) /* EINVAL over RLIMIT_NOFILE: the kernel never reads the array */
+		return false;
+	for (nfds_t i = 0; i < n; i++)
+		if (fd_wanted(fds[i].fd))
+			return true;
+	return false;
+}
+
+static bool entry_ready(const struct entry *t)
+{
+	if (atomic_load_explicit(&t->o->class_, memory_order_relaxed) == VMH_CLASS_EPOLL)
+		return vmh_epoll_ready(t->o);
+	return vmh_sock_ready(vmh_sock_of(t->o));
+}
+
+static bool any_ready(const struct poll_waiter *x)
+{
+	for (unsigned k = 0; k < x->nent; k++)
+		if ((x->w.fds[x->ent[k].i].events & VMH_IN) && entry_ready(&x->ent[k]))
+			return true;
+	return false;
+}
+
+static int add_ring_bits(struct poll_waiter *x)
+{
+	int more = 0;
+
+	for (unsigned k = 0; k < x->nent; k++) {
+		struct pollfd *p = &x->w.fds[x->ent[k].i];
+
+		if (!(p->events & VMH_IN) || (p->revents & POLLNVAL) || !entry_ready(&x->ent[k]))
+			continue;
+		more += p->revents == 0;
+		p->revents = (short)(p->revents | (p->events & VMH_IN));
+		x->w.ring_n++;
+	}
+	return more;
+}
+
+static int collect(struct vmh_waiter *w, bool os)
+{
+	struct poll_waiter *x = (struct poll_waiter *)w;
+	static const struct timespec zero;
+	struct timespec t = zero; /* the kernel writes to it */
+	int n = 0;
+
+	w->ring_n = w->os_n = 0;
+	if (!os) {
+		if (!any_ready(x))
+			return 0;
+		os = vmh_os_skip_due(w);
+	}
+	if (os) {
+		n = (int)vmh_sys(SYS_ppoll, w->fds, w->nfds, &t, w->os_mask, sizeof(uint64_t));
+		if (n < 0)
+			return n;
+		w->os_n = n;
+	} else {
+		for (unsigned i = 0; i < w->nfds; i++)
+			w->fds[i].revents = 0;
+	}
+	return n + add_ring_bits(x);
+}
+
+static bool on_ring(struct vmh_waiter *w)
+{
+	struct poll_waiter *x = (struct poll_waiter *)w;
+
+	for (unsigned k = 0; k < x->nent; k++) {
+		struct vmh_obj *o = x->ent[k].o;
+
+		if (!(w->fds[x->ent[k].i].events & VMH_IN))
+			continue;
+		if (atomic_load_explicit(&o->class_, memory_order_relaxed) == VMH_CLASS_EPOLL ?
+		    vmh_epoll_on_ring(o) : vmh_sock_on_ring(vmh_sock_of(o)))
+			return true;
+	}
+	return false;
+}
+
+#define STACK_ENTRIES 64
+
+static int poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
+		    struct vmh_oslook *look, struct vmh_iomux_stats *stats)
+{
+	struct entry st[STACK_ENTRIES];
+	struct poll_waiter x = {
+		.w = { .collect = collect, .on_ring = on_ring, .fds = fds, .nfds = n, .look = look, .stats = stats },
+		.ent = st,
+	};
+	size_t bytes = 0;
+	unsigned many = 0;
+	int r;
+
+	for (unsigned i = 0; i < n; i++)
+		many += fd_wanted(fds[i].fd);
+	if (many > STACK_ENTRIES) {
+		bytes = many * sizeof(*x.ent);
+		x.ent = vmh_scratch_new(bytes);
+		if (!x.ent)
+			return -ENOMEM;
+	}
+	for (unsigned i = 0; i < n && x.nent < many; i++) {
+		struct vmh_obj *o;
+
+		if (fds[i].fd < 0 || !(o = vmh_fd_get(fds[i].fd)))
+			continue;
+		if (obj_wanted(o))
+			x.ent[x.nent++] = (struct entry){ o, i };
+		else
+			vmh_obj_put(o);
+	}
+	r = vmh_waiter_run(&x.w, timeout_ns, mask);
+	for (unsigned k = 0; k < x.nent; k++)
+		vmh_obj_put(x.ent[k].o);
+	if (bytes)
+		vmh_scratch_free(x.ent, bytes);
+	/* a timeout found by the rings alone has not written the results */
+	for (unsigned i = 0; r == 0 && i < n; i++)
+		fds[i].revents = 0;
+	return r;
+}
+
+int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask)
+{
+	return poll_run(fds, (unsigned)n, timeout_ns, mask, &poll_look, &vmh_stats->poll);
+}
+
+/* ---- select ---- */
+
+#define WORD_BITS (8 * (int)sizeof(unsigned long))
+/* fs/select.c: POLLIN_SET, POLLOUT_SET, POLLEX_SET */
+#define IN_SET (POLLRDNORM | POLLRDBAND | POLLIN | POLLHUP | POLLERR)
+#define OUT_SET (POLLWRBAND | POLLWRNORM | POLLOUT | POLLERR)
+#define EX_SET POLLPRI
+
+struct sets {
+	unsigned long *r, *w, *e; /* the caller's bitmaps; more than FD_SETSIZE bits are allowed */
+	int nfds, words;
+};
+
+static struct sets sets_of(int nfds, const fd_set *r, const fd_set *w, const fd_set *e)
+{
+	struct sets s = { .r = (unsigned long *)r, .w = (unsigned long *)w, .e = (unsigned long *)e };
+
+	/* The kernel, too, looks no further than the process's fd table: INT_MAX is a legal nfds. */
+	s.nfds = nfds > (int)vmh_fdtab_size ? (int)vmh_fdtab_size : nfds;
+	s.words = (s.nfds + WORD_BITS - 1) / WORD_BITS;
+	return s;
+}
+
+static inline unsigned long word(const unsigned long *set, int k)
+{
+	return set ? set[k] : 0;
+}
+
+/* the bits of word k that are below nfds */
+static unsigned long asked(const struct sets *s, int k)
+{
+	unsigned long bits = word(s->r, k) | word(s->w, k) | word(s->e, k);
+	int over = (k + 1) * WORD_BITS - s->nfds;
+
+	return over > 0 ? bits & (~0ul >> over) : bits;
+}
+
+bool vmh_select_wanted(int nfds, const fd_set *r, const fd_set *w, const fd_set *e)
+{
+	struct sets s;
+
+	if (nfds <= 0)
+		return false;
+	s = sets_of(nfds, r, w, e);
+	for (int k = 0; k < s.words; k++)
+		for (unsigned long bits = asked(&s, k); bits; bits &= bits - 1)
+			if (fd_wanted(k * WORD_BITS + __builtin_ctzl(bits)))
+				return true;
+	return false;
+}
+
+static unsigned count_asked(const struct sets *s)
+{
+	unsigned n = 0;
+
+	for (int k = 0; k < s->words; k++)
+		n += (unsigned)__builtin_popcountl(asked(s, k));
+	return n;
+}
+
+static void to_poll(const struct sets *s, struct pollfd *p)
+{
+	for (int k = 0; k < s->words; k++) {
+		for (unsigned long bits = asked(s, k); bits; bits &= bits - 1, p++) {
+			unsigned long b = bits & -bits;
+
+			p->fd = k * WORD_BITS + __builtin_ctzl(bits);
+			p->events = (short)((word(s->r, k) & b ? IN_SET : 0) | (word(s->w, k) & b ? OUT_SET : 0) |
+					    (word(s->e, k) & b ? EX_SET : 0));
+			p->revents = 0;
+		}
+	}
+}
+
+static int put(unsigned long *set, int k, unsigned long b, bool ready)
+{
+	if (!set || !(set[k] & b))
+		return 0;
+	if (!ready)
+		set[k] &= ~b;
+	return ready;
+}
+
+/* Writes the answer over the question, whole words as the kernel does. */
+static int from_poll(const struct sets *s, const struct pollfd *p)
+{
+	int n = 0;
+
+	for (int k = 0; k < s->words; k++) {
+		unsigned long all = asked(s, k);
+
+		for (unsigned long bits = all; bits; bits &= bits - 1, p++) {
+			unsigned long b = bits & -bits;
+
+			n += put(s->r, k, b, p->revents & IN_SET);
+			n += put(s->w, k, b, p->revents & OUT_SET);
+			n += put(s->e, k, b, p->revents & EX_SET);
+		}
+		if (s->r)
+			s->r[k] &= all;
+		if (s->w)
+			s->w[k] &= all;
+		if (s->e)
+			s->e[k] &= all;
+	}
+	return n;
+}
+
+#define STACK_POLLFDS 256
+
+int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, const sigset_t *mask)
+{
+	struct sets s = sets_of(nfds, r, w, e);
+	struct pollfd st[STACK_POLLFDS], *p = st;
+	unsigned n = count_asked(&s);
+	size_t bytes = 0;
+	int ret;
+
+	if (n > STACK_POLLFDS) {
+		bytes = n * sizeof(*p);
+		p = vmh_scratch_new(bytes);
+		if (!p)
+			return -ENOMEM;
+	}
+	to_poll(&s, p);
+	ret = poll_run(p, n, timeout_ns, mask, &select_look, &vmh_stats->select);
+	for (unsigned i = 0; ret > 0 && i < n; i++)
+		if (p[i].revents & POLLNVAL)
+			ret = -EBADF;
+	if (ret >= 0)
+		ret = from_poll(&s, p);
+	if (bytes)
+		vmh_scratch_free(p, bytes);
+	return ret;
+}

@@ -1,0 +1,194 @@
+/* A signal handler that runs while a call spins must end the call with EINTR, as it ends the kernel's.
+ * So each handler that the program installs is run by a wrapper that counts.
+ *
+ * There is no lock: sigaction is async-signal-safe and may be called between fork and exec. The table
+ * holds the program's handler and the two flags that the wrapper needs in one word per signal, so a
+ * handler never runs with another's flags. The kernel stays the one place that knows the disposition,
+ * mask and flags; a handler installed by a raw system call is reported and run as it is.
+ */
+#include "vmh_real.h"
+#include "vmh_iomux_int.h"
+#include <signal.h>
+
+__thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
+__thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
+
+#define NSIGNALS 65
+#define F_SIGINFO (1ull << 63) /* no user-space code lives that high */
+#define F_RESTART (1ull << 62)
+#define F_MASK (F_SIGINFO | F_RESTART)
+
+static _Atomic uint64_t handlers[NSIGNALS];
+static _Atomic uint64_t interrupts; /* siginterrupt(sig, 1) was called: bit per signal */
+
+typedef void (*info_handler)(int, siginfo_t *, void *);
+
+static void wrapper(int sig, siginfo_t *info, void *ctx)
+{
+	uint64_t w = atomic_load(&handlers[sig]);
+	void *f = (void *)(uintptr_t)(w & ~F_MASK);
+
+	vmh_signals_any++;
+	if (!(w & F_RESTART))
+		vmh_signals_norestart++;
+	if (w & F_SIGINFO)
+		((info_handler)f)(sig, info, ctx);
+	else
+		((sighandler_t)f)(sig);
+	vmh_sleep_signal(); /* after it: a poll inside the handler drains the wake-up */
+}
+
+static bool ours(int sig)
+{
+	/* 32 and 33 belong to libc's threads: sigaction refuses them */
+	return sig >= 1 && sig < NSIGNALS && sig != SIGKILL && sig != SIGSTOP && sig != 32 && sig != 33;
+}
+
+static bool is_handler(const struct sigaction *a)
+{
+	return a->sa_handler != SIG_DFL && a->sa_handler != SIG_IGN && a->sa_sigaction != wrapper;
+}
+
+static uint64_t word_of(const struct sigaction *a)
+{
+	return (uint64_t)(uintptr_t)a->sa_handler | (a->sa_flags & SA_SIGINFO ? F_SIGINFO : 0) |
+	       (a->sa_flags & SA_RESTART ? F_RESTART : 0);
+}
+
+/* What the kernel says is the wrapper was the program's handler `w`. */
+static void unwrap(struct sigaction *a, uint64_t w)
+{
+	if (a->sa_sigaction != wrapper)
+		return;
+	a->sa_handler = (sighandler_t)(uintptr_t)(w & ~F_MASK);
+	if (!(w & F_SIGINFO))
+		a->sa_flags &= ~SA_SIGINFO;
+}
+
+/* 0, or -1 with libc's errno */
+static int set_action(int sig, const struct sigaction *act, struct sigaction *old)
+{
+	struct sigaction mine, was;
+	uint64_t w;
+	int r;
+
+	if (!ours(sig))
+		return vmh_real()->sigaction(sig, act, old);
+	w = atomic_load(&handlers[sig]);
+	if (act && is_handler(act)) {
+		mine = *act;
+		mine.sa_sigaction = wrapper;
+		mine.sa_flags |= SA_SIGINFO;
+		/* before the kernel knows: the wrapper must never find an empty entry */
+		w = atomic_exchange(&handlers[sig], word_of(act));
+		act = &mine;
+	}
+	r = vmh_real()->sigaction(sig, act, &was);
+	if (r == 0 && old) {
+		unwrap(&was, w);
+		*old = was;
+	}
+	return r;
+}
+
+VMH_EXPORT int sigaction(int sig, const struct sigaction *act, struct sigaction *old)
+{
+	return set_action(sig, act, old);
+}
+
+VMH_EXPORT int __sigaction(int sig, const struct sigaction *act, struct sigaction *old)
+{
+	return set_action(sig, act, old);
+}
+
+static bool interrupts_of(int sig)
+{
+	return ours(sig) && atomic_load(&interrupts) >> (sig - 1) & 1;
+}
+
+static sighandler_t install(int sig, sighandler_t h, int flags, bool mask_self)
+{
+	struct sigaction a = { .sa_handler = h, .sa_flags = flags }, old;
+
+	if (h == SIG_ERR || sig < 1 || sig >= NSIGNALS) {
+		errno = EINVAL;
+		return SIG_ERR;
+	}
+	sigemptyset(&a.sa_mask);
+	if (mask_self)
+		sigaddset(&a.sa_mask, sig);
+	return set_action(sig, &a, &old) < 0 ? SIG_ERR : old.sa_handler;
+}
+
+/* BSD semantics, as glibc's signal */
+VMH_EXPORT sighandler_t signal(int sig, sighandler_t h)
+{
+	return install(sig, h, interrupts_of(sig) ? 0 : SA_RESTART, true);
+}
+
+VMH_EXPORT sighandler_t bsd_signal(int sig, sighandler_t h)
+{
+	return install(sig, h, interrupts_of(sig) ? 0 : SA_RESTART, true);
+}
+
+VMH_EXPORT sighandler_t ssignal(int sig, sighandler_t h)
+{
+	return install(sig, h, interrupts_of(sig) ? 0 : SA_RESTART, true);
+}
+
+#define SYSV_FLAGS ((int)(SA_RESETHAND | SA_NODEFER | 0x20000000)) /* SA_INTERRUPT: glibc sets it, the kernel ignores it */
+
+VMH_EXPORT sighandler_t sysv_signal(int sig, sighandler_t h)
+{
+	return install(sig, h, SYSV_FLAGS, false);
+}
+
+VMH_EXPORT sighandler_t __sysv_signal(int sig, sighandler_t h)
+{
+	return install(sig, h, SYSV_FLAGS, false);
+}
+
+VMH_EXPORT int siginterrupt(int sig, int on)
+{
+	struct sigaction a;
+
+	if (set_action(sig, NULL, &a) < 0)
+		return -1;
+	if (on) {
+		if (ours(sig))
+			atomic_fetch_or(&interrupts, 1ull << (sig - 1));
+		a.sa_flags &= ~SA_RESTART;
+	} else {
+		if (ours(sig))
+			atomic_fetch_and(&interrupts, ~(1ull << (sig - 1)));
+		a.sa_flags |= SA_RESTART;
+	}
+	return set_action(sig, &a, NULL);
+}
+
+#ifndef SIG_HOLD
+#define SIG_HOLD ((sighandler_t)2)
+#endif
+
+VMH_EXPORT sighandler_t sigset(int sig, sighandler_t h)
+{
+	sigset_t set, was;
+	struct sigaction old;
+	sighandler_t r;
+
+	if (h == SIG_ERR || sig < 1 || sig >= NSIGNALS) {
+		errno = EINVAL;
+		return SIG_ERR;
+	}
+	sigemptyset(&set);
+	sigaddset(&set, sig);
+	if (h == SIG_HOLD) {
+		if (sigprocmask(SIG_BLOCK, &set, &was) < 0 || set_action(sig, NULL, &old) < 0)
+			return SIG_ERR;
+		return sigismember(&was, sig) ? SIG_HOLD : old.sa_handler;
+	}
+	r = install(sig, h, 0, false);
+	if (r == SIG_ERR || sigprocmask(SIG_UNBLOCK, &set, &was) < 0)
+		return SIG_ERR;
+	return sigismember(&was, sig) ? SIG_HOLD : r;
+}
