@@ -15,7 +15,6 @@
 #include "vmh_worker.h"
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -199,6 +198,14 @@ static unsigned connect_reason(int err)
 	}
 }
 
+static void fill_text(char *dst, size_t n, const char *src)
+{
+	size_t len = strnlen(src, n - 1);
+
+	memcpy(dst, src, len);
+	dst[len] = 0;
+}
+
 static int connect_service(void)
 {
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
@@ -206,7 +213,7 @@ static int connect_service(void)
 
 	if (fd < 0)
 		return fd;
-	snprintf(a.sun_path, sizeof(a.sun_path), "%s", vmh_params.hybrid_socket);
+	fill_text(a.sun_path, sizeof(a.sun_path), vmh_params.hybrid_socket);
 	/* a listener whose backlog is full must not hold the program up */
 	struct timeval tv = { .tv_sec = 1 };
 	vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
@@ -216,12 +223,6 @@ static int connect_service(void)
 		return (int)r;
 	}
 	return vmh_fd_hide(fd);
-}
-
-static void fill_text(char *dst, size_t n, const char *src)
-{
-	strncpy(dst, src, n - 1);
-	dst[n - 1] = 0;
 }
 
 static void read_proc(const char *path, char *buf, size_t n)

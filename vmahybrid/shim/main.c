@@ -1,7 +1,7 @@
 /* Start, fork and end of the library in a process. */
 #include "vmh_main.h"
 #include "vmh_control.h"
-#include "vmh_iomux.h"
+#include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_obj.h"
 #include "vmh_params.h"
@@ -60,17 +60,6 @@ void vmh_after_fork_parent(void)
 		vmh_session_unlock();
 }
 
-static void close_rings_in_child(void)
-{
-	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
-		atomic_store(&r->lock.word, 0);
-		atomic_store(&r->gone, 1);
-		atomic_store(&r->bufs_out, 0); /* what was delivered belongs to the parent */
-		vmh_ring_close(r);
-	}
-	atomic_store(&vmh_rings, NULL);
-}
-
 void vmh_after_fork_child(void)
 {
 	if (!atomic_load(&started))
@@ -81,7 +70,7 @@ void vmh_after_fork_child(void)
 	vmh_stats_fork_child();
 	vmh_sock_fork_child();
 	vmh_epoll_fork_child();
-	close_rings_in_child();
+	vmh_rings_fork_child();
 	vmh_session_unlock();
 }
 

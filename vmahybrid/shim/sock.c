@@ -283,7 +283,6 @@ static struct vmh_buf *copy_of(const struct vmh_buf *b)
 static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *chain)
 {
 	struct vmh_sock *first = NULL;
-	int taken = 0;
 
 	for (struct vmh_sock *s = chain; s; s = s->demux_next) {
 		if (s->lport != b->dport || !wants_multicast(s, r, b))
@@ -295,13 +294,10 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 		struct vmh_buf *c = copy_of(b);
 		if (!c || !enqueue(s, c))
 			free(c);
-		taken = 1;
 	}
-	if (first && enqueue(first, b))
-		return 1;
-	if (first || taken)
-		VMH_COUNT(r->stats->rx_dropped, 1);
-	return 0;
+	if (!first)
+		return 0;
+	return enqueue(first, b) ? 1 : -ENOBUFS;
 }
 
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
@@ -323,9 +319,7 @@ int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
 				best_score = n;
 			}
 		}
-		taken = best && enqueue(best, b);
-		if (best && !taken)
-			VMH_COUNT(r->stats->rx_dropped, 1);
+		taken = !best ? 0 : enqueue(best, b) ? 1 : -ENOBUFS;
 	}
 	vmh_unlock(&demux_lock);
 	return taken;

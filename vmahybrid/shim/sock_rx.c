@@ -15,15 +15,6 @@
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
 #define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
 
-static __thread uint32_t tid __attribute__((tls_model("initial-exec")));
-
-uint32_t vmh_tid(void)
-{
-	if (vmh_unlikely(!tid))
-		tid = (uint32_t)vmh_sys(SYS_gettid);
-	return tid;
-}
-
 static void count_os(struct vmh_sock *s, ssize_t r)
 {
 	if (r >= 0) {
@@ -433,4 +424,46 @@ int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)
 	if (any)
 		return 0;
 	return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
+}
+
+int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout)
+{
+	uint64_t deadline = 0;
+	unsigned done = 0;
+	ssize_t r = 0;
+
+	if (timeout) {
+		if (timeout->tv_sec < 0 || (unsigned long)timeout->tv_nsec >= 1000000000ul)
+			return -EINVAL;
+		deadline = vmh_now_ns() + (uint64_t)timeout->tv_sec * 1000000000u + (uint64_t)timeout->tv_nsec;
+	}
+	if (n > 1024)
+		n = 1024; /* UIO_MAXIOV, as the kernel */
+	while (done < n) {
+		r = vmh_sock_recvmsg(s, fd, &v[done].msg_hdr, flags & ~MSG_WAITFORONE);
+		if (r < 0)
+			break;
+		v[done++].msg_len = (unsigned)r;
+		if (flags & MSG_WAITFORONE)
+			flags |= MSG_DONTWAIT;
+		/* as in Linux the timeout is looked at after a datagram only (recvmmsg(2), BUGS) */
+		if (timeout) {
+			uint64_t now = vmh_now_ns(), left = now < deadline ? deadline - now : 0;
+
+			timeout->tv_sec = (time_t)(left / 1000000000u);
+			timeout->tv_nsec = (long)(left % 1000000000u);
+			if (!left)
+				break;
+		}
+	}
+	return done ? (int)done : (int)r;
+}
+
+void vmh_sock_shutdown(struct vmh_sock *s, int how)
+{
+	if (how == SHUT_RD || how == SHUT_RDWR)
+		atomic_store(&s->rd_shut, 1);
+	if (how == SHUT_WR || how == SHUT_RDWR)
+		atomic_store(&s->wr_shut, 1);
+	vmh_wake_all();
 }

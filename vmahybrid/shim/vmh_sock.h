@@ -120,7 +120,7 @@ void vmh_sock_buf_put(struct vmh_buf *b);             /* a datagram was consumed
 void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg);
 void vmh_sock_fork_child(void);
 uint32_t vmh_sock_truesize(const struct vmh_buf *b);
-uint32_t vmh_tid(void);
+unsigned vmh_tid(void);
 
 /* sock_flow.c: where the flows of a socket live */
 void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address may have changed */
@@ -142,6 +142,8 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socke
 
 /* sock_rx.c, sock_tx.c: bytes, or -errno */
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
+int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout);
+void vmh_sock_shutdown(struct vmh_sock *s, int how);
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
 ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */

@@ -1,0 +1,196 @@
+/* select, poll, epoll: to us only where a set can become ready by a ring. */
+#include "vmh_iomux.h"
+#include "vmh_main.h"
+#include "vmh_obj.h"
+#include "vmh_real.h"
+#include <limits.h>
+
+#define RETURN(r) \
+	do { \
+		int r_ = (r); \
+		if (vmh_unlikely(r_ < 0)) { \
+			errno = -r_; \
+			return -1; \
+		} \
+		return r_; \
+	} while (0)
+
+static int64_t from_ms(int ms)
+{
+	return ms < 0 ? -1 : (int64_t)ms * 1000000;
+}
+
+/* -1 for ever; INT64_MAX where it does not fit */
+static int64_t from_timespec(const struct timespec *t)
+{
+	if (!t)
+		return -1;
+	if (t->tv_sec > INT64_MAX / 1000000000 - 1)
+		return INT64_MAX;
+	return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
+}
+
+static bool bad_timespec(const struct timespec *t)
+{
+	return t && (t->tv_sec < 0 || (unsigned long)t->tv_nsec >= 1000000000ul);
+}
+
+/* glibc declares the array as written only; the compiler then warns where we read it */
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+/* --- poll --- */
+
+VMH_EXPORT int poll(struct pollfd *fds, nfds_t n, int timeout)
+{
+	if (vmh_likely(!fds || !n || !vmh_poll_wanted(fds, n)))
+		return vmh_real()->poll(fds, n, timeout);
+	RETURN(vmh_poll(fds, n, from_ms(timeout), NULL));
+}
+
+VMH_EXPORT int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask)
+{
+	if (vmh_likely(!fds || !n || bad_timespec(timeout) || !vmh_poll_wanted(fds, n)))
+		return vmh_real()->ppoll(fds, n, timeout, mask);
+	RETURN(vmh_poll(fds, n, from_timespec(timeout), mask));
+}
+
+VMH_EXPORT int __poll_chk(struct pollfd *fds, nfds_t n, int timeout, size_t size)
+{
+	if (vmh_unlikely(size / sizeof(*fds) < n))
+		return vmh_real()->__poll_chk(fds, n, timeout, size);
+	return poll(fds, n, timeout);
+}
+
+VMH_EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask,
+			   size_t size)
+{
+	if (vmh_unlikely(size / sizeof(*fds) < n))
+		return vmh_real()->__ppoll_chk(fds, n, timeout, mask, size);
+	return ppoll(fds, n, timeout, mask);
+}
+
+/* --- select --- */
+
+VMH_EXPORT int select(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
+		      struct timeval *restrict timeout)
+{
+	if (vmh_likely(nfds <= 0 || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)) ||
+		       !vmh_select_wanted(nfds, r, w, e)))
+		return vmh_real()->select(nfds, r, w, e, timeout);
+	int64_t ns = -1;
+	uint64_t start = 0;
+	if (timeout) {
+		ns = timeout->tv_sec > INT64_MAX / 1000000000 - 2
+			     ? INT64_MAX
+			     : (int64_t)timeout->tv_sec * 1000000000 + (int64_t)timeout->tv_usec * 1000;
+		start = vmh_now_ns();
+	}
+	int ret = vmh_select(nfds, r, w, e, ns, NULL);
+	if (timeout && ns != INT64_MAX) { /* Linux tells what is left */
+		int64_t left = ns - (int64_t)(vmh_now_ns() - start);
+
+		if (left < 0)
+			left = 0;
+		timeout->tv_sec = left / 1000000000;
+		timeout->tv_usec = left % 1000000000 / 1000;
+	}
+	RETURN(ret);
+}
+
+VMH_EXPORT int pselect(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
+		       const struct timespec *restrict timeout, const sigset_t *restrict mask)
+{
+	if (vmh_likely(nfds <= 0 || bad_timespec(timeout) || !vmh_select_wanted(nfds, r, w, e)))
+		return vmh_real()->pselect(nfds, r, w, e, timeout, mask);
+	RETURN(vmh_select(nfds, r, w, e, from_timespec(timeout), mask));
+}
+
+/* --- epoll --- */
+
+static struct vmh_obj *epoll_get(int epfd)
+{
+	struct vmh_obj *o = vmh_fd_get(epfd);
+
+	if (!o)
+		return NULL;
+	if (atomic_load_explicit(&o->class_, memory_order_relaxed) == VMH_CLASS_EPOLL)
+		return o;
+	vmh_obj_put(o);
+	return NULL;
+}
+
+static int created(int epfd)
+{
+	int saved = errno;
+
+	if (epfd >= 0) {
+		vmh_fd_close(epfd);
+		vmh_started();
+		vmh_epoll_created(epfd);
+	}
+	errno = saved;
+	return epfd;
+}
+
+VMH_EXPORT int epoll_create(int size)
+{
+	return created(vmh_real()->epoll_create(size));
+}
+
+VMH_EXPORT int epoll_create1(int flags)
+{
+	return created(vmh_real()->epoll_create1(flags));
+}
+
+VMH_EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
+{
+	struct vmh_obj *ep = epoll_get(epfd);
+
+	if (!ep)
+		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
+	int r = vmh_epoll_ctl(ep, epfd, op, fd, ev);
+	vmh_obj_put(ep);
+	RETURN(r);
+}
+
+static int wait_on(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t ns, const sigset_t *mask)
+{
+	int r = vmh_epoll_wait(ep, epfd, evs, max, ns, mask);
+
+	vmh_obj_put(ep);
+	RETURN(r);
+}
+
+/* what the kernel refuses at once is the kernel's to say */
+static bool bad_args(const struct epoll_event *evs, int max)
+{
+	return !evs || max <= 0 || max > INT_MAX / (int)sizeof(*evs);
+}
+
+VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeout)
+{
+	struct vmh_obj *ep = bad_args(evs, max) ? NULL : epoll_get(epfd);
+
+	if (!ep)
+		return vmh_real()->epoll_wait(epfd, evs, max, timeout);
+	return wait_on(ep, epfd, evs, max, from_ms(timeout), NULL);
+}
+
+VMH_EXPORT int epoll_pwait(int epfd, struct epoll_event *evs, int max, int timeout, const sigset_t *mask)
+{
+	struct vmh_obj *ep = bad_args(evs, max) ? NULL : epoll_get(epfd);
+
+	if (!ep)
+		return vmh_real()->epoll_pwait(epfd, evs, max, timeout, mask);
+	return wait_on(ep, epfd, evs, max, from_ms(timeout), mask);
+}
+
+VMH_EXPORT int epoll_pwait2(int epfd, struct epoll_event *evs, int max, const struct timespec *timeout,
+			    const sigset_t *mask)
+{
+	struct vmh_obj *ep = bad_args(evs, max) || bad_timespec(timeout) ? NULL : epoll_get(epfd);
+
+	if (!ep)
+		return vmh_real()->epoll_pwait2(epfd, evs, max, timeout, mask);
+	return wait_on(ep, epfd, evs, max, from_timespec(timeout), mask);
+}
