@@ -18,7 +18,7 @@ static int kick_fd(void)
 	vmh_lock(&make_lock);
 	fd = atomic_load(&kick_fd_plus_one) - 1;
 	if (fd < 0) {
-		fd = (int)vmh_sys(SYS_eventfd2, 1, EFD_CLOEXEC | EFD_NONBLOCK);
+		fd = vmh_fd_hide((int)vmh_sys(SYS_eventfd2, 1, EFD_CLOEXEC | EFD_NONBLOCK));
 		if (fd >= 0 && vmh_sys(SYS_getrandom, &kick_data, sizeof(kick_data), 0) != sizeof(kick_data))
 			kick_data = vmh_now_ns() * 0x9e3779b97f4a7c15u ^ (uintptr_t)&kick_data;
 		if (fd >= 0)

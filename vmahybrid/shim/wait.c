@@ -54,7 +54,7 @@ static void thread_exit(void *arg)
 	}
 	vmh_unlock(&list_lock);
 	if (s->fd_plus_one)
-		vmh_sys(SYS_close, s->fd_plus_one - 1);
+		vmh_fd_hidden_close(s->fd_plus_one - 1);
 	s->fd_plus_one = s->depth = 0;
 }
 
@@ -64,6 +64,7 @@ static int make_wakefd(void)
 
 	if (fd < 0)
 		return fd;
+	fd = vmh_fd_hide(fd);
 	vmh_lock(&list_lock);
 	if (!exit_key_made)
 		exit_key_made = pthread_key_create(&exit_key, thread_exit) == 0;
@@ -206,7 +207,7 @@ void vmh_wait_fork_child(void)
 	/* the eventfds are shared with the parent: reading ours would take away its wake-ups */
 	for (struct sleeper *s = all; s; s = s->all_next)
 		if (s->fd_plus_one)
-			vmh_sys(SYS_close, s->fd_plus_one - 1);
+			vmh_fd_hidden_close(s->fd_plus_one - 1);
 	sleeping = all = NULL;
 	memset(&me, 0, sizeof(me));
 	my_tid = 0;
