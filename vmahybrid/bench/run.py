@@ -5,7 +5,6 @@ Exit code 0 when both programs ran on rings, 1 when they did not or something fa
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -33,7 +32,6 @@ class Seen:
     """What was read while the programs ran under the shim."""
 
     statistics: list[tuple[str, str]] = field(default_factory=list)  # (whose, vma_stats output)
-    flows: list[dict[str, object]] = field(default_factory=list)
     explanations: list[str] = field(default_factory=list)
     not_offloaded: list[str] = field(default_factory=list)
 
@@ -55,19 +53,11 @@ class Progress:
         say(text)
 
 
-def ring_flows(service: Service, pid: int) -> list[dict[str, object]]:
-    """Rows of `vmahybrid flows` of a process that lead to a ring."""
-    answer = json.loads(service.ask("flows", "--json"))
-    return [flow for flow in answer["flows"] if flow["pid"] == pid and flow["action"] == "ring"]
-
-
 def look(service: Service, pair: sockperf.Pair) -> Seen:
     """Statistics and flows of the two running programs; for one without a flow on a ring, the explanation why."""
     seen = Seen()
     for name, program in (("server", pair.server), ("client", pair.client)):
-        flows = ring_flows(service, program.pid)
-        seen.flows += flows
-        if not flows:
+        if not service.ring_flows(program.pid):
             seen.not_offloaded.append(name)
             seen.explanations.append(service.ask("explain", str(program.pid)))
         command = [tool("vma_stats"), "-p", str(program.pid), "-v", "3", "-c", "1"]

@@ -114,8 +114,19 @@ class Service:
         """stdout of `vmahybrid ARGUMENTS` against this service; SandboxError when it fails."""
         return self.sandbox.start(None, [tool("vmahybrid"), *arguments], env=self.env).result(timeout)
 
+    def ring_flows(self, pid: int) -> list[dict[str, object]]:
+        """Rows of `vmahybrid flows` of a process that lead to a ring; empty when it runs on the kernel."""
+        answer = json.loads(self.ask("flows", "--json"))
+        return [flow for flow in answer["flows"] if flow["pid"] == pid and flow["action"] == "ring"]
+
+    def require_ring(self, program: Program) -> None:
+        """SandboxError with what `vmahybrid explain` says unless the program has a flow on a ring."""
+        if not self.ring_flows(program.pid):
+            why = self.ask("explain", str(program.pid))
+            raise SandboxError(f"{' '.join(program.argv)} runs on the kernel, not on a ring. {why}")
+
     def run_argv(self, argv: Sequence[str], profile: str = "latency", **variables: str) -> list[str]:
-        """The command that runs argv under the shim; the environment is :attr:`env`."""
+        """The command that runs argv under the shim, with the given VMA_* variables; it needs :attr:`env` as well."""
         settings = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
         return [tool("vmahybrid"), "run", "-p", profile, *settings, "--", *argv]
 

@@ -80,10 +80,15 @@ def ping_pong(
         return parse_latency(client.result(seconds + 20))
 
 
-def throughput(sandbox: Sandbox, seconds: float, service: Service | None = None) -> Rate:
+def throughput(
+    sandbox: Sandbox, seconds: float, service: Service | None = None, meanwhile: Meanwhile | None = None
+) -> Rate:
     """`sockperf throughput`: one way, 64-byte messages, as fast as the sender can."""
     with server(sandbox, service) as serving:
         client = _client(sandbox, "throughput", seconds, service, [])
+        if meanwhile is not None:
+            time.sleep(min(1.0, seconds / 2))
+            meanwhile(Pair(serving, client))
         said = client.result(seconds + 20)
         time.sleep(0.2)
         serving.stop(signal.SIGINT)

@@ -1,0 +1,138 @@
+"""`make bench`: every figure that vmahybrid promises, beside its target, with all baselines of the same run.
+
+Exit code 0 when every target was met, 1 when one was missed or could not be measured, 2 usage, 77 not possible here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+from vmahybrid.bench import costs, latency, rates
+from vmahybrid.bench.figures import Figure, Part
+from vmahybrid.bench.sandbox import SandboxError, sweep
+
+SCHEMA = 1
+
+Measure = Callable[[int, float, Callable[[str], None]], Part]
+PARTS: dict[str, tuple[Measure, float]] = {  # and the seconds of one run
+    "latency": (latency.measure, 3.0),
+    "throughput": (rates.measure_throughput, 3.0),
+    "mmsg": (rates.measure_mmsg, 3.0),
+    "toll": (costs.measure_toll, 3.0),
+    "overhead": (costs.measure_overhead, 0.0),
+    "service": (costs.measure_service, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    only: list[str]
+    repeats: int
+    json: bool
+
+
+def parse_arguments(argv: Sequence[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="vmahybrid.bench", description="figures of vmahybrid beside their targets")
+    parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per variant (5); medians are shown")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout, progress on stderr")
+    parsed = parser.parse_args(argv)
+    if parsed.repeats < 1:
+        parser.error(f"--repeats {parsed.repeats}: at least 1")
+    return Options(parsed.only or list(PARTS), parsed.repeats, parsed.json)
+
+
+def measure(options: Options, say: Callable[[str], None]) -> Part:
+    """All selected parts, one after the other; a part that fails as a whole does not end the others."""
+    total = Part()
+    for name in options.only:
+        function, seconds = PARTS[name]
+        try:
+            part = function(options.repeats, seconds, partial(_say_of, say, name))
+        except SandboxError as error:
+            part = Part(failures={name: str(error)})
+        total.figures += part.figures
+        total.failures.update({f"{name}: {key}" if key != name else name: text for key, text in part.failures.items()})
+    return total
+
+
+def _say_of(say: Callable[[str], None], part: str, text: str) -> None:
+    say(f"{part}: {text}")
+
+
+def number(value: float) -> str:
+    """Three or four significant digits, large numbers in full."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
+
+
+def table(figures: list[Figure]) -> str:
+    """For humans: one line per figure, its target and the verdict."""
+    lines = [f"{'':44}{'median':>10} {'unit':8}{'target':>9}"]
+    part = ""
+    for figure in figures:
+        if figure.part != part:
+            part = figure.part
+            lines.append(part)
+        line = f"  {figure.name:42}{number(figure.value):>10} {figure.unit:8}{figure.target:>9}  {figure.verdict}"
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def show(options: Options, total: Part, seconds: float) -> None:
+    if options.json:
+        document = {
+            "schema": SCHEMA,
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "repeats": options.repeats,
+            "seconds": round(seconds, 1),
+            "figures": [figure.as_json() for figure in total.figures],
+            "failures": total.failures,
+        }
+        print(json.dumps(document, indent=2))
+        return
+    print(table(total.figures))
+    for name, text in total.failures.items():
+        print(f"\nnot measured: {name}: {text}")
+    missed = sum(figure.passed is False for figure in total.figures)
+    met = sum(figure.passed is True for figure in total.figures)
+    print(f"\n{met} targets met, {missed} missed, {len(total.failures)} not measured, in {seconds:.0f} s")
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_arguments(sys.argv[1:] if argv is None else argv)
+    if os.geteuid() != 0:
+        print("vmahybrid: make bench: needs root for namespaces and AF_XDP. Run: sudo make bench", file=sys.stderr)
+        return 77
+    signal.signal(signal.SIGTERM, _terminate)
+    begun = time.monotonic()
+    sweep()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    try:
+        total = measure(options, say)
+    except KeyboardInterrupt:
+        print("interrupted; the sandboxes are removed", file=sys.stderr)
+        return 130
+    show(options, total, time.monotonic() - begun)
+    return 1 if total.failures or any(figure.passed is False for figure in total.figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

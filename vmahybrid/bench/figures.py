@@ -1,0 +1,102 @@
+"""A measured figure beside its target, and the order in which variants are measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from vmahybrid.bench.sandbox import SandboxError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the bench. ``at_least`` or ``at_most`` is the target, in the figure's unit; None: shown only."""
+
+    part: str
+    name: str
+    value: float
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool | None:
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
+        return "" if self.at_most is None else f"<= {self.at_most:g}"
+
+    @property
+    def verdict(self) -> str:
+        return {True: "pass", False: "MISS", None: ""}[self.passed]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+def median_figure(part: str, name: str, samples: list[float], unit: str, at_most: float | None = None) -> Figure:
+    return Figure(part, name, statistics.median(samples), unit, at_most=at_most, samples=samples)
+
+
+@dataclass
+class Runs(Generic[T]):
+    """Results of every variant, and what went wrong with those that failed."""
+
+    results: dict[str, list[T]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def of(self, name: str, value: Callable[[T], float]) -> list[float]:
+        """The value of each run of a variant; empty when it failed."""
+        return [] if name in self.failures else [value(result) for result in self.results[name]]
+
+
+def interleave(variants: Mapping[str, Callable[[], T]], repeats: int, say: Callable[[str], None]) -> Runs[T]:
+    """Measures all variants in turn, `repeats` times, backwards every other time: drift of the machine hits all alike.
+
+    A variant that fails is not tried again; the others go on.
+    """
+    runs: Runs[T] = Runs({name: [] for name in variants})
+    for turn in range(repeats):
+        for name in sorted(variants, key=list(variants).index, reverse=bool(turn % 2)):
+            if name in runs.failures:
+                continue
+            say(f"{name} ({turn + 1} of {repeats})")
+            try:
+                runs.results[name].append(variants[name]())
+            except SandboxError as error:
+                runs.failures[name] = str(error)
+    return runs
+
+
+@dataclass
+class Part:
+    """What a part of the bench measured."""
+
+    figures: list[Figure] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def ratio(
+        self,
+        name: str,
+        over: list[float],
+        under: list[float],
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """Adds median(over) / median(under) unless one of them failed."""
+        if over and under:
+            part = self.figures[0].part
+            value = statistics.median(over) / statistics.median(under)
+            self.figures.append(Figure(part, name, value, "x", at_least, at_most))

@@ -1,0 +1,74 @@
+"""Half round trips of 64-byte messages: raw AF_XDP, the kernel in both ways, and the shim, in turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from vmahybrid.bench import sockperf
+from vmahybrid.bench.figures import Part, interleave, median_figure
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+
+PART = "latency"
+RAW, BLOCKING, NONBLOCKED, SHIM = "raw AF_XDP", "kernel blocking", "kernel --nonblocked", "shim -p latency"
+
+
+def bench_program(name: str) -> str:
+    """Path of one of the bench's C programs: installed beside this module."""
+    return str(Path(__file__).parent / name)
+
+
+def raw_ping_pong(sandbox: Sandbox, seconds: float) -> sockperf.Latency:
+    """The limit: xsk_pingpong between the two ends, with nothing else on them."""
+    program = bench_program("xsk_pingpong")
+    a, b = sandbox.sides
+    server = sandbox.start(b, [program, "server", b.device], sockperf.SERVER_CPU)
+    server.wait_for("ready")
+    client = sandbox.start(a, [program, "client", a.device, f"{seconds:g}"], sockperf.CLIENT_CPU)
+    try:
+        measured = json.loads(client.result(seconds + 20))
+    finally:
+        server.stop()
+    return sockperf.Latency(measured["p50"], measured["p99"], measured["samples"])
+
+
+def shim_ping_pong(sandbox: Sandbox, seconds: float, service: Service) -> sockperf.Latency:
+    """sockperf under the shim; SandboxError unless both ends are on rings."""
+
+    def check(pair: sockperf.Pair) -> None:
+        service.require_ring(pair.server)
+        service.require_ring(pair.client)
+
+    # the check takes CPU time from the two programs, so that it has a run of its own
+    sockperf.ping_pong(sandbox, 3.0, service, meanwhile=check)
+    return sockperf.ping_pong(sandbox, seconds, service)
+
+
+def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    """Kernel and raw limit in a sandbox without a service, the shim in one with it."""
+    with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
+        runs = interleave(
+            {
+                RAW: partial(raw_ping_pong, plain, seconds),
+                BLOCKING: partial(sockperf.ping_pong, plain, seconds),
+                NONBLOCKED: partial(sockperf.ping_pong, plain, seconds, nonblocked=True),
+                SHIM: partial(shim_ping_pong, served, seconds, service),
+            },
+            repeats,
+            say,
+        )
+    part = Part(failures=runs.failures)
+    p50 = {name: runs.of(name, lambda run: run.p50) for name in runs.results}
+    p99 = {name: runs.of(name, lambda run: run.p99) for name in runs.results}
+    for name in runs.results:
+        if p50[name]:
+            part.figures.append(median_figure(PART, f"{name}, p50", p50[name], "us"))
+            part.figures.append(median_figure(PART, f"{name}, p99", p99[name], "us"))
+    part.ratio("kernel blocking p50 / shim p50", p50[BLOCKING], p50[SHIM], at_least=15)
+    part.ratio("kernel --nonblocked p50 / shim p50", p50[NONBLOCKED], p50[SHIM], at_least=1.8)
+    part.ratio("shim p50 / raw AF_XDP p50", p50[SHIM], p50[RAW], at_most=1.3)
+    part.ratio("shim p99 / shim p50", p99[SHIM], p50[SHIM], at_most=2)
+    return part

@@ -1,0 +1,78 @@
+"""One-way rates of 64-byte messages: sockperf throughput and a sendmmsg sender, kernel and shim in turns."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from vmahybrid.bench import sockperf
+from vmahybrid.bench.figures import Part, Runs, interleave, median_figure
+from vmahybrid.bench.latency import bench_program
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+from vmahybrid.bench.sockperf import Rate
+
+BATCH = 64
+PORT = 12345
+KERNEL, SHIM = "kernel", "shim -p latency"
+
+
+def mmsg(sandbox: Sandbox, seconds: float, service: Service | None = None) -> Rate:
+    """udp_mmsg with batches of 64; with a service under the shim, SandboxError unless on rings."""
+    program = bench_program("udp_mmsg")
+    size = str(sockperf.MESSAGE)
+    target = [sandbox.b.address, str(PORT)]
+    serve = [program, "recv", *target]
+    send = [program, "send", *target, f"{seconds:g}", str(BATCH), size]
+    env = None
+    if service is not None:
+        serve, send, env = service.run_argv(serve), service.run_argv(send), service.env
+    receiver = sandbox.start(sandbox.b, serve, sockperf.SERVER_CPU, env)
+    receiver.wait_for("ready")
+    sender = sandbox.start(sandbox.a, send, sockperf.CLIENT_CPU, env)
+    if service is not None:
+        time.sleep(seconds / 2)
+        service.require_ring(receiver)
+    sent = json.loads(sender.result(seconds + 20))
+    time.sleep(0.2)
+    receiver.stop(signal.SIGINT)
+    received = json.loads(receiver.output.splitlines()[-1])
+    return Rate(sent["rate"], received["messages"] / sent["seconds"])
+
+
+def shim_throughput(sandbox: Sandbox, seconds: float, service: Service) -> Rate:
+    """sockperf throughput under the shim; SandboxError unless the server is on a ring."""
+    return sockperf.throughput(sandbox, seconds, service, lambda pair: service.require_ring(pair.server))
+
+
+def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
+    made = Part(failures={f"{name}, {variant}": text for variant, text in runs.failures.items()})
+    sent = {variant: runs.of(variant, lambda run: run.sent) for variant in runs.results}
+    received = {variant: runs.of(variant, lambda run: run.received) for variant in runs.results}
+    for variant in runs.results:
+        if sent[variant]:
+            made.figures.append(median_figure(part, f"{name}, {variant}, sent", sent[variant], "msg/s"))
+            made.figures.append(median_figure(part, f"{name}, {variant}, received", received[variant], "msg/s"))
+    made.ratio(f"{name}, sent, shim / kernel", sent[SHIM], sent[KERNEL], at_least=target)
+    made.ratio(f"{name}, received, shim / kernel", received[SHIM], received[KERNEL], at_least=target)
+    return made
+
+
+def measure_throughput(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    """`sockperf tp`: one sendto per message."""
+    with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
+        variants = {
+            KERNEL: partial(sockperf.throughput, plain, seconds),
+            SHIM: partial(shim_throughput, served, seconds, service),
+        }
+        return _figures("sockperf tp", interleave(variants, repeats, say), 1.6, "throughput")
+
+
+def measure_mmsg(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    """sendmmsg of 64 messages, recvmmsg of up to 64."""
+    with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
+        variants = {KERNEL: partial(mmsg, plain, seconds), SHIM: partial(mmsg, served, seconds, service)}
+        return _figures("sendmmsg 64", interleave(variants, repeats, say), 2.3, "mmsg")
