@@ -1,0 +1,87 @@
+"""What the bench reads and how it judges."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from vmahybrid.bench import bench, figures, sockperf
+from vmahybrid.bench.sandbox import Program, SandboxError
+
+PING_PONG = """\
+sockperf: [Total Run] RunTime=1.001 sec; Warm up time=400 msec; SentMessages=12587; ReceivedMessages=12586
+sockperf: [Valid Duration] RunTime=0.550 sec; SentMessages=6939; ReceivedMessages=6939
+sockperf: # dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0
+sockperf: ---> percentile 99.999 = 1586.964
+sockperf: ---> percentile 99.000 =   59.563
+sockperf: ---> percentile 50.000 =   38.857
+"""
+
+
+def test_latency_of_sockperf() -> None:
+    assert sockperf.parse_latency(PING_PONG) == sockperf.Latency(38.857, 59.563, 6939)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("sockperf: ERROR: No messages were received from the server", "no percentiles"),
+        (PING_PONG.replace("dropped messages = 0", "dropped messages = 12"), "lost 12"),
+    ],
+)
+def test_bad_latency_is_refused(text: str, what: str) -> None:
+    with pytest.raises(SandboxError, match=what):
+        sockperf.parse_latency(text)
+
+
+def test_rate_of_sockperf_is_over_the_time_of_the_sender() -> None:
+    client = "sockperf: Total of 400000 messages sent in 2.000 sec"
+    server = "sockperf: Total 300000 messages received and handled"
+    assert sockperf.parse_rate(client, server) == sockperf.Rate(200000, 150000)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "passed"),
+    [(1.5, {"at_most": 1.3}, False), (1.3, {"at_most": 1.3}, True), (1.5, {"at_least": 1.6}, False), (1.5, {}, None)],
+)
+def test_verdict(value: float, target: dict[str, float], passed: bool | None) -> None:
+    figure = figures.Figure("part", "name", value, "x", target.get("at_least"), target.get("at_most"))
+    assert figure.passed is passed
+    assert ("MISS" in bench.table([figure])) is (passed is False)
+
+
+def test_interleave_turns_round_and_keeps_going_after_a_failure() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> float:
+        order.append(name)
+        if name == "bad":
+            raise SandboxError("does not work")
+        return float(len(order))
+
+    variants = {name: lambda name=name: run(name) for name in ("first", "bad", "last")}
+    shown: list[str] = []
+    runs = figures.interleave(variants, 3, shown.append)
+    assert order == ["first", "bad", "last", "last", "first", "first", "last"]
+    assert runs.failures == {"bad": "does not work"}
+    assert runs.of("last", float) == [3, 4, 7]
+    assert runs.of("bad", float) == []
+
+
+def test_a_failed_program_says_what_it_said() -> None:
+    program = Program(["sh", "-c", "echo no luck >&2; exit 3"])
+    try:
+        with pytest.raises(SandboxError, match="exit 3: no luck"):
+            program.result()
+    finally:
+        program.close()
+
+
+def test_stop_ends_with_sigkill_when_the_signal_is_ignored() -> None:
+    program = Program(["sh", "-c", "trap '' INT; echo up; while :; do sleep 0.05; done"])
+    try:
+        program.wait_for("up")
+        assert program.stop(signal.SIGINT, timeout=0.2) == -signal.SIGKILL
+    finally:
+        program.close()
