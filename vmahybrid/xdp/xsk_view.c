@@ -94,7 +94,7 @@ fail:;
 	return err;
 }
 
-/* All n or none. */
+/* All n or none. A driver with zero-copy may sleep until it is told of new frames. */
 static uint32_t vmh_view_fill(struct vmh_view *v, const uint64_t *addrs, uint32_t n)
 {
 	uint32_t at;
@@ -104,6 +104,8 @@ static uint32_t vmh_view_fill(struct vmh_view *v, const uint64_t *addrs, uint32_
 	for (uint32_t i = 0; i < n; i++)
 		*xsk_ring_prod__fill_addr(&v->fill, at + i) = addrs[i];
 	xsk_ring_prod__submit(&v->fill, n);
+	if (xsk_ring_prod__needs_wakeup(&v->fill))
+		recvfrom(v->fd, NULL, 0, MSG_DONTWAIT, NULL, NULL);
 	return n;
 }
 

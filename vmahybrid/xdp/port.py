@@ -1,0 +1,246 @@
+"""One served interface: its XDP program, the rules in it, and the slots that rings take.
+
+The steering table is mirrored into a port by ``present``, ``install`` and ``remove``; rings are made by
+:func:`vmahybrid.xdp.ring.open_ring`. Maps may be used from any thread, except where the worker is used here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from typing import TYPE_CHECKING, Self
+
+from vmahybrid.contracts import lib, pack, unpack
+from vmahybrid.errors import Refused
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.xdp.attach import Attachment, attach
+from vmahybrid.xdp.bpf import BpfMap, ProgramSet, load_set
+from vmahybrid.xdp.image import Image
+from vmahybrid.xdp.probe import InterfaceInfo, probe
+
+if TYPE_CHECKING:
+    from vmahybrid.xdp.ring import Ring
+
+ETH_HEADER = 14
+RING_SLOTS: int = lib.VMH_MAX_XSK // lib.VMH_QUEUES
+
+
+def out_names(prefix: str) -> dict[int, str]:
+    """Ways out of a program by index, named as in bpf/vmh_flow.h: ``out_names("VMH_OUT_")[3] == "pass-miss"``."""
+    return {getattr(lib, name): name.removeprefix(prefix).lower().replace("_", "-")
+            for name in dir(lib) if name.startswith(prefix) and not name.endswith("_COUNT")}
+
+
+def read_hits(counters: BpfMap, index: int) -> tuple[int, int]:
+    """(packets, bytes) of one entry of a per-CPU array of struct vmh_hits, summed."""
+    values = [struct.unpack("QQ", value) for value in counters.lookup_percpu(struct.pack("I", index))]
+    return sum(v[0] for v in values), sum(v[1] for v in values)
+
+
+def read_outs(counters: BpfMap, prefix: str) -> dict[str, int]:
+    """Packets per way out, by name."""
+    return {name: read_hits(counters, index)[0] for index, name in sorted(out_names(prefix).items())}
+
+
+class _Slots:
+    """Numbers 0..size-1, lowest free first."""
+
+    def __init__(self, size: int, what: str) -> None:
+        self._size, self._what = size, what
+        self._used: set[int] = set()
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        with self._lock:
+            slot = next((n for n in range(self._size) if n not in self._used), None)
+            if slot is None:
+                raise Refused(self._what, f"all {self._size} are in use", Reason.RING_LIMIT.remedy, Reason.RING_LIMIT)
+            self._used.add(slot)
+            return slot
+
+    def free(self, slot: int) -> None:
+        with self._lock:
+            self._used.discard(slot)
+
+
+class XdpPort:
+    """The program `steer` on one interface of one namespace.
+
+    ``info`` is the interface as it was when opened; ``mtu`` follows set_mtu(). ``mode`` is "native" or "generic",
+    ``reason`` and ``detail`` say why not better. ``rings`` are those open now.
+    """
+
+    def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
+                 attachment: Attachment) -> None:
+        """Use :meth:`open`."""
+        self.worker, self.image, self.info = worker, image, info
+        self._programs, self._attachment = programs, attachment
+        self._maps = programs.maps
+        self.ifname, self.ifindex = info.name, info.ifindex
+        self.mode, self.reason, self.detail = attachment.mode, attachment.reason, attachment.detail
+        self.mtu = info.mtu
+        self.rings: list[Ring] = []
+        self._lock = threading.Lock()  # rings, mtu and closed; never held across a call of the worker
+        self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
+        self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
+        self.closed = False
+
+    @classmethod
+    def open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str = "auto") -> Self:
+        """Load the program with maps of its own and attach it. ``worker`` stays the caller's.
+
+        ``mode``: "auto", "native", "generic" (see :func:`vmahybrid.xdp.attach.attach`). Raises Refused
+        (NO_INTERFACE, IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
+        """
+        return worker.call(cls._open, worker, image, ifname, mode)
+
+    @classmethod
+    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str) -> Self:
+        try:
+            info = probe(ifname)
+        except OSError as error:
+            raise Refused(ifname, f"no such interface in namespace {worker.netns}", "ip link shows them",
+                          Reason.NO_INTERFACE) from error
+        if not info.ethernet:
+            raise Refused(ifname, Reason.IF_UNSUPPORTED.text, Reason.IF_UNSUPPORTED.remedy, Reason.IF_UNSUPPORTED)
+        programs = load_set(image, ["steer"])
+        try:
+            _write_limit(programs.maps["port"], info.mtu + ETH_HEADER)
+            attachment = attach(programs.programs["steer"], info.ifindex, mode, driver=info.driver)
+        except BaseException:
+            programs.close()
+            raise
+        return cls(worker, image, info, programs, attachment)
+
+    @property
+    def attached(self) -> bool:
+        """False when closed or when the interface is gone."""
+        return self._attachment.alive
+
+    # -- the mirror target: keys and actions are the structs of bpf/vmh_flow.h as bytes
+
+    def _table(self, key: bytes) -> BpfMap:
+        k = unpack("struct vmh_flow_key", key)
+        if k.sport or any(k.src):
+            return self._maps["rules5"]
+        multicast = k.dst[12] & 0xF0 == 0xE0 if k.family == 4 else k.dst[0] == 0xFF
+        return self._maps["rulesmc" if multicast else "rules3"]
+
+    def present(self) -> dict[bytes, bytes]:
+        """Every rule that the program has now."""
+        rules: dict[bytes, bytes] = {}
+        for name in ("rules5", "rules3", "rulesmc"):
+            table = self._maps[name]
+            for key in table.keys():  # noqa: SIM118 - a map is no dict
+                value = table.lookup(key)
+                if value is not None:
+                    rules[key] = value
+        return rules
+
+    def install(self, key: bytes, action: bytes) -> None:
+        """Add or replace a rule. Raises BpfError (E2BIG: the table is full)."""
+        self._table(key).update(key, action)
+
+    def remove(self, key: bytes) -> None:
+        """Take a rule out; its packets go to the kernel from now on. No error if it is not there."""
+        self._table(key).delete(key)
+
+    def hits(self, rule: int) -> tuple[int, int]:
+        """(packets, bytes) that rule index ``rule`` has steered since zero_hits()."""
+        return read_hits(self._maps["rule_hits"], rule)
+
+    def zero_hits(self, rule: int) -> None:
+        """Before an index is given to a new rule."""
+        self._maps["rule_hits"].zero(struct.pack("I", rule))
+
+    def outs(self) -> dict[str, int]:
+        """Packets per way out of the program since it was attached ("ring", "pass-miss", ...)."""
+        return read_outs(self._maps["outs"], "VMH_OUT_")
+
+    # -- what rings take
+
+    def add_ring(self, ring: Ring) -> None:
+        """Raises Refused (IF_GONE) on a closed port."""
+        with self._lock:
+            if self.closed:
+                raise Refused(f"ring on {self.ifname}", "the interface is served no more", "", Reason.IF_GONE)
+            self.rings.append(ring)
+            self._apply_limit()
+
+    def drop_ring(self, ring: Ring) -> None:
+        with self._lock:
+            if ring in self.rings:
+                self.rings.remove(ring)
+            if not self.closed:
+                self._apply_limit()
+
+    def set_mtu(self, mtu: int) -> None:
+        """The interface's MTU has changed to ``mtu`` bytes: longer frames go to the kernel, ring veths follow."""
+        with self._lock:
+            if self.closed:
+                return
+            self.mtu = mtu
+            self._apply_limit()
+            rings = list(self.rings)
+        for ring in rings:  # without the lock: it needs the worker, which may be waiting for the lock
+            ring.set_mtu(mtu)
+
+    def _apply_limit(self) -> None:
+        # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
+        limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
+        _write_limit(self._maps["port"], limit)
+
+    def take_ring_slot(self) -> int:
+        """XSKMAP index of queue 0 of a new ring. Raises Refused (RING_LIMIT)."""
+        return self._ring_slots.take() * int(lib.VMH_QUEUES)
+
+    def set_xsk(self, base: int, queue: int, fd: int) -> None:
+        """Send what rules steer to ``base`` to this socket, if it came by receive queue ``queue``."""
+        self._maps["xsks"].update(struct.pack("I", base + queue), struct.pack("I", fd))
+
+    def free_ring_slot(self, base: int, queues: int) -> None:
+        """Empty the slot: its packets go to the kernel. The sockets may be closed after this."""
+        for queue in range(queues):
+            self._maps["xsks"].delete(struct.pack("I", base + queue))
+        self._ring_slots.free(base // int(lib.VMH_QUEUES))
+
+    def take_dev_slot(self, ifindex: int) -> int:
+        """DEVMAP slot that leads to an interface of this namespace. Raises Refused (RING_LIMIT), BpfError."""
+        slot = self._dev_slots.take()
+        try:
+            # the kernel looks the ifindex up in the calling thread's namespace
+            self.worker.call(self._maps["devs"].update, struct.pack("I", slot), struct.pack("I", ifindex))
+        except BaseException:
+            self._dev_slots.free(slot)
+            raise
+        return slot
+
+    def free_dev_slot(self, slot: int) -> None:
+        """Empty the slot: its packets go to the kernel."""
+        self._maps["devs"].delete(struct.pack("I", slot))
+        self._dev_slots.free(slot)
+
+    def close(self) -> None:
+        """Close the rings, detach: every packet goes to the kernel. Idempotent."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            rings = list(self.rings)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._programs.close)
+            stack.callback(self._attachment.close)
+            for ring in rings:
+                stack.callback(ring.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _write_limit(port: BpfMap, max_frame: int) -> None:
+    port.update(bytes(4), pack("struct vmh_port_config", max_frame=max_frame))

@@ -1,0 +1,279 @@
+"""Rings: the memory and the sockets that one process gets on one interface.
+
+*Direct*: the process has the interface's receive queues, one AF_XDP socket on each, all on one UMEM. The first process
+on an interface gets it. *Veth*: a ring veth of its own with one queue; every further process, or one that must not
+send what it likes. Both are handed over as file descriptors and a geometry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+from vmahybrid.contracts import action, lib, pack
+from vmahybrid.errors import Refused
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.xdp.port import ETH_HEADER, XdpPort
+from vmahybrid.xdp.probe import probe
+from vmahybrid.xdp.ringveth import RingVeth
+from vmahybrid.xdp.umem import Umem
+from vmahybrid.xdp.xsk import Xsk
+
+MAX_QUEUES = 16  # of a direct ring: fds that one control message carries
+_HEADROOM = 256  # XDP_PACKET_HEADROOM: of each frame, on receive
+_VLAN_TAGS = 8  # max_frame is counted without tags
+_SMALL, _LARGE = 2048, 4096
+
+
+def frame_size_for(mtu: int) -> int:
+    """2048 where a frame of this MTU fits with its tags, else 4096 (the largest, and enough for an MTU of 3818)."""
+    return _SMALL if mtu + ETH_HEADER + _VLAN_TAGS <= _SMALL - _HEADROOM else _LARGE
+
+
+def _power_of_two_from(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _grant_key(addr: bytes, port_be: int, proto: int, family: int) -> bytes:
+    return pack("struct vmh_grant_key", src=addr, sport=port_be, proto=proto, family=family)
+
+
+class Ring(ABC):
+    """A granted ring, until close(). ``kind`` is "direct" or "veth"; ``reason`` says why not direct.
+
+    ``umem_fd`` and ``xsk_fds`` (one per queue) are to be passed on; they stay open here, and the service never touches
+    the rings behind them. All frames belong to the receiver of the fds. ``mtu``: bytes of IP packet that the buffers
+    and the interface can carry; ``max_frame``: bytes from the Ethernet header on, without VLAN tags.
+    """
+
+    kind: Literal["direct", "veth"]
+
+    def __init__(self, port: XdpPort, umem: Umem, xsks: list[Xsk], reason: Reason) -> None:
+        self.port, self.reason = port, reason
+        self._umem, self._xsks = umem, xsks
+        self.max_frame = umem.frame_size - _HEADROOM - _VLAN_TAGS
+        self.mtu = min(port.mtu, self.max_frame - ETH_HEADER)
+        self.zerocopy = all(xsk.zerocopy for xsk in xsks)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def umem_fd(self) -> int:
+        return self._umem.fd
+
+    @property
+    def xsk_fds(self) -> list[int]:
+        return [xsk.fd for xsk in self._xsks]
+
+    @property
+    def geometry(self) -> dict[str, int]:
+        """What a user of the fds must know, as RingView takes it: frames, sizes in bytes and descriptors per queue."""
+        xsk = self._xsks[0]
+        return {"frames": self._umem.frames, "frame_size": self._umem.frame_size, "rx_size": xsk.rx_size,
+                "tx_size": xsk.tx_size, "fill_size": xsk.fill_size, "comp_size": xsk.comp_size}
+
+    def reply_fields(self) -> dict[str, Any]:
+        """Fields of struct vmh_msg_ring_reply except ``hdr`` and ``ring_id``, for contracts.pack."""
+        flags = lib.VMH_RING_F_ZEROCOPY if self.zerocopy else 0
+        if self.port.info.physical:
+            flags |= lib.VMH_RING_F_VERIFY_CSUM
+        return {
+            "ifindex": self.port.ifindex, "nqueues": len(self._xsks), "flags": flags, "mtu": self.mtu,
+            "kind": lib.VMH_RING_DIRECT if self.kind == "direct" else lib.VMH_RING_VETH,
+            "xdp_mode": lib.VMH_XDP_NATIVE if self.port.mode == "native" else lib.VMH_XDP_GENERIC,
+            "mac": self.port.info.mac, **self.geometry,
+        }
+
+    def stats(self) -> dict[str, int]:
+        """The kernel's counters of the sockets (struct xdp_statistics), summed; empty when closed."""
+        with self._lock:
+            if self._closed:
+                return {}
+            each = [xsk.statistics() for xsk in self._xsks]
+        return {name: sum(one[name] for one in each) for name in each[0]}
+
+    @abstractmethod
+    def action(self, rule_id: int) -> bytes:
+        """struct vmh_action that steers to this ring and counts in ``rule_id``."""
+
+    @abstractmethod
+    def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
+        """Let frames from ``addr`` (16 bytes, all zero: any) and ``port_be`` (network order) out. Raises BpfError."""
+
+    @abstractmethod
+    def revoke_source(self, addr: bytes, port_be: int, proto: int, family: int) -> None:
+        """Undo grant_source(); no error if it is not there."""
+
+    def guard_outs(self) -> dict[str, int]:
+        """Frames sent by the process per way out of the guard; empty for direct rings."""
+        return {}
+
+    def set_mtu(self, mtu: int) -> None:
+        """The interface's MTU is now ``mtu`` bytes."""
+        self.mtu = min(mtu, self.max_frame - ETH_HEADER)
+
+    def close(self) -> None:
+        """Out of the maps first, then sockets, veth and memory. The queue stays taken until the process that has the
+        fds unmaps them or ends. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.port.drop_ring, self)
+            stack.callback(self._umem.close)
+            stack.callback(self._teardown)
+
+    @abstractmethod
+    def _teardown(self) -> None: ...
+
+    def _close_sockets(self) -> None:
+        # the first one owns the registration of the UMEM
+        for xsk in reversed(self._xsks):
+            xsk.close()
+
+
+class DirectRing(Ring):
+    kind = "direct"
+
+    def __init__(self, port: XdpPort, umem: Umem, xsks: list[Xsk]) -> None:
+        super().__init__(port, umem, xsks, Reason.NONE)
+        self._base = port.take_ring_slot()
+        try:
+            for xsk in xsks:
+                port.set_xsk(self._base, xsk.queue, xsk.fd)
+        except BaseException:
+            port.free_ring_slot(self._base, len(xsks))
+            raise
+
+    def action(self, rule_id: int) -> bytes:
+        return action(lib.VMH_ACT_RING, self._base, rule_id)
+
+    def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
+        """Nothing: what a process sends by the queue itself passes no program."""
+
+    def revoke_source(self, addr: bytes, port_be: int, proto: int, family: int) -> None:
+        """Nothing, see grant_source()."""
+
+    def _teardown(self) -> None:
+        self.port.free_ring_slot(self._base, len(self._xsks))
+        self._close_sockets()
+
+
+class VethRing(Ring):
+    kind = "veth"
+
+    def __init__(self, port: XdpPort, umem: Umem, xsk: Xsk, veth: RingVeth, reason: Reason) -> None:
+        super().__init__(port, umem, [xsk], reason)
+        self._veth = veth
+        veth.set_xsk(0, xsk.fd)
+        self._slot = port.take_dev_slot(veth.near_ifindex)
+
+    def action(self, rule_id: int) -> bytes:
+        return action(lib.VMH_ACT_DEV, self._slot, rule_id)
+
+    def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
+        self._veth.grant(_grant_key(addr, port_be, proto, family), flow_id)
+
+    def revoke_source(self, addr: bytes, port_be: int, proto: int, family: int) -> None:
+        self._veth.revoke(_grant_key(addr, port_be, proto, family))
+
+    def guard_outs(self) -> dict[str, int]:
+        with self._lock:
+            return {} if self._closed else self._veth.guard_outs()
+
+    def set_mtu(self, mtu: int) -> None:
+        super().set_mtu(mtu)
+        self._veth.set_mtu(mtu)
+
+    def _teardown(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._veth.close)
+            stack.callback(self._close_sockets)
+            stack.callback(self.port.free_dev_slot, self._slot)
+
+
+def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size: int = 1024,
+              direct_allowed: bool = True) -> Ring:
+    """A ring on ``port``: direct if ``direct_allowed`` and nobody has the queues, else by a ring veth.
+
+    ``frames`` of the UMEM; ``rx_size`` and ``tx_size`` descriptors per queue (powers of two). The fill ring holds
+    every frame of the UMEM at once, so that posting never fails; the completion ring is as large as TX. From any
+    thread. Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE), ValueError.
+    """
+    sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": _power_of_two_from(frames), "comp_size": tx_size}
+    # In the worker as a whole: two callers can't both find the queues free.
+    return port.worker.call(_open_ring, port, frames, sizes, direct_allowed)
+
+
+def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool) -> Ring:
+    try:
+        ring, reason = _open_direct(port, frames, sizes) if direct_allowed else (None, Reason.VETH_SECOND)
+        if ring is None:
+            ring = _open_veth(port, frames, sizes, reason)
+    except OSError as error:
+        raise _refusal(port, error) from error
+    try:
+        port.add_ring(ring)
+    except BaseException:
+        ring.close()
+        raise
+    return ring
+
+
+def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int]) -> tuple[Ring | None, Reason]:
+    if any(ring.kind == "direct" for ring in port.rings):
+        return None, Reason.VETH_SECOND
+    queues = port.worker.call(probe, port.ifname).queues  # `ethtool -L` may have changed it
+    if queues > MAX_QUEUES:
+        return None, Reason.VETH_QUEUES
+    # Zero-copy delivers to the driver's own program only.
+    zerocopy: Literal["auto"] | bool = "auto" if port.mode == "native" else False
+    with contextlib.ExitStack() as stack:
+        umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
+        try:
+            xsks = _open_sockets(port.worker, umem, port.ifname, queues, sizes, zerocopy)
+        except OSError as error:
+            if error.errno == errno.EBUSY:  # a foreign AF_XDP program, or a dead ring that is still mapped
+                return None, Reason.VETH_SECOND
+            raise
+        for xsk in xsks:
+            stack.push(xsk)
+        ring = DirectRing(port, umem, xsks)
+        stack.pop_all()
+        return ring, Reason.NONE
+
+
+def _open_sockets(worker: NetnsWorker, umem: Umem, ifname: str, queues: int, sizes: dict[str, int],
+                  zerocopy: Literal["auto"] | bool) -> list[Xsk]:
+    xsks: list[Xsk] = []
+    try:
+        for queue in range(queues):
+            xsks.append(worker.call(Xsk.open, umem, ifname, queue, zerocopy=zerocopy, **sizes))
+    except BaseException:
+        for xsk in reversed(xsks):
+            xsk.close()
+        raise
+    return xsks
+
+
+def _open_veth(port: XdpPort, frames: int, sizes: dict[str, int], reason: Reason) -> Ring:
+    with contextlib.ExitStack() as stack:
+        umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
+        veth = RingVeth.open(port.worker, port.image, out_ifindex=port.ifindex, mac=port.info.mac, mtu=port.mtu,
+                             native=port.mode == "native")
+        stack.callback(veth.close)
+        xsk = _open_sockets(veth.far_worker, umem, veth.far, 1, sizes, False)[0]
+        stack.push(xsk)
+        ring = VethRing(port, umem, xsk, veth, reason)
+        stack.pop_all()
+        return ring
+
+
+def _refusal(port: XdpPort, error: OSError) -> Refused:
+    reason = {errno.ENOBUFS: Reason.MEMLOCK, errno.ENODEV: Reason.IF_GONE}.get(error.errno or 0, Reason.RING_FAILED)
+    return Refused(f"ring on {port.ifname}", error.strerror or str(error), reason.remedy, reason)
