@@ -1,0 +1,219 @@
+#include "iomux_fake.h"
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+
+#define SOCKS 4096
+
+struct vmh_params vmh_params;
+static struct vmh_stats_page *page;
+struct vmh_stats_page *vmh_stats;
+_Atomic int fake_polls, fake_homes;
+static struct vmh_sock socks[SOCKS];
+static struct vmh_sock_stats sock_stats;
+static _Atomic unsigned nsocks;
+static int ring_fd;
+static struct vmh_lock ring_lock;
+static _Atomic unsigned pending[SOCKS], npending;
+
+void fake_start(void)
+{
+	vmh_fdtab_init();
+	page = calloc(1, sizeof(*page));
+	vmh_stats = page;
+	vmh_params.select_poll = 0;
+	vmh_params.select_poll_os_ratio = 10;
+	vmh_params.select_skip_os = 4;
+	vmh_params.cq_poll_batch_max = 16;
+	ring_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+}
+
+static struct vmh_sock *sock_of(int fd)
+{
+	return vmh_sock_of(atomic_load(&vmh_fdtab[fd]));
+}
+
+int fake_kernel_sock(void)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0);
+	return fd;
+}
+
+int fake_sock(bool rx_on)
+{
+	int fd = fake_kernel_sock();
+	struct vmh_sock *s;
+
+	unsigned n = atomic_fetch_add(&nsocks, 1);
+
+	CHECK(n < SOCKS);
+	s = &socks[n];
+	atomic_store(&s->obj.class_, VMH_CLASS_UDP);
+	atomic_store(&s->rx_on, rx_on);
+	s->stats = &sock_stats;
+	CHECK(vmh_fd_install(fd, &s->obj) == 0);
+	return fd;
+}
+
+void fake_on_ring(int fd)
+{
+	struct vmh_sock *s = sock_of(fd);
+
+	atomic_store(&s->rx_on, 1);
+	vmh_epoll_member_on_ring(&s->obj);
+	vmh_wake_all();
+}
+
+static void deliver(struct vmh_sock *s)
+{
+	atomic_fetch_add(&s->rxq_len, 1);
+	vmh_epoll_notify(&s->obj);
+	vmh_wake_all();
+}
+
+void fake_direct(int fd)
+{
+	deliver(sock_of(fd));
+}
+
+void fake_ring_rx(int fd)
+{
+	static const uint64_t one = 1;
+
+	atomic_fetch_add(&pending[sock_of(fd) - socks], 1);
+	atomic_fetch_add(&npending, 1);
+	CHECK(write(ring_fd, &one, 8) == 8);
+}
+
+int vmh_rings_poll(unsigned budget)
+{
+	uint64_t v;
+	int taken = 0;
+
+	(void)budget;
+	atomic_fetch_add_explicit(&fake_polls, 1, memory_order_relaxed);
+	if (!atomic_load(&npending) || !vmh_trylock(&ring_lock))
+		return 0;
+	(void)!read(ring_fd, &v, 8);
+	for (unsigned i = 0; i < atomic_load(&nsocks) && atomic_load(&npending); i++) {
+		for (unsigned n = atomic_exchange(&pending[i], 0); n; n--, taken++) {
+			atomic_fetch_sub(&npending, 1);
+			deliver(&socks[i]);
+		}
+	}
+	vmh_unlock(&ring_lock);
+	if (atomic_load(&npending)) { /* as a real ring would stay readable */
+		v = 1;
+		(void)!write(ring_fd, &v, 8);
+	}
+	return taken;
+}
+
+int vmh_rings_wait_fds(int *fds, int max)
+{
+	CHECK(max > 0);
+	fds[0] = ring_fd;
+	return 1;
+}
+
+bool fake_take(int fd)
+{
+	struct vmh_sock *s = sock_of(fd);
+	uint32_t n = atomic_load(&s->rxq_len);
+
+	while (n && !atomic_compare_exchange_weak(&s->rxq_len, &n, n - 1))
+		;
+	return n != 0;
+}
+
+void fake_os_rx(int fd)
+{
+	struct sockaddr_in a;
+	socklen_t len = sizeof(a);
+	int from = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	CHECK(getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+	CHECK(sendto(from, "x", 1, 0, (struct sockaddr *)&a, len) == 1);
+	close(from);
+}
+
+void fake_os_take(int fd)
+{
+	char c;
+
+	EQUAL(recv(fd, &c, 1, MSG_DONTWAIT), 1);
+}
+
+void fake_close(int fd)
+{
+	vmh_fd_close(fd);
+	close(fd);
+}
+
+int fake_epoll(void)
+{
+	int fd = epoll_create1(EPOLL_CLOEXEC);
+
+	CHECK(fd >= 0);
+	vmh_epoll_created(fd);
+	return fd;
+}
+
+int ctl(int ep, int op, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event ev = { .events = events, .data.u64 = data };
+	struct vmh_obj *o = vmh_fd_get(ep);
+	int r = vmh_epoll_ctl(o, ep, op, fd, &ev);
+
+	vmh_obj_put(o);
+	return r;
+}
+
+int wait_ep(int ep, struct epoll_event *evs, int max, int64_t ns, const sigset_t *mask)
+{
+	struct vmh_obj *o = vmh_fd_get(ep);
+	int r = o ? vmh_epoll_wait(o, ep, evs, max, ns, mask) : -EBADF;
+
+	if (o)
+		vmh_obj_put(o);
+	return r;
+}
+
+/* ---- the rest of the shim ---- */
+
+void vmh_sock_closed(struct vmh_sock *s)
+{
+	vmh_epoll_member_closed(&s->obj);
+	vmh_wake_all();
+}
+
+void vmh_sock_recycle(struct vmh_sock *s)
+{
+	CHECK(!s->obj.items);
+}
+
+void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail)
+{
+	(void)detail;
+	EQUAL(reason, VMH_R_NESTED);
+	__atomic_store_n(&s->home, reason, __ATOMIC_RELAXED);
+	atomic_store(&s->rx_on, 0);
+	atomic_fetch_add(&fake_homes, 1);
+}
+
+struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd)
+{
+	static _Atomic unsigned n;
+	struct vmh_iomux_stats *s = &page->epoll[atomic_fetch_add(&n, 1) % VMH_STATS_EPOLLS];
+
+	memset(s, 0, sizeof(*s));
+	s->epfd = epfd;
+	return s;
+}
+
+void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
+{
+	(void)s;
+}
