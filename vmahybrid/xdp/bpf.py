@@ -275,17 +275,19 @@ class BpfProgram(Descriptor):
         """The kernel's id of the program, as bpftool and ``ip link`` show it. Raises BpfError."""
         return int(struct.unpack_from("=II", object_info(self.fd, 8))[1])
 
-    def test_run(self, data: bytes, *, ifindex: int = 0, queue: int = 0, repeat: int = 1) -> TestRun:
-        """Run on the frame ``data`` (at least 14 bytes, at most a page less 576) without sending it anywhere.
+    def test_run(self, data: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None,
+                 repeat: int = 1) -> TestRun:
+        """Run on the frame ``data`` (at least 14 bytes, about a page at most) without sending it anywhere.
 
-        ``ifindex``: the interface that the program sees as ingress, 0 for the kernel's default; ``queue`` needs one
-        with that many receive queues. Raises BpfError.
+        ``ifindex``: the interface that the program sees as ingress, in the namespace of the calling thread, 0 for the
+        kernel's default; ``queue`` needs one with that receive queue. ``linear``: bytes that the program may read
+        directly, the rest in fragments (kernel 6.18). Raises BpfError.
         """
         frame = ctypes.create_string_buffer(data, len(data))
         answer = ctypes.create_string_buffer(len(data) + 512)
         # struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex
-        context = bpf_attr("6I", 0, len(data), 0, ifindex, queue, 0)
-        use = ifindex != 0 or queue != 0
+        context = bpf_attr("6I", 0, len(data) if linear is None else linear, 0, ifindex, queue, 0)
+        use = ifindex != 0 or queue != 0 or linear is not None
         attr = bpf_attr("IIIIQQIIIIQQ", self.fd, 0, len(data), len(answer), ctypes.addressof(frame),
                      ctypes.addressof(answer), repeat, 0, len(context) if use else 0, 0,
                      ctypes.addressof(context) if use else 0, 0)

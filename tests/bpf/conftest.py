@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bpf.harness import Guard, RingIn, Steer
+from vmahybrid.xdp.compile import compile_image
+from vmahybrid.xdp.image import Image
+
+
+@pytest.fixture(scope="session")
+def image() -> Image:
+    return compile_image()
+
+
+@pytest.fixture()
+def steer(image: Image) -> Iterator[Steer]:
+    """Without a rule."""
+    with Steer(image) as loaded:
+        yield loaded
+
+
+@pytest.fixture()
+def guard(image: Image) -> Iterator[Guard]:
+    """Without a grant."""
+    with Guard(image) as loaded:
+        yield loaded
+
+
+@pytest.fixture()
+def ring_in(image: Image) -> Iterator[RingIn]:
+    with RingIn(image) as loaded:
+        yield loaded

@@ -1,0 +1,155 @@
+"""Loaded programs with their maps, and what one frame did to them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from bpf.frames import OWN_MAC, UDP, endpoint, mac
+from vmahybrid.contracts import action, flow_key, grant_key, lib, pack
+from vmahybrid.xdp.bpf import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfError, BpfMap, ProgramSet, TestRun, load_set
+from vmahybrid.xdp.image import Image
+
+AF_XDP = 44
+MTU = 1500
+VERDICTS = {XDP_DROP: "drop", XDP_PASS: "pass", XDP_REDIRECT: "redirect"}
+
+RING, DEV, DROP, KERNEL = lib.VMH_ACT_RING, lib.VMH_ACT_DEV, lib.VMH_ACT_DROP, lib.VMH_ACT_PASS
+
+
+def index(number: int) -> bytes:
+    """Key of an array-like map."""
+    return struct.pack("=I", number)
+
+
+def hits(table: BpfMap, number: int) -> tuple[int, int]:
+    """(packets, bytes) over all CPUs."""
+    pairs = [struct.unpack("=QQ", value) for value in table.lookup_percpu(index(number))]
+    return sum(p for p, _ in pairs), sum(b for _, b in pairs)
+
+
+def way_names(prefix: str) -> dict[int, str]:
+    """Number -> name of the ways out, as "pass-miss"."""
+    return {getattr(lib, name): name.removeprefix(prefix).lower().replace("_", "-") for name in dir(lib)
+            if name.startswith(prefix) and name != f"{prefix}COUNT"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a frame met: the verdict, the one way out that counted it, the rule that counted it (None: no rule)."""
+
+    verdict: str
+    out: str
+    rule: int | None = None
+
+
+class Harness:
+    """One program. ``run`` checks what holds for every frame: one way out counts it once with its length, and the
+    frame is not changed."""
+
+    program = ""
+    outs_map = ""
+    outs_prefix = ""
+
+    def __init__(self, image: Image, *, frags: bool = False) -> None:
+        with contextlib.ExitStack() as stack:
+            self.loaded: ProgramSet = stack.enter_context(load_set(image, [self.program], frags=frags))
+            self._sockets: contextlib.ExitStack = stack.enter_context(contextlib.ExitStack())
+            self._open = stack.pop_all()
+        self.maps: Mapping[str, BpfMap] = self.loaded.maps
+        self._outs = way_names(self.outs_prefix)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._open.close()
+
+    def xsk(self, table: str, slot: int) -> None:
+        """Fill a slot of an XSKMAP. The socket need not be bound: a test run does not deliver."""
+        ring = self._sockets.enter_context(socket.socket(AF_XDP, socket.SOCK_RAW))
+        self.maps[table].update(index(slot), index(ring.fileno()))
+
+    def _counted(self) -> dict[str, tuple[int, int]]:
+        return {name: hits(self.maps[self.outs_map], number) for number, name in self._outs.items()}
+
+    def test_run(self, frame: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None) -> TestRun:
+        return self.loaded.programs[self.program].test_run(frame, ifindex=ifindex, queue=queue, linear=linear)
+
+    def run(self, frame: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None) -> Outcome:
+        before = self._counted()
+        result = self.test_run(frame, ifindex=ifindex, queue=queue, linear=linear)
+        ways = [name for name, counted in self._counted().items() if counted != before[name]]
+        assert len(ways) == 1, f"counted as {ways}"
+        packets, size = (new - old for new, old in zip(self._counted()[ways[0]], before[ways[0]], strict=True))
+        assert (packets, size) == (1, len(frame))
+        assert result.data == frame
+        return Outcome(VERDICTS[result.retval], ways[0])
+
+
+class Steer(Harness):
+    """Program `steer` on an interface of MTU 1500."""
+
+    program, outs_map, outs_prefix = "steer", "outs", "VMH_OUT_"
+
+    def __init__(self, image: Image, *, frags: bool = False) -> None:
+        super().__init__(image, frags=frags)
+        self.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=MTU + 14))
+        self._rules = 0
+
+    def rule(self, dst: str, src: str = "", *, kind: int = RING, target: int = 0, proto: int = UDP, vlan: int = 0,
+             vlan2: int = 0, multicast: bool = False) -> int:
+        """A 5-tuple rule if ``src`` is given, else a 3-tuple or multicast one. Returns the number of its counter."""
+        self._rules += 1
+        key = flow_key(*endpoint(dst), *(endpoint(src) if src else ()), proto=proto, vlan=vlan, vlan2=vlan2)
+        table = "rulesmc" if multicast else "rules5" if src else "rules3"
+        self.maps[table].update(key, action(kind, target, self._rules))
+        return self._rules
+
+    def run(self, frame: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None) -> Outcome:
+        numbers = range(self._rules + 1)
+        before = [hits(self.maps["rule_hits"], number) for number in numbers]
+        outcome = super().run(frame, ifindex=ifindex, queue=queue, linear=linear)
+        after = [hits(self.maps["rule_hits"], number) for number in numbers]
+        counted = [number for number in numbers if after[number] != before[number]]
+        assert len(counted) <= 1, f"rules {counted} counted one frame"
+        for number in counted:
+            assert (after[number][0] - before[number][0], after[number][1] - before[number][1]) == (1, len(frame))
+        return Outcome(outcome.verdict, outcome.out, counted[0] if counted else None)
+
+
+class Guard(Harness):
+    """Program `guard` of a ring veth whose process has OWN_MAC; the interface is lo, since nothing is sent."""
+
+    program, outs_map, outs_prefix = "guard", "guard_outs", "VMH_GUARD_"
+
+    def __init__(self, image: Image, *, frags: bool = False) -> None:
+        super().__init__(image, frags=frags)
+        self.maps["guard"].update(index(0), pack("struct vmh_guard_config", mac=mac(OWN_MAC)))
+        self.maps["guard_dev"].update(index(0), index(socket.if_nametoindex("lo")))
+
+    def grant(self, source: str, *, proto: int = UDP) -> None:
+        """Let the process send as "ADDR:PORT"; "*:PORT" and "[*]:PORT" are any IPv4 and IPv6 address."""
+        address, port = endpoint(source)
+        key = grant_key("" if address == "*" else address, port, proto=proto)
+        self.maps["granted"].update(key[:-1] + bytes([6]) if source.startswith("[") else key, index(1))
+
+
+class RingIn(Harness):
+    program, outs_map, outs_prefix = "ring_in", "rin_outs", "VMH_RIN_"
+
+
+def kernel_cuts(harness: Harness) -> bool:
+    """Whether test runs can leave less than an Ethernet header to the program (kernel 6.18): then SHORT_ETH is
+    reachable, else the kernel refuses such frames itself."""
+    try:
+        harness.test_run(bytes(64), linear=4)
+    except BpfError as error:
+        assert error.errno == errno.EINVAL
+        return False
+    return True
