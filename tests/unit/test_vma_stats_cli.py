@@ -1,0 +1,273 @@
+"""vma_stats: options, error texts and exit codes, choice of the process, actions, and the loop."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fake_view import FakeView, process, serve, sock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmahybrid.service.view import ProcessStats
+from vmahybrid.vma_stats import directory
+from vmahybrid.vma_stats.delta import delta
+from vmahybrid.vma_stats.main import main
+from vmahybrid.vma_stats.options import OptionError, parse
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def view() -> FakeView:
+    return FakeView()
+
+
+@pytest.fixture
+def run(
+    view: FakeView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
+    """vma_stats in this process, against the real API over a Unix socket; the pauses are recorded, not made."""
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
+    with serve(view, tmp_path / "api.sock"):
+        monkeypatch.setattr("vmahybrid.vma_stats.main.time.sleep", lambda _seconds: None)
+
+        def call(*argv: str) -> tuple[int, str, str]:
+            code = main(["-F", *argv])
+            found = capsys.readouterr()
+            return code, found.out, found.err
+
+        yield call
+
+
+@pytest.mark.parametrize(("argv", "text"), [
+    (["-v", "6"], "'-v' Invalid view val: 6"),
+    (["-v", "0"], "'-v' Invalid view val: 0"),
+    (["--view=x"], "'-v' Invalid view val: x"),
+    (["-d", "3"], "'-d' Invalid details val: 3"),
+    (["-i", "0"], "'-i' Invalid interval val: 0"),
+    (["-i", "-1"], "'-i' Invalid interval val: -1"),
+    (["-i", "1.5"], "'-i' Invalid interval val: 1.5"),
+    (["-c", "x"], "'-c' Invalid cycles val: x"),
+    (["-p", "abc"], "'-p' Invalid pid val: abc"),
+    (["-p", "0"], "'-p' Invalid pid val: 0"),
+    (["-p", "12x"], "'-p' Invalid pid val: 12x"),
+    (["-p", "٣"], "'-p' Invalid pid val: ٣"),
+    (["-l", "loud"], "'-l' Invalid log level val: loud"),
+    (["-l", "9"], "'-l' Invalid log level val: 9"),
+    (["-D", "4"], "'-D' Invalid details level val: 4"),
+    (["-S", "x"], "'-S' Invalid fd val: x"),
+    (["-S", "1", "loud"], "'-S' Invalid log level val: loud"),
+    (["-s", "1,x"], "Invalid fd val: x"),
+    (["-s", "4-"], "Invalid fd val: 4-"),
+    (["-s", ","], "Invalid fd val: ,"),
+    (["-s", "1," * 51], "Invalid fd val size : 102, cannot exceed 100"),
+    (["-s", "99999999"], "Invalid fd val: 99999999"),
+    (["-q"], "option -q not recognized"),
+    (["--nope"], "option --nope not recognized"),
+    (["stray"], "unexpected argument 'stray'"),
+    (["-S", "1", "info", "stray"], "unexpected argument 'stray'"),
+    (["-p"], "option -p requires argument"),
+])  # fmt: skip
+def test_wrong_options(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 1
+    found = capsys.readouterr()
+    assert found.err == f"vmastat: {text}\n"
+    assert found.out.startswith("\nVMA Statistics\nUsage:\n\tvma_stats [-p pid]")
+
+
+@pytest.mark.parametrize("argv", [["-h"], ["--help"], ["-?"], ["--hel"]])
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    for option in ("-p, --pid=<pid>", "-k, --directory=<directory>", "-S, --fd_dump=<fd> [<level>]", "-s, --sockets",
+                   "-F, --forbid_clean", "--json", "--once"):  # fmt: skip
+        assert option in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-V"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("vmastat: Linked with VMA version: vmahybrid ")
+    assert second.startswith("vmastat: Build Date: ")
+
+
+def test_options() -> None:
+    options = parse(["-s", "4-16,1,9-7", "-d2", "-i", "5", "-l", "debug", "-S", "17", "fine", "-n", "app"])
+    assert [fd for fd in range(20) if options.shows(fd)] == [1, 4, *range(5, 17)]
+    assert (options.deltas, options.interval, options.log_level, options.name) == (True, 5, 5, "app")
+    assert (options.dump_fd, options.dump_level) == (17, 6)
+    assert parse([]).shows(12345)
+    assert [parse(["-l", level]).log_level for level in "01234567"] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert (parse(["-p", "1", "-n", "x"]).pid, parse(["-n", "x", "-p", "1"]).name) == (None, None)
+    assert parse(["-n", "x", "-f"]).name is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(["-p", "-s", "-S", "-v", "-d", "--once", "1", "4-9", "-l", "7"]), st.text())))
+def test_any_command_line_is_options_or_one_error(argv: list[str]) -> None:
+    with suppress(OptionError):
+        parse(argv)
+
+
+def test_no_process(view: FakeView, run: Run) -> None:
+    view.readings.clear()
+    code, out, err = run()
+    assert (code, err) == (1, "vmastat: Failed to identify process...\n")
+    assert "Usage:" in out
+    code, out, err = run("-v5")
+    assert (code, err) == (0, "")
+    assert out.startswith("Proto Offloaded")
+    assert out.count("\n") == 1
+
+
+def test_choice_of_the_process(view: FakeView, run: Run) -> None:
+    mine = os.getpid()
+    view.readings[mine] = [ProcessStats(process(mine, comm="worker", cmdline="/opt/app/feed --x"), 1.0, [], [], [])]
+    assert run("--once")[1].startswith("vmastat: stats for application: sockperf with pid: 4711\n")
+    for argv in (["-p", str(mine)], ["-n", "worker"], ["-n", "feed"], ["-n", Path(os.readlink("/proc/self/exe")).name]):
+        assert run("--once", *argv)[1].startswith(f"vmastat: stats for application: worker with pid: {mine}\n"), argv
+    assert run("-n", "nope")[::2] == (1, "vmastat: Failed to identify process...\n")
+    assert run("-p", "99")[::2] == (1, "vmastat: VMA statistics data for process id 99 not found\n")
+
+
+def test_directory(view: FakeView, run: Run, tmp_path: Path) -> None:
+    view.readings[1] = [ProcessStats(process(1, comm="init"), 1.0, [], [], [])]
+    missing = tmp_path / "nope"
+    assert run("-k", str(missing)) == (
+        1, "", f"vmastat: opendir {missing} failed (errno=2 No such file or directory)\n"
+    )  # fmt: skip
+    assert run("-k", str(tmp_path), "--once")[2] == "vmastat: Failed to identify process...\n"
+    (tmp_path / "vmastat.1").write_bytes(b"VMS1")
+    assert "with pid: 1\n" in run("-k", str(tmp_path), "--once")[1]
+
+
+def test_stale_files(tmp_path: Path) -> None:
+    dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 5
+    ours, other, link, fifo = (tmp_path / f"vmastat.{dead + n}" for n in range(4))
+    alive = tmp_path / f"vmastat.{os.getpid()}"
+    ours.write_bytes(b"VMS1....")
+    alive.write_bytes(b"VMS1....")
+    other.write_bytes(b"libvma's own")
+    (tmp_path / "target").write_bytes(b"VMS1")
+    link.symlink_to(tmp_path / "target")
+    os.mkfifo(fifo)
+    assert directory.remove_stale(str(tmp_path)) == [dead]
+    assert sorted(os.listdir(tmp_path)) == sorted(["target", *(p.name for p in (other, link, fifo, alive))])
+
+
+def test_forbid_clean(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stale = tmp_path / f"vmastat.{int(Path('/proc/sys/kernel/pid_max').read_text()) + 5}"
+    stale.write_bytes(b"VMS1")
+    run("-k", str(tmp_path), "--once")  # the fixture gives -F
+    assert stale.exists()
+    main(["-k", str(tmp_path), "--once"])
+    capsys.readouterr()
+    assert not stale.exists()
+
+
+def test_actions(view: FakeView, run: Run) -> None:
+    assert "vmastat: Zero counters...\n fd" in run("-z", "--once")[1]
+    run("-l", "debug", "-D", "2", "--once")
+    code, out, _ = run("-S", "17", "info")
+    assert code == 0
+    assert out.splitlines()[1:] == ["vmastat: Dumping Fd 17 to VMA using log level = INFO..."]
+    assert "Dumping all Fd's to VMA using log level = INFO..." in run("-S", "0")[1]
+    assert view.calls == [("zero", 4711), ("set_log", 4711, 5, 2), ("dump_fd", 4711, 17, 3), ("dump_fd", 4711, 0, 3)]
+
+
+def test_cycles_and_headers(view: FakeView, run: Run) -> None:
+    """2 header lines, 3 per cycle: the header comes again when 24 lines have been printed."""
+    _, out, _ = run("-c", "20")
+    lines = out.splitlines()[1:]
+    headers = [number for number, line in enumerate(lines) if line.startswith(" fd")]
+    assert headers == [0, 26, 52]
+    assert sum(line.startswith(" 14  Rx:") for line in lines) == 20
+
+
+def test_the_process_ends(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = view.stats
+
+    def once(pid: int) -> ProcessStats:
+        reading = real(pid)
+        del view.readings[pid]
+        return reading
+
+    monkeypatch.setattr(view, "stats", once)
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert out.endswith("vmastat: Proccess 4711 ended - exiting\n")
+
+
+def test_json(view: FakeView, run: Run) -> None:
+    socks = [sock(3, counters={"rx_packets": 10}), sock(4)]
+    later = [sock(3, counters={"rx_packets": 30}), sock(4)]
+    view.readings[4711] = [ProcessStats(process(), 1.0, socks, [], []), ProcessStats(process(), 3.0, later, [], [])]
+    _, out, _ = run("--json", "-d2", "-c1", "-s", "3", "-z")
+    body = json.loads(out)
+    assert (body["schema"], body["details"]) == (1, "deltas")
+    assert [(s["fd"], s["counters"]["rx_packets"]) for s in body["sockets"]] == [(3, 10)]
+    assert json.loads(run("--json", "-v5")[1])["process"]["pid"] == 4711
+
+
+def reading(at: float, **counters: int) -> dict[str, object]:
+    base = json.loads(json.dumps({"read_at": at, "iomux": [], "rings": [], "sockets": [
+        {"fd": 3, "inode": 9, "counters": sock(counters=counters).counters}]}))  # fmt: skip
+    return dict(base)
+
+
+@pytest.mark.parametrize(("before", "now", "rate"), [
+    (reading(1, rx_packets=10), reading(3, rx_packets=30), 10),     # the real interval, not -i
+    (reading(1, rx_packets=10), reading(1, rx_packets=30), 4),      # a page that was read once: -i
+    (reading(1, rx_packets=100), reading(2, rx_packets=7), 7),      # zeroed in between
+    (reading(1) | {"sockets": []}, reading(2, rx_packets=7), 7),    # a new socket
+    (reading(1, rx_packets=1 << 32), reading(2, rx_packets=(1 << 32) + 5), 5),
+])  # fmt: skip
+def test_deltas(before: dict[str, object], now: dict[str, object], rate: int) -> None:
+    assert delta(before, now, 5)["sockets"][0]["counters"]["rx_packets"] == rate
+
+
+def test_a_new_socket_with_an_old_fd_is_new() -> None:
+    before, now = reading(1, rx_packets=100), reading(2, rx_packets=150)
+    now["sockets"][0]["inode"] = 10  # type: ignore[index]
+    assert delta(before, now, 1)["sockets"][0]["counters"]["rx_packets"] == 150
+
+
+def test_gauges_are_not_differenced() -> None:
+    before, now = reading(1, rx_ready_packets=5, rx_limit=100), reading(2, rx_ready_packets=7, rx_limit=100)
+    counters = delta(before, now, 1)["sockets"][0]["counters"]
+    assert (counters["rx_ready_packets"], counters["rx_limit"]) == (7, 100)
+
+
+def test_no_service(tmp_path: Path) -> None:
+    """As a process of its own: what a user sees, and that no traceback comes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vmahybrid.vma_stats.main", "-F", "--once"], capture_output=True, text=True,
+        env=os.environ | {"VMAHYBRID_RUNDIR": str(tmp_path)}, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n"
+    )
+
+
+def test_broken_pipe_and_ctrl_c(view: FakeView, tmp_path: Path) -> None:
+    import signal
+
+    command = [sys.executable, "-m", "vmahybrid.vma_stats.main", "-F", "-i", "30"]
+    more = {"env": os.environ | {"VMAHYBRID_RUNDIR": str(tmp_path)}, "cwd": Path(__file__).parents[2]}
+    with serve(view, tmp_path / "api.sock"):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as child:  # type: ignore[call-overload]
+            assert child.stdout.readline().startswith("vmastat: stats for application")
+            while not child.stdout.readline().startswith("----"):
+                pass
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.read() == "vmastat: Got Ctrl-C (interrupted by user)\n"
+            assert (child.wait(10), child.stderr.read()) == (0, "")
+        with subprocess.Popen([*command[:-1], "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more) as child:  # type: ignore[call-overload]
+            child.stdout.close()
+            assert (child.wait(20), child.stderr.read()) == (0, b"")

@@ -1,0 +1,42 @@
+"""The difference of two readings, per second of the time that really passed between them."""
+
+from typing import Any
+
+from vmahybrid.stats.counters import IOMUX, RING, SOCKET, Counter
+
+Reading = dict[str, Any]  # a body of GET /v1/stats/{pid}
+
+
+def delta(before: Reading, now: Reading, interval: float) -> Reading:
+    """``now`` with counters as rates, rounded; gauges stay. ``interval`` counts where the readings have one time."""
+    seconds = now["read_at"] - before["read_at"]
+    if seconds <= 0:
+        seconds = interval
+    old_sockets = {(s["fd"], s["inode"]): s["counters"] for s in before["sockets"]}
+    old_iomux = {(i["kind"], i["epfd"]): i["counters"] for i in before["iomux"]}
+    old_rings = {r["ring_id"]: r["stats"] for r in before["rings"]}
+    return now | {
+        "sockets": [
+            s | {"counters": _rates(SOCKET, old_sockets.get((s["fd"], s["inode"]), {}), s["counters"], seconds)}
+            for s in now["sockets"]
+        ],
+        "iomux": [
+            i | {"counters": _rates(IOMUX, old_iomux.get((i["kind"], i["epfd"]), {}), i["counters"], seconds)}
+            for i in now["iomux"]
+        ],
+        "rings": [
+            r | {"stats": _rates(RING, old_rings.get(r["ring_id"], {}), r["stats"], seconds)} for r in now["rings"]
+        ],
+    }
+
+
+def _rates(
+    table: tuple[Counter, ...], before: dict[str, int], now: dict[str, int], seconds: float
+) -> dict[str, int]:
+    rates = dict(now)
+    for counter in table:
+        if counter.kind == "counter":
+            old, new = before.get(counter.name, 0), now[counter.name]
+            # Less than before: zeroed in between, so all of it is new.
+            rates[counter.name] = round((new - old if new >= old else new) / seconds)
+    return rates

@@ -1,0 +1,43 @@
+"""View 4, multicast memberships, and view 5, all sockets of all processes like netstat."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vmahybrid.vma_stats.tables import SEPARATOR
+
+NETSTAT_HEADER = (
+    f"{'Proto':<5} {'Offloaded':<9} {'Recv-Q':<20} {'Send-Q':<20} {'Local Address':<22} {'Foreign Address':<21} "
+    f"{'State':<11} {'Inode':<10} PID/Program name"
+)
+
+
+def groups_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
+    members: dict[str, list[int]] = {}
+    for sock in sockets:
+        for group in sock["groups"]:
+            members.setdefault(group, []).append(sock["fd"])
+    if members:
+        yield ""
+        yield "VMA Group Membership Information"
+        yield "Group                fd number"
+        yield "------------------------------"
+    for group, fds in members.items():
+        yield f"{f'[{group}]':<22}" + "".join(f"{fd} " for fd in fds)
+    yield SEPARATOR
+
+
+def netstat_row(sock: dict[str, Any]) -> str:
+    c = sock["counters"]
+    return (
+        f"{sock['proto']:<5} {'Yes' if sock['offloaded'] else 'No':<9} {c['rx_ready_bytes']:<20} "
+        f"{c['tx_ready_bytes']:<20} {sock['local']:<22} {sock['remote']:<21} "
+        f"{sock['state']:<11} {sock['inode']:<10} {sock['pid']}/{sock['comm'] or '-'}"
+    )
+
+
+def netstat_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
+    """A socket without an inode is one whose slot is just being filled."""
+    yield NETSTAT_HEADER
+    for sock in sockets:
+        if sock["inode"]:
+            yield netstat_row(sock)

@@ -1,0 +1,236 @@
+"""vma_stats: the counters of programs under the shim, as the VMA monitoring manual 9.8.80 shows them."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from vmahybrid.errors import NotFound, VmahybridError
+from vmahybrid.vma_stats import directory, full, lists, tables
+from vmahybrid.vma_stats.delta import Reading, delta
+from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
+
+SCHEMA = 1
+CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+class Failed(Exception):
+    """Already printed; the exit code is 1."""
+
+
+def out(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def say(text: str) -> None:
+    """A message of the tool itself; with --json stdout is for objects only."""
+    print(f"vmastat: {text}", flush=True)
+
+
+def error(text: str) -> None:
+    sys.stdout.flush()
+    print(f"vmastat: {text}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0, or 1 on any error."""
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv)
+    except OptionError as why:
+        error(str(why))
+        print(USAGE, end="")
+        return 1
+    if options.wish != "show":
+        print(USAGE, end="") if options.wish == "help" else print_version()
+        return 0
+    try:
+        return run(options)
+    except Failed:
+        return 1
+    except VmahybridError as why:
+        error(str(why))
+        return 1
+    except KeyboardInterrupt:
+        say("Got Ctrl-C (interrupted by user)")
+        return 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    finally:
+        flush()
+
+
+def flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_version() -> None:
+    from vmahybrid.cli.version import build_date, version
+
+    say(f"Linked with VMA version: vmahybrid {version()}")
+    say(f"Build Date: {build_date()}")
+
+
+def run(options: Options) -> int:
+    from vmahybrid.cli.client import Client
+
+    allowed = look_into_directory(options)
+    with Client() as client:
+        processes = client.get("v1", "processes")
+        if options.directory is not None:
+            processes = [process for process in processes if process["pid"] in allowed]
+        if options.view == 5:
+            return show_netstat(client, processes, options)
+        process = choose(processes, options)
+        if not options.json:
+            say(f"stats for application: {process['comm']} with pid: {process['pid']}")
+        act(client, process["pid"], options)
+        if options.dump_fd is None:
+            watch(client, process["pid"], options)
+    return 0
+
+
+def look_into_directory(options: Options) -> set[int]:
+    """Removes stale files, and gives the pids that have one. A directory that was asked for must exist."""
+    path = options.directory or DEFAULT_DIRECTORY
+    try:
+        if not options.forbid_clean:
+            directory.remove_stale(path)
+        return directory.pids_in(path)
+    except OSError as why:
+        if options.directory is None:
+            return set()
+        error(f"opendir {path} failed (errno={why.errno} {why.strerror})")
+        raise Failed from why
+
+
+def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
+    if options.pid is not None:
+        found = [process for process in processes if process["pid"] == options.pid]
+        if not found:
+            error(f"VMA statistics data for process id {options.pid} not found")
+            raise Failed
+    else:
+        found = [process for process in processes if options.name is None or goes_by(process, options.name)]
+        if not found:
+            error("Failed to identify process...")
+            print(USAGE, end="")
+            raise Failed
+    return found[0]
+
+
+def goes_by(process: dict[str, Any], name: str) -> bool:
+    """By the name of the executable, of the process, or the first word of its command line."""
+    names = {process["comm"], os.path.basename(process["cmdline"].split(" ")[0])}
+    with suppress(OSError):  # another user's process; the other names must do
+        names.add(os.path.basename(os.readlink(f"/proc/{process['pid']}/exe")))
+    return name in names
+
+
+def act(client: Any, pid: int, options: Options) -> None:
+    """-z, -l, -D and -S."""
+    if options.zero:
+        tell(options, "Zero counters...")
+        client.post("v1", "processes", pid, "zero")
+    if options.log_level is not None or options.log_details is not None:
+        body = {"level": options.log_level, "details": options.log_details}
+        client.post("v1", "processes", pid, "log", body=body)
+    if options.dump_fd is not None:
+        what = f"Fd {options.dump_fd}" if options.dump_fd else "all Fd's"
+        tell(options, f"Dumping {what} to VMA using log level = {level_name(options.dump_level)}...")
+        client.post("v1", "processes", pid, "dump-fd", body={"fd": options.dump_fd, "level": options.dump_level})
+
+
+def tell(options: Options, text: str) -> None:
+    if not options.json:
+        say(text)
+
+
+def watch(client: Any, pid: int, options: Options) -> None:
+    """One report per interval; with -d 2 the first comes after one interval."""
+    screen = Screen(options)
+    cycle = 0
+    try:
+        before = client.get("v1", "stats", pid) if options.deltas and options.view != 4 else None
+        due = time.monotonic() + (options.interval if before else 0)
+        while True:
+            time.sleep(max(0.0, due - time.monotonic()))
+            now = client.get("v1", "stats", pid)
+            screen.show(delta(before, now, options.interval) if before else now)
+            before = now if before else None
+            cycle += 1
+            if cycle == options.cycles or options.view == 4:
+                return
+            due = max(due + options.interval, time.monotonic())
+    except NotFound:
+        tell(options, f"Proccess {pid} ended - exiting")
+
+
+class Screen:
+    """Prints reports, and the header again when a screen has been filled since the last one."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._lines = tables.SCREEN_LINES
+
+    def show(self, reading: Reading) -> None:
+        sockets = [sock for sock in reading["sockets"] if self._options.shows(sock["fd"])]
+        if self._options.json:
+            print_json(reading | {"sockets": sockets}, self._options.deltas)
+            return
+        for line in self._report(reading, sockets):
+            out(line)
+        flush()
+
+    def _report(self, reading: Reading, sockets: list[dict[str, Any]]) -> Iterable[str]:
+        deltas, view = self._options.deltas, self._options.view
+        if view == 4:
+            return lists.groups_view(sockets)
+        if view == 3:
+            clear = [CLEAR] if sys.stdout.isatty() else []
+            return [*clear, *full.full_view(reading, sockets, deltas), *([tables.SEPARATOR] if sockets else [])]
+        return self._table(reading, sockets, deltas, extra=view == 2)
+
+    def _table(self, reading: Reading, sockets: list[dict[str, Any]], deltas: bool, *, extra: bool) -> list[str]:
+        lines: list[str] = []
+        if self._lines >= tables.SCREEN_LINES:
+            lines += tables.extra_header(deltas) if extra else tables.basic_header(deltas)
+            self._lines = 0
+        for sock in sockets:
+            lines += tables.extra_rows(sock) if extra else tables.basic_rows(sock)
+        lines += [tables.iomux_row(i, deltas) for i in reading["iomux"] if tables.iomux_active(i["counters"])]
+        if sockets:
+            lines.append(tables.SEPARATOR)
+        self._lines += len(lines)
+        return lines
+
+
+def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
+    """Every process once, or the one of -p or -n."""
+    if options.pid is not None or options.name is not None:
+        processes = [choose(processes, options)]
+    wanted = {process["pid"] for process in processes}
+    readings = [reading for reading in client.get("v1", "stats") if reading["process"]["pid"] in wanted]
+    sockets = [sock for reading in readings for sock in reading["sockets"] if options.shows(sock["fd"])]
+    if options.json:
+        for reading in readings:
+            print_json(reading | {"sockets": [s for s in reading["sockets"] if options.shows(s["fd"])]}, deltas=False)
+        return 0
+    for line in lists.netstat_view(sockets):
+        out(line)
+    return 0
+
+
+def print_json(reading: Reading, deltas: bool) -> None:
+    """One line per report; with deltas counters are per second and gauges are as they are."""
+    print(json.dumps({"schema": SCHEMA, "details": "deltas" if deltas else "totals", **reading}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
