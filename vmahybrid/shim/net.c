@@ -20,9 +20,11 @@ struct view {
 	const struct vmh_net_page *page;
 	size_t size;
 	uint64_t base;
+	struct view *older;
 };
 static struct view *_Atomic current;
 static struct view *retired;  /* its page is unmapped with the next change, long after its last reader */
+static struct view *all;
 static uint64_t next_base;
 
 static inline const struct view *view(void)
@@ -32,15 +34,19 @@ static inline const struct view *view(void)
 
 static void replace(struct view *v)
 {
-	struct view *old = atomic_exchange(&current, v);
+	struct view *old = atomic_load_explicit(&current, memory_order_relaxed);
 
+	if (old)
+		next_base = old->base + VMH_GET(old->page->generation) + 1;
+	if (v) {
+		v->base = next_base;
+		v->older = all;
+		all = v;
+	}
+	atomic_store_explicit(&current, v, memory_order_release);
 	if (retired)
 		vmh_sys(SYS_munmap, retired->page, retired->size);
 	retired = old;
-	if (old)
-		next_base = old->base + VMH_GET(old->page->generation) + 1;
-	if (v)
-		v->base = next_base;
 }
 
 static int map(int fd, size_t size)

@@ -33,7 +33,13 @@ static inline long vmh_sysret(long r, int saved)
 	}
 	return r;
 }
-#define vmh_sys(nr, ...) ({ int vmh_e_ = errno; vmh_sysret(syscall((nr), ##__VA_ARGS__), vmh_e_); })
+/* Every argument is made a long: the sixth lies on the stack, where an int leaves garbage in the upper half. */
+#define vmh_sys(...) vmh_sys7_(__VA_ARGS__, 0, 0, 0, 0, 0, 0)
+#define vmh_sys7_(nr, a, b, c, d, e, f, ...) \
+	({ \
+		int vmh_e_ = errno; \
+		vmh_sysret(syscall((long)(nr), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f)), vmh_e_); \
+	})
 
 enum vmh_reason {
 #define REASON(code, name, slug, text, remedy) VMH_R_##name = code,
