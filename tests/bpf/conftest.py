@@ -14,21 +14,21 @@ def image() -> Image:
     return compile_image()
 
 
-@pytest.fixture()
+@pytest.fixture
 def steer(image: Image) -> Iterator[Steer]:
     """Without a rule."""
     with Steer(image) as loaded:
         yield loaded
 
 
-@pytest.fixture()
+@pytest.fixture
 def guard(image: Image) -> Iterator[Guard]:
     """Without a grant."""
     with Guard(image) as loaded:
         yield loaded
 
 
-@pytest.fixture()
+@pytest.fixture
 def ring_in(image: Image) -> Iterator[RingIn]:
     with RingIn(image) as loaded:
         yield loaded

@@ -150,6 +150,7 @@ def kernel_cuts(harness: Harness) -> bool:
     try:
         harness.test_run(bytes(64), linear=4)
     except BpfError as error:
-        assert error.errno == errno.EINVAL
+        if error.errno != errno.EINVAL:
+            raise
         return False
     return True

@@ -4,9 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from bpf.frames import (AH, CTAG, DEST_OPTS, DF, ESP, ETH_ARP, ETH_IPV4, ETH_IPV6, FRAGMENT, GRE, HOP_BY_HOP, ICMP,
-                        ICMP6, MF, MOBILITY, NO_NEXT, ROUTING, STAG, TCP, UDP, eth, ipv4, ipv6, tag, tcp, tcp4, tcp6,
-                        udp, udp4, udp6, vlan)
+from bpf.frames import (
+    AH,
+    CTAG,
+    DEST_OPTS,
+    DF,
+    ESP,
+    ETH_ARP,
+    ETH_IPV4,
+    ETH_IPV6,
+    FRAGMENT,
+    GRE,
+    HOP_BY_HOP,
+    ICMP,
+    ICMP6,
+    MF,
+    MOBILITY,
+    NO_NEXT,
+    ROUTING,
+    STAG,
+    TCP,
+    UDP,
+    eth,
+    ipv4,
+    ipv6,
+    tag,
+    tcp,
+    tcp4,
+    tcp6,
+    udp,
+    udp4,
+    udp6,
+    vlan,
+)
 from bpf.harness import MTU, Outcome, Steer
 
 pytestmark = pytest.mark.root

@@ -6,8 +6,25 @@ import socket
 
 import pytest
 
-from bpf.frames import (CTAG, LOCAL, LOCAL6, REMOTE, REMOTE6, STAG, TCP, UDP, eth, ipv4, tag, tcp4, tcp6, udp, udp4,
-                        udp6, vlan)
+from bpf.frames import (
+    CTAG,
+    LOCAL,
+    LOCAL6,
+    REMOTE,
+    REMOTE6,
+    STAG,
+    TCP,
+    UDP,
+    eth,
+    ipv4,
+    tag,
+    tcp4,
+    tcp6,
+    udp,
+    udp4,
+    udp6,
+    vlan,
+)
 from bpf.harness import DEV, DROP, KERNEL, RING, Outcome, Steer, index
 from vmahybrid.contracts import lib
 
