@@ -1,7 +1,8 @@
 """One served interface: its XDP program, the rules in it, and the slots that rings take.
 
 The steering table is mirrored into a port by ``present``, ``install`` and ``remove``; rings are made by
-:func:`vmahybrid.xdp.ring.open_ring`. Maps may be used from any thread, except where the worker is used here.
+:func:`vmahybrid.xdp.ring.open_ring`. Everything may be called from any thread; what opens and closes
+things waits for the worker of the interface's namespace.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class XdpPort:
         self.mode, self.reason, self.detail = attachment.mode, attachment.reason, attachment.detail
         self.mtu = info.mtu
         self.rings: list[Ring] = []
-        self._lock = threading.Lock()  # rings, mtu and closed; never held across a call of the worker
+        # What opens and closes runs in the worker, one after another. The lock is for the maps, which any thread reads
+        # and writes until they are unloaded; it is never held across a call of the worker.
+        self._lock = threading.Lock()
+        self._unloaded = False
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
         self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
         self.closed = False
@@ -129,43 +133,53 @@ class XdpPort:
         return self._maps["rulesmc" if multicast else "rules3"]
 
     def present(self) -> dict[bytes, bytes]:
-        """Every rule that the program has now."""
+        """Every rule that the program has now; none when closed."""
         rules: dict[bytes, bytes] = {}
-        for name in ("rules5", "rules3", "rulesmc"):
-            table = self._maps[name]
-            for key in table.keys():  # noqa: SIM118 - a map is no dict
-                value = table.lookup(key)
-                if value is not None:
-                    rules[key] = value
+        with self._lock:
+            for name in () if self._unloaded else ("rules5", "rules3", "rulesmc"):
+                table = self._maps[name]
+                for key in table.keys():  # noqa: SIM118 - a map is no dict
+                    value = table.lookup(key)
+                    if value is not None:
+                        rules[key] = value
         return rules
 
     def install(self, key: bytes, action: bytes) -> None:
-        """Add or replace a rule. Raises BpfError (E2BIG: the table is full)."""
-        self._table(key).update(key, action)
+        """Add or replace a rule. Raises BpfError (E2BIG: the table is full), Refused (IF_GONE) when closed."""
+        with self._lock:
+            if self._unloaded:
+                raise self._gone()
+            self._table(key).update(key, action)
 
     def remove(self, key: bytes) -> None:
         """Take a rule out; its packets go to the kernel from now on. No error if it is not there."""
-        self._table(key).delete(key)
+        with self._lock:
+            if not self._unloaded:
+                self._table(key).delete(key)
 
     def hits(self, rule: int) -> tuple[int, int]:
         """(packets, bytes) that rule index ``rule`` has steered since zero_hits()."""
-        return read_hits(self._maps["rule_hits"], rule)
+        with self._lock:
+            return (0, 0) if self._unloaded else read_hits(self._maps["rule_hits"], rule)
 
     def zero_hits(self, rule: int) -> None:
         """Before an index is given to a new rule."""
-        self._maps["rule_hits"].zero(struct.pack("I", rule))
+        with self._lock:
+            if not self._unloaded:
+                self._maps["rule_hits"].zero(struct.pack("I", rule))
 
     def outs(self) -> dict[str, int]:
-        """Packets per way out of the program since it was attached ("ring", "pass-miss", ...)."""
-        return read_outs(self._maps["outs"], "VMH_OUT_")
+        """Packets per way out of the program since it was attached ("ring", "pass-miss", ...); empty when closed."""
+        with self._lock:
+            return {} if self._unloaded else read_outs(self._maps["outs"], "VMH_OUT_")
+
+    def _gone(self) -> Refused:
+        return Refused(self.ifname, "the interface is served no more", "", Reason.IF_GONE)
 
     # -- what rings take
 
     def add_ring(self, ring: Ring) -> None:
-        """Raises Refused (IF_GONE) on a closed port."""
         with self._lock:
-            if self.closed:
-                raise Refused(f"ring on {self.ifname}", "the interface is served no more", "", Reason.IF_GONE)
             self.rings.append(ring)
             self._apply_limit()
 
@@ -177,20 +191,30 @@ class XdpPort:
                 self._apply_limit()
 
     def set_mtu(self, mtu: int) -> None:
-        """The interface's MTU has changed to ``mtu`` bytes: longer frames go to the kernel, ring veths follow."""
+        """The interface's MTU has changed to ``mtu`` bytes: longer frames go to the kernel, ring veths follow.
+
+        Raises OSError when a ring veth refuses it.
+        """
+        self.worker.call(self._set_mtu, mtu)
+
+    def _set_mtu(self, mtu: int) -> None:
+        if self.closed:
+            return
         with self._lock:
-            if self.closed:
-                return
             self.mtu = mtu
             self._apply_limit()
-            rings = list(self.rings)
-        for ring in rings:  # without the lock: it needs the worker, which may be waiting for the lock
+        for ring in list(self.rings):
             ring.set_mtu(mtu)
 
     def _apply_limit(self) -> None:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
         _write_limit(self._maps["port"], limit)
+
+    def check_open(self) -> None:
+        """Raises Refused (IF_GONE) on a closed port."""
+        if self.closed:
+            raise self._gone()
 
     def take_ring_slot(self) -> int:
         """XSKMAP index of queue 0 of a new ring. Raises Refused (RING_LIMIT)."""
@@ -223,17 +247,24 @@ class XdpPort:
         self._dev_slots.free(slot)
 
     def close(self) -> None:
-        """Close the rings, detach: every packet goes to the kernel. Idempotent."""
-        with self._lock:
-            if self.closed:
-                return
-            self.closed = True
-            rings = list(self.rings)
+        """Close the rings, detach: every packet goes to the kernel. Before its worker is closed. Idempotent."""
+        if not self.closed:
+            self.worker.call(self._close)
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         with contextlib.ExitStack() as stack:
-            stack.callback(self._programs.close)
+            stack.callback(self._unload)
             stack.callback(self._attachment.close)
-            for ring in rings:
+            for ring in list(self.rings):
                 stack.callback(ring.close)
+
+    def _unload(self) -> None:
+        with self._lock:
+            self._unloaded = True
+            self._programs.close()
 
     def __enter__(self) -> Self:
         return self

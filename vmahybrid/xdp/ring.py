@@ -119,6 +119,10 @@ class Ring(ABC):
     def close(self) -> None:
         """Out of the maps first, then sockets, veth and memory. The queue stays taken until the process that has the
         fds unmaps them or ends. Idempotent."""
+        if not self._closed:
+            self.port.worker.call(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -211,17 +215,14 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
 
 
 def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool) -> Ring:
+    port.check_open()
     try:
         ring, reason = _open_direct(port, frames, sizes) if direct_allowed else (None, Reason.VETH_SECOND)
         if ring is None:
             ring = _open_veth(port, frames, sizes, reason)
     except OSError as error:
         raise _refusal(port, error) from error
-    try:
-        port.add_ring(ring)
-    except BaseException:
-        ring.close()
-        raise
+    port.add_ring(ring)
     return ring
 
 

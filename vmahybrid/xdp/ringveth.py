@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from vmahybrid.contracts import pack
 from vmahybrid.net.netns import NetnsWorker
-from vmahybrid.xdp.attach import attach
+from vmahybrid.xdp.attach import Attachment, attach
 from vmahybrid.xdp.bpf import ProgramSet, load_set
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.port import read_outs
@@ -71,6 +71,7 @@ class RingVeth:
         self._closed = False
         self._guard: ProgramSet
         self._ring_in: ProgramSet
+        self._guard_link: Attachment
 
     @classmethod
     def open(cls, worker: NetnsWorker, image: Image, *, out_ifindex: int, mac: bytes, mtu: int, native: bool) -> Self:
@@ -101,7 +102,8 @@ class RingVeth:
         self._guard.maps["guard"].update(bytes(4), pack("struct vmh_guard_config", mac=mac))
         self._worker.call(self._guard.maps["guard_dev"].update, bytes(4), struct.pack("I", out_ifindex))
         guard, ring_in = self._guard.programs["guard"], self._ring_in.programs["ring_in"]
-        self._stack.enter_context(self._worker.call(attach, guard, self.near_ifindex, "generic"))
+        self._guard_link = self._stack.enter_context(
+            self._worker.call(attach, guard, self.near_ifindex, "generic"))
         self._stack.enter_context(
             self.far_worker.call(attach, ring_in, self.far_ifindex, "native" if native else "generic"))
         # last, so that no frame ever meets an end without its program

@@ -71,16 +71,17 @@ class RingView:
             if lib.vmh_view_fill(queue.view, part, len(part)) != len(part):
                 raise OSError(errno.ENOSPC, "the fill ring is full")
 
-    def receive(self, limit: int = _BATCH) -> list[bytes]:
-        """Up to ``limit`` frames per socket that have arrived, oldest first per socket; never waits."""
+    def receive(self, limit: int = _BATCH, queue: int | None = None) -> list[bytes]:
+        """Up to ``limit`` (at most 64) frames per socket that have arrived, or of socket number ``queue`` only, oldest
+        first per socket; never waits."""
         out: list[bytes] = []
-        for queue in self._queues:
-            count = lib.vmh_view_receive(queue.view, self._descs, min(limit, _BATCH))
+        for q in self._queues if queue is None else [self._queues[queue]]:
+            count = lib.vmh_view_receive(q.view, self._descs, min(limit, _BATCH))
             if count == 0:
                 continue
             descs = [(int(d.addr), int(d.len)) for d in self._descs[0:count]]
             out += [self._area[addr:addr + length] for addr, length in descs]
-            self._post(queue, [addr - addr % self._frame_size for addr, _ in descs])
+            self._post(q, [addr - addr % self._frame_size for addr, _ in descs])
         return out
 
     def send(self, frames: Iterable[bytes], queue: int = 0) -> int:
