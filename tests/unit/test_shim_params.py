@@ -20,16 +20,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = ROOT / "vmahybrid" / "config" / "gen_params.py"
     catalogue = generator.with_name("parameters.toml")
     subprocess.run([sys.executable, generator, catalogue, build / "params_gen.h"], check=True)
-    flags = [
-        "-std=gnu11",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-O1",
-        "-g",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover",
-    ]
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    flags = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover", *warnings]
     includes = [f"-I{path}" for path in (SHIM, ROOT / "vmahybrid" / "contracts", build)]
     target = build / "test_params"
     sources = [*SOURCES, Path(__file__).parent / "c" / "test_params.c"]

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
 from vmahybrid.config.catalogue import (
     ACTS,
@@ -199,10 +200,10 @@ def markdown(catalogue: Catalogue) -> str:
     lines = [MARKDOWN_HEAD, "## Profiles (`VMA_SPEC`)", ""]
     for profile in catalogue.profiles:
         alias = f" (or `{profile.alias}`)" if profile.alias is not None else ""
-        ", ".join(
+        values = ", ".join(
             f"{name.removeprefix('VMA_')} {catalogue[name].show(value)}" for name, value in profile.values.items()
         )
-        lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {', '.join(shown)}." if shown else ""))
+        lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {values}." if values else ""))
     for acts, meaning in ACTS.items():
         lines += [
             "",

@@ -1,0 +1,102 @@
+"""The parameter catalogue: the committed page is the generated one, and the Python model reads like the C one."""
+
+import pytest
+
+from vmahybrid.config import gen_params
+from vmahybrid.config.catalogue import CatalogueError, load, parse
+
+HEAD = 'schema = 1\nobsolete = []\n[profile.none]\ntitle = "NONE"\ntext = ""\n'
+ENTRY = """
+[[parameter]]
+name = "VMA_X"
+label = ""
+type = "int"
+default = 1
+min = 0
+max = 9
+outside = "default"
+acts = "later"
+text = ""
+"""
+
+
+def test_committed_page_is_current() -> None:
+    page = gen_params.ROOT / "docs" / "parameters.md"
+    assert page.read_text(encoding="utf-8") == gen_params.markdown(load())
+
+
+def test_every_field_is_a_c_name_and_used_once() -> None:
+    fields = [parameter.field for parameter in load().parameters]
+    assert len(set(fields)) == len(fields) > 100
+    assert all(field.isidentifier() for field in fields)
+
+
+def test_aliases_and_obsolete_names_are_no_parameters() -> None:
+    catalogue = load()
+    names = {parameter.name for parameter in catalogue.parameters}
+    others = [alias for parameter in catalogue.parameters for alias in parameter.aliases]
+    assert not names & {*others, *(obsolete.name for obsolete in catalogue.obsolete)}
+
+
+def test_profiles() -> None:
+    catalogue = load()
+    assert catalogue.profile("LATENCY").values["VMA_RX_POLL"] == -1
+    assert catalogue.profile("10").name == "ultra-latency"
+    assert catalogue.profile("ultra-latency").values["VMA_RX_WRE"] == 256  # inherited
+    assert catalogue.profile("mcd-irq").values["VMA_RX_POLL"] == 1  # 0 counts as 1
+    with pytest.raises(KeyError):
+        catalogue.profile("fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("VMA_RX_POLL", "-1", -1),
+        ("VMA_RX_POLL", "0", 1),
+        ("VMA_TRACELEVEL", "Debug", 5),
+        ("VMA_TRACELEVEL", "4", 5),
+        ("VMA_OFFLOADED_SOCKETS", "off", 0),
+        ("VMA_OFFLOADED_SOCKETS", "2", 1),
+        ("VMA_LOG_FILE", "/tmp/x", "/tmp/x"),
+        ("VMA_RX_PREFETCH_BYTES_BEFORE_POLL", "0", 0),
+    ],
+)
+def test_parse(name: str, text: str, value: int | str) -> None:
+    assert load()[name].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("VMA_RX_POLL", "abc"),
+        ("VMA_RX_POLL", "-2"),
+        ("VMA_RX_POLL", ""),
+        ("VMA_RX_POLL", "\N{ARABIC-INDIC DIGIT ONE}"),
+        ("VMA_TRACELEVEL", "loud"),
+        ("VMA_THREAD_MODE", "4"),
+        ("VMA_OFFLOADED_SOCKETS", "perhaps"),
+        ("VMA_APPLICATION_ID", "x" * 64),
+        ("VMA_RX_PREFETCH_BYTES_BEFORE_POLL", "31"),
+    ],
+)
+def test_parse_refuses_and_names_the_parameter(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        load()[name].parse(text)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ENTRY.replace("default = 1", "default = 10"),
+        ENTRY.replace("max = 9\n", ""),
+        ENTRY.replace('"later"', '"now"'),
+        ENTRY.replace('"int"', '"float"'),
+        ENTRY + "colour = 1\n",
+        ENTRY + 'floor = ["VMA_Y", 1, 1]\n',
+        ENTRY + ENTRY,
+    ],
+)
+def test_a_catalogue_that_contradicts_itself(entry: str) -> None:
+    parse(HEAD + ENTRY)
+    with pytest.raises(CatalogueError):
+        parse(HEAD + entry)
