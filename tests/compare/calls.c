@@ -1,0 +1,185 @@
+/* Socket calls, one case a line in the tables; each case prints what the program saw. Run once on the kernel and once under
+ * the shim, the two transcripts must be the same: `calls PEER_IP MY_IP [CASE...]`; `calls --names` lists the cases. */
+#include "calls.h"
+
+const char *peer_ip, *my_ip;
+
+static const char *errno_name(int e)
+{
+	static char buf[16];
+	const char *n = strerrorname_np(e);
+
+	if (n)
+		return n;
+	snprintf(buf, sizeof(buf), "E%d", e);
+	return buf;
+}
+
+void say(const char *what, long r)
+{
+	int e = errno;
+
+	if (r == -1)
+		printf("  %s: -1 %s\n", what, errno_name(e));
+	else
+		printf("  %s: %ld\n", what, r);
+}
+
+void say_data(const char *what, const void *data, long n)
+{
+	const unsigned char *p = data;
+	unsigned sum = 0;
+
+	if (n < 0) {
+		say(what, n);
+		return;
+	}
+	for (long i = 0; i < n; i++)
+		sum = sum * 31 + p[i];
+	printf("  %s: %ld bytes %02x..%02x sum %08x\n", what, n, n ? p[0] : 0, n ? p[n - 1] : 0, sum);
+}
+
+void say_text(const char *what, const char *text)
+{
+	printf("  %s: %s\n", what, text);
+}
+
+struct sockaddr_in peer(int port)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port) };
+
+	inet_pton(AF_INET, peer_ip, &a.sin_addr);
+	return a;
+}
+
+int udp(void)
+{
+	return socket(AF_INET, SOCK_DGRAM, 0);
+}
+
+static int bound_to(const char *ip)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	int fd = udp();
+
+	if (ip)
+		inet_pton(AF_INET, ip, &a.sin_addr);
+	if (bind(fd, (void *)&a, sizeof(a)))
+		say("bind", -1);
+	return fd;
+}
+
+int udp_bound(void)
+{
+	return bound_to(my_ip);
+}
+
+int udp_any(void)
+{
+	return bound_to(NULL);
+}
+
+int udp_connected(int port)
+{
+	struct sockaddr_in a = peer(port);
+	int fd = udp();
+
+	if (connect(fd, (void *)&a, sizeof(a)))
+		say("connect", -1);
+	return fd;
+}
+
+void ask(int fd, int port, const char *text)
+{
+	struct sockaddr_in a = peer(port);
+
+	if (sendto(fd, text, strlen(text), 0, (void *)&a, sizeof(a)) < 0)
+		say("ask", -1);
+}
+
+void settle(void)
+{
+	static int ms;
+
+	if (!ms)
+		ms = getenv("CALLS_SETTLE_MS") ? atoi(getenv("CALLS_SETTLE_MS")) : 30;
+	usleep((unsigned)ms * 1000);
+}
+
+int my_port(int fd)
+{
+	struct sockaddr_in a = { 0 };
+	socklen_t l = sizeof(a);
+
+	getsockname(fd, (void *)&a, &l);
+	return ntohs(a.sin_port);
+}
+
+void now(struct timespec *t)
+{
+	clock_gettime(CLOCK_MONOTONIC, t);
+}
+
+long elapsed_ms(const struct timespec *since)
+{
+	struct timespec t;
+
+	now(&t);
+	return (t.tv_sec - since->tv_sec) * 1000 + (t.tv_nsec - since->tv_nsec) / 1000000;
+}
+
+static int wanted(const char *name, int argc, char **argv)
+{
+	if (argc < 4)
+		return 1;
+	for (int i = 3; i < argc; i++)
+		if (!strcmp(name, argv[i]))
+			return 1;
+	return 0;
+}
+
+static int lowest_fd(void)
+{
+	int fd = dup(1);
+
+	close(fd);
+	return fd;
+}
+
+int main(int argc, char **argv)
+{
+	const struct call_case *tables[] = { recv_cases, send_cases, mux_cases, opt_cases, life_cases };
+
+	if (argc == 2 && !strcmp(argv[1], "--names")) {
+		for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
+			for (const struct call_case *c = tables[t]; c->name; c++)
+				puts(c->name);
+		return 0;
+	}
+	if (argc < 3)
+		return 2;
+	peer_ip = argv[1];
+	my_ip = argv[2];
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	/* the neighbour is known before the first case, whoever resolves it */
+	int fd = udp_connected(7001);
+	ask(fd, 7001, "hello");
+	settle();
+	close(fd);
+	for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++) {
+		for (const struct call_case *c = tables[t]; c->name; c++) {
+			if (!wanted(c->name, argc, argv))
+				continue;
+			int before = lowest_fd();
+
+			alarm(8); /* a case that hangs names itself by being the last line */
+			printf("%s\n", c->name);
+			errno = 0;
+			c->run(c->arg);
+			alarm(0);
+			if (lowest_fd() != before)
+				say_text("leaks", "a descriptor");
+		}
+	}
+	return 0;
+}
