@@ -1,8 +1,8 @@
 """The configuration of the service: one typed object, built once from defaults < file < command line.
 
 Each value remembers its origin: "default", the file's path, "command line", or "api" for a live change. The file is
-TOML, /etc/vmahybrid.toml if it is there; the sections are those of the key names below, plus ``[interface."NAME"]`` with
-``mode`` and ``[[rule]]`` for rules of the operator.
+TOML, /etc/vmahybrid.toml if it is there; the sections are those of the key names below, plus ``[interface."NAME"]``
+with ``mode`` and ``[[rule]]`` for rules of the operator.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _globs(value: Any) -> tuple[str, ...]:
 
 
 KEYS = (
-    Key("interfaces", (), _globs, "interfaces to serve, [NETNS:]NAME with shell patterns; without NETNS those of the "
-        "service's own namespace. Empty: every Ethernet interface with an IPv4 address, in all namespaces, on demand"),
+    Key("interfaces", (), _globs, "interfaces to serve, [NETNS:]NAME with shell patterns; without NETNS in every "
+        "namespace (\"host\" is the service's own). Empty: every Ethernet interface that has an address, on demand"),
     Key("control.path", "", _path, "the control socket that programs connect to"),
     Key("control.mode", 0o666, _file_mode, "file mode of the control socket: who may offload", "octal"),
     Key("control.group", "", _string, "group of the control socket"),
@@ -194,7 +194,7 @@ def load(file: Path | None = None, command_line: Mapping[str, Any] | None = None
     ``command_line`` has values by key name. Raises UsageError (one line that names the token)."""
     values, origins = default_values(), {}
     modes: dict[str, str] = {}
-    rules = DEFAULT_RULES
+    rules: tuple[OperatorRule, ...] = DEFAULT_RULES
     if file is not None or DEFAULT_FILE.exists():
         path = file or DEFAULT_FILE
         flat, modes, found = _read(path)

@@ -6,7 +6,7 @@ Everything here may block for milliseconds and runs in the namespace's worker th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.keys import Act, Action, FlowKey, GrantKey
@@ -24,25 +24,21 @@ class RingSizes:
 
 
 class RingHandle(Protocol):
-    """One process's ring on one interface. The attributes are those of struct vmh_msg_ring_reply."""
+    """One process's ring on one interface."""
 
     direct: bool
-    reason: Reason              # why not direct or not zero-copy
+    reason: Reason              # why not direct
     act: Act                    # how the interface's program reaches it
     target: int
     umem_fd: int
-    xsk_fds: list[int]
+    xsk_fds: list[int]          # one per queue
     zerocopy: bool
-    verify_csum: bool
-    frame_size: int
-    frames: int
-    rx_size: int
-    tx_size: int
-    fill_size: int
-    comp_size: int
-    mtu: int
-    mac: bytes
+    geometry: dict[str, int]    # frames, frame_size (bytes), rx_size, tx_size, ... (descriptors per queue)
     grants: MirrorTarget[GrantKey, int] | None  # quick; None: a direct ring can't be filtered
+
+    def reply_fields(self) -> dict[str, Any]:
+        """The fields of struct vmh_msg_ring_reply except ``hdr`` and ``ring_id``; quick."""
+        ...
 
     def kernel_stats(self) -> dict[str, int]:
         """XDP_STATISTICS of the sockets, summed; quick. Raises OSError."""
@@ -83,7 +79,7 @@ class PortHandle(Protocol):
         ...
 
     def set_mtu(self, mtu: int) -> None:
-        """The interface's MTU changed; quick."""
+        """The interface's MTU changed."""
         ...
 
     def close(self) -> None:
@@ -92,16 +88,12 @@ class PortHandle(Protocol):
 
 
 class Backend(Protocol):
-    async def prepare(self) -> None:
-        """Compile what there is to compile. Raises VmahybridError."""
+    def prepare(self) -> None:
+        """Compile what there is to compile; seconds, in any thread. Raises VmahybridError."""
         ...
 
     def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
         """Attach to an interface of the worker's namespace. ``mode``: "auto", "native" or "generic".
 
         Raises Refused (IF_BUSY naming the holder, ATTACH_FAILED, IF_UNSUPPORTED), OSError."""
-        ...
-
-    def close(self) -> None:
-        """Idempotent."""
         ...

@@ -28,7 +28,7 @@ BURST = 2000.0
 assert MESSAGE_MAX == lib.VMH_MSG_MAX
 
 
-class ConnectionLost(Exception):  # noqa: N818 - an end, not always an error
+class ConnectionLost(Exception):
     """The program closed the connection, died, or does not read."""
 
 
@@ -83,6 +83,10 @@ class Connection:
         self._bucket = TokenBucket(RATE, BURST)
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
 
     async def receive(self) -> tuple[Request, ReceivedFds]:
         """The next request. Raises ProtocolError (answer it and close), ConnectionLost."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.errors import Refused
+from vmahybrid.service.reaper import close_foreign
 from vmahybrid.steering.flow import Flow, Kind, endpoint
 from vmahybrid.steering.keys import ANY_ADDR, is_multicast
 from vmahybrid.steering.reasons import Reason
@@ -50,6 +51,11 @@ def is_plain_udp(fd: int) -> bool:
             return sock.family in FAMILIES.values() and sock.type == socket.SOCK_DGRAM
     except OSError:
         return False
+
+
+def close_slowly(fd: int) -> None:
+    """Close what may not be a UDP socket, off the event loop."""
+    close_foreign([fd])
 
 
 def check(fd: int, flow: Flow, cookie: int) -> Proof:

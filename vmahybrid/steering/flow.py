@@ -60,7 +60,8 @@ class Flow:
     interface: str = "*"
     fd: int = -1
     inode: int = 0
-    shared_port: bool = False   # SO_REUSEADDR: somebody else may bind the same port later
+    shared_port: bool = False   # SO_REUSEADDR or multicast: somebody else may bind the same port later
+    older: frozenset[int] = frozenset()     # inodes of sockets bound to the port before this one
     family: int = 4             # of the socket and so of its wildcard; 0: both (the operator's)
     created: float = 0.0
     index: int = 0              # of the hit counter

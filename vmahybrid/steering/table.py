@@ -68,6 +68,7 @@ class SteeringTable:
         self.rings: dict[int, RingRef] = {}
         self._ring_at: dict[tuple[int, PortId], RingRef] = {}
         self._ports: dict[PortId, _Port] = {}
+        self._owned: dict[int, dict[int, Flow]] = {}  # of sockets, by owner
         self._placed: dict[int, set[tuple[PortId, FlowKey]]] = {}
         self._evicted: list[tuple[Flow, Reason]] = []
         self._free = list(range(MAX_INDEX - 1, 0, -1))
@@ -135,6 +136,8 @@ class SteeringTable:
         flow = self.flows.pop(flow_id, None)
         if flow is None:
             return None
+        if flow.source is Source.SOCKET:
+            del self._owned[flow.owner][flow_id]
         self._displace(flow, self._placed.pop(flow_id))
         self._free.append(flow.index)
         if flow.source is Source.OPERATOR:
@@ -155,10 +158,11 @@ class SteeringTable:
         gone = [flow for flow in self.of_owner(owner) if self.remove(flow.flow_id)]
         for ring in [r for r in self.rings.values() if r.owner == owner]:
             self.drop_ring(ring.ring_id)
+        self._owned.pop(owner, None)
         return gone
 
     def of_owner(self, owner: int) -> list[Flow]:
-        return [flow for flow in self.flows.values() if flow.owner == owner and flow.source is Source.SOCKET]
+        return list(self._owned.get(owner, {}).values())
 
     # ---- what follows
 
@@ -215,6 +219,8 @@ class SteeringTable:
         flow.index = self._free.pop()
         flow.created = self._clock()
         self.flows[flow.flow_id] = flow
+        if flow.source is Source.SOCKET:
+            self._owned.setdefault(flow.owner, {})[flow.flow_id] = flow
         self._placed[flow.flow_id] = set()
         self._place(flow)
         return flow

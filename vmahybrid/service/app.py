@@ -1,0 +1,196 @@
+"""The service's life: startup, run, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vmahybrid.config.service import ServiceConfig
+from vmahybrid.contracts import lib
+from vmahybrid.errors import UsageError, VmahybridError
+from vmahybrid.net.netns import NAMED
+from vmahybrid.service.apiserver import ApiServer
+from vmahybrid.service.backend import Backend
+from vmahybrid.service.control import ControlServer
+from vmahybrid.service.core import Core
+from vmahybrid.service.facade import Facade
+from vmahybrid.service.housekeeping import Housekeeper
+from vmahybrid.service.instance import Instance, remove_stale_veths
+from vmahybrid.service.messages import event
+from vmahybrid.service.namespaces import MakeWatcher
+from vmahybrid.service.notify import notify
+from vmahybrid.service.ports import InterfaceGlob
+from vmahybrid.service.session import Session
+from vmahybrid.steering.reasons import Reason
+
+log = logging.getLogger("vmahybrid.service")
+
+SHUTDOWN_SECONDS = 1.8
+
+
+class Service:
+    """``await run()`` is the whole life; ``on_ready`` is called once programs may be offloaded."""
+
+    def __init__(self, config: ServiceConfig, backend: Backend, make_watcher: MakeWatcher,
+                 on_ready: Callable[[], None] = lambda: None) -> None:
+        self.core = Core(config, backend, make_watcher)
+        self._on_ready = on_ready
+        self._instance = Instance(Path(config["control.path"]))
+        self._control = ControlServer(config["control.path"], config["control.mode"], _group(config["control.group"]),
+                                      self._accept)
+        self._api = ApiServer(config, Facade(self.core), self.core.version)
+        self._stop = asyncio.Event()
+        self._stops = 0
+        self._closed = False
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._next_session = 1
+
+    # ---- the three functions
+
+    async def startup(self) -> None:
+        """Returns when programs may be offloaded. Raises VmahybridError, OSError; then call ``shutdown``."""
+        begun = time.monotonic()
+        self._instance.acquire()
+        _raise_limits()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+        await asyncio.gather(asyncio.to_thread(self.core.backend.prepare), asyncio.to_thread(remove_stale_veths))
+        for rule in self.core.config.rules:
+            self.core.table.add_rule(rule.flow())
+        await self._attach_named()
+        self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
+        await self._api.open()
+        self.core.api = self._api.addresses
+        self._control.open()
+        self.core.ready = True
+        log.info("vmahybrid: ready: control socket %s, api %s, %d interface(s) attached, after %.1f s",
+                 self._control.path, " ".join(self._api.addresses),
+                 sum(p.handle is not None for n in self.core.namespaces.all.values() for p in n.ports.values()),
+                 time.monotonic() - begun)
+        notify(f"READY=1\nMAINPID={os.getpid()}")
+        self._on_ready()
+
+    async def run(self) -> None:
+        """Startup, then serve until ``stop``, then shutdown, also after a failed startup."""
+        try:
+            await self.startup()
+            await self._stop.wait()
+        finally:
+            await self.shutdown()
+
+    async def shutdown(self) -> None:
+        """Send every flow home and leave nothing behind. Idempotent; at most 1.8 s."""
+        if self._closed:
+            return
+        self._closed = self.core.closing = True
+        self.core.ready = False
+        notify("STOPPING=1")
+        try:
+            async with asyncio.timeout(SHUTDOWN_SECONDS):
+                await self._wind_down()
+        except TimeoutError:
+            log.error("the shutdown did not end in %.1f s; the kernel takes the programs back now", SHUTDOWN_SECONDS)
+        finally:
+            self._control.close()
+            self._instance.release()
+        log.info("vmahybrid: stopped")
+
+    async def _wind_down(self) -> None:
+        core = self.core
+        self._control.close()
+        for session in list(core.sessions.values()):
+            session.notify(event(lib.VMH_EV_BYE, reason=Reason.SERVICE_STOP))
+            core.table.remove_owner(session.id)
+        core.converge()
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        core.events.close()
+        await self._api.close()
+        for session in list(core.sessions.values()):
+            session.connection.close()
+        await core.settle()
+        await core.namespaces.close()
+
+    # ---- parts
+
+    def stop(self, why: str = "") -> None:
+        """Ask for the shutdown; the second time end at once (the kernel detaches what we hold)."""
+        self._stops += 1
+        if self._stops > 1:
+            log.error("%s again: ending at once", why)
+            for path in (self._control.path, self.core.config["api.unix"], str(self._instance.lock_path)):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            os._exit(1)
+        log.info("%s: stopping", why or "stop")
+        self._stop.set()
+
+    def _accept(self, sock: socket.socket) -> None:
+        try:
+            session = Session(self.core, sock, self._next_session)
+        except OSError as error:
+            log.debug("a connection that was gone at once: %s", error)
+            sock.close()
+            return
+        self._next_session += 1
+        self.core.counters["connections_total"] += 1
+        self.core.spawn(session.run(), f"session {session.id}")
+
+    async def _attach_named(self) -> None:
+        """Attach the interfaces that were named and exist; the rest is attached when it appears or is asked for."""
+        globs = [InterfaceGlob.parse(text) for text in self.core.config["interfaces"]]
+        if not globs:
+            return
+        paths = [Path("/proc/self/ns/net")]
+        if NAMED.is_dir():
+            paths += sorted(NAMED.iterdir())
+        for path in paths:
+            name = "host" if path.parent != NAMED else path.name
+            entering = [glob for glob in globs if glob.enters(name)]
+            if not entering:
+                continue
+            try:
+                namespace = await self.core.namespaces.keep(path)
+            except OSError as error:
+                log.warning("network namespace %s: %s", path, error)
+                continue
+            for link in list(namespace.watcher.links()):
+                if any(glob.matches(namespace.name, link.name) for glob in entering):
+                    await self.core.open_explicit(namespace, link.ifindex)
+            for glob in entering:
+                if glob.netns and glob.literal and all(link.name != glob.name for link in namespace.watcher.links()):
+                    log.warning("interface %s:%s does not exist (yet)", name, glob.name)
+
+
+def _raise_limits() -> None:
+    """As many descriptors as we may have (a program takes about ten); the UMEM is locked memory."""
+    for what in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
+        soft, hard = resource.getrlimit(what)
+        if what == resource.RLIMIT_MEMLOCK:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(what, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                continue
+        if soft != hard:
+            resource.setrlimit(what, (hard, hard))
+
+
+def _group(name: str) -> int | None:
+    if not name:
+        return None
+    try:
+        return int(name) if name.isdigit() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise UsageError("control.group", f"there is no group {name!r}", "getent group shows them") from None
+
+
+__all__ = ["Service", "VmahybridError"]

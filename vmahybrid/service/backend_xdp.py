@@ -1,0 +1,118 @@
+"""The AF_XDP backend: vmahybrid.xdp behind the service's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vmahybrid.contracts import family_of, htons
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.service.backend import PortHandle, RingHandle, RingSizes
+from vmahybrid.steering.keys import Action, FlowKey, GrantKey
+from vmahybrid.steering.mirror import MirrorTarget
+from vmahybrid.xdp.compile import compile_image
+from vmahybrid.xdp.image import Image
+from vmahybrid.xdp.port import XdpPort
+from vmahybrid.xdp.ring import Ring, open_ring
+
+
+class RulesTarget:
+    """The rules of one interface as a target of the mirror."""
+
+    def __init__(self, port: XdpPort) -> None:
+        self._port = port
+
+    def present(self) -> Mapping[FlowKey, Action]:
+        return {FlowKey.from_bytes(key): Action.from_bytes(value) for key, value in self._port.present().items()}
+
+    def put(self, key: FlowKey, value: Action) -> None:
+        self._port.install(key.to_bytes(), value.to_bytes())
+
+    def delete(self, key: FlowKey) -> None:
+        self._port.remove(key.to_bytes())
+
+
+class GrantsTarget:
+    """The sources that the guard of one ring veth lets out."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._known: dict[GrantKey, int] = {}
+
+    def present(self) -> Mapping[GrantKey, int]:
+        return self._known
+
+    def put(self, key: GrantKey, value: int) -> None:
+        self._ring.grant_source(key.src, htons(key.sport), key.proto, family_of(key.src), value)
+        self._known[key] = value
+
+    def delete(self, key: GrantKey) -> None:
+        self._ring.revoke_source(key.src, htons(key.sport), key.proto, family_of(key.src))
+        self._known.pop(key, None)
+
+
+class XdpRingHandle:
+    """See backend.RingHandle."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.direct, self.reason, self.zerocopy = ring.kind == "direct", ring.reason, ring.zerocopy
+        to_ring = Action.from_bytes(ring.action(0))
+        self.act, self.target = to_ring.kind, to_ring.target
+        self.umem_fd, self.xsk_fds, self.geometry = ring.umem_fd, ring.xsk_fds, ring.geometry
+        self.grants: MirrorTarget[GrantKey, int] | None = None if self.direct else GrantsTarget(ring)
+
+    def reply_fields(self) -> dict[str, Any]:
+        return self._ring.reply_fields()
+
+    def kernel_stats(self) -> dict[str, int]:
+        return self._ring.stats()
+
+    def guard_outs(self) -> dict[str, int]:
+        return self._ring.guard_outs()
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+class XdpPortHandle:
+    """See backend.PortHandle."""
+
+    def __init__(self, port: XdpPort) -> None:
+        self._port = port
+        self.native, self.reason = port.mode == "native", port.reason
+        self.driver, self.queues = port.info.driver, port.info.queues
+        self.rules: MirrorTarget[FlowKey, Action] = RulesTarget(port)
+
+    def hits(self, index: int) -> tuple[int, int]:
+        return self._port.hits(index)
+
+    def zero_hits(self, index: int) -> None:
+        self._port.zero_hits(index)
+
+    def outs(self) -> dict[str, int]:
+        return self._port.outs()
+
+    def grant(self, sizes: RingSizes, direct: bool) -> RingHandle:
+        return XdpRingHandle(open_ring(self._port, frames=sizes.frames, rx_size=sizes.rx, tx_size=sizes.tx,
+                                       direct_allowed=direct))
+
+    def set_mtu(self, mtu: int) -> None:
+        self._port.set_mtu(mtu)
+
+    def close(self) -> None:
+        self._port.close()
+
+
+class XdpBackend:
+    """See backend.Backend. The image is compiled once, in a child process that ends with the compiler's memory."""
+
+    def __init__(self) -> None:
+        self._image: Image | None = None
+
+    def prepare(self) -> None:
+        self._image = compile_image()
+
+    def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
+        assert self._image is not None, "prepare() comes first"
+        return XdpPortHandle(XdpPort.open(worker, self._image, name, mode))

@@ -1,0 +1,244 @@
+"""The heart of the service: sessions, flows and rings, and bringing the maps to what the table says.
+
+Everything here runs on the event loop; what may block goes through the workers of the namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from vmahybrid.cli.version import version
+from vmahybrid.config.service import ServiceConfig
+from vmahybrid.contracts import lib
+from vmahybrid.errors import VmahybridError
+from vmahybrid.service.backend import Backend, PortHandle
+from vmahybrid.service.events import EventLog
+from vmahybrid.service.grace import Grace
+from vmahybrid.service.grants import Grant, Grants
+from vmahybrid.service.messages import event
+from vmahybrid.service.namespaces import MakeWatcher, Namespace, Namespaces
+from vmahybrid.service.ports import Port
+from vmahybrid.steering.flow import Flow, Source
+from vmahybrid.steering.keys import PortId
+from vmahybrid.steering.mirror import mirror
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.steering.table import SteeringTable
+
+if TYPE_CHECKING:
+    from vmahybrid.service.session import Session
+
+log = logging.getLogger("vmahybrid.service")
+
+
+class Core:
+    """Shared by all sessions, the API's facade and the life cycle in app.py."""
+
+    def __init__(self, config: ServiceConfig, backend: Backend, make_watcher: MakeWatcher) -> None:
+        self.config = config
+        self.backend = backend
+        self.table = SteeringTable(config["limits.rules"])
+        self.grants = Grants()
+        self.grace = Grace()
+        self.events = EventLog()
+        self.sessions: dict[int, Session] = {}
+        self.counters: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.features: dict[str, object] = {}
+        self.health: dict[str, str] = {}  # sentences by what they are about
+        self.api: list[str] = []
+        self.started = time.time()
+        self.version = version()
+        self.ready = False
+        self.closing = False
+        self.namespaces = Namespaces(lambda: self.config, backend, make_watcher, self.namespace_changed)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- small services
+
+    def count_reason(self, reason: int) -> None:
+        if reason:
+            self.reasons[Reason.from_code(reason).slug] += 1
+
+    def spawn(self, work: asyncio._CoroutineLike[None], name: str) -> asyncio.Task[None]:
+        """A task that is kept alive; an exception is logged, never lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.counters["internal_errors_total"] += 1
+            log.error("%s: %r", task.get_name(), error, exc_info=error)
+
+    def port(self, port: PortId) -> tuple[Namespace, Port] | None:
+        namespace = self.namespaces.all.get(port.netns)
+        found = namespace.ports.get(port.ifindex) if namespace else None
+        return (namespace, found) if namespace and found else None
+
+    # ---- converging
+
+    def converge(self, owners: Collection[int] = ()) -> None:
+        """Carry out what the table decided; guards of ``owners``' rings too. Tells owners of evicted flows."""
+        for port_id, keys in self.table.take_dirty().items():
+            found = self.port(port_id)
+            if found is None or found[1].handle is None:
+                continue
+            changes = mirror(found[1].handle.rules, self.table.wanted(port_id), keys)
+            self.counters["mirror_puts_total"] += changes.put
+            self.counters["mirror_deletes_total"] += changes.deleted
+            for key, error in changes.failed:
+                log.error("interface %s: rule %s: %s", found[1].name, key, error)
+                self.counters["mirror_failures_total"] += 1
+                self.health[f"mirror {found[1].name}"] = f"Interface {found[1].name}: a rule could not be set: {error}."
+        for owner in owners:
+            for grant in self.grants.of_session(owner):
+                self._mirror_guard(grant)
+        self._tell_evicted()
+
+    def _mirror_guard(self, grant: Grant) -> None:
+        if grant.handle.grants is None:
+            return
+        wanted = self.table.grants(grant.ring_id)
+        keys = {key for key in wanted.keys() | grant.allowed.keys() if wanted.get(key) != grant.allowed.get(key)}
+        if not keys:
+            return
+        changes = mirror(grant.handle.grants, wanted, keys)
+        grant.allowed = {key: value for key, value in wanted.items() if key not in {k for k, _ in changes.failed}}
+        for key, error in changes.failed:
+            log.error("ring %d: source %s: %s", grant.ring_id, key, error)
+            self.counters["mirror_failures_total"] += 1
+
+    def _tell_evicted(self) -> None:
+        evicted = self.table.take_evicted()
+        for flow, reason in evicted:
+            self.count_reason(reason)
+            self.events.add("flow-removed", f"{flow.local_text} went home: {reason.text}", flow_id=flow.flow_id,
+                            reason=reason.slug)
+            session = self.sessions.get(flow.owner)
+            if session is not None:
+                session.notify(event(lib.VMH_EV_FLOW_HOME, flow.flow_id, reason=reason))
+        if evicted:
+            self.converge({flow.owner for flow, _ in evicted})
+
+    def prepare_counter(self, flow: Flow) -> None:
+        """A flow got a rule index that another may have had."""
+        for namespace in self.namespaces.all.values():
+            for port in namespace.ports.values():
+                if port.handle is not None:
+                    port.handle.zero_hits(flow.index)
+
+    def hits(self, flow: Flow) -> tuple[int, int]:
+        """(packets, bytes) that the rules of a flow matched, over all interfaces."""
+        handles = [port.handle for namespace in self.namespaces.all.values() for port in namespace.ports.values()
+                   if port.handle is not None]
+        pairs = [handle.hits(flow.index) for handle in handles]
+        return sum(p for p, _ in pairs), sum(b for _, b in pairs)
+
+    # ---- interfaces
+
+    def port_attached(self, namespace: Namespace, port: Port) -> None:
+        """The table learns of an interface; rules of the operator appear on it."""
+        self.table.set_port(port.id, namespace.watcher.addresses(port.id.ifindex), netns=namespace.name,
+                            interface=port.name)
+        self.converge()
+
+    def namespace_changed(self, namespace: Namespace, what: Collection[str]) -> None:
+        """Netlink said something: interfaces that went take their rings along, addresses move rules."""
+        if self.closing or namespace.netns not in self.namespaces.all:
+            return
+        if "links" in what:
+            self._links_changed(namespace)
+        if "addrs" in what:
+            for port in namespace.ports.values():
+                if port.handle is not None:
+                    self.port_attached(namespace, port)
+            self.converge({grant.session for grant in self.grants.all.values()
+                           if grant.port.id.netns == namespace.netns})
+
+    def _links_changed(self, namespace: Namespace) -> None:
+        links = {link.ifindex: link for link in namespace.watcher.links()}
+        for port in list(namespace.ports.values()):
+            link = links.get(port.id.ifindex)
+            if link is None:
+                self.port_lost(namespace, port, Reason.IF_GONE)
+                continue
+            port.name = link.name
+            if not link.up and (port.ring_ids or (port.handle and not port.explicit)):
+                self.port_lost(namespace, port, Reason.IF_DOWN)
+            elif port.handle is not None and port.mtu != link.mtu:
+                port.mtu = link.mtu
+                self.spawn(self._set_mtu(namespace, port.handle, link.mtu), f"MTU of {port.name}")
+            if port.error is not None:
+                port.error = None  # worth another attempt
+            if link.up and port.explicit and port.handle is None:
+                self.spawn(self.open_explicit(namespace, port.id.ifindex), f"attach {port.name}")
+
+    async def _set_mtu(self, namespace: Namespace, handle: PortHandle, mtu: int) -> None:
+        await namespace.worker.call_async(handle.set_mtu, mtu)
+
+    def port_lost(self, namespace: Namespace, port: Port, reason: Reason) -> None:
+        """An interface is gone or down: its flows go home, its rings are closed."""
+        log.warning("interface %s:%s: %s", namespace.name, port.name, reason.text)
+        self.events.add("interface-lost", f"{port.name}: {reason.text}", interface=port.name, reason=reason.slug)
+        grants = [self.grants.all[ring_id] for ring_id in sorted(port.ring_ids)]
+        placed = {flow_id for flow_id in self.table.flows
+                  if any(place[0] == port.id for place in self.table.rules_of(flow_id))}
+        if reason is Reason.IF_GONE:
+            self.table.drop_port(port.id)
+            namespace.ports.pop(port.id.ifindex, None)
+        for grant in grants:
+            session = self.sessions.get(grant.session)
+            if session is not None:
+                session.notify(event(lib.VMH_EV_RING_GONE, grant.ring_id, reason=reason))
+            self.drop_ring(grant, namespace)
+        for flow_id in placed:
+            flow = self.table.flows.get(flow_id)
+            if flow is not None and flow.source is Source.SOCKET and not self.table.rules_of(flow_id):
+                self.table.evict(flow_id, reason)
+        self.converge()
+        if port.handle is not None and (reason is Reason.IF_GONE or not port.explicit):
+            if reason is not Reason.IF_GONE:
+                self.table.drop_port(port.id)
+            self.spawn(namespace.close_port(port), f"detach {port.name}")
+
+    async def open_explicit(self, namespace: Namespace, ifindex: int) -> None:
+        """Attach an interface that was named. A refusal is logged and shown, not raised."""
+        try:
+            port = await namespace.open_port(ifindex, explicit=True)
+        except VmahybridError as error:
+            log.warning("%s", error)
+            return
+        self.health.pop(f"interface {port.name}", None)
+        self.port_attached(namespace, port)
+
+    # ---- rings
+
+    def drop_ring(self, grant: Grant, namespace: Namespace) -> asyncio.Task[None] | None:
+        """Rules first, now; the ring itself in the worker. Idempotent."""
+        if self.grants.pop(grant.ring_id) is None:
+            return None
+        self.table.drop_ring(grant.ring_id)
+        self.converge()
+        self.events.add("ring-closed", f"ring {grant.ring_id} of process {grant.pid} on {grant.port.name}",
+                        ring_id=grant.ring_id, pid=grant.pid)
+        return self.spawn(self._close_ring(grant, namespace), f"close ring {grant.ring_id}")
+
+    async def _close_ring(self, grant: Grant, namespace: Namespace) -> None:
+        try:
+            await namespace.worker.call_async(grant.handle.close)
+        except (OSError, VmahybridError) as error:
+            if getattr(error, "errno", 0) != errno.ENODEV:
+                raise
+
+    async def settle(self) -> None:
+        """Wait for what was spawned."""
+        while pending := [task for task in self._tasks if task is not asyncio.current_task()]:
+            await asyncio.wait(pending)

@@ -1,0 +1,217 @@
+"""Why a socket is or is not offloaded: the questions in the order in which the shim and the service ask them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from vmahybrid.config.rule import parse_endpoint
+from vmahybrid.contracts import addr_to_text
+from vmahybrid.errors import NotFound, UsageError
+from vmahybrid.service import views
+from vmahybrid.service.core import Core
+from vmahybrid.service.namespaces import Namespace
+from vmahybrid.service.session import Session
+from vmahybrid.service.view import ExplainStep, SocketView
+from vmahybrid.steering.flow import Flow
+from vmahybrid.steering.keys import ANY_ADDR
+from vmahybrid.steering.reasons import Reason
+
+FAMILY_REASONS = ("family", "type", "disabled")
+UNBOUND_REASONS = ("not-tried",)
+
+
+def explain(core: Core, socket_id: str) -> list[ExplainStep]:
+    """``socket_id``: "PID:FD", "PID" or "ADDR:PORT". Raises NotFound, UsageError."""
+    first, colon, second = socket_id.rpartition(":")
+    if not colon and second.isascii() and second.isdigit():
+        return list(_process(core, int(second)))
+    if first.isascii() and first.isdigit() and second.isascii() and second.isdigit():
+        return list(_socket(core, int(first), int(second)))
+    try:
+        address, port = parse_endpoint("socket", socket_id)
+    except UsageError:
+        raise UsageError(f"socket {socket_id!r}", "it is neither PID:FD, PID nor ADDR:PORT") from None
+    return list(_address(core, address, port))
+
+
+def _ok(step: str, text: str) -> ExplainStep:
+    return ExplainStep(step, True, text)
+
+
+def _no(step: str, reason: Reason, text: str = "") -> ExplainStep:
+    return ExplainStep(step, False, text or reason.text, reason.remedy)
+
+
+def _find(core: Core, pid: int) -> Session | None:
+    found = [session for session in core.sessions.values() if session.pid == pid]
+    return max(found, key=lambda session: session.id) if found else None
+
+
+def _session(core: Core, pid: int) -> tuple[Session | None, ExplainStep]:
+    session = _find(core, pid)
+    if session is not None:
+        netns = session.namespace.name if session.namespace else "?"
+        return session, _ok("session", f"{session} is connected (session {session.id}, namespace {netns})")
+    if not os.path.isdir(f"/proc/{pid}"):
+        raise NotFound(f"process {pid}", "there is no such process")
+    return None, ExplainStep("session", False, f"process {pid} has no session: the kernel serves it",
+                             "start it with: vmahybrid run -- COMMAND; a program opens its session with its first "
+                             "socket that could be offloaded")
+
+
+def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
+    session, step = _session(core, pid)
+    yield step
+    if session is None:
+        return
+    page = views.read_stats(session)
+    if page is None:
+        yield ExplainStep("family", False, "the program handed over no statistics page: its sockets can't be listed",
+                          "see VMA_STATS_SHMEM_DIR")
+        return
+    if not page.sockets:
+        yield ExplainStep("family", False, "the program has no socket that could be offloaded", "")
+    for socket in page.sockets:
+        state = "offloaded" if socket.offloaded else f"on the kernel: {socket.reason_text}"
+        yield ExplainStep("flow", socket.offloaded, f"{socket.socket_id} {socket.proto} {socket.local}: {state}",
+                          "" if socket.offloaded else socket.remedy)
+
+
+def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
+    session, step = _session(core, pid)
+    yield step
+    if session is None:
+        return
+    page = views.read_stats(session)
+    socket = next((s for s in page.sockets if s.fd == fd), None) if page is not None else None
+    flow = next((f for f in core.table.of_owner(session.id) if f.fd == fd), None)
+    if socket is None and flow is None:
+        if not os.path.lexists(f"/proc/{pid}/fd/{fd}"):
+            raise NotFound(f"socket {pid}:{fd}", f"process {pid} has no file descriptor {fd}",
+                           f"vmahybrid explain {pid} lists its sockets")
+        yield _no("family", Reason.TYPE, f"fd {fd} is no socket that could be offloaded")
+        return
+    if socket is not None:
+        yield from _of_page(socket)
+        if flow is None and socket.flow_id:
+            flow = core.table.flows.get(socket.flow_id)
+    if flow is not None:
+        yield from _of_flow(core, session, flow)
+    elif socket is not None:
+        yield from _without_flow(core, session, socket)
+    if socket is not None:
+        yield _traffic(socket)
+
+
+def _of_page(socket: SocketView) -> Iterator[ExplainStep]:
+    """What the shim says of a socket."""
+    reason = Reason.from_slug(socket.reason)
+    if socket.reason in FAMILY_REASONS:
+        yield _no("family", reason)
+        return
+    yield _ok("family", f"{socket.proto} over IPv4: a socket that may be offloaded")
+    if socket.reason in UNBOUND_REASONS:
+        yield _no("bind", reason)
+    else:
+        remote = "" if socket.remote.startswith(("0.0.0.0", "*")) else f", connected to {socket.remote}"
+        yield _ok("bind", f"bound to {socket.local}{remote}")
+
+
+def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
+    """What the service knows of a flow."""
+    yield _ok("rule", "no rule of the operator keeps it on the kernel")
+    places = core.table.rules_of(flow.flow_id)
+    if places:
+        names = ", ".join(sorted({addr_to_text(key.dst) for _, key in places}))
+        yield _ok("address", f"served address(es): {names}")
+    else:
+        yield _no("address", flow.reason)
+    ports = {port for port, _ in places}
+    found = [found[1] for port in sorted(ports) if (found := core.port(port)) is not None]
+    for port in found:
+        if port.handle is not None:
+            mode = "native" if port.handle.native else "generic"
+            why = f": {port.handle.reason.text}" if port.handle.reason else ""
+            yield _ok("interface", f"{port.name} is served, XDP in {mode} mode{why}")
+    for grant in core.grants.of_session(session.id):
+        if grant.port.id in ports:
+            kind = "direct" if grant.handle.direct else f"ring veth ({grant.handle.reason.text})"
+            yield _ok("ring", f"ring {grant.ring_id} on {grant.port.name}, {kind}")
+    count = core.table.rule_count(flow)
+    if count:
+        packets, size = core.hits(flow)
+        yield _ok("flow", f"flow {flow.flow_id} has {count} rule(s) in the XDP program: {packets} packets, {size} "
+                  "bytes steered")
+    else:
+        yield _no("flow", flow.reason, f"flow {flow.flow_id} has no rule now: {flow.reason.text}")
+
+
+def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
+    """The socket is not steered: the reason belongs to one of the steps."""
+    reason = Reason.from_slug(socket.reason)
+    if socket.reason in FAMILY_REASONS + UNBOUND_REASONS or (reason is Reason.NONE and not socket.tx_offloaded):
+        return
+    steps = {Reason.RULE: "rule", Reason.LOOPBACK: "address", Reason.NOT_OFFLOADABLE_ADDR: "address",
+             Reason.NO_ROUTE: "address", Reason.BROADCAST: "address", Reason.NO_INTERFACE: "interface",
+             Reason.IF_DOWN: "interface", Reason.IF_GONE: "interface", Reason.IF_BUSY: "interface",
+             Reason.IF_UNSUPPORTED: "interface", Reason.ATTACH_FAILED: "interface", Reason.RING_FAILED: "ring",
+             Reason.RING_LIMIT: "ring", Reason.MEMLOCK: "ring"}
+    step = steps.get(reason, "flow")
+    detail = f" ({socket.reason_detail})" if socket.reason_detail else ""
+    if reason is not Reason.NONE:
+        yield _no(step, reason, reason.text + detail)
+    if step == "interface" and session.namespace is not None:
+        yield from _interfaces(session.namespace)
+
+
+def _interfaces(namespace: Namespace) -> Iterator[ExplainStep]:
+    for link in namespace.watcher.links():
+        reason = namespace.served(link)
+        port = namespace.ports.get(link.ifindex)
+        if reason is Reason.NONE:
+            yield _ok("interface", f"{link.name} may be served")
+        else:
+            error = port.error if port is not None else None
+            yield ExplainStep("interface", False, f"{link.name}: {error.why if error else reason.text}",
+                              error.remedy if error else reason.remedy)
+
+
+def _traffic(socket: SocketView) -> ExplainStep:
+    count = socket.counters
+    ring, kernel = count.get("rx_packets", 0), count.get("rx_os_packets", 0)
+    sent, sent_kernel = count.get("tx_packets", 0), count.get("tx_os_packets", 0)
+    text = f"received {ring} by the ring and {kernel} by the kernel; sent {sent} and {sent_kernel}"
+    used = ring + sent > 0
+    if not socket.offloaded:
+        return ExplainStep("traffic", False, text)
+    if not used and kernel + sent_kernel:
+        return ExplainStep("traffic", False, text + ": the flow is on a ring, but nothing came or went by it yet",
+                           "vmahybrid status shows the ways out of the XDP program")
+    return _ok("traffic", text)
+
+
+def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
+    flows = [(core.sessions.get(f.owner), f) for f in core.table.flows.values()
+             if f.owner and f.local_port == port and (ANY_ADDR in (address, f.local) or f.local == address)]
+    for session, flow in flows:
+        if session is not None:
+            yield from _socket(core, session.pid, flow.fd)
+    if flows:
+        return
+    text = f"{addr_to_text(address)}:{port or '*'}"
+    for session in core.sessions.values():
+        page = views.read_stats(session)
+        for socket in page.sockets if page is not None else ():
+            if socket.local in (text, f"0.0.0.0:{port}", f"*:{port}"):
+                yield from _socket(core, session.pid, socket.fd)
+                return
+    yield ExplainStep("session", False, f"no program under the shim has a socket at {text}",
+                      "start the program with: vmahybrid run -- COMMAND")
+    for namespace in core.namespaces.all.values():
+        for link in namespace.watcher.links():
+            if address in set(namespace.watcher.addresses(link.ifindex)):
+                reason = namespace.served(link)
+                what = f"{namespace.name}:{link.name} has the address"
+                yield _ok("interface", what) if reason is Reason.NONE else _no("interface", reason,
+                                                                               f"{what}: {reason.text}")

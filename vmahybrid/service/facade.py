@@ -1,0 +1,171 @@
+"""ServiceView on the running service: what the API sees and may do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from vmahybrid.config.rule import OperatorRule
+from vmahybrid.config.service import ServiceConfig
+from vmahybrid.contracts import lib
+from vmahybrid.errors import NotFound, UsageError
+from vmahybrid.service import explain, health, views
+from vmahybrid.service.core import Core
+from vmahybrid.service.messages import event
+from vmahybrid.service.session import Session
+from vmahybrid.service.view import (
+    EventView,
+    ExplainStep,
+    FlowView,
+    InterfaceView,
+    ProcessStats,
+    ProcessView,
+    RingView,
+    SocketView,
+    StatusView,
+)
+from vmahybrid.stats.page import StatsPage
+from vmahybrid.steering.flow import Source
+from vmahybrid.steering.reasons import Reason
+
+
+class Facade:
+    """Implements vmahybrid.service.view.ServiceView."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    # ---- what there is
+
+    def status(self) -> StatusView:
+        core = self._core
+        return StatusView(
+            version=core.version, pid=os.getpid(), started=core.started, ready=core.ready,
+            control_socket=core.config["control.path"], api=list(core.api), health=health.sentences(core),
+            interfaces=self.interfaces(), processes=self.processes(), flows=self.flows(), counters=dict(core.counters),
+            reasons=dict(core.reasons), features=dict(core.features))
+
+    def interfaces(self) -> list[InterfaceView]:
+        found: list[InterfaceView] = []
+        for namespace in self._core.namespaces.all.values():
+            for link in namespace.watcher.links():
+                port = namespace.ports.get(link.ifindex)
+                rules = 0
+                if port is not None and port.id in self._core.table.ports:
+                    rules = len(self._core.table.wanted(port.id))
+                if not link.name.startswith("vmhr"):
+                    found.append(views.interface_view(namespace, link, port, rules))
+        return sorted(found, key=lambda view: (view.netns != "host", view.netns, view.ifindex))
+
+    def rings(self) -> list[RingView]:
+        pages = {session.id: views.read_stats(session) for session in self._core.sessions.values()}
+        return [self._ring(grant.ring_id, pages.get(grant.session)) for grant in self._core.grants.all.values()]
+
+    def _ring(self, ring_id: int, page: StatsPage | None) -> RingView:
+        grant = self._core.grants.all[ring_id]
+        namespace = self._core.namespaces.all.get(grant.port.id.netns)
+        return views.ring_view(grant, namespace.name if namespace else "", page)
+
+    def flows(self) -> list[FlowView]:
+        return [views.flow_view(self._core, flow) for flow in self._core.table.flows.values()]
+
+    def flow(self, flow_id: int) -> FlowView:
+        flow = self._core.table.flows.get(flow_id)
+        if flow is None:
+            raise NotFound(f"flow {flow_id}", "there is no such flow", "vmahybrid flows shows them")
+        return views.flow_view(self._core, flow)
+
+    def _session(self, pid: int) -> Session:
+        # A program that ran exec has a new session under the same pid while the old one ends.
+        found = [session for session in self._core.sessions.values() if session.pid == pid]
+        if not found:
+            raise NotFound(f"process {pid}", "it has no session with this service",
+                           "start it with: vmahybrid run -- COMMAND")
+        return max(found, key=lambda session: session.id)
+
+    def processes(self) -> list[ProcessView]:
+        return [views.process_view(self._core, session, views.read_stats(session))
+                for session in self._core.sessions.values()]
+
+    def process(self, pid: int) -> ProcessView:
+        session = self._session(pid)
+        return views.process_view(self._core, session, views.read_stats(session))
+
+    def stats(self, pid: int) -> ProcessStats:
+        session = self._session(pid)
+        page = views.read_stats(session)
+        if page is None:
+            raise NotFound(f"statistics of process {pid}", "the program handed over no page that can be read", "see VMA_STATS_SHMEM_DIR and VMA_STATS_FD_NUM")
+        return ProcessStats(
+            process=views.process_view(self._core, session, page), read_at=time.monotonic(), sockets=page.sockets,
+            iomux=page.iomux, rings=[self._ring(g.ring_id, page) for g in self._core.grants.of_session(session.id)])
+
+    def sockets(self, pid: int | None = None) -> list[SocketView]:
+        sessions = [self._session(pid)] if pid is not None else list(self._core.sessions.values())
+        pages = [views.read_stats(session) for session in sessions]
+        return [socket for page in pages if page is not None for socket in page.sockets]
+
+    def explain(self, socket_id: str) -> list[ExplainStep]:
+        return explain.explain(self._core, socket_id)
+
+    # ---- what may be done
+
+    async def add_flow(self, *, action: str, proto: str, local: str, remote: str, netns: str,
+                       interface: str) -> FlowView:
+        rule = OperatorRule(action, proto, local, remote, netns or "*", interface or "*").flow()
+        core = self._core
+        core.table.max_rules = core.config["limits.rules"]
+        core.table.add_rule(rule)
+        core.prepare_counter(rule)
+        core.converge()
+        core.events.add("flow-added", f"{action} {proto} {rule.local_text} {rule.remote_text}", flow_id=rule.flow_id)
+        return views.flow_view(core, rule)
+
+    async def delete_flow(self, flow_id: int) -> None:
+        core = self._core
+        flow = core.table.flows.get(flow_id)
+        if flow is None:
+            raise NotFound(f"flow {flow_id}", "there is no such flow", "vmahybrid flows shows them")
+        if flow.source is Source.OPERATOR:
+            core.table.remove(flow_id)
+            core.events.add("flow-removed", f"rule {flow.local_text} {flow.remote_text}", flow_id=flow_id)
+        else:
+            core.table.evict(flow_id, Reason.RULE)
+        core.converge([flow.owner])
+
+    async def zero(self, pid: int) -> None:
+        self._session(pid).notify(event(lib.VMH_EV_ZERO))
+
+    async def set_log(self, pid: int, level: int | None, details: int | None) -> None:
+        session = self._session(pid)
+        if level is not None:
+            session.notify(event(lib.VMH_EV_LOG_LEVEL, level & 0xFFFFFFFF))
+        if details is not None:
+            if not 0 <= details <= 3:
+                raise UsageError("log details", f"{details} is not 0 to 3")
+            session.notify(event(lib.VMH_EV_LOG_DETAILS, details))
+
+    async def dump_fd(self, pid: int, fd: int, level: int) -> None:
+        self._session(pid).notify(event(lib.VMH_EV_DUMP_FD, fd, level & 0xFFFFFFFF))
+
+    def config(self) -> Mapping[str, Any]:
+        return self._core.config.describe()
+
+    async def patch_config(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._core.config = self._core.config.changed(changes)
+        apply_live(self._core.config)
+        self._core.events.add("config-changed", ", ".join(sorted(changes)), **dict(changes))
+        return self._core.config.describe()
+
+    def events(self, since: int = 0) -> AsyncIterator[EventView]:
+        return self._core.events.follow(since)
+
+
+def apply_live(config: ServiceConfig) -> None:
+    """Settings that act at once; the others are looked up when they are needed."""
+    logging.getLogger("vmahybrid").setLevel(config["log.level"].upper())
+
+

@@ -1,0 +1,80 @@
+"""Rings that were granted: one per session and interface, within the limits of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vmahybrid.config.service import ServiceConfig
+from vmahybrid.errors import Refused
+from vmahybrid.service.backend import RingHandle, RingSizes
+from vmahybrid.service.ports import Port
+from vmahybrid.steering.keys import GrantKey
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.steering.table import RingRef, refuse
+
+FRAME_SIZE = 2048  # bytes, for the limit before the backend has decided
+SIZE_MAX, FRAMES_MAX = 1 << 16, 1 << 20
+
+
+@dataclass(slots=True)
+class Grant:
+    ring_id: int
+    session: int
+    pid: int
+    port: Port
+    handle: RingHandle
+    allowed: dict[GrantKey, int]    # what the guard has been told
+
+    @property
+    def ref(self) -> RingRef:
+        return RingRef(self.ring_id, self.session, self.port.id, self.handle.act, self.handle.target)
+
+    @property
+    def memory(self) -> int:
+        return self.handle.geometry["frames"] * self.handle.geometry["frame_size"]
+
+
+class Grants:
+    """All rings of the service, by id."""
+
+    def __init__(self) -> None:
+        self.all: dict[int, Grant] = {}
+        self._next = 1
+        self._pending = 0
+
+    def sizes(self, config: ServiceConfig, frames: int, rx: int, tx: int) -> RingSizes:
+        """What a program asks for, 0 for the default. Raises Refused (RING_FAILED)."""
+        sizes = RingSizes(frames or config["ring.frames"], rx or config["ring.rx_size"], tx or config["ring.tx_size"])
+        for name, value, most in (("frames", sizes.frames, FRAMES_MAX), ("rx_size", sizes.rx, SIZE_MAX),
+                                  ("tx_size", sizes.tx, SIZE_MAX)):
+            if value < 16 or value > most or value & (value - 1):
+                raise Refused("ring", f"{name} {value} is not a power of two from 16 to {most}", "",
+                              int(Reason.RING_FAILED))
+        return sizes
+
+    def admit(self, config: ServiceConfig, sizes: RingSizes) -> None:
+        """Count a ring that is being made; ``settle`` ends that. Raises Refused (RING_LIMIT)."""
+        memory = sum(grant.memory for grant in self.all.values())
+        if (len(self.all) + self._pending >= config["limits.rings"]
+                or memory + (1 + self._pending) * sizes.frames * FRAME_SIZE > config["limits.memory"]):
+            raise refuse("ring", Reason.RING_LIMIT)
+        self._pending += 1
+
+    def settle(self) -> None:
+        self._pending -= 1
+
+    def add(self, session: int, pid: int, port: Port, handle: RingHandle) -> Grant:
+        grant = Grant(self._next, session, pid, port, handle, {})
+        self._next += 1
+        self.all[grant.ring_id] = grant
+        port.ring_ids.add(grant.ring_id)
+        return grant
+
+    def pop(self, ring_id: int) -> Grant | None:
+        grant = self.all.pop(ring_id, None)
+        if grant is not None:
+            grant.port.ring_ids.discard(ring_id)
+        return grant
+
+    def of_session(self, session: int) -> list[Grant]:
+        return [grant for grant in self.all.values() if grant.session == session]

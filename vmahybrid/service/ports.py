@@ -1,0 +1,99 @@
+"""Which interfaces are served, and one served interface."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from vmahybrid.config.service import ServiceConfig
+from vmahybrid.errors import Refused
+from vmahybrid.service.backend import PortHandle
+from vmahybrid.steering.keys import PortId
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.steering.table import refuse
+
+
+class LinkLike(Protocol):
+    """What the policy looks at of an interface."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def up(self) -> bool:
+        """Administratively up, with carrier."""
+        ...
+    @property
+    def loopback(self) -> bool: ...
+    @property
+    def ethernet(self) -> bool: ...
+    @property
+    def slave(self) -> bool:
+        """Of a bridge, bond, team or VRF."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceGlob:
+    """``[NETNS:]NAME``, both shell patterns; without NETNS in every namespace ("host" is the service's own)."""
+
+    netns: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> InterfaceGlob:
+        netns, _, name = text.rpartition(":")
+        return cls(netns, name)
+
+    def matches(self, netns: str, name: str) -> bool:
+        return fnmatchcase(name, self.name) and fnmatchcase(netns, self.netns or "*")
+
+    def enters(self, netns: str) -> bool:
+        """Is this namespace entered at the start, to attach what was named?"""
+        return fnmatchcase(netns, self.netns or "host")
+
+    @property
+    def literal(self) -> bool:
+        return not any(c in self.name for c in "*?[")
+
+
+def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool) -> Reason:
+    """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not."""
+    if link.loopback:
+        return Reason.LOOPBACK
+    if not link.ethernet or link.slave or link.name.startswith("vmhr"):  # vmhr*: ring veths
+        return Reason.IF_UNSUPPORTED
+    globs: Sequence[str] = config["interfaces"]
+    if globs and not any(InterfaceGlob.parse(g).matches(netns, link.name) for g in globs):
+        return Reason.NO_INTERFACE
+    if config.mode_of(link.name) == "kernel":
+        return Reason.RULE
+    if not link.up:
+        return Reason.IF_DOWN
+    if not globs and not has_address:
+        return Reason.NOT_OFFLOADABLE_ADDR
+    return Reason.NONE
+
+
+@dataclass(slots=True)
+class Port:
+    """An interface that is or was asked for. ``handle`` is None while nothing is attached; ``reason`` says why."""
+
+    id: PortId
+    name: str
+    explicit: bool
+    mtu: int
+    handle: PortHandle | None = None
+    reason: Reason = Reason.NOT_TRIED
+    error: Refused | None = None
+    ring_ids: set[int] = field(default_factory=set)
+    idle_since: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def attached(self) -> PortHandle:
+        """Raises Refused."""
+        if self.handle is None:
+            raise self.error or refuse(f"interface {self.name}", self.reason)
+        return self.handle

@@ -1,0 +1,322 @@
+"""One program that is connected: who it is, what it has, and how its requests are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+
+from vmahybrid.contracts import c_text, lib, ntohs
+from vmahybrid.errors import Refused, VmahybridError
+from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
+from vmahybrid.service import proof, shared
+from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
+from vmahybrid.service.core import Core
+from vmahybrid.service.messages import ProtocolError, Request
+from vmahybrid.service.namespaces import Namespace
+from vmahybrid.service.statsfile import StatsFile
+from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
+from vmahybrid.steering.keys import ANY_ADDR
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.steering.table import refuse
+
+log = logging.getLogger("vmahybrid.service")
+
+HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
+NEIGHBOUR_SECONDS = 1.0
+LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
+Handler = Callable[[Request, ReceivedFds], Awaitable[bytes | None]]
+
+
+class Session:
+    """A connection and its process. ``pid`` and ``uid`` are the kernel's word (SO_PEERCRED)."""
+
+    def __init__(self, core: Core, sock: socket.socket, session_id: int) -> None:
+        """Raises OSError when the process is already gone."""
+        self.core, self.id = core, session_id
+        self.loop = asyncio.get_running_loop()
+        self.pid, self.uid, self.gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self.comm = self.cmdline = self.profile = self.app_id = ""
+        self.started = time.time()
+        self.namespace: Namespace | None = None
+        self.stats: StatsFile | None = None
+        self.released: set[int] = set()     # ring ids that were this session's
+        self._pidfd = peer_pidfd(sock)
+        self.connection = Connection(sock, self.loop)
+        self.loop.add_reader(self._pidfd, self._died)
+        self._handlers: dict[int, Handler] = {
+            lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_ATTACH: self._attach, lib.VMH_MSG_DETACH: self._detach,
+            lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release}
+
+    def __str__(self) -> str:
+        return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Serve the connection until it ends; then take everything back."""
+        try:
+            await self._serve()
+        except ConnectionLost:
+            pass
+        except ProtocolError as error:
+            self.core.counters["protocol_errors_total"] += 1
+            self.core.count_reason(error.reason)
+            log.warning("%s: refused and closed: %s", self, error)
+            self._try_send(error.reply)
+        finally:
+            await self._end()
+
+    async def _serve(self) -> None:
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                request, fds = await self.connection.receive()
+        except TimeoutError:
+            raise ConnectionLost from None
+        with fds:
+            if request.type != lib.VMH_MSG_HELLO:
+                raise ProtocolError("the first message is not HELLO", Reason.PROTOCOL, request.type, request.seq)
+            if not await self._hello(request, fds):
+                return
+        while True:
+            request, fds = await self.connection.receive()
+            with fds:
+                await self._answer(request, fds)
+
+    async def _answer(self, request: Request, fds: ReceivedFds) -> None:
+        handler = self._handlers.get(request.type)
+        if handler is None:
+            raise ProtocolError("a second HELLO", Reason.PROTOCOL, request.type, request.seq)
+        try:
+            reply = await handler(request, fds)
+        except Refused as error:
+            self.core.counters["refused_total"] += 1
+            self.core.count_reason(error.reason)
+            log.info("%s: %s", self, error)
+            reply = request.refusal(_errno_of(error.reason), error.reason)
+        except (OSError, VmahybridError) as error:
+            number = getattr(error, "errno", None) or errno.EIO
+            reason = Reason.MEMLOCK if number == errno.ENOBUFS else Reason.RING_FAILED
+            self.core.counters["refused_total"] += 1
+            self.core.count_reason(reason)
+            log.warning("%s: %s", self, error)
+            reply = request.refusal(number, reason)
+        if reply is not None:
+            self.connection.send(reply)
+
+    def _died(self) -> None:
+        """The process ended (its pidfd is readable), though a child may still hold the connection."""
+        self.loop.remove_reader(self._pidfd)
+        self._take_back()
+        self.connection.lose()
+
+    def _take_back(self) -> None:
+        """The rules, at once: nothing is steered to a program that is gone."""
+        if self.core.table.remove_owner(self.id):
+            self.core.converge()
+
+    async def _end(self) -> None:
+        core = self.core
+        self.connection.close()
+        self.loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._take_back()
+        core.converge()
+        core.sessions.pop(self.id, None)
+        if self.namespace is not None:
+            closing = [task for grant in core.grants.of_session(self.id)
+                       if (task := core.drop_ring(grant, self.namespace)) is not None]
+            if closing:
+                await asyncio.wait(closing, timeout=LAST_RING_SECONDS)
+            self.namespace.users -= 1
+            core.events.add("process-ended", str(self), pid=self.pid, session=self.id)
+            log.info("%s: session %d ended", self, self.id)
+        if self.stats is not None:
+            self.stats.remove_for(self.pid, self.uid, self.gid)
+
+    def notify(self, message: bytes) -> None:
+        """Send an event; a program that does not read is taken for lost."""
+        self._try_send(message)
+
+    def _try_send(self, message: bytes) -> None:
+        try:
+            self.connection.send(message)
+        except ConnectionLost:
+            log.info("%s: does not read its control connection, or is gone", self)
+
+    # ---- requests
+
+    async def _hello(self, request: Request, fds: ReceivedFds) -> bool:
+        core, body = self.core, request.body
+        self.comm, self.cmdline = c_text(body.comm), c_text(body.cmdline)
+        self.profile, self.app_id = c_text(body.profile), c_text(body.app_id)
+        if len(core.sessions) >= core.config["limits.sessions"] or core.closing:
+            reason = Reason.SERVICE_STOP if core.closing else Reason.RING_LIMIT
+            core.counters["refused_total"] += 1
+            core.count_reason(reason)
+            self.connection.send(request.refusal(errno.EUSERS, reason))
+            return False
+        if len(fds):
+            self.stats = await StatsFile.accept(fds.take())
+        try:
+            fd = netns_fd_of_pidfd(self._pidfd)
+        except OSError:
+            return False  # it died
+        try:
+            self.namespace = await core.namespaces.enter(fd)
+        finally:
+            os.close(fd)
+        core.sessions[self.id] = self
+        core.counters["sessions_total"] += 1
+        watcher = self.namespace.watcher
+        reply = request.reply(session=self.id, net_page_size=watcher.page_size,
+                              service_version=core.version.encode()[:31])
+        self.connection.send(reply, [watcher.page_fd])
+        core.events.add("process-started", f"{self} in {self.namespace.name}", pid=self.pid, session=self.id)
+        log.info("%s: session %d, uid %d, namespace %s", self, self.id, self.uid, self.namespace.name)
+        return True
+
+    async def _ring(self, request: Request, fds: ReceivedFds) -> bytes | None:
+        core, body, namespace = self.core, request.body, self._namespace()
+        sizes = core.grants.sizes(core.config, body.frames, body.rx_size, body.tx_size)
+        port = await namespace.open_port(body.ifindex)
+        core.port_attached(namespace, port)
+        if any(grant.port is port for grant in core.grants.of_session(self.id)):
+            raise Refused("ring", f"this program has a ring on {port.name} already", "", int(Reason.RING_FAILED))
+        core.grants.admit(core.config, sizes)
+        try:
+            handle = await namespace.worker.call_async(port.attached().grant, sizes,
+                                                       core.config["ring.direct"] == "first")
+        finally:
+            core.grants.settle()
+        grant = core.grants.add(self.id, self.pid, port, handle)
+        if self.connection.lost or namespace.ports.get(body.ifindex) is not port:
+            core.drop_ring(grant, namespace)
+            raise refuse(f"interface {port.name}", Reason.IF_GONE)
+        core.table.add_ring(grant.ref)
+        core.converge([self.id])
+        core.counters["grants_total"] += 1
+        self.released.add(grant.ring_id)
+        core.events.add("ring-granted", f"ring {grant.ring_id} on {port.name} for {self}", ring_id=grant.ring_id,
+                        pid=self.pid, interface=port.name)
+        log.info("%s: ring %d on %s:%s, %s, %d queue(s)", self, grant.ring_id, namespace.name, port.name,
+                 "direct" if handle.direct else "ring veth", len(handle.xsk_fds))
+        reply = request.reply(ring_id=grant.ring_id, **handle.reply_fields())
+        self.connection.send(reply, [handle.umem_fd, *handle.xsk_fds])
+        return None
+
+    async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
+        core, namespace = self.core, self._namespace()
+        fd = fds.take()
+        plain = proof.is_plain_udp(fd)
+        try:
+            flow = self._flow_of(request)
+            found = proof.check(fd, flow, namespace.cookie)
+        finally:
+            # Closed before anything else waits: kept, it would hold the port beyond the program's end.
+            if plain:
+                os.close(fd)
+            else:
+                proof.close_slowly(fd)
+        flow.inode, flow.shared_port = found.inode, found.reuse_addr or flow.kind is Kind.MULTICAST
+        if flow.shared_port:
+            await self._refuse_shared(flow, namespace)
+        if self.connection.lost:
+            raise ConnectionLost
+        core.table.max_rules = core.config["limits.rules"]
+        try:
+            core.table.attach(flow)
+        finally:
+            core.converge([self.id])  # also tells those whom a refused group sent home
+        core.prepare_counter(flow)
+        core.counters["flows_total"] += 1
+        core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)
+        return request.reply(flow_id=flow.flow_id, rules=core.table.rule_count(flow))
+
+    def _flow_of(self, request: Request) -> Flow:
+        body = request.body
+        try:
+            kind = Kind.from_wire(body.kind)
+        except KeyError:
+            raise ProtocolError(f"flow kind {body.kind}", Reason.PROTOCOL, request.type, request.seq) from None
+        if body.family not in proof.FAMILIES or body.proto not in proof.TYPES:
+            raise ProtocolError(f"flow of family {body.family}, protocol {body.proto}", Reason.PROTOCOL, request.type,
+                                request.seq)
+        if body.proto != socket.IPPROTO_UDP:
+            raise refuse("flow", Reason.TYPE)
+        five = kind is Kind.FIVE
+        return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=kind, owner=self.id, proto=body.proto,
+                    local=bytes(body.local_addr), local_port=ntohs(body.local_port), family=body.family,
+                    remote=bytes(body.remote_addr) if five else ANY_ADDR,
+                    remote_port=ntohs(body.remote_port) if five else 0, ifindex=body.ifindex, fd=body.fd,
+                    netns=self._namespace().name)
+
+    async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
+        bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)
+        # Sockets of other sessions are the table's matter: it knows who is newer.
+        known = {other.inode for other in self.core.table.flows.values() if other.local_port == flow.local_port}
+        others = shared.competitors(flow, bound, known | {flow.inode})
+        if flow.kind is not Kind.MULTICAST:
+            flow.older = frozenset(b.inode for b in others)  # this socket was bound later: it wins, as in the kernel
+            others = [b for b in others if b.remote != ANY_ADDR]
+        if others:
+            log.info("%s: %s: also bound: %s", self, flow.local_text, shared.describe(others))
+            raise refuse(f"flow {flow.local_text}",
+                         Reason.MULTICAST_SHARED if flow.kind is Kind.MULTICAST else Reason.PORT_SHARED)
+
+    async def _detach(self, request: Request, fds: ReceivedFds) -> bytes:
+        core, body = self.core, request.body
+        flow = core.table.flows.get(body.flow_id)
+        if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET:
+            return request.reply()  # it went home already: the event may have crossed this request
+        core.table.remove(body.flow_id)
+        core.converge([self.id])
+        cause = Reason.from_code(body.cause)
+        core.count_reason(cause)
+        core.events.add("flow-removed", f"{flow.local_text} of {self}: {cause.slug}", flow_id=flow.flow_id,
+                        pid=self.pid, reason=cause.slug)
+        if cause is not Reason.NONE:
+            # The socket lives on: no frame may come to the ring after the shim's last look at it. A socket that is
+            # closed does not care, and should not wait milliseconds for it.
+            await core.grace.wait()
+        return request.reply()
+
+    async def _neigh(self, request: Request, fds: ReceivedFds) -> bytes:
+        body = request.body
+        if body.family not in proof.FAMILIES:
+            raise ProtocolError(f"address family {body.family}", Reason.PROTOCOL, request.type, request.seq)
+        found = await self._namespace().watcher.resolve_neighbour(body.ifindex, bytes(body.addr), NEIGHBOUR_SECONDS)
+        if not found:
+            raise refuse("neighbour", Reason.NO_NEIGHBOUR)
+        return request.reply()
+
+    async def _release(self, request: Request, fds: ReceivedFds) -> bytes:
+        ring_id = request.body.ring_id
+        grant = self.core.grants.all.get(ring_id)
+        if grant is None or grant.session != self.id:
+            if ring_id in self.released:
+                return request.reply()  # closed by the service before (RING_GONE)
+            raise Refused("ring", f"ring {ring_id} is not this program's", "", int(Reason.NOT_OWNER))
+        closing = self.core.drop_ring(grant, self._namespace())
+        if closing is not None:
+            await asyncio.wait([closing])
+        return request.reply()
+
+    def _namespace(self) -> Namespace:
+        assert self.namespace is not None, "requests come after HELLO"
+        return self.namespace
+
+
+def _errno_of(reason: int) -> int:
+    """The errno that a refusal carries beside its reason."""
+    return {Reason.NOT_OWNER: errno.EPERM, Reason.RING_LIMIT: errno.ENOSPC, Reason.RULE_LIMIT: errno.ENOSPC,
+            Reason.NO_NEIGHBOUR: errno.EHOSTUNREACH, Reason.IF_GONE: errno.ENODEV, Reason.NO_INTERFACE: errno.ENODEV,
+            Reason.IF_DOWN: errno.ENETDOWN, Reason.IF_BUSY: errno.EBUSY, Reason.PORT_SHARED: errno.EADDRINUSE,
+            Reason.MULTICAST_SHARED: errno.EADDRINUSE, Reason.NOT_OFFLOADABLE_ADDR: errno.EADDRNOTAVAIL,
+            Reason.RULE: errno.EACCES}.get(Reason.from_code(reason), errno.EOPNOTSUPP)

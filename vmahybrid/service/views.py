@@ -1,0 +1,102 @@
+"""The service's objects as the plain data of view.py."""
+
+from __future__ import annotations
+
+import logging
+
+from vmahybrid.contracts import addr_to_text
+from vmahybrid.errors import VmahybridError
+from vmahybrid.service.core import Core
+from vmahybrid.service.grants import Grant
+from vmahybrid.service.namespaces import LinkRow, Namespace
+from vmahybrid.service.ports import Port
+from vmahybrid.service.session import Session
+from vmahybrid.service.view import FlowView, InterfaceView, ProcessView, RingView
+from vmahybrid.stats.page import StatsPage, read_page
+from vmahybrid.steering.flow import PROTO_NAMES, Flow, FlowAction, Source
+from vmahybrid.steering.reasons import Reason
+
+log = logging.getLogger("vmahybrid.service")
+
+
+def interface_view(namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
+    handle = port.handle if port is not None else None
+    reason = handle.reason if handle is not None else namespace.served(link)
+    refused = port.error if port is not None and handle is None else None
+    view = InterfaceView(
+        name=link.name, ifindex=link.ifindex, netns=namespace.name, backend="xdp" if handle else "kernel",
+        mode="none" if handle is None else "native" if handle.native else "generic", zerocopy=False,
+        driver=handle.driver if handle else "", mtu=link.mtu, queues=handle.queues if handle else 0, up=link.up,
+        attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
+        remedy=refused.remedy if refused else reason.remedy,
+        addresses=[addr_to_text(address) for address in namespace.watcher.addresses(link.ifindex)],
+        outs=handle.outs() if handle else {}, rings=len(port.ring_ids) if port else 0, rules=rules)
+    if handle is None and reason is Reason.NONE:
+        view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""
+    return view
+
+
+def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> RingView:
+    handle, port = grant.handle, grant.port
+    geometry = handle.geometry
+    native = port.handle is not None and port.handle.native
+    own = next((ring for ring in page.rings if ring.ring_id == grant.ring_id), None) if page else None
+    try:
+        kernel = handle.kernel_stats()
+    except OSError:
+        kernel = {}
+    return RingView(
+        ring_id=grant.ring_id, pid=grant.pid, interface=port.name, ifindex=port.id.ifindex, netns=namespace_name,
+        kind="direct" if handle.direct else "veth", mode="native" if native else "generic", zerocopy=handle.zerocopy,
+        queues=len(handle.xsk_fds), frames=geometry["frames"], frame_size=geometry["frame_size"],
+        rx_size=geometry["rx_size"], tx_size=geometry["tx_size"], reason=handle.reason.slug,
+        stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs())
+
+
+def flow_view(core: Core, flow: Flow) -> FlowView:
+    session = core.sessions.get(flow.owner)
+    places = {port for port, _ in core.table.rules_of(flow.flow_id)}
+    names = {found[1].name for port in places if (found := core.port(port)) is not None}
+    rings = [ring.ring_id for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
+    packets, size = core.hits(flow)
+    return FlowView(
+        flow_id=flow.flow_id, kind=flow.kind.value, action=_action(core, flow), source=flow.source.value,
+        proto=PROTO_NAMES[flow.proto], local=flow.local_text, remote=flow.remote_text,
+        interface=next(iter(names)) if len(names) == 1 else flow.interface, netns=flow.netns,
+        pid=session.pid if session else 0, comm=session.comm if session else "", fd=flow.fd,
+        ring_id=rings[0] if len(rings) == 1 else 0, reason=flow.reason.slug, rules=core.table.rule_count(flow),
+        packets=packets, bytes=size, created=flow.created)
+
+
+def _action(core: Core, flow: Flow) -> str:
+    if flow.action is FlowAction.RING and not core.table.rule_count(flow):
+        return FlowAction.KERNEL.value  # asked for a ring, has none now: the reason says why
+    return flow.action.value
+
+
+def process_view(core: Core, session: Session, page: StatsPage | None) -> ProcessView:
+    flows = [flow.flow_id for flow in core.table.of_owner(session.id)]
+    rings = [grant.ring_id for grant in core.grants.of_session(session.id)]
+    return ProcessView(
+        pid=session.pid, uid=session.uid, comm=session.comm, cmdline=session.cmdline, profile=session.profile,
+        netns=session.namespace.name if session.namespace else "", session=session.id, started=session.started,
+        offloaded_sockets=sum(socket.offloaded for socket in page.sockets) if page else len(flows),
+        sockets=len(page.sockets) if page else len(flows), rings=rings, flows=flows,
+        reason=page.reason if page else Reason.NONE.slug, log_level=page.log_level if page else 0,
+        log_details=page.log_details if page else 0, sockets_over=page.sockets_over if page else 0,
+        homecomings=page.homecomings if page else 0)
+
+
+def read_stats(session: Session) -> StatsPage | None:
+    """The program's statistics page, None if it gave none or it can't be read."""
+    if session.stats is None or session.stats.fd < 0:
+        return None
+    try:
+        return read_page(session.stats.fd, session.pid)
+    except (OSError, VmahybridError) as error:
+        log.debug("%s: statistics page: %s", session, error)
+        return None
+
+
+def operator_flows(core: Core) -> list[Flow]:
+    return [flow for flow in core.table.flows.values() if flow.source is Source.OPERATOR]
