@@ -98,7 +98,8 @@ class Facade:
         session = self._session(pid)
         page = views.read_stats(session)
         if page is None:
-            raise NotFound(f"statistics of process {pid}", "the program handed over no page that can be read", "see VMA_STATS_SHMEM_DIR and VMA_STATS_FD_NUM")
+            raise NotFound(f"statistics of process {pid}", "the program handed over no page that can be read",
+                           "see VMA_STATS_SHMEM_DIR and VMA_STATS_FD_NUM")
         return ProcessStats(
             process=views.process_view(self._core, session, page), read_at=time.monotonic(), sockets=page.sockets,
             iomux=page.iomux, rings=[self._ring(g.ring_id, page) for g in self._core.grants.of_session(session.id)])
