@@ -202,8 +202,11 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         raise CatalogueError(f"{name}: an enum has choices, nothing else has")
     if isinstance(parameter.default, str) != (parameter.type == "string"):
         raise CatalogueError(f"{name}: default {parameter.default!r} is not of type {parameter.type}")
-    if parameter.type == "int" and parameter.default != parameter.parse(str(parameter.default)):
-        raise CatalogueError(f"{name}: the default is out of range")
+    if parameter.type == "int":
+        try:
+            parameter.parse(str(parameter.default))
+        except ValueError as error:
+            raise CatalogueError(f"{name}: default: {error}") from error
     return parameter
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from vmahybrid.config.catalogue import (
+from vmahybrid.config.catalogue import (  # noqa: E402
     ACTS,
     FALSE_WORDS,
     STRING_SIZE,
