@@ -79,13 +79,13 @@ static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
 
 	if (!it)
 		return NULL;
-	it->member = m;
+	__atomic_store_n(&it->member, m, __ATOMIC_RELAXED); /* a stale hint may look at it */
 	it->fd = fd;
 	it->events = 0;
 	it->data = 0;
 	it->call = 0;
 	it->disarmed = 0;
-	__atomic_store_n(&it->set, e, __ATOMIC_RELAXED);
+	__atomic_store_n(&it->set, e, __ATOMIC_RELEASE);
 	return it;
 }
 

@@ -1,4 +1,4 @@
-/* poll and select. select becomes a pollfd array: the kernel's own translation of the sets. */
+/* poll. */
 #include "vmh_iomux_int.h"
 #include "vmh_sock.h"
 
@@ -12,10 +12,9 @@ struct poll_waiter {
 	struct vmh_waiter w; /* first */
 	struct entry *ent;
 	unsigned nent;
-	unsigned limit;      /* stop the array here: entries beyond were not asked for */
 };
 
-static __thread struct vmh_oslook poll_look, select_look;
+static __thread struct vmh_oslook poll_look;
 
 static bool obj_wanted(const struct vmh_obj *o)
 {
@@ -29,7 +28,7 @@ static bool obj_wanted(const struct vmh_obj *o)
 }
 
 /* Without a reference: objects are type-stable, a stale answer is at worst the slow way. */
-static bool fd_wanted(int fd)
+bool vmh_fd_wanted(int fd)
 {
 	struct vmh_obj *o;
 
@@ -44,7 +43,7 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
 	if (n > vmh_fdtab_size) /* EINVAL over RLIMIT_NOFILE: the kernel never reads the array */
 		return false;
 	for (nfds_t i = 0; i < n; i++)
-		if (fd_wanted(fds[i].fd))
+		if (vmh_fd_wanted(fds[i].fd))
 			return true;
 	return false;
 }
@@ -123,8 +122,8 @@ static bool on_ring(struct vmh_waiter *w)
 
 #define STACK_ENTRIES 64
 
-static int poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
-		    struct vmh_oslook *look, struct vmh_iomux_stats *stats)
+int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
+		 struct vmh_oslook *look, struct vmh_iomux_stats *stats)
 {
 	struct entry st[STACK_ENTRIES];
 	struct poll_waiter x = {
@@ -136,7 +135,7 @@ static int poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const si
 	int r;
 
 	for (unsigned i = 0; i < n; i++)
-		many += fd_wanted(fds[i].fd);
+		many += vmh_fd_wanted(fds[i].fd);
 	if (many > STACK_ENTRIES) {
 		bytes = many * sizeof(*x.ent);
 		x.ent = vmh_scratch_new(bytes);
@@ -166,141 +165,5 @@ static int poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const si
 
 int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask)
 {
-	return poll_run(fds, (unsigned)n, timeout_ns, mask, &poll_look, &vmh_stats->poll);
-}
-
-/* ---- select ---- */
-
-#define WORD_BITS (8 * (int)sizeof(unsigned long))
-/* fs/select.c: POLLIN_SET, POLLOUT_SET, POLLEX_SET */
-#define IN_SET (POLLRDNORM | POLLRDBAND | POLLIN | POLLHUP | POLLERR)
-#define OUT_SET (POLLWRBAND | POLLWRNORM | POLLOUT | POLLERR)
-#define EX_SET POLLPRI
-
-struct sets {
-	unsigned long *r, *w, *e; /* the caller's bitmaps; more than FD_SETSIZE bits are allowed */
-	int nfds, words;
-};
-
-static struct sets sets_of(int nfds, const fd_set *r, const fd_set *w, const fd_set *e)
-{
-	struct sets s = { .r = (unsigned long *)r, .w = (unsigned long *)w, .e = (unsigned long *)e };
-
-	/* The kernel, too, looks no further than the process's fd table: INT_MAX is a legal nfds. */
-	s.nfds = nfds > (int)vmh_fdtab_size ? (int)vmh_fdtab_size : nfds;
-	s.words = (s.nfds + WORD_BITS - 1) / WORD_BITS;
-	return s;
-}
-
-static inline unsigned long word(const unsigned long *set, int k)
-{
-	return set ? set[k] : 0;
-}
-
-/* the bits of word k that are below nfds */
-static unsigned long asked(const struct sets *s, int k)
-{
-	unsigned long bits = word(s->r, k) | word(s->w, k) | word(s->e, k);
-	int over = (k + 1) * WORD_BITS - s->nfds;
-
-	return over > 0 ? bits & (~0ul >> over) : bits;
-}
-
-bool vmh_select_wanted(int nfds, const fd_set *r, const fd_set *w, const fd_set *e)
-{
-	struct sets s;
-
-	if (nfds <= 0)
-		return false;
-	s = sets_of(nfds, r, w, e);
-	for (int k = 0; k < s.words; k++)
-		for (unsigned long bits = asked(&s, k); bits; bits &= bits - 1)
-			if (fd_wanted(k * WORD_BITS + __builtin_ctzl(bits)))
-				return true;
-	return false;
-}
-
-static unsigned count_asked(const struct sets *s)
-{
-	unsigned n = 0;
-
-	for (int k = 0; k < s->words; k++)
-		n += (unsigned)__builtin_popcountl(asked(s, k));
-	return n;
-}
-
-static void to_poll(const struct sets *s, struct pollfd *p)
-{
-	for (int k = 0; k < s->words; k++) {
-		for (unsigned long bits = asked(s, k); bits; bits &= bits - 1, p++) {
-			unsigned long b = bits & -bits;
-
-			p->fd = k * WORD_BITS + __builtin_ctzl(bits);
-			p->events = (short)((word(s->r, k) & b ? IN_SET : 0) | (word(s->w, k) & b ? OUT_SET : 0) |
-					    (word(s->e, k) & b ? EX_SET : 0));
-			p->revents = 0;
-		}
-	}
-}
-
-static int put(unsigned long *set, int k, unsigned long b, bool ready)
-{
-	if (!set || !(set[k] & b))
-		return 0;
-	if (!ready)
-		set[k] &= ~b;
-	return ready;
-}
-
-/* Writes the answer over the question, whole words as the kernel does. */
-static int from_poll(const struct sets *s, const struct pollfd *p)
-{
-	int n = 0;
-
-	for (int k = 0; k < s->words; k++) {
-		unsigned long all = asked(s, k);
-
-		for (unsigned long bits = all; bits; bits &= bits - 1, p++) {
-			unsigned long b = bits & -bits;
-
-			n += put(s->r, k, b, p->revents & IN_SET);
-			n += put(s->w, k, b, p->revents & OUT_SET);
-			n += put(s->e, k, b, p->revents & EX_SET);
-		}
-		if (s->r)
-			s->r[k] &= all;
-		if (s->w)
-			s->w[k] &= all;
-		if (s->e)
-			s->e[k] &= all;
-	}
-	return n;
-}
-
-#define STACK_POLLFDS 256
-
-int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, const sigset_t *mask)
-{
-	struct sets s = sets_of(nfds, r, w, e);
-	struct pollfd st[STACK_POLLFDS], *p = st;
-	unsigned n = count_asked(&s);
-	size_t bytes = 0;
-	int ret;
-
-	if (n > STACK_POLLFDS) {
-		bytes = n * sizeof(*p);
-		p = vmh_scratch_new(bytes);
-		if (!p)
-			return -ENOMEM;
-	}
-	to_poll(&s, p);
-	ret = poll_run(p, n, timeout_ns, mask, &select_look, &vmh_stats->select);
-	for (unsigned i = 0; ret > 0 && i < n; i++)
-		if (p[i].revents & POLLNVAL)
-			ret = -EBADF;
-	if (ret >= 0)
-		ret = from_poll(&s, p);
-	if (bytes)
-		vmh_scratch_free(p, bytes);
-	return ret;
+	return vmh_poll_run(fds, (unsigned)n, timeout_ns, mask, &poll_look, &vmh_stats->poll);
 }

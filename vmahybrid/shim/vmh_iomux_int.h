@@ -40,6 +40,11 @@ bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
 void vmh_scratch_free(void *p, size_t bytes);
 
+/* iomux.c, for select as well */
+bool vmh_fd_wanted(int fd);                 /* can rings make this fd ready, now or later? */
+int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
+		 struct vmh_oslook *look, struct vmh_iomux_stats *stats);
+
 /* wait.c */
 void vmh_wait_fork_child(void);
 void vmh_sleep_signal(void);    /* a handler ran in this thread: a sleep that is about to begin must not */
@@ -85,7 +90,7 @@ struct vmh_ep {
 };
 static inline struct vmh_ep *vmh_ep_of(struct vmh_obj *o) { return (struct vmh_ep *)o; }
 
-/* epoll_set.c */
+/* epoll_item.c */
 struct vmh_ep *vmh_ep_alloc(void);
 void vmh_ep_free(struct vmh_ep *e);
 struct vmh_epitem *vmh_epitem_alloc(void);
@@ -96,10 +101,14 @@ void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
 /* A set that the member is in and that matches, held; NULL: none. */
 struct vmh_ep *vmh_ep_of_member(struct vmh_obj *member, bool (*match)(const struct vmh_ep *e));
 void vmh_ep_mark_ring(struct vmh_obj *member);  /* maybe_ring in all its sets */
-bool vmh_ep_push_if_ready(struct vmh_epitem *it); /* onto the ready list */
+void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child: the sets go on as plain kernel sets */
+
+/* epoll_set.c: the ready list */
+void vmh_ep_rdy_remove(struct vmh_ep *e, struct vmh_epitem *it); /* ready lock held */
+void vmh_ep_push(struct vmh_epitem *it);        /* the item can't go away: items lock or set lock held */
+bool vmh_ep_push_if_ready(struct vmh_epitem *it);
 /* Take up to max ready items, at most once each per call number. */
 int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max, uint64_t call);
-void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child: the sets go on as plain kernel sets */
 
 /* epoll.c */
 long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev);

@@ -46,4 +46,30 @@ int fake_epoll(void);
 /* as the interposers do it */
 int ctl(int ep, int op, int fd, uint32_t events, uint64_t data);
 int wait_ep(int ep, struct epoll_event *evs, int max, int64_t ns, const sigset_t *mask);
+
+/* the tests, by file */
+extern int iomux_races;
+void t_level(void);
+void t_edge(void);
+void t_oneshot(void);
+void t_oneshot_shared_data(void);
+void t_masks(void);
+void t_errors(void);
+void t_many_sets(void);
+void t_nested(void);
+void t_fairness(void);
+void t_kernel_not_starved(void);
+void t_timeouts(void);
+void t_kernel_only_set(void);
+void t_offloaded_later(void);
+void t_wake_races(void);
+void t_churn(void);
+void t_mask_ready_first(void);
+void t_handlers(void);
+void t_poll_exact(void);
+void t_select_exact(void);
+void t_budget(void);
+void t_after_fork(void);
+void t_eintr(void);
+void t_cancellation(void);
 #endif

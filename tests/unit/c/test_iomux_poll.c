@@ -1,0 +1,155 @@
+/* poll and select, entry by entry; the budget; fork. */
+#include "iomux_fake.h"
+#include <sys/select.h>
+#include <sys/wait.h>
+
+static struct epoll_event evs[64];
+
+static int look(int ep)
+{
+	return wait_ep(ep, evs, 64, 0, NULL);
+}
+
+/* ---- poll and select, entry by entry ---- */
+
+void t_poll_exact(void)
+{
+	int a = fake_sock(true), b = fake_sock(true), k = fake_kernel_sock(), p[2];
+
+	CHECK(pipe(p) == 0);
+	fake_ring_rx(a);
+	struct pollfd q[] = {
+		{ .fd = a, .events = POLLIN }, { .fd = -1, .events = POLLIN, .revents = 99 },
+		{ .fd = a, .events = POLLIN | POLLRDNORM | POLLOUT }, { .fd = a, .events = 0 },
+		{ .fd = b, .events = POLLIN }, { .fd = k, .events = POLLOUT }, { .fd = 99999, .events = POLLIN },
+		{ .fd = p[0], .events = POLLIN }, { .fd = a, .events = POLLPRI },
+	};
+	short want[] = { POLLIN, 0, POLLIN | POLLRDNORM | POLLOUT, 0, 0, POLLOUT, POLLNVAL, 0, 0 };
+	CHECK(vmh_poll_wanted(q, 9));
+	EQUAL(vmh_poll(q, 9, 0, NULL), 4);
+	for (int i = 0; i < 9; i++)
+		EQUAL(q[i].revents, want[i]);
+	CHECK(!vmh_poll_wanted(&q[5], 3));
+	CHECK(!vmh_poll_wanted(NULL, 0));
+	close(p[1]);
+	EQUAL(vmh_poll(&q[7], 2, -1, NULL), 1);
+	EQUAL(q[7].revents, POLLHUP);
+	/* an epoll set inside */
+	int ep = fake_epoll();
+	struct pollfd e = { .fd = ep, .events = POLLIN };
+	EQUAL(ctl(ep, EPOLL_CTL_ADD, b, EPOLLIN, 1), 0);
+	CHECK(vmh_poll_wanted(&e, 1));
+	EQUAL(vmh_poll(&e, 1, 0, NULL), 0);
+	fake_ring_rx(b);
+	EQUAL(vmh_poll(&e, 1, -1, NULL), 1);
+	EQUAL(e.revents, POLLIN);
+	/* more than the stack holds */
+	struct pollfd big[600];
+	for (int i = 0; i < 600; i++)
+		big[i] = (struct pollfd){ .fd = i & 1 ? b : a, .events = POLLIN };
+	EQUAL(vmh_poll(big, 600, 0, NULL), 600);
+	CHECK(fake_take(a));
+	EQUAL(vmh_poll(big, 600, -1, NULL), 300);
+	CHECK(fake_take(b));
+	EQUAL(vmh_poll(big, 600, 5 * MS, NULL), 0);
+	fake_close(a);
+	fake_close(b);
+	fake_close(ep);
+	close(k);
+	close(p[0]);
+}
+
+void t_select_exact(void)
+{
+	int a = fake_sock(true), b = fake_sock(true), n, high = 3000;
+	fd_set r, w, e;
+	unsigned long big[64] = { 0 };
+	struct vmh_obj *o;
+
+	FD_ZERO(&r);
+	FD_ZERO(&w);
+	FD_ZERO(&e);
+	FD_SET(a, &r);
+	FD_SET(b, &r);
+	FD_SET(a, &w);
+	FD_SET(a, &e);
+	fake_ring_rx(a);
+	CHECK(vmh_select_wanted(b + 1, &r, &w, &e));
+	EQUAL(vmh_select(b + 1, &r, &w, &e, 0, NULL), 2);
+	CHECK(FD_ISSET(a, &r) && FD_ISSET(a, &w) && !FD_ISSET(a, &e) && !FD_ISSET(b, &r));
+	FD_SET(b, &r);
+	EQUAL(vmh_select(a + 1, &r, NULL, NULL, -1, NULL), 1); /* b is beyond nfds */
+	FD_SET(999, &r);
+	EQUAL(vmh_select(1000, &r, NULL, NULL, 0, NULL), -EBADF);
+	CHECK(FD_ISSET(999, &r)); /* sets untouched by an error */
+	CHECK(!vmh_select_wanted(a, &r, NULL, NULL));
+	/* more than FD_SETSIZE */
+	o = vmh_fd_get(a);
+	vmh_obj_put(o);
+	n = dup2(a, high);
+	if (n == high) {
+		vmh_fd_dup(a, high);
+		big[high / 64] |= 1ul << (high % 64);
+		CHECK(vmh_select_wanted(high + 1, (fd_set *)big, NULL, NULL));
+		EQUAL(vmh_select(high + 1, (fd_set *)big, NULL, NULL, -1, NULL), 1);
+		CHECK(big[high / 64] >> (high % 64) & 1);
+		CHECK(fake_take(a));
+		EQUAL(vmh_select(high + 1, (fd_set *)big, NULL, NULL, MS, NULL), 0);
+		EQUAL(big[high / 64], 0);
+		fake_close(high);
+	}
+	fake_close(a);
+	fake_close(b);
+}
+
+void t_budget(void)
+{
+	int fd = fake_sock(true), off = fake_sock(false), polls;
+	struct pollfd q = { .fd = fd, .events = POLLIN }, k = { .fd = off, .events = POLLIN };
+
+	vmh_params.select_poll = 3000;
+	polls = atomic_load(&fake_polls);
+	EQUAL(vmh_poll(&q, 1, 20 * MS, NULL), 0);
+	CHECK(atomic_load(&fake_polls) > polls + 50);
+	EQUAL(vmh_stats->poll.poll_miss, 1);
+	vmh_params.select_poll = -1;
+	polls = atomic_load(&fake_polls);
+	EQUAL(vmh_poll(&k, 1, 20 * MS, NULL), 0);
+	CHECK(atomic_load(&fake_polls) <= polls + 6); /* nothing on a ring: no spinning */
+	fake_ring_rx(fd);
+	EQUAL(vmh_poll(&q, 1, -1, NULL), 1);
+	EQUAL(vmh_stats->poll.poll_hit, 1);
+	EQUAL(vmh_stats->poll.rx_ready, 1);
+	CHECK(vmh_stats->poll.thread == (unsigned)getpid());
+	fake_close(fd);
+	fake_close(off);
+}
+
+void t_after_fork(void)
+{
+	int ep = fake_epoll(), fd = fake_sock(true), status;
+
+	EQUAL(ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 4), 0);
+	fake_ring_rx(fd);
+	EQUAL(look(ep), 1);
+	pid_t pid = fork();
+	if (pid == 0) {
+		vmh_wait_fork_child();
+		vmh_epoll_fork_child();
+		EQUAL(look(ep), 0);
+		fake_os_rx(fd);
+		EQUAL(wait_ep(ep, evs, 4, 1000 * MS, NULL), 1);
+		EQUAL(evs[0].data.u64, 4);
+		int mine = fake_sock(true);
+		EQUAL(ctl(ep, EPOLL_CTL_ADD, mine, EPOLLIN, 6), 0);
+		EQUAL(ctl(ep, EPOLL_CTL_DEL, mine, EPOLLIN, 6), 0);
+		fake_os_take(fd);
+		struct pollfd q = { .fd = mine, .events = POLLIN };
+		EQUAL(vmh_poll(&q, 1, MS, NULL), 0);
+		exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+	EQUAL(WEXITSTATUS(status), 0);
+	fake_close(fd);
+	fake_close(ep);
+}

@@ -1,0 +1,261 @@
+/* Epoll sets and their items: pools, and who is in which set. */
+#include "vmh_iomux_int.h"
+
+#define CHUNK_BYTES 65536
+struct chunk {
+	struct chunk *next;
+	char mem[];
+};
+#define ITEMS_PER_CHUNK ((CHUNK_BYTES - sizeof(struct chunk)) / sizeof(struct vmh_epitem))
+#define EPS_PER_CHUNK ((CHUNK_BYTES - sizeof(struct chunk)) / sizeof(struct vmh_ep))
+
+static struct vmh_lock pool_lock;
+static struct chunk *item_chunks, *ep_chunks;
+static struct vmh_epitem *free_items;
+static struct vmh_ep *free_eps;
+
+/* Members are hashed over these, so that two rings seldom wait for each other in notify. */
+#define ITEMS_LOCKS 64
+static struct vmh_lock items_locks[ITEMS_LOCKS];
+
+static struct vmh_lock *items_lock(const struct vmh_obj *member)
+{
+	return &items_locks[((uintptr_t)member >> 6) * 0x9e3779b97f4a7c15u >> 58];
+}
+
+static struct chunk *chunk_new(struct chunk **list)
+{
+	struct chunk *c = vmh_scratch_new(CHUNK_BYTES);
+
+	if (c) {
+		c->next = *list;
+		*list = c;
+	}
+	return c;
+}
+
+static void free_items_of(struct chunk *c)
+{
+	struct vmh_epitem *it = (struct vmh_epitem *)c->mem;
+
+	for (size_t i = 0; i < ITEMS_PER_CHUNK; i++, it++) {
+		it->set = NULL;
+		it->rdy_next = NULL;
+		it->set_next = free_items;
+		free_items = it;
+	}
+}
+
+struct vmh_epitem *vmh_epitem_alloc(void)
+{
+	struct vmh_epitem *it;
+	struct chunk *c;
+
+	vmh_lock(&pool_lock);
+	if (!free_items) {
+		c = chunk_new(&item_chunks);
+		if (c)
+			free_items_of(c);
+	}
+	it = free_items;
+	if (it)
+		free_items = it->set_next;
+	vmh_unlock(&pool_lock);
+	return it;
+}
+
+void vmh_epitem_free(struct vmh_epitem *it)
+{
+	vmh_lock(&pool_lock);
+	it->set_next = free_items;
+	free_items = it;
+	vmh_unlock(&pool_lock);
+}
+
+static void ep_init(struct vmh_ep *e)
+{
+	e->items = NULL;
+	e->nitems = e->noneshot = 0;
+	e->rdy.rdy_next = e->rdy.rdy_prev = &e->rdy;
+	atomic_store(&e->rdy_n, 0);
+	atomic_store(&e->maybe_ring, 0);
+	atomic_store(&e->nested, 0);
+	atomic_store(&e->kwait, 0);
+	atomic_store(&e->kick_on, 0);
+	__atomic_store_n(&e->hint, NULL, __ATOMIC_RELAXED);
+	memset(e->foreign, 0, sizeof(e->foreign));
+	e->look = (struct vmh_oslook){ 0 };
+}
+
+struct vmh_ep *vmh_ep_alloc(void)
+{
+	struct vmh_ep *e;
+	struct chunk *c;
+
+	vmh_lock(&pool_lock);
+	if (!free_eps && (c = chunk_new(&ep_chunks))) {
+		e = (struct vmh_ep *)c->mem;
+		for (size_t i = 0; i < EPS_PER_CHUNK; i++, e++) {
+			e->free_next = free_eps;
+			free_eps = e;
+		}
+	}
+	e = free_eps;
+	if (e)
+		free_eps = e->free_next;
+	vmh_unlock(&pool_lock);
+	if (e)
+		ep_init(e);
+	return e;
+}
+
+void vmh_ep_free(struct vmh_ep *e)
+{
+	vmh_lock(&pool_lock);
+	e->free_next = free_eps;
+	free_eps = e;
+	vmh_unlock(&pool_lock);
+}
+
+/* ---- membership ---- */
+
+struct vmh_epitem *vmh_epitem_find(struct vmh_ep *e, struct vmh_obj *member, int fd)
+{
+	struct vmh_lock *l = items_lock(member);
+	struct vmh_epitem *it;
+
+	vmh_lock(l);
+	for (it = member->items; it; it = it->member_next)
+		if (it->set == e && it->fd == fd)
+			break;
+	vmh_unlock(l);
+	return it;
+}
+
+bool vmh_epitem_link(struct vmh_epitem *it)
+{
+	struct vmh_ep *e = it->set;
+	struct vmh_obj *m = it->member;
+	struct vmh_lock *l = items_lock(m);
+
+	vmh_lock(l);
+	/* closed is set before the items are taken away (vmh_epoll_member_closed): no item survives */
+	if (atomic_load(&m->closed)) {
+		vmh_unlock(l);
+		return false;
+	}
+	it->member_next = m->items;
+	it->member_pprev = &m->items;
+	if (m->items)
+		m->items->member_pprev = &it->member_next;
+	__atomic_store_n(&m->items, it, __ATOMIC_RELEASE);
+	vmh_unlock(l);
+	it->set_next = e->items;
+	it->set_pprev = &e->items;
+	if (e->items)
+		e->items->set_pprev = &it->set_next;
+	e->items = it;
+	e->nitems++;
+	/* pairs with the fence of notify: it sees the item, or we see its datagram */
+	atomic_thread_fence(memory_order_seq_cst);
+	return true;
+}
+
+void vmh_epitem_unlink(struct vmh_epitem *it)
+{
+	struct vmh_ep *e = it->set;
+	struct vmh_lock *l = items_lock(it->member);
+
+	vmh_lock(l);
+	__atomic_store_n(it->member_pprev, it->member_next, __ATOMIC_RELAXED);
+	if (it->member_next)
+		it->member_next->member_pprev = it->member_pprev;
+	vmh_lock(&e->rdy_lock);
+	if (it->rdy_next)
+		vmh_ep_rdy_remove(e, it);
+	if (it->events & EPOLLONESHOT)
+		e->noneshot--;
+	__atomic_store_n(&it->set, NULL, __ATOMIC_RELAXED);
+	vmh_unlock(&e->rdy_lock);
+	vmh_unlock(l);
+	*it->set_pprev = it->set_next;
+	if (it->set_next)
+		it->set_next->set_pprev = it->set_pprev;
+	e->nitems--;
+	if (e->hint == it)
+		__atomic_store_n(&e->hint, NULL, __ATOMIC_RELAXED);
+	vmh_epitem_free(it);
+}
+
+struct vmh_ep *vmh_ep_of_member(struct vmh_obj *member, bool (*match)(const struct vmh_ep *e))
+{
+	struct vmh_lock *l = items_lock(member);
+	struct vmh_ep *e = NULL;
+
+	vmh_lock(l);
+	for (struct vmh_epitem *it = member->items; it && !e; it = it->member_next)
+		if (match(it->set))
+			e = it->set;
+	if (e)
+		vmh_obj_hold(&e->obj); /* alive: a closing set takes its items away first */
+	vmh_unlock(l);
+	return e;
+}
+
+void vmh_ep_mark_ring(struct vmh_obj *member)
+{
+	struct vmh_lock *l = items_lock(member);
+
+	vmh_lock(l);
+	for (struct vmh_epitem *it = member->items; it; it = it->member_next)
+		atomic_store(&it->set->maybe_ring, 1);
+	vmh_unlock(l);
+}
+
+void vmh_epoll_notify(struct vmh_obj *member)
+{
+	struct vmh_lock *l;
+
+	atomic_thread_fence(memory_order_seq_cst); /* the datagram before the items: see vmh_epitem_link */
+	if (!__atomic_load_n(&member->items, __ATOMIC_RELAXED))
+		return;
+	l = items_lock(member);
+	vmh_lock(l);
+	for (struct vmh_epitem *it = member->items; it; it = it->member_next)
+		vmh_ep_push(it);
+	vmh_unlock(l);
+}
+
+/* ---- fork ---- */
+
+void vmh_epoll_fork_child(void)
+{
+	atomic_store(&pool_lock.word, 0);
+	for (unsigned i = 0; i < ITEMS_LOCKS; i++)
+		atomic_store(&items_locks[i].word, 0);
+	vmh_ep_kick_fork_child();
+	free_items = NULL;
+	for (struct chunk *c = item_chunks; c; c = c->next) {
+		struct vmh_epitem *it = (struct vmh_epitem *)c->mem;
+
+		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++)
+			if (it[i].set)
+				it[i].member->items = NULL;
+		free_items_of(c);
+	}
+	for (struct chunk *c = ep_chunks; c; c = c->next) {
+		struct vmh_ep *e = (struct vmh_ep *)c->mem;
+
+		for (size_t i = 0; i < EPS_PER_CHUNK; i++, e++) {
+			uint8_t nested = atomic_load(&e->nested);
+
+			if (!e->stats)
+				continue; /* free */
+			atomic_store(&e->obj.lock.word, 0);
+			atomic_store(&e->rdy_lock.word, 0);
+			ep_init(e);
+			atomic_store(&e->nested, nested); /* the kernel's nesting was inherited */
+			e->stats = vmh_stats_epoll_new(e->obj.fd);
+		}
+	}
+}
