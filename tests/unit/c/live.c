@@ -80,13 +80,18 @@ static void attach(unsigned ifindex, int xsk)
 	union bpf_attr m = {.map_type = BPF_MAP_TYPE_XSKMAP, .key_size = 4, .value_size = 4, .max_entries = 1};
 	union bpf_attr u = {0}, l = {0};
 	unsigned zero = 0;
-	int map = bpf(BPF_MAP_CREATE, &m), prog = load(map);
+	static int map = -1;
+	bool attached = map >= 0;
 
+	if (!attached)
+		map = bpf(BPF_MAP_CREATE, &m);
 	u.map_fd = (unsigned)map;
 	u.key = (uintptr_t)&zero;
 	u.value = (uintptr_t)&xsk;
 	bpf(BPF_MAP_UPDATE_ELEM, &u);
-	l.link_create.prog_fd = (unsigned)prog;
+	if (attached)
+		return;
+	l.link_create.prog_fd = (unsigned)load(map);
 	l.link_create.target_ifindex = ifindex;
 	l.link_create.attach_type = BPF_XDP;
 	l.link_create.flags = XDP_FLAGS_SKB_MODE;
