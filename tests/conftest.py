@@ -56,14 +56,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def machine_before() -> Iterator[tuple[leftovers.Snapshot, str]]:
+def machine_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[leftovers.Snapshot, str]]:
     """The state of the machine before the first test, and the name of this session in its children's environment."""
     session = uuid.uuid4().hex
     os.environ[leftovers.SESSION_VARIABLE] = session
+    pages = tmp_path_factory.mktemp("pages")
+    pages.chmod(0o1777)  # for programs of any user
+    os.environ[leftovers.STATS_VARIABLE] = str(pages)
     if os.geteuid() == 0:
         sweep()
     yield (leftovers.take() if os.geteuid() == 0 else leftovers.Snapshot()), session
-    del os.environ[leftovers.SESSION_VARIABLE]
+    del os.environ[leftovers.SESSION_VARIABLE], os.environ[leftovers.STATS_VARIABLE]
 
 
 @pytest.fixture

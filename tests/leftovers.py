@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SESSION_VARIABLE = "VMH_TEST_SESSION"
+# statistics pages of this session's programs have a directory of their own: /tmp has those of other runs as well
+STATS_VARIABLE = "VMA_STATS_SHMEM_DIR"
 # networking's own words for a broken kernel; lines of other subsystems are of no interest
 _KERNEL_COMPLAINT = re.compile(
     r"\bBUG:|\bWARNING:|\bOops\b|general protection fault|KASAN|refcount_t|unregister_netdevice"
@@ -81,10 +83,10 @@ def _bpf(kind: str, wanted: str) -> dict[int, str]:
 
 
 def _stats_pages() -> set[str]:
-    """Statistics pages in /tmp whose process is gone."""
+    """Statistics pages of this session whose process is gone."""
     return {
         str(path)
-        for path in Path("/tmp").glob("vmastat.*")
+        for path in Path(os.environ.get(STATS_VARIABLE, "/tmp")).glob("vmastat.*")
         if path.suffix[1:].isdigit() and not _alive(int(path.suffix[1:]))
     }
 
