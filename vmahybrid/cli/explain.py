@@ -1,0 +1,24 @@
+"""vmahybrid explain: why a socket is or is not on a ring, step by step."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from vmahybrid.cli.output import Style, clean, wrap
+
+SCHEMA = 1
+
+
+def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
+    return {"schema": SCHEMA, **client.get("v1", "sockets", args.socket, "explain")}, 0
+
+
+def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
+    yield f"socket {clean(body['socket'])}"
+    for step in body["steps"]:
+        mark = style.paint("ok", "green") if step["ok"] else style.paint("no", "red")
+        text = wrap(f"{step['step']:<10} {step['text']}", style.width - 6, " " * 11)
+        yield f"  {mark}  {text[0]}"
+        yield from (f"      {more}" for more in text[1:])
+        if step["remedy"]:
+            yield from (f"      {line}" for line in wrap(f"{'':<10} -> {step['remedy']}", style.width - 6, " " * 14))

@@ -1,0 +1,184 @@
+"""The command `vmahybrid`. What is slow to import is imported by the command that needs it."""
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from vmahybrid.cli.output import Style, emit
+from vmahybrid.errors import UsageError, VmahybridError
+
+COMMANDS = ("status", "flows", "explain", "run", "start", "doctor", "config", "completion", "version")
+RUN_USAGE = "vmahybrid run [-p PROFILE] [-e VMA_X=Y]... -- COMMAND ARG..."
+_TOP = ("-h", "--help", "--version")
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as one line that names the token, and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        why = message.removeprefix("argument ")
+        raise UsageError(self.prog.removeprefix("vmahybrid ").strip(), why, f"{self.prog} --help shows how")
+
+
+def build_parser(with_start: bool = True) -> Parser:
+    """``with_start``: with the options of the service, whose module takes its time."""
+    parser = Parser(prog="vmahybrid", description="Kernel bypass for unmodified socket programs.",
+                    epilog="Without a command: status. VMAHYBRID_RUNDIR names the run directory of the service.",
+                    allow_abbrev=False)  # fmt: skip
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command_name", metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False,
+                                   **more)  # fmt: skip
+
+    _json(add("status", "show the service, interfaces, processes, flows and what is wrong"))
+    _flows(add("flows", "show the steering table; add or delete rules of the operator"))
+    explain = add("explain", "say why a socket is or is not on a ring")
+    explain.add_argument("socket", metavar="PID[:FD]|ADDR:PORT", help="a process, its descriptor, or a local address")
+    _json(explain)
+    _run(add("run", "run a program with the shim", usage=RUN_USAGE))
+    start = add("start", "start the service")
+    if with_start:
+        from vmahybrid.service.main import add_arguments
+
+        add_arguments(start)
+    doctor = add("doctor", "check what this machine offers, and say how to mend it")
+    doctor.add_argument("interfaces", metavar="IF", nargs="*", help="interfaces to look at (default: all)")
+    _json(doctor)
+    _config(add("config", "show the configuration of the running service, or change it"))
+    completion = add("completion", "print a completion script for the shell")
+    completion.add_argument("shell", choices=("bash", "zsh"), help="eval \"$(vmahybrid completion bash)\"")
+    add("version", "print the version")
+    return parser
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON with a schema number")
+
+
+def _flows(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    add = verbs.add_parser("add", help="add a rule: what it covers stays on the kernel, or is dropped",
+                           allow_abbrev=False)  # fmt: skip
+    add.add_argument("action", choices=("kernel", "drop"), help="kernel: never offload; drop: drop in XDP")
+    add.add_argument("local", metavar="ADDR:PORT", help="local address and port, * for any")
+    add.add_argument("--remote", metavar="ADDR:PORT", default="*:*", help="remote address and port (default *:*)")
+    add.add_argument("--proto", choices=("udp", "tcp"), default="udp", help="protocol (default udp)")
+    add.add_argument("--netns", default="host", help="network namespace (default host)")
+    add.add_argument("--interface", metavar="IF", default="*", help="interface (default: every served one)")
+    delete = verbs.add_parser("delete", help="delete a rule, or send a socket's flow home", allow_abbrev=False)
+    delete.add_argument("flow_id", metavar="FLOW", help="number of the flow, the first column of vmahybrid flows")
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-p", "--profile", help="profile (VMA_SPEC): latency, ultra-latency ...")
+    parser.add_argument("-e", "--env", metavar="VMA_X=Y", action="append", default=[], help="parameter of the shim")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    change = verbs.add_parser("set", help="change settings that are live; all are taken or none", allow_abbrev=False)
+    change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="for example limits.rules=2048")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 ok, 1 failed or unhealthy, 2 usage, 77 not possible here; of `run` that of the program."""
+    try:
+        return dispatch(sys.argv[1:] if argv is None else argv)
+    except VmahybridError as error:
+        sys.stdout.flush()
+        print(f"vmahybrid: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def dispatch(argv: list[str]) -> int:
+    if not argv or (argv[0].startswith("-") and argv[0] not in _TOP):
+        argv = ["status", *argv]
+    if argv[0] not in COMMANDS and argv[0] not in _TOP:
+        close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(argv[0], "no such command", f"{hint}the commands are {', '.join(COMMANDS)}")
+    try:
+        args = build_parser(argv[0] == "start").parse_args(argv)
+    except SystemExit as done:  # --help
+        return int(done.code or 0)
+    name = "version" if args.version else args.command_name
+    if name in _DIRECT:
+        return _DIRECT[name](args)
+    return _ask(name, args)
+
+
+def _ask(name: str, args: argparse.Namespace) -> int:
+    """Commands that ask the service."""
+    from vmahybrid.cli import config, explain, flows, status
+    from vmahybrid.cli.client import Client
+
+    module: ModuleType = {"status": status, "flows": flows, "explain": explain, "config": config}[name]
+    with Client() as client:
+        body, code = module.run(args, client)
+    show(body, args.json, lambda: module.lines(body, Style.of(sys.stdout)))
+    return int(code)
+
+
+def show(body: dict[str, Any], as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
+    if as_json:
+        print(json.dumps(body, indent=2))
+    else:
+        emit(lines())
+    sys.stdout.flush()
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from vmahybrid.cli import doctor
+
+    body, code = doctor.run(args)
+    show(body, args.json, lambda: doctor.lines(body, Style.of(sys.stdout)))
+    return code
+
+
+def _run_program(args: argparse.Namespace) -> int:
+    from vmahybrid.cli import run
+
+    return run.run(args)
+
+
+def _start(args: argparse.Namespace) -> int:
+    from vmahybrid.service import main as service
+
+    return int(service.main(args))
+
+
+def _version(_args: argparse.Namespace) -> int:
+    from vmahybrid.cli.version import version
+
+    print(f"vmahybrid {version()}")
+    return 0
+
+
+def _completion(args: argparse.Namespace) -> int:
+    from vmahybrid.cli import completion
+
+    print(completion.script(args.shell, build_parser()), end="")
+    return 0
+
+
+_DIRECT: dict[str, Callable[[argparse.Namespace], int]] = {
+    "doctor": _doctor, "run": _run_program, "start": _start, "version": _version, "completion": _completion,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Text for people: colours on a terminal only, tables that fit, and no control character of a foreign string."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+WIDTH = 100  # columns, unless the terminal says otherwise
+GAP = "  "
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+Colour = Literal["bold", "dim", "red", "green", "yellow"]
+
+
+def clean(text: object) -> str:
+    """Names of processes and command lines are anybody's: what is not printable becomes ``?``."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How to write to one stream."""
+
+    colour: bool
+    width: int
+
+    @classmethod
+    def of(cls, stream: TextIO) -> "Style":
+        """Colour on a terminal only, and not with NO_COLOR (no-color.org) or TERM=dumb."""
+        terminal = stream.isatty()
+        colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns) if terminal else WIDTH
+        return cls(colour, width)
+
+    def paint(self, text: str, colour: Colour) -> str:
+        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self.colour else text
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``right`` for numbers. Columns with ``shrink`` give way, the highest number first, down to ``floor`` characters.
+    """
+
+    title: str
+    right: bool = False
+    shrink: int = 0
+    floor: int = 8
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], width: int = WIDTH) -> list[str]:
+    """Lines with a header, none without rows. A column without any text is left out; a text that is cut ends in …"""
+    cells = [[clean(value) for value in row] for row in rows]
+    if not cells:
+        return []
+    used = [n for n in range(len(columns)) if any(row[n] for row in cells)]
+    columns, cells = [columns[n] for n in used], [[row[n] for n in used] for row in cells]
+    widths = [max(len(c.title), *(len(row[n]) for row in cells)) for n, c in enumerate(columns)]
+    over = sum(widths) + len(GAP) * (len(columns) - 1) - width
+    for number in sorted(range(len(columns)), key=lambda n: -columns[n].shrink):
+        if over > 0 and columns[number].shrink:
+            spare = min(over, max(0, widths[number] - max(columns[number].floor, len(columns[number].title))))
+            widths[number] -= spare
+            over -= spare
+    lines = [[c.title for c in columns], *cells]
+    return [_line(columns, widths, row) for row in lines]
+
+
+def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[str]) -> str:
+    parts = []
+    for column, width, text in zip(columns, widths, row, strict=True):
+        short = text if len(text) <= width else text[: width - 1] + "…"
+        parts.append(short.rjust(width) if column.right else short.ljust(width))
+    return GAP.join(parts).rstrip()
+
+
+def wrap(text: str, width: int, indent: str) -> list[str]:
+    """``text`` in lines of at most ``width``, the second and further ones indented."""
+    import textwrap
+
+    return textwrap.wrap(clean(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def short(count: int) -> str:
+    """``999999``, ``1.23M``, ``45.6G``: at most seven characters up to 10^20."""
+    if count < 1_000_000:
+        return str(count)
+    value, unit = float(count), ""
+    for unit in "kMGTPE":
+        value /= 1000
+        if value < 999.5:
+            break
+    return f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """``3 d 4 h``, ``12 min``, ``5 s``."""
+    left = max(0, int(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for number, (unit, size) in enumerate(units):
+        if left >= size or unit == "s":
+            text = f"{left // size} {unit}"
+            rest = left % size
+            if number < 2 and rest >= units[number + 1][1]:
+                text += f" {rest // units[number + 1][1]} {units[number + 1][0]}"
+            return text
+    raise AssertionError  # the last unit returns
+
+
+def since(moment: float) -> str:
+    return duration(time.time() - moment)
+
+
+def emit(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    for line in lines:
+        print(line, file=stream or sys.stdout)

@@ -1,0 +1,96 @@
+"""vmahybrid run: starts a program with the shim preloaded."""
+
+import argparse
+import difflib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import vmahybrid
+from vmahybrid.cli.elf import preload_problem
+from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
+from vmahybrid.config import catalogue
+from vmahybrid.errors import NotPossibleHere, UsageError
+
+LIBRARY = "libvmahybrid.so"
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # as env(1)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does not return when the program could be started. Raises UsageError, NotPossibleHere."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("run", "no command is given", "vmahybrid run [-p PROFILE] [-e VMA_X=Y] -- COMMAND ARG...")
+    changes = environment(args.profile, args.env, library())
+    path = shutil.which(command[0])
+    if path is not None and (problem := preload_problem(path)):
+        print(f"vmahybrid: {command[0]}: {problem}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, os.environ | changes)
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError | NotADirectoryError) else NOT_RUNNABLE
+        print(f"vmahybrid: {command[0]}: {error.strerror}. Give a program in PATH, or its path", file=sys.stderr)
+        return code
+
+
+def environment(profile: str | None, assignments: list[str], shim: Path) -> dict[str, str]:
+    """What is set for the program. Raises UsageError."""
+    changes = {"LD_PRELOAD": _preload(shim)}
+    if rundir() != DEFAULT_RUNDIR and "VMA_HYBRID_SOCKET" not in os.environ:
+        changes["VMA_HYBRID_SOCKET"] = str(control_socket())
+    if profile is not None:
+        changes["VMA_SPEC"] = changes["VMA_HYBRID_PROFILE"] = known_profile(profile)
+    return changes | dict(map(assignment, assignments))
+
+
+def _preload(shim: Path) -> str:
+    """First, so that other preloaded libraries call the shim; once, for a `run` inside a `run`."""
+    others = [name for name in os.environ.get("LD_PRELOAD", "").replace(":", " ").split() if name != str(shim)]
+    return ":".join([str(shim), *others])
+
+
+def library() -> Path:
+    """VMAHYBRID_LIB, or beside the package, or in a source tree that was built. Raises NotPossibleHere."""
+    package = Path(vmahybrid.__file__).resolve().parent
+    asked = os.environ.get("VMAHYBRID_LIB")
+    candidates = [Path(asked).absolute()] if asked else [package / LIBRARY, package.parent / LIBRARY]
+    for path in candidates:
+        if path.is_file():
+            # ld.so splits LD_PRELOAD at blanks and colons and knows no quoting.
+            if set(str(path)) & {" ", ":", "\t"}:
+                raise NotPossibleHere(str(path), "LD_PRELOAD can't hold a path with a blank or colon", "move it")
+            return path
+    where = " or ".join(map(str, candidates))
+    raise NotPossibleHere(LIBRARY, f"not found as {where}", "make build, or set VMAHYBRID_LIB to its path")
+
+
+def known_profile(name: str) -> str:
+    known = catalogue.load()
+    try:
+        return known.profile(name).name
+    except KeyError:
+        names = ", ".join(profile.name for profile in known.profiles)
+        raise UsageError(f"profile {name!r}", "unknown", f"the profiles are {names}") from None
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """``VMA_RX_POLL=-1``, checked against the catalogue of parameters."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"-e {text!r}", "not VMA_NAME=VALUE", "for example -e VMA_RX_POLL=-1")
+    known = {alias: p for p in catalogue.load().parameters for alias in (p.name, *p.aliases)}
+    if name == "VMA_SPEC":
+        return name, known_profile(value)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"-e {name}", "no such parameter", f"{hint}docs/parameters.md lists them")
+    try:
+        known[name].parse(value)
+    except ValueError as error:
+        why = str(error).removeprefix(f"{known[name].name}: ")
+        raise UsageError(f"-e {name}", why, "docs/parameters.md describes it") from None
+    return name, value

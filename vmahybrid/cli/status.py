@@ -1,0 +1,88 @@
+"""vmahybrid status: the service, what it serves, for whom, and what is wrong."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from vmahybrid.cli.output import Column, Style, since, table, wrap
+
+SCHEMA = 1
+FLOWS_SHOWN = 20
+
+INTERFACES = [
+    Column("INTERFACE"), Column("NETNS", shrink=1), Column("BACKEND"), Column("MODE"), Column("MTU", right=True),
+    Column("QUEUES", right=True), Column("RINGS", right=True), Column("RULES", right=True),
+    Column("WHY NOT BETTER", shrink=2),
+]  # fmt: skip
+PROCESSES = [
+    Column("PID", right=True), Column("COMMAND", shrink=2), Column("PROFILE", shrink=1), Column("NETNS", shrink=1),
+    Column("SOCKETS", right=True), Column("ON RINGS", right=True), Column("RINGS", right=True),
+    Column("HOME", right=True), Column("SINCE"), Column("REASON", shrink=3),
+]  # fmt: skip
+FLOWS = [
+    Column("FLOW", right=True), Column("PROTO"), Column("LOCAL", shrink=1), Column("REMOTE", shrink=1),
+    Column("ACTION"), Column("INTERFACE", shrink=1), Column("OWNER", shrink=2), Column("PACKETS", right=True),
+    Column("REASON", shrink=3),
+]  # fmt: skip
+
+
+def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
+    """Exit code 1 if the service is not ready or something is wrong."""
+    status = client.get("v1", "status")
+    return {"schema": SCHEMA, **status}, 0 if status["ready"] and not status["health"] else 1
+
+
+def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
+    ready = style.paint("ready", "green") if status["ready"] else style.paint("not ready", "red")
+    yield f"vmahybrid {status['version']}: {ready}, pid {status['pid']}, up {since(status['started'])}"
+    yield f"control {status['control_socket']}, api {', '.join(status['api'])}"
+    yield ""
+    yield from _section("interfaces", INTERFACES, map(interface_row, status["interfaces"]), style)
+    for interface in status["interfaces"]:
+        if interface["remedy"]:
+            yield from wrap(f"  {interface['name']}: {interface['reason_text']}: {interface['remedy']}", style.width,
+                            "    ")  # fmt: skip
+    yield ""
+    yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
+    yield ""
+    flows = status["flows"]
+    yield from _section("flows", FLOWS, map(flow_row, flows[:FLOWS_SHOWN]), style)
+    if len(flows) > FLOWS_SHOWN:
+        yield f"and {len(flows) - FLOWS_SHOWN} more: vmahybrid flows"
+    yield ""
+    for sentence in status["health"]:
+        first, *more = wrap(sentence, style.width - 2, "")
+        yield f"{style.paint('!', 'yellow')} {first}"
+        yield from (f"  {line}" for line in more)
+    if not status["health"]:
+        yield style.paint("all is well", "green") if status["ready"] else "starting"
+
+
+def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Iterator[str]:
+    found = table(columns, rows, style.width)
+    if not found:
+        yield f"no {name}"
+        return
+    yield style.paint(found[0], "bold")
+    yield from found[1:]
+
+
+def interface_row(i: dict[str, Any]) -> list[object]:
+    mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if i["attached"] else "none"
+    why = "" if i["reason"] == "none" else i["reason_text"]
+    state = "" if i["up"] else "down; "
+    return [i["name"], i["netns"], i["backend"], mode, i["mtu"], i["queues"], i["rings"], i["rules"], state + why]
+
+
+def process_row(p: dict[str, Any]) -> list[object]:
+    return [
+        p["pid"], p["comm"], p["profile"] or "-", p["netns"], p["sockets"], p["offloaded_sockets"], len(p["rings"]),
+        p["homecomings"], since(p["started"]), "" if p["reason"] == "none" else p["reason"],
+    ]  # fmt: skip
+
+
+def flow_row(f: dict[str, Any]) -> list[object]:
+    action = f"ring {f['ring_id']}" if f["action"] == "ring" else f["action"]
+    owner = "operator" if f["source"] == "operator" else f"{f['pid']}:{f['fd']} {f['comm']}"
+    reason = "" if f["reason"] == "none" else f["reason"]
+    return [f["flow_id"], f["proto"], f["local"], f["remote"], action, f["interface"], owner, f["packets"], reason]
