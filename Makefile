@@ -3,10 +3,10 @@ VENV := .venv/bin
 PYTEST := $(VENV)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test check lint unit bench asan clean
+.PHONY: help deps build run test check lint unit bench asan test-asan clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 
 deps: ## install the Debian packages that are missing (root)
 	@scripts/deps
@@ -34,6 +34,9 @@ bench: build ## every figure of the issue beside its target (root, 10 minutes)
 
 asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour sanitizers
 	@scripts/asan
+
+test-asan: build ## the tests that run real programs, with the shim of make asan (root)
+	@env $$(scripts/asan) $(VENV)/python -P -m pytest tests/net tests/apps tests/test_zz_leftovers.py
 
 clean: ## remove everything that was built, .venv as well
 	rm -rf build build-asan .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -128,7 +129,7 @@ class Service:
     def run_argv(self, argv: Sequence[str], profile: str = "latency", **variables: str) -> list[str]:
         """The command that runs argv under the shim, with the given VMA_* variables; it needs :attr:`env` as well."""
         settings = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
-        return [tool("vmahybrid"), "run", "-p", profile, *settings, "--", *argv]
+        return [*_sanitizer(), tool("vmahybrid"), "run", "-p", profile, *settings, "--", *argv]
 
     def stop(self, timeout: float = 10.0) -> None:
         """SIGTERM; SandboxError unless it exits with 0 within timeout seconds and nothing of it is left."""
@@ -161,6 +162,15 @@ class Service:
             if xdp_program(side) is not None:
                 left.append(f"an XDP program on {side.interface}")
         return left
+
+
+def _sanitizer() -> list[str]:
+    """What goes before a command when VMAHYBRID_LIB is a sanitizer's build: `make test-asan` names its runtime."""
+    runtime = os.environ.get("VMH_SANITIZER_RUNTIME")
+    if not runtime:
+        return []
+    # `vmahybrid run` puts the shim before the runtime, and both before libc, which is what counts
+    return ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"]
 
 
 def _links(side: Side) -> set[str]:
