@@ -1,4 +1,5 @@
 /* The socket calls that a program makes. Thin: look up the fd, call its class, else libc. */
+#include "vmh_control.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
@@ -44,6 +45,8 @@ VMH_EXPORT int socket(int domain, int type, int protocol)
 
 		vmh_fd_close(fd); /* closed behind our back, and the number is used again */
 		vmh_started();
+		if (domain == AF_INET || domain == AF_INET6)
+			vmh_session_open(); /* so that status and explain know of programs without UDP, too */
 		vmh_sock_created(fd, domain, type, protocol);
 		errno = saved;
 	}
