@@ -210,11 +210,11 @@ int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct 
 	size_t off = ETH_LEN, ip_hdr, ip_total, udp_len;
 	uint16_t type;
 
-	if (vmh_unlikely(len < ETH_LEN + IP_LEN + UDP_LEN))
+	if (vmh_unlikely(len < HDR_LEN)) /* so two tags and the first words of IP are there; ip_total tells the rest */
 		return -EBADMSG;
 	type = load16(frame + 12);
 	for (int tags = 0; vmh_unlikely(is_vlan(type)); tags++) {
-		if (tags == 2 || len - off < 4 + IP_LEN + UDP_LEN)
+		if (tags == 2)
 			return -EBADMSG;
 		type = load16(frame + off + 2);
 		off += 4;

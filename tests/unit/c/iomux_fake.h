@@ -69,6 +69,7 @@ void t_handlers(void);
 void t_poll_exact(void);
 void t_select_exact(void);
 void t_budget(void);
+void t_model(void);
 void t_after_fork(void);
 void t_eintr(void);
 void t_cancellation(void);

@@ -175,6 +175,22 @@ static void test_bursts(void)
 	drain_for(50);
 }
 
+/* A kick goes on until the kernel has taken everything, however small its batches are. */
+static void test_small_batches(void)
+{
+	const struct xring *g = &state()->q[0].tx;
+	uint64_t kicks = ring->stats->kicks;
+	int budget = 32;
+
+	CHECK(setsockopt(state()->q[0].fd, SOL_XDP, 9, &budget, sizeof(budget)) == 0, "XDP_MAX_TX_SKB_BUDGET, linux 6.17");
+	for (unsigned k = 0; k < 48; k++)
+		CHECK(send_bytes(1, true) == 0, "post %u", k);
+	CHECK(vmh_ring_kick(ring) == 0, "kick");
+	CHECK(kernel_index(g->cons) == g->here, "%u left behind", g->here - kernel_index(g->cons));
+	CHECK(ring->stats->kicks - kicks == 2, "%ju kicks", (uintmax_t)(ring->stats->kicks - kicks));
+	drain_for(50);
+}
+
 /* All frames are held by the program: nothing arrives any more; given back, everything goes on. */
 static void test_hoarding(void)
 {
@@ -414,6 +430,7 @@ int main(int argc, char **argv)
 	test_sizes();
 	test_stamps();
 	test_bursts();
+	test_small_batches();
 	test_hoarding();
 	test_counters();
 	test_threads();

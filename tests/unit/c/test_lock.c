@@ -33,6 +33,30 @@ static void *count(void *arg)
 	return NULL;
 }
 
+static void *wait_asleep(void *arg)
+{
+	struct timespec *cpu = arg;
+
+	vmh_lock(&lock);
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, cpu);
+	vmh_unlock(&lock);
+	return NULL;
+}
+
+/* Who waits for long sleeps. */
+static void test_sleep(void)
+{
+	struct timespec cpu, hold = {0, 200000000};
+	pthread_t t;
+
+	vmh_lock(&lock);
+	pthread_create(&t, NULL, wait_asleep, &cpu);
+	nanosleep(&hold, NULL);
+	vmh_unlock(&lock);
+	pthread_join(t, NULL);
+	CHECK(cpu.tv_sec == 0 && cpu.tv_nsec < 50000000, "%ld ns of CPU burnt in 200 ms of waiting", cpu.tv_nsec);
+}
+
 int main(void)
 {
 	pthread_t t[THREADS];
@@ -41,6 +65,7 @@ int main(void)
 	CHECK(!vmh_trylock(&lock), "taken twice");
 	vmh_unlock(&lock);
 	CHECK(lock.word == 0, "free again");
+	test_sleep();
 	for (uintptr_t i = 0; i < THREADS; i++)
 		pthread_create(&t[i], NULL, count, (void *)(i * 10));
 	for (int i = 0; i < THREADS; i++)
