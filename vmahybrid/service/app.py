@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import grp
+import importlib
 import logging
 import os
 import resource
@@ -64,7 +65,9 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
-        await asyncio.gather(asyncio.to_thread(self.core.backend.prepare), asyncio.to_thread(remove_stale_veths))
+        # The compiler works in a process of its own; our imports meanwhile.
+        await asyncio.gather(asyncio.to_thread(self.core.backend.prepare), asyncio.to_thread(remove_stale_veths),
+                             asyncio.to_thread(importlib.import_module, "api.app"))
         for rule in self.core.config.rules:
             self.core.table.add_rule(rule.flow())
         await self._attach_named()

@@ -285,8 +285,8 @@ class SteeringTable:
             claims[:] = [claim for claim in claims if claim.flow is not flow]
             claims.append(Claim(flow, ring_id))
             self._decide(port, key)
-        placed -= before
-        placed |= now.keys()
+        placed.difference_update(before)
+        placed.update(now)
         self._explain(flow)
         if flow.kind is Kind.MULTICAST and flow.source is Source.SOCKET:
             self._split_groups(now)

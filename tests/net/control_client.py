@@ -1,0 +1,227 @@
+"""A client of the control socket in Python: what a program under the shim says, for tests of the service.
+
+Run as a program it says what its standard input tells it, one JSON object per line, in the namespace and with the
+identity of its process; each answer is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import sys
+import time
+from typing import Any, Self
+
+from vmahybrid import contracts
+from vmahybrid.contracts import addr_to_bytes, htons, lib
+
+HEADER = "struct vmh_msg_hdr"
+REPLIES = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello_reply", lib.VMH_MSG_RING: "struct vmh_msg_ring_reply",
+           lib.VMH_MSG_ATTACH: "struct vmh_msg_attach_reply"}
+KINDS = {"5t": lib.VMH_FLOW_5T, "3t": lib.VMH_FLOW_3T, "mc": lib.VMH_FLOW_MC}
+
+
+class Closed(Exception):
+    """The service closed the connection."""
+
+
+class Client:
+    """Requests in lock step; events that come in between are in ``events`` as (event, a, b, reason)."""
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.settimeout(5)
+        self.sock.connect(path)
+        self.events: list[tuple[int, int, int, int]] = []
+        self.fds: list[int] = []
+        self._seq = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.sock.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+    def pack(self, type_: int, ctype: str, **fields: Any) -> bytes:
+        self._seq += 1
+        header = {"magic": lib.VMH_CTL_MAGIC, "version": lib.VMH_CTL_VERSION, "type": type_,
+                  "len": contracts.size_of(ctype), "seq": self._seq, **fields.pop("hdr", {})}
+        return contracts.pack(ctype, hdr=header, **fields)
+
+    def send(self, data: bytes, *fds: int) -> None:
+        socket.send_fds(self.sock, [data], list(fds))
+
+    def receive(self) -> bytes:
+        """The next message of any kind; its descriptors are appended to ``fds``. Raises Closed."""
+        try:
+            data, control, _flags, _ = self.sock.recvmsg(lib.VMH_MSG_MAX, socket.CMSG_SPACE(17 * 4))
+        except ConnectionResetError:
+            raise Closed from None
+        for _level, _kind, payload in control:
+            fds = array.array("i")
+            fds.frombytes(payload)
+            self.fds += fds
+        if not data:
+            raise Closed
+        return data
+
+    def reply(self) -> Any:
+        """The next reply; events before it are put aside."""
+        while True:
+            data = self.receive()
+            header = contracts.unpack(HEADER, data)
+            if header.type == lib.VMH_MSG_EVENT:
+                self._event(data)
+                continue
+            ctype = REPLIES.get(header.type & ~lib.VMH_MSG_REPLY, HEADER)
+            return contracts.unpack(ctype if len(data) >= contracts.size_of(ctype) else HEADER, data)
+
+    def _event(self, data: bytes) -> None:
+        event = contracts.unpack("struct vmh_msg_event", data)
+        self.events.append((event.event, event.a, event.b, event.hdr.reason))
+
+    def wait_event(self, timeout: float = 3.0) -> tuple[int, int, int, int]:
+        """The oldest event that was not taken yet. Raises TimeoutError, Closed."""
+        until = time.monotonic() + timeout
+        while not self.events:
+            if not select.select([self.sock], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError("no event came")
+            self._event(self.receive())
+        return self.events.pop(0)
+
+    def call(self, type_: int, ctype: str, *fds: int, **fields: Any) -> Any:
+        self.send(self.pack(type_, ctype, **fields), *fds)
+        return self.reply()
+
+    def hello(self, *fds: int, comm: str = "client") -> Any:
+        return self.call(lib.VMH_MSG_HELLO, "struct vmh_msg_hello", *fds, pid=os.getpid(), comm=comm.encode(),
+                         cmdline=b"a test")
+
+    def ring(self, ifindex: int, **sizes: int) -> Any:
+        """The reply; ``fds`` grows by the UMEM and the sockets."""
+        return self.call(lib.VMH_MSG_RING, "struct vmh_msg_ring", ifindex=ifindex, **sizes)
+
+    def attach(self, fd: int, kind: str, local: tuple[str, int], remote: tuple[str, int] = ("*", 0), ifindex: int = 0,
+               **more: Any) -> Any:
+        fields = {"kind": KINDS[kind], "ifindex": ifindex, "fd": fd, "proto": socket.IPPROTO_UDP, "family": 4,
+                  "local_addr": addr_to_bytes(local[0]), "local_port": htons(local[1]),
+                  "remote_addr": addr_to_bytes(remote[0]), "remote_port": htons(remote[1]), **more}
+        return self.call(lib.VMH_MSG_ATTACH, "struct vmh_msg_attach", fd, **fields)
+
+    def detach(self, flow_id: int, cause: int = 0) -> Any:
+        return self.call(lib.VMH_MSG_DETACH, "struct vmh_msg_detach", flow_id=flow_id, cause=cause)
+
+    def release(self, ring_id: int) -> Any:
+        return self.call(lib.VMH_MSG_RELEASE, "struct vmh_msg_release", ring_id=ring_id)
+
+    def neigh(self, ifindex: int, address: str) -> Any:
+        return self.call(lib.VMH_MSG_NEIGH, "struct vmh_msg_neigh", ifindex=ifindex, family=4,
+                         addr=addr_to_bytes(address))
+
+
+class Interpreter:
+    """The program: commands from standard input to the client and to sockets of its own."""
+
+    def __init__(self, path: str) -> None:
+        self.client = Client(path)
+        self.sockets: dict[str, socket.socket] = {}
+
+    def run(self, command: dict[str, Any]) -> Any:
+        return getattr(self, "do_" + command.pop("do"))(**command)
+
+    def do_hello(self, stats: str = "") -> dict[str, Any]:
+        fd = os.open(stats, os.O_RDWR) if stats else -1
+        reply = self.client.hello(*([fd] if stats else []))
+        if stats:
+            os.close(fd)
+        return _plain(reply)
+
+    def do_ring(self, ifname: str, **sizes: int) -> dict[str, Any]:
+        return _plain(self.client.ring(socket.if_nametoindex(ifname), **sizes))
+
+    def do_socket(self, name: str, bind: list[Any], connect: list[Any] | None = None, reuse: str = "",
+                  join: list[str] | None = None) -> int:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, getattr(socket, reuse), 1)
+        sock.bind((bind[0], bind[1]))
+        if connect:
+            sock.connect((connect[0], connect[1]))
+        if join:
+            membership = socket.inet_aton(join[0]) + socket.inet_aton(join[1])
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+        self.sockets[name] = sock
+        return int(sock.getsockname()[1])
+
+    def do_attach(self, name: str, kind: str, local: list[Any], remote: list[Any] | None = None,
+                  ifname: str = "") -> dict[str, Any]:
+        ifindex = socket.if_nametoindex(ifname) if ifname else 0
+        far = (remote[0], remote[1]) if remote else ("*", 0)
+        return _plain(self.client.attach(self.sockets[name].fileno(), kind, (local[0], local[1]), far, ifindex))
+
+    def do_detach(self, flow_id: int, cause: int = 0) -> dict[str, Any]:
+        return _plain(self.client.detach(flow_id, cause))
+
+    def do_release(self, ring_id: int) -> dict[str, Any]:
+        return _plain(self.client.release(ring_id))
+
+    def do_neigh(self, ifname: str, address: str) -> dict[str, Any]:
+        return _plain(self.client.neigh(socket.if_nametoindex(ifname), address))
+
+    def do_event(self, timeout: float = 3.0) -> list[int]:
+        return list(self.client.wait_event(timeout))
+
+    def do_closed(self, timeout: float = 3.0) -> bool:
+        """Does the service close the connection? Events on the way are dropped."""
+        try:
+            while True:
+                self.client.wait_event(timeout)
+        except Closed:
+            return True
+        except TimeoutError:
+            return False
+
+    def do_recv(self, name: str, timeout: float = 1.0) -> str:
+        """What the kernel socket gets, "" if nothing."""
+        self.sockets[name].settimeout(timeout)
+        try:
+            return self.sockets[name].recv(2048).decode()
+        except TimeoutError:
+            return ""
+
+    def do_send(self, name: str, data: str, to: list[Any]) -> int:
+        return self.sockets[name].sendto(data.encode(), (to[0], to[1]))
+
+    def do_close(self, name: str) -> None:
+        self.sockets.pop(name).close()
+
+
+def _plain(reply: Any) -> dict[str, Any]:
+    fields = contracts.as_dict(reply)
+    header = fields.pop("hdr", None) or fields
+    flat = {**{k: v for k, v in fields.items() if not isinstance(v, bytes)}, "status": header["status"],
+            "reason": header["reason"]}
+    return {key: value for key, value in flat.items() if isinstance(value, int)}
+
+
+def main() -> None:
+    interpreter = Interpreter(sys.argv[1])
+    for line in sys.stdin:
+        try:
+            answer = {"ok": interpreter.run(json.loads(line))}
+        except Exception as error:
+            answer = {"error": type(error).__name__, "text": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
