@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from net.xdp_lab import (
@@ -29,7 +32,7 @@ from net.xdp_lab import (
 from vmahybrid.contracts import addr_to_bytes, flow_key, htons, lib
 from vmahybrid.errors import Refused
 from vmahybrid.steering.reasons import Reason
-from vmahybrid.xdp.port import XdpPort
+from vmahybrid.xdp.port import XdpPort, _Slots
 from vmahybrid.xdp.ring import open_ring
 from vmahybrid.xdp.ringveth import remove_leftovers
 
@@ -105,7 +108,8 @@ def test_the_second_process_gets_a_ring_veth_and_both_work(lab: Lab, mode: str) 
     with lab.port(mode) as port, lab.kernel_socket() as peer:
         first, second, third = (open_ring(port) for _ in range(3))
         assert [ring.kind for ring in (first, second, third)] == ["direct", "veth", "veth"]
-        assert [ring.reason for ring in (first, second)] == [Reason.NONE, Reason.VETH_SECOND]
+        assert first.reason == (Reason.NONE if mode == "generic" else Reason.COPY_NO_ZEROCOPY)  # veth has none
+        assert second.reason == third.reason == Reason.VETH_SECOND
         for number, ring in enumerate((first, second, third)):
             steer(port, ring, 5001 + number, rule=number)
         with view(first) as one, view(second) as two, view(third) as three:
@@ -186,8 +190,9 @@ def test_a_process_without_any_privilege_drives_a_ring(lab: Lab, port: XdpPort, 
             assert datagrams(peer, 1) == [(b"%d" % number, (B, 5001))]
 
 
-def test_several_receive_queues_make_one_direct_ring(lab: Lab) -> None:
-    with Lab(queues=4) as wide, wide.port("native") as port:
+@pytest.mark.parametrize("mode", MODES)
+def test_several_receive_queues_make_one_direct_ring(mode: str) -> None:
+    with Lab(queues=4) as wide, wide.port(mode) as port:
         ring = open_ring(port)
         assert (ring.kind, len(ring.xsk_fds), ring.reply_fields()["nqueues"]) == ("direct", 4, 4)
         steer(port, ring, 5001)
@@ -307,6 +312,47 @@ def test_an_interface_that_disappears_takes_its_rings_along(lab: Lab, port: XdpP
     assert not port.attached
     port.close()
     assert lab.links() == ["lo"]
+
+
+WITHOUT_IPC_LOCK = """
+import resource
+from net.xdp_lab import Lab
+from vmahybrid.errors import Refused
+from vmahybrid.xdp.ring import open_ring
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+with Lab() as lab, lab.port() as port:
+    try:
+        open_ring(port)
+    except Refused as refused:
+        print(refused.reason.slug, refused)
+    print(len(port.rings), lab.links())
+"""
+
+
+def test_a_small_memlock_limit_is_named_with_its_remedy() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(["setpriv", "--bounding-set=-ipc_lock", sys.executable, "-c", WITHOUT_IPC_LOCK],
+                          env={**os.environ, "PYTHONPATH": f"{root}:{root}/tests"}, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("memlock ring on vb: ")
+    assert "ulimit -l unlimited" in first
+    assert second == "0 ['lo', 'vb']"
+
+
+def test_refused_rings_leave_nothing(lab: Lab, port: XdpPort) -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    port._ring_slots = port._dev_slots = _Slots(0, "test")  # the last step of both kinds fails
+    for direct in (True, False):
+        with pytest.raises(Refused) as refused:
+            open_ring(port, direct_allowed=direct)
+        assert refused.value.reason == Reason.RING_LIMIT
+    for wrong in ({"rx_size": 1000}, {"tx_size": 1 << 30}, {"frames": 0}, {"frames": 1 << 30}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):
+            open_ring(port, **wrong)
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert lab.links() == ["lo", "vb"]
 
 
 def test_leftover_ring_veths_are_removed_by_alias(lab: Lab) -> None:

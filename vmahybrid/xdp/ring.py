@@ -20,7 +20,7 @@ from vmahybrid.steering.reasons import Reason
 from vmahybrid.xdp.port import ETH_HEADER, XdpPort
 from vmahybrid.xdp.probe import probe
 from vmahybrid.xdp.ringveth import RingVeth
-from vmahybrid.xdp.umem import Umem
+from vmahybrid.xdp.umem import MAX_FRAMES, Umem
 from vmahybrid.xdp.xsk import Xsk
 
 MAX_QUEUES = 16  # of a direct ring: fds that one control message carries
@@ -43,7 +43,8 @@ def _grant_key(addr: bytes, port_be: int, proto: int, family: int) -> bytes:
 
 
 class Ring(ABC):
-    """A granted ring, until close(). ``kind`` is "direct" or "veth"; ``reason`` says why not direct.
+    """A granted ring, until close(). ``kind`` is "direct" or "veth"; ``reason`` says why not better: VETH_SECOND,
+    VETH_QUEUES, or COPY_NO_ZEROCOPY for a direct one whose driver refused (``detail`` has the kernel's words).
 
     ``umem_fd`` and ``xsk_fds`` (one per queue) are to be passed on; they stay open here, and the service never touches
     the rings behind them. All frames belong to the receiver of the fds. ``mtu``: bytes of IP packet that the buffers
@@ -58,6 +59,7 @@ class Ring(ABC):
         self.max_frame = umem.frame_size - _HEADROOM - _VLAN_TAGS
         self.mtu = min(port.mtu, self.max_frame - ETH_HEADER)
         self.zerocopy = all(xsk.zerocopy for xsk in xsks)
+        self.detail = ""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -145,7 +147,9 @@ class DirectRing(Ring):
     kind = "direct"
 
     def __init__(self, port: XdpPort, umem: Umem, xsks: list[Xsk]) -> None:
-        super().__init__(port, umem, xsks, Reason.NONE)
+        detail = next((xsk.fallback for xsk in xsks if xsk.fallback), "")
+        super().__init__(port, umem, xsks, Reason.COPY_NO_ZEROCOPY if detail else Reason.NONE)
+        self.detail = detail
         self._base = port.take_ring_slot()
         try:
             for xsk in xsks:
@@ -209,6 +213,8 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
     every frame of the UMEM at once, so that posting never fails; the completion ring is as large as TX. From any
     thread. Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE), ValueError.
     """
+    if not 0 < frames <= MAX_FRAMES:  # before the fill ring's size is made of it
+        raise ValueError(f"frames must be 1..{MAX_FRAMES}, got {frames}")
     sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": _power_of_two_from(frames), "comp_size": tx_size}
     # In the worker as a whole: two callers can't both find the queues free.
     return port.worker.call(_open_ring, port, frames, sizes, direct_allowed)

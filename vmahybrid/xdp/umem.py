@@ -10,6 +10,7 @@ from typing import Any, Self
 from vmahybrid._xsk import ffi, lib
 
 MFD_NOEXEC_SEAL = 0x0008  # linux/memfd.h, kernel 6.3; without it newer kernels log a complaint
+MAX_FRAMES = 1 << 20  # 2 or 4 GiB, all of it pinned
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -35,6 +36,8 @@ class Umem:
             raise ValueError(f"frame_size must be 2048..{mmap.PAGESIZE}, got {frame_size}")
         if frames <= 0 or frames * frame_size % mmap.PAGESIZE:
             raise ValueError(f"frames * frame_size must fill whole pages, got {frames} * {frame_size}")
+        if frames > MAX_FRAMES:
+            raise ValueError(f"frames are at most {MAX_FRAMES}, got {frames}")
         self.frames, self.frame_size, self.size = frames, frame_size, frames * frame_size
         self.fd = _sealed_memfd("vmahybrid-umem", self.size)
         self._handle: Any = None

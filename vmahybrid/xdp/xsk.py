@@ -16,6 +16,7 @@ AF_XDP = 44  # socket.AF_XDP comes with Python 3.13
 SOL_XDP: int = lib.SOL_XDP
 XDP_MAX_TX_SKB_BUDGET = 9  # linux/if_xdp.h, kernel 6.17: descriptors per wake-up in copy mode
 BUSY_SECONDS = 0.150  # an old owner's queue is released 17-45 ms after its last close
+MAX_RING_SIZE = 1 << 20  # the kernel would try to allocate any size
 STATISTICS = ("rx_dropped", "rx_invalid_descs", "tx_invalid_descs", "rx_ring_full", "rx_fill_ring_empty_descs",
               "tx_ring_empty_descs")
 
@@ -56,6 +57,8 @@ class Xsk:
         sizes = (rx_size, tx_size, fill_size, comp_size)
         for name, size in zip(("rx_size", "tx_size", "fill_size", "comp_size"), sizes, strict=True):
             check_power_of_two(name, size)
+            if size > MAX_RING_SIZE:
+                raise ValueError(f"{name} is at most {MAX_RING_SIZE} descriptors, got {size}")
         xsk, fallback = None, ""
         if umem.registered:  # the mode of a shared UMEM is that of its first socket
             xsk = cls._retry_busy(umem, ifname, queue, sizes, 0, "")
