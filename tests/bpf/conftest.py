@@ -9,6 +9,11 @@ from vmahybrid.xdp.compile import compile_image
 from vmahybrid.xdp.image import Image
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None:
+    """A frame in a test's name is its length, not its bytes."""
+    return f"{len(val)}B" if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def image() -> Image:
     return compile_image()

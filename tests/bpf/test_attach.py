@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from bpf.frames import UDP
-from bpf.harness import MTU, hits, index
+from bpf.harness import AF_XDP, MTU, hits, index
 from vmahybrid.contracts import action, flow_key, lib, pack
 from vmahybrid.errors import Refused
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.xdp.attach import InterfaceBusy, attach, driver_of
-from vmahybrid.xdp.bpf import ProgramSet, load_set
+from vmahybrid.xdp.bpf import XDP_DROP, XDP_PASS, XDP_REDIRECT, ProgramSet, load_set
 from vmahybrid.xdp.holder import attached
 from vmahybrid.xdp.image import Image
 
@@ -243,7 +243,8 @@ def test_kill_9_of_the_owner_detaches(pair: Pair, image: Image) -> None:
     assert until(lambda: pair.near.call(attached, pair.va) == {}, seconds=1)
 
 
-@pytest.mark.parametrize(("queue", "verdict"), [(0, 4), (1, 2), (3, 4), (63, 4), (64, 2), (69, 2)])
+@pytest.mark.parametrize(("queue", "verdict"), [
+    (0, XDP_REDIRECT), (1, XDP_PASS), (3, XDP_REDIRECT), (63, XDP_REDIRECT), (64, XDP_PASS), (69, XDP_PASS)])
 def test_receive_queues(pair: Pair, loaded: ProgramSet, queue: int, verdict: int) -> None:
     """A ring has one slot per queue; a queue beyond VMH_QUEUES must not reach the slots of the next ring."""
     loaded.maps["rules3"].update(flow_key(NEAR, 5000, proto=UDP), action(lib.VMH_ACT_RING, 64))
@@ -251,7 +252,7 @@ def test_receive_queues(pair: Pair, loaded: ProgramSet, queue: int, verdict: int
     link = pair.near.call(attach, loaded.programs["ring_in"], pair.va, "native")
     frame = struct.pack("!12xHBBHHHBBH4s4sHHHH", 0x0800, 0x45, 0, 28, 0, 0, 64, 17, 0, socket.inet_aton(FAR),
                         socket.inet_aton(NEAR), 4000, 5000, 8, 0)
-    rings = [socket.socket(44, socket.SOCK_RAW) for _ in range(4)]
+    rings = [socket.socket(AF_XDP, socket.SOCK_RAW) for _ in range(4)]
     try:
         for ring, slot in zip(rings, (64, 67, 127, 128), strict=True):
             loaded.maps["xsks"].update(index(slot), index(ring.fileno()))
@@ -261,3 +262,13 @@ def test_receive_queues(pair: Pair, loaded: ProgramSet, queue: int, verdict: int
         link.close()
         for ring in rings:
             ring.close()
+
+
+@pytest.mark.parametrize(("queue", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (64, XDP_DROP)])
+def test_ring_in_delivers_to_the_socket_of_the_queue(pair: Pair, loaded: ProgramSet, queue: int, verdict: int) -> None:
+    link = pair.near.call(attach, loaded.programs["steer"], pair.va, "native")
+    with socket.socket(AF_XDP, socket.SOCK_RAW) as ring:
+        loaded.maps["rin_xsks"].update(index(1), index(ring.fileno()))
+        result = pair.near.call(loaded.programs["ring_in"].test_run, bytes(60), ifindex=pair.va, queue=queue)
+    link.close()
+    assert result.retval == verdict
