@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from vmahybrid.bench import sockperf
 from vmahybrid.bench.figures import Part, interleave, median_figure
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
+
+T = TypeVar("T")
 
 PART = "latency"
 RAW, BLOCKING, NONBLOCKED, SHIM = "raw AF_XDP", "kernel blocking", "kernel --nonblocked", "shim -p latency"
@@ -35,27 +38,28 @@ def raw_ping_pong(sandbox: Sandbox, seconds: float) -> sockperf.Latency:
     return sockperf.Latency(measured["p50"], measured["p99"], measured["samples"])
 
 
-def shim_ping_pong(sandbox: Sandbox, seconds: float, service: Service) -> sockperf.Latency:
-    """sockperf under the shim; SandboxError unless both ends are on rings."""
+def on_rings(sandbox: Sandbox, service: Service, run: Callable[[], T]) -> Callable[[], T]:
+    """A run that is preceded, the first time, by the check that programs of this sandbox get rings at all."""
+    check = iter([partial(sockperf.require_rings, sandbox, service)])
 
-    def check(pair: sockperf.Pair) -> None:
-        service.require_ring(pair.server)
-        service.require_ring(pair.client)
+    def checked() -> T:
+        for require in check:
+            require()
+        return run()
 
-    # the check takes CPU time from the two programs, so that it has a run of its own
-    sockperf.ping_pong(sandbox, 3.0, service, meanwhile=check)
-    return sockperf.ping_pong(sandbox, seconds, service)
+    return checked
 
 
 def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """Kernel and raw limit in a sandbox without a service, the shim in one with it."""
     with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
+        shim = partial(sockperf.ping_pong, served, seconds, service, before=service.require_ring)
         runs = interleave(
             {
                 RAW: partial(raw_ping_pong, plain, seconds),
                 BLOCKING: partial(sockperf.ping_pong, plain, seconds),
                 NONBLOCKED: partial(sockperf.ping_pong, plain, seconds, nonblocked=True),
-                SHIM: partial(shim_ping_pong, served, seconds, service),
+                SHIM: on_rings(served, service, shim),
             },
             repeats,
             say,

@@ -10,7 +10,7 @@ from functools import partial
 
 from vmahybrid.bench import sockperf
 from vmahybrid.bench.figures import Part, Runs, interleave, median_figure
-from vmahybrid.bench.latency import bench_program
+from vmahybrid.bench.latency import bench_program, on_rings
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 from vmahybrid.bench.sockperf import Rate
@@ -32,20 +32,14 @@ def mmsg(sandbox: Sandbox, seconds: float, service: Service | None = None) -> Ra
         serve, send, env = service.run_argv(serve), service.run_argv(send), service.env
     receiver = sandbox.start(sandbox.b, serve, sockperf.SERVER_CPU, env)
     receiver.wait_for("ready")
-    sender = sandbox.start(sandbox.a, send, sockperf.CLIENT_CPU, env)
     if service is not None:
-        time.sleep(seconds / 2)
         service.require_ring(receiver)
+    sender = sandbox.start(sandbox.a, send, sockperf.CLIENT_CPU, env)
     sent = json.loads(sender.result(seconds + 20))
     time.sleep(0.2)
     receiver.stop(signal.SIGINT)
     received = json.loads(receiver.output.splitlines()[-1])
     return Rate(sent["rate"], received["messages"] / sent["seconds"])
-
-
-def shim_throughput(sandbox: Sandbox, seconds: float, service: Service) -> Rate:
-    """sockperf throughput under the shim; SandboxError unless the server is on a ring."""
-    return sockperf.throughput(sandbox, seconds, service, lambda pair: service.require_ring(pair.server))
 
 
 def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
@@ -64,9 +58,10 @@ def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
 def measure_throughput(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """`sockperf tp`: one sendto per message."""
     with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
-        variants = {
+        shim = partial(sockperf.throughput, served, seconds, service, before=service.require_ring)
+        variants: dict[str, Callable[[], Rate]] = {
             KERNEL: partial(sockperf.throughput, plain, seconds),
-            SHIM: partial(shim_throughput, served, seconds, service),
+            SHIM: on_rings(served, service, shim),
         }
         return _figures("sockperf tp", interleave(variants, repeats, say), 1.6, "throughput")
 
@@ -74,5 +69,8 @@ def measure_throughput(repeats: int, seconds: float, say: Callable[[str], None])
 def measure_mmsg(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """sendmmsg of 64 messages, recvmmsg of up to 64."""
     with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
-        variants = {KERNEL: partial(mmsg, plain, seconds), SHIM: partial(mmsg, served, seconds, service)}
+        variants: dict[str, Callable[[], Rate]] = {
+            KERNEL: partial(mmsg, plain, seconds),
+            SHIM: on_rings(served, service, partial(mmsg, served, seconds, service)),
+        }
         return _figures("sendmmsg 64", interleave(variants, repeats, say), 2.3, "mmsg")

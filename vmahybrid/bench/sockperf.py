@@ -43,7 +43,9 @@ class Pair:
     client: Program
 
 
-# Called once both programs exchange messages, while they still run.
+# Called with the server before the client starts: what it does disturbs no figure.
+Before = Callable[[Program], None]
+# Called while the programs exchange messages; it takes CPU time from them, so the figures of that run mean nothing.
 Meanwhile = Callable[[Pair], None]
 
 
@@ -68,11 +70,14 @@ def ping_pong(
     seconds: float,
     service: Service | None = None,
     nonblocked: bool = False,
+    before: Before | None = None,
     meanwhile: Meanwhile | None = None,
 ) -> Latency:
     """`sockperf ping-pong` with 64-byte messages for some seconds; SandboxError when it fails or loses messages."""
     options = ["--nonblocked"] if nonblocked else []
     with server(sandbox, service, nonblocked) as serving:
+        if before is not None:
+            before(serving)
         client = _client(sandbox, "ping-pong", seconds, service, options)
         if meanwhile is not None:
             time.sleep(min(1.5, seconds / 2))
@@ -81,18 +86,27 @@ def ping_pong(
 
 
 def throughput(
-    sandbox: Sandbox, seconds: float, service: Service | None = None, meanwhile: Meanwhile | None = None
+    sandbox: Sandbox, seconds: float, service: Service | None = None, before: Before | None = None
 ) -> Rate:
     """`sockperf throughput`: one way, 64-byte messages, as fast as the sender can."""
     with server(sandbox, service) as serving:
+        if before is not None:
+            before(serving)
         client = _client(sandbox, "throughput", seconds, service, [])
-        if meanwhile is not None:
-            time.sleep(min(1.0, seconds / 2))
-            meanwhile(Pair(serving, client))
         said = client.result(seconds + 20)
         time.sleep(0.2)
         serving.stop(signal.SIGINT)
         return parse_rate(said, serving.output + serving.errors)
+
+
+def require_rings(sandbox: Sandbox, service: Service) -> None:
+    """A short ping-pong under the shim; SandboxError with the explanation unless both ends are on rings."""
+
+    def check(pair: Pair) -> None:
+        service.require_ring(pair.server)
+        service.require_ring(pair.client)
+
+    ping_pong(sandbox, 3.0, service, meanwhile=check)
 
 
 def _client(sandbox: Sandbox, mode: str, seconds: float, service: Service | None, options: list[str]) -> Program:
