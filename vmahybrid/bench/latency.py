@@ -54,16 +54,13 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """Kernel and raw limit in a sandbox without a service, the shim in one with it."""
     with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
         shim = partial(sockperf.ping_pong, served, seconds, service, before=service.require_ring)
-        runs = interleave(
-            {
-                RAW: partial(raw_ping_pong, plain, seconds),
-                BLOCKING: partial(sockperf.ping_pong, plain, seconds),
-                NONBLOCKED: partial(sockperf.ping_pong, plain, seconds, nonblocked=True),
-                SHIM: on_rings(served, service, shim),
-            },
-            repeats,
-            say,
-        )
+        variants: dict[str, Callable[[], sockperf.Latency]] = {
+            RAW: partial(raw_ping_pong, plain, seconds),
+            BLOCKING: partial(sockperf.ping_pong, plain, seconds),
+            NONBLOCKED: partial(sockperf.ping_pong, plain, seconds, nonblocked=True),
+            SHIM: on_rings(served, service, shim),
+        }
+        runs = interleave(variants, repeats, say)
     part = Part(failures=runs.failures)
     p50 = {name: runs.of(name, lambda run: run.p50) for name in runs.results}
     p99 = {name: runs.of(name, lambda run: run.p99) for name in runs.results}
