@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -159,6 +161,11 @@ def test_the_guard_lets_out_only_what_was_granted(lab: Lab, port: XdpPort) -> No
         mine.send([answer(frame)])
         assert nothing_comes(peer)
         assert ring.guard_outs()["bad-source"] == 2
+    ring.close()
+    ring.revoke_source(addr_to_bytes(B), htons(5001), UDP, 4)
+    with pytest.raises(Refused, match="closed"):
+        ring.grant_source(addr_to_bytes(B), htons(5001), UDP, 4, 1)
+    assert (ring.guard_outs(), ring.stats()) == ({}, {})
 
 
 def test_a_near_end_without_its_guard_feeds_nothing_to_the_kernel(lab: Lab, port: XdpPort) -> None:
@@ -353,6 +360,76 @@ def test_refused_rings_leave_nothing(lab: Lab, port: XdpPort) -> None:
             open_ring(port, **wrong)
     assert len(os.listdir("/proc/self/fd")) == fds
     assert lab.links() == ["lo", "vb"]
+
+
+# A service in the namespace argv[1] that gives a ring veth to an unprivileged process and says its pid.
+SERVICE = """
+import sys, time
+from net.xdp_lab import B, User, image, steer
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.xdp.port import XdpPort
+from vmahybrid.xdp.ring import open_ring
+with NetnsWorker.open_path(sys.argv[1]) as worker, XdpPort.open(worker, image(), "vb") as port:
+    for direct, udp_port in ((True, 5001), (False, 5002)):
+        ring = open_ring(port, direct_allowed=direct)
+        steer(port, ring, udp_port, rule=udp_port)
+        print(User(ring, orphan=True).process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("traffic", [False, True])
+def test_kill_9_of_the_service_leaves_packets_to_the_kernel(lab: Lab, traffic: bool) -> None:
+    """The two processes live on with their rings; the next service takes the interface over and cleans up."""
+    fd = lab.b.namespace_fd()
+    stop = threading.Event()
+    root = Path(__file__).resolve().parents[2]
+    service = subprocess.Popen([sys.executable, "-c", SERVICE, f"/proc/self/fd/{fd}"], pass_fds=[fd],
+                               stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{root}:{root}/tests"})
+    users: list[int] = []
+    try:
+        assert service.stdout is not None
+        users = [int(service.stdout.readline()) for _ in range(2)]
+        with lab.kernel_socket() as peer, contextlib.ExitStack() as stack:
+            for udp_port in (5001, 5002):
+                peer.sendto(b"alive", (B, udp_port))
+                assert datagrams(peer, 1) == [(b"alive", (B, udp_port))]
+            if traffic:
+                noise = stack.enter_context(lab.kernel_socket())
+                flood = threading.Thread(target=_flood, args=(noise, stop))
+                flood.start()
+                stack.callback(flood.join)
+                stack.callback(stop.set)
+            service.kill()
+            service.wait()
+            locals_ = [stack.enter_context(lab.kernel_socket(udp_port, "b")) for udp_port in (5001, 5002)]
+            for number, local in enumerate(locals_):
+                peer.sendto(b"to the kernel", (B, 5001 + number))
+                while local.recv(100) != b"to the kernel":  # among the noise
+                    pass
+        assert "xdp" not in run(lab.b, "ip", "link", "show", "vb")
+        assert len(lab.b.call(remove_leftovers)) == 1
+        assert lab.links() == ["lo", "vb"]
+        with lab.port() as port:
+            assert open_ring(port).reason == Reason.VETH_SECOND  # the old one still has the queue
+            os.kill(users[0], signal.SIGKILL)
+            assert open_ring(port).kind == "direct"
+    finally:
+        service.kill()
+        service.wait()
+        service.stdout.close()
+        os.close(fd)
+        for pid in users:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _flood(sock: socket.socket, stop: threading.Event) -> None:
+    while not stop.is_set():
+        for udp_port in (5001, 5002):
+            with contextlib.suppress(ConnectionRefusedError):
+                sock.sendto(b"noise", (B, udp_port))
+        time.sleep(0.001)
 
 
 def test_leftover_ring_veths_are_removed_by_alias(lab: Lab) -> None:

@@ -152,12 +152,13 @@ def nothing_comes(sock: socket.socket, seconds: float = 0.2) -> bool:
 class User:
     """Another process that got a ring's fds, without any privilege; see xdp_user.py."""
 
-    def __init__(self, ring: Ring, uid: int = 65534) -> None:
+    def __init__(self, ring: Ring, uid: int = 65534, orphan: bool = False) -> None:
+        """``orphan``: it lives on when its starter dies, for a minute at most."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(20)
         with theirs:
-            self.process = subprocess.Popen([sys.executable, str(USER), str(theirs.fileno()), str(uid)],
-                                            pass_fds=[theirs.fileno()])
+            arguments = [str(number) for number in (theirs.fileno(), uid, int(orphan))]
+            self.process = subprocess.Popen([sys.executable, str(USER), *arguments], pass_fds=[theirs.fileno()])
         socket.send_fds(self.control, [json.dumps(ring.geometry).encode()], [ring.umem_fd, *ring.xsk_fds])
         self.report = json.loads(self.control.recv(4096) or b"{}")
 

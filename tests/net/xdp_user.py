@@ -1,6 +1,6 @@
 """A process that drives a ring from passed fds with no privilege at all: echoes every UDP frame until it is killed.
 
-Started by xdp_lab.User: ``xdp_user.py SOCKET_FD UID``. Capabilities are dropped before a ring is touched.
+Started by xdp_lab.User: ``xdp_user.py SOCKET_FD UID ORPHAN``. Capabilities are dropped before a ring is touched.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 from vmahybrid.xdp.ringview import RingView
@@ -34,6 +35,7 @@ def answer(frame: bytes) -> bytes:
 
 
 def main() -> None:
+    parent, end = os.getppid(), time.monotonic() + 60
     control = socket.socket(fileno=int(sys.argv[1]))
     status = become_nobody(int(sys.argv[2]))
     message, fds, _, _ = socket.recv_fds(control, 4096, 32)
@@ -42,7 +44,7 @@ def main() -> None:
         while True:
             if ring.wait(0.5):
                 ring.send([answer(frame) for frame in ring.receive()])
-            elif os.getppid() == 1:
+            elif time.monotonic() > end or (os.getppid() != parent and sys.argv[3] == "0"):
                 return
 
 

@@ -203,8 +203,9 @@ class XdpPort:
         with self._lock:
             self.mtu = mtu
             self._apply_limit()
-        for ring in list(self.rings):
-            ring.set_mtu(mtu)
+        with contextlib.ExitStack() as stack:  # each is tried, even if one fails
+            for ring in self.rings:
+                stack.callback(ring.set_mtu, mtu)
 
     def _apply_limit(self) -> None:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.

@@ -104,11 +104,14 @@ class Ring(ABC):
 
     @abstractmethod
     def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
-        """Let frames from ``addr`` (16 bytes, all zero: any) and ``port_be`` (network order) out. Raises BpfError."""
+        """Let frames from ``addr`` (16 bytes, all zero: any) and ``port_be`` (network order) out.
+
+        Raises BpfError (E2BIG: too many), Refused (RING_FAILED) when closed.
+        """
 
     @abstractmethod
     def revoke_source(self, addr: bytes, port_be: int, proto: int, family: int) -> None:
-        """Undo grant_source(); no error if it is not there."""
+        """Undo grant_source(); no error if it is not there, or the ring is closed."""
 
     def guard_outs(self) -> dict[str, int]:
         """Frames sent by the process per way out of the guard; empty for direct rings."""
@@ -185,10 +188,15 @@ class VethRing(Ring):
         return action(lib.VMH_ACT_DEV, self._slot, rule_id)
 
     def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
-        self._veth.grant(_grant_key(addr, port_be, proto, family), flow_id)
+        with self._lock:
+            if self._closed:
+                raise Refused(f"ring on {self.port.ifname}", "it is closed", "", Reason.RING_FAILED)
+            self._veth.grant(_grant_key(addr, port_be, proto, family), flow_id)
 
     def revoke_source(self, addr: bytes, port_be: int, proto: int, family: int) -> None:
-        self._veth.revoke(_grant_key(addr, port_be, proto, family))
+        with self._lock:
+            if not self._closed:
+                self._veth.revoke(_grant_key(addr, port_be, proto, family))
 
     def guard_outs(self) -> dict[str, int]:
         with self._lock:
