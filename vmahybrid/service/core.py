@@ -146,7 +146,7 @@ class Core:
 
     def port_attached(self, namespace: Namespace, port: Port) -> None:
         """The table learns of an interface; rules of the operator appear on it."""
-        self.table.set_port(port.id, namespace.watcher.addresses(port.id.ifindex), netns=namespace.name,
+        self.table.set_port(port.id, namespace.addresses(port.id.ifindex), netns=namespace.name,
                             interface=port.name)
         self.converge()
 
@@ -156,7 +156,8 @@ class Core:
             return
         if "links" in what:
             self._links_changed(namespace)
-        if "addrs" in what:
+        if "addresses" in what:
+            namespace.watcher.refresh_served()  # an interface without an address is not served by default
             for port in namespace.ports.values():
                 if port.handle is not None:
                     self.port_attached(namespace, port)

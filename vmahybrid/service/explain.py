@@ -210,7 +210,7 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
                       "start the program with: vmahybrid run -- COMMAND")
     for namespace in core.namespaces.all.values():
         for link in namespace.watcher.links():
-            if address in set(namespace.watcher.addresses(link.ifindex)):
+            if address in namespace.addresses(link.ifindex):
                 reason = namespace.served(link)
                 what = f"{namespace.name}:{link.name} has the address"
                 yield _ok("interface", what) if reason is Reason.NONE else _no("interface", reason,

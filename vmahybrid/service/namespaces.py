@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,14 +27,21 @@ log = logging.getLogger("vmahybrid.service")
 
 
 class LinkRow(LinkLike, Protocol):
+    """What the service reads of vmahybrid.net.page.LinkInfo."""
+
     @property
     def ifindex(self) -> int: ...
     @property
     def mtu(self) -> int: ...
 
 
+class AddressRow(Protocol):
+    @property
+    def address(self) -> bytes: ...
+
+
 class Watcher(Protocol):
-    """vmahybrid.net.watcher.NetWatcher as it is used here. Addresses are 16 bytes."""
+    """vmahybrid.net.watcher.NetWatcher as it is used here."""
 
     @property
     def page_fd(self) -> int: ...
@@ -42,14 +49,11 @@ class Watcher(Protocol):
     def page_size(self) -> int: ...
 
     async def start(self) -> None: ...
-    def links(self) -> Iterable[LinkRow]: ...
-    def addresses(self, ifindex: int) -> Iterable[bytes]: ...
-    def refresh(self) -> None:
-        """Ask ``served`` again and publish."""
-        ...
-
-    async def resolve_neighbour(self, ifindex: int, addr: bytes, timeout: float) -> bool: ...  # noqa: ASYNC109
-    def close(self) -> None: ...
+    def links(self) -> Sequence[LinkRow]: ...
+    def addresses(self, ifindex: int) -> Sequence[AddressRow]: ...
+    def refresh_served(self) -> None: ...
+    async def resolve_neighbour(self, ifindex: int, address: bytes, timeout: float) -> bool: ...  # noqa: ASYNC109
+    async def close(self) -> None: ...
 
 
 Changed = Callable[["Namespace", Collection[str]], None]
@@ -74,13 +78,18 @@ class Namespace:
         """Raises OSError."""
         self.cookie = await self.worker.call_async(netns_cookie)
         await self.watcher.start()
+        self.watcher.refresh_served()  # the first reading asked before the addresses were known
 
     def link(self, ifindex: int) -> LinkRow | None:
         return next((link for link in self.watcher.links() if link.ifindex == ifindex), None)
 
+    def addresses(self, ifindex: int) -> list[bytes]:
+        """Of an interface, 16 bytes each, in the kernel's order."""
+        return [row.address for row in self.watcher.addresses(ifindex)]
+
     def served(self, link: LinkRow) -> Reason:
         """The policy, then what was found out when the interface was asked for."""
-        reason = serving(self._config(), self.name, link, any(self.watcher.addresses(link.ifindex)))
+        reason = serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)))
         if reason is Reason.NONE and (port := self.ports.get(link.ifindex)) and port.handle is None and port.error:
             return port.reason
         return reason
@@ -97,7 +106,7 @@ class Namespace:
             port.explicit = port.explicit or explicit
             if port.handle is not None:
                 return port
-            reason = serving(self._config(), self.name, link, any(self.watcher.addresses(ifindex)))
+            reason = serving(self._config(), self.name, link, bool(self.addresses(ifindex)))
             if reason is not Reason.NONE:
                 port.reason = reason
                 raise refuse(f"interface {link.name}", reason)
@@ -136,7 +145,7 @@ class Namespace:
         for port in list(self.ports.values()):
             await self.close_port(port)
         self.ports.clear()
-        self.watcher.close()
+        await self.watcher.close()
         await asyncio.to_thread(self.worker.close)
 
 

@@ -15,6 +15,8 @@ from vmahybrid.steering.keys import PortId
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
+ARPHRD_ETHER = 1
+
 
 class LinkLike(Protocol):
     """What the policy looks at of an interface."""
@@ -28,10 +30,12 @@ class LinkLike(Protocol):
     @property
     def loopback(self) -> bool: ...
     @property
-    def ethernet(self) -> bool: ...
+    def arphrd(self) -> int:
+        """ARPHRD_* of linux/if_arp.h."""
+        ...
     @property
-    def slave(self) -> bool:
-        """Of a bridge, bond, team or VRF."""
+    def master(self) -> int:
+        """ifindex of the bridge, bond, team or VRF it is part of, or 0."""
         ...
 
 
@@ -63,7 +67,7 @@ def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool
     """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not."""
     if link.loopback:
         return Reason.LOOPBACK
-    if not link.ethernet or link.slave or link.name.startswith("vmhr"):  # vmhr*: ring veths
+    if link.arphrd != ARPHRD_ETHER or link.master or link.name.startswith("vmhr"):  # vmhr*: ring veths
         return Reason.IF_UNSUPPORTED
     globs: Sequence[str] = config["interfaces"]
     if globs and not any(InterfaceGlob.parse(g).matches(netns, link.name) for g in globs):

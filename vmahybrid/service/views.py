@@ -29,7 +29,7 @@ def interface_view(namespace: Namespace, link: LinkRow, port: Port | None, rules
         driver=handle.driver if handle else "", mtu=link.mtu, queues=handle.queues if handle else 0, up=link.up,
         attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
         remedy=refused.remedy if refused else reason.remedy,
-        addresses=[addr_to_text(address) for address in namespace.watcher.addresses(link.ifindex)],
+        addresses=[addr_to_text(address) for address in namespace.addresses(link.ifindex)],
         outs=handle.outs() if handle else {}, rings=len(port.ring_ids) if port else 0, rules=rules)
     if handle is None and reason is Reason.NONE:
         view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""

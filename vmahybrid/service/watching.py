@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.net.watcher import NetWatcher
 from vmahybrid.service.namespaces import LinkRow, Watcher
 from vmahybrid.steering.reasons import Reason
 
 
 def make_watcher(worker: NetnsWorker, served: Callable[[LinkRow], Reason],
                  on_change: Callable[[Collection[str]], None]) -> Watcher:
-    from vmahybrid.net.watcher import NetWatcher
-
-    return NetWatcher(worker, asyncio.get_running_loop(), served=served, on_change=on_change)
+    return NetWatcher(worker, asyncio.get_running_loop(), served, on_change)
