@@ -124,7 +124,7 @@ class NewFlow(Body):
     proto: Literal["udp", "tcp"] = note("protocol", default="udp")
     local: str = note("local ADDR:PORT with * for any", examples=["10.0.0.1:11111", "*:53"], max_length=64)
     remote: str = note("remote ADDR:PORT with * for any", default="*:*", max_length=64)
-    netns: str = note(NETNS, default="host", max_length=255)
+    netns: str = note(f"{NETNS}; `*` for all", default="*", max_length=255)
     interface: str = note("interface, `*` for every served one", default="*", max_length=15)
 
 

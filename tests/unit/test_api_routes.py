@@ -100,7 +100,7 @@ def test_add_and_delete_a_flow(view: FakeView) -> None:
     response = ask(view, "POST", "/v1/flows", json={"action": "kernel", "local": "*:53"})
     assert response.status_code == 201
     assert response.headers["location"] == "/v1/flows/10"
-    assert view.calls == [("add_flow", "kernel", "udp", "*:53", "*:*", "host", "*")]
+    assert view.calls == [("add_flow", "kernel", "udp", "*:53", "*:*", "*", "*")]
     assert ask(view, "DELETE", "/v1/flows/10").status_code == 204
     problem(ask(view, "DELETE", "/v1/flows/10"), 404)
 

@@ -4,12 +4,11 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from vmahybrid.cli.output import Column, Style, table
+from vmahybrid.cli.output import Style, table
 from vmahybrid.cli.status import FLOWS, flow_row
 from vmahybrid.errors import UsageError
 
 SCHEMA = 1
-COLUMNS = [*FLOWS[:6], Column("RULES", right=True), *FLOWS[6:8], Column("BYTES", right=True), FLOWS[8]]
 
 
 def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
         return {"schema": SCHEMA, "flows": [flow]}, 0
     if args.verb == "delete":
         client.delete("v1", "flows", _number(args.flow_id))
-        return {"schema": SCHEMA, "flows": []}, 0
+        return {"schema": SCHEMA, "deleted": int(args.flow_id)}, 0
     return {"schema": SCHEMA, "flows": client.get("v1", "flows")}, 0
 
 
@@ -32,11 +31,10 @@ def _number(text: str) -> int:
 
 
 def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
-    rows = []
-    for flow in body["flows"]:
-        row = flow_row(flow)
-        rows.append([*row[:6], flow["rules"], *row[6:8], flow["bytes"], row[8]])
-    found = table(COLUMNS, rows, style.width)
+    if "deleted" in body:
+        yield f"flow {body['deleted']} deleted"
+        return
+    found = table(FLOWS, map(flow_row, body["flows"]), style.width)
     if not found:
         yield "no flows"
         return

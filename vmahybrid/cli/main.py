@@ -22,7 +22,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         why = message.removeprefix("argument ")
-        raise UsageError(self.prog.removeprefix("vmahybrid ").strip(), why, f"{self.prog} --help shows how")
+        what = self.prog.removeprefix("vmahybrid").strip() or "command line"
+        raise UsageError(what, why, f"{self.prog} --help shows how")
 
 
 def build_parser(with_start: bool = True) -> Parser:
@@ -71,7 +72,7 @@ def _flows(parser: argparse.ArgumentParser) -> None:
     add.add_argument("local", metavar="ADDR:PORT", help="local address and port, * for any")
     add.add_argument("--remote", metavar="ADDR:PORT", default="*:*", help="remote address and port (default *:*)")
     add.add_argument("--proto", choices=("udp", "tcp"), default="udp", help="protocol (default udp)")
-    add.add_argument("--netns", default="host", help="network namespace (default host)")
+    add.add_argument("--netns", default="*", help="network namespace (default: all)")
     add.add_argument("--interface", metavar="IF", default="*", help="interface (default: every served one)")
     delete = verbs.add_parser("delete", help="delete a rule, or send a socket's flow home", allow_abbrev=False)
     delete.add_argument("flow_id", metavar="FLOW", help="number of the flow, the first column of vmahybrid flows")

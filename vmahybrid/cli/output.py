@@ -83,15 +83,11 @@ def wrap(text: str, width: int, indent: str) -> list[str]:
 
 
 def short(count: int) -> str:
-    """``999999``, ``1.23M``, ``45.6G``: at most seven characters up to 10^20."""
+    """``999999``, ``1.23M``, ``45.6G``: at most six characters up to 10^18."""
     if count < 1_000_000:
         return str(count)
-    value, unit = float(count), ""
-    for unit in "kMGTPE":
-        value /= 1000
-        if value < 999.5:
-            break
-    return f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"
+    unit = next((n for n in range(2, 6) if count < 999.5 * 1000**n), 6)
+    return f"{count / 1000**unit:.3g}{'_kMGTPE'[unit]}"
 
 
 def duration(seconds: float) -> str:

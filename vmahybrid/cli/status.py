@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from vmahybrid.cli.output import Column, Style, since, table, wrap
+from vmahybrid.cli.output import Column, Style, short, since, table, wrap
 
 SCHEMA = 1
 FLOWS_SHOWN = 20
@@ -20,9 +20,9 @@ PROCESSES = [
     Column("HOME", right=True), Column("SINCE"), Column("REASON", shrink=3),
 ]  # fmt: skip
 FLOWS = [
-    Column("FLOW", right=True), Column("PROTO"), Column("LOCAL", shrink=1), Column("REMOTE", shrink=1),
-    Column("ACTION"), Column("INTERFACE", shrink=1), Column("OWNER", shrink=2), Column("PACKETS", right=True),
-    Column("REASON", shrink=3),
+    Column("FLOW", right=True), Column("PROTO"), Column("LOCAL", shrink=1, floor=12),
+    Column("REMOTE", shrink=1, floor=12), Column("ACTION"), Column("IF", shrink=2, floor=6),
+    Column("OWNER", shrink=3), Column("PACKETS", right=True), Column("REASON", shrink=4),
 ]  # fmt: skip
 
 
@@ -38,10 +38,12 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
     yield f"control {status['control_socket']}, api {', '.join(status['api'])}"
     yield ""
     yield from _section("interfaces", INTERFACES, map(interface_row, status["interfaces"]), style)
+    remedies: dict[str, list[str]] = {}
     for interface in status["interfaces"]:
         if interface["remedy"]:
-            yield from wrap(f"  {interface['name']}: {interface['reason_text']}: {interface['remedy']}", style.width,
-                            "    ")  # fmt: skip
+            remedies.setdefault(interface["remedy"], []).append(interface["name"])
+    for remedy, names in remedies.items():
+        yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {remedy}", style.width - 2, "  "))
     yield ""
     yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
     yield ""
@@ -69,7 +71,7 @@ def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Itera
 
 def interface_row(i: dict[str, Any]) -> list[object]:
     mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if i["attached"] else "none"
-    why = "" if i["reason"] == "none" else i["reason_text"]
+    why = "" if i["reason"] == "none" and i["attached"] else i["reason_text"]
     state = "" if i["up"] else "down; "
     return [i["name"], i["netns"], i["backend"], mode, i["mtu"], i["queues"], i["rings"], i["rules"], state + why]
 
@@ -85,4 +87,6 @@ def flow_row(f: dict[str, Any]) -> list[object]:
     action = f"ring {f['ring_id']}" if f["action"] == "ring" else f["action"]
     owner = "operator" if f["source"] == "operator" else f"{f['pid']}:{f['fd']} {f['comm']}"
     reason = "" if f["reason"] == "none" else f["reason"]
-    return [f["flow_id"], f["proto"], f["local"], f["remote"], action, f["interface"], owner, f["packets"], reason]
+    return [
+        f["flow_id"], f["proto"], f["local"], f["remote"], action, f["interface"], owner, short(f["packets"]), reason,
+    ]  # fmt: skip
