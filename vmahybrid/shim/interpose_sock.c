@@ -306,7 +306,11 @@ VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 
 	if (!s)
 		return vmh_real()->writev(fd, iov, n);
-	ssize_t r = vmh_sock_sendmsg(s, fd, &m, 0, false);
+	size_t len = 0;
+	for (int i = 0; i < n; i++)
+		len += iov[i].iov_len;
+	/* writev(2) of nothing sends nothing, unlike write(2) */
+	ssize_t r = len ? vmh_sock_sendmsg(s, fd, &m, 0, false) : 0;
 	sock_put(s);
 	RETURN(r);
 }
