@@ -58,6 +58,9 @@ TESTS = {
     "select_exact",
     "budget",
     "after_fork",
+    "model",
+    "link_closed",
+    "signal_before_sleep",
 }
 
 

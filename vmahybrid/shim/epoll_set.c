@@ -51,14 +51,30 @@ bool vmh_ep_push_if_ready(struct vmh_epitem *it)
 
 struct fired {
 	struct vmh_epitem *it;
-	int fd;
+	struct epoll_event *out;
+	int fd;         /* as registered; may be closed meanwhile while a dup keeps the membership */
+	int live_fd;
+	uint32_t other; /* wanted, and for the kernel to say */
 };
 #define FIRED_MAX 64
+
+/* ONESHOT fires once for all its bits: a writer would never hear of EPOLLOUT while the rings are busy. */
+static void other_bits(const struct fired *f)
+{
+	struct pollfd p = { .fd = f->live_fd, .events = (short)f->other };
+	struct timespec zero = { 0 };
+
+	if (vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) > 0 && !(p.revents & POLLNVAL))
+		f->out->events |= (uint32_t)(unsigned short)p.revents;
+}
 
 /* What the kernel does itself when the event came from there. ONESHOT instead of no events at all:
  * MOD always adds ERR and HUP, which would keep the set readable; so they fire once and are dropped. */
 static void disarm_kernel(struct vmh_ep *e, int epfd, const struct fired *f, unsigned n)
 {
+	for (unsigned i = 0; i < n; i++)
+		if (f[i].other)
+			other_bits(&f[i]);
 	vmh_lock(&e->obj.lock);
 	for (; n; f++, n--) {
 		struct epoll_event ev = { .events = EPOLLONESHOT };
@@ -89,14 +105,17 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 		if (!armed(it) || !member_ready(it))
 			continue;
 		out[n].events = it->events & VMH_IN;
-		out[n++].data.u64 = it->data;
+		out[n].data.u64 = it->data;
 		it->call = call;
 		if (it->events & EPOLLONESHOT) {
 			VMH_SET(it->disarmed, 1);
-			fired[nf++] = (struct fired){ it, it->fd };
+			/* the flags are above the bits that poll knows */
+			fired[nf++] = (struct fired){ it, &out[n], it->fd, VMH_GET(it->member->fd),
+						      it->events & 0xffff & ~(uint32_t)VMH_IN };
 		} else if (!(it->events & EPOLLET)) {
 			rdy_append(e, it);
 		}
+		n++;
 	}
 	vmh_unlock(&e->rdy_lock);
 	if (vmh_unlikely(nf))

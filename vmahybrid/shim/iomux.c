@@ -14,7 +14,7 @@ struct poll_waiter {
 	unsigned nent;
 };
 
-static __thread struct vmh_oslook poll_look;
+static __thread struct vmh_oslook poll_look __attribute__((tls_model("initial-exec")));
 
 static bool obj_wanted(const struct vmh_obj *o)
 {

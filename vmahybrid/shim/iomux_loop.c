@@ -144,7 +144,7 @@ static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
 /* Share of the last second or more that this thread spent in calls that spun. */
 static void cpu_usage(struct vmh_waiter *w, const struct run *r)
 {
-	static __thread uint64_t since, busy;
+	static __thread uint64_t since, busy __attribute__((tls_model("initial-exec")));
 	uint64_t now;
 
 	if (!vmh_params.cpu_usage_stats || !r->start)

@@ -1,7 +1,7 @@
 /* select: the sets become a pollfd array, by the kernel's own translation. */
 #include "vmh_iomux_int.h"
 
-static __thread struct vmh_oslook select_look;
+static __thread struct vmh_oslook select_look __attribute__((tls_model("initial-exec")));
 
 #define WORD_BITS (8 * (int)sizeof(unsigned long))
 /* fs/select.c: POLLIN_SET, POLLOUT_SET, POLLEX_SET */

@@ -8,6 +8,7 @@ struct vmh_params vmh_params;
 static struct vmh_stats_page *page;
 struct vmh_stats_page *vmh_stats;
 _Atomic int fake_polls, fake_homes;
+void (*fake_before_sleep)(void);
 static struct vmh_sock socks[SOCKS];
 static struct vmh_sock_stats sock_stats;
 static _Atomic unsigned nsocks;
@@ -114,6 +115,8 @@ int vmh_rings_poll(unsigned budget)
 int vmh_rings_wait_fds(int *fds, int max)
 {
 	CHECK(max > 0);
+	if (fake_before_sleep)
+		fake_before_sleep();
 	fds[0] = ring_fd;
 	return 1;
 }

@@ -13,6 +13,7 @@
 
 extern _Atomic int fake_polls;        /* calls of vmh_rings_poll */
 extern _Atomic int fake_homes;        /* calls of vmh_sock_home */
+extern void (*fake_before_sleep)(void); /* runs in vmh_sleep, after all checks and before ppoll */
 
 void fake_start(void);
 int fake_sock(bool rx_on);            /* fd of a new UDP socket of our class, bound to 127.0.0.1 */
@@ -69,6 +70,8 @@ void t_handlers(void);
 void t_poll_exact(void);
 void t_select_exact(void);
 void t_budget(void);
+void t_link_closed(void);
+void t_signal_before_sleep(void);
 void t_model(void);
 void t_after_fork(void);
 void t_eintr(void);

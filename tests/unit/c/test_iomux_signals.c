@@ -82,6 +82,27 @@ void t_eintr(void)
 	fake_close(ep);
 }
 
+static void raise_usr1(void)
+{
+	raise(SIGUSR1);
+}
+
+/* The handler runs when the call has looked for the last time, and has not gone to sleep yet. */
+void t_signal_before_sleep(void)
+{
+	int fd = fake_sock(true);
+	struct pollfd q = { .fd = fd, .events = POLLIN };
+	uint64_t t0 = vmh_now_ns();
+
+	signal(SIGUSR1, on_signal);
+	fake_before_sleep = raise_usr1;
+	EQUAL(vmh_poll(&q, 1, 5000 * MS, NULL), -EINTR);
+	CHECK(vmh_now_ns() - t0 < 4000u * MS);
+	fake_before_sleep = NULL;
+	EQUAL(vmh_poll(&q, 1, 10 * MS, NULL), 0); /* the wake-up was used up */
+	fake_close(fd);
+}
+
 /* What is ready is returned, and the pending signal stays pending, as in the kernel. */
 void t_mask_ready_first(void)
 {
