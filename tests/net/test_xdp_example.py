@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from net.xdp_lab import ENVIRONMENT
 
 import vmahybrid.xdp
 
@@ -16,8 +16,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "afxdp_echo.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=60,
-                          check=False, env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1])})
+    return subprocess.run([sys.executable, "-P", str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=60,
+                          check=False, env=ENVIRONMENT)
 
 
 def test_the_example_echoes_a_thousand_datagrams() -> None:

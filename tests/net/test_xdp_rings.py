@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from net.xdp_lab import (
+    ENVIRONMENT,
     A,
     B,
     Lab,
@@ -337,10 +337,8 @@ with Lab() as lab, lab.port() as port:
 
 
 def test_a_small_memlock_limit_is_named_with_its_remedy() -> None:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(["setpriv", "--bounding-set=-ipc_lock", sys.executable, "-c", WITHOUT_IPC_LOCK],
-                          env={**os.environ, "PYTHONPATH": f"{root}:{root}/tests"}, capture_output=True, text=True,
-                          timeout=60, check=False)
+    done = subprocess.run(["setpriv", "--bounding-set=-ipc_lock", sys.executable, "-P", "-c", WITHOUT_IPC_LOCK],
+                          env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
     assert first.startswith("memlock ring on vb: ")
@@ -383,9 +381,8 @@ def test_kill_9_of_the_service_leaves_packets_to_the_kernel(lab: Lab, traffic: b
     """The two processes live on with their rings; the next service takes the interface over and cleans up."""
     fd = lab.b.namespace_fd()
     stop = threading.Event()
-    root = Path(__file__).resolve().parents[2]
-    service = subprocess.Popen([sys.executable, "-c", SERVICE, f"/proc/self/fd/{fd}"], pass_fds=[fd],
-                               stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{root}:{root}/tests"})
+    service = subprocess.Popen([sys.executable, "-P", "-c", SERVICE, f"/proc/self/fd/{fd}"], pass_fds=[fd],
+                               stdout=subprocess.PIPE, env=ENVIRONMENT)
     users: list[int] = []
     try:
         assert service.stdout is not None

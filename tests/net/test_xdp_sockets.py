@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.xdp_lab import Lab
+from net.xdp_lab import ENVIRONMENT, Lab
 
 from vmahybrid.xdp.umem import SEALS, Umem
 from vmahybrid.xdp.xsk import STATISTICS, Xsk
@@ -121,8 +121,8 @@ def test_the_queue_of_a_killed_process_is_got_at_the_first_try(lab: Lab) -> None
     fd = lab.b.namespace_fd()
     try:
         for _ in range(3):
-            with subprocess.Popen([sys.executable, "-c", HOLDER, f"/proc/self/fd/{fd}"], pass_fds=[fd],
-                                  stdout=subprocess.PIPE) as holder:
+            with subprocess.Popen([sys.executable, "-P", "-c", HOLDER, f"/proc/self/fd/{fd}"], pass_fds=[fd],
+                                  stdout=subprocess.PIPE, env=ENVIRONMENT) as holder:
                 assert holder.stdout is not None
                 assert holder.stdout.readline() == b"bound\n"
                 holder.kill()

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import vmahybrid
 from vmahybrid.contracts import addr_to_bytes, flow_key, htons
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.xdp.compile import compile_image
@@ -26,6 +27,10 @@ from vmahybrid.xdp.ringview import RingView
 
 A, B = "10.0.0.1", "10.0.0.2"
 USER = Path(__file__).with_name("xdp_user.py")
+TESTS = Path(__file__).resolve().parents[1]
+
+# The same vmahybrid as here, installed or in the tree, for `python -P`.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(vmahybrid.__file__).resolve().parents[1]}:{TESTS}"}
 
 
 @functools.cache
@@ -158,7 +163,8 @@ class User:
         self.control.settimeout(20)
         with theirs:
             arguments = [str(number) for number in (theirs.fileno(), uid, int(orphan))]
-            self.process = subprocess.Popen([sys.executable, str(USER), *arguments], pass_fds=[theirs.fileno()])
+            self.process = subprocess.Popen([sys.executable, "-P", str(USER), *arguments],
+                                            pass_fds=[theirs.fileno()], env=ENVIRONMENT)
         socket.send_fds(self.control, [json.dumps(ring.geometry).encode()], [ring.umem_fd, *ring.xsk_fds])
         self.report = json.loads(self.control.recv(4096) or b"{}")
 
