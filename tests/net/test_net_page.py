@@ -115,7 +115,7 @@ class Reader:
         }
 
 
-def kernel_decision(namespace: str, destination: str) -> dict[str, str]:
+def kernel_decision(namespace: str, destination: str) -> dict[str, Any]:
     result = subprocess.run(
         ["ip", "-n", namespace, "route", "get", destination], capture_output=True, text=True, check=False
     )
@@ -124,8 +124,8 @@ def kernel_decision(namespace: str, destination: str) -> dict[str, str]:
     words = result.stdout.split()
     kinds = {"local", "broadcast", "multicast", "unreachable", "blackhole", "prohibit"}
     kind = words[0] if words[0] in kinds else "unicast"
-    found = {key: words[words.index(key) + 1] for key in ("dev", "via", "src") if key in words}
-    return {"type": kind, **found}
+    found: dict[str, Any] = {key: words[words.index(key) + 1] for key in ("dev", "via", "src") if key in words}
+    return {"type": kind} | found
 
 
 @asynccontextmanager
@@ -211,7 +211,7 @@ def test_decisions_are_the_kernels(pair: tuple[str, str]) -> None:
     asyncio.run(main())
 
 
-CHANGES = [
+CHANGES: list[tuple[str, Callable[[Reader], Any]]] = [
     ("route add 10.77.0.0/16 via 10.9.0.9", lambda r: r.route("10.77.1.1").get("via") == "10.9.0.9"),
     ("route replace 10.77.0.0/16 via 10.9.0.10", lambda r: r.route("10.77.1.1").get("via") == "10.9.0.10"),
     ("route del 10.77.0.0/16", lambda r: r.route("10.77.1.1")["type"] == "none"),
@@ -252,6 +252,21 @@ def test_a_change_takes_effect_within_100_ms(pair: tuple[str, str]) -> None:
     taken = asyncio.run(main())
     print("milliseconds:", [round(1000 * seconds, 1) for seconds in taken])
     assert max(taken) < 0.1
+
+
+def test_routes_that_vanish_without_an_event(pair: tuple[str, str]) -> None:
+    """A link that goes down takes its IPv4 routes with it silently; IPv6, which announces its own, is off here."""
+    a, _ = pair
+    ip(f"netns exec {a} sh -c echo${{IFS}}1>/proc/sys/net/ipv6/conf/vh/disable_ipv6")
+    ip(f"-n {a} route add 10.77.0.0/16 via 10.9.0.9")
+
+    async def main() -> None:
+        async with watching(a) as (_, reader, _changes):
+            assert reader.route("10.77.0.1")["type"] == "unicast"
+            ip(f"-n {a} link set vh down")
+            assert await until(lambda: reader.route("10.77.0.1")["type"] == "none") < 0.1
+
+    asyncio.run(main())
 
 
 def test_neighbour_is_resolved_kept_and_given_back(pair: tuple[str, str]) -> None:
@@ -359,7 +374,7 @@ def test_idle_costs_nothing(pair: tuple[str, str]) -> None:
             end = resource.getrusage(resource.RUSAGE_SELF)
         return (end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime) / 2
 
-    assert asyncio.run(main()) < 0.002
+    assert asyncio.run(main()) < 0.005  # of a core: what the issue allows the whole service
 
 
 def test_a_shim_cannot_write_the_page() -> None:

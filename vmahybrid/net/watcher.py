@@ -21,7 +21,8 @@ __all__ = ["AddressInfo", "LinkInfo", "NetWatcher", "RouteInfo"]
 log = logging.getLogger(__name__)
 
 MANAGED_LIMIT = 512         # neighbours kept fresh; half of net.ipv4.neigh.default.gc_thresh3
-_PAUSE, _PAUSE_FACTOR, _PAUSE_MAX = 0.005, 4, 5.0  # between two readings: at most a fifth of a core in a route storm
+# Between two readings: short ones may follow each other, long ones (thousands of routes) take a fifth of a core.
+_PAUSE, _SHORT, _PAUSE_FACTOR, _PAUSE_MAX = 0.005, 0.025, 4, 5.0
 _ALL = frozenset({"links", "addresses", "routes", "rules", "neighbours"})
 _CAUSES = {
     rtnl.RTM_NEWLINK: {"links", "addresses", "routes"},
@@ -167,7 +168,7 @@ class NetWatcher:
             if changed:
                 self._on_change(changed)
             took = time.monotonic() - begin
-            await asyncio.sleep(min(max(_PAUSE, took * _PAUSE_FACTOR), _PAUSE_MAX))
+            await asyncio.sleep(_PAUSE if took < _SHORT else min(took * _PAUSE_FACTOR, _PAUSE_MAX))
 
     async def _read(self, kinds: set[str]) -> set[str]:
         """Read these kinds and write them into the page; those that changed."""
