@@ -81,14 +81,15 @@ class Client:
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         headers = {} if data is None else {"Content-Type": "application/json"}
+        if method != "GET":
+            # Only what is safe to repeat may meet a connection that the server has closed meanwhile.
+            self._http.close()
         kept = self._http.sock is not None
         try:
             self._http.request(method, path, data, headers)
             response = self._http.getresponse()
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            # The server closes connections that idle, between two cycles of vma_stats say. Only what is safe to
-            # repeat is asked again.
-            if not kept or method != "GET":
+            if not kept:  # the server closes connections that idle, between two cycles of vma_stats say
                 raise
             self._http.close()
             self._http.request(method, path, data, headers)

@@ -30,7 +30,7 @@ def preload_problem(path: str, depth: int = 4) -> str:
                 return f"a 32-bit program, and the shim is a 64-bit library. {NO_EFFECT}"
             file.seek(0)
             return "" if _has_interpreter(file.read(1 << 16)) else f"statically linked: there is no ld.so. {NO_EFFECT}"
-    except (OSError, struct.error, IndexError):
+    except (OSError, ValueError, IndexError, OverflowError, struct.error):
         return ""
 
 

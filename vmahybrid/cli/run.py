@@ -82,7 +82,7 @@ def assignment(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise UsageError(f"-e {text!r}", "not VMA_NAME=VALUE", "for example -e VMA_RX_POLL=-1")
     known = {alias: p for p in catalogue.load().parameters for alias in (p.name, *p.aliases)}
-    if name == "VMA_SPEC":
+    if name == "VMA_SPEC" and value:
         return name, known_profile(value)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -1,0 +1,176 @@
+"""vmahybrid doctor: the probes on this machine, and on machines made of files."""
+
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from fake_view import FakeView, serve
+
+from vmahybrid.cli import doctor
+from vmahybrid.cli.main import main
+from vmahybrid.cli.output import Style
+from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service
+
+
+def test_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == 1
+    assert code == int(any(check["verdict"] == "fail" for check in body["checks"]))
+    names = {check["name"] for check in body["checks"]}
+    assert {"AF_XDP", "bpf", "RLIMIT_MEMLOCK", "bcc", "headers", "libxdp", "shim", "C-states", "CPU frequency",
+            "verbs", "service"} <= names  # fmt: skip
+    for check in body["checks"]:
+        assert check["verdict"] in {"ok", "warn", "fail"}
+        assert "the probe broke" not in check["text"], check
+        if check["verdict"] == "fail":
+            assert check["remedy"], check
+
+
+@pytest.mark.root
+def test_a_program_is_loaded_and_linked_without_a_trace() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to load a BPF program")
+    before = set(os.listdir("/proc/self/task")), set(nic.names())
+    checks = list(kernel.bpf_and_link())
+    assert [(check.name, check.verdict) for check in checks] == [("bpf", "ok"), ("bpf_link", "ok")]
+    assert nic._holders is not None
+    assert (set(os.listdir("/proc/self/task")), set(nic.names())) == before
+
+
+@pytest.mark.root
+def test_an_interface_of_a_private_namespace() -> None:
+    import subprocess
+
+    from vmahybrid.net.netns import NetnsWorker
+
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a namespace")
+    worker = NetnsWorker.open_private()
+    try:
+        def look() -> list[Check]:
+            pid = worker_pid()
+            subprocess.run(["nsenter", f"--net=/proc/{pid}/task/{tid()}/ns/net", "ip", "link", "add", "vmhd0", "mtu",
+                            "9000", "numrxqueues", "2", "type", "veth", "peer", "vmhd1"], check=True)  # fmt: skip
+            return list(nic.interface("vmhd0"))
+
+        checks = worker.call(look)
+    finally:
+        worker.close()
+    text = " ".join(check.text for check in checks)
+    assert "driver veth, MTU 9000" in text
+    assert {"TSO", "GRO"} <= checks[0].data["offloads"].keys()
+    assert any("MTU 9000" in check.text and check.remedy == "ip link set vmhd0 mtu 1500" for check in checks)
+    assert checks[0].data["xdp_features"] is None or "basic" in checks[0].data["xdp_features"]
+
+
+def worker_pid() -> int:
+    return os.getpid()
+
+
+def tid() -> int:
+    import threading
+
+    return threading.get_native_id()
+
+
+def test_capabilities_by_name() -> None:
+    assert kernel.effective_capabilities("CapEff:\t000001ffffffffff\n") == set(kernel.CAPABILITIES)
+    assert kernel.effective_capabilities("Name:\tx\nCapEff:\t0000000000003000\n") == {"CAP_NET_ADMIN", "CAP_NET_RAW"}
+    assert kernel.effective_capabilities("CapEff:\t0\n") == set()
+
+
+@pytest.mark.parametrize(("capable", "soft", "verdict"), [
+    (True, 0, "ok"), (False, resource.RLIM_INFINITY, "ok"), (False, 1 << 16, "fail"), (False, 1 << 30, "warn"),
+])  # fmt: skip
+def test_memlock(monkeypatch: pytest.MonkeyPatch, capable: bool, soft: int, verdict: str) -> None:
+    monkeypatch.setattr(kernel, "effective_capabilities", lambda: {"CAP_IPC_LOCK"} if capable else set())
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, soft))
+    (check,) = kernel.memlock()
+    assert check.verdict == verdict
+    assert (check.remedy == "") == (verdict == "ok")
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "find_spec", lambda _name: None)
+    monkeypatch.setattr(kernel, "find_library", lambda _name: None)
+    assert next(iter(kernel.compiler())).remedy == "apt-get install python3-bpfcc"
+    assert [check.remedy for check in kernel.libraries()] == ["apt-get install libxdp1", "apt-get install libbpf1"]
+
+
+def files(root: Path, contents: dict[str, str]) -> Path:
+    for name, text in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def test_sleep_states(tmp_path: Path) -> None:
+    cpu = files(tmp_path, {
+        "cpuidle/current_driver": "intel_idle", "cpuidle/current_governor": "menu",
+        "cpu0/cpuidle/state0/name": "POLL", "cpu0/cpuidle/state0/latency": "0",
+        "cpu0/cpuidle/state1/name": "C1", "cpu0/cpuidle/state1/latency": "2",
+        "cpu0/cpuidle/state2/name": "C6", "cpu0/cpuidle/state2/latency": "133",
+    })  # fmt: skip
+    (check,) = host.sleep_states(cpu)
+    assert (check.verdict, check.remedy) == ("warn", "cpupower idle-set -D 10")
+    assert "C6 takes 133 us" in check.text
+    files(tmp_path, {"cpu0/cpuidle/state2/disable": "1"})
+    (check,) = host.sleep_states(cpu)
+    assert check.verdict == "ok"
+    assert next(iter(host.sleep_states(tmp_path / "nothing"))).verdict == "ok"
+
+
+def test_frequency_and_isolation(tmp_path: Path) -> None:
+    assert next(iter(host.frequency(tmp_path))).verdict == "ok"
+    cpu = files(tmp_path, {"cpu0/cpufreq/scaling_governor": "powersave", "isolated": "2-3"})
+    (check,) = host.frequency(cpu)
+    assert (check.verdict, check.remedy) == ("warn", "cpupower frequency-set -g performance")
+    files(tmp_path, {"cpu0/cpufreq/scaling_governor": "performance"})
+    assert next(iter(host.frequency(cpu))).verdict == "ok"
+    assert "2-3" in next(iter(host.isolation(cpu))).text
+
+
+def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
+    (check,) = service.service()
+    assert (check.verdict, check.remedy) == ("warn", "vmahybrid start")
+    view = FakeView()
+    view.health = ["eth9 is gone"]
+    with serve(view, tmp_path / "api.sock"):
+        first, second = service.service()
+        assert (first.verdict, second.text) == ("ok", "eth9 is gone")
+
+
+def test_a_broken_probe_is_one_line() -> None:
+    def broken() -> list[Check]:
+        raise ZeroDivisionError("odd machine")
+
+    (check,) = guarded("kernel", "probe name", broken)
+    assert (check.name, check.verdict) == ("probe name", "warn")
+    assert "odd machine" in check.text
+
+
+def test_interface_that_is_gone() -> None:
+    assert not nic.exists("nope0")
+    assert not nic.exists("")
+    assert not nic.exists("a" * 300)
+    (check,) = guarded("interfaces", "nope0", lambda: nic.interface("nope0"))
+    assert "no interface nope0" in check.text
+
+
+def test_lines_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = [Check("kernel", "a", "ok", "fine", "never shown"), Check("kernel", "b", "fail", "word " * 60, "mend it")]
+    monkeypatch.setattr(doctor, "examine", lambda _interfaces: iter(checks))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["kernel", "  ok    a: fine"]
+    assert "        -> mend it" in out
+    assert out[-1] == "1 ok, 0 to look at, 1 failed"
+    assert max(map(len, out)) <= 100
+    assert not any("never shown" in line for line in out)
+    body, _ = doctor.run(type("Args", (), {"interfaces": []})())
+    assert "\x1b[31mfail" in "\n".join(doctor.lines(body, Style(True, 100)))

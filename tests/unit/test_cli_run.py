@@ -1,0 +1,176 @@
+"""vmahybrid run: what the program gets, what is refused, and the exit codes of env(1)."""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmahybrid.cli.elf import preload_problem
+from vmahybrid.cli.run import assignment, environment, library
+from vmahybrid.config import catalogue
+from vmahybrid.errors import NotPossibleHere, UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Path:
+    """A library that may be preloaded: an empty one."""
+    path = tmp_path / "libvmahybrid.so"
+    source = tmp_path / "empty.c"
+    source.write_text("int vmh_test_empty;\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
+    return path
+
+
+def vmahybrid_run(shim: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("VMA") and name != "LD_PRELOAD"}
+    return subprocess.run([sys.executable, "-m", "vmahybrid.cli.main", "run", *argv], text=True, capture_output=True,
+                          cwd=ROOT, env=kept | {"VMAHYBRID_LIB": str(shim)} | env)  # fmt: skip
+
+
+def environment_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.returncode == 0, done.stderr
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+def test_what_the_program_gets(shim: Path) -> None:
+    found = environment_of(vmahybrid_run(shim, "-p", "Latency", "-e", "VMA_RX_POLL=-1", "-e", "VMA_TRACELEVEL=debug",
+                                         "--", "env", MARK="x"))  # fmt: skip
+    assert found["LD_PRELOAD"] == str(shim)
+    assert (found["VMA_SPEC"], found["VMA_RX_POLL"], found["VMA_TRACELEVEL"]) == ("latency", "-1", "debug")
+    assert found["VMA_HYBRID_PROFILE"] == "latency"
+    assert found["MARK"] == "x"
+    assert "VMA_HYBRID_SOCKET" not in found
+
+
+def test_without_options_nothing_but_the_preload_changes(shim: Path) -> None:
+    found = environment_of(vmahybrid_run(shim, "env"))
+    assert [name for name in found if name.startswith("VMA_")] == []
+
+
+def test_other_preloads_stay_behind_the_shim(shim: Path) -> None:
+    found = environment_of(vmahybrid_run(shim, "env", LD_PRELOAD=f"{shim} libm.so.6:libdl.so.2"))
+    assert found["LD_PRELOAD"] == f"{shim}:libm.so.6:libdl.so.2"
+
+
+def test_the_control_socket_follows_the_run_directory(shim: Path) -> None:
+    assert environment_of(vmahybrid_run(shim, "env", VMAHYBRID_RUNDIR="/x"))["VMA_HYBRID_SOCKET"] == "/x/control.sock"
+    found = environment_of(vmahybrid_run(shim, "env", VMAHYBRID_RUNDIR="/x", VMA_HYBRID_SOCKET="/y"))
+    assert found["VMA_HYBRID_SOCKET"] == "/y"
+
+
+def test_arguments_and_exit_code_are_the_programs(shim: Path) -> None:
+    done = vmahybrid_run(shim, "--", "sh", "-c", 'printf "%s|" "$@"; exit 42', "sh", "-p", "--json", "--", "a b")
+    assert (done.returncode, done.stdout) == (42, "-p|--json|--|a b|")
+
+
+@pytest.mark.parametrize(("argv", "code", "text"), [
+    (["-p", "lat", "--", "x"], 2, "profile 'lat': unknown. the profiles are none, latency, ultra-latency"),
+    (["-e", "VMA_RX_POL=1", "--", "x"], 2, "-e VMA_RX_POL: no such parameter. did you mean VMA_RX_POLL?"),
+    (["-e", "PATH=/x", "--", "x"], 2, "-e PATH: no such parameter"),
+    (["-e", "VMA_RX_POLL", "--", "x"], 2, "-e 'VMA_RX_POLL': not VMA_NAME=VALUE"),
+    (["-e", "VMA_RX_POLL=fast", "--", "x"], 2, "-e VMA_RX_POLL: 'fast' is not a number from -1"),
+    (["-e", "VMA_SPEC=lat", "--", "x"], 2, "profile 'lat': unknown"),
+    (["-p"], 2, "run: -p/--profile: expected one argument"),
+    (["--"], 2, "run: no command is given"),
+    (["--", "no-such-program-here"], 127, "no-such-program-here: No such file or directory"),
+    (["--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
+    (["--", "/"], 126, "/: Permission denied"),
+])  # fmt: skip
+def test_refusals(shim: Path, argv: list[str], code: int, text: str) -> None:
+    done = vmahybrid_run(shim, *argv)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"vmahybrid: {text}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_library(tmp_path: Path) -> None:
+    done = vmahybrid_run(tmp_path / "nope.so", "true")
+    assert done.returncode == 77
+    assert done.stderr.startswith(f"vmahybrid: libvmahybrid.so: not found as {tmp_path}/nope.so. make build")
+
+
+def test_a_path_that_ld_so_would_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "a b" / "libvmahybrid.so"
+    odd.parent.mkdir()
+    odd.write_bytes(b"")
+    monkeypatch.setenv("VMAHYBRID_LIB", str(odd))
+    with pytest.raises(NotPossibleHere, match="blank or colon"):
+        library()
+
+
+def test_every_parameter_and_profile_is_taken() -> None:
+    known = catalogue.load()
+    for parameter in known.parameters:
+        name, value = assignment(f"{parameter.name}={parameter.show(parameter.default)}")
+        assert (name, value) == (parameter.name, parameter.show(parameter.default))
+    for profile in known.profiles:
+        assert environment(profile.name.upper(), [], Path("/x.so"))["VMA_SPEC"] == profile.name
+
+
+def test_an_alias_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment("15", [], Path("/x.so"))["VMA_SPEC"] == "latency"
+    with pytest.raises(UsageError, match="unknown"):
+        environment("16", [], Path("/x.so"))
+
+
+@pytest.fixture
+def static_program(tmp_path: Path) -> Path:
+    source, path = tmp_path / "main.c", tmp_path / "static"
+    source.write_text("int main(void) { return 7; }\n")
+    subprocess.run(["cc", "-static", "-o", path, source], check=True)
+    return path
+
+
+def test_a_static_program_is_run_with_a_warning(shim: Path, static_program: Path) -> None:
+    done = vmahybrid_run(shim, str(static_program))
+    assert done.returncode == 7
+    assert done.stderr == (
+        f"vmahybrid: {static_program}: statically linked: there is no ld.so. The program will run on the kernel\n"
+    )
+
+
+def test_programs_that_take_the_shim() -> None:
+    assert preload_problem(shutil.which("env") or "") == ""
+    assert preload_problem(sys.executable) == ""
+    assert preload_problem("/nonexistent") == ""
+    assert preload_problem("/etc/passwd") == ""
+
+
+def test_scripts_are_judged_by_their_interpreter(tmp_path: Path, static_program: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(f"#! {static_program} -x\n")
+    assert "statically linked" in preload_problem(str(script))
+    script.write_text("#!/bin/sh\n")
+    assert preload_problem(str(script)) == ""
+    script.write_text(f"#!{script}\n")  # its own interpreter
+    assert preload_problem(str(script)) == ""
+
+
+def test_privileged_and_foreign_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program"
+    shutil.copy(shutil.which("env") or "", program)
+    monkeypatch.setattr(os, "getuid", lambda: program.stat().st_uid + 1)
+    assert preload_problem(str(program)) == ""
+    program.chmod(0o4755)
+    assert "gains privileges" in preload_problem(str(program))
+    monkeypatch.setattr(os, "getuid", lambda: program.stat().st_uid)
+    assert preload_problem(str(program)) == ""  # setuid to whom one is already
+    program.chmod(0o755)
+    program.write_bytes(b"\x7fELF\x01\x01\x01" + bytes(100))
+    assert "32-bit" in preload_problem(str(program))
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\x7fELF", b"\x7fELF\x02" + bytes(10), b"\x7fELF\x02" + b"\xff" * 200, b"#!", b"#!\n", b"#! \x00\n",
+    b"\x7fELF\x02" + bytes(27) + struct.pack("<Q", 1 << 60) + bytes(14) + struct.pack("<HH", 65535, 65535) + bytes(64),
+])  # fmt: skip
+def test_damaged_programs_are_left_to_the_kernel(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "damaged"
+    path.write_bytes(data)
+    assert preload_problem(str(path)) == ""
