@@ -1,5 +1,7 @@
 """The parameter catalogue: the committed page is the generated one, and the Python model reads like the C one."""
 
+import re
+
 import pytest
 
 from vmahybrid.config import gen_params
@@ -100,3 +102,14 @@ def test_a_catalogue_that_contradicts_itself(entry: str) -> None:
     parse(HEAD + ENTRY)
     with pytest.raises(CatalogueError):
         parse(HEAD + entry)
+
+
+def test_acts_says_what_the_shim_does() -> None:
+    """A parameter that acts is used by the shim's code, and one that the code uses says so."""
+    shim = gen_params.ROOT / "vmahybrid" / "shim"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in shim.glob("*.c") if path.name != "params.c")
+    used = set(re.findall(r"vmh_params\.(\w+)(?!\w*\.h\b)", code)) - {"h"}
+    in_params_c = {"spec", "select_poll_os_force"}  # they set other parameters
+    acting = {parameter.field for parameter in load().parameters if parameter.acts == "now"}
+    assert acting - used - in_params_c == set()
+    assert used - acting == set()
