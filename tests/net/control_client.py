@@ -7,6 +7,8 @@ identity of its process; each answer is one line of JSON.
 from __future__ import annotations
 
 import array
+import ctypes
+import functools
 import json
 import os
 import select
@@ -132,8 +134,12 @@ class Interpreter:
     """The program: commands from standard input to the client and to sockets of its own."""
 
     def __init__(self, path: str) -> None:
-        self.client = Client(path)
+        self._path = path
         self.sockets: dict[str, socket.socket] = {}
+
+    @functools.cached_property
+    def client(self) -> Client:
+        return Client(self._path)
 
     def run(self, command: dict[str, Any]) -> Any:
         return getattr(self, "do_" + command.pop("do"))(**command)
@@ -144,6 +150,13 @@ class Interpreter:
         if stats:
             os.close(fd)
         return _plain(reply)
+
+    def do_enter(self, path: str) -> None:
+        """Another network namespace (os.setns is newer than Python 3.11)."""
+        fd = os.open(path, os.O_RDONLY)
+        if ctypes.CDLL(None, use_errno=True).setns(fd, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
 
     def do_ring(self, ifname: str, **sizes: int) -> dict[str, Any]:
         return _plain(self.client.ring(socket.if_nametoindex(ifname), **sizes))
@@ -172,6 +185,9 @@ class Interpreter:
         return _plain(self.client.detach(flow_id, cause))
 
     def do_release(self, ring_id: int) -> dict[str, Any]:
+        """As a shim does: its own descriptors first."""
+        while self.client.fds:
+            os.close(self.client.fds.pop())
         return _plain(self.client.release(ring_id))
 
     def do_neigh(self, ifname: str, address: str) -> dict[str, Any]:

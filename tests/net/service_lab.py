@@ -1,0 +1,153 @@
+"""Programs that talk to the service from the namespaces of a sandbox, and a look at what the host holds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.served import Service
+
+CLIENT = Path(__file__).with_name("control_client.py")
+
+
+class Refusal(Exception):
+    """What the peer's command raised: the name of the exception and its text."""
+
+
+class Peer:
+    """control_client.py in a namespace; ``do(...)`` is one command and its answer."""
+
+    def __init__(self, service: Service, side: Side, hello: bool = True, prefix: tuple[str, ...] = ()) -> None:
+        argv = side.command([*prefix, sys.executable, str(CLIENT), service.env["VMA_HYBRID_SOCKET"]])
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.side = side
+        if hello:
+            self.do("hello")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid  # nsenter and the like exec
+
+    def do(self, what: str, timeout: float = 10.0, /, **arguments: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps({"do": what, **arguments}), file=self.process.stdin, flush=True)
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            raise TimeoutError(f"{what} was not answered")
+        answer = json.loads(self.process.stdout.readline() or '{"error": "ended", "text": ""}')
+        if "error" in answer:
+            raise Refusal(f"{answer['error']}: {answer['text']}")
+        return answer["ok"]
+
+    def bound(self, name: str, port: int = 0, address: str = "", **more: Any) -> int:
+        """A UDP socket bound to the side's address; its port."""
+        return int(self.do("socket", name=name, bind=[address or self.side.address, port], **more))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self.process.wait(3)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class Api:
+    """The service's REST API on its Unix socket."""
+
+    def __init__(self, service: Service) -> None:
+        self.path = str(service.rundir / "api.sock")
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("localhost", timeout=5)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(5)
+        connection.sock.connect(self.path)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, path, payload, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            return answer.status, json.loads(text) if text.startswith((b"{", b"[")) else text.decode()
+        finally:
+            connection.close()
+
+    def status(self) -> Any:
+        return self.call("GET", "/v1/status")[1]
+
+    def socket_flows(self) -> list[Any]:
+        return [flow for flow in self.status()["flows"] if flow["source"] == "socket"]
+
+
+def until(condition: Callable[[], Any], timeout: float = 3.0, what: str = "") -> Any:
+    """The first true value of ``condition``; AssertionError after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, what or f"not within {timeout} s"
+        time.sleep(0.01)
+    return value
+
+
+def veths(side: Side) -> list[str]:
+    """Ring veths in a namespace."""
+    return [link["ifname"] for link in json.loads(side.ip("-j", "link")) if link["ifname"].startswith("vmhr")]
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process point to, sorted, without those that come and go by themselves."""
+    found: list[str] = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0])
+        except FileNotFoundError:
+            continue
+    return sorted(found)
+
+
+def udp_from(sandbox: Sandbox, side: Side, data: str, address: str, port: int, source_port: int = 0) -> None:
+    """Send one datagram from a namespace."""
+    code = ("import socket,sys;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);"
+            "s.bind(('0.0.0.0',int(sys.argv[4])));s.sendto(sys.argv[1].encode(),(sys.argv[2],int(sys.argv[3])))")
+    argv = [sys.executable, "-S", "-c", code, data, address, str(port), str(source_port)]
+    sandbox.start(side, argv).result(10)
+
+
+def idle_cpu(pid: int, seconds: float) -> float:
+    """Share of one core that a process uses."""
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = ticks()
+    time.sleep(seconds)
+    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def resident_mib(pid: int) -> float:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+__all__ = ["Api", "Peer", "Refusal", "idle_cpu", "open_files", "resident_mib", "signal", "udp_from", "until", "veths"]
