@@ -80,7 +80,7 @@ def ping_pong(
             before(serving)
         client = _client(sandbox, "ping-pong", seconds, service, options)
         if meanwhile is not None:
-            time.sleep(min(1.5, seconds / 2))
+            client.wait_for("Starting test", 15)
             meanwhile(Pair(serving, client))
         return parse_latency(client.result(seconds + 20))
 
