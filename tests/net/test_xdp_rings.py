@@ -312,6 +312,13 @@ def test_nothing_is_left_after_close(lab: Lab) -> None:
         assert open_ring(again).kind == "direct"
 
 
+def test_a_ring_on_a_vanished_interface_is_refused_as_gone(lab: Lab, port: XdpPort) -> None:
+    run(lab.b, "ip", "link", "del", "vb")
+    with pytest.raises(Refused) as refused:
+        open_ring(port)
+    assert refused.value.reason == Reason.IF_GONE
+
+
 def test_an_interface_that_disappears_takes_its_rings_along(lab: Lab, port: XdpPort) -> None:
     open_ring(port)
     open_ring(port)
