@@ -3,6 +3,9 @@
 import json
 import os
 import resource
+import socket
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from vmahybrid.cli import doctor
 from vmahybrid.cli.main import main
 from vmahybrid.cli.output import Style
 from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.xdp.holder import attached
 
 
 def test_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,27 +38,22 @@ def test_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_program_is_loaded_and_linked_without_a_trace() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to load a BPF program")
-    before = set(os.listdir("/proc/self/task")), set(nic.names())
     checks = list(kernel.bpf_and_link())
     assert [(check.name, check.verdict) for check in checks] == [("bpf", "ok"), ("bpf_link", "ok")]
-    assert nic._holders is not None
-    assert (set(os.listdir("/proc/self/task")), set(nic.names())) == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("netns")]
+    assert attached(socket.if_nametoindex("lo")) == {}
 
 
 @pytest.mark.root
 def test_an_interface_of_a_private_namespace() -> None:
-    import subprocess
-
-    from vmahybrid.net.netns import NetnsWorker
-
     if os.geteuid() != 0:
         pytest.skip("needs root to make a namespace")
     worker = NetnsWorker.open_private()
     try:
         def look() -> list[Check]:
-            pid = worker_pid()
-            subprocess.run(["nsenter", f"--net=/proc/{pid}/task/{tid()}/ns/net", "ip", "link", "add", "vmhd0", "mtu",
-                            "9000", "numrxqueues", "2", "type", "veth", "peer", "vmhd1"], check=True)  # fmt: skip
+            here = f"--net=/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net"
+            command = "ip link add vmhd0 mtu 9000 type veth peer vmhd1"
+            subprocess.run(["nsenter", here, *command.split()], check=True)
             return list(nic.interface("vmhd0"))
 
         checks = worker.call(look)
@@ -64,16 +64,6 @@ def test_an_interface_of_a_private_namespace() -> None:
     assert {"TSO", "GRO"} <= checks[0].data["offloads"].keys()
     assert any("MTU 9000" in check.text and check.remedy == "ip link set vmhd0 mtu 1500" for check in checks)
     assert checks[0].data["xdp_features"] is None or "basic" in checks[0].data["xdp_features"]
-
-
-def worker_pid() -> int:
-    return os.getpid()
-
-
-def tid() -> int:
-    import threading
-
-    return threading.get_native_id()
 
 
 def test_capabilities_by_name() -> None:

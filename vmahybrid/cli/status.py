@@ -37,13 +37,9 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
     yield f"vmahybrid {status['version']}: {ready}, pid {status['pid']}, up {since(status['started'])}"
     yield f"control {status['control_socket']}, api {', '.join(status['api'])}"
     yield ""
-    yield from _section("interfaces", INTERFACES, map(interface_row, status["interfaces"]), style)
-    remedies: dict[str, list[str]] = {}
-    for interface in status["interfaces"]:
-        if interface["remedy"]:
-            remedies.setdefault(interface["remedy"], []).append(interface["name"])
-    for remedy, names in remedies.items():
-        yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {remedy}", style.width - 2, "  "))
+    interfaces = [i for i in status["interfaces"] if i["reason"] != "loopback"]
+    yield from _section("interfaces", INTERFACES, map(interface_row, interfaces), style)
+    yield from _why(interfaces, style)
     yield ""
     yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
     yield ""
@@ -60,6 +56,17 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
         yield style.paint("all is well", "green") if status["ready"] else "starting"
 
 
+def _why(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
+    """The reasons as sentences with their remedies, once for the interfaces that share them."""
+    notes: dict[str, list[str]] = {}
+    for i in interfaces:
+        if i["reason"] != "none" or not i["attached"]:
+            note = i["reason_text"] + (f". To change it: {i['remedy']}" if i["remedy"] else "")
+            notes.setdefault(note, []).append(i["name"])
+    for note, names in notes.items():
+        yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {note}", style.width - 2, "  "))
+
+
 def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Iterator[str]:
     found = table(columns, rows, style.width)
     if not found:
@@ -71,9 +78,8 @@ def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Itera
 
 def interface_row(i: dict[str, Any]) -> list[object]:
     mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if i["attached"] else "none"
-    why = "" if i["reason"] == "none" and i["attached"] else i["reason_text"]
-    state = "" if i["up"] else "down; "
-    return [i["name"], i["netns"], i["backend"], mode, i["mtu"], i["queues"], i["rings"], i["rules"], state + why]
+    why = "" if i["reason"] == "none" else i["reason"]
+    return [i["name"], i["netns"], i["backend"], mode, i["mtu"], i["queues"] or "-", i["rings"], i["rules"], why]
 
 
 def process_row(p: dict[str, Any]) -> list[object]:
