@@ -228,21 +228,8 @@ void vmh_epoll_notify(struct vmh_obj *member)
 
 /* ---- fork ---- */
 
-void vmh_epoll_fork_child(void)
+static void sets_fork_child(void)
 {
-	atomic_store(&pool_lock.word, 0);
-	for (unsigned i = 0; i < ITEMS_LOCKS; i++)
-		atomic_store(&items_locks[i].word, 0);
-	vmh_ep_kick_fork_child();
-	free_items = NULL;
-	for (struct chunk *c = item_chunks; c; c = c->next) {
-		struct vmh_epitem *it = (struct vmh_epitem *)c->mem;
-
-		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++)
-			if (it[i].set)
-				it[i].member->items = NULL;
-		free_items_of(c);
-	}
 	for (struct chunk *c = ep_chunks; c; c = c->next) {
 		struct vmh_ep *e = (struct vmh_ep *)c->mem;
 
@@ -256,6 +243,41 @@ void vmh_epoll_fork_child(void)
 			ep_init(e);
 			atomic_store(&e->nested, nested); /* the kernel's nesting was inherited */
 			e->stats = vmh_stats_epoll_new(e->obj.fd);
+		}
+	}
+}
+
+static bool survives(const struct vmh_epitem *it)
+{
+	return it->set && it->set->stats && atomic_load(&it->member->class_) == VMH_CLASS_UDP;
+}
+
+/* The lists may have been in the middle of a change by another thread of the parent, so they are made
+ * anew from the items. Members stay: after daemon() they come back on rings. */
+void vmh_epoll_fork_child(void)
+{
+	atomic_store(&pool_lock.word, 0);
+	for (unsigned i = 0; i < ITEMS_LOCKS; i++)
+		atomic_store(&items_locks[i].word, 0);
+	vmh_ep_kick_fork_child();
+	sets_fork_child();
+	free_items = NULL;
+	for (struct chunk *c = item_chunks; c; c = c->next)
+		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++)
+			if (((struct vmh_epitem *)c->mem)[i].set)
+				((struct vmh_epitem *)c->mem)[i].member->items = NULL;
+	for (struct chunk *c = item_chunks; c; c = c->next) {
+		struct vmh_epitem *it = (struct vmh_epitem *)c->mem;
+
+		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++, it++) {
+			it->rdy_next = NULL;
+			if (survives(it) && vmh_epitem_link(it)) {
+				it->set->noneshot += (it->events & EPOLLONESHOT) != 0;
+				vmh_ep_push_if_ready(it);
+			} else {
+				it->set = NULL;
+				vmh_epitem_free(it);
+			}
 		}
 	}
 }

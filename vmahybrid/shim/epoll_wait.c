@@ -204,6 +204,18 @@ static int wait_kernel(struct vmh_ep *e, int epfd, struct epoll_event *evs, int 
 	return n;
 }
 
+/* When a wait began that the kernel alone serves. Needed only if it is kicked, which is rare, so it must
+ * cost nothing; then the wait may end late by a tick, and never early. */
+#define COARSE_NS 10000000u
+
+static uint64_t coarse_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static void account_kernel(struct vmh_ep *e, int n)
 {
 	struct vmh_iomux_stats *s = e->stats;
@@ -229,7 +241,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		return libc_wait(epfd, evs, max, timeout_ns, mask); /* its error */
 	while (!vmh_epoll_on_ring(ep)) {
 		if (timeout_ns > 0 && !start)
-			start = vmh_now_ns();
+			start = coarse_now_ns() + COARSE_NS;
 		n = wait_kernel(e, epfd, evs, max, left, mask);
 		if (n != LOOK_AT_RINGS) {
 			account_kernel(e, n);
@@ -242,7 +254,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		if (timeout_ns > 0) {
 			int64_t gone = (int64_t)(vmh_now_ns() - start);
 
-			left = gone < timeout_ns ? timeout_ns - gone : 0;
+			left = gone <= 0 ? timeout_ns : gone < timeout_ns ? timeout_ns - gone : 0;
 		}
 	}
 	struct ep_waiter x = {

@@ -79,11 +79,19 @@ static int add_ring_bits(struct poll_waiter *x)
 	return more;
 }
 
+static int count_ready(const struct vmh_waiter *w)
+{
+	int n = 0;
+
+	for (unsigned i = 0; i < w->nfds; i++)
+		n += w->fds[i].revents != 0;
+	return n;
+}
+
 static int collect(struct vmh_waiter *w, bool os)
 {
 	struct poll_waiter *x = (struct poll_waiter *)w;
-	static const struct timespec zero;
-	struct timespec t = zero; /* the kernel writes to it */
+	struct timespec t = { 0 }; /* the kernel writes to it */
 	int n = 0;
 
 	w->ring_n = w->os_n = 0;
@@ -92,7 +100,9 @@ static int collect(struct vmh_waiter *w, bool os)
 			return 0;
 		os = vmh_os_skip_due(w);
 	}
-	if (os) {
+	if (os && w->fresh) {
+		w->os_n = n = count_ready(w);
+	} else if (os) {
 		n = (int)vmh_sys(SYS_ppoll, w->fds, w->nfds, &t, w->os_mask, sizeof(uint64_t));
 		if (n < 0)
 			return n;

@@ -111,7 +111,9 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 	vmh_sleep_end();
 	if (!n) {
 		vmh_rings_poll(batch());
+		w->fresh = os;
 		n = w->collect(w, os);
+		w->fresh = false;
 	}
 	if (n)
 		return n;
@@ -190,10 +192,11 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 	sigset_t old;
 	int n;
 
-	/* As in the kernel, what is ready is returned before the mask lets a signal in: look at both sides. */
+	/* Look at both sides where that may be the end of it. As in the kernel, what is ready is returned before
+	 * the mask lets a signal in. */
 	w->os_mask = timeout_ns == 0 ? mask : NULL;
 	vmh_rings_poll(batch());
-	n = w->collect(w, timeout_ns == 0 || mask);
+	n = w->collect(w, timeout_ns == 0 || mask || !w->on_ring(w));
 	w->os_mask = NULL;
 	if (n || timeout_ns == 0) {
 		r.hit = n > 0;

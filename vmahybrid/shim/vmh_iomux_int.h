@@ -32,6 +32,7 @@ struct vmh_waiter {
 	struct vmh_oslook *look;
 	struct vmh_iomux_stats *stats;
 	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
+	bool fresh;                    /* the sleep has just filled in fds[].revents */
 	int ring_n, os_n;              /* of the last collect, for the statistics */
 };
 
@@ -101,7 +102,7 @@ void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
 /* A set that the member is in and that matches, held; NULL: none. */
 struct vmh_ep *vmh_ep_of_member(struct vmh_obj *member, bool (*match)(const struct vmh_ep *e));
 void vmh_ep_mark_ring(struct vmh_obj *member);  /* maybe_ring in all its sets */
-void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child: the sets go on as plain kernel sets */
+void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork_child */
 
 /* epoll_set.c: the ready list */
 void vmh_ep_rdy_remove(struct vmh_ep *e, struct vmh_epitem *it); /* ready lock held */
