@@ -30,7 +30,7 @@ def create_app(view: ServiceView, *, token: str | None = None, version: str) -> 
         version=version,
         description=DESCRIPTION,
         generate_unique_id_function=_operation_id,
-        responses=problems.responses(401, 422, 500),
+        responses=problems.responses(400, 401, 422, 500),
         docs_url=None,  # both would load scripts from another host
         redoc_url=None,
     )
