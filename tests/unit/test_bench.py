@@ -85,3 +85,16 @@ def test_stop_ends_with_sigkill_when_the_signal_is_ignored() -> None:
         assert program.stop(signal.SIGINT, timeout=0.2) == -signal.SIGKILL
     finally:
         program.close()
+
+
+@pytest.mark.parametrize("argv", [["--only", "speed"], ["--repeats", "0"], ["--repeats", "many"]])
+def test_a_wrong_argument_is_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.parse_arguments(argv)
+    assert argv[1] in capsys.readouterr().err
+
+
+def test_parts_can_be_selected() -> None:
+    chosen = bench.parse_arguments(["--only", "toll", "--only", "mmsg", "--json"])
+    assert chosen == bench.Options(["toll", "mmsg"], 5, True)
+    assert bench.parse_arguments([]).only == list(bench.PARTS)

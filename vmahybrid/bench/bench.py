@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from vmahybrid.bench import costs, latency, rates
@@ -32,6 +33,9 @@ PARTS: dict[str, tuple[Measure, float]] = {  # and the seconds of one run
     "overhead": (costs.measure_overhead, 0.0),
     "service": (costs.measure_service, 0.0),
 }
+
+
+BUSY = 0.1  # share of all CPU time
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,19 @@ def measure(options: Options, say: Callable[[str], None]) -> Part:
     return total
 
 
+def cpu_in_use(seconds: float = 1.0) -> float:
+    """Share of the machine's CPU time that others use now, stolen time of a virtual machine included: 0 to 1."""
+
+    def sample() -> tuple[int, int]:
+        fields = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]  # idle, iowait
+
+    total, idle = sample()
+    time.sleep(seconds)
+    total_after, idle_after = sample()
+    return 1 - (idle_after - idle) / max(total_after - total, 1)
+
+
 def _say_of(say: Callable[[str], None], part: str, text: str) -> None:
     say(f"{part}: {text}")
 
@@ -88,12 +105,13 @@ def table(figures: list[Figure]) -> str:
     return "\n".join(lines)
 
 
-def show(options: Options, total: Part, seconds: float) -> None:
+def show(options: Options, total: Part, seconds: float, in_use: float) -> None:
     if options.json:
         document = {
             "schema": SCHEMA,
             "kernel": platform.release(),
             "cpus": os.cpu_count(),
+            "cpu_in_use_before": round(in_use, 3),
             "repeats": options.repeats,
             "seconds": round(seconds, 1),
             "figures": [figure.as_json() for figure in total.figures],
@@ -104,6 +122,8 @@ def show(options: Options, total: Part, seconds: float) -> None:
     print(table(total.figures))
     for name, text in total.failures.items():
         print(f"\nnot measured: {name}: {text}")
+    if in_use > BUSY:
+        print(f"\nOther programs used {in_use:.0%} of the CPUs when this began: the figures are not to be trusted")
     missed = sum(figure.passed is False for figure in total.figures)
     met = sum(figure.passed is True for figure in total.figures)
     print(f"\n{met} targets met, {missed} missed, {len(total.failures)} not measured, in {seconds:.0f} s")
@@ -121,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     begun = time.monotonic()
     sweep()
+    in_use = cpu_in_use()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun:5.0f} s] {text}", file=sys.stderr, flush=True)
@@ -130,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the sandboxes are removed", file=sys.stderr)
         return 130
-    show(options, total, time.monotonic() - begun)
+    show(options, total, time.monotonic() - begun, in_use)
     return 1 if total.failures or any(figure.passed is False for figure in total.figures) else 0
 
 
