@@ -38,7 +38,14 @@ class Stage:
         """The programs that run under the shim are on rings, while they run."""
         for program, name in ((server, "server"), (client, "client")):
             if program is not None and self.shimmed in ("both", name):
-                self.service.require_ring(program)
+                self._require_ring(program)
+
+    def _require_ring(self, program: Program, timeout: float = 2.0) -> None:
+        """A program that has only just started gets a moment to send its first datagram."""
+        deadline = time.monotonic() + timeout
+        while not self.service.ring_flows(program.pid) and program.running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.service.require_ring(program)
 
     def wait_bound(self, side: Side, port: int, timeout: float = 5.0) -> None:
         deadline = time.monotonic() + timeout

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shimmed import SIDES, Stage, stop
+from apps.shimmed import SIDES, Stage, stop
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service

@@ -6,14 +6,15 @@ The cases are in the C files beside this one. The shim's run must be on rings, o
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from programs import build, case_names
+from compare.programs import build, case_names
 
-from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.apps
@@ -68,6 +69,8 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     # rings belong to the first process on a queue: the peer runs on the plain kernel
     with Sandbox("calls") as sandbox, Service(sandbox) as service:
         rig = Rig(sandbox, service, request.param)
+        # the peer's kernel would ration its port-unreachable messages (icmp(7)): the second run would see fewer
+        run_command(*sandbox.b.command(["sysctl", "-qw", "net.ipv4.icmp_ratelimit=0"]))
         peer = sandbox.start(sandbox.b, [str(build() / "peer"), sandbox.b.address, "600"])
         peer.wait_for("ready")
         rig.kernel = rig.run(False, [])
@@ -79,8 +82,6 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 def ring_packets(service: Service) -> int:
     """Packets that the XDP programs gave to rings so far."""
-    import json
-
     return sum(interface["outs"].get("ring", 0) for interface in json.loads(service.ask("status", "--json"))["interfaces"])
 
 

@@ -104,7 +104,7 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 		vmh_ep_rdy_remove(e, it);
 		if (!armed(it) || !member_ready(it))
 			continue;
-		out[n].events = it->events & VMH_IN;
+		out[n].events = it->events & (VMH_IN | VMH_OUT);
 		out[n].data.u64 = it->data;
 		it->call = call;
 		if (it->events & EPOLLONESHOT) {

@@ -63,6 +63,12 @@ static bool any_ready(const struct poll_waiter *x)
 	return false;
 }
 
+/* The kernel is not asked each time: what it would say of a socket that can receive and send. */
+static int ring_bits(const struct entry *t)
+{
+	return atomic_load_explicit(&t->o->class_, memory_order_relaxed) == VMH_CLASS_UDP ? VMH_IN | VMH_OUT : VMH_IN;
+}
+
 static int add_ring_bits(struct poll_waiter *x)
 {
 	int more = 0;
@@ -73,7 +79,7 @@ static int add_ring_bits(struct poll_waiter *x)
 		if (!(p->events & VMH_IN) || (p->revents & POLLNVAL) || !entry_ready(&x->ent[k]))
 			continue;
 		more += p->revents == 0;
-		p->revents = (short)(p->revents | (p->events & VMH_IN));
+		p->revents = (short)(p->revents | (p->events & ring_bits(&x->ent[k])));
 		x->w.ring_n++;
 	}
 	return more;

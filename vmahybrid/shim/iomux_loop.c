@@ -7,6 +7,7 @@
 /* With VMA_SELECT_POLL_OS_RATIO=0 or VMA_SELECT_SKIP_OS=0 the manual never asks the kernel while rings
  * are polled or ready. A pipe in such a set would starve for ever; once in 10 ms costs nothing. */
 #define OS_LOOK_NS 10000000u
+#define SELDOM_NS 20000u
 
 struct run {
 	sig_atomic_t sig0;
@@ -40,8 +41,13 @@ static bool os_ratio_due(struct vmh_waiter *w, uint64_t now)
 
 bool vmh_os_skip_due(struct vmh_waiter *w)
 {
-	uint64_t now = vmh_params.select_skip_os > 0 ? 0 : vmh_now_ns();
+	uint64_t now = vmh_now_ns();
 
+	/* the ratio is for those who call in a tight loop; who comes seldom sees both sides each time */
+	if (vmh_params.select_skip_os > 0 && now - VMH_GET(w->look->last_ns) >= SELDOM_NS) {
+		VMH_SET(w->look->last_ns, now);
+		return true;
+	}
 	return look_due(&w->look->skip_left, vmh_params.select_skip_os, w->look, now);
 }
 

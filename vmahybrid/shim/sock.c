@@ -254,8 +254,7 @@ static bool enqueue(struct vmh_sock *s, struct vmh_buf *b)
 	if (s->rxq_bytes > VMH_GET(s->stats->rx_ready_bytes_max))
 		VMH_SET(s->stats->rx_ready_bytes_max, s->rxq_bytes);
 	vmh_unlock(&s->rxq_lock);
-	if (vmh_unlikely(s->obj.items != NULL))
-		vmh_epoll_notify(&s->obj);
+	vmh_epoll_notify(&s->obj);
 	vmh_wake_all();
 	return true;
 }

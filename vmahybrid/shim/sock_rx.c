@@ -266,6 +266,11 @@ static int doze(struct vmh_sock *s, int fd, const struct waiting *w)
 		left = (int64_t)(w->deadline - now);
 	}
 	wakefd = vmh_sleep_begin();
+	/* a handler that ran before begin is seen here; one that runs after it wakes the sleep */
+	if (interrupted(w)) {
+		vmh_sleep_end();
+		return -EINTR;
+	}
 	if (!vmh_sock_ready(s) && !atomic_load(&s->obj.closed) &&
 	    !(atomic_load(&s->rx_on) && vmh_rings_poll(POLL_BUDGET) && vmh_sock_ready(s))) {
 		sig_atomic_t any = vmh_signals_any;
@@ -323,7 +328,7 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 			return -EBADF;
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
-		r = atomic_load(&s->rx_on) ? spin(s, &w, &loops) : -EAGAIN;
+		r = interrupted(&w) ? -EINTR : atomic_load(&s->rx_on) ? spin(s, &w, &loops) : -EAGAIN;
 		if (r == 0) {
 			r = take(s, m, flags);
 			if (r != -EAGAIN) {

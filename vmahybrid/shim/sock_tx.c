@@ -175,11 +175,8 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	s->last_ring = d->ring;
 	r = post(d->ring, &d->hdr, m, len, more);
 	vmh_unlock(&s->tx_lock);
-	if (vmh_unlikely(r)) {
-		if (r == -EAGAIN)
-			VMH_COUNT(s->stats->tx_drops, 1); /* of the ring: the kernel takes it */
-		return by_kernel(s, fd, m, flags);
-	}
+	if (vmh_unlikely(r))
+		return by_kernel(s, fd, m, flags); /* the ring counts tx_full */
 	VMH_COUNT(s->stats->tx_packets, 1);
 	VMH_COUNT(s->stats->tx_bytes, len);
 	VMH_SET(s->stats->thread_tx, vmh_tid());

@@ -15,6 +15,7 @@
 #include "vmh_wait.h"
 
 #define VMH_IN (EPOLLIN | EPOLLRDNORM) /* what a ring can make ready; POLL* have the same values */
+#define VMH_OUT (EPOLLOUT | EPOLLWRNORM) /* a UDP socket on a ring can always send */
 
 /* iomux_loop.c: spin, sleep, and the rules of when the kernel is asked */
 struct vmh_oslook {            /* relaxed: a lost count shifts one look by one loop */
