@@ -138,8 +138,8 @@ class BpfMap(Descriptor):
     @classmethod
     def create(cls, spec: MapSpec) -> Self:
         """Raises BpfError."""
-        attr = bpf_attr("IIIII3I16s", spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0, 0,
-                     spec.name.encode("ascii")[:_NAME_MAX])
+        attr = bpf_attr("IIIII2I16s", spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, 0, 0,
+                        spec.name.encode("ascii")[:_NAME_MAX])
         fd = bpf_call(_MAP_CREATE, attr)
         if fd < 0:
             raise BpfError(f"map {spec.name}", -fd, _remedy(-fd))
