@@ -123,6 +123,34 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 	return n;
 }
 
+#define JOIN_MAX 4096 /* comparisons: a large set gets the bits by its next calls */
+
+void vmh_ep_join(struct vmh_ep *e, struct epoll_event *evs, int n, uint64_t call)
+{
+	struct vmh_epitem *next;
+
+	vmh_lock(&e->rdy_lock);
+	if ((uint64_t)atomic_load_explicit(&e->rdy_n, memory_order_relaxed) * (unsigned)n > JOIN_MAX) {
+		vmh_unlock(&e->rdy_lock);
+		return;
+	}
+	for (struct vmh_epitem *it = e->rdy.rdy_next; it != &e->rdy; it = next) {
+		next = it->rdy_next;
+		if (it->call == call || !armed(it) || !member_ready(it))
+			continue;
+		for (int i = 0; i < n; i++) {
+			if (evs[i].data.u64 != it->data)
+				continue;
+			evs[i].events |= it->events & VMH_IN;
+			it->call = call;
+			if (it->events & EPOLLET)
+				vmh_ep_rdy_remove(e, it);
+			break;
+		}
+	}
+	vmh_unlock(&e->rdy_lock);
+}
+
 bool vmh_epoll_ready(struct vmh_obj *ep)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);

@@ -117,8 +117,11 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	x->w.ring_n = n;
 	x->w.os_n = k;
 	k = merge(evs, n, evs + n, k);
-	if (n + k == x->max)
+	if (n + k == x->max) {
+		/* no room for more entries, but the kernel's may be ready by a ring as well */
+		vmh_ep_join(x->e, evs + n, k, call);
 		return n + k;
+	}
 	/* room is left: the rest of the rings */
 	m = vmh_ep_harvest(x->e, x->epfd, evs + n + k, x->max - n - k, call);
 	x->w.ring_n += m;

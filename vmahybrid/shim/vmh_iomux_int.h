@@ -110,6 +110,8 @@ void vmh_ep_rdy_remove(struct vmh_ep *e, struct vmh_epitem *it); /* ready lock h
 void vmh_ep_push(struct vmh_epitem *it);        /* the item can't go away: items lock or set lock held */
 bool vmh_ep_push_if_ready(struct vmh_epitem *it);
 /* Take up to max ready items, at most once each per call number. */
+/* Adds what rings have for the sockets of these n events, without taking entries of their own. */
+void vmh_ep_join(struct vmh_ep *e, struct epoll_event *evs, int n, uint64_t call);
 int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max, uint64_t call);
 
 /* epoll.c */
