@@ -92,7 +92,10 @@ def test_flows(view: FakeView, run: Run) -> None:
     code, out, _ = run("flows", "add", "kernel", "*:53", "--remote", "10.0.0.9:*", "--proto", "tcp", "--interface", "e")
     assert code == 0
     assert "operator" in out
-    assert view.calls == [("add_flow", "kernel", "tcp", "*:53", "10.0.0.9:*", "*", "e")]
+    assert view.calls[:1] == [("add_flow", "kernel", "tcp", "*:53", "10.0.0.9:*", "*", "e")]
+    for argv in (("--json", "add"), ("add", "--json")):
+        assert json.loads(run("flows", *argv, "drop", "*:9")[1])["flows"][0]["action"] == "drop"
+    view.flow_list = view.flow_list[:2]
     assert run("flows", "delete", "10") == (0, "flow 10 deleted\n", "")
     assert run("flows", "delete", "10")[0] == 1
     view.flow_list.clear()

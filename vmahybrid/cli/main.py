@@ -59,8 +59,10 @@ def build_parser(with_start: bool = True) -> Parser:
     return parser
 
 
-def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON with a schema number")
+def _json(parser: argparse.ArgumentParser, *, verb: bool = False) -> None:
+    """``verb``: below a command that has the option too, whose value must not be reset."""
+    default = argparse.SUPPRESS if verb else False
+    parser.add_argument("--json", action="store_true", default=default, help="print JSON with a schema number")
 
 
 def _flows(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +78,8 @@ def _flows(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--interface", metavar="IF", default="*", help="interface (default: every served one)")
     delete = verbs.add_parser("delete", help="delete a rule, or send a socket's flow home", allow_abbrev=False)
     delete.add_argument("flow_id", metavar="FLOW", help="number of the flow, the first column of vmahybrid flows")
+    _json(add, verb=True)
+    _json(delete, verb=True)
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +92,7 @@ def _config(parser: argparse.ArgumentParser) -> None:
     _json(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     change = verbs.add_parser("set", help="change settings that are live; all are taken or none", allow_abbrev=False)
+    _json(change, verb=True)
     change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="for example limits.rules=2048")
 
 
