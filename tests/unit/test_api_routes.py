@@ -237,3 +237,33 @@ def test_over_a_real_unix_socket(view: FakeView, tmp_path: Path) -> None:
     with serve(view, tmp_path / "api.sock") as path, httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as http:
         assert http.get("http://service/v1/status").json()["pid"] == 42
         assert http.get("http://service/nope").status_code == 404
+
+
+def test_over_real_tcp_only_the_token_opens(view: FakeView) -> None:
+    """That uvicorn's scope really tells TCP from Unix."""
+    import socket
+    import threading
+    import time
+
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/processes/4711/zero"
+        app = create_app(view, token="s3cret-token", version="0.1.0")
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        try:
+            problem(httpx.post(url), 401)
+            problem(httpx.post(url, headers={"authorization": "Bearer wrong"}), 401)
+            assert view.calls == []
+            assert httpx.post(url, headers={"authorization": "Bearer s3cret-token"}).status_code == 204
+            assert view.calls == [("zero", 4711)]
+        finally:
+            server.should_exit = True
+            thread.join(20)
