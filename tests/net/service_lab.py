@@ -6,11 +6,11 @@ import http.client
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -126,6 +126,14 @@ def open_files(pid: int) -> list[str]:
     return sorted(found)
 
 
+def assert_same_files(pid: int, before: list[str], timeout: float = 3.0) -> None:
+    """The process has no more descriptors of any kind than before, within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while more := Counter(open_files(pid)) - Counter(before):
+        assert time.monotonic() < deadline, f"more than before: {more}"
+        time.sleep(0.02)
+
+
 def udp_from(sandbox: Sandbox, side: Side, data: str, address: str, port: int, source_port: int = 0) -> None:
     """Send one datagram from a namespace."""
     code = ("import socket,sys;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);"
@@ -148,6 +156,3 @@ def idle_cpu(pid: int, seconds: float) -> float:
 def resident_mib(pid: int) -> float:
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
-
-
-__all__ = ["Api", "Peer", "Refusal", "idle_cpu", "open_files", "resident_mib", "signal", "udp_from", "until", "veths"]

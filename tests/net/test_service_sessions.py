@@ -15,6 +15,26 @@ from vmahybrid.steering.reasons import Reason
 pytestmark = pytest.mark.root
 
 
+@pytest.fixture(scope="module")
+def netns_pair() -> Iterator[Sandbox]:
+    """One sandbox and one service for the file: what a test leaves, the next one would see."""
+    with Sandbox("test") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def service(netns_pair: Sandbox) -> Iterator[Service]:
+    with Service(netns_pair) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(service: Service) -> Iterator[None]:
+    """The service forgets every program that a test started."""
+    yield
+    until(lambda: not Api(service).socket_flows() and not Api(service).status()["processes"])
+
+
 @pytest.fixture
 def peer(service: Service, netns_pair: Sandbox) -> Iterator[Peer]:
     """A program on side a that said HELLO and has a ring."""
@@ -44,7 +64,7 @@ def test_hello_ring_attach_detach(service: Service, netns_pair: Sandbox) -> None
         udp_from(netns_pair, netns_pair.b, "to the kernel", "10.77.0.1", port)
         assert peer.do("recv", name="s") == "to the kernel"
         assert api.socket_flows() == []
-        assert api.status()["reasons"]["fork"] == 1
+        assert api.status()["reasons"]["fork"] >= 1
         assert peer.do("release", ring_id=ring["ring_id"])["status"] == 0
         assert api.status()["processes"][0]["rings"] == []
         assert peer.do("ring", ifname="va")["kind"] == lib.VMH_RING_DIRECT
@@ -96,6 +116,7 @@ def test_a_socket_of_another_namespace(service: Service, netns_pair: Sandbox, pe
         other.do("socket", name="own", bind=["10.77.0.1", 5111])
         assert other.do("ring", ifname="va")["status"] == 0
         assert other.do("attach", name="own", kind="3t", local=["10.77.0.1", 5111])["status"] == 0
+    netns_pair.b.ip("address", "del", "10.77.0.1/32", "dev", "lo")
 
 
 def test_wildcards_follow_addresses(peer: Peer, service: Service, netns_pair: Sandbox) -> None:
@@ -209,7 +230,7 @@ def test_limits_of_rings(service: Service, netns_pair: Sandbox) -> None:
     with Peer(service, netns_pair.a) as first, Peer(service, netns_pair.a) as second:
         assert first.do("ring", ifname="va")["status"] == 0
         assert second.do("ring", ifname="va")["reason"] == Reason.RING_LIMIT
-        assert api.call("PATCH", "/v1/config", {"limits.rings": 2})[0] == 200
+        assert api.call("PATCH", "/v1/config", {"limits.rings": 256})[0] == 200
         assert second.do("ring", ifname="va")["status"] == 0
 
 

@@ -29,7 +29,7 @@ from vmahybrid.service.instance import Instance, remove_stale_veths
 from vmahybrid.service.messages import event
 from vmahybrid.service.namespaces import MakeWatcher
 from vmahybrid.service.notify import notify
-from vmahybrid.service.ports import InterfaceGlob
+from vmahybrid.service.ports import InterfaceGlob, named
 from vmahybrid.service.session import Session
 from vmahybrid.steering.reasons import Reason
 
@@ -96,7 +96,7 @@ class Service:
         if self._closed:
             return
         self._closed = self.core.closing = True
-        self.core.ready = False
+        was_ready, self.core.ready = self.core.ready, False
         notify("STOPPING=1")
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS):
@@ -106,7 +106,8 @@ class Service:
         finally:
             self._control.close()
             self._instance.release()
-        log.info("vmahybrid: stopped")
+        if was_ready:
+            log.info("vmahybrid: stopped")
 
     async def _wind_down(self) -> None:
         core = self.core
@@ -168,7 +169,7 @@ class Service:
                 log.warning("network namespace %s: %s", path, error)
                 continue
             for link in list(namespace.watcher.links()):
-                if any(glob.matches(namespace.name, link.name) for glob in entering):
+                if named(self.core.config, namespace.name, link.name):
                     await self.core.open_explicit(namespace, link.ifindex)
             for glob in entering:
                 if glob.netns and glob.literal and all(link.name != glob.name for link in namespace.watcher.links()):

@@ -23,7 +23,7 @@ from vmahybrid.service.grace import Grace
 from vmahybrid.service.grants import Grant, Grants
 from vmahybrid.service.messages import event
 from vmahybrid.service.namespaces import MakeWatcher, Namespace, Namespaces
-from vmahybrid.service.ports import Port
+from vmahybrid.service.ports import Port, named
 from vmahybrid.steering.flow import Flow, Source
 from vmahybrid.steering.keys import PortId
 from vmahybrid.steering.mirror import mirror
@@ -177,10 +177,12 @@ class Core:
             elif port.handle is not None and port.mtu != link.mtu:
                 port.mtu = link.mtu
                 self.spawn(self._set_mtu(namespace, port.handle, link.mtu), f"MTU of {port.name}")
-            if port.error is not None:
-                port.error = None  # worth another attempt
-            if link.up and port.explicit and port.handle is None:
-                self.spawn(self.open_explicit(namespace, port.id.ifindex), f"attach {port.name}")
+            port.error = None  # worth another attempt
+        for link in links.values():
+            known = namespace.ports.get(link.ifindex)
+            if (link.up and namespace.kept and (known is None or known.handle is None)
+                    and named(self.config, namespace.name, link.name)):
+                self.spawn(self.open_explicit(namespace, link.ifindex), f"attach {link.name}")
 
     async def _set_mtu(self, namespace: Namespace, handle: PortHandle, mtu: int) -> None:
         await namespace.worker.call_async(handle.set_mtu, mtu)

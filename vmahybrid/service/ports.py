@@ -63,6 +63,12 @@ class InterfaceGlob:
         return not any(c in self.name for c in "*?[")
 
 
+def named(config: ServiceConfig, netns: str, name: str) -> bool:
+    """Was this interface named, so that it is attached as soon as it is there?"""
+    globs = [InterfaceGlob.parse(text) for text in config["interfaces"]]
+    return any(glob.enters(netns) and glob.matches(netns, name) for glob in globs)
+
+
 def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool) -> Reason:
     """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not."""
     if link.loopback:

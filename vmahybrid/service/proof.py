@@ -7,9 +7,12 @@ port bound after the program's end.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vmahybrid.contracts import addr_to_bytes
@@ -47,10 +50,20 @@ def _cookie(sock: socket.socket) -> int:
 def is_plain_udp(fd: int) -> bool:
     """A UDP socket: one whose close never blocks."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
+        with _borrowed(fd) as sock:
             return sock.family in FAMILIES.values() and sock.type == socket.SOCK_DGRAM
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """The descriptor as a socket object; no duplicate, as closing one may block like closing ``fd``. Raises OSError."""
+    sock = socket.socket(fileno=fd)
+    try:
+        yield sock
+    finally:
+        sock.detach()
 
 
 def close_slowly(fd: int) -> None:
@@ -63,23 +76,25 @@ def check(fd: int, flow: Flow, cookie: int) -> Proof:
 
     Raises Refused: NOT_OWNER naming what differs, PORT_SHARED for an unconnected SO_REUSEPORT socket."""
     try:
-        sock = socket.socket(fileno=os.dup(fd))
-    except OSError:
-        raise not_owner("the file descriptor is not a socket") from None
-    with sock:
-        if (sock.family, sock.type, sock.proto) != (FAMILIES.get(flow.family), TYPES.get(flow.proto), flow.proto):
-            raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
-        try:
-            _check_names(sock, flow)
-            if _cookie(sock) != cookie:
-                raise not_owner("it lives in another network namespace")
-            reuse_port = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
-            reuse_addr = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
-        except OSError as error:
-            raise not_owner(f"asking the socket: {error.strerror}") from None
-        if reuse_port and flow.kind is Kind.THREE:
-            raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
-        return Proof(os.fstat(sock.fileno()).st_ino, reuse_addr, reuse_port)
+        with _borrowed(fd) as sock:
+            return _check(sock, flow, cookie)
+    except OSError as error:
+        if error.errno == errno.ENOTSOCK:
+            raise not_owner("the file descriptor is not a socket") from None
+        raise not_owner(f"asking the socket: {error.strerror}") from None
+
+
+def _check(sock: socket.socket, flow: Flow, cookie: int) -> Proof:
+    if (sock.family, sock.type, sock.proto) != (FAMILIES.get(flow.family), TYPES.get(flow.proto), flow.proto):
+        raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
+    _check_names(sock, flow)
+    if _cookie(sock) != cookie:
+        raise not_owner("it lives in another network namespace")
+    reuse_port = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
+    reuse_addr = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
+    if reuse_port and flow.kind is Kind.THREE:
+        raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
+    return Proof(os.fstat(sock.fileno()).st_ino, reuse_addr, reuse_port)
 
 
 def _check_names(sock: socket.socket, flow: Flow) -> None:
