@@ -32,9 +32,9 @@ NAMED = Path("/run/netns")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Netns:
-    """Identity of a network namespace: device and inode of its nsfs file. Hashable; valid while the namespace lives."""
+    """Identity of a network namespace: device and inode of its nsfs file. Hashable, ordered; valid while it lives."""
 
     dev: int
     ino: int
