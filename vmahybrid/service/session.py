@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 
-from vmahybrid.contracts import c_text, lib, ntohs
+from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.service import proof, shared
@@ -21,7 +21,7 @@ from vmahybrid.service.messages import ProtocolError, Request
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.statsfile import StatsFile
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
-from vmahybrid.steering.keys import ANY_ADDR
+from vmahybrid.steering.keys import ANY_ADDR, is_multicast
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
@@ -291,8 +291,14 @@ class Session:
         body = request.body
         if body.family not in proof.FAMILIES:
             raise ProtocolError(f"address family {body.family}", Reason.PROTOCOL, request.type, request.seq)
-        found = await self._namespace().watcher.resolve_neighbour(body.ifindex, bytes(body.addr), NEIGHBOUR_SECONDS)
-        if not found:
+        namespace, address = self._namespace(), bytes(body.addr)
+        link = namespace.link(body.ifindex)
+        if link is None:
+            raise refuse(f"interface {body.ifindex}", Reason.NO_INTERFACE)
+        if (reason := namespace.served(link)) is not Reason.NONE:
+            raise refuse(f"interface {link.name}", reason)
+        known = family_of(address) == body.family and address != ANY_ADDR and not is_multicast(address)
+        if not known or not await namespace.watcher.resolve_neighbour(body.ifindex, address, NEIGHBOUR_SECONDS):
             raise refuse("neighbour", Reason.NO_NEIGHBOUR)
         return request.reply()
 

@@ -1,0 +1,141 @@
+"""The service's configuration: origins, errors that name the token, live changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vmahybrid.config.rule import DEFAULT_RULES, OperatorRule, parse_endpoint
+from vmahybrid.config.service import KEYS, load, run_directory
+from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
+from vmahybrid.errors import UsageError
+from vmahybrid.steering.flow import Kind
+
+
+@pytest.fixture(autouse=True)
+def no_system_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vmahybrid.config.service.DEFAULT_FILE", tmp_path / "absent.toml")
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", "/run/here")
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "vmahybrid.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults() -> None:
+    config = load()
+    assert (config["control.path"], config["api.unix"]) == ("/run/here/control.sock", "/run/here/api.sock")
+    assert (config["control.mode"], config["api.mode"]) == (0o666, 0o660)
+    assert {config.origin(key.name) for key in KEYS} == {"default"}
+    assert config.mode_of("eth0") == "auto"
+    assert config.rules == DEFAULT_RULES == (OperatorRule("kernel", "udp", "*:*", "*:53"),)
+    for key in KEYS:
+        if key.name not in ("control.path", "api.unix"):
+            assert key.parse(config[key.name]) == config[key.name], key.name
+
+
+def test_the_run_directory_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VMAHYBRID_RUNDIR")
+    assert str(run_directory()) == "/run/vmahybrid"
+
+
+def test_command_line_beats_file_beats_default(tmp_path: Path) -> None:
+    path = file(tmp_path, 'interfaces = ["eth0"]\n[log]\nlevel = "debug"\n[ring]\nframes = 16384\n'
+                          '[interface."eth0"]\nmode = "native"\n[control]\nmode = "0600"\n[api]\nmode = 0o600\n')
+    config = load(path, {"log.level": "error"})
+    assert config["log.level"] == "error"
+    assert (config.origin("log.level"), config.origin("ring.frames"), config.origin("ring.direct")) == (
+        "command line", str(path), "default")
+    assert (config["interfaces"], config["ring.frames"]) == (("eth0",), 16384)
+    assert (config["control.mode"], config["api.mode"]) == (0o600, 0o600)
+    assert (config.mode_of("eth0"), config.mode_of("eth1")) == ("native", "auto")
+    assert config.describe()["control.mode"]["value"] == "0600"
+    assert config.describe()["interfaces"]["value"] == ["eth0"]
+
+
+@pytest.mark.parametrize(("text", "named"), [
+    ("[ring]\nframez = 1", 'unknown key "ring.framez"'),
+    ("[ring]\nframez = 1", "did you mean ring.frames?"),
+    ("nonsense = 1", 'unknown key "nonsense"'),
+    ("ring = 1", 'unknown key "ring"'),
+    ('[ring]\nframes = "many"', "ring.frames = 'many'"),
+    ("[ring]\nframes = 1000", "ring.frames = 1000"),
+    ("[ring]\nframes = true", "ring.frames = True"),
+    ("[ring]\nframes = 1024", "ring.frames: 1024 frames"),
+    ('[ring]\ndirect = "always"', "ring.direct = 'always' is not one of first, never"),
+    ("[limits]\nsessions = 0", "limits.sessions = 0"),
+    ('[control]\npath = "relative"', "control.path = 'relative'"),
+    (f'[control]\npath = "/{"x" * 107}"', "control.path"),
+    ("[control]\nmode = 0o1777", "control.mode = 1023"),
+    ('[api]\nmode = "rw"', "api.mode = 'rw'"),
+    ('[api]\ntcp = "8080"', "api.tcp = '8080'"),
+    ('[api]\ntcp = "127.0.0.1:8080"', "api.token_file"),
+    ('interfaces = "eth0"', "interfaces = 'eth0'"),
+    ('interfaces = ["a:b:c"]', "interfaces"),
+    ('[interface."eth0"]\nspeed = 1', 'interface."eth0".speed'),
+    ('[interface."eth0"]\nmode = "fast"', "interface.\"eth0\".mode = 'fast'"),
+    ("interface = 1", "interface is a table"),
+    ("interface.eth0 = 1", 'interface."eth0" is a table'),
+    ("rule = 1", "rule is an array"),
+    ('[[rule]]\nproto = "udp"', "a rule without action"),
+    ('[[rule]]\naction = "pass"', "action 'pass'"),
+    ('[[rule]]\naction = "kernel"\nproto = "sctp"', "proto 'sctp'"),
+    ('[[rule]]\naction = "kernel"\nport = 1', "rule.port"),
+    ('[[rule]]\naction = "kernel"\nlocal = 5', "rule.local = 5"),
+    ('[[rule]]\naction = "kernel"\nremote = "10.0.0.1"', "remote = '10.0.0.1'"),
+    ('[[rule]]\naction = "kernel"\nremote = "10.0.0.1:70000"', "remote = '10.0.0.1:70000'"),
+    ('[[rule]]\naction = "drop"\nremote = "*:53"', "drop *:* *:53"),
+    ("[broken", "not TOML"),
+])
+def test_errors_are_one_line_that_names_the_token(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(file(tmp_path, text))
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        load(tmp_path / "none.toml")
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'x = "\xff"')
+    with pytest.raises(UsageError, match="not TOML"):
+        load(path)
+
+
+def test_the_system_file_is_read_when_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "absent.toml").write_text('[log]\nlevel = "debug"\nrule = []')
+    with pytest.raises(UsageError, match=r"log\.rule"):
+        load()
+    (tmp_path / "absent.toml").write_text('rule = []\n[log]\nlevel = "debug"')
+    assert (load()["log.level"], load().rules) == ("debug", ())
+
+
+def test_live_changes_are_all_or_none() -> None:
+    config = load()
+    changed = config.changed({"limits.rings": 3, "log.level": "debug"})
+    assert (changed["limits.rings"], changed.origin("limits.rings"), config["limits.rings"]) == (3, "api", 256)
+    for bad, named in (({"limits.rings": 3, "ring.frames": 5}, "ring.frames"), ({"interfaces": ["eth0"]}, "interfaces"),
+                       ({"no.key": 1}, "no.key"), ({"ring.rx_size": 1 << 16}, "ring.frames")):
+        with pytest.raises(UsageError, match=named):
+            config.changed(bad)
+
+
+def test_endpoints() -> None:
+    assert parse_endpoint("x", "10.0.0.1:53") == (addr_to_bytes("10.0.0.1"), 53)
+    assert parse_endpoint("x", "*:*") == parse_endpoint("x", "0.0.0.0:*") == (ANY_ADDR, 0)
+    assert parse_endpoint("x", "[fe80::1]:7") == (addr_to_bytes("fe80::1"), 7)
+    for bad in ("", "10.0.0.1", ":", "10.0.0.1:-1", "10.0.0.1:x", "host:1", "10.0.0.1:\u0661"):
+        with pytest.raises(UsageError):
+            parse_endpoint("x", bad)
+
+
+def test_kinds_of_rules() -> None:
+    kinds = {("10.0.0.1:5", "*:*"): Kind.THREE, ("10.0.0.1:5", "10.0.0.2:6"): Kind.FIVE,
+             ("239.1.1.1:5", "*:*"): Kind.MULTICAST, ("*:*", "*:53"): Kind.THREE}
+    for (local, remote), kind in kinds.items():
+        assert OperatorRule("kernel", "udp", local, remote).flow().kind is kind

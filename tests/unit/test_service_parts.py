@@ -1,0 +1,253 @@
+"""Parts of the service that need neither root nor a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vmahybrid.config.service import load
+from vmahybrid.contracts import addr_to_bytes, lib, pack, size_of
+from vmahybrid.errors import UsageError, VmahybridError
+from vmahybrid.service.apiserver import read_token
+from vmahybrid.service.control import TokenBucket
+from vmahybrid.service.events import BACKLOG, EventLog
+from vmahybrid.service.grace import Grace
+from vmahybrid.service.instance import Instance, listener, remove_socket
+from vmahybrid.service.messages import HEADER, REQUESTS, ProtocolError, event, parse
+from vmahybrid.service.ports import InterfaceGlob, named, serving
+from vmahybrid.service.shared import Bound, bound_sockets, competitors
+from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
+from vmahybrid.steering.keys import ANY_ADDR
+from vmahybrid.steering.reasons import ROWS, Reason, parse_reasons
+
+A, B, GROUP = (addr_to_bytes(text) for text in ("10.0.0.1", "10.0.0.2", "239.1.1.1"))
+
+
+@pytest.mark.parametrize("type_", REQUESTS)
+def test_every_request_is_parsed_and_answered(type_: int) -> None:
+    ctype, reply_type, least, _ = REQUESTS[type_]
+    header = {"magic": lib.VMH_CTL_MAGIC, "version": 1, "type": type_, "len": size_of(ctype), "seq": 7}
+    request = parse(pack(ctype, hdr=header), least, False)
+    assert (request.type, request.seq) == (type_, 7)
+    for data, status in ((request.reply(), 0), (request.refusal(5, Reason.RULE), -5)):
+        assert len(data) == size_of(reply_type)
+        magic, version, kind, length, seq, got, reason = struct.unpack_from("=IHHIIiI", data)
+        assert (magic, version, kind, length, seq, got) == (lib.VMH_CTL_MAGIC, 1, type_ | lib.VMH_MSG_REPLY, len(data),
+                                                            7, status)
+        assert reason == (Reason.RULE if status else 0)
+
+
+def test_a_protocol_error_carries_its_reply() -> None:
+    with pytest.raises(ProtocolError) as error:
+        parse(b"x" * 30, 0, False)
+    assert len(error.value.reply) == size_of(HEADER)
+    assert struct.unpack_from("=i", error.value.reply, 16)[0] == -71
+    assert len(event(lib.VMH_EV_BYE)) == size_of("struct vmh_msg_event")
+
+
+def test_the_token_bucket() -> None:
+    now = 0.0
+    bucket = TokenBucket(10, 3, lambda: now)
+    assert [round(bucket.delay(), 3) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
+    now = 0.2
+    assert bucket.delay() == pytest.approx(0.1)
+    now = 100
+    assert [bucket.delay() for _ in range(3)] == [0, 0, 0]
+
+
+def test_events_are_kept_followed_and_ended() -> None:
+    async def scenario() -> None:
+        log = EventLog()
+        for number in range(BACKLOG + 5):
+            log.add("test", str(number))
+        follower = log.follow(BACKLOG + 3)
+        assert [(await anext(follower)).serial for _ in range(2)] == [BACKLOG + 4, BACKLOG + 5]
+        late = asyncio.ensure_future(anext(follower))
+        await asyncio.sleep(0)
+        log.add("test", "live", a=1)
+        assert (await late).data == {"a": 1}
+        first = await anext(log.follow(0))
+        assert first.serial == 7  # the older ones are gone
+        log.close()
+        assert [event async for event in follower] == []
+        assert [event.serial async for event in log.follow(BACKLOG + 5)] == [BACKLOG + 6]
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_follower_loses_the_oldest_only() -> None:
+    async def scenario() -> None:
+        log = EventLog()
+        follower = log.follow(0)
+        waiting = asyncio.ensure_future(anext(follower))
+        await asyncio.sleep(0)
+        for number in range(3000):
+            log.add("test", str(number))
+        assert (await waiting).serial > 1000
+        seen = [(await anext(follower)).serial for _ in range(10)]
+        assert seen == sorted(seen)
+        assert seen[0] > 1000
+        log.close()
+
+    asyncio.run(scenario())
+
+
+def test_grace_waits_for_a_period_that_began_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    periods: list[str] = []
+
+    def synchronize() -> None:
+        periods.append("begin")
+        time.sleep(0.05)
+        periods.append("end")
+
+    monkeypatch.setattr("vmahybrid.service.grace._synchronize", synchronize)
+
+    async def scenario() -> None:
+        grace = Grace()
+        first = asyncio.ensure_future(grace.wait())
+        await asyncio.sleep(0.02)
+        assert periods == ["begin"]
+        others = [asyncio.ensure_future(grace.wait()) for _ in range(5)]
+        await first
+        assert not any(other.done() for other in others)
+        await asyncio.gather(*others)
+        assert periods == ["begin", "end"] * 2  # five callers, one period
+        await grace.wait()
+        assert len(periods) == 6
+
+    asyncio.run(scenario())
+
+
+@dataclass
+class Link:
+    name: str
+    up: bool = True
+    loopback: bool = False
+    arphrd: int = 1
+    master: int = 0
+
+
+@pytest.mark.parametrize(("link", "interfaces", "address", "reason"), [
+    (Link("eth0"), [], True, Reason.NONE),
+    (Link("eth0"), [], False, Reason.NOT_OFFLOADABLE_ADDR),
+    (Link("eth0"), ["eth0"], False, Reason.NONE),
+    (Link("eth0"), ["eth*"], True, Reason.NONE),
+    (Link("eth0"), ["blue:eth0"], True, Reason.NONE),
+    (Link("eth0"), ["red:eth0", "eth1"], True, Reason.NO_INTERFACE),
+    (Link("eth0", up=False), [], True, Reason.IF_DOWN),
+    (Link("eth0", master=4), ["eth0"], True, Reason.IF_UNSUPPORTED),
+    (Link("wg0", arphrd=65534), ["wg0"], True, Reason.IF_UNSUPPORTED),
+    (Link("vmhr3"), [], True, Reason.IF_UNSUPPORTED),
+    (Link("lo", loopback=True, arphrd=772), ["lo"], True, Reason.LOOPBACK),
+])
+def test_which_interfaces_are_served(link: Link, interfaces: list[str], address: bool, reason: Reason) -> None:
+    config = load(command_line={"interfaces": interfaces})
+    assert serving(config, "blue", link, address) is reason
+
+
+def test_what_is_attached_at_the_start() -> None:
+    config = load(command_line={"interfaces": ["eth0", "blue:v*"]})
+    assert named(config, "host", "eth0")
+    assert not named(config, "blue", "eth0")  # served there, but on demand
+    assert named(config, "blue", "va")
+    assert not named(config, "red", "va")
+    assert InterfaceGlob.parse("a:b") == InterfaceGlob("a", "b")
+    assert InterfaceGlob.parse("b") == InterfaceGlob("", "b")
+
+
+def flow(kind: Kind, local: bytes = A, remote: bytes = ANY_ADDR) -> Flow:
+    return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=kind, local=local, local_port=5, remote=remote)
+
+
+def test_competitors() -> None:
+    mine, anywhere, same, other, connected = (Bound(1, 0, A, ANY_ADDR), Bound(2, 0, ANY_ADDR, ANY_ADDR),
+                                              Bound(3, 0, A, ANY_ADDR), Bound(4, 0, B, ANY_ADDR), Bound(5, 0, B, A))
+    group = Bound(6, 0, GROUP, ANY_ADDR)
+    everybody = [mine, anywhere, same, other, connected, group]
+    asked = ((Kind.THREE, A, ANY_ADDR), (Kind.MULTICAST, GROUP, ANY_ADDR), (Kind.FIVE, B, A))
+    found = {kind: {b.inode for b in competitors(flow(kind, local, remote), everybody, {1})}
+             for kind, local, remote in asked}
+    assert found == {Kind.THREE: {3, 5}, Kind.MULTICAST: {2, 6}, Kind.FIVE: {5}}
+    assert {b.inode for b in competitors(flow(Kind.THREE, ANY_ADDR), everybody, {1})} == {2, 3, 4, 5, 6}
+
+
+def test_bound_sockets_are_those_of_the_kernel() -> None:
+    kind = socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET, kind) as one, socket.socket(socket.AF_INET6, kind) as six:
+        for sock in (one, six):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+        six.bind(("::", port))
+        found = {b.inode: (b.local, b.remote) for b in bound_sockets(port)}
+        assert found == {os.fstat(one.fileno()).st_ino: (addr_to_bytes("127.0.0.1"), ANY_ADDR),
+                         os.fstat(six.fileno()).st_ino: (ANY_ADDR, ANY_ADDR)}
+    assert bound_sockets(port) == []
+
+
+def test_one_instance_per_control_socket(tmp_path: Path) -> None:
+    control = tmp_path / "run" / "control.sock"
+    first, second = Instance(control), Instance(control)
+    first.acquire()
+    with pytest.raises(VmahybridError, match=f"process {os.getpid()} serves it already"):
+        second.acquire()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(control))
+        assert listener(control) is None
+        sock.listen()
+        assert listener(control) == os.getpid()
+        os.unlink(first.lock_path)  # somebody tidied up: the socket still says who is there
+        with pytest.raises(VmahybridError, match=f"process {os.getpid()} serves it already"):
+            second.acquire()
+    first.release()
+    second.acquire()
+    assert not control.exists()  # nobody answered there
+    second.release()
+    second.release()
+    assert list(control.parent.iterdir()) == []
+    third = Instance(tmp_path / "new" / "control.sock")
+    third.acquire()
+    third.release()
+    assert not third.control.parent.exists()  # who made it removes it
+
+
+def test_only_sockets_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    path.write_text("precious")
+    assert not remove_socket(path)
+    assert path.read_text() == "precious"
+    assert not remove_socket(tmp_path / "none")
+
+
+def test_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o644)
+    with pytest.raises(UsageError, match="may be read by others"):
+        read_token(str(path))
+    path.chmod(0o600)
+    assert read_token(str(path)) == "0123456789abcdef"
+    path.write_text("short")
+    with pytest.raises(UsageError, match="no token"):
+        read_token(str(path))
+    with pytest.raises(UsageError, match="No such file"):
+        read_token(str(tmp_path / "none"))
+
+
+def test_reasons() -> None:
+    assert [row.code for row in ROWS] == sorted({row.code for row in ROWS})
+    assert (Reason.FORK.slug, Reason.from_slug("fork"), Reason.from_code(30)) == ("fork", Reason.FORK, Reason.FORK)
+    assert Reason.from_code(65000) is Reason.PROTOCOL
+    assert next(iter(Reason)) is Reason.NONE
+    assert "ip link" in Reason.IF_DOWN.remedy
+    for bad in ('REASON(1, A, "a" "b", "")', 'REASON(1, A, "a", "t", "")\nREASON(1, B, "b", "t", "")',
+                'REASON(1, A, "a", "t", "")\nREASON(2, B, "a", "t", "")'):
+        with pytest.raises(ValueError, match="line"):
+            parse_reasons(bad)
