@@ -162,8 +162,10 @@ class Interpreter:
         return _plain(self.client.ring(socket.if_nametoindex(ifname), **sizes))
 
     def do_socket(self, name: str, bind: list[Any], connect: list[Any] | None = None, reuse: str = "",
-                  join: list[str] | None = None) -> int:
+                  join: list[str] | None = None, device: str = "") -> int:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if device:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
         if reuse:
             sock.setsockopt(socket.SOL_SOCKET, getattr(socket, reuse), 1)
         sock.bind((bind[0], bind[1]))

@@ -103,6 +103,19 @@ def test_a_socket_that_does_not_prove_it(peer: Peer, bind: str, kind: str, local
     assert (refused["status"] < 0, refused["reason"], refused["flow_id"]) == (True, Reason.NOT_OWNER, 0)
 
 
+def test_a_socket_of_one_interface_is_steered_there_only(peer: Peer, service: Service, netns_pair: Sandbox) -> None:
+    netns_pair.a.ip("link", "add", "vx", "type", "veth", "peer", "name", "vy")
+    netns_pair.a.ip("address", "add", "10.78.0.1/24", "dev", "vx")
+    for name in ("vx", "vy"):
+        netns_pair.a.ip("link", "set", name, "up")
+    port = peer.bound("s", address="0.0.0.0", device="vx")
+    flow = peer.do("attach", name="s", kind="3t", local=["*", port])
+    assert (flow["status"], flow["rules"]) == (0, 0)  # the ring is on va
+    refused = peer.do("attach", name="s", kind="3t", local=["*", port], ifname="va")
+    assert refused["reason"] == Reason.NOT_OWNER
+    netns_pair.a.ip("link", "del", "vx")
+
+
 def test_a_socket_of_another_namespace(service: Service, netns_pair: Sandbox, peer: Peer) -> None:
     """The same address and port there prove nothing here: the socket moves, its namespace does not."""
     netns_pair.b.ip("address", "add", "10.77.0.1/32", "dev", "lo")

@@ -24,6 +24,7 @@ from vmahybrid.service.backend import Backend
 from vmahybrid.service.control import ControlServer
 from vmahybrid.service.core import Core
 from vmahybrid.service.facade import Facade
+from vmahybrid.service.features import features
 from vmahybrid.service.housekeeping import Housekeeper
 from vmahybrid.service.instance import Instance, remove_stale_veths
 from vmahybrid.service.messages import event
@@ -36,6 +37,7 @@ from vmahybrid.steering.reasons import Reason
 log = logging.getLogger("vmahybrid.service")
 
 SHUTDOWN_SECONDS = 1.8
+SPARE_CONNECTIONS = 64  # beyond limits.sessions, so that one more program is refused with a reason
 
 
 class Service:
@@ -71,6 +73,7 @@ class Service:
         for rule in self.core.config.rules:
             self.core.table.add_rule(rule.flow())
         await self._attach_named()
+        self.core.features.update(features())
         self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
         await self._api.open()
         self.core.api = self._api.addresses
@@ -140,6 +143,10 @@ class Service:
         self._stop.set()
 
     def _accept(self, sock: socket.socket) -> None:
+        if self.core.connections >= self.core.config["limits.sessions"] + SPARE_CONNECTIONS:
+            self.core.counters["refused_total"] += 1
+            sock.close()
+            return
         try:
             session = Session(self.core, sock, self._next_session)
         except OSError as error:

@@ -42,6 +42,12 @@ class Grace:
             self._running = None
 
 
+def grace_by_membarrier() -> bool:
+    """Does this kernel have MEMBARRIER_CMD_GLOBAL?"""
+    number = SYS_MEMBARRIER.get(os.uname().machine)
+    return number is not None and _libc.syscall(number, 0, 0, 0) & MEMBARRIER_CMD_GLOBAL == MEMBARRIER_CMD_GLOBAL
+
+
 def _synchronize() -> None:
     number = SYS_MEMBARRIER.get(os.uname().machine)
     if number is None or _libc.syscall(number, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0:

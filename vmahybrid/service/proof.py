@@ -23,16 +23,18 @@ from vmahybrid.steering.keys import ANY_ADDR, is_multicast
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
-SO_NETNS_COOKIE = 71  # asm-generic/socket.h, kernel 5.14
+SO_NETNS_COOKIE = 71    # asm-generic/socket.h, kernel 5.14
+SO_BINDTOIFINDEX = 62   # asm-generic/socket.h, kernel 5.0
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 TYPES = {17: socket.SOCK_DGRAM, 6: socket.SOCK_STREAM}
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the socket tells beyond what was asked."""
+    """What the socket tells beyond what was asked. ``device``: ifindex of SO_BINDTODEVICE, 0 for none."""
 
     inode: int
+    device: int
     reuse_addr: bool
     reuse_port: bool
 
@@ -90,11 +92,14 @@ def _check(sock: socket.socket, flow: Flow, cookie: int) -> Proof:
     _check_names(sock, flow)
     if _cookie(sock) != cookie:
         raise not_owner("it lives in another network namespace")
+    device = sock.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX)
+    if device and flow.ifindex not in (0, device):
+        raise not_owner(f"bound to interface {device}, not {flow.ifindex}")
     reuse_port = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
     reuse_addr = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
     if reuse_port and flow.kind is Kind.THREE:
         raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
-    return Proof(os.fstat(sock.fileno()).st_ino, reuse_addr, reuse_port)
+    return Proof(os.fstat(sock.fileno()).st_ino, device, reuse_addr, reuse_port)
 
 
 def _check_names(sock: socket.socket, flow: Flow) -> None:

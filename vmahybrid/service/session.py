@@ -48,6 +48,7 @@ class Session:
         self.released: set[int] = set()     # ring ids that were this session's
         self._pidfd = peer_pidfd(sock)
         self.connection = Connection(sock, self.loop)
+        core.connections += 1
         self.loop.add_reader(self._pidfd, self._died)
         self._handlers: dict[int, Handler] = {
             lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_ATTACH: self._attach, lib.VMH_MSG_DETACH: self._detach,
@@ -123,6 +124,7 @@ class Session:
     async def _end(self) -> None:
         core = self.core
         self.connection.close()
+        core.connections -= 1
         self.loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
@@ -224,6 +226,7 @@ class Session:
                 os.close(fd)
             else:
                 proof.close_slowly(fd)
+        flow.ifindex = flow.ifindex or found.device  # on another interface the port is not its own
         flow.inode, flow.shared_port = found.inode, found.reuse_addr or flow.kind is Kind.MULTICAST
         if flow.shared_port:
             await self._refuse_shared(flow, namespace)
