@@ -21,6 +21,7 @@ SHIM_SOURCES = (
     "epoll_kick",
     "signal",
     "lock",
+    "fd",
     "obj",
     "real",
 )

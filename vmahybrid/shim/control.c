@@ -30,6 +30,7 @@ static _Atomic uint32_t session;       /* 0: none */
 static uint32_t sessions_opened;
 static _Atomic uint32_t why_none = VMH_R_NOT_TRIED;
 static _Atomic uint64_t next_try_ns;
+static _Atomic int settling;           /* a session after a loss: the worker brings the sockets to it */
 static int told;                       /* the one line about why there is no session was logged */
 
 static struct {
@@ -101,6 +102,7 @@ static void lose(unsigned reason)
 		vmh_fd_hidden_close(sock_fd);
 	sock_fd = -1;
 	atomic_store(&session, 0);
+	atomic_store(&settling, 0);
 	atomic_store(&why_none, reason);
 	atomic_store(&next_try_ns, vmh_now_ns() + RETRY_NS);
 	VMH_SET(vmh_stats->state, 0);
@@ -296,6 +298,7 @@ static unsigned open_locked(void)
 		goto none;
 	}
 	atomic_store(&why_none, VMH_R_NONE);
+	atomic_store(&settling, atomic_load(&vmh_worker_runs));
 	atomic_store(&session, ++sessions_opened);
 	VMH_SET(vmh_stats->reason, VMH_R_NONE);
 	VMH_SET(vmh_stats->state, 1);
@@ -318,14 +321,27 @@ unsigned vmh_session_open(void)
 {
 	unsigned r;
 
-	if (vmh_likely(atomic_load_explicit(&session, memory_order_acquire)))
+	if (vmh_likely(atomic_load_explicit(&session, memory_order_acquire) &&
+		       !atomic_load_explicit(&settling, memory_order_relaxed)))
 		return 0;
-	if (vmh_now_ns() < atomic_load(&next_try_ns))
+	/* A service that starts may take a while for the rings of many programs. The calls of this one do
+	 * not wait for it: where there is a worker, it reconnects, and brings every socket to the rings. */
+	if (atomic_load(&vmh_worker_runs) && !vmh_worker_is_me()) {
+		r = atomic_load(&why_none);
+		return r ? r : VMH_R_SERVICE_GONE;
+	}
+	if (vmh_now_ns() < atomic_load(&next_try_ns) && !atomic_load(&session))
 		return atomic_load(&why_none);
 	vmh_lock(&lock);
 	r = open_locked();
 	vmh_unlock(&lock);
 	return r;
+}
+
+/* The worker has brought the sockets to the new session. */
+void vmh_session_settled(void)
+{
+	atomic_store(&settling, 0);
 }
 
 uint32_t vmh_session_id(void)
@@ -358,13 +374,17 @@ static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
 	if (err)
 		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
 	vmh_net_link_name(ifindex, name);
+	/* the program may close all fds it does not know; the first one, the memory, is closed at once */
+	for (int i = 1; i < nfds; i++)
+		fds[i] = vmh_fd_hide(fds[i]);
 	err = vmh_ring_xdp_open(&rep, name, fds, nfds, out);
 	if (err) {
 		struct vmh_msg_release rel = { .ring_id = rep.ring_id };
 		struct vmh_msg_hdr ack;
 
 		vmh_warn("the ring on %s could not be mapped: %s", name, strerror(-err));
-		close_fds(fds, nfds);
+		for (int i = 0; i < nfds; i++)
+			vmh_fd_hidden_close(fds[i]);
 		header(&rel.hdr, VMH_MSG_RELEASE, sizeof(rel));
 		rpc(&rel.hdr, -1, &ack, sizeof(ack), NULL, NULL);
 		return VMH_R_RING_FAILED;
@@ -523,6 +543,7 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 		vmh_fd_hidden_close(sock_fd);
 	sock_fd = -1;
 	atomic_store(&session, 0);
+	atomic_store(&settling, 0);
 	atomic_store(&next_try_ns, 0);
 	atomic_store(&why_none, VMH_R_NOT_TRIED);
 	vmh_net_unmap();

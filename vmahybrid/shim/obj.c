@@ -2,18 +2,13 @@
 #include "vmh_obj.h"
 #include "vmh_iomux.h"
 #include "vmh_sock.h"
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #define FDTAB_MAX (1u << 20)
-#define HIDDEN_MAX 256
 
 struct vmh_obj *_Atomic *vmh_fdtab;
 unsigned vmh_fdtab_size;
-
-static _Atomic int hidden[HIDDEN_MAX]; /* fd + 1; 0 = free slot */
-static _Atomic int hidden_used;        /* highest slot in use + 1 */
 
 void vmh_fdtab_init(void)
 {
@@ -132,55 +127,4 @@ void vmh_fd_rename(struct vmh_obj *o)
 			return;
 		}
 	}
-}
-
-int vmh_fd_hide(int fd)
-{
-	struct rlimit lim = { 1024, 1024 };
-	long high;
-
-	if (fd < 0)
-		return fd;
-	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
-	rlim_t top = lim.rlim_cur > 65536 ? 65536 : lim.rlim_cur;
-	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, top > 512 ? (long)(top - 256) : (long)(top / 2));
-	if (high >= 0) {
-		vmh_sys(SYS_close, fd);
-		fd = (int)high;
-	}
-	for (int i = 0; i < HIDDEN_MAX; i++) {
-		int none = 0;
-
-		if (atomic_compare_exchange_strong(&hidden[i], &none, fd + 1)) {
-			int used = atomic_load(&hidden_used);
-
-			while (used < i + 1 && !atomic_compare_exchange_weak(&hidden_used, &used, i + 1))
-				;
-			break;
-		}
-	}
-	return fd;
-}
-
-void vmh_fd_hidden_close(int fd)
-{
-	if (fd < 0)
-		return;
-	for (int i = 0; i < atomic_load(&hidden_used); i++) {
-		int it = fd + 1;
-
-		if (atomic_compare_exchange_strong(&hidden[i], &it, 0))
-			break;
-	}
-	vmh_sys(SYS_close, fd);
-}
-
-bool vmh_fd_is_hidden(int fd)
-{
-	int used = atomic_load_explicit(&hidden_used, memory_order_relaxed);
-
-	for (int i = 0; i < used; i++)
-		if (atomic_load_explicit(&hidden[i], memory_order_relaxed) == fd + 1)
-			return true;
-	return false;
 }

@@ -1,5 +1,6 @@
 /* Life of an AF_XDP ring: made from a grant of the service, closed when it is gone. */
 #include "ring_xdp.h"
+#include "vmh_obj.h"
 #include "vmh_stats.h"
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -50,7 +51,7 @@ static void xdp_close(struct vmh_ring *r)
 	x->closed = true;
 	for (uint32_t i = 0; i < x->nq; i++) {
 		unmap_queue(&x->q[i]);
-		vmh_sys(SYS_close, x->q[i].fd);
+		vmh_fd_hidden_close(x->q[i].fd);
 	}
 	x->nq = 0;
 	if (!atomic_load_explicit(&r->bufs_out, memory_order_relaxed))

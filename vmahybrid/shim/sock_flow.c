@@ -11,6 +11,18 @@
 
 #define DRAIN 65536
 
+_Atomic int vmh_homesick;
+
+/* Would another state of the network change the answer? */
+static void note_homesick(unsigned reason)
+{
+	switch (reason) {
+	case VMH_R_NO_INTERFACE: case VMH_R_IF_DOWN: case VMH_R_IF_GONE: case VMH_R_NO_ROUTE:
+	case VMH_R_NOT_OFFLOADABLE_ADDR: case VMH_R_ATTACH_FAILED: case VMH_R_RING_FAILED:
+		atomic_store(&vmh_homesick, 1);
+	}
+}
+
 static void map4(unsigned char out[16], in_addr_t a)
 {
 	memset(out, 0, 16);
@@ -261,6 +273,7 @@ void vmh_sock_update(struct vmh_sock *s, int fd)
 			reason = why;
 	}
 	vmh_sock_set_reason(s, reason, 0);
+	note_homesick(reason);
 	publish(s);
 }
 
@@ -377,6 +390,7 @@ static void ring_gone_one(struct vmh_sock *s, void *arg)
 	if (hit) {
 		VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_set_reason(s, g->reason, 0);
+		note_homesick(g->reason);
 	}
 	publish(s);
 	vmh_unlock(&s->obj.lock);
@@ -409,6 +423,7 @@ static void flow_home_one(struct vmh_sock *s, void *arg)
 		vmh_rings_poll(DRAIN);
 		VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_set_reason(s, g->reason, 0);
+		note_homesick(g->reason);
 		publish(s);
 		vmh_debug("fd %d: the service took flow %u home: %s", s->obj.fd, g->flow_id,
 			  vmh_reason_text(g->reason));

@@ -5,6 +5,7 @@
  */
 #include "vmh_stats.h"
 #include "vmh_fd.h"
+#include "vmh_obj.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include <fcntl.h>
@@ -117,6 +118,8 @@ static struct vmh_stats_page *make_page(void)
 		}
 		if (!vmh_sys(SYS_fallocate, file.fd, 0, 0L, (long)page_size))
 			page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+		/* every new session hands it over: a program that closes all fds must not take it away */
+		file.fd = vmh_fd_hide(file.fd);
 		if (page == MAP_FAILED) {
 			if (path[0])
 				vmh_sys(SYS_unlinkat, AT_FDCWD, path, 0);

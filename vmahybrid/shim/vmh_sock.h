@@ -127,6 +127,7 @@ void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address
 void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
 void vmh_sock_home_all(uint32_t reason, bool for_good);
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
+extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */
 void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason);
 void vmh_sock_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_sock_update(struct vmh_sock *s, int fd);     /* object lock held: flows as the state wants them */

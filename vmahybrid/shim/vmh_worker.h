@@ -12,9 +12,11 @@ void vmh_worker_fork_child(void);
 /* There was a session, and flows may move from the kernel to a ring at any time from now on: a blocked
  * call must sleep where it can be woken, not in the kernel's recv. */
 extern _Atomic int vmh_worker_runs;
+bool vmh_worker_is_me(void);
 
 /* control.c, for the worker */
 void vmh_session_read(void);
 void vmh_session_bye(void);
+void vmh_session_settled(void);
 void vmh_session_release(unsigned ring_id);
 #endif

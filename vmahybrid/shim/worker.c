@@ -18,6 +18,8 @@
 #define DRAIN 65536 /* frames: more than any ring holds */
 
 _Atomic int vmh_worker_runs;
+static _Atomic unsigned my_tid; /* of the internal thread */
+static uint64_t homesick_since; /* generation of the net page at the last attempt to bring flows back */
 
 static struct vmh_lock lock;
 static struct vmh_msg_event events[EVENTS];
@@ -126,6 +128,28 @@ static void go_home(void)
 	vmh_wake_all();
 }
 
+/* Flows that went home because of their interface come back when the network has changed. */
+static void look_for_change(void)
+{
+	uint64_t now = vmh_net_generation();
+
+	if (!atomic_load(&vmh_homesick) || now == homesick_since)
+		return;
+	homesick_since = now;
+	atomic_store(&vmh_homesick, 0);
+	vmh_sock_service_back();
+}
+
+static void reconnect(void)
+{
+	if (vmh_session_open())
+		return;
+	vmh_info("the service is back: offloading again");
+	vmh_sock_service_back();
+	vmh_session_settled();
+	vmh_sock_service_back(); /* those that were bound or connected meanwhile */
+}
+
 static bool any_ring(void)
 {
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
@@ -136,10 +160,10 @@ static bool any_ring(void)
 
 static int interval_ms(void)
 {
-	if (atomic_load(&control_fd) < 0)
-		return RECONNECT_MS;
+	int idle = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) ? RECONNECT_MS : -1;
+
 	if (!any_ring() || !vmh_params.progress_engine_interval || !vmh_params.progress_engine_wce_max)
-		return -1;
+		return idle;
 	return (int)vmh_params.progress_engine_interval;
 }
 
@@ -162,21 +186,26 @@ static void turn(void)
 	if (atomic_exchange(&lost, 0))
 		go_home();
 	if (atomic_load(&control_fd) < 0) {
-		if (vmh_session_open() == 0) {
-			vmh_info("the service is back: offloading again");
-			vmh_sock_service_back();
-		}
-	} else if (vmh_params.progress_engine_interval) {
-		vmh_rings_poll((unsigned)vmh_params.progress_engine_wce_max);
+		reconnect();
+		return;
 	}
+	look_for_change();
+	if (vmh_params.progress_engine_interval)
+		vmh_rings_poll((unsigned)vmh_params.progress_engine_wce_max);
 }
 
 static void *loop(void *arg)
 {
 	(void)arg;
+	atomic_store(&my_tid, vmh_tid());
 	for (;;)
 		turn();
 	return NULL;
+}
+
+bool vmh_worker_is_me(void)
+{
+	return atomic_load_explicit(&my_tid, memory_order_relaxed) == vmh_tid();
 }
 
 void vmh_worker_start(int fd)
@@ -212,6 +241,7 @@ void vmh_worker_fork_child(void)
 	vmh_fd_hidden_close(bell);
 	bell = -1;
 	atomic_store(&vmh_worker_runs, 0);
+	atomic_store(&my_tid, 0);
 	head = count = 0;
 	atomic_store(&lock.word, 0);
 	atomic_store(&control_fd, -1);

@@ -16,7 +16,7 @@ COMPILERS = {
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim")]
-RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "frame.c", "lock.c"]
+RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
 
 
 def build(target: Path, compiler: str, tests: list[str], parts: list[str]) -> Path:
