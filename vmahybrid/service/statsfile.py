@@ -104,7 +104,7 @@ def _unlink_as(path: str, inode: tuple[int, int], uid: int, gid: int) -> bool:
         if _libc.setfsuid(-1) & 0xFFFFFFFF != uid:
             return False
     try:
-        found = os.lstat(path)
+        found = os.lstat(path)  # the path was read a moment ago: another file may be there now
         if not stat.S_ISREG(found.st_mode) or found.st_uid != uid or (found.st_dev, found.st_ino) != inode:
             return False
         os.unlink(path)
