@@ -8,6 +8,8 @@
 #include "vmh_stats.h"
 #include <stdlib.h>
 
+#define DRAIN 65536 /* frames: more than any ring holds */
+
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_want_stamps;
 
@@ -85,6 +87,16 @@ int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
 	return n;
 }
 
+void vmh_ring_retire(struct vmh_ring *r)
+{
+	vmh_lock(&r->lock);
+	if (!gone(r)) {
+		r->ops->poll(r, DRAIN);
+		atomic_store(&r->gone, 1);
+	}
+	unlock(r);
+}
+
 int vmh_rings_poll(unsigned budget)
 {
 	int n = 0;
@@ -92,6 +104,18 @@ int vmh_rings_poll(unsigned budget)
 	for (struct vmh_ring *r = first(); r; r = next_of(r))
 		n += vmh_ring_poll(r, budget);
 	return n;
+}
+
+void vmh_rings_drain(unsigned budget)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		if (gone(r) || !vmh_trylock(&r->lock))
+			continue;
+		/* what waits in the ring costs nobody anything; moved to a socket it would count against its buffer */
+		if (!gone(r) && r->ops->crowded(r))
+			r->ops->poll(r, budget);
+		unlock(r);
+	}
 }
 
 void vmh_ring_put(struct vmh_buf *b)
@@ -155,11 +179,33 @@ int vmh_rings_wait_fds(int *fds, int max)
 		if (gone(r))
 			continue;
 		vmh_lock(&r->lock); /* not while the fds are being closed */
-		if (!gone(r))
+		if (!gone(r)) {
 			n += r->ops->wait_fds(r, fds + n, max - n);
+			VMH_COUNT(r->stats->interrupts_requested, 1);
+		}
 		unlock(r);
 	}
 	return n;
+}
+
+void vmh_rings_woken(const struct pollfd *p, int n)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		int fds[VMH_RING_WAIT_FDS], own = 0;
+		bool woken = false;
+
+		if (gone(r))
+			continue;
+		vmh_lock(&r->lock);
+		if (!gone(r))
+			own = r->ops->wait_fds(r, fds, VMH_RING_WAIT_FDS);
+		for (int i = 0; i < own; i++)
+			for (int k = 0; k < n; k++)
+				woken |= p[k].fd == fds[i] && p[k].revents;
+		if (woken)
+			VMH_COUNT(r->stats->interrupts_received, 1);
+		unlock(r);
+	}
 }
 
 void vmh_ring_close(struct vmh_ring *r)

@@ -58,12 +58,23 @@ static void xdp_close(struct vmh_ring *r)
 		vmh_xdp_free_memory(x);
 }
 
+static bool xdp_crowded(struct vmh_ring *r)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+
+	for (uint32_t i = 0; i < x->nq; i++)
+		if (kernel_index(x->q[i].rx.prod) - x->q[i].rx.here >= x->q[i].rx.size / 2)
+			return true;
+	return false;
+}
+
 static const struct vmh_ring_ops xdp_ops = {
 	.poll = vmh_xdp_poll,
 	.put = vmh_xdp_put,
 	.send = vmh_xdp_send,
 	.kick = vmh_xdp_kick,
 	.wait_fds = xdp_wait_fds,
+	.crowded = xdp_crowded,
 	.close = xdp_close,
 };
 

@@ -16,6 +16,7 @@
 #include "control.h"
 #include "stats_page.h"
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/uio.h>
 
 struct vmh_ring;
@@ -49,6 +50,7 @@ struct vmh_ring_ops {
 	int (*send)(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
 	int (*kick)(struct vmh_ring *r);                   /* tx_lock held; pushes posted frames to the wire */
 	int (*wait_fds)(struct vmh_ring *r, int *fds, int max); /* lock held; fds that become readable with RX */
+	bool (*crowded)(struct vmh_ring *r);               /* lock held; half full or more: the kernel may soon drop */
 	void (*close)(struct vmh_ring *r);                 /* both locks held, gone is set */
 };
 
@@ -107,7 +109,12 @@ void vmh_ring_put(struct vmh_buf *b);
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
 		  bool more); /* more: do not kick yet */
 int vmh_ring_kick(struct vmh_ring *r);
-int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings */
+/* Poll those rings that nobody has looked at until they are half full: the internal thread does. */
+void vmh_rings_drain(unsigned budget);
+int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings, for one sleep */
+void vmh_rings_woken(const struct pollfd *p, int n); /* what the sleep found on them, for the statistics */
+/* Delivers what the ring holds and marks it gone: nothing goes by it from here on. */
+void vmh_ring_retire(struct vmh_ring *r);
 /* Marks the ring gone, unmaps its rings and closes its XSKs: afterwards VMH_MSG_RELEASE may be sent. The
  * UMEM stays mapped until the last delivered buffer came back. Idempotent. */
 void vmh_ring_close(struct vmh_ring *r);

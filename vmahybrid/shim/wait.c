@@ -66,6 +66,11 @@ static int make_wakefd(void)
 		return fd;
 	fd = vmh_fd_hide(fd);
 	vmh_lock(&list_lock);
+	if (me.all_pprev) { /* a signal handler slept here before us */
+		vmh_unlock(&list_lock);
+		vmh_fd_hidden_close(fd);
+		return 0;
+	}
 	if (!exit_key_made)
 		exit_key_made = pthread_key_create(&exit_key, thread_exit) == 0;
 	me.all_next = all;
@@ -73,14 +78,13 @@ static int make_wakefd(void)
 	if (all)
 		all->all_pprev = &me.all_next;
 	all = &me;
+	me.fd_plus_one = fd + 1;
 	vmh_unlock(&list_lock);
 	/* without the destructor the list would keep a pointer into a dead thread's memory */
 	if (!exit_key_made || pthread_setspecific(exit_key, &me) != 0) {
-		me.fd_plus_one = fd + 1;
 		thread_exit(&me);
 		return -ENOMEM;
 	}
-	me.fd_plus_one = fd + 1;
 	return 0;
 }
 
@@ -195,6 +199,8 @@ int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t
 	r = cancellable_ppoll(p, total, t, mask);
 	for (unsigned i = 0; i < n; i++)
 		fds[i].revents = r > 0 ? p[i].revents : 0;
+	if (r > 0 && nring)
+		vmh_rings_woken(p + n, nring);
 	if (bytes)
 		vmh_scratch_free(p, bytes);
 	return r < 0 ? (int)r : 0;
