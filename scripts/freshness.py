@@ -29,7 +29,7 @@ def main() -> int:
     if sys.argv[1] == "record":
         stamp.write_text(digest())
         return 0
-    fresh = (package / "__init__.py").exists() and stamp.exists() and stamp.read_text() == digest()
+    fresh = (package / "libvmahybrid.so").exists() and stamp.exists() and stamp.read_text() == digest()
     return 0 if fresh else 1
 
 
