@@ -352,7 +352,7 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 			VMH_COUNT(s->stats->rx_eagain, 1);
 		if (err)
 			return err;
-		loops = 0;
+		/* The budget is per call: woken by somebody else's datagram, this thread looks and sleeps again. */
 		r = take(s, m, flags);
 		if (r != -EAGAIN)
 			return r;
