@@ -202,6 +202,13 @@ def test_everything_of_an_owner_goes_with_it(table: SteeringTable) -> None:
     assert (table.rule_count(kept), kept.reason) == (0, Reason.NO_INTERFACE)
 
 
+def test_a_ring_goes_from_under_two_flows_of_one_key(table: SteeringTable) -> None:
+    flows = [table.attach(flow()), table.attach(flow())]
+    table.drop_ring(11)
+    assert table.wanted(ETH0) == {}
+    assert [made.reason for made in flows] == [Reason.NOT_OFFLOADABLE_ADDR] * 2  # of the ring that is left
+
+
 def test_grants_are_the_proven_sources(table: SteeringTable) -> None:
     specific = table.attach(flow(owner=2))
     group = table.attach(flow(owner=2, local=GROUP, port=6000, kind=Kind.MULTICAST))

@@ -102,11 +102,17 @@ class SteeringTable:
             self._place(flow, only=ring.port)
 
     def drop_ring(self, ring_id: int) -> None:
-        ring = self.rings.pop(ring_id, None)
-        if ring is not None:
-            self._ring_at.pop((ring.owner, ring.port), None)
-            for flow in self.of_owner(ring.owner):
-                self._place(flow, only=ring.port)
+        ring = self.rings.get(ring_id)
+        if ring is None:
+            return
+        del self._ring_at[ring.owner, ring.port]
+        flows = self.of_owner(ring.owner)
+        for flow in flows:
+            self._place(flow, only=ring.port)
+        # Only now: while some flows had their claims still, these named the ring.
+        del self.rings[ring_id]
+        for flow in flows:
+            self._explain(flow)
 
     # ---- flows
 
