@@ -12,6 +12,7 @@
 
 static struct vmh_lock start_lock;
 static _Atomic int started;
+static __thread bool forking; /* this thread took the session lock; `started` may change meanwhile */
 static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
 
 __attribute__((constructor)) static void library_loaded(void)
@@ -52,18 +53,21 @@ void vmh_before_fork(void)
 	/* parent and child share the sockets from here on: the kernel serves both */
 	vmh_sock_home_all(VMH_R_FORK, true);
 	vmh_session_lock();
+	forking = true;
 }
 
 void vmh_after_fork_parent(void)
 {
-	if (atomic_load(&started))
+	if (forking)
 		vmh_session_unlock();
+	forking = false;
 }
 
 void vmh_after_fork_child(void)
 {
-	if (!atomic_load(&started))
+	if (!forking)
 		return;
+	forking = false;
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
 	vmh_log_reopen();
@@ -81,17 +85,16 @@ void vmh_before_daemon(void)
 	vmh_sock_home_all(VMH_R_FORK, false);
 	daemon_pid = getpid();
 	vmh_session_lock();
+	forking = true;
 }
 
 void vmh_after_daemon(int result)
 {
-	if (!atomic_load(&started))
+	if (!forking)
 		return;
-	if (result == 0 && getpid() != daemon_pid) {
+	if (result == 0 && getpid() != daemon_pid)
 		vmh_after_fork_child();
-		vmh_sock_service_back();
-	} else {
-		vmh_session_unlock();
-		vmh_sock_service_back();
-	}
+	else
+		vmh_after_fork_parent();
+	vmh_sock_service_back();
 }

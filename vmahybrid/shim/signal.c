@@ -5,10 +5,16 @@
  * holds the program's handler and the two flags that the wrapper needs in one word per signal, so a
  * handler never runs with another's flags. The kernel stays the one place that knows the disposition,
  * mask and flags; a handler installed by a raw system call is reported and run as it is.
+ *
+ * A handler may call recv, send, poll and close on the very socket whose lock the interrupted code holds.
+ * So no handler runs while its thread holds a lock of ours: the wrapper sends the signal to its thread
+ * again, siginfo and all, and returns into a context in which signals are blocked; the last unlock
+ * unblocks them (vmh_lock.h). What the signal ends, a system call under a lock, is taken up again there.
  */
 #include "vmh_real.h"
 #include "vmh_iomux_int.h"
 #include <signal.h>
+#include <ucontext.h>
 
 __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
 __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
@@ -16,18 +22,50 @@ __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("i
 #define NSIGNALS 65
 #define F_SIGINFO (1ull << 63) /* no user-space code lives that high */
 #define F_RESTART (1ull << 62)
-#define F_MASK (F_SIGINFO | F_RESTART)
+#define F_ONCE (1ull << 61)    /* SA_RESETHAND */
+#define F_MASK (F_SIGINFO | F_RESTART | F_ONCE)
 
 static _Atomic uint64_t handlers[NSIGNALS];
 static _Atomic uint64_t interrupts; /* siginterrupt(sig, 1) was called: bit per signal */
 
 typedef void (*info_handler)(int, siginfo_t *, void *);
 
+#define BIT(sig) (1ull << ((sig) - 1))
+/* Of the code that runs, not of the outside: they can't wait. */
+#define FAULTS (BIT(SIGSEGV) | BIT(SIGBUS) | BIT(SIGFPE) | BIT(SIGILL) | BIT(SIGTRAP) | BIT(SIGABRT) | BIT(SIGSYS))
+#define LIBC_OWN (BIT(32) | BIT(33))
+
+static bool put_off(int sig, siginfo_t *info, ucontext_t *interrupted)
+{
+	uint64_t all = ~(FAULTS | LIBC_OWN), here;
+
+	/* first, or SA_NODEFER would bring the signal back at once */
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &here, sizeof(all));
+	if (vmh_sys(SYS_rt_tgsigqueueinfo, getpid(), vmh_tid(), sig, info) < 0) {
+		vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &here, NULL, sizeof(here));
+		return false; /* RLIMIT_SIGPENDING: now or never */
+	}
+	/* Of several that came one inside another the outermost writes last, and knows the mask that counts. The
+	 * kernel's mask has 8 bytes, where libc's type has 128. */
+	memcpy(&vmh_held.mask, &interrupted->uc_sigmask, sizeof(vmh_held.mask));
+	vmh_held.put_off = 1;
+	memcpy(&interrupted->uc_sigmask, &all, sizeof(all));
+	return true;
+}
+
+/* The kernel has taken a one-shot handler away already: sent again, its signal would kill. */
+static bool can_wait(int sig, uint64_t w)
+{
+	return !(BIT(sig) & FAULTS) && !(w & F_ONCE);
+}
+
 static void wrapper(int sig, siginfo_t *info, void *ctx)
 {
 	uint64_t w = atomic_load(&handlers[sig]);
 	void *f = (void *)(uintptr_t)(w & ~F_MASK);
 
+	if (vmh_unlikely(vmh_held.depth) && can_wait(sig, w) && put_off(sig, info, ctx))
+		return;
 	vmh_signals_any++;
 	if (!(w & F_RESTART))
 		vmh_signals_norestart++;
@@ -52,7 +90,7 @@ static bool is_handler(const struct sigaction *a)
 static uint64_t word_of(const struct sigaction *a)
 {
 	return (uint64_t)(uintptr_t)a->sa_handler | (a->sa_flags & SA_SIGINFO ? F_SIGINFO : 0) |
-	       (a->sa_flags & SA_RESTART ? F_RESTART : 0);
+	       (a->sa_flags & SA_RESTART ? F_RESTART : 0) | ((unsigned)a->sa_flags & SA_RESETHAND ? F_ONCE : 0);
 }
 
 /* What the kernel says is the wrapper was the program's handler `w`. */

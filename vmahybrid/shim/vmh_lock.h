@@ -8,6 +8,11 @@
  *   6. receive queue lock of a socket (leaf: nothing is taken inside, except 7)
  *   7. epoll ready-list lock, sleepers list, demux table (leaves)
  * A thread that holds a ring lock never sleeps and never makes an RPC.
+ *
+ * Signals: recv, send, poll and close are async-signal-safe, so a handler may come here while the code
+ * that it interrupted holds a lock. vmh_held.depth counts the locks of a thread, from before each is
+ * taken to after it is free; signal.c puts handlers off while it is not 0, and the last unlock lets
+ * them in. A lock is given back by the thread that took it.
  */
 #ifndef VMH_LOCK_H
 #define VMH_LOCK_H
@@ -18,17 +23,52 @@ struct vmh_lock {
 	_Atomic uint32_t word; /* 0 free, 1 held, 2 held and somebody sleeps */
 };
 
-void vmh_lock_slow(struct vmh_lock *l);
+/* Per thread; volatile, because a handler on the same thread reads and writes it. */
+struct vmh_held {
+	volatile unsigned depth;
+	volatile unsigned put_off; /* a handler waits, and every signal that can is blocked */
+	uint64_t mask;             /* what was blocked before that */
+};
+extern __thread struct vmh_held vmh_held __attribute__((tls_model("initial-exec")));
 
-static inline bool vmh_trylock(struct vmh_lock *l)
+void vmh_lock_slow(struct vmh_lock *l);
+void vmh_let_signals_in(void);
+
+static inline void vmh_held_enter(void)
+{
+	vmh_held.depth = vmh_held.depth + 1;
+	atomic_signal_fence(memory_order_seq_cst);
+}
+
+static inline void vmh_held_leave(void)
+{
+	unsigned depth = vmh_held.depth - 1;
+
+	atomic_signal_fence(memory_order_seq_cst);
+	vmh_held.depth = depth;
+	if (vmh_unlikely(vmh_held.put_off) && !depth)
+		vmh_let_signals_in();
+}
+
+static inline bool vmh_lock_grab(struct vmh_lock *l)
 {
 	uint32_t free_ = 0;
 	return atomic_compare_exchange_strong_explicit(&l->word, &free_, 1, memory_order_acquire, memory_order_relaxed);
 }
 
+static inline bool vmh_trylock(struct vmh_lock *l)
+{
+	vmh_held_enter();
+	if (vmh_likely(vmh_lock_grab(l)))
+		return true;
+	vmh_held_leave();
+	return false;
+}
+
 static inline void vmh_lock(struct vmh_lock *l)
 {
-	if (vmh_unlikely(!vmh_trylock(l)))
+	vmh_held_enter();
+	if (vmh_unlikely(!vmh_lock_grab(l)))
 		vmh_lock_slow(l);
 }
 
@@ -36,5 +76,6 @@ static inline void vmh_unlock(struct vmh_lock *l)
 {
 	if (vmh_unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2))
 		vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	vmh_held_leave();
 }
 #endif

@@ -169,7 +169,7 @@ static int interval_ms(void)
 
 static void turn(void)
 {
-	struct vmh_msg_event ev;
+	struct vmh_msg_event ev = { 0 };
 	int fd = atomic_load(&control_fd);
 	struct pollfd p[2] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
 	int ms = interval_ms();
