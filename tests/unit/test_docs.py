@@ -74,6 +74,15 @@ def test_rules_and_interface_modes() -> None:
     assert [mode for mode in MODES if not re.search(rf"^mode = .*\b{mode}\b", text, re.MULTILINE)] == []
 
 
+def test_example_configuration_is_read(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```", read("user-guide.md"), re.MULTILINE | re.DOTALL)
+    file = tmp_path / "vmahybrid.toml"
+    file.write_text("\n".join(blocks))
+    config = load(file)
+    assert config.mode_of("eth1") == "native"
+    assert [(rule.action, rule.local) for rule in config.rules] == [("kernel", "*:123")]
+
+
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
