@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import leftovers
 import pytest
@@ -28,6 +30,15 @@ def missing_capability() -> str | None:
     wanted = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21, "CAP_BPF": 39}
     absent = [name for name, bit in wanted.items() if not int(effective.split()[1], 16) >> bit & 1]
     return f"without {', '.join(absent)}" if absent else None
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt(f"signal {signum}")
+
+
+def pytest_configure() -> None:
+    """SIGTERM (of timeout(1), of CI) ends the session as Ctrl-C does: fixtures remove what they made."""
+    signal.signal(signal.SIGTERM, _terminate)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

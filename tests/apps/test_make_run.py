@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.apps, pytest.mark.slow]
 def make_run() -> Iterator[Program]:
     program = Program([sys.executable, "-P", "-m", "vmahybrid.bench.run"])
     yield program
+    program.stop(signal.SIGTERM, 20)  # so that it removes its sandbox
     program.close()
 
 
