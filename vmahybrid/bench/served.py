@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from vmahybrid.bench.sandbox import Program, Sandbox, SandboxError, Side
 
@@ -178,7 +178,8 @@ def _links(side: Side) -> set[str]:
 
 
 def xdp_program(side: Side) -> int | None:
-    """Id of the XDP program attached to the device of a side, in whatever mode."""
-    described = json.loads(side.ip("-j", "-d", "link", "show", "dev", side.device))[0]
+    """Id of the XDP program attached to the device of a side, in whatever mode; None also when the device is gone."""
+    listed = json.loads(side.ip("-j", "-d", "link", "show"))
+    described: dict[str, Any] = next((link for link in listed if link["ifname"] == side.device), {})
     program = described.get("xdp", {}).get("prog", {}).get("id")
     return None if program is None else int(program)

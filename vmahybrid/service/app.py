@@ -37,6 +37,7 @@ from vmahybrid.steering.reasons import Reason
 log = logging.getLogger("vmahybrid.service")
 
 SHUTDOWN_SECONDS = 1.8
+FAREWELL_SECONDS = 0.5  # of them, for programs to leave their rings
 SPARE_CONNECTIONS = 64  # beyond limits.sessions, so that one more program is refused with a reason
 
 
@@ -116,19 +117,29 @@ class Service:
         core = self.core
         self._control.close()
         for session in list(core.sessions.values()):
-            session.notify(event(lib.VMH_EV_BYE, reason=Reason.SERVICE_STOP))
             core.table.remove_owner(session.id)
         core.converge()
+        # Then every frame is in a ring or goes to the kernel, and the programs have only to empty their rings.
+        await core.grace.wait()
+        for session in list(core.sessions.values()):
+            session.notify(event(lib.VMH_EV_BYE, reason=Reason.SERVICE_STOP))
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         core.events.close()
         await self._api.close()
+        await self._programs_gone()
         for session in list(core.sessions.values()):
             session.connection.close()
         await core.settle()
         await core.namespaces.close()
 
     # ---- parts
+
+    async def _programs_gone(self) -> None:
+        """Wait until the programs have left their rings, which we take away next; one that hangs is not waited for."""
+        serving = [task for task in asyncio.all_tasks() if task.get_name().startswith("session ")]
+        if serving:
+            await asyncio.wait(serving, timeout=FAREWELL_SECONDS)
 
     def stop(self, why: str = "") -> None:
         """Ask for the shutdown; the second time end at once (the kernel detaches what we hold)."""

@@ -198,6 +198,10 @@ class Core:
         if reason is Reason.IF_GONE:
             self.table.drop_port(port.id)
             namespace.ports.pop(port.id.ifindex, None)
+            if port.explicit:
+                name = f"{namespace.name}:{port.name}"
+                self.health[f"interface {name}"] = (
+                    f"Interface {name} disappeared, the kernel serves its flows: it is attached when it is back.")
         for grant in grants:
             session = self.sessions.get(grant.session)
             if session is not None:
@@ -220,7 +224,7 @@ class Core:
         except VmahybridError as error:
             log.warning("%s", error)
             return
-        self.health.pop(f"interface {port.name}", None)
+        self.health.pop(f"interface {namespace.name}:{port.name}", None)
         self.port_attached(namespace, port)
 
     # ---- rings

@@ -13,6 +13,11 @@ def sentences(core: Core) -> list[str]:
         found.append("The service is stopping." if core.closing else "The service is not ready yet.")
     for namespace in core.namespaces.all.values():
         for port in namespace.ports.values():
+            link = namespace.link(port.id.ifindex)
+            if link is not None and not link.up and (port.handle is not None or port.explicit):
+                found.append(f"Interface {namespace.name}:{port.name} is down or has no carrier, the kernel serves its "
+                             f"flows: {Reason.IF_DOWN.remedy.replace('IF', port.name)}.")
+                continue
             if port.handle is None and port.error is not None:
                 found.append(f"Interface {namespace.name}:{port.name} can't be served: {port.error}.")
             elif port.handle is None and port.explicit:

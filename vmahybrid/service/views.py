@@ -21,7 +21,7 @@ log = logging.getLogger("vmahybrid.service")
 
 def interface_view(namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
     handle = port.handle if port is not None else None
-    reason = handle.reason if handle is not None else namespace.served(link)
+    reason = handle.reason if handle is not None and link.up else namespace.served(link)
     refused = port.error if port is not None and handle is None else None
     view = InterfaceView(
         name=link.name, ifindex=link.ifindex, netns=namespace.name, backend="xdp" if handle else "kernel",
