@@ -20,6 +20,7 @@
 
 #define RPC_TIMEOUT_MS 3000
 #define RETRY_NS 1000000000ull
+#define RECONNECT_NS (VMH_RECONNECT_MS * 1000000ull)
 #define MAX_RINGS_REFUSED 32
 #define MAX_FDS 17
 
@@ -95,6 +96,15 @@ static long recv_msg(void *buf, size_t len, int *fds, int *nfds)
 	return r;
 }
 
+/* The worker looks more often than a call of the program does: connect() to nobody costs it microseconds. */
+static uint64_t next_try(unsigned reason)
+{
+	bool soon = atomic_load(&vmh_worker_runs) && (reason == VMH_R_NO_SERVICE || reason == VMH_R_SERVICE_GONE ||
+						      reason == VMH_R_SERVICE_STOP);
+
+	return vmh_now_ns() + (soon ? RECONNECT_NS : RETRY_NS);
+}
+
 /* lock held. The connection is over; the worker takes the sockets home. */
 static void lose(unsigned reason)
 {
@@ -104,7 +114,7 @@ static void lose(unsigned reason)
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
 	atomic_store(&why_none, reason);
-	atomic_store(&next_try_ns, vmh_now_ns() + RETRY_NS);
+	atomic_store(&next_try_ns, next_try(reason));
 	VMH_SET(vmh_stats->state, 0);
 	VMH_SET(vmh_stats->reason, reason);
 	vmh_worker_lost(); /* takes the sockets home, after a last look at the rings */
@@ -308,7 +318,7 @@ static unsigned open_locked(void)
 none:
 	atomic_store(&why_none, reason);
 	if (atomic_load(&next_try_ns) != UINT64_MAX)
-		atomic_store(&next_try_ns, vmh_now_ns() + RETRY_NS);
+		atomic_store(&next_try_ns, next_try(reason));
 	VMH_SET(vmh_stats->reason, reason);
 	if (!told)
 		vmh_info("not offloading, the kernel serves this program: %s (%s)", vmh_reason_text(reason),
@@ -518,12 +528,23 @@ void vmh_session_read(void)
 	vmh_unlock(&lock);
 }
 
-/* The service said goodbye. */
+/* The service said goodbye: no call uses the session from here on. The connection stays until the worker has
+ * taken everything home, because the service takes the rings away when it ends. */
 void vmh_session_bye(void)
 {
 	vmh_lock(&lock);
+	if (sock_fd >= 0) {
+		atomic_store(&why_none, VMH_R_SERVICE_STOP);
+		atomic_store(&session, 0);
+	}
+	vmh_unlock(&lock);
+}
+
+void vmh_session_end(unsigned reason)
+{
+	vmh_lock(&lock);
 	if (sock_fd >= 0)
-		lose(VMH_R_SERVICE_STOP);
+		lose(reason);
 	vmh_unlock(&lock);
 }
 

@@ -191,7 +191,8 @@ static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
 {
 	struct vmh_msg_attach req = { .kind = f->kind, .ifindex = f->ifindex, .fd = (unsigned)s->obj.fd,
 				      .proto = IPPROTO_UDP, .family = 4, .local_port = f->lport,
-				      .remote_port = f->rport };
+				      .remote_port = f->rport,
+				      .flags = atomic_load(&s->shared) ? VMH_ATTACH_F_WAS_SHARED : 0 };
 	unsigned reason = need_rings(f->ifindex);
 
 	if (reason)
@@ -225,13 +226,12 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 	return reason;
 }
 
-void vmh_sock_update(struct vmh_sock *s, int fd)
+/* Object lock held. The flows that the state of the socket asks for, if they can be had. */
+static void converge(struct vmh_sock *s, int fd)
 {
 	struct vmh_flow want;
 	unsigned reason, why;
 
-	if (s->home)
-		return;
 	if (!s->lport) {
 		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
 		vmh_sock_set_reason(s, VMH_R_NOT_TRIED, 0);
@@ -275,6 +275,12 @@ void vmh_sock_update(struct vmh_sock *s, int fd)
 	vmh_sock_set_reason(s, reason, 0);
 	note_homesick(reason);
 	publish(s);
+}
+
+void vmh_sock_update(struct vmh_sock *s, int fd)
+{
+	if (!s->home && !atomic_load(&s->shared))
+		converge(s, fd);
 }
 
 void vmh_sock_bound(struct vmh_sock *s, int fd)
@@ -376,7 +382,8 @@ static void ring_gone_one(struct vmh_sock *s, void *arg)
 	unsigned ifindex = g->ring->ifindex;
 
 	vmh_lock(&s->obj.lock);
-	s->tx_cfg++; /* destinations over this ring are decided anew */
+	s->tx_cfg++; /* destinations over this ring are decided anew, with the next send */
+	VMH_SET(s->stats->tx_offloaded, 0);
 	/* the service has taken the rules of this interface away; wildcards live on elsewhere */
 	bool hit = s->flow.id && s->flow.ifindex == ifindex;
 	if (hit)
@@ -488,4 +495,61 @@ void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 	}
 	publish_groups(s);
 	publish(s);
+}
+
+#define SHARE_FIRST_NS 200000000ull /* a child that execs or ends soon */
+#define SHARE_TRIES_MAX 8           /* doubles up to 51 s, then stays */
+
+static void share_one(struct vmh_sock *s, void *arg)
+{
+	(void)arg;
+	vmh_lock(&s->obj.lock);
+	if (!s->home) {
+		if (any_flow(s))
+			VMH_COUNT(vmh_stats->calls_home, 1);
+		atomic_store(&s->shared, 1);
+		s->share_tries = 0;
+		s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
+		vmh_sock_release_flows(s, VMH_R_FORK);
+		s->tx_cfg++;
+		VMH_SET(s->stats->tx_offloaded, 0);
+		VMH_SET(s->stats->offloaded, 0);
+		vmh_sock_set_reason(s, VMH_R_FORK, 0);
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_sock_share_all(void)
+{
+	vmh_sock_each(share_one, NULL);
+}
+
+static void retry_one(struct vmh_sock *s, void *arg)
+{
+	bool *later = arg;
+
+	if (!atomic_load(&s->shared) || s->home)
+		return;
+	vmh_lock(&s->obj.lock);
+	if (atomic_load(&s->shared) && vmh_now_ns() >= s->share_next_ns && s->lport) {
+		converge(s, s->obj.fd);
+		if (any_flow(s)) {
+			atomic_store(&s->shared, 0);
+			s->tx_cfg++;
+			vmh_debug("fd %d is this process's alone again: back on a ring", s->obj.fd);
+		} else {
+			s->share_next_ns = vmh_now_ns() + (SHARE_FIRST_NS << s->share_tries);
+			s->share_tries += s->share_tries < SHARE_TRIES_MAX;
+		}
+	}
+	*later |= atomic_load(&s->shared);
+	vmh_unlock(&s->obj.lock);
+}
+
+bool vmh_sock_retry_shared(void)
+{
+	bool later = false;
+
+	vmh_sock_each(retry_one, &later);
+	return later;
 }

@@ -5,6 +5,8 @@
 #include "vmh_base.h"
 #include "control.h"
 
+#define VMH_RECONNECT_MS 250
+
 void vmh_worker_start(int control_fd);                    /* control lock held; also with a new connection */
 void vmh_worker_event(const struct vmh_msg_event *ev);    /* control lock held: only put aside */
 void vmh_worker_lost(void);                               /* control lock held */
@@ -17,6 +19,7 @@ bool vmh_worker_is_me(void);
 /* control.c, for the worker */
 void vmh_session_read(void);
 void vmh_session_bye(void);
+void vmh_session_end(unsigned reason);
 void vmh_session_settled(void);
 void vmh_session_release(unsigned ring_id);
 #endif

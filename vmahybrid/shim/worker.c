@@ -14,8 +14,6 @@
 #include <sys/eventfd.h>
 
 #define EVENTS 256 /* what the service may say before the thread runs; more: oldest kept, rest counted */
-#define RECONNECT_MS 1000
-#define DRAIN 65536 /* frames: more than any ring holds */
 
 _Atomic int vmh_worker_runs;
 static _Atomic unsigned my_tid; /* of the internal thread */
@@ -74,13 +72,25 @@ static void ring_gone(unsigned ring_id, unsigned reason)
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
 		if (r->id != ring_id || atomic_load(&r->gone))
 			continue;
-		vmh_ring_poll(r, DRAIN);
-		atomic_store(&r->gone, 1);
+		vmh_ring_retire(r);
 		vmh_sock_ring_gone(r, reason);
 		vmh_ring_close(r);
 		vmh_session_release(ring_id);
 		vmh_info("the ring on %s is gone: %s; the kernel serves its flows", r->ifname, vmh_reason_text(reason));
 	}
+}
+
+/* The session is over: every flow is the kernel's. What the rings still hold is delivered first. */
+static void go_home(void)
+{
+	unsigned reason = vmh_session_reason();
+
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+		vmh_ring_retire(r);
+	vmh_sock_home_all(reason ? reason : VMH_R_SERVICE_GONE, false);
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+		vmh_ring_close(r);
+	vmh_wake_all();
 }
 
 static void handle(const struct vmh_msg_event *ev)
@@ -94,6 +104,8 @@ static void handle(const struct vmh_msg_event *ev)
 		break;
 	case VMH_EV_BYE:
 		vmh_session_bye();
+		go_home();
+		vmh_session_end(VMH_R_SERVICE_STOP);
 		break;
 	case VMH_EV_ZERO:
 		vmh_stats_zero();
@@ -112,20 +124,6 @@ static void handle(const struct vmh_msg_event *ev)
 	default:
 		vmh_debug("an event this version does not know: %u", ev->event);
 	}
-}
-
-/* After the session was lost: every flow is the kernel's. What the rings still hold is delivered first. */
-static void go_home(void)
-{
-	unsigned reason = vmh_session_reason();
-
-	vmh_rings_poll(DRAIN);
-	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
-		atomic_store(&r->gone, 1);
-	vmh_sock_home_all(reason ? reason : VMH_R_SERVICE_GONE, false);
-	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
-		vmh_ring_close(r);
-	vmh_wake_all();
 }
 
 /* Flows that went home because of their interface come back when the network has changed. */
@@ -160,7 +158,7 @@ static bool any_ring(void)
 
 static int interval_ms(void)
 {
-	int idle = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) ? RECONNECT_MS : -1;
+	int idle = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) ? VMH_RECONNECT_MS : -1;
 
 	if (!any_ring() || !vmh_params.progress_engine_interval || !vmh_params.progress_engine_wce_max)
 		return idle;
@@ -191,7 +189,7 @@ static void turn(void)
 	}
 	look_for_change();
 	if (vmh_params.progress_engine_interval)
-		vmh_rings_poll((unsigned)vmh_params.progress_engine_wce_max);
+		vmh_rings_drain((unsigned)vmh_params.progress_engine_wce_max);
 }
 
 static void *loop(void *arg)
