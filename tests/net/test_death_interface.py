@@ -1,0 +1,125 @@
+"""An interface goes down or away while programs use it by rings: the kernel's behaviour, said why, and back again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from net.death_lab import Lab, count, longest_gap, progresses, reports, summary, until
+
+from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.served import Service, tool
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+PORT = 7300
+
+
+@pytest.fixture
+def lab(netns_pair: Sandbox, service: Service) -> Lab:
+    return Lab(netns_pair, service)
+
+
+def start_pair(lab: Lab) -> tuple[Program, Program]:
+    a, b = lab.sandbox.sides
+    server = lab.role(b, "serve", b.address, PORT, "poll")
+    lab.on_ring(server)
+    asker = lab.role(a, "ask", b.address, PORT, "block", 0.002)
+    lab.on_ring(asker)
+    progresses(asker)
+    return server, asker
+
+
+def interface(lab: Lab, side: Any) -> dict[str, Any]:
+    return next((i for i in lab.api.status()["interfaces"] if (i["netns"], i["name"]) == (side.netns, side.device)), {})
+
+
+def recreate(lab: Lab) -> None:
+    a, b = lab.sandbox.sides
+    a.ip("link", "add", a.device, "address", a.mac, "type", "veth", "peer", "name", b.device, "address", b.mac, "netns",
+         b.netns)
+    for side in (a, b):
+        side.ip("address", "add", f"{side.address}/24", "dev", side.device)
+        side.ip("link", "set", side.device, "up")
+
+
+def status(lab: Lab, code: int) -> str:
+    """Output of `vmahybrid status`; its exit code is 1 when something is wrong."""
+    program = lab.sandbox.start(None, [tool("vmahybrid"), "status"], env=lab.service.env)
+    assert program.wait() == code, program.output
+    return program.output
+
+
+def test_down_and_up(lab: Lab) -> None:
+    _, b = lab.sandbox.sides
+    server, asker = start_pair(lab)
+    for _ in range(3):
+        b.ip("link", "set", b.device, "down")
+        until(lambda: not lab.flows(server.pid) and not lab.flows(asker.pid), 2, f"flows are left: {lab.flows()}")
+        assert interface(lab, b)["up"] is False
+        assert not lab.ring_kinds(server.pid)
+        said = lab.why(server)
+        assert "down" in said, said
+        lost = count(asker, "lost")
+        time.sleep(0.5)
+        b.ip("link", "set", b.device, "up")
+        up = time.monotonic()
+        progresses(asker, 3)
+        # no carrier is silence, as on the kernel
+        assert count(asker, "lost") > lost
+        lab.on_ring(server, asker)
+        print(f"back on rings {time.monotonic() - up:.2f} s after the interface came up")
+        progresses(asker)
+    assert server.running
+    assert lab.service.program.running
+
+
+def test_deleted_and_made_again(lab: Lab) -> None:
+    a, b = lab.sandbox.sides
+    server, asker = start_pair(lab)
+    for _ in range(3):
+        deleted = time.monotonic()
+        a.ip("link", "del", a.device)
+        until(lambda: not lab.flows(server.pid) and not lab.flows(asker.pid), 2, f"flows are left: {lab.flows()}")
+        assert interface(lab, b) == {}
+        assert not lab.api.call("GET", "/v1/rings")[1]
+        said = lab.why(server) + lab.why(asker)
+        assert "disappeared" in said or "address" in said, said
+        until(lambda: count(asker, "ENETUNREACH"), 2, f"what the kernel says is missing: {reports(asker)[-3:]}")
+        recreate(lab)
+        made = time.monotonic()
+        progresses(asker, 3)
+        lab.on_ring(server, asker)
+        print(f"back on rings {time.monotonic() - made:.2f} s after the interface was made again")
+        progresses(asker)
+        assert longest_gap(server, made + 1.5) < 0.5
+    summary("since the first deletion", [time.monotonic() - deleted], "s")
+    # and for programs that are new
+    other = lab.role(b, "sink", b.address, PORT + 1)
+    lab.on_ring(other)
+    assert lab.service.program.running
+    health = " ".join(lab.api.status()["health"])
+    assert "internal" not in health
+
+
+def test_status_and_explain_say_it(lab: Lab) -> None:
+    a, b = lab.sandbox.sides
+    server, asker = start_pair(lab)
+    b.ip("link", "set", b.device, "down")
+    until(lambda: not lab.flows(server.pid), 2)
+    health = status(lab, 1)
+    assert b.device in health and "down" in health, health
+    explained = lab.service.ask("explain", f"{server.pid}")
+    assert "down" in explained and "ip link set" in explained, explained
+    assert asker.running
+    b.ip("link", "set", b.device, "up")
+    lab.on_ring(server, asker)
+    assert "all is well" in status(lab, 0)
+    a.ip("link", "del", a.device)
+    until(lambda: not lab.flows(server.pid), 2)
+    said = " ".join(status(lab, 1).split())
+    assert f"{a.netns}:{a.device} disappeared" in said and f"{b.netns}:{b.device} disappeared" in said, said
+    recreate(lab)
+    lab.on_ring(server, asker)
+    assert "all is well" in status(lab, 0)
