@@ -89,6 +89,8 @@ struct vmh_msg_ring_reply {
 #define VMH_FLOW_3T 1
 #define VMH_FLOW_MC 2  /* local_addr is the group */
 
+#define VMH_ATTACH_F_WAS_SHARED 1 /* the process forked: refuse (FORK) while another process holds the socket */
+
 struct vmh_msg_attach {
 	struct vmh_msg_hdr hdr;
 	unsigned int kind;
@@ -98,7 +100,7 @@ struct vmh_msg_attach {
 	unsigned char family;  /* 4 or 6 */
 	unsigned short local_port;
 	unsigned short remote_port;
-	unsigned short pad;
+	unsigned short flags;  /* VMH_ATTACH_F_* */
 	unsigned char local_addr[16];  /* v4-mapped; all zero = wildcard: one rule per address */
 	unsigned char remote_addr[16];
 };

@@ -17,6 +17,7 @@ from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.service import proof, shared
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
+from vmahybrid.service.holders import held_elsewhere
 from vmahybrid.service.messages import ProtocolError, Request
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.statsfile import StatsFile
@@ -226,6 +227,10 @@ class Session:
                 os.close(fd)
             else:
                 proof.close_slowly(fd)
+        if request.body.flags & lib.VMH_ATTACH_F_WAS_SHARED and await asyncio.to_thread(
+            held_elsewhere, found.inode, self.pid
+        ):
+            raise refuse(f"flow {flow.local_text}", Reason.FORK)
         flow.ifindex = flow.ifindex or found.device  # on another interface the port is not its own
         flow.inode, flow.shared_port = found.inode, found.reuse_addr or flow.kind is Kind.MULTICAST
         if flow.shared_port:

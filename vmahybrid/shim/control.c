@@ -2,14 +2,14 @@
  *
  * One SEQPACKET connection, requests in lock step under `lock`; events that arrive in between are put
  * aside and handled by the internal thread (worker.c), which holds no lock then. A service that does not
- * answer within RPC_TIMEOUT_MS is treated as gone: a program never waits longer for us than that, and
- * only once.
+ * answer in time (vmh_patience.h) is treated as gone. Nothing that it says is taken for granted.
  */
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
 #include "vmh_obj.h"
 #include "vmh_params.h"
+#include "vmh_patience.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
 #include "vmh_worker.h"
@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define RPC_TIMEOUT_MS 3000
+#define CONNECT_NS 1000000000ull /* a listener whose backlog is full */
 #define RETRY_NS 1000000000ull
 #define RECONNECT_NS (VMH_RECONNECT_MS * 1000000ull)
 #define MAX_RINGS_REFUSED 32
@@ -47,7 +47,7 @@ static void header(struct vmh_msg_hdr *h, unsigned type, size_t len)
 
 static int send_msg(const void *msg, size_t len, int fd)
 {
-	char cbuf[CMSG_SPACE(sizeof(int))] = { 0 };
+	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(sizeof(int))] = { 0 };
 	struct iovec iov = { (void *)msg, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
 
@@ -70,30 +70,43 @@ static void close_fds(int *fds, int n)
 		vmh_sys(SYS_close, fds[i]);
 }
 
+static void take_fds(struct msghdr *m, int *fds, int *nfds)
+{
+	*nfds = 0;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		/* alignment leaves room for one more than was asked for */
+		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
+			if (*nfds < MAX_FDS)
+				fds[(*nfds)++] = fd;
+			else
+				vmh_sys(SYS_close, fd);
+		}
+	}
+}
+
 /* One message; fds are close-on-exec. Bytes, 0 at the end of the connection, or -errno. */
 static long recv_msg(void *buf, size_t len, int *fds, int *nfds)
 {
-	char cbuf[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(sizeof(int) * MAX_FDS)];
 	struct iovec iov = { buf, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = cbuf, .msg_controllen = sizeof(cbuf) };
 	long r = vmh_sys(SYS_recvmsg, sock_fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	const struct vmh_msg_hdr *h = buf;
 
 	*nfds = 0;
-	if (r <= 0)
+	if (r < 0)
 		return r;
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-			continue;
-		*nfds = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		memcpy(fds, CMSG_DATA(c), (size_t)*nfds * sizeof(int));
-	}
-	const struct vmh_msg_hdr *h = buf;
-	if ((size_t)r < sizeof(*h) || h->magic != VMH_CTL_MAGIC || h->len != (unsigned)r) {
-		close_fds(fds, *nfds);
-		*nfds = 0;
-		return -EPROTO;
-	}
-	return r;
+	take_fds(&m, fds, nfds); /* an empty message can carry some, too */
+	if (r > 0 && (size_t)r >= sizeof(*h) && h->magic == VMH_CTL_MAGIC && h->len == (unsigned)r)
+		return r;
+	close_fds(fds, *nfds);
+	*nfds = 0;
+	return r ? -EPROTO : 0;
 }
 
 /* The worker looks more often than a call of the program does: connect() to nobody costs it microseconds. */
@@ -102,7 +115,7 @@ static uint64_t next_try(unsigned reason)
 	bool soon = atomic_load(&vmh_worker_runs) && (reason == VMH_R_NO_SERVICE || reason == VMH_R_SERVICE_GONE ||
 						      reason == VMH_R_SERVICE_STOP);
 
-	return vmh_now_ns() + (soon ? RECONNECT_NS : RETRY_NS);
+	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
 
 /* lock held. The connection is over; the worker takes the sockets home. */
@@ -131,72 +144,73 @@ static bool on_event(const void *msg, size_t len)
 	return true;
 }
 
-/* lock held. Reply of at least reply_len bytes into reply; its fds belong to the caller on success. */
+union message {
+	struct vmh_msg_hdr h;
+	char bytes[VMH_MSG_MAX];
+};
+
+/* lock held. The reply to req, of whatever length; bytes, or -errno. */
+static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint64_t deadline, int *fds, int *nfds)
+{
+	for (;;) {
+		long r = recv_msg(buf, sizeof(*buf), fds, nfds);
+		uint64_t now;
+
+		if (r == 0)
+			return -ECONNRESET;
+		if (r < 0 && r != -EAGAIN && r != -EINTR)
+			return r;
+		if (r > 0) {
+			if (!on_event(buf, (size_t)r) && buf->h.seq == req->seq)
+				return r;
+			close_fds(fds, *nfds); /* an event, or the reply to something we no longer wait for */
+			*nfds = 0;
+		}
+		/* looked at each time: a service that chatters has not answered either */
+		now = vmh_now_ns();
+		if (now >= deadline)
+			return -ETIMEDOUT;
+		if (r == -EAGAIN) {
+			struct pollfd p = { .fd = sock_fd, .events = POLLIN };
+			struct timespec ts = { (time_t)((deadline - now) / 1000000000), (long)((deadline - now) % 1000000000) };
+
+			vmh_sys(SYS_ppoll, &p, 1, &ts, NULL, 0);
+		}
+	}
+}
+
+/* lock held. Reply of at least reply_len bytes into reply, all zero where there is none; its fds belong
+ * to the caller on success. */
 static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)
 {
-	union {
-		struct vmh_msg_hdr h;
-		char bytes[VMH_MSG_MAX];
-	} buf;
-	uint64_t deadline = vmh_now_ns() + RPC_TIMEOUT_MS * 1000000ull;
-	int err = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd);
+	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start);
+	union message buf;
+	int got[MAX_FDS], ngot = 0;
+	long r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd);
 
-	if (err)
-		goto lost;
-	for (;;) {
-		int got[MAX_FDS], ngot = 0;
-		long r = recv_msg(&buf, sizeof(buf), got, &ngot);
-
-		if (r == -EAGAIN) {
-			uint64_t now = vmh_now_ns();
-			struct pollfd p = { .fd = sock_fd, .events = POLLIN };
-
-			if (now >= deadline) {
-				err = -ETIMEDOUT;
-				goto lost;
-			}
-			struct timespec ts = { (time_t)((deadline - now) / 1000000000), (long)((deadline - now) % 1000000000) };
-			vmh_sys(SYS_ppoll, &p, 1, &ts, NULL, 0);
-			continue;
-		}
-		if (r == -EINTR)
-			continue;
-		if (r <= 0) {
-			err = r ? (int)r : -ECONNRESET;
-			goto lost;
-		}
-		if (on_event(&buf, (size_t)r) || buf.h.seq != req->seq) {
-			close_fds(got, ngot); /* an event, or the reply to something we no longer wait for */
-			continue;
-		}
-		if (buf.h.type != (req->type | VMH_MSG_REPLY)) {
-			close_fds(got, ngot);
-			err = -EPROTO;
-			goto lost;
-		}
-		memset(reply, 0, reply_len);
-		memcpy(reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
-		if (buf.h.status || !fds) {
-			close_fds(got, ngot);
-			ngot = 0;
-		}
-		if (!buf.h.status && (size_t)r < reply_len) {
-			close_fds(got, ngot);
-			err = -EPROTO;
-			goto lost;
-		}
-		if (fds) {
-			memcpy(fds, got, (size_t)ngot * sizeof(int));
-			*nfds = ngot;
-		}
-		return buf.h.status;
+	memset(reply, 0, reply_len);
+	if (r == 0) {
+		r = await_reply(req, &buf, deadline, got, &ngot);
+		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT);
 	}
-lost:
-	if (sock_fd >= 0) {
-		vmh_warn("the service does not answer (%s): the kernel serves this program", strerror(-err));
-		lose(err == -EPROTO ? VMH_R_PROTOCOL : VMH_R_SERVICE_GONE);
+	if (r > 0 && (buf.h.type != (req->type | VMH_MSG_REPLY) || (!buf.h.status && (size_t)r < reply_len)))
+		r = -EPROTO;
+	if (r < 0 || buf.h.status || !fds) {
+		close_fds(got, ngot);
+		ngot = 0;
 	}
-	return err;
+	if (r < 0 && sock_fd >= 0) {
+		vmh_warn("the service does not answer (%s): the kernel serves this program", strerror((int)-r));
+		lose(r == -EPROTO ? VMH_R_PROTOCOL : VMH_R_SERVICE_GONE);
+	}
+	if (r < 0)
+		return (int)r;
+	memcpy(reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
+	if (fds) {
+		memcpy(fds, got, (size_t)ngot * sizeof(int));
+		*nfds = ngot;
+	}
+	return buf.h.status;
 }
 
 static unsigned connect_reason(int err)
@@ -227,9 +241,13 @@ static int connect_service(void)
 		return fd;
 	fill_text(a.sun_path, sizeof(a.sun_path), vmh_params.hybrid_socket);
 	/* a listener whose backlog is full must not hold the program up */
-	struct timeval tv = { .tv_sec = 1 };
+	uint64_t start = vmh_now_ns(), may = vmh_patience_ns(start);
+	struct timeval tv = { (time_t)(may / 1000000000), (suseconds_t)(may % 1000000000 / 1000) };
+	if (may > CONNECT_NS)
+		tv = (struct timeval){ .tv_sec = 1 };
 	vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
 	long r = vmh_sys(SYS_connect, fd, &a, sizeof(a));
+	vmh_patience_spent(start, vmh_now_ns(), r == -EAGAIN);
 	if (r < 0) {
 		vmh_sys(SYS_close, fd);
 		return (int)r;
@@ -313,7 +331,7 @@ static unsigned open_locked(void)
 	VMH_SET(vmh_stats->reason, VMH_R_NONE);
 	VMH_SET(vmh_stats->state, 1);
 	vmh_debug("session with the service on %s", vmh_params.hybrid_socket);
-	vmh_worker_start(fd);
+	vmh_worker_start(fd, told);
 	return 0;
 none:
 	atomic_store(&why_none, reason);
@@ -565,7 +583,8 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 	sock_fd = -1;
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
-	atomic_store(&next_try_ns, 0);
+	if (!vmh_patience_retry_ns(0)) /* a service that hangs does so for the child, too */
+		atomic_store(&next_try_ns, 0);
 	atomic_store(&why_none, VMH_R_NOT_TRIED);
 	vmh_net_unmap();
 	vmh_worker_fork_child();

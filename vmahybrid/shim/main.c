@@ -51,7 +51,7 @@ void vmh_before_fork(void)
 	if (!atomic_load(&started))
 		return;
 	/* parent and child share the sockets from here on: the kernel serves both */
-	vmh_sock_home_all(VMH_R_FORK, true);
+	vmh_sock_share_all();
 	vmh_session_lock();
 	forking = true;
 }

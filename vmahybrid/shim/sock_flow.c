@@ -519,8 +519,11 @@ static void share_one(struct vmh_sock *s, void *arg)
 	vmh_unlock(&s->obj.lock);
 }
 
+_Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let go of it */
+
 void vmh_sock_share_all(void)
 {
+	atomic_store(&vmh_sock_any_shared, 1);
 	vmh_sock_each(share_one, NULL);
 }
 

@@ -1,4 +1,5 @@
 /* Receiving on a UDP socket: from its ring queue, and from the kernel socket beneath. */
+#include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_sock.h"
@@ -391,6 +392,8 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	if (vmh_unlikely(flags & (MSG_ERRQUEUE | MSG_OOB)))
 		return kernel_as_asked(s, fd, m, flags);
 	if (!atomic_load_explicit(&s->rx_on, memory_order_relaxed) && !vmh_sock_ready(s)) {
+		if (vmh_unlikely(atomic_load_explicit(&s->shared, memory_order_relaxed)))
+			vmh_session_open(); /* the child of a fork: its worker brings the socket back when it is alone */
 		if (now || kernel_only(s))
 			return kernel_as_asked(s, fd, m, flags);
 		r = kernel_now(s, fd, m, flags);

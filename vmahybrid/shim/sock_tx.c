@@ -47,6 +47,10 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 	d->cfg = s->tx_cfg;
 	d->generation = vmh_net_generation();
 	d->ring = NULL;
+	if (atomic_load(&s->shared)) {
+		d->reason = VMH_R_FORK;
+		return;
+	}
 	if (mc && s->mc_loop) {
 		d->reason = VMH_R_MULTICAST_LOOP;
 		return;

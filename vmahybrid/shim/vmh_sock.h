@@ -79,6 +79,9 @@ struct vmh_sock {
 	uint8_t ttl, tos, mc_ttl, mc_loop, df, broadcast;
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
+	_Atomic uint8_t shared;   /* a fork shared it: the kernel serves it until one process holds it again */
+	uint8_t share_tries;
+	uint64_t share_next_ns;   /* when the worker asks again */
 	struct vmh_flow flow;     /* the unicast flow; id 0: none */
 	uint32_t nmembers;        /* slots of members[] in use up to */
 	struct vmh_member members[VMH_SOCK_GROUPS];
@@ -127,6 +130,9 @@ void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address
 void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
 void vmh_sock_home_all(uint32_t reason, bool for_good);
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
+extern _Atomic uint8_t vmh_sock_any_shared;
+void vmh_sock_share_all(void);                        /* before a fork: the kernel serves all of them */
+bool vmh_sock_retry_shared(void);                     /* by the worker: are some alone again? true: ask again later */
 extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */
 void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason);
 void vmh_sock_flow_home(uint32_t flow_id, unsigned reason);

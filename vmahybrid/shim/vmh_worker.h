@@ -7,7 +7,8 @@
 
 #define VMH_RECONNECT_MS 250
 
-void vmh_worker_start(int control_fd);                    /* control lock held; also with a new connection */
+/* Control lock held; also with a new connection. late: sockets were used before there was a session. */
+void vmh_worker_start(int control_fd, bool late);
 void vmh_worker_event(const struct vmh_msg_event *ev);    /* control lock held: only put aside */
 void vmh_worker_lost(void);                               /* control lock held */
 void vmh_worker_fork_child(void);

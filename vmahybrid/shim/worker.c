@@ -24,6 +24,7 @@ static struct vmh_msg_event events[EVENTS];
 static unsigned head, count;
 static _Atomic int control_fd = -1;
 static _Atomic int lost;
+static _Atomic int behind; /* the first session came after sockets were bound: they are not on rings yet */
 static int bell = -1;
 
 static void ring_bell(void)
@@ -156,10 +157,30 @@ static bool any_ring(void)
 	return false;
 }
 
+#define SHARED_MS 200
+
+/* Sockets that a fork shared come back when this process is the only one left that holds them. */
+static void look_at_shared(void)
+{
+	static uint64_t next;
+	uint64_t now;
+
+	if (!atomic_load(&vmh_sock_any_shared))
+		return;
+	now = vmh_now_ns();
+	if (now < next)
+		return;
+	next = now + SHARED_MS * 1000000ull;
+	if (!vmh_sock_retry_shared())
+		atomic_store(&vmh_sock_any_shared, 0);
+}
+
 static int interval_ms(void)
 {
 	int idle = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) ? VMH_RECONNECT_MS : -1;
 
+	if (atomic_load(&vmh_sock_any_shared))
+		idle = SHARED_MS;
 	if (!any_ring() || !vmh_params.progress_engine_interval || !vmh_params.progress_engine_wce_max)
 		return idle;
 	return (int)vmh_params.progress_engine_interval;
@@ -188,6 +209,7 @@ static void turn(void)
 		return;
 	}
 	look_for_change();
+	look_at_shared();
 	if (vmh_params.progress_engine_interval)
 		vmh_rings_drain((unsigned)vmh_params.progress_engine_wce_max);
 }
@@ -196,6 +218,8 @@ static void *loop(void *arg)
 {
 	(void)arg;
 	atomic_store(&my_tid, vmh_tid());
+	if (atomic_load(&behind))
+		vmh_sock_service_back();
 	for (;;)
 		turn();
 	return NULL;
@@ -206,13 +230,14 @@ bool vmh_worker_is_me(void)
 	return atomic_load_explicit(&my_tid, memory_order_relaxed) == vmh_tid();
 }
 
-void vmh_worker_start(int fd)
+void vmh_worker_start(int fd, bool late)
 {
 	pthread_attr_t attr;
 	pthread_t thread;
 	sigset_t all, old;
 
 	atomic_store(&control_fd, fd);
+	atomic_store(&behind, late);
 	if (atomic_load(&vmh_worker_runs)) {
 		ring_bell();
 		return;
