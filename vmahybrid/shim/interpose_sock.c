@@ -36,6 +36,56 @@ static void sock_put(struct vmh_sock *s)
 	vmh_obj_put(&s->obj);
 }
 
+/* A socket that only the kernel serves: the program's own system call, nothing but a count around it. No
+ * reference is taken: objects are type-stable, and a count that hits a newer socket's slot harms nobody. */
+static inline struct vmh_sock *plain_sock(int fd)
+{
+	struct vmh_obj *o;
+
+	if (vmh_unlikely((unsigned)fd >= vmh_fdtab_size))
+		return NULL;
+	o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
+	if (vmh_likely(!o) || atomic_load_explicit(&o->class_, memory_order_relaxed) != VMH_CLASS_UDP)
+		return NULL;
+	return atomic_load_explicit(&vmh_sock_of(o)->plain, memory_order_relaxed) ? vmh_sock_of(o) : NULL;
+}
+
+static inline struct vmh_sock *plain_rx(int fd)
+{
+	struct vmh_sock *s = plain_sock(fd);
+
+	return s && !vmh_sock_ready(s) ? s : NULL; /* what a ring had delivered is read first */
+}
+
+static inline ssize_t sent(struct vmh_sock *s, ssize_t r)
+{
+	if (vmh_likely(r >= 0)) {
+		VMH_COUNT(s->stats->tx_os_packets, 1);
+		VMH_COUNT(s->stats->tx_os_bytes, (uint64_t)r);
+	} else {
+		VMH_COUNT(*(errno == EAGAIN ? &s->stats->tx_os_eagain : &s->stats->tx_os_errors), 1);
+	}
+	return r;
+}
+
+static inline ssize_t received(struct vmh_sock *s, ssize_t r)
+{
+	if (vmh_likely(r >= 0)) {
+		VMH_COUNT(s->stats->rx_os_packets, 1);
+		VMH_COUNT(s->stats->rx_os_bytes, (uint64_t)r);
+	} else {
+		VMH_COUNT(*(errno == EAGAIN ? &s->stats->rx_os_eagain : &s->stats->rx_os_errors), 1);
+	}
+	return r;
+}
+
+#define PLAIN(get, count, call) \
+	do { \
+		struct vmh_sock *plain_ = get(fd); \
+		if (plain_) \
+			return count(plain_, vmh_real()->call); \
+	} while (0)
+
 VMH_EXPORT int socket(int domain, int type, int protocol)
 {
 	int fd = vmh_real()->socket(domain, type, protocol);
@@ -128,6 +178,7 @@ static ssize_t do_recv(struct vmh_sock *s, int fd, void *buf, size_t len, int fl
 
 VMH_EXPORT ssize_t recv(int fd, void *buf, size_t len, int flags)
 {
+	PLAIN(plain_rx, received, recv(fd, buf, len, flags));
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s)
@@ -140,6 +191,7 @@ VMH_EXPORT ssize_t recv(int fd, void *buf, size_t len, int flags)
 VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, struct sockaddr *restrict from,
 			    socklen_t *restrict fromlen)
 {
+	PLAIN(plain_rx, received, recvfrom(fd, buf, len, flags, from, fromlen));
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s)
@@ -151,6 +203,7 @@ VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, s
 
 VMH_EXPORT ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 {
+	PLAIN(plain_rx, received, recvmsg(fd, m, flags));
 	struct vmh_sock *s = m ? sock_get(fd) : NULL;
 
 	if (!s)
@@ -173,6 +226,7 @@ VMH_EXPORT int recvmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags, st
 
 VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 {
+	PLAIN(plain_rx, received, read(fd, buf, len));
 	struct vmh_sock *s = sock_get(fd);
 
 	if (vmh_likely(!s))
@@ -185,6 +239,7 @@ VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 
 VMH_EXPORT ssize_t readv(int fd, const struct iovec *iov, int n)
 {
+	PLAIN(plain_rx, received, readv(fd, iov, n));
 	struct vmh_sock *s = n > 0 && n <= 1024 && iov ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 	size_t len = 0;
@@ -211,6 +266,7 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 
 VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 {
+	PLAIN(plain_sock, sent, send(fd, buf, len, flags));
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s)
@@ -222,6 +278,7 @@ VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 
 VMH_EXPORT ssize_t sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to, socklen_t tolen)
 {
+	PLAIN(plain_sock, sent, sendto(fd, buf, len, flags, to, tolen));
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s)
@@ -252,6 +309,7 @@ static void fds_leave(const struct msghdr *m)
 
 VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 {
+	PLAIN(plain_sock, sent, sendmsg(fd, m, flags));
 	struct vmh_sock *s = m ? sock_get(fd) : NULL;
 
 	if (!s) {
@@ -270,8 +328,12 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 	ssize_t r = 0;
 	unsigned done = 0;
 
-	if (!s)
+	if (!s) {
+		for (unsigned i = 0; v && i < n && i < 1024; i++)
+			if (vmh_unlikely(v[i].msg_hdr.msg_control && v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
+				fds_leave(&v[i].msg_hdr);
 		return vmh_real()->sendmmsg(fd, v, n, flags);
+	}
 	if (n > 1024)
 		n = 1024; /* UIO_MAXIOV, as the kernel */
 	for (; done < n; done++) {
@@ -290,6 +352,7 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 
 VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 {
+	PLAIN(plain_sock, sent, write(fd, buf, len));
 	struct vmh_sock *s = sock_get(fd);
 
 	if (vmh_likely(!s))
@@ -301,6 +364,7 @@ VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 
 VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 {
+	PLAIN(plain_sock, sent, writev(fd, iov, n));
 	struct vmh_sock *s = n > 0 && n <= 1024 && iov ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 

@@ -5,6 +5,7 @@
 #include "vmh_params.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -48,6 +49,16 @@ void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail)
 	VMH_SET(s->stats->reason_detail, detail);
 }
 
+bool vmh_sock_entitled(const struct vmh_sock *s, unsigned ifindex)
+{
+	if (s->flow.id && (!s->flow.ifindex || s->flow.ifindex == ifindex))
+		return true;
+	for (unsigned i = 0; i < s->nmembers; i++)
+		if (s->members[i].flow_id && s->members[i].ifindex == ifindex)
+			return true;
+	return false;
+}
+
 static bool any_flow(const struct vmh_sock *s)
 {
 	if (s->flow.id)
@@ -68,6 +79,7 @@ static void publish(struct vmh_sock *s)
 	VMH_SET(s->stats->offloaded, on || VMH_GET(s->stats->tx_offloaded));
 	if (on == was)
 		return;
+	s->tx_cfg++; /* the entitlement to send by a ring came or went with it */
 	/* what the kernel queued before the switch is older than anything on the ring */
 	atomic_store(&s->os_check, 1);
 	atomic_store(&s->rx_on, on);
@@ -141,9 +153,9 @@ static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 		f->kind = VMH_FLOW_5T;
 		f->raddr = s->raddr;
 		f->rport = s->rport;
-		if (is_multicast(s->raddr))
-			return s->nmembers ? VMH_R_NONE : VMH_R_NOT_TRIED; /* a sender: nothing to receive */
-		reason = vmh_net_resolve(s->raddr, s->laddr, s->bound_if, &hop);
+		/* connected to a group nothing arrives, but the flow entitles the sender */
+		reason = vmh_net_resolve(s->raddr, s->laddr,
+					 !s->bound_if && is_multicast(s->raddr) ? s->mc_if : s->bound_if, &hop);
 		if (reason && reason != VMH_R_NO_NEIGHBOUR)
 			return reason;
 		f->ifindex = hop.ifindex;
@@ -256,7 +268,7 @@ static void converge(struct vmh_sock *s, int fd)
 		struct vmh_flow old = s->flow;
 
 		s->flow.id = 0;
-		if (!reason && !is_multicast(want.laddr) && !is_multicast(want.raddr))
+		if (!reason && !is_multicast(want.laddr))
 			reason = attach(s, fd, &want);
 		if (!reason && want.id)
 			s->flow = want;
@@ -277,10 +289,21 @@ static void converge(struct vmh_sock *s, int fd)
 	publish(s);
 }
 
+/* Calls on such a socket are passed on as they are. What may come to a ring by itself is not plain. */
+static bool is_plain(const struct vmh_sock *s)
+{
+	if (s->home)
+		return true;
+	if (atomic_load(&s->shared) || any_flow(s) || !s->lport)
+		return false;
+	return VMH_GET(s->stats->reason) == VMH_R_LOOPBACK || !atomic_load(&vmh_worker_runs);
+}
+
 void vmh_sock_update(struct vmh_sock *s, int fd)
 {
 	if (!s->home && !atomic_load(&s->shared))
 		converge(s, fd);
+	atomic_store(&s->plain, is_plain(s));
 }
 
 void vmh_sock_bound(struct vmh_sock *s, int fd)
@@ -318,6 +341,7 @@ void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail)
 		VMH_SET(s->stats->tx_offloaded, 0);
 		VMH_SET(s->stats->offloaded, 0);
 		vmh_sock_set_reason(s, reason, detail);
+		atomic_store(&s->plain, 1);
 		vmh_debug("fd %d goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 	}
 	vmh_unlock(&s->obj.lock);
@@ -515,6 +539,7 @@ static void share_one(struct vmh_sock *s, void *arg)
 		VMH_SET(s->stats->tx_offloaded, 0);
 		VMH_SET(s->stats->offloaded, 0);
 		vmh_sock_set_reason(s, VMH_R_FORK, 0);
+		atomic_store(&s->plain, 0);
 	}
 	vmh_unlock(&s->obj.lock);
 }

@@ -69,6 +69,12 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 		else if (hop.via)
 			vmh_session_neigh(hop.ifindex, hop.via); /* resolve it, keep it fresh */
 	}
+	if (!reason && s->lport && !vmh_sock_entitled(s, hop.ifindex)) {
+		/* refused or taken home: a ring veth would not let its datagrams out, and a rule says kernel */
+		reason = VMH_GET(s->stats->reason);
+		if (!reason || reason == VMH_R_NOT_TRIED)
+			reason = VMH_R_NOT_OFFLOADABLE_ADDR;
+	}
 	if (!reason) {
 		unsigned why;
 

@@ -5,8 +5,9 @@
  *   3. epoll set lock                        epoll.c
  *   4. tx_lock of a socket                   sock_tx.c
  *   5. ring lock                             ring*.c
- *   6. receive queue lock of a socket (leaf: nothing is taken inside, except 7)
- *   7. epoll ready-list lock, sleepers list, demux table (leaves)
+ *   6. demux table                           sock.c
+ *   7. receive queue lock of a socket (leaf: nothing is taken inside, except 8)
+ *   8. epoll ready-list lock, sleepers list (leaves)
  * A thread that holds a ring lock never sleeps and never makes an RPC.
  *
  * Signals: recv, send, poll and close are async-signal-safe, so a handler may come here while the code

@@ -56,6 +56,7 @@ struct vmh_sock {
 
 	/* receive configuration (object lock to write) */
 	_Atomic uint8_t rx_on;    /* a flow of ours is steered to a ring */
+	_Atomic uint8_t plain;    /* nothing of this socket goes by a ring before its next bind or connect */
 	_Atomic uint8_t rd_shut, wr_shut;
 	uint8_t nonblock_known;
 	_Atomic uint8_t nonblock;
@@ -138,6 +139,8 @@ void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason);
 void vmh_sock_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_sock_update(struct vmh_sock *s, int fd);     /* object lock held: flows as the state wants them */
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason); /* object lock held */
+/* Object lock held: does a flow entitle this socket to send by the ring of ifindex? */
+bool vmh_sock_entitled(const struct vmh_sock *s, unsigned ifindex);
 void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail);
 int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len); /* 0 / -errno */
 void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex); /* object lock held */
