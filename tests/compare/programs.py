@@ -26,4 +26,5 @@ def build() -> Path:
 
 @functools.cache
 def case_names() -> list[str]:
-    return subprocess.run([build() / "calls", "--names"], check=True, capture_output=True, text=True).stdout.splitlines()
+    listing = subprocess.run([build() / "calls", "--names"], check=True, capture_output=True, text=True)
+    return listing.stdout.splitlines()

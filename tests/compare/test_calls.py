@@ -82,7 +82,8 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 def ring_packets(service: Service) -> int:
     """Packets that the XDP programs gave to rings so far."""
-    return sum(interface["outs"].get("ring", 0) for interface in json.loads(service.ask("status", "--json"))["interfaces"])
+    interfaces = json.loads(service.ask("status", "--json"))["interfaces"]
+    return sum(interface["outs"].get("ring", 0) for interface in interfaces)
 
 
 def test_was_offloaded(rig: Rig) -> None:

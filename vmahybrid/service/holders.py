@@ -8,8 +8,10 @@ from pathlib import Path
 
 
 def held_elsewhere(inode: int, pid: int, proc: Path = Path("/proc")) -> bool:
-    """Does a process other than ``pid`` have a descriptor of the socket with this inode? Reads every process's
-    descriptors (some 10 us each), so it belongs in a thread. Processes that may not be looked at count as not holding."""
+    """Does a process other than ``pid`` have a descriptor of the socket with this inode?
+
+    Reads the descriptors of every process, so it belongs in a thread. Processes that may not be looked at count as not
+    holding."""
     wanted = f"socket:[{inode}]"
     for entry in proc.iterdir():
         if not entry.name.isdecimal() or int(entry.name) == pid:

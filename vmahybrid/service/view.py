@@ -149,7 +149,7 @@ class ProcessStats:
 
 @dataclass(slots=True)
 class ExplainStep:
-    step: str                       # "session", "family", "bind", "rule", "address", "interface", "ring", "flow", "traffic"
+    step: str                       # "session", "socket", "bind", "rule", "address", "interface", "ring", "flow"...
     ok: bool
     text: str
     remedy: str = ""
@@ -176,7 +176,7 @@ class StatusView:
 class EventView:
     serial: int
     time: float
-    kind: str                       # "process-started", "process-ended", "flow-added", "flow-removed", "ring-granted", ...
+    kind: str                       # "process-started", "process-ended", "flow-added", "flow-removed"...
     text: str
     data: dict[str, Any]
 
@@ -190,7 +190,9 @@ class ServiceView(Protocol):
         """Raises NotFound."""
         ...
 
-    async def add_flow(self, *, action: str, proto: str, local: str, remote: str, netns: str, interface: str) -> FlowView:
+    async def add_flow(
+        self, *, action: str, proto: str, local: str, remote: str, netns: str, interface: str
+    ) -> FlowView:
         """An operator's rule: action "kernel" or "drop"; addresses as ADDR:PORT with * for any. Evicts what it covers.
         Raises UsageError, Refused."""
         ...
