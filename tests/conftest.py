@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -67,17 +69,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def machine_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[leftovers.Snapshot, str]]:
+def machine_before() -> Iterator[tuple[leftovers.Snapshot, str]]:
     """The state of the machine before the first test, and the name of this session in its children's environment."""
     session = uuid.uuid4().hex
     os.environ[leftovers.SESSION_VARIABLE] = session
-    pages = tmp_path_factory.mktemp("pages")
-    pages.chmod(0o1777)  # for programs of any user
+    pages = Path(tempfile.mkdtemp(prefix="vmh-pages-"))  # pytest's own directories are closed to other users
+    pages.chmod(0o1777)
     os.environ[leftovers.STATS_VARIABLE] = str(pages)
     if os.geteuid() == 0:
         sweep()
     yield (leftovers.take() if os.geteuid() == 0 else leftovers.Snapshot()), session
     del os.environ[leftovers.SESSION_VARIABLE], os.environ[leftovers.STATS_VARIABLE]
+    shutil.rmtree(pages, ignore_errors=True)
 
 
 @pytest.fixture

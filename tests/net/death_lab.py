@@ -60,6 +60,12 @@ class Lab:
         """death_program.py on the kernel."""
         return self.sandbox.start(side, [*PYTHON, PROGRAM, *map(str, arguments)])
 
+    def echo(self, side: Side, port: int) -> Program:
+        """A server on the kernel, bound when this returns."""
+        program = self.plain(side, "serve", side.address, port)
+        program.wait_for('"n": 0')
+        return program
+
     # ---- what the service says
 
     def flows(self, pid: int = 0) -> list[dict[str, Any]]:

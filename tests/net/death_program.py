@@ -28,6 +28,7 @@ class Progress:
         self.n = 0
         self.more: Counter[str] = Counter()
         self._last = self._reported = time.monotonic()
+        self.report(self._last, 0.0)
 
     def tick(self) -> None:
         """Nothing came, but there is more to say."""

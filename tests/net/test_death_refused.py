@@ -1,0 +1,101 @@
+"""Programs and services that are not let in: no service, no permission, a second service; and one without rights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from net.death_lab import Lab, progresses, until
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service, tool
+
+pytestmark = pytest.mark.root
+
+PORT = 7400
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
+          "--no-new-privs"]
+
+
+@pytest.fixture
+def unstarted(netns_pair: Sandbox) -> Lab:
+    """A sandbox whose service does not run."""
+    return Lab(netns_pair, Service(netns_pair))
+
+
+def said_by_shim(errors: str) -> list[str]:
+    return [line for line in errors.splitlines() if "VMA" in line.upper()]
+
+
+def exchange(lab: Lab, prefix: list[str], *also: str) -> tuple[list[str], int]:
+    """An asker under the shim and a plain server exchange datagrams; what the shim said at level info, and its pid."""
+    a, b = lab.sandbox.sides
+    lab.echo(b, PORT)
+    asker = lab.role(a, "ask", b.address, PORT, "poll", 0.002, prefix=prefix, VMA_TRACELEVEL="info")
+    progresses(asker, 5, 100)
+    return said_by_shim(asker.errors), asker.pid
+
+
+def test_no_service(unstarted: Lab) -> None:
+    said, _ = exchange(unstarted, [])
+    assert len(said) == 1, said
+    assert "no vmahybrid service answers" in said[0]
+    assert unstarted.service.env["VMA_HYBRID_SOCKET"] in said[0]
+
+
+def test_no_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
+    config = tmp_path / "service.toml"
+    config.write_text('[control]\nmode = "0600"\n')
+    with Service(netns_pair, arguments=["--config", str(config)]) as service:
+        lab = Lab(netns_pair, service)
+        assert os.stat(service.env["VMA_HYBRID_SOCKET"]).st_mode & 0o777 == 0o600
+        said, pid = exchange(lab, NOBODY)
+        assert len(said) == 1, said
+        assert "may not be opened by this user" in said[0]
+        assert not lab.flows(pid)
+
+
+def test_without_any_right_but_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
+    """uid 65534 without a capability: permission on the control socket is all that a program needs."""
+    config = tmp_path / "service.toml"
+    config.write_text('[control]\nmode = "0666"\n')
+    with Service(netns_pair, arguments=["--config", str(config)]) as service:
+        lab = Lab(netns_pair, service)
+        _, b = netns_pair.sides
+        server = lab.role(b, "serve", b.address, PORT, prefix=NOBODY)
+        lab.on_ring(server)
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        assert "CapEff:\t0000000000000000" in status and "Uid:\t65534\t65534" in status
+        lab.plain(netns_pair.a, "ask", b.address, PORT, "block", 0.002)
+        progresses(server, 5, 100)
+        assert lab.flows(server.pid)[0]["packets"] >= 100
+
+
+def test_second_service(service: Service, netns_pair: Sandbox) -> None:
+    lab = Lab(netns_pair, service)
+    _, b = netns_pair.sides
+    server = lab.role(b, "sink", b.address, PORT)
+    lab.on_ring(server)
+    second = netns_pair.start(None, [tool("vmahybrid"), "start", "--foreground"], env=service.env)
+    assert second.wait(20) == 1
+    lines = second.errors.splitlines()
+    assert len(lines) == 1, lines
+    assert str(service.program.pid) in lines[0] and service.env["VMA_HYBRID_SOCKET"] in lines[0]
+    # the first one has noticed nothing
+    assert lab.flows(server.pid)
+    late = lab.role(b, "sink", b.address, PORT + 1)
+    lab.on_ring(late)
+
+
+def test_a_service_that_comes_later(unstarted: Lab) -> None:
+    """A program that began on the kernel is offloaded once there is a service and it sends."""
+    lab = unstarted
+    a, b = lab.sandbox.sides
+    lab.echo(b, PORT)
+    asker = lab.role(a, "ask", b.address, PORT, "poll", 0.002)
+    progresses(asker, 5)
+    with lab.service:
+        until(lambda: lab.flows(asker.pid), 3, "the program did not come to the service")
+        progresses(asker)
+    progresses(asker)
