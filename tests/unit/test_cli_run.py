@@ -58,6 +58,13 @@ def test_other_preloads_stay_behind_the_shim(shim: Path) -> None:
     assert found["LD_PRELOAD"] == f"{shim}:libm.so.6:libdl.so.2"
 
 
+def test_a_sanitizer_stays_before_the_shim(shim: Path) -> None:
+    runtime = subprocess.run(["gcc", "-print-file-name=libubsan.so"], capture_output=True, text=True, check=True)
+    sanitizer = str(Path(runtime.stdout.strip()).resolve())
+    found = environment_of(vmahybrid_run(shim, "env", LD_PRELOAD=f"libm.so.6:{sanitizer}"))
+    assert found["LD_PRELOAD"] == f"{sanitizer}:{shim}:libm.so.6"
+
+
 def test_the_control_socket_follows_the_run_directory(shim: Path) -> None:
     assert environment_of(vmahybrid_run(shim, "env", VMAHYBRID_RUNDIR="/x"))["VMA_HYBRID_SOCKET"] == "/x/control.sock"
     found = environment_of(vmahybrid_run(shim, "env", VMAHYBRID_RUNDIR="/x", VMA_HYBRID_SOCKET="/y"))

@@ -169,8 +169,9 @@ def _sanitizer() -> list[str]:
     runtime = os.environ.get("VMH_SANITIZER_RUNTIME")
     if not runtime:
         return []
-    # `vmahybrid run` puts the shim before the runtime, and both before libc, which is what counts
-    return ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"]
+    # programs are not ours: their leaks and their SIGSEGV handlers are their own
+    options = os.environ.get("ASAN_OPTIONS", "detect_leaks=0:handle_segv=0")
+    return ["env", f"LD_PRELOAD={runtime}", f"ASAN_OPTIONS={options}"]
 
 
 def _links(side: Side) -> set[str]:

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -47,9 +48,11 @@ def environment(profile: str | None, assignments: list[str], shim: Path) -> dict
 
 
 def _preload(shim: Path) -> str:
-    """First, so that other preloaded libraries call the shim; once, for a `run` inside a `run`."""
+    """First, so that other preloaded libraries call the shim, but behind the runtime of a sanitizer, which demands to
+    be first; once, for a `run` inside a `run`."""
     others = [name for name in os.environ.get("LD_PRELOAD", "").replace(":", " ").split() if name != str(shim)]
-    return ":".join([str(shim), *others])
+    runtimes = [name for name in others if re.fullmatch(r"lib[a-z]+san\.so[.0-9]*", Path(name).name)]
+    return ":".join([*runtimes, str(shim), *(name for name in others if name not in runtimes)])
 
 
 def library() -> Path:
