@@ -1,12 +1,14 @@
 """The parameter catalogue: the committed page is the generated one, and the Python model reads like the C one."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from vmahybrid.config import gen_params
 from vmahybrid.config.catalogue import CatalogueError, load, parse
 
+ROOT = Path(__file__).parents[2]
 HEAD = 'schema = 1\nobsolete = []\n[profile.none]\ntitle = "NONE"\ntext = ""\n'
 ENTRY = """
 [[parameter]]
@@ -23,7 +25,7 @@ text = ""
 
 
 def test_committed_page_is_current() -> None:
-    page = gen_params.ROOT / "docs" / "parameters.md"
+    page = ROOT / "docs" / "parameters.md"
     assert page.read_text(encoding="utf-8") == gen_params.markdown(load())
 
 
@@ -106,7 +108,7 @@ def test_a_catalogue_that_contradicts_itself(entry: str) -> None:
 
 def test_acts_says_what_the_shim_does() -> None:
     """A parameter that acts is used by the shim's code, and one that the code uses says so."""
-    shim = gen_params.ROOT / "vmahybrid" / "shim"
+    shim = ROOT / "vmahybrid" / "shim"
     code = "\n".join(path.read_text(encoding="utf-8") for path in shim.glob("*.c") if path.name != "params.c")
     used = set(re.findall(r"vmh_params\.(\w+)(?!\w*\.h\b)", code)) - {"h"}
     in_params_c = {"spec", "select_poll_os_force"}  # they set other parameters
