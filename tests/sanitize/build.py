@@ -1,0 +1,55 @@
+"""The shim with sanitizers, and what they reported. Reports go to files: a program's own stderr may be closed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+# halt at the first error: what comes after it says little
+ASAN = "detect_leaks=0:handle_segv=0:handle_abort=0:alloc_dealloc_mismatch=0:halt_on_error=1"
+UBSAN = "print_stacktrace=1:halt_on_error=1"
+
+
+@functools.cache
+def variables() -> dict[str, str]:
+    """VMAHYBRID_LIB and VMH_SANITIZER_RUNTIME for build-asan/, which is made or brought up to date here."""
+    done = subprocess.run([ROOT / "scripts" / "asan"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return dict(word.split("=", 1) for word in done.stdout.split())
+
+
+@contextmanager
+def sanitized(reports: Path) -> Iterator[None]:
+    """Programs started inside run on the sanitizers' shim and report to files in ``reports``."""
+    reports.chmod(0o1777)
+    wanted = {**variables(), "ASAN_OPTIONS": f"{ASAN}:log_path={reports}/asan",
+              "UBSAN_OPTIONS": f"{UBSAN}:log_path={reports}/ubsan"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def ours(reports: Path) -> list[str]:
+    """The reports that name a source of the shim; a third-party program's own errors are its own."""
+    texts = [path.read_text(errors="replace") for path in sorted(reports.iterdir())]
+    return [text[:6000] for text in texts if re.search(r"/vmahybrid/(shim|contracts)/\w+\.[ch]\b", text)]
+
+
+def compile_program(source: str, target: Path, *flags: str) -> Path:
+    command = ["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(HERE / source)]
+    subprocess.run([*command, "-lpthread", *flags], check=True, timeout=60)
+    return target
