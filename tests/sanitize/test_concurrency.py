@@ -1,0 +1,82 @@
+"""Signal handlers that use sockets, and threads that share them: on the kernel, on the shim, on the sanitizers' shim.
+
+VMH_STRESS_SECONDS (3) is for each thread test, VMH_STRESS_SIGNALS (3000) for each signal test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from compare.programs import build
+from sanitize.build import compile_program, ours, sanitized
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = [pytest.mark.apps, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SECONDS = os.environ.get("VMH_STRESS_SECONDS", "3")
+SIGNALS = os.environ.get("VMH_STRESS_SIGNALS", "3000")
+PORT = "7001"
+ON = ["kernel", "shim", "asan"]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("threads") as sandbox, Service(sandbox) as service:
+        peer = sandbox.start(sandbox.b, [str(build() / "peer"), sandbox.b.address, "3600"])
+        peer.wait_for("ready")
+        yield sandbox, service
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("programs")
+    return {name: compile_program(f"{name}.c", directory / name) for name in ("signals", "threads")}
+
+
+def counted(served: tuple[Sandbox, Service], on: str, reports: Path, argv: list[str], limit: float) -> dict[str, int]:
+    """The numbers that the program printed; fails when it ended badly, hung, or did not run on a ring."""
+    sandbox, service = served
+    reports.mkdir()
+    with sanitized(reports) if on == "asan" else nullcontext():
+        command = argv if on == "kernel" else service.run_argv(argv, profile="none")
+        program = sandbox.start(sandbox.a, command, env=service.env)
+    deadline = time.monotonic() + 10
+    while on != "kernel" and program.running and not service.ring_flows(program.pid):
+        assert time.monotonic() < deadline, service.ask("explain", str(program.pid))
+    said = program.wait(limit), program.output, program.errors[-2000:], ours(reports)
+    assert said[0] == 0 and not said[3], said
+    return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", program.output)}
+
+
+@pytest.mark.parametrize("on", ON)
+@pytest.mark.parametrize("wait", ["recv", "poll", "epoll", "nonblock"])
+def test_handler_uses_the_interrupted_socket(
+    served: tuple[Sandbox, Service], programs: dict[str, Path], tmp_path: Path, wait: str, on: str
+) -> None:
+    """Without signal.c's putting off, a handler waits for a lock of the code it interrupted: a hang within 20 runs."""
+    argv = [str(programs["signals"]), served[0].b.address, PORT, SIGNALS, wait]
+    found = counted(served, on, tmp_path / "reports", argv, int(SIGNALS) / 50 + 60)
+    assert found["runs"] >= int(SIGNALS)
+    assert found["got"] > found["sent"] * 0.2
+    assert found["bad"] == found["nested"] == found["mask"] == found["info"] == 0
+
+
+@pytest.mark.parametrize("on", ON)
+@pytest.mark.parametrize("mode", ["recv", "exclusive", "edge", "close"])
+def test_threads_share_sockets(
+    served: tuple[Sandbox, Service], programs: dict[str, Path], tmp_path: Path, mode: str, on: str
+) -> None:
+    argv = [str(programs["threads"]), served[0].b.address, PORT, SECONDS, mode]
+    found = counted(served, on, tmp_path / "reports", argv, float(SECONDS) + 60)
+    assert found["hung"] == found["twice"] == found["strange"] == 0
+    # a socket that is closed takes answers with it
+    assert found["answered"] > found["asked"] * (0.1 if mode == "close" else 0.95), found
+    assert found["asked"] > 300 * float(SECONDS)
