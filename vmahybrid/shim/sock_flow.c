@@ -320,8 +320,8 @@ int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, sockl
 
 	vmh_lock(&s->obj.lock);
 	r = vmh_sys(SYS_connect, fd, a, len);
-	s->heard = 0;
-	s->tx_since_rx = 0;
+	VMH_SET(s->heard, 0);
+	VMH_SET(s->tx_since_rx, 0);
 	read_addresses(s, fd);
 	vmh_sock_update(s, fd);
 	vmh_unlock(&s->obj.lock);

@@ -186,8 +186,8 @@ static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 	VMH_COUNT(s->stats->rx_packets, 1);
 	VMH_COUNT(s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
 	VMH_SET(s->stats->thread_rx, vmh_tid());
-	s->heard = 1;
-	s->tx_since_rx = 0;
+	VMH_SET(s->heard, 1);
+	VMH_SET(s->tx_since_rx, 0);
 	vmh_sock_buf_put(b);
 	return r;
 }
@@ -203,7 +203,7 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 		if (!(flags & MSG_PEEK) || r < 0)
 			count_os(s, r);
 		if (r >= 0)
-			s->heard = 1;
+			VMH_SET(s->heard, 1);
 	}
 	return r;
 }
@@ -220,15 +220,19 @@ static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int
 /* Is it the kernel socket's turn? */
 static bool os_turn(struct vmh_sock *s)
 {
+	uint32_t left;
+
 	if (vmh_unlikely(atomic_load_explicit(&s->os_check, memory_order_relaxed)))
 		return true;
 	if (!vmh_params.rx_udp_poll_os_ratio)
 		return false;
-	if (s->os_ratio_left > 1) {
-		s->os_ratio_left--;
+	/* written from what was read: threads that count at once lose a count, and never pass below 1 */
+	left = VMH_GET(s->os_ratio_left);
+	if (left > 1) {
+		VMH_SET(s->os_ratio_left, left - 1);
 		return false;
 	}
-	s->os_ratio_left = (uint32_t)vmh_params.rx_udp_poll_os_ratio;
+	VMH_SET(s->os_ratio_left, (uint32_t)vmh_params.rx_udp_poll_os_ratio);
 	return true;
 }
 
@@ -373,11 +377,11 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 	VMH_COUNT(s->stats->rx_poll_miss, 1);
 	/* the ratio is for those who call in a tight loop; who comes seldom is told the truth each time */
 	now = vmh_now_ns();
-	if (!vmh_params.rx_udp_poll_os_ratio || now - s->os_looked_ns < OS_LOOK_NS) {
+	if (!vmh_params.rx_udp_poll_os_ratio || now - VMH_GET(s->os_looked_ns) < OS_LOOK_NS) {
 		VMH_COUNT(s->stats->rx_eagain, 1);
 		return -EAGAIN;
 	}
-	s->os_looked_ns = now;
+	VMH_SET(s->os_looked_ns, now);
 	r = look_at_kernel(s, fd, m, flags);
 	if (r == -EAGAIN)
 		VMH_COUNT(s->stats->rx_eagain, 1);

@@ -143,9 +143,10 @@ static int pending_error(struct vmh_sock *s, int fd)
 {
 	int err = 0;
 	socklen_t len = sizeof(err);
-	uint32_t n = ++s->tx_since_rx;
+	uint32_t n = VMH_GET(s->tx_since_rx) + 1;
 
-	if (s->heard ? n % ERROR_CHECK_EVERY : (n > ERROR_CHECK_FIRST && n % ERROR_CHECK_EVERY))
+	VMH_SET(s->tx_since_rx, n);
+	if (VMH_GET(s->heard) ? n % ERROR_CHECK_EVERY : (n > ERROR_CHECK_FIRST && n % ERROR_CHECK_EVERY))
 		return 0;
 	if (n == 1)
 		return 0;
