@@ -203,7 +203,7 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 		s->rcvbuf = (uint32_t)get_int(fd, SOL_SOCKET, SO_RCVBUF, (int)s->rcvbuf);
 		VMH_SET(s->stats->rx_limit, s->rcvbuf);
 		break;
-	case E_RCVTIMEO: s->rcvtimeo_ns = get_timeout(fd, SO_RCVTIMEO); break;
+	case E_RCVTIMEO: VMH_SET(s->rcvtimeo_ns, get_timeout(fd, SO_RCVTIMEO)); break;
 	case E_SNDTIMEO: s->sndtimeo_ns = get_timeout(fd, SO_SNDTIMEO); break;
 	case E_REUSEADDR: s->reuseaddr = (uint8_t)v; break;
 	case E_REUSEPORT: s->reuseport = (uint8_t)v; break;

@@ -322,10 +322,11 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 {
 	struct waiting w = { .any = vmh_signals_any, .norestart = vmh_signals_norestart };
 	uint64_t loops = 0;
+	int64_t timeout = VMH_GET(s->rcvtimeo_ns);
 	ssize_t r;
 
-	if (s->rcvtimeo_ns) {
-		w.deadline = vmh_now_ns() + (uint64_t)s->rcvtimeo_ns;
+	if (timeout) {
+		w.deadline = vmh_now_ns() + (uint64_t)timeout;
 		w.timed = true;
 	}
 	for (;;) {
