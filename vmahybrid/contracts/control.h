@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 1
+#define VMH_CTL_VERSION 2
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs */
@@ -18,10 +18,11 @@
 #define VMH_MSG_DETACH 4
 #define VMH_MSG_NEIGH 5    /* resolve and keep a neighbour; reply when resolved or given up (1 s) */
 #define VMH_MSG_RELEASE 6  /* shim has closed and unmapped the ring */
+#define VMH_MSG_REINJECT 7 /* fd: the kernel socket, which gets a datagram that a ring had delivered */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
-#define VMH_MSG_MAX 1024   /* no message is longer */
+#define VMH_MSG_MAX 4096   /* no message is longer; only REINJECT is longer than 1024 */
 
 struct vmh_msg_hdr {
 	unsigned int magic;
@@ -128,6 +129,32 @@ struct vmh_msg_release {
 	struct vmh_msg_hdr hdr;
 	unsigned int ring_id;
 	unsigned int pad;
+};
+
+/* Homecoming with datagrams unread (fork, exec, SCM_RIGHTS): the service puts them into the kernel's receive path of
+ * the interface, one by one, in order. The socket's rules are gone already. kind, local and remote say what the socket
+ * is, as in ATTACH; src and dst are the datagram's. hdr.len is the offset of data plus len. The reply comes when the
+ * kernel has it. */
+#define VMH_REINJECT_DATA 3840
+
+struct vmh_msg_reinject {
+	struct vmh_msg_hdr hdr;
+	unsigned int kind;
+	unsigned int ifindex;  /* where it arrived */
+	unsigned int len;      /* payload bytes */
+	unsigned char proto;
+	unsigned char family;
+	unsigned short local_port;
+	unsigned short remote_port;
+	unsigned short src_port;
+	unsigned char ttl;
+	unsigned char tos;
+	unsigned char pad[2];
+	unsigned char local_addr[16];
+	unsigned char remote_addr[16];
+	unsigned char src_addr[16];
+	unsigned char dst_addr[16];
+	unsigned char data[VMH_REINJECT_DATA];
 };
 
 #define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */
