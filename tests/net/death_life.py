@@ -164,13 +164,27 @@ def threads(address: str, port: int) -> None:
     look("after")
 
 
+def late(address: str, port: int) -> None:
+    """The service comes when the program runs already: a new socket meets it, and takes the old one along."""
+    old = connected(address, port)
+    exchange(old, 20)
+    look("before")
+    time.sleep(1.1)  # the shim asks for a service once a second
+    new = connected(address, port)
+    exchange(new, 20)
+    look("after")
+    exchange(old, 50)
+    exchange(new, 50)
+    look("later")
+
+
 def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     life, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if life in ("closefrom", "closerange", "close"):
         closing(life, address, port)
     else:
-        {"forks": forks, "cycles": cycles, "many": many, "threads": threads}[life](address, port)
+        {"forks": forks, "cycles": cycles, "many": many, "threads": threads, "late": late}[life](address, port)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
-from net.death_lab import Lab, progresses, until
+from net.death_lab import PYTHON, Lab, progresses, until
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service, tool
@@ -14,6 +15,7 @@ from vmahybrid.bench.served import Service, tool
 pytestmark = pytest.mark.root
 
 PORT = 7400
+LIFE = str(Path(__file__).with_name("death_life.py"))
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
           "--no-new-privs"]
 
@@ -89,13 +91,18 @@ def test_second_service(service: Service, netns_pair: Sandbox) -> None:
 
 
 def test_a_service_that_comes_later(unstarted: Lab) -> None:
-    """A program that began on the kernel is offloaded once there is a service and it sends."""
+    """A program that began on the kernel comes to the rings with its next socket, the old ones too."""
     lab = unstarted
     a, b = lab.sandbox.sides
     lab.echo(b, PORT)
-    asker = lab.role(a, "ask", b.address, PORT, "poll", 0.002)
-    progresses(asker, 5)
+    program = lab.shimmed(a, [*PYTHON, LIFE, "late", b.address, str(PORT)])
+    program.wait_for(f"before {program.pid}")
     with lab.service:
-        until(lambda: lab.flows(asker.pid), 3, "the program did not come to the service")
-        progresses(asker)
-    progresses(asker)
+        program.process.send_signal(signal.SIGUSR1)
+        program.wait_for(f"after {program.pid}")
+        until(lambda: len(lab.flows(program.pid)) == 2, 3, lab.why(program))
+        program.process.send_signal(signal.SIGUSR1)
+        program.wait_for(f"later {program.pid}")
+        assert all(flow["packets"] >= 50 for flow in lab.flows(program.pid)), lab.flows(program.pid)
+        program.process.send_signal(signal.SIGUSR1)
+        assert program.wait(10) == 0, program.errors
