@@ -59,22 +59,26 @@ static inline struct vmh_sock *plain_rx(int fd)
 
 static inline ssize_t sent(struct vmh_sock *s, ssize_t r)
 {
+	struct vmh_sock_stats *st = VMH_GET(s->stats);
+
 	if (vmh_likely(r >= 0)) {
-		VMH_COUNT(s->stats->tx_os_packets, 1);
-		VMH_COUNT(s->stats->tx_os_bytes, (uint64_t)r);
+		VMH_COUNT(st->tx_os_packets, 1);
+		VMH_COUNT(st->tx_os_bytes, (uint64_t)r);
 	} else {
-		VMH_COUNT(*(errno == EAGAIN ? &s->stats->tx_os_eagain : &s->stats->tx_os_errors), 1);
+		VMH_COUNT(*(errno == EAGAIN ? &st->tx_os_eagain : &st->tx_os_errors), 1);
 	}
 	return r;
 }
 
 static inline ssize_t received(struct vmh_sock *s, ssize_t r)
 {
+	struct vmh_sock_stats *st = VMH_GET(s->stats);
+
 	if (vmh_likely(r >= 0)) {
-		VMH_COUNT(s->stats->rx_os_packets, 1);
-		VMH_COUNT(s->stats->rx_os_bytes, (uint64_t)r);
+		VMH_COUNT(st->rx_os_packets, 1);
+		VMH_COUNT(st->rx_os_bytes, (uint64_t)r);
 	} else {
-		VMH_COUNT(*(errno == EAGAIN ? &s->stats->rx_os_eagain : &s->stats->rx_os_errors), 1);
+		VMH_COUNT(*(errno == EAGAIN ? &st->rx_os_eagain : &st->rx_os_errors), 1);
 	}
 	return r;
 }

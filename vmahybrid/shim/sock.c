@@ -69,12 +69,14 @@ void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg)
 	}
 }
 
-/* Everything but the object header and the pool links starts at zero. */
+/* Everything but the object header, the statistics and the pool links starts at zero. A call on the closed
+ * socket may only now come back from the kernel and count: the pointer is never NULL again, old or new. */
 static void sock_reset(struct vmh_sock *s)
 {
+	const size_t from = offsetof(struct vmh_sock, rxq_lock);
 	struct vmh_sock *all_next = s->all_next;
 
-	memset((char *)s + sizeof(s->obj), 0, sizeof(*s) - sizeof(s->obj));
+	memset((char *)s + from, 0, sizeof(*s) - from);
 	s->all_next = all_next;
 	s->rxq_tail = &s->rxq_head;
 	atomic_store(&s->obj.class_, VMH_CLASS_UDP);
@@ -96,7 +98,7 @@ void vmh_sock_created(int fd, int domain, int type, int protocol)
 	if (!s)
 		return;
 	sock_reset(s);
-	s->stats = vmh_stats_sock_new(fd);
+	VMH_SET(s->stats, vmh_stats_sock_new(fd));
 	VMH_SET(s->stats->proto, IPPROTO_UDP);
 	VMH_SET(s->stats->family, 4);
 	VMH_SET(s->stats->reason, VMH_R_NOT_TRIED);

@@ -45,7 +45,7 @@ struct vmh_dst {
 
 struct vmh_sock {
 	struct vmh_obj obj;       /* first: class UDP */
-	struct vmh_sock_stats *stats;
+	struct vmh_sock_stats *stats; /* second: see sock_reset */
 
 	/* receive queue; guarded by rxq_lock; rxq_len readable without */
 	struct vmh_lock rxq_lock;
