@@ -39,6 +39,6 @@ test-asan: build ## the tests that run real programs, with the shim of make asan
 	@env $$(scripts/asan) $(VENV)/python -P -m pytest tests/net tests/apps tests/test_zz_leftovers.py
 
 clean: ## remove everything that was built, .venv as well
-	rm -rf build build-asan .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf \
+	rm -rf build build-asan build-tsan .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf \
 		vmahybrid/bench/xsk_pingpong vmahybrid/bench/udp_mmsg vmahybrid/bench/loop_pairs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,6 +25,20 @@ def variables() -> dict[str, str]:
     return dict(word.split("=", 1) for word in done.stdout.split())
 
 
+@functools.cache
+def tsan_library() -> Path:
+    """libvmahybrid.so with ThreadSanitizer, in build-tsan/. The program needs -fsanitize=thread as well."""
+    directory = ROOT / "build-tsan"
+    # fences are not followed, which the compiler would refuse: none of them orders plain data here
+    options = ["-Dshim_only=true", "-Db_sanitize=thread", "-Db_lundef=false", "-Dc_args=-Wno-tsan"]
+    reconfigure = ["--reconfigure"] if (directory / "build.ninja").exists() else []
+    for command in (["meson", "setup", *reconfigure, *options, str(directory)], ["ninja", "-C", str(directory)]):
+        env = os.environ | {"CC": "gcc"}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    return directory / "vmahybrid" / "shim" / "libvmahybrid.so"
+
+
 @contextmanager
 def sanitized(reports: Path) -> Iterator[None]:
     """Programs started inside run on the sanitizers' shim and report to files in ``reports``."""

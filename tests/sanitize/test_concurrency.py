@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from compare.programs import build
-from sanitize.build import compile_program, ours, sanitized
+from sanitize.build import compile_program, ours, sanitized, tsan_library
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -80,3 +80,24 @@ def test_threads_share_sockets(
     # a socket that is closed takes answers with it
     assert found["answered"] > found["asked"] * (0.1 if mode == "close" else 0.95), found
     assert found["asked"] > 300 * float(SECONDS)
+
+
+@pytest.mark.parametrize("mode", ["recv", "exclusive", "edge", "close"])
+def test_no_data_race(served: tuple[Sandbox, Service], tmp_path: Path, mode: str) -> None:
+    """The same threads under ThreadSanitizer. That the program closes an fd that another thread uses is its purpose."""
+    sandbox, service = served
+    program = compile_program("threads.c", tmp_path / "threads", "-fsanitize=thread")
+    reports, known = tmp_path / "reports", tmp_path / "known"
+    reports.mkdir()
+    known.write_text("race:^close$\nrace:^dup2$\n")
+    options = f"log_path={reports}/tsan:suppressions={known}:exitcode=0:history_size=4"
+    # the shim is before the runtime, which the program brings: addresses as TSan knows them, without randomisation
+    argv = ["setarch", "-R", "env", f"LD_PRELOAD={tsan_library()}", f"TSAN_OPTIONS={options}", "VMA_TRACELEVEL=1"]
+    running = sandbox.start(sandbox.a, [*argv, str(program), sandbox.b.address, PORT, SECONDS, mode], env=service.env)
+    deadline = time.monotonic() + 10
+    while running.running and not service.ring_flows(running.pid):
+        assert time.monotonic() < deadline, service.ask("explain", str(running.pid))
+    said = running.result(float(SECONDS) + 60)
+    assert "twice 0 strange 0 hung 0" in said
+    found = ours(reports)
+    assert not found, "\n\n".join(found)
