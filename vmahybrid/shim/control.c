@@ -505,6 +505,18 @@ int vmh_session_neigh(unsigned ifindex, in_addr_t addr)
 	return err;
 }
 
+int vmh_session_reinject(struct vmh_msg_reinject *req, int fd)
+{
+	struct vmh_msg_hdr ack;
+	int err;
+
+	vmh_lock(&lock);
+	header(&req->hdr, VMH_MSG_REINJECT, offsetof(struct vmh_msg_reinject, data) + req->len);
+	err = rpc(&req->hdr, fd, &ack, sizeof(ack), NULL, NULL);
+	vmh_unlock(&lock);
+	return err;
+}
+
 void vmh_session_release(unsigned ring_id)
 {
 	struct vmh_msg_release req = { .ring_id = ring_id };

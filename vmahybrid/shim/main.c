@@ -13,6 +13,7 @@
 static struct vmh_lock start_lock;
 static _Atomic int started;
 static __thread bool forking; /* this thread took the session lock; `started` may change meanwhile */
+static long own_pid;
 static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
 
 __attribute__((constructor)) static void library_loaded(void)
@@ -33,6 +34,7 @@ void vmh_started(void)
 		vmh_log_init();
 		vmh_params_report();
 		vmh_stats_init();
+		own_pid = vmh_sys(SYS_getpid);
 		atomic_store_explicit(&started, 1, memory_order_release);
 	}
 	vmh_unlock(&start_lock);
@@ -44,6 +46,13 @@ __attribute__((destructor)) static void library_unloaded(void)
 		return;
 	vmh_session_fini();
 	vmh_stats_fini();
+}
+
+void vmh_before_exec(void)
+{
+	/* in the child of a vfork the memory is the parent's, who goes on with the sockets */
+	if (atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid)
+		vmh_sock_share_inherited();
 }
 
 void vmh_before_fork(void)
@@ -67,6 +76,7 @@ void vmh_after_fork_child(void)
 {
 	if (!forking)
 		return;
+	own_pid = vmh_sys(SYS_getpid);
 	forking = false;
 	vmh_wait_fork_child();
 	vmh_session_fork_child();

@@ -175,6 +175,8 @@ void vmh_xdp_put(struct vmh_ring *r, struct vmh_buf *b)
 			vmh_xdp_free_memory(x);
 		return;
 	}
+	VMH_SET(r->stats->queue_len, out);
+	VMH_SET(r->stats->pool_rx_free, x->rx_frames - out);
 	free_rx_frame(x, b->frame);
 	refill_if_due(x);
 }

@@ -352,12 +352,9 @@ static void child_reset(struct vmh_sock *s, void *arg)
 	atomic_store(&s->rx_on, 0);
 	memset(s->dsts, 0, sizeof(s->dsts));
 	s->last_ring = NULL;
-	uint64_t inode = s->stats->inode;
-	s->stats = vmh_stats_sock_new(s->obj.fd);
-	VMH_SET(s->stats->proto, IPPROTO_UDP);
-	VMH_SET(s->stats->family, 4);
-	VMH_SET(s->stats->inode, inode);
-	vmh_sock_set_reason(s, s->home, s->home_detail);
+	/* the child's page has the parent's descriptions at the same addresses */
+	VMH_SET(s->stats->flow_id, 0);
+	vmh_sock_set_reason(s, s->home ? s->home : VMH_R_FORK, s->home_detail);
 }
 
 void vmh_sock_fork_child(void)

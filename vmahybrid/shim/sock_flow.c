@@ -6,6 +6,7 @@
 #include "vmh_sock.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -337,6 +338,8 @@ void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail)
 		if (any_flow(s))
 			VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_release_flows(s, reason);
+		if (reason == VMH_R_FD_PASSED || reason == VMH_R_UNKNOWN_CALL)
+			vmh_sock_give_back(s, s->obj.fd); /* somebody else reads on */
 		s->tx_cfg++;
 		VMH_SET(s->stats->tx_offloaded, 0);
 		VMH_SET(s->stats->offloaded, 0);
@@ -526,7 +529,8 @@ void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 
 static void share_one(struct vmh_sock *s, void *arg)
 {
-	(void)arg;
+	const unsigned *reason = arg;
+
 	vmh_lock(&s->obj.lock);
 	if (!s->home) {
 		if (any_flow(s))
@@ -534,11 +538,12 @@ static void share_one(struct vmh_sock *s, void *arg)
 		atomic_store(&s->shared, 1);
 		s->share_tries = 0;
 		s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
-		vmh_sock_release_flows(s, VMH_R_FORK);
+		vmh_sock_release_flows(s, *reason);
+		vmh_sock_give_back(s, s->obj.fd);
 		s->tx_cfg++;
 		VMH_SET(s->stats->tx_offloaded, 0);
 		VMH_SET(s->stats->offloaded, 0);
-		vmh_sock_set_reason(s, VMH_R_FORK, 0);
+		vmh_sock_set_reason(s, *reason, 0);
 		atomic_store(&s->plain, 0);
 	}
 	vmh_unlock(&s->obj.lock);
@@ -548,8 +553,26 @@ _Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let 
 
 void vmh_sock_share_all(void)
 {
+	unsigned reason = VMH_R_FORK;
+
 	atomic_store(&vmh_sock_any_shared, 1);
-	vmh_sock_each(share_one, NULL);
+	vmh_sock_each(share_one, &reason);
+}
+
+static void share_if_inherited(struct vmh_sock *s, void *arg)
+{
+	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD);
+
+	if (flags >= 0 && !(flags & FD_CLOEXEC))
+		share_one(s, arg);
+}
+
+void vmh_sock_share_inherited(void)
+{
+	unsigned reason = VMH_R_EXEC;
+
+	atomic_store(&vmh_sock_any_shared, 1);
+	vmh_sock_each(share_if_inherited, &reason);
 }
 
 static void retry_one(struct vmh_sock *s, void *arg)

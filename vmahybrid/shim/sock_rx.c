@@ -143,7 +143,7 @@ static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const s
 	return (flags & MSG_TRUNC) ? (ssize_t)b->len : (ssize_t)n;
 }
 
-static struct vmh_buf *pop(struct vmh_sock *s)
+struct vmh_buf *vmh_sock_pop(struct vmh_sock *s)
 {
 	struct vmh_buf *b;
 
@@ -165,6 +165,23 @@ static struct vmh_buf *pop(struct vmh_sock *s)
 	return b;
 }
 
+void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b)
+{
+	vmh_lock(&s->rxq_lock);
+	uint32_t n = atomic_load_explicit(&s->rxq_len, memory_order_relaxed) + 1;
+
+	b->next = s->rxq_head;
+	if (!s->rxq_head)
+		s->rxq_tail = &b->next;
+	s->rxq_head = b;
+	s->rxq_bytes += b->len;
+	s->rxq_truesize += vmh_sock_truesize(b);
+	atomic_store_explicit(&s->rxq_len, n, memory_order_release);
+	VMH_SET(s->stats->rx_ready_packets, n);
+	VMH_SET(s->stats->rx_ready_bytes, s->rxq_bytes);
+	vmh_unlock(&s->rxq_lock);
+}
+
 /* One queued datagram. -EAGAIN: none. */
 static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 {
@@ -179,7 +196,7 @@ static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 		vmh_unlock(&s->rxq_lock);
 		return r;
 	}
-	struct vmh_buf *b = pop(s);
+	struct vmh_buf *b = vmh_sock_pop(s);
 	if (!b)
 		return r;
 	r = copy_out(s, m, flags, b);
@@ -304,6 +321,7 @@ static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops)
 		if (vmh_unlikely(interrupted(w)))
 			return -EINTR;
 		if (vmh_unlikely(!atomic_load_explicit(&s->rx_on, memory_order_relaxed) ||
+				 atomic_load_explicit(&s->rd_shut, memory_order_relaxed) ||
 				 atomic_load_explicit(&s->obj.closed, memory_order_relaxed)))
 			return -EAGAIN;
 		if (budget >= 0 && *loops >= (uint64_t)budget)

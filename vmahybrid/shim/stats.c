@@ -106,12 +106,12 @@ static int open_memfd(void)
 
 /* A zeroed page: in the file, else in a memfd, else private. fallocate, because a write into a hole
  * of a full file system would kill the program with SIGBUS. */
-static struct vmh_stats_page *make_page(void)
+static struct vmh_stats_page *make_page(bool with_file)
 {
 	void *page = MAP_FAILED;
 	int tries;
 
-	for (tries = 0; tries < 2 && page == MAP_FAILED; tries++) {
+	for (tries = with_file ? 0 : 1; tries < 2 && page == MAP_FAILED; tries++) {
 		if (tries ? open_memfd() : open_file()) {
 			path[0] = 0;
 			continue;
@@ -167,7 +167,7 @@ void vmh_stats_init(void)
 		return;
 	made_by = (pid_t)vmh_sys(SYS_getpid);
 	page_size = sizeof(struct vmh_stats_page) + (size_t)vmh_params.stats_fd_num * sizeof(struct vmh_sock_stats);
-	vmh_stats = make_page();
+	vmh_stats = make_page(true);
 	if (!vmh_stats) {
 		vmh_stats = &bare_page;
 		page_size = 0;
@@ -195,7 +195,8 @@ void vmh_stats_fork_child(void)
 	if (!page_size)
 		return;
 	vmh_params_expand_again(VMH_PARAM_STATS_SHMEM_DIR);
-	fresh = make_page();
+	/* no file: a child that ends by _exit could not remove it, and the service gets the fd */
+	fresh = make_page(false);
 	if (!fresh)
 		return;
 	memcpy(fresh, old, page_size);

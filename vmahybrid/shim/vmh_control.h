@@ -14,6 +14,7 @@ unsigned vmh_session_reason(void);   /* why there is none */
 struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason);
 int vmh_session_attach(const struct vmh_msg_attach *req, int fd, uint32_t *flow_id, unsigned *reason);
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
+int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
 int vmh_session_neigh(unsigned ifindex, in_addr_t addr);   /* 0 when resolved, -errno */
 void vmh_session_fork_child(void);   /* drop the parent's connection and rings */
 void vmh_session_fini(void);

@@ -132,6 +132,8 @@ void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for
 void vmh_sock_home_all(uint32_t reason, bool for_good);
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
 extern _Atomic uint8_t vmh_sock_any_shared;
+void vmh_sock_share_inherited(void);                  /* before an exec: those without FD_CLOEXEC */
+void vmh_sock_give_back(struct vmh_sock *s, int fd);  /* object lock held, flows released; sock_give.c */
 void vmh_sock_share_all(void);                        /* before a fork: the kernel serves all of them */
 bool vmh_sock_retry_shared(void);                     /* by the worker: are some alone again? true: ask again later */
 extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */
@@ -154,6 +156,8 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socke
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
 int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout);
 void vmh_sock_shutdown(struct vmh_sock *s, int how);
+struct vmh_buf *vmh_sock_pop(struct vmh_sock *s);     /* the oldest queued datagram, the caller's; NULL */
+void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b);
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
 ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */

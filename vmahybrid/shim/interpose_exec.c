@@ -1,0 +1,98 @@
+/* exec: the new image finds plain kernel sockets, with every datagram that has not been read.
+ *
+ * Only for sockets without FD_CLOEXEC, and not in the child of a vfork, which runs in its parent's memory:
+ * there the parent goes on with the socket. */
+#include "vmh_main.h"
+#include "vmh_real.h"
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+extern char **environ;
+
+/* an exec that fails changes nothing: the worker brings the sockets back */
+#define REAL(name, ret, params) \
+	static ret(*real) params; \
+	do { \
+		int saved_ = errno; \
+		if (!real) { \
+			void *sym = dlsym(RTLD_NEXT, name); \
+			memcpy(&real, &sym, sizeof(sym)); \
+		} \
+		vmh_before_exec(); \
+		errno = saved_; \
+	} while (0)
+
+VMH_EXPORT int execve(const char *path, char *const argv[], char *const envp[])
+{
+	REAL("execve", int, (const char *, char *const[], char *const[]));
+	return real(path, argv, envp);
+}
+
+VMH_EXPORT int execv(const char *path, char *const argv[])
+{
+	REAL("execv", int, (const char *, char *const[]));
+	return real(path, argv);
+}
+
+VMH_EXPORT int execvp(const char *file, char *const argv[])
+{
+	REAL("execvp", int, (const char *, char *const[]));
+	return real(file, argv);
+}
+
+VMH_EXPORT int execvpe(const char *file, char *const argv[], char *const envp[])
+{
+	REAL("execvpe", int, (const char *, char *const[], char *const[]));
+	return real(file, argv, envp);
+}
+
+VMH_EXPORT int fexecve(int fd, char *const argv[], char *const envp[])
+{
+	REAL("fexecve", int, (int, char *const[], char *const[]));
+	return real(fd, argv, envp);
+}
+
+/* The list forms: count, copy to the stack, call the vector form. */
+#define COUNT_LIST(first, ap) \
+	size_t n = 1; \
+	va_list count_; \
+	va_copy(count_, ap); \
+	while (va_arg(count_, char *)) \
+		n++; \
+	va_end(count_); \
+	char *argv[n + 1]; \
+	argv[0] = (char *)(first); \
+	for (size_t i = 1; i <= n; i++) \
+	argv[i] = va_arg(ap, char *)
+
+VMH_EXPORT int execl(const char *path, const char *arg, ...)
+{
+	va_list ap;
+
+	va_start(ap, arg);
+	COUNT_LIST(arg, ap);
+	va_end(ap);
+	return execve(path, argv, environ);
+}
+
+VMH_EXPORT int execlp(const char *file, const char *arg, ...)
+{
+	va_list ap;
+
+	va_start(ap, arg);
+	COUNT_LIST(arg, ap);
+	va_end(ap);
+	return execvp(file, argv);
+}
+
+VMH_EXPORT int execle(const char *path, const char *arg, ...)
+{
+	va_list ap;
+
+	va_start(ap, arg);
+	COUNT_LIST(arg, ap);
+	char *const *envp = va_arg(ap, char *const *);
+	va_end(ap);
+	return execve(path, argv, envp);
+}
