@@ -106,6 +106,16 @@ void settle(void)
 	usleep((unsigned)ms * 1000);
 }
 
+void drain(int fd, const char *what)
+{
+	char buf[2048];
+	long r;
+
+	while ((r = recv(fd, buf, sizeof(buf), MSG_DONTWAIT)) >= 0)
+		say_data(what, buf, r);
+	say(what, r);
+}
+
 int my_port(int fd)
 {
 	struct sockaddr_in a = { 0 };
@@ -154,6 +164,10 @@ int main(int argc, char **argv)
 		for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
 			for (const struct call_case *c = tables[t]; c->name; c++)
 				puts(c->name);
+		return 0;
+	}
+	if (argc == 3 && !strcmp(argv[1], "--drain")) { /* what an exec left */
+		drain(atoi(argv[2]), "by the new image");
 		return 0;
 	}
 	if (argc < 3)

@@ -35,6 +35,7 @@ int udp_bound(void);              /* to my_ip, any port */
 int udp_any(void);                /* to INADDR_ANY, any port */
 int udp_connected(int port);      /* to the peer */
 void ask(int fd, int port, const char *text); /* sendto the peer (send, if connected to that port) */
+void drain(int fd, const char *what); /* says every datagram that is there */
 void settle(void);                /* long enough for an answer to arrive: CALLS_SETTLE_MS, 30 ms */
 int my_port(int fd);
 long elapsed_ms(const struct timespec *since);

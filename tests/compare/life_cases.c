@@ -193,6 +193,84 @@ static void fork_server(int arg)
 	close(g), close(fd);
 }
 
+/* Datagrams that have arrived and are unread when the process forks: the child may read them. */
+static void fork_queued(int connected)
+{
+	int fd = connected ? udp_connected(7003) : udp_any(), status = 0;
+	char c;
+
+	ask(fd, 7003, "3 20");
+	settle();
+	say("peek", recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT));
+	fflush(stdout);
+	pid_t pid = fork();
+	if (pid == 0) {
+		drain(fd, "in the child");
+		fflush(stdout);
+		_exit(0);
+	}
+	waitpid(pid, &status, 0);
+	say("child", status);
+	drain(fd, "left for the parent");
+	close(fd);
+}
+
+static void exec_queued(int arg)
+{
+	int status = 0;
+
+	(void)arg;
+	fflush(stdout);
+	pid_t pid = fork();
+	if (pid == 0) {
+		char number[12], c;
+		int fd = udp_connected(7003);
+
+		ask(fd, 7003, "3 20");
+		settle();
+		say("peek", recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT));
+		snprintf(number, sizeof(number), "%d", fd);
+		execl("/proc/self/exe", "calls", "--drain", number, NULL);
+		_exit(1);
+	}
+	waitpid(pid, &status, 0);
+	say("exit", status);
+}
+
+static void exec_fails(int arg)
+{
+	int fd = udp_connected(7001);
+
+	(void)arg;
+	echo(fd, "before");
+	say("execl", execl("/nonexistent", "x", NULL));
+	echo(fd, "after");
+	close(fd);
+}
+
+static void pass_queued(int arg)
+{
+	int sv[2], fd = udp_connected(7003), got;
+	char cbuf[CMSG_SPACE(sizeof(int))] = { 0 }, b = 'x', c;
+	struct iovec iov = { &b, 1 };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = cbuf, .msg_controllen = sizeof(cbuf) };
+	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+
+	(void)arg;
+	ask(fd, 7003, "3 20");
+	settle();
+	say("peek", recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT));
+	socketpair(AF_UNIX, SOCK_STREAM, 0, sv);
+	*h = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+	memcpy(CMSG_DATA(h), &fd, sizeof(fd));
+	say("pass", sendmsg(sv[0], &m, 0));
+	say("get", recvmsg(sv[1], &m, 0));
+	memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(got));
+	close(fd);
+	drain(got, "by the passed one");
+	close(got), close(sv[0]), close(sv[1]);
+}
+
 static void fork_new_in_child(int arg)
 {
 	int status = 0;
@@ -406,6 +484,8 @@ const struct call_case life_cases[] = {
 	{ "shutdown wakes", shutdown_wakes, 0 },
 	{ "fork child uses", fork_child_uses, 0 }, { "fork server", fork_server, 0 },
 	{ "fork new in child", fork_new_in_child, 0 },
+	{ "fork queued", fork_queued, 0 }, { "fork queued, connected", fork_queued, 1 },
+	{ "exec queued", exec_queued, 0 }, { "exec fails", exec_fails, 0 }, { "pass fd queued", pass_queued, 0 },
 	{ "pass fd", pass_fd, 0 }, { "close_range", close_range_all, 0 },
 	{ "threads share", threads_share, 0 }, { "other sockets", other_sockets, 0 }, { "loopback", loopback, 0 },
 	{ "reuseaddr newest wins", reuse_newest_wins, 0 }, { "wildcard and specific", wildcard_and_specific, 0 },
