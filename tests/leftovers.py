@@ -44,6 +44,9 @@ def session_processes(session: str) -> dict[int, str]:
     return found
 
 
+_FDINFO = {"programs": "prog_id", "maps": "map_id", "links": "link_id"}
+
+
 @dataclass
 class Snapshot:
     """Ids of XDP programs and XSK maps, BPF links, namespaces, links and files of ours, and the length of dmesg."""
@@ -73,12 +76,12 @@ def take() -> Snapshot:
 
 
 def _bpf(kind: str, wanted: str) -> dict[int, str]:
-    """id -> description of the BPF objects of a type, without those that a living process outside our tests holds."""
+    """id -> description of the BPF objects of a type."""
     held: dict[int, str] = {}
     for item in _json("bpftool", "-j", kind, "show"):
         identity = item.get("id")
         if item.get("type") == wanted and isinstance(identity, int):
-            held[identity] = f"{kind} {identity} {item.get('name', '')} held by {item.get('pids', 'nobody')}"
+            held[identity] = f"{kind} {identity} {item.get('name', '')}"
     return held
 
 
@@ -109,7 +112,7 @@ def _compare_once(before: Snapshot, session: str) -> list[str]:
     left = [f"process {pid}: {command}" for pid, command in session_processes(session).items()]
     for kind in ("programs", "maps", "links"):
         old, new = getattr(before, kind), getattr(now, kind)
-        left += [text for identity, text in new.items() if identity not in old and _nobody_else(text)]
+        left += [text for identity, text in new.items() if identity not in old and not _held(kind, identity)]
     left += [f"namespace {name}" for name in sorted(now.namespaces - before.namespaces) if _ours(name)]
     left += [f"network device {name}" for name in sorted(now.devices - before.devices)]
     left += [f"pin {path}" for path in sorted(now.pins - before.pins)]
@@ -118,9 +121,18 @@ def _compare_once(before: Snapshot, session: str) -> list[str]:
     return left
 
 
-def _nobody_else(description: str) -> bool:
-    """False when a living process holds the object: were it one of ours, it would be reported as a process."""
-    return not any(_alive(int(pid)) for pid in re.findall(r"'pid': (\d+)", description))
+def _held(kind: str, identity: int) -> bool:
+    """Does a living process have the object open? Were it one of ours, it would be reported as a process.
+
+    By fdinfo, because bpftool does not always know."""
+    wanted = re.compile(rf"^{_FDINFO[kind]}:\s*{identity}$", re.MULTILINE)
+    for file in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        try:
+            if wanted.search(file.read_text("utf-8", "replace")):
+                return True
+        except OSError:  # gone meanwhile
+            continue
+    return False
 
 
 def _ours(namespace: str) -> bool:

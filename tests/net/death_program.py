@@ -5,6 +5,7 @@ one, ...}, at every gap of more than 20 ms and otherwise ten times a second, so 
 longest gap of any stretch of time. A datagram begins with its sequence number, eight bytes.
 """
 
+import contextlib
 import errno
 import json
 import select
@@ -170,4 +171,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # a good end
+        main()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.death_lab import PYTHON, Lab, progresses, until
+from net.death_lab import PYTHON, Lab, progresses, stats_page, until
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service, tool
@@ -21,26 +22,32 @@ NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--boun
 
 
 @pytest.fixture
-def unstarted(netns_pair: Sandbox) -> Lab:
+def unstarted(netns_pair: Sandbox) -> Iterator[Lab]:
     """A sandbox whose service does not run."""
-    return Lab(netns_pair, Service(netns_pair))
+    service = Service(netns_pair)
+    yield Lab(netns_pair, service)
+    service.kill()
 
 
 def said_by_shim(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if "VMA" in line.upper()]
 
 
-def exchange(lab: Lab, prefix: list[str], *also: str) -> tuple[list[str], int]:
-    """An asker under the shim and a plain server exchange datagrams; what the shim said at level info, and its pid."""
+def exchange(lab: Lab, prefix: list[str]) -> list[str]:
+    """An asker under the shim and a plain server exchange datagrams by the kernel; what the shim said at level info."""
     a, b = lab.sandbox.sides
     lab.echo(b, PORT)
     asker = lab.role(a, "ask", b.address, PORT, "poll", 0.002, prefix=prefix, VMA_TRACELEVEL="info")
     progresses(asker, 5, 100)
-    return said_by_shim(asker.errors), asker.pid
+    if lab.service.rundir.joinpath("api.sock").exists():
+        assert not lab.flows(asker.pid)
+    asker.stop()  # SIGINT: it ends in good order, and removes its statistics, for which there is nobody else
+    assert not stats_page(asker.pid).exists()
+    return said_by_shim(asker.errors)
 
 
 def test_no_service(unstarted: Lab) -> None:
-    said, _ = exchange(unstarted, [])
+    said = exchange(unstarted, [])
     assert len(said) == 1, said
     assert "no vmahybrid service answers" in said[0]
     assert unstarted.service.env["VMA_HYBRID_SOCKET"] in said[0]
@@ -52,10 +59,9 @@ def test_no_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
     with Service(netns_pair, arguments=["--config", str(config)]) as service:
         lab = Lab(netns_pair, service)
         assert os.stat(service.env["VMA_HYBRID_SOCKET"]).st_mode & 0o777 == 0o600
-        said, pid = exchange(lab, NOBODY)
+        said = exchange(lab, NOBODY)
         assert len(said) == 1, said
         assert "may not be opened by this user" in said[0]
-        assert not lab.flows(pid)
 
 
 def test_without_any_right_but_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
