@@ -494,8 +494,7 @@ int vmh_session_neigh(unsigned ifindex, in_addr_t addr)
 	struct vmh_msg_neigh req = { .ifindex = ifindex, .family = 4 };
 	int err = -ENOTCONN;
 
-	req.addr[10] = req.addr[11] = 0xff;
-	memcpy(req.addr + 12, &addr, 4);
+	vmh_map4(req.addr, addr);
 	vmh_lock(&lock);
 	if (sock_fd >= 0) {
 		header(&req.hdr, VMH_MSG_NEIGH, sizeof(req));

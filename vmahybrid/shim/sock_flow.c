@@ -25,15 +25,6 @@ static void note_homesick(unsigned reason)
 	}
 }
 
-static void map4(unsigned char out[16], in_addr_t a)
-{
-	memset(out, 0, 16);
-	if (!a)
-		return;
-	out[10] = out[11] = 0xff;
-	memcpy(out + 12, &a, 4);
-}
-
 static bool is_multicast(in_addr_t a)
 {
 	return IN_MULTICAST(ntohl(a));
@@ -134,8 +125,8 @@ static void read_addresses(struct vmh_sock *s, int fd)
 	s->rport = p.sin_port;
 	if (refile)
 		vmh_sock_demux(s, s->lport);
-	map4(s->stats->local_addr, s->laddr);
-	map4(s->stats->remote_addr, s->raddr);
+	vmh_map4(s->stats->local_addr, s->laddr);
+	vmh_map4(s->stats->remote_addr, s->raddr);
 	VMH_SET(s->stats->local_port, s->lport);
 	VMH_SET(s->stats->remote_port, s->rport);
 }
@@ -210,8 +201,8 @@ static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
 
 	if (reason)
 		return reason;
-	map4(req.local_addr, f->laddr);
-	map4(req.remote_addr, f->raddr);
+	vmh_map4(req.local_addr, f->laddr);
+	vmh_map4(req.remote_addr, f->raddr);
 	s->session = vmh_session_id();
 	vmh_session_attach(&req, fd, &f->id, &reason);
 	return reason;
@@ -481,7 +472,7 @@ static void publish_groups(struct vmh_sock *s)
 		if (!s->members[i].group)
 			continue;
 		if (n < VMH_STATS_GROUPS)
-			map4(s->stats->groups[n], s->members[i].group);
+			vmh_map4(s->stats->groups[n], s->members[i].group);
 		n++;
 	}
 	VMH_SET(s->stats->ngroups, n);

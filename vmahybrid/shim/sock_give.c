@@ -5,14 +5,6 @@
 #include "vmh_sock.h"
 #include <fcntl.h>
 
-static void map4(unsigned char out[16], in_addr_t a)
-{
-	if (!a)
-		return;
-	out[10] = out[11] = 0xff;
-	memcpy(out + 12, &a, 4);
-}
-
 static int give(struct vmh_sock *s, int fd, const struct vmh_buf *b)
 {
 	struct vmh_msg_reinject m;
@@ -27,13 +19,13 @@ static int give(struct vmh_sock *s, int fd, const struct vmh_buf *b)
 	m.src_port = b->sport;
 	m.ttl = b->ttl;
 	m.tos = b->tos;
-	map4(m.local_addr, b->multicast ? b->daddr : s->laddr);
+	vmh_map4(m.local_addr, b->multicast ? b->daddr : s->laddr);
 	if (m.kind == VMH_FLOW_5T) {
 		m.remote_port = s->rport;
-		map4(m.remote_addr, s->raddr);
+		vmh_map4(m.remote_addr, s->raddr);
 	}
-	map4(m.src_addr, b->saddr);
-	map4(m.dst_addr, b->daddr);
+	vmh_map4(m.src_addr, b->saddr);
+	vmh_map4(m.dst_addr, b->daddr);
 	memcpy(m.data, b->data, b->len);
 	return vmh_session_reinject(&m, fd);
 }

@@ -6,6 +6,16 @@
 #include "vmh_ring.h"
 #include "net_page.h"
 
+/* v4-mapped, as the contracts have addresses; the wildcard is all zero */
+static inline void vmh_map4(unsigned char out[16], in_addr_t a)
+{
+	memset(out, 0, 16);
+	if (!a)
+		return;
+	out[10] = out[11] = 0xff;
+	memcpy(out + 12, &a, 4);
+}
+
 int vmh_net_map(int fd, size_t size);   /* takes the fd over, on failure too; replaces an older page */
 void vmh_net_unmap(void);
 bool vmh_net_ready(void);
