@@ -18,11 +18,12 @@ import time
 from typing import Any, Self
 
 from vmahybrid import contracts
-from vmahybrid.contracts import addr_to_bytes, htons, lib
+from vmahybrid.contracts import addr_to_bytes, ffi, htons, lib
 
 HEADER = "struct vmh_msg_hdr"
 REPLIES = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello_reply", lib.VMH_MSG_RING: "struct vmh_msg_ring_reply",
            lib.VMH_MSG_ATTACH: "struct vmh_msg_attach_reply"}
+REINJECT_HEAD = ffi.offsetof("struct vmh_msg_reinject", "data")
 KINDS = {"5t": lib.VMH_FLOW_5T, "3t": lib.VMH_FLOW_3T, "mc": lib.VMH_FLOW_MC}
 
 
@@ -122,6 +123,20 @@ class Client:
     def detach(self, flow_id: int, cause: int = 0) -> Any:
         return self.call(lib.VMH_MSG_DETACH, "struct vmh_msg_detach", flow_id=flow_id, cause=cause)
 
+    def reinject(self, fd: int, kind: str, data: bytes, source: tuple[str, int], local: tuple[str, int],
+                 remote: tuple[str, int] = ("*", 0), to: str = "", ifindex: int = 0, **more: Any) -> Any:
+        """``to``: the datagram's destination, by default the local address; ``more`` overrides fields."""
+        hdr = {"len": REINJECT_HEAD + len(data), **more.pop("hdr", {})}
+        size = more.pop("size", REINJECT_HEAD + len(data))
+        fields = {"kind": KINDS[kind], "ifindex": ifindex, "len": len(data), "proto": socket.IPPROTO_UDP, "family": 4,
+                  "local_addr": addr_to_bytes(local[0]), "local_port": htons(local[1]),
+                  "remote_addr": addr_to_bytes(remote[0]), "remote_port": htons(remote[1]),
+                  "src_addr": addr_to_bytes(source[0]), "src_port": htons(source[1]),
+                  "dst_addr": addr_to_bytes(to or local[0]), "ttl": 64, "data": data, **more}
+        whole = self.pack(lib.VMH_MSG_REINJECT, "struct vmh_msg_reinject", hdr=hdr, **fields)
+        self.send(whole.ljust(size, b"x")[:size], fd)
+        return self.reply()
+
     def release(self, ring_id: int) -> Any:
         return self.call(lib.VMH_MSG_RELEASE, "struct vmh_msg_release", ring_id=ring_id)
 
@@ -185,6 +200,31 @@ class Interpreter:
 
     def do_detach(self, flow_id: int, cause: int = 0) -> dict[str, Any]:
         return _plain(self.client.detach(flow_id, cause))
+
+    def do_reinject(self, name: str, kind: str, data: str, source: list[Any], local: list[Any], ifname: str,
+                    remote: list[Any] | None = None, repeat: int = 1, **more: Any) -> dict[str, Any]:
+        """``repeat``: that many, numbered; the answer is the last reply, or the first that is a refusal."""
+        far = (remote[0], remote[1]) if remote else ("*", 0)
+        ifindex, fd = socket.if_nametoindex(ifname), self.sockets[name].fileno()
+        for number in range(repeat):
+            payload = (data + (str(number) if repeat > 1 else "")).encode()
+            answer = _plain(self.client.reinject(fd, kind, payload, (source[0], source[1]), (local[0], local[1]), far,
+                                                 ifindex=ifindex, **more))
+            if answer["status"]:
+                break
+        return answer
+
+    def do_option(self, name: str, option: str) -> int:
+        return self.sockets[name].getsockopt(socket.SOL_SOCKET, getattr(socket, option))
+
+    def do_recvfrom(self, name: str, timeout: float = 1.0) -> list[Any]:
+        """[text, [address, port]] of what the kernel socket gets, [] if nothing."""
+        self.sockets[name].settimeout(timeout)
+        try:
+            data, source = self.sockets[name].recvfrom(65536)
+        except TimeoutError:
+            return []
+        return [data.decode(), list(source)]
 
     def do_release(self, ring_id: int) -> dict[str, Any]:
         """As a shim does: its own descriptors first."""

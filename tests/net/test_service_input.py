@@ -69,7 +69,7 @@ def hello_with(**header: int) -> Callable[[Client], bytes]:
 
 @pytest.mark.parametrize(("message", "reason", "type_"), [
     (hello_with(magic=1), Reason.PROTOCOL, 0),
-    (hello_with(version=2), Reason.VERSION, lib.VMH_MSG_HELLO),
+    (hello_with(version=lib.VMH_CTL_VERSION + 1), Reason.VERSION, lib.VMH_MSG_HELLO),
     (hello_with(len=10), Reason.PROTOCOL, lib.VMH_MSG_HELLO),
     (hello_with(len=0xFFFFFFFF), Reason.PROTOCOL, lib.VMH_MSG_HELLO),
     (hello_with(type=99), Reason.PROTOCOL, 99),

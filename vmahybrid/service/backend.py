@@ -5,6 +5,7 @@ Everything here may block for milliseconds and runs in the namespace's worker th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +89,11 @@ class PortHandle(Protocol):
 
 
 class Backend(Protocol):
+    @property
+    def live_frames(self) -> bool:
+        """Can it ``inject``? Known after ``prepare``."""
+        ...
+
     def prepare(self) -> None:
         """Compile what there is to compile; seconds, in any thread. Raises VmahybridError."""
         ...
@@ -96,4 +102,8 @@ class Backend(Protocol):
         """Attach to an interface of the worker's namespace. ``mode``: "auto", "native" or "generic".
 
         Raises Refused (IF_BUSY naming the holder, ATTACH_FAILED, IF_UNSUPPORTED), OSError."""
+        ...
+
+    def inject(self, ifindex: int, frames: Sequence[bytes]) -> None:
+        """Put Ethernet frames into the kernel's receive path of an interface, in order. Raises VmahybridError."""
         ...

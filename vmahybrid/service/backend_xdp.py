@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vmahybrid.contracts import family_of, htons
+from vmahybrid.errors import NotPossibleHere
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.service.backend import PortHandle, RingHandle, RingSizes
 from vmahybrid.steering.keys import Action, FlowKey, GrantKey
 from vmahybrid.steering.mirror import MirrorTarget
 from vmahybrid.xdp.compile import compile_image
 from vmahybrid.xdp.image import Image
+from vmahybrid.xdp.inject import Injector
 from vmahybrid.xdp.port import XdpPort
 from vmahybrid.xdp.ring import Ring, open_ring
 
@@ -109,9 +111,21 @@ class XdpBackend:
 
     def __init__(self) -> None:
         self._image: Image | None = None
+        self._injector: Injector | None = None
+
+    @property
+    def live_frames(self) -> bool:
+        return self._injector is not None
 
     def prepare(self) -> None:
+        self._injector = Injector.open()
         self._image = compile_image()
+
+    def inject(self, ifindex: int, frames: Sequence[bytes]) -> None:
+        if self._injector is None:
+            raise NotPossibleHere("datagram", "this kernel runs no XDP program on live frames",
+                                  "use kernel 5.18 or newer")
+        self._injector.inject(ifindex, frames)
 
     def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
         assert self._image is not None, "prepare() comes first"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmahybrid import contracts
-from vmahybrid.contracts import lib
+from vmahybrid.contracts import ffi, lib
 from vmahybrid.steering.reasons import Reason
 
 HEADER = "struct vmh_msg_hdr"
@@ -22,7 +22,9 @@ REQUESTS: dict[int, tuple[str, str, int, int]] = {
     lib.VMH_MSG_DETACH: ("struct vmh_msg_detach", HEADER, 0, 0),
     lib.VMH_MSG_NEIGH: ("struct vmh_msg_neigh", HEADER, 0, 0),
     lib.VMH_MSG_RELEASE: ("struct vmh_msg_release", HEADER, 0, 0),
+    lib.VMH_MSG_REINJECT: ("struct vmh_msg_reinject", HEADER, 1, 1),
 }
+REINJECT_HEAD: int = ffi.offsetof("struct vmh_msg_reinject", "data")
 
 
 class ProtocolError(Exception):
@@ -72,11 +74,21 @@ def parse(data: bytes, fds: int, cut: bool) -> Request:
     if type_ not in REQUESTS:
         raise wrong(f"message type {type_}")
     ctype, _, least, most = REQUESTS[type_]
-    if not header.len == len(data) == contracts.size_of(ctype):
-        raise wrong(f"{ctype} of {header.len} bytes in {len(data)}, not {contracts.size_of(ctype)}")
+    body = data if type_ != lib.VMH_MSG_REINJECT else data.ljust(contracts.size_of(ctype), b"\0")
+    size = _size(type_, ctype, body)
+    if not header.len == len(data) == size:
+        raise wrong(f"{ctype} of {header.len} bytes in {len(data)}, not {size}")
     if not least <= fds <= most:
         raise wrong(f"{ctype} with {fds} file descriptors, not {least} to {most}")
-    return Request(type_, seq, contracts.unpack(ctype, data))
+    return Request(type_, seq, contracts.unpack(ctype, body))
+
+
+def _size(type_: int, ctype: str, body: bytes) -> int:
+    """Bytes that the message must have. ``body`` is at least the struct, if the message is not too short anyway."""
+    if type_ != lib.VMH_MSG_REINJECT:
+        return contracts.size_of(ctype)
+    # What of the struct was not sent reads as zeros here: then the length does not match either.
+    return REINJECT_HEAD + min(int(contracts.unpack(ctype, body).len), int(lib.VMH_REINJECT_DATA))
 
 
 def event(kind: int, a: int = 0, b: int = 0, reason: int = 0) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
-from vmahybrid.service import proof, shared
+from vmahybrid.service import proof, reinject, shared
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
 from vmahybrid.service.holders import held_elsewhere
@@ -31,6 +31,7 @@ log = logging.getLogger("vmahybrid.service")
 HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
 NEIGHBOUR_SECONDS = 1.0
 LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
+ALONE_SECONDS = 0.1         # a queue of datagrams comes at once: the kernel's sockets are read once for many
 Handler = Callable[[Request, ReceivedFds], Awaitable[bytes | None]]
 
 
@@ -47,13 +48,16 @@ class Session:
         self.namespace: Namespace | None = None
         self.stats: StatsFile | None = None
         self.released: set[int] = set()     # ring ids that were this session's
+        self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
+        self._frames = 0                    # of all its rings, at the most so far: what may be unread
         self._pidfd = peer_pidfd(sock)
         self.connection = Connection(sock, self.loop)
         core.connections += 1
         self.loop.add_reader(self._pidfd, self._died)
         self._handlers: dict[int, Handler] = {
             lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_ATTACH: self._attach, lib.VMH_MSG_DETACH: self._detach,
-            lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release}
+            lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
+            lib.VMH_MSG_REINJECT: self._reinject}
 
     def __str__(self) -> str:
         return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
@@ -202,6 +206,7 @@ class Session:
         if self.connection.lost or namespace.ports.get(body.ifindex) is not port:
             core.drop_ring(grant, namespace)
             raise refuse(f"interface {port.name}", Reason.IF_GONE)
+        self._frames = max(self._frames, sum(g.handle.geometry["frames"] for g in core.grants.of_session(self.id)))
         core.table.add_ring(grant.ref)
         core.converge([self.id])
         core.counters["grants_total"] += 1
@@ -216,17 +221,9 @@ class Session:
 
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, namespace = self.core, self._namespace()
-        fd = fds.take()
-        plain = proof.is_plain_udp(fd)
-        try:
-            flow = self._flow_of(request)
-            found = proof.check(fd, flow, namespace.cookie)
-        finally:
-            # Closed before anything else waits: kept, it would hold the port beyond the program's end.
-            if plain:
-                os.close(fd)
-            else:
-                proof.close_slowly(fd)
+        flow, found, fd = self._proved(request, fds, namespace)
+        os.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
+        flow.fd = request.body.fd
         if request.body.flags & lib.VMH_ATTACH_F_WAS_SHARED and await asyncio.to_thread(
             held_elsewhere, found.inode, self.pid
         ):
@@ -247,6 +244,20 @@ class Session:
         core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)
         return request.reply(flow_id=flow.flow_id, rules=core.table.rule_count(flow))
 
+    def _proved(self, request: Request, fds: ReceivedFds, namespace: Namespace) -> tuple[Flow, proof.Proof, int]:
+        """The flow that a request describes, what the socket that came with it says, and the socket: the caller's to
+        close, which does not block."""
+        fd = fds.take()
+        try:
+            flow = self._flow_of(request)
+            return flow, proof.check(fd, flow, namespace.cookie), fd
+        except BaseException:
+            if proof.is_plain_udp(fd):
+                os.close(fd)
+            else:
+                proof.close_slowly(fd)
+            raise
+
     def _flow_of(self, request: Request) -> Flow:
         body = request.body
         try:
@@ -262,7 +273,7 @@ class Session:
         return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=kind, owner=self.id, proto=body.proto,
                     local=bytes(body.local_addr), local_port=ntohs(body.local_port), family=body.family,
                     remote=bytes(body.remote_addr) if five else ANY_ADDR,
-                    remote_port=ntohs(body.remote_port) if five else 0, ifindex=body.ifindex, fd=body.fd,
+                    remote_port=ntohs(body.remote_port) if five else 0, ifindex=body.ifindex,
                     netns=self._namespace().name)
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
@@ -321,6 +332,34 @@ class Session:
         if closing is not None:
             await asyncio.wait([closing])
         return request.reply()
+
+    async def _reinject(self, request: Request, fds: ReceivedFds) -> bytes:
+        core, body, namespace = self.core, request.body, self._namespace()
+        flow, found, fd = self._proved(request, fds, namespace)
+        with socket.socket(fileno=fd) as sock:
+            datagram = reinject.Datagram.of(body)
+            link = namespace.link(body.ifindex)
+            if link is None:
+                raise refuse(f"interface {body.ifindex}", Reason.NO_INTERFACE)
+            reinject.check(datagram, flow, link, namespace.addresses(link.ifindex))
+            await self._refuse_foreign(flow, found, namespace)
+            frames = reinject.frames(datagram, link.mac)
+            with reinject.room_for(sock, len(frames), self._frames):
+                await namespace.worker.call_async(core.backend.inject, link.ifindex, frames)
+        core.counters["reinjected_total"] += 1
+        return request.reply()
+
+    async def _refuse_foreign(self, flow: Flow, found: proof.Proof, namespace: Namespace) -> None:
+        """A datagram has the source that the program names: it must not reach another user's socket on the port. The
+        socket's SO_REUSEADDR does not say whether there is one: it may have been cleared after bind()."""
+        if self._alone[0] == found.inode and time.monotonic() < self._alone[1]:
+            return
+        bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)
+        others = [b for b in bound if b.inode != found.inode and b.uid != self.uid]
+        if others:
+            log.info("%s: %s: also bound: %s", self, flow.local_text, shared.describe(others))
+            raise refuse(f"datagram to {flow.local_text}", Reason.PORT_SHARED)
+        self._alone = found.inode, time.monotonic() + ALONE_SECONDS
 
     def _namespace(self) -> Namespace:
         assert self.namespace is not None, "requests come after HELLO"
