@@ -134,11 +134,13 @@ def assert_same_files(pid: int, before: list[str], timeout: float = 3.0) -> None
         time.sleep(0.02)
 
 
-def udp_from(sandbox: Sandbox, side: Side, data: str, address: str, port: int, source_port: int = 0) -> None:
-    """Send one datagram from a namespace."""
+def udp_from(sandbox: Sandbox, side: Side, data: str, address: str, port: int, source_port: int = 0,
+             device: str = "") -> None:
+    """Send one datagram from a namespace; by ``device``, if the routes do not say (multicast)."""
     code = ("import socket,sys;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);"
+            "sys.argv[5] and s.setsockopt(socket.SOL_SOCKET,socket.SO_BINDTODEVICE,sys.argv[5].encode());"
             "s.bind(('0.0.0.0',int(sys.argv[4])));s.sendto(sys.argv[1].encode(),(sys.argv[2],int(sys.argv[3])))")
-    argv = [sys.executable, "-S", "-c", code, data, address, str(port), str(source_port)]
+    argv = [sys.executable, "-S", "-c", code, data, address, str(port), str(source_port), device]
     sandbox.start(side, argv).result(10)
 
 

@@ -128,7 +128,8 @@ def test_another_users_socket_on_the_port(peer: Peer, service: Service, netns_pa
 
 @pytest.mark.parametrize("wrong", [
     {"size": REINJECT_HEAD + 3}, {"size": REINJECT_HEAD + 5}, {"len": 3}, {"len": 5},
-    {"len": lib.VMH_REINJECT_DATA + 1}, {"len": 0xFFFFFFFF}, {"hdr": {"len": REINJECT_HEAD + 5}}, {"size": 24, "hdr": {"len": 24}},
+    {"len": lib.VMH_REINJECT_DATA + 1}, {"len": 0xFFFFFFFF},
+    {"hdr": {"len": REINJECT_HEAD + 5}}, {"size": 24, "hdr": {"len": 24}},
     {"size": REINJECT_HEAD - 1, "hdr": {"len": REINJECT_HEAD - 1}},
     {"len": lib.VMH_REINJECT_DATA + 1, "size": 4096, "hdr": {"len": 4096}},
 ], ids=str)

@@ -258,3 +258,64 @@ def test_explain(peer: Peer, service: Service) -> None:
         assert steps == {"session": True, "rule": True, "address": True, "interface": True, "ring": True, "flow": True}
     assert Api(service).call("GET", "/v1/sockets/nonsense/explain")[0] == 422
     assert Api(service).call("GET", "/v1/sockets/4194304:3/explain")[0] == 404
+
+
+def test_explain_names_every_group(peer: Peer, service: Service, netns_pair: Sandbox) -> None:
+    """Also one that is the kernel's because somebody else listens to it."""
+    port = peer.bound("m", address="0.0.0.0", reuse="SO_REUSEADDR", join=["239.1.2.3", "10.77.0.1"])
+    assert peer.do("attach", name="m", kind="3t", local=["*", port])["status"] == 0
+    for group in ("239.1.2.3", "239.1.2.4"):
+        assert peer.do("attach", name="m", kind="mc", local=[group, port], ifname="va")["status"] == 0
+    udp_from(netns_pair, netns_pair.b, "x", "239.1.2.3", port, device="vb")
+    fd = Api(service).socket_flows()[0]["fd"]
+
+    def texts() -> str:
+        steps = Api(service).call("GET", f"/v1/sockets/{peer.pid}:{fd}/explain")[1]["steps"]
+        return "\n".join(step["text"] for step in steps if step["step"] == "flow")
+
+    until(lambda: f"group 239.1.2.3:{port}, has 1 rule(s) in the XDP program: 1 packets" in texts())
+    assert f"group 239.1.2.4:{port}, has 1 rule(s) in the XDP program: 0 packets" in texts()
+    with Peer(service, netns_pair.a) as other:
+        other.do("ring", ifname="va")
+        other.bound("m", port, address="0.0.0.0", reuse="SO_REUSEADDR", join=["239.1.2.4", "10.77.0.1"])
+        assert other.do("attach", name="m", kind="mc", local=["239.1.2.4", port], ifname="va")["status"] < 0
+    assert f"group 239.1.2.4:{port}: {Reason.MULTICAST_SHARED.text}" in texts()
+    assert peer.do("attach", name="m", kind="mc", local=["239.1.2.4", port], ifname="va")["status"] == 0
+    assert Reason.MULTICAST_SHARED.text not in texts()
+
+
+def test_a_rule_is_added_once_and_explained_without_a_program(service: Service) -> None:
+    api = Api(service)
+    body = {"action": "kernel", "proto": "udp", "local": "10.77.0.1:5999"}
+    code, rule = api.call("POST", "/v1/flows", body)
+    assert code == 201
+    code, problem = api.call("POST", "/v1/flows", body)
+    assert (code, f"flow {rule['flow_id']} is this rule" in problem["detail"], bool(problem["remedy"])) == (409, True,
+                                                                                                            True)
+    steps = api.call("GET", "/v1/sockets/10.77.0.1:5999/explain")[1]["steps"]
+    assert [step["text"] for step in steps if step["step"] == "rule"] == [
+        f"rule {rule['flow_id']} of the operator: kernel udp 10.77.0.1:5999 *:*: 0 packets"]
+    assert api.call("DELETE", f"/v1/flows/{rule['flow_id']}")[0] == 204
+
+
+@pytest.mark.parametrize(("method", "path", "body", "names"), [
+    ("GET", "/v1/sockets/abc/explain", None, "socket 'abc'"),
+    ("PATCH", "/v1/config", {"nope": 1}, 'configuration: unknown key "nope"'),
+    ("PATCH", "/v1/config", {"limits.rings": -4}, "configuration key limits.rings: -4"),
+])
+def test_problems_name_what_failed_and_what_to_do(service: Service, method: str, path: str, body: object,
+                                                  names: str) -> None:
+    code, problem = Api(service).call(method, path, body)
+    assert (code, problem["detail"].startswith(names)) == (422, True), problem
+    assert problem["remedy"]
+
+
+def test_no_direct_ring_by_policy(service: Service, netns_pair: Sandbox) -> None:
+    api = Api(service)
+    assert api.call("PATCH", "/v1/config", {"ring.direct": "never"})[0] == 200
+    with Peer(service, netns_pair.a) as only:
+        assert only.do("ring", ifname="va")["kind"] == lib.VMH_RING_VETH
+        steps = api.call("GET", "/v1/rings")
+        shown = steps[1] if steps[0] == 200 else api.status()
+        assert "veth-policy" in str(shown)
+    assert api.call("PATCH", "/v1/config", {"ring.direct": "first"})[0] == 200

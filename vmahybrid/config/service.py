@@ -181,10 +181,13 @@ def parse_value(name: str, value: Any, origin: str) -> Any:
     """The typed value of one key. Raises UsageError naming the key and ``origin``."""
     if name not in BY_NAME:
         close = difflib.get_close_matches(name, BY_NAME, 1)
-        raise UsageError(origin, f'unknown key "{name}"', f"did you mean {close[0]}?" if close else "")
+        raise UsageError("configuration" if origin == "api" else origin, f'unknown key "{name}"',
+                         f"did you mean {close[0]}?" if close else "vmahybrid config lists the keys")
     try:
         return BY_NAME[name].parse(value)
     except ValueError as error:
+        if origin == "api":
+            raise UsageError(f"configuration key {name}", f"{value!r} is not {error}", f"give {error}") from None
         raise UsageError(origin, f"{name} = {value!r} is not {error}") from None
 
 
@@ -237,11 +240,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], tuple[OperatorRul
 
 def _interface_modes(table: Any, origin: str) -> dict[str, str]:
     if not isinstance(table, dict):
-        raise UsageError(origin, "interface is a table: [interface.\"NAME\"]")
+        raise UsageError(origin, f"interface = {table!r} is no table", 'write [interface."NAME"] mode = ...')
     modes: dict[str, str] = {}
     for name, settings in table.items():
         if not isinstance(settings, dict):
-            raise UsageError(origin, f'interface."{name}" is a table with the key mode')
+            known = name == "mode"  # then the name was left out, else the key
+            raise UsageError(origin, f"interface.{name} = {settings!r} names no {'interface' if known else 'setting'}",
+                             f'write [interface."{"NAME" if known else name}"] mode = '
+                             + (f'"{settings}"' if settings in MODES else "..."))
         for key, value in settings.items():
             if key != "mode":
                 raise UsageError(origin, f'unknown key interface."{name}".{key}', "the key there is mode")

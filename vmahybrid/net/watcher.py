@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from vmahybrid.contracts import addr_to_text
 from vmahybrid.net import rtnl
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.page import AddressInfo, LinkInfo, NeighbourInfo, NetPage, RouteInfo
@@ -229,7 +230,7 @@ class NetWatcher:
         try:
             await self._manage(key)
         except OSError as error:
-            log.info("neighbour %s on interface %d: %s", key[1].hex(), ifindex, error)
+            log.info("neighbour %s: %s", self._named(key), error)
             return False
         if key in self._valid:
             return True
@@ -247,6 +248,10 @@ class NetWatcher:
                 del self._waiters[key]
         return True
 
+    def _named(self, key: _Key) -> str:
+        name = next((link.name for link in self.links() if link.ifindex == key[0]), f"with index {key[0]}")
+        return f"{addr_to_text(key[1])} on interface {name}"
+
     async def _manage(self, key: _Key) -> None:
         requests = self._requests
         if requests is None:
@@ -263,7 +268,7 @@ class NetWatcher:
             await self._worker.call_async(requests.use_neighbour, *key, False)  # kernel before 5.16
             return
         if managed:
-            log.info("neighbour entry %s on interface %d is kept fresh (managed)", key[1].hex(), key[0])
+            log.info("neighbour entry %s is kept fresh (managed)", self._named(key))
 
     async def _unmanage(self, key: _Key) -> None:
         """The entry stays, as one that ages like any other: the kernel's own traffic may be using it."""
@@ -272,7 +277,7 @@ class NetWatcher:
         self._managed.discard(key)
         try:
             await self._worker.call_async(self._requests.use_neighbour, *key, False)
-            log.info("neighbour entry %s on interface %d is no longer kept fresh", key[1].hex(), key[0])
+            log.info("neighbour entry %s is no longer kept fresh", self._named(key))
         except OSError:
             pass    # the link is gone, and the entry with it
 

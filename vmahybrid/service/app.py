@@ -19,6 +19,7 @@ from vmahybrid.config.service import ServiceConfig
 from vmahybrid.contracts import lib
 from vmahybrid.errors import UsageError, VmahybridError
 from vmahybrid.net.netns import NAMED
+from vmahybrid.service import health
 from vmahybrid.service.apiserver import ApiServer
 from vmahybrid.service.backend import Backend
 from vmahybrid.service.control import ControlServer
@@ -178,8 +179,7 @@ class Service:
             paths += sorted(NAMED.iterdir())
         for path in paths:
             name = "host" if path.parent != NAMED else path.name
-            entering = [glob for glob in globs if glob.enters(name)]
-            if not entering:
+            if not any(glob.enters(name) for glob in globs):
                 continue
             try:
                 namespace = await self.core.namespaces.keep(path)
@@ -189,9 +189,8 @@ class Service:
             for link in list(namespace.watcher.links()):
                 if named(self.core.config, namespace.name, link.name):
                     await self.core.open_explicit(namespace, link.ifindex)
-            for glob in entering:
-                if glob.netns and glob.literal and all(link.name != glob.name for link in namespace.watcher.links()):
-                    log.warning("interface %s:%s does not exist (yet)", name, glob.name)
+        for sentence in health.absent(self.core):
+            log.warning("%s", sentence)
 
 
 def _raise_limits() -> None:

@@ -125,6 +125,7 @@ class Core:
                             reason=reason.slug)
             session = self.sessions.get(flow.owner)
             if session is not None:
+                session.note_group(flow, reason)
                 session.notify(event(lib.VMH_EV_FLOW_HOME, flow.flow_id, reason=reason))
         if evicted:
             self.converge({flow.owner for flow, _ in evicted})

@@ -13,7 +13,7 @@ from vmahybrid.service.core import Core
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import ExplainStep, SocketView
-from vmahybrid.steering.flow import Flow
+from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind
 from vmahybrid.steering.keys import ANY_ADDR
 from vmahybrid.steering.reasons import Reason
 
@@ -31,7 +31,8 @@ def explain(core: Core, socket_id: str) -> list[ExplainStep]:
     try:
         address, port = parse_endpoint("socket", socket_id)
     except UsageError:
-        raise UsageError(f"socket {socket_id!r}", "it is neither PID:FD, PID nor ADDR:PORT") from None
+        raise UsageError(f"socket {socket_id!r}", "it is neither PID:FD, PID nor ADDR:PORT",
+                         "vmahybrid status shows the processes, vmahybrid explain PID the sockets of one") from None
     return list(_address(core, address, port))
 
 
@@ -85,7 +86,8 @@ def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
         return
     page = views.read_stats(session)
     socket = next((s for s in page.sockets if s.fd == fd), None) if page is not None else None
-    flow = next((f for f in core.table.of_owner(session.id) if f.fd == fd), None)
+    flows = sorted((f for f in core.table.of_owner(session.id) if f.fd == fd), key=lambda f: f.kind is Kind.MULTICAST)
+    flow = next(iter(flows), None)
     if socket is None and flow is None:
         if not os.path.lexists(f"/proc/{pid}/fd/{fd}"):
             raise NotFound(f"socket {pid}:{fd}", f"process {pid} has no file descriptor {fd}",
@@ -98,8 +100,11 @@ def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
             flow = core.table.flows.get(socket.flow_id)
     if flow is not None:
         yield from _of_flow(core, session, flow)
+        yield from (_rules(core, other) for other in flows[1:])
     elif socket is not None:
         yield from _without_flow(core, session, socket)
+    for text, reason in session.refused_groups(fd):
+        yield _no("flow", reason, f"group {text}: {reason.text}")
     if socket is not None:
         yield _traffic(socket)
 
@@ -138,13 +143,16 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
         if grant.port.id in ports:
             kind = "direct" if grant.handle.direct else f"ring veth ({grant.handle.reason.text})"
             yield _ok("ring", f"ring {grant.ring_id} on {grant.port.name}, {kind}")
+    yield _rules(core, flow)
+
+
+def _rules(core: Core, flow: Flow) -> ExplainStep:
+    name = f"flow {flow.flow_id}" + (f", group {flow.local_text}," if flow.kind is Kind.MULTICAST else "")
     count = core.table.rule_count(flow)
-    if count:
-        packets, size = core.hits(flow)
-        yield _ok("flow", f"flow {flow.flow_id} has {count} rule(s) in the XDP program: {packets} packets, {size} "
-                  "bytes steered")
-    else:
-        yield _no("flow", flow.reason, f"flow {flow.flow_id} has no rule now: {flow.reason.text}")
+    if not count:
+        return _no("flow", flow.reason, f"{name} has no rule now: {flow.reason.text}")
+    packets, size = core.hits(flow)
+    return _ok("flow", f"{name} has {count} rule(s) in the XDP program: {packets} packets, {size} bytes steered")
 
 
 def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
@@ -199,6 +207,11 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
             yield from _socket(core, session.pid, flow.fd)
     if flows:
         return
+    for rule in views.operator_flows(core):
+        if _meets(rule.local, rule.local_port, address, port) or _meets(rule.remote, rule.remote_port, address, port):
+            packets, _ = core.hits(rule)
+            what = f"{rule.action.value} {PROTO_NAMES[rule.proto]} {rule.local_text} {rule.remote_text}"
+            yield _no("rule", Reason.RULE, f"rule {rule.flow_id} of the operator: {what}: {packets} packets")
     text = f"{addr_to_text(address)}:{port or '*'}"
     for session in core.sessions.values():
         page = views.read_stats(session)
@@ -215,3 +228,9 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
                 what = f"{namespace.name}:{link.name} has the address"
                 yield _ok("interface", what) if reason is Reason.NONE else _no("interface", reason,
                                                                                f"{what}: {reason.text}")
+
+
+def _meets(end: bytes, end_port: int, address: bytes, port: int) -> bool:
+    """Does one end of a rule name this endpoint? An end that is any:any names nothing."""
+    return ((end, end_port) != (ANY_ADDR, 0) and (end == ANY_ADDR or address in (ANY_ADDR, end))
+            and (end_port == 0 or port in (0, end_port)))

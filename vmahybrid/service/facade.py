@@ -11,7 +11,7 @@ from typing import Any
 from vmahybrid.config.rule import OperatorRule
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.contracts import lib
-from vmahybrid.errors import NotFound, UsageError
+from vmahybrid.errors import NotFound, Refused, UsageError
 from vmahybrid.service import explain, health, views
 from vmahybrid.service.core import Core
 from vmahybrid.service.messages import event
@@ -118,6 +118,11 @@ class Facade:
                        interface: str) -> FlowView:
         rule = OperatorRule(action, proto, local, remote, netns or "*", interface or "*").flow()
         core = self._core
+        same = next((f for f in views.operator_flows(core) if f.same_rule(rule)), None)
+        if same is not None:
+            raise Refused(f"rule {action} {proto} {rule.local_text} {rule.remote_text}",
+                          f"flow {same.flow_id} is this rule already", f"DELETE /v1/flows/{same.flow_id} removes it",
+                          int(Reason.RULE))
         core.table.max_rules = core.config["limits.rules"]
         core.table.add_rule(rule)
         core.prepare_counter(rule)

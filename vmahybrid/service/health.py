@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vmahybrid.service.core import Core
+from vmahybrid.service.ports import InterfaceGlob
 from vmahybrid.steering.reasons import Reason
 
 
@@ -22,9 +23,26 @@ def sentences(core: Core) -> list[str]:
                 found.append(f"Interface {namespace.name}:{port.name} can't be served: {port.error}.")
             elif port.handle is None and port.explicit:
                 found.append(f"Interface {namespace.name}:{port.name} is named but not served: {port.reason.text}.")
+    found += absent(core)
     limits = core.config
     if len(core.grants.all) >= limits["limits.rings"]:
         found.append(f"All {limits['limits.rings']} rings are granted: {Reason.RING_LIMIT.remedy}.")
     if core.counters["internal_errors_total"]:
         found.append(f"{core.counters['internal_errors_total']} internal error(s) since the start: see the log.")
+    return found
+
+
+def absent(core: Core) -> list[str]:
+    """Interfaces that were named (not by a pattern) and are in no namespace where they were to be."""
+    found: list[str] = []
+    for text in core.config["interfaces"]:
+        glob = InterfaceGlob.parse(text)
+        there = any(glob.matches(namespace.name, link.name)
+                    for namespace in core.namespaces.all.values() for link in namespace.watcher.links())
+        # One that was attached and went has a sentence of its own.
+        told = any(key.startswith("interface ") and glob.matches(*key.removeprefix("interface ").rsplit(":", 1))
+                   for key in core.health)
+        if glob.literal and not there and not told:
+            found.append(f"Interface {text} was named, but does not exist: it is attached when it appears; ip link "
+                         "shows the interfaces, [NETNS:]IF names one of another namespace.")
     return found

@@ -18,6 +18,7 @@ from vmahybrid.errors import VmahybridError
 
 log = logging.getLogger("vmahybrid.service")
 
+LOG_FILE = "/var/log/vmahybrid.log"  # without syslog
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", metavar="PATH", help="control socket that programs connect to")
     parser.add_argument("--foreground", action="store_true",
                         help="stay in the foreground and log to stderr (default: return when programs may be "
-                             "offloaded, and log to syslog)")
+                             f"offloaded, and log to syslog, or to {LOG_FILE} where there is no /dev/log)")
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
 
 
@@ -101,6 +102,17 @@ def _daemonize(config: ServiceConfig) -> int:
     os._exit(_child(config, writer))
 
 
+def _daemon_log() -> logging.Handler:
+    """Syslog, or LOG_FILE where nobody listens. Raises OSError."""
+    if os.path.exists("/dev/log"):
+        handler = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
+        handler.ident = f"vmahybrid[{os.getpid()}]: "
+        return handler
+    # Made here with its mode: it names programs and their command lines.
+    os.close(os.open(LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    return logging.FileHandler(LOG_FILE)
+
+
 def _child(config: ServiceConfig, writer: int) -> int:
     os.setsid()
     os.chdir("/")
@@ -108,15 +120,6 @@ def _child(config: ServiceConfig, writer: int) -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    handler: logging.Handler
-    if os.path.exists("/dev/log"):
-        handler = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
-        handler.ident = f"vmahybrid[{os.getpid()}]: "
-    else:
-        path = Path(config["control.path"]).with_name("service.log")
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
-    _log_to(handler, config)
     told = False
 
     def ready() -> None:
@@ -126,6 +129,7 @@ def _child(config: ServiceConfig, writer: int) -> int:
         os.close(writer)
 
     try:
+        _log_to(_daemon_log(), config)
         _serve(config, ready)
         return 0
     except Exception as error:

@@ -31,6 +31,7 @@ log = logging.getLogger("vmahybrid.service")
 HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
 NEIGHBOUR_SECONDS = 1.0
 LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
+GROUPS_NOTED = 256          # per program
 ALONE_SECONDS = 0.1         # a queue of datagrams comes at once: the kernel's sockets are read once for many
 Handler = Callable[[Request, ReceivedFds], Awaitable[bytes | None]]
 
@@ -49,6 +50,7 @@ class Session:
         self.stats: StatsFile | None = None
         self.released: set[int] = set()     # ring ids that were this session's
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
+        self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
         self._pidfd = peer_pidfd(sock)
         self.connection = Connection(sock, self.loop)
@@ -147,6 +149,24 @@ class Session:
         if self.stats is not None:
             self.stats.remove_for(self.pid, self.uid, self.gid)
 
+    def note_group(self, flow: Flow, reason: Reason) -> None:
+        """Remember why a group of a socket has no flow, for explain; NONE: it has one."""
+        if flow.kind is not Kind.MULTICAST:
+            return
+        self._groups.pop((flow.inode, flow.local_text), None)
+        if reason is not Reason.NONE:
+            self._groups[flow.inode, flow.local_text] = flow.fd, reason
+            if len(self._groups) > GROUPS_NOTED:
+                self._groups.pop(next(iter(self._groups)))
+
+    def refused_groups(self, fd: int) -> list[tuple[str, Reason]]:
+        """(group, why) of the socket that the program has as ``fd`` now."""
+        try:
+            inode = os.stat(f"/proc/{self.pid}/fd/{fd}").st_ino
+        except OSError:
+            return []
+        return [(text, reason) for (known, text), (at, reason) in self._groups.items() if (known, at) == (inode, fd)]
+
     def notify(self, message: bytes) -> None:
         """Send an event; a program that does not read is taken for lost."""
         self._try_send(message)
@@ -230,15 +250,20 @@ class Session:
             raise refuse(f"flow {flow.local_text}", Reason.FORK)
         flow.ifindex = flow.ifindex or found.device  # on another interface the port is not its own
         flow.inode, flow.shared_port = found.inode, found.reuse_addr or flow.kind is Kind.MULTICAST
-        if flow.shared_port:
-            await self._refuse_shared(flow, namespace)
-        if self.connection.lost:
-            raise ConnectionLost
-        core.table.max_rules = core.config["limits.rules"]
         try:
-            core.table.attach(flow)
-        finally:
-            core.converge([self.id])  # also tells those whom a refused group sent home
+            if flow.shared_port:
+                await self._refuse_shared(flow, namespace)
+            if self.connection.lost:
+                raise ConnectionLost
+            core.table.max_rules = core.config["limits.rules"]
+            try:
+                core.table.attach(flow)
+            finally:
+                core.converge([self.id])  # also tells those whom a refused group sent home
+        except Refused as error:
+            self.note_group(flow, Reason.from_code(error.reason))
+            raise
+        self.note_group(flow, Reason.NONE)
         core.prepare_counter(flow)
         core.counters["flows_total"] += 1
         core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)

@@ -108,6 +108,14 @@ class Flow:
         """Is an operator's rule meant for this interface?"""
         return fnmatchcase(netns, self.netns) and fnmatchcase(interface, self.interface)
 
+    def same_rule(self, other: Flow) -> bool:
+        """Do two rules of the operator say the same?"""
+        def said(rule: Flow) -> tuple[object, ...]:
+            return (rule.action, rule.proto, rule.local, rule.local_port, rule.remote, rule.remote_port, rule.netns,
+                    rule.interface)
+
+        return said(self) == said(other)
+
     @property
     def local_text(self) -> str:
         return endpoint(self.local, self.local_port)

@@ -44,7 +44,8 @@ def _grant_key(addr: bytes, port_be: int, proto: int, family: int) -> bytes:
 
 class Ring(ABC):
     """A granted ring, until close(). ``kind`` is "direct" or "veth"; ``reason`` says why not better: VETH_SECOND,
-    VETH_QUEUES, or COPY_NO_ZEROCOPY for a direct one whose driver refused (``detail`` has the kernel's words).
+    VETH_QUEUES, VETH_POLICY, or COPY_NO_ZEROCOPY for a direct one whose driver refused (``detail`` has the kernel's
+    words).
 
     ``umem_fd`` and ``xsk_fds`` (one per queue) are to be passed on; they stay open here, and the service never touches
     the rings behind them. All frames belong to the receiver of the fds. ``mtu``: bytes of IP packet that the buffers
@@ -231,7 +232,7 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
 def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool) -> Ring:
     port.check_open()
     try:
-        ring, reason = _open_direct(port, frames, sizes) if direct_allowed else (None, Reason.VETH_SECOND)
+        ring, reason = _open_direct(port, frames, sizes) if direct_allowed else (None, Reason.VETH_POLICY)
         if ring is None:
             ring = _open_veth(port, frames, sizes, reason)
     except OSError as error:
