@@ -131,3 +131,14 @@ def test_dnsmasq_and_dig(stage: Stage) -> None:
         argv = ["dig", "+short", "+tries=1", "+time=3", "-p", "5353", f"@{address}", f"host{n}.test"]
         assert stage.client(*argv).result(10).split() == [f"10.1.2.{n}"]
     stop(serving)
+
+
+def test_socat_forks_with_an_unread_datagram(stage: Stage) -> None:
+    """It peeks at the first datagram, forks, and leaves the reading to the child."""
+    address = stage.sandbox.b.address
+    serving = stage.serve("socat", "UDP4-LISTEN:6662,fork,reuseaddr", "EXEC:cat")
+    stage.wait_bound(stage.sandbox.b, 6662)
+    for n in range(3):
+        asking = stage.client("sh", "-c", f"echo hello{n} | socat -t3 - UDP4:{address}:6662")
+        asking.wait_for(f"hello{n}", 8)
+    stop(serving)
