@@ -15,6 +15,7 @@ from net.service_lab import Api, Peer, assert_same_files, idle_cpu, open_files, 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service, tool, xdp_program
 from vmahybrid.contracts import lib, size_of
+from vmahybrid.service.main import LOG_FILE
 from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
@@ -231,19 +232,32 @@ def test_a_second_service_is_refused(service: Service, netns_pair: Sandbox) -> N
 
 
 def test_the_daemon_returns_when_ready(netns_pair: Sandbox, tmp_path: Path) -> None:
+    """Its paths are those of the caller's directory, an interface that is not there is told, the log is kept aside."""
     environment = {"VMAHYBRID_RUNDIR": str(tmp_path)}
-    started = netns_pair.start(None, [tool("vmahybrid"), "start", "--interface", netns_pair.a.interface],
-                               env=environment)
+    control = os.path.relpath(tmp_path / "control.sock")
+    syslog, log = Path("/dev/log").exists(), Path(LOG_FILE)
+    before = log.stat().st_size if log.exists() else 0
+    started = netns_pair.start(None, [tool("vmahybrid"), "start", "--interface", netns_pair.a.interface,
+                                      "--interface", "nosuch0", "--control", control], env=environment)
     assert "ready" in started.result(30)
     pid = int((tmp_path / "control.sock.lock").read_text())
     try:
         assert xdp_program(netns_pair.a) is not None
+        status = netns_pair.start(None, [tool("vmahybrid"), "status", "--json"], env=environment)
+        assert status.wait(20) == 1  # unhealthy
+        assert "Interface nosuch0 was named, but does not exist" in status.output
+        if not syslog:
+            assert "WARNING Interface nosuch0 was named" in log.read_text()[before:]
+            assert before or log.stat().st_mode & 0o777 == 0o640
         again = netns_pair.start(None, [tool("vmahybrid"), "start"], env=environment)
         assert again.wait(20) == 1
         assert f"process {pid} serves it already" in again.errors
     finally:
         os.kill(pid, signal.SIGINT)
     until(lambda: not (tmp_path / "control.sock.lock").exists(), 3)
+    assert list(tmp_path.iterdir()) == []
+    if not syslog and not before:
+        log.unlink()
     assert xdp_program(netns_pair.a) is None
 
 

@@ -72,6 +72,12 @@ def _path(value: Any) -> str:
     return text
 
 
+def _file(value: Any) -> str:
+    """Absolute: the service reads it when it has left the caller's directory."""
+    text = _string(value)
+    return os.path.abspath(text) if text else ""
+
+
 def _file_mode(value: Any) -> int:
     """0o660 of TOML, or "0660"."""
     try:
@@ -106,7 +112,7 @@ KEYS = (
     Key("api.unix", "", _path, "the Unix socket of the REST API"),
     Key("api.mode", 0o660, _file_mode, "file mode of the API's socket", "octal"),
     Key("api.tcp", "", _address, "ADDR:PORT of the REST API over TCP; empty: none. Needs api.token_file"),
-    Key("api.token_file", "", _string, "file with the bearer token of the REST API over TCP"),
+    Key("api.token_file", "", _file, "file with the bearer token of the REST API over TCP"),
     Key("ring.frames", 8192, _integer(64, 1 << 20, power=True), "packet buffers of a ring", "frames", live=True),
     Key("ring.rx_size", 2048, _integer(16, 1 << 16, power=True), "receive descriptors per queue", "descriptors",
         live=True),
