@@ -8,7 +8,7 @@ DEFAULT_RUNDIR = Path("/run/vmahybrid")
 
 def rundir() -> Path:
     """``VMAHYBRID_RUNDIR``, or /run/vmahybrid; holds api.sock and control.sock."""
-    return Path(os.environ.get("VMAHYBRID_RUNDIR") or DEFAULT_RUNDIR)
+    return Path(os.environ.get("VMAHYBRID_RUNDIR") or DEFAULT_RUNDIR).absolute()
 
 
 def api_socket() -> Path:
