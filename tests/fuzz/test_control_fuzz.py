@@ -27,7 +27,9 @@ pytestmark = pytest.mark.root
 SECONDS = float(os.environ.get("VMH_FUZZ_SECONDS", "5"))
 REQUESTS = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello", lib.VMH_MSG_RING: "struct vmh_msg_ring",
             lib.VMH_MSG_ATTACH: "struct vmh_msg_attach", lib.VMH_MSG_DETACH: "struct vmh_msg_detach",
-            lib.VMH_MSG_NEIGH: "struct vmh_msg_neigh", lib.VMH_MSG_RELEASE: "struct vmh_msg_release"}
+            lib.VMH_MSG_NEIGH: "struct vmh_msg_neigh", lib.VMH_MSG_RELEASE: "struct vmh_msg_release",
+            lib.VMH_MSG_REINJECT: "struct vmh_msg_reinject"}
+REINJECT_HEAD = contracts.ffi.offsetof("struct vmh_msg_reinject", "data")
 NUMBERS = (0, 1, 2, 3, 4, 5, 6, 17, 255, 256, 1023, 4096, 65535, 1 << 31, (1 << 32) - 1)
 
 
@@ -55,6 +57,8 @@ class Fuzzer:
         """A right message, one with a few wrong bytes, one of another length, or noise."""
         choose = self.random
         size = contracts.size_of(REQUESTS[type_])
+        if type_ == lib.VMH_MSG_REINJECT:
+            size = REINJECT_HEAD + choose.choice((0, 1, 64, 1500))
         self._seq += 1
         header = contracts.pack("struct vmh_msg_hdr", magic=lib.VMH_CTL_MAGIC, version=lib.VMH_CTL_VERSION, type=type_,
                                 len=size, seq=self._seq)
@@ -62,6 +66,10 @@ class Fuzzer:
         if choose.random() < 0.7:  # small numbers reach deeper than noise
             words = [choose.choice(NUMBERS) for _ in range(len(body) // 4)]
             body[:len(words) * 4] = b"".join(word.to_bytes(4, "little") for word in words)
+        if type_ == lib.VMH_MSG_RING and choose.random() < 0.3:  # one that may be granted
+            body = bytearray(choose.choice((1, 2, 3)).to_bytes(4, "little") + bytes(len(body) - 4))
+        if type_ == lib.VMH_MSG_REINJECT and choose.random() < 0.7:
+            body[8:12] = (size - REINJECT_HEAD).to_bytes(4, "little")
         data = bytearray(header + body)
         kind = choose.random()
         if kind < 0.10:
@@ -78,7 +86,7 @@ class Fuzzer:
         makers = (lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach(),
                   lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).detach(),
                   lambda: os.open(os.devnull, os.O_RDWR), lambda: os.memfd_create("fuzz"), self._bound)
-        count = int(type_ == lib.VMH_MSG_ATTACH)
+        count = int(type_ in (lib.VMH_MSG_ATTACH, lib.VMH_MSG_REINJECT))
         if choose.random() < 0.1:
             count = choose.choice((0, 1, 2, 16, 20))
         return [choose.choice(makers)() for _ in range(count)]
