@@ -31,6 +31,7 @@ static _Atomic uint32_t session;       /* 0: none */
 static uint32_t sessions_opened;
 static _Atomic uint32_t why_none = VMH_R_NOT_TRIED;
 static _Atomic uint64_t next_try_ns;
+static bool opened_late;               /* the program had been told that there is no service */
 static _Atomic int settling;           /* a session after a loss: the worker brings the sockets to it */
 static int told;                       /* the one line about why there is no session was logged */
 
@@ -331,7 +332,9 @@ static unsigned open_locked(void)
 	VMH_SET(vmh_stats->reason, VMH_R_NONE);
 	VMH_SET(vmh_stats->state, 1);
 	vmh_debug("session with the service on %s", vmh_params.hybrid_socket);
-	vmh_worker_start(fd, told);
+	opened_late = told;
+	if (atomic_load(&vmh_worker_runs))
+		vmh_worker_start(fd, opened_late);
 	return 0;
 none:
 	atomic_store(&why_none, reason);
@@ -370,6 +373,16 @@ unsigned vmh_session_open(void)
 void vmh_session_settled(void)
 {
 	atomic_store(&settling, 0);
+}
+
+void vmh_session_serve(void)
+{
+	if (vmh_likely(atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed)))
+		return;
+	vmh_lock(&lock);
+	if (sock_fd >= 0)
+		vmh_worker_start(sock_fd, opened_late);
+	vmh_unlock(&lock);
 }
 
 uint32_t vmh_session_id(void)

@@ -253,6 +253,7 @@ static void converge(struct vmh_sock *s, int fd)
 		vmh_sock_set_reason(s, reason, 0);
 		return;
 	}
+	vmh_session_serve();
 	if (s->session != vmh_session_id())
 		forget_flows(s);
 	reason = wanted_flow(s, &want);

@@ -332,7 +332,8 @@ static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops)
 			return -EAGAIN;
 		if (os_turn(s))
 			return -ENOMSG; /* the caller looks at the kernel socket and comes back */
-		vmh_cpu_relax();
+		if (budget >= 0)
+			vmh_cpu_relax(); /* who polls for ever has paid for the core: a pause would delay the datagram */
 	}
 }
 
@@ -416,7 +417,8 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 		return kernel_as_asked(s, fd, m, flags);
 	if (!atomic_load_explicit(&s->rx_on, memory_order_relaxed) && !vmh_sock_ready(s)) {
 		if (vmh_unlikely(atomic_load_explicit(&s->shared, memory_order_relaxed)))
-			vmh_session_open(); /* the child of a fork: its worker brings the socket back when it is alone */
+			if (!vmh_session_open())
+				vmh_session_serve(); /* the child of a fork: the worker brings the socket back */
 		if (now || kernel_only(s))
 			return kernel_as_asked(s, fd, m, flags);
 		r = kernel_now(s, fd, m, flags);

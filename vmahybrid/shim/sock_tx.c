@@ -123,6 +123,8 @@ static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 		if (!s->lport)
 			d.reason = VMH_R_NOT_TRIED;
 	}
+	if (d.reason != VMH_R_LOOPBACK)
+		vmh_session_serve();
 	vmh_lock(&s->tx_lock);
 	s->dsts[slot_of(addr, port)] = d;
 	vmh_unlock(&s->tx_lock);
