@@ -4,7 +4,6 @@
  * there the parent goes on with the socket. */
 #include "vmh_main.h"
 #include "vmh_real.h"
-#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdlib.h>
 
@@ -15,10 +14,8 @@ extern char **environ;
 	static ret(*real) params; \
 	do { \
 		int saved_ = errno; \
-		if (!real) { \
-			void *sym = dlsym(RTLD_NEXT, name); \
-			memcpy(&real, &sym, sizeof(sym)); \
-		} \
+		if (!real) \
+			vmh_real_find(&real, name); \
 		vmh_before_exec(); \
 		errno = saved_; \
 	} while (0)

@@ -6,7 +6,6 @@
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -28,10 +27,8 @@ VMH_EXPORT int fclose(FILE *f)
 {
 	static int (*real)(FILE *);
 
-	if (!real) {
-		void *sym = dlsym(RTLD_NEXT, "fclose");
-		memcpy(&real, &sym, sizeof(sym));
-	}
+	if (!real)
+		vmh_real_find(&real, "fclose");
 	if (f)
 		vmh_fd_close(fileno(f)); /* libc closes it without passing by close() */
 	return real(f);
@@ -144,10 +141,8 @@ VMH_EXPORT int accept4(int fd, struct sockaddr *restrict a, socklen_t *restrict 
 	VMH_EXPORT int name params \
 	{ \
 		static int(*real) params; \
-		if (vmh_unlikely(!real)) { \
-			void *sym = dlsym(RTLD_NEXT, #name); \
-			memcpy(&real, &sym, sizeof(sym)); \
-		} \
+		if (vmh_unlikely(!real)) \
+			vmh_real_find(&real, #name); \
 		int r = real args; \
 		FORGET(r); \
 		return r; \
@@ -157,10 +152,8 @@ VMH_EXPORT int accept4(int fd, struct sockaddr *restrict a, socklen_t *restrict 
 	{ \
 		static int(*real) params; \
 		mode_t mode = 0; \
-		if (vmh_unlikely(!real)) { \
-			void *sym = dlsym(RTLD_NEXT, #name); \
-			memcpy(&real, &sym, sizeof(sym)); \
-		} \
+		if (vmh_unlikely(!real)) \
+			vmh_real_find(&real, #name); \
 		if (flags & (O_CREAT | __O_TMPFILE)) { \
 			va_list ap; \
 			va_start(ap, flags); \
@@ -192,10 +185,8 @@ static void forget_pair(int r, const int fds[2])
 	VMH_EXPORT int name params \
 	{ \
 		static int(*real) params; \
-		if (vmh_unlikely(!real)) { \
-			void *sym = dlsym(RTLD_NEXT, #name); \
-			memcpy(&real, &sym, sizeof(sym)); \
-		} \
+		if (vmh_unlikely(!real)) \
+			vmh_real_find(&real, #name); \
 		int r = real args; \
 		forget_pair(r, pair); \
 		return r; \

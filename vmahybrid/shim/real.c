@@ -6,7 +6,7 @@ struct vmh_real vmh_real_table;
 _Atomic int vmh_real_ready;
 
 /* ISO C has no cast from object to function pointer: copy the bits. */
-static void find(void *slot, const char *name)
+void vmh_real_find(void *slot, const char *name)
 {
 	void *sym = dlsym(RTLD_NEXT, name);
 
@@ -15,7 +15,7 @@ static void find(void *slot, const char *name)
 
 void vmh_real_init(void)
 {
-#define X(ret, name, args) find(&vmh_real_table.name, #name);
+#define X(ret, name, args) vmh_real_find(&vmh_real_table.name, #name);
 	VMH_REAL_LIST(X)
 #undef X
 	if (!vmh_real_table.fcntl64)

@@ -76,6 +76,8 @@ struct vmh_real {
 extern struct vmh_real vmh_real_table;
 extern _Atomic int vmh_real_ready;
 void vmh_real_init(void);
+/* one more libc function, for an interposer that is not in the table: *slot is a function pointer */
+void vmh_real_find(void *slot, const char *name);
 static inline struct vmh_real *vmh_real(void)
 {
 	if (vmh_unlikely(!atomic_load_explicit(&vmh_real_ready, memory_order_acquire)))

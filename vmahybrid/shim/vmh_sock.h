@@ -58,12 +58,11 @@ struct vmh_sock {
 	_Atomic uint8_t rx_on;    /* a flow of ours is steered to a ring */
 	_Atomic uint8_t plain;    /* nothing of this socket goes by a ring before its next bind or connect */
 	_Atomic uint8_t rd_shut, wr_shut;
-	uint8_t nonblock_known;
 	_Atomic uint8_t nonblock;
 	_Atomic uint8_t os_check; /* look at the kernel socket before anything else, once */
 	_Atomic uint8_t want_stamp; /* some timestamp option is on */
 	uint8_t opt_timestamp;    /* 0, SO_TIMESTAMP or SO_TIMESTAMPNS (the option number) */
-	uint8_t opt_pktinfo, opt_recvttl, opt_recvtos, opt_recvorigdst;
+	uint8_t opt_pktinfo, opt_recvttl, opt_recvtos;
 	uint32_t rcvbuf;          /* kernel's doubled value */
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
@@ -77,7 +76,7 @@ struct vmh_sock {
 	uint32_t bound_if;        /* SO_BINDTODEVICE ifindex */
 	uint32_t mc_if;           /* IP_MULTICAST_IF */
 	in_addr_t mc_if_addr;
-	uint8_t ttl, tos, mc_ttl, mc_loop, df, broadcast;
+	uint8_t ttl, tos, mc_ttl, mc_loop, df;
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
 	_Atomic uint8_t shared;   /* a fork shared it: the kernel serves it until one process holds it again */
