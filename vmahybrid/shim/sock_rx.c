@@ -31,8 +31,8 @@ static void count_os(struct vmh_sock *s, ssize_t r)
 /* Nothing will ever come from a ring as long as this call may block. */
 static bool kernel_only(const struct vmh_sock *s)
 {
-	return !atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed) || s->home ||
-	       VMH_GET(s->stats->reason) == VMH_R_LOOPBACK;
+	return s->home || VMH_GET(s->stats->reason) == VMH_R_LOOPBACK ||
+	       (!vmh_session_id() && !atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed));
 }
 
 static size_t scatter(const struct msghdr *m, const unsigned char *data, size_t len)
