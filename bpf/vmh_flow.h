@@ -35,10 +35,13 @@ struct vmh_action {
 	unsigned int reserved;
 };
 
+#define VMH_PORT_F_5T 1    /* rules5 may hold something: without the flag it is not looked at */
+#define VMH_PORT_F_FRAGS 2 /* loaded with BPF_F_XDP_HAS_FRAGS: a frame may be longer than its linear part */
+
 /* One per attached interface, slot 0 of map `port`. */
 struct vmh_port_config {
 	unsigned int max_frame; /* bytes from the Ethernet header on, untagged: MTU + 14 */
-	unsigned int flags;
+	unsigned int flags;     /* VMH_PORT_F_* */
 };
 
 struct vmh_hits {

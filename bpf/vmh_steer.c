@@ -9,13 +9,15 @@ static __always_inline int vmh_is_multicast(const struct vmh_flow_key *key)
 }
 
 /* The most specific rule, or NULL. Turns the key into its 3-tuple on the way. */
-static __always_inline struct vmh_action *vmh_find_rule(struct vmh_flow_key *key)
+static __always_inline struct vmh_action *vmh_find_rule(struct vmh_flow_key *key, __u32 flags)
 {
 	struct vmh_action *action;
 
-	action = rules5.lookup(key);
-	if (action)
-		return action;
+	if (flags & VMH_PORT_F_5T) {
+		action = rules5.lookup(key);
+		if (action)
+			return action;
+	}
 	__builtin_memset(key->src, 0, sizeof(key->src));
 	key->sport = 0;
 	action = rules3.lookup(key);
@@ -62,37 +64,43 @@ static __always_inline int vmh_act(struct xdp_md *ctx, const struct vmh_action *
 
 /* Ethernet to transport, and the frame against the MTU: a GSO super-packet comes as one frame in generic mode and
  * would be lost in a ring. Looked at before IP, since bulk TCP comes that way. 0, or VMH_LEAVE. */
-static __always_inline int vmh_parse_frame(struct vmh_cursor *c, struct vmh_flow_key *key, __u32 frame)
+static __always_inline int vmh_parse_frame(struct vmh_cursor *c, struct vmh_flow_key *key,
+					   const struct vmh_port_config *config, __u32 frame)
 {
-	struct vmh_port_config *config;
 	__u32 tags;
-	int next, zero = 0;
+	int next;
 
 	next = vmh_parse_ethernet(c);
 	next = vmh_parse_vlans(c, key, next);
 	if (next < 0)
 		return next;
-	config = port.lookup(&zero);
 	tags = frame - c->left - sizeof(struct ethhdr);
-	if (!config || frame > config->max_frame + tags)
+	if (frame > config->max_frame + tags)
 		return VMH_LEAVE(VMH_OUT_PASS_TOO_LONG);
 	return vmh_parse_flow(c, key, next);
 }
 
 int xdp_steer(struct xdp_md *ctx)
 {
-	__u32 frame = bpf_xdp_get_buff_len(ctx);
-	struct vmh_cursor c = {(void *)(long)ctx->data, (void *)(long)ctx->data_end, frame};
+	struct vmh_cursor c = {(void *)(long)ctx->data, (void *)(long)ctx->data_end};
 	struct vmh_flow_key key __attribute__((aligned(8))) = {};
+	struct vmh_port_config *config;
 	struct vmh_action *action;
-	int verdict = XDP_PASS, out, rule;
+	int verdict = XDP_PASS, out, rule, zero = 0;
+	__u32 frame = ctx->data_end - ctx->data;
 
-	out = vmh_parse_frame(&c, &key, frame);
+	config = port.lookup(&zero);
+	if (!config) /* slot 0 of an array: never, but the verifier wants it said */
+		return XDP_PASS;
+	if (config->flags & VMH_PORT_F_FRAGS)
+		frame = bpf_xdp_get_buff_len(ctx);
+	c.left = frame;
+	out = vmh_parse_frame(&c, &key, config, frame);
 	if (out < 0) {
 		out = VMH_LEFT(out);
 		goto leave;
 	}
-	action = vmh_find_rule(&key);
+	action = vmh_find_rule(&key, config->flags);
 	if (!action) {
 		out = VMH_OUT_PASS_MISS;
 		goto leave;

@@ -99,8 +99,12 @@ class Steer(Harness):
 
     def __init__(self, image: Image, *, frags: bool = False) -> None:
         super().__init__(image, frags=frags)
-        self.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=MTU + 14))
+        self._flags = int(lib.VMH_PORT_F_FRAGS) if frags else 0
+        self.configure()
         self._rules = 0
+
+    def configure(self, flags: int = 0) -> None:
+        self.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=MTU + 14, flags=flags | self._flags))
 
     def rule(self, dst: str, src: str = "", *, kind: int = RING, target: int = 0, proto: int = UDP, vlan: int = 0,
              vlan2: int = 0, multicast: bool = False) -> int:
@@ -109,6 +113,8 @@ class Steer(Harness):
         key = flow_key(*endpoint(dst), *(endpoint(src) if src else ()), proto=proto, vlan=vlan, vlan2=vlan2)
         table = "rulesmc" if multicast else "rules5" if src else "rules3"
         self.maps[table].update(key, action(kind, target, self._rules))
+        if src:
+            self.configure(lib.VMH_PORT_F_5T)
         return self._rules
 
     def run(self, frame: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None) -> Outcome:

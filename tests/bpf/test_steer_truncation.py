@@ -13,6 +13,7 @@ import pytest
 from bpf.frames import ETH_IPV4, ETH_IPV6, STAG, TCP, eth, ipv4, ipv6, tag, tcp, tcp4, udp, udp4, udp6, vlan
 from bpf.harness import Outcome, Steer, kernel_cuts
 from vmahybrid.xdp.bpf import BpfError
+from vmahybrid.xdp.image import Image
 
 pytestmark = pytest.mark.root
 
@@ -53,15 +54,16 @@ def test_whole_frame_is_redirected(steer: Steer, name: str) -> None:
 
 
 @pytest.mark.parametrize("length", range(14))
-def test_ethernet_cut(steer: Steer, length: int) -> None:
+def test_ethernet_cut(image: Image, length: int) -> None:
     """The program sees less than an Ethernet header, or the kernel does not let such a frame near it."""
-    rule_for_everything(steer)
-    if kernel_cuts(steer):
-        assert steer.run(udp4(), linear=length) == Outcome("pass", "pass-short-eth")
-    else:
-        with pytest.raises(BpfError) as refused:
-            steer.test_run(udp4()[:length])
-        assert refused.value.errno == errno.EINVAL
+    with Steer(image, frags=True) as steer:
+        rule_for_everything(steer)
+        if kernel_cuts(steer):
+            assert steer.run(udp4(), linear=length) == Outcome("pass", "pass-short-eth")
+        else:
+            with pytest.raises(BpfError) as refused:
+                steer.test_run(udp4()[:length])
+            assert refused.value.errno == errno.EINVAL
 
 
 def cuts(frame: bytes, start: int, end: int, out: str) -> list[tuple[bytes, int, str]]:

@@ -418,7 +418,7 @@ static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
 	/* the program may close all fds it does not know; the first one, the memory, is closed at once */
 	for (int i = 1; i < nfds; i++)
 		fds[i] = vmh_fd_hide(fds[i]);
-	err = vmh_ring_xdp_open(&rep, name, fds, nfds, out);
+	err = vmh_ring_xdp_open(&rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, out);
 	if (err) {
 		struct vmh_msg_release rel = { .ring_id = rep.ring_id };
 		struct vmh_msg_hdr ack;

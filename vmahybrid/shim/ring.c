@@ -75,16 +75,65 @@ static inline struct vmh_ring *next_of(struct vmh_ring *r)
 	return __atomic_load_n(&r->next, __ATOMIC_ACQUIRE);
 }
 
+static inline void put_kept(struct vmh_ring *r)
+{
+	struct vmh_buf *b;
+
+	if (vmh_likely(!atomic_load_explicit(&r->kept, memory_order_relaxed)))
+		return;
+	b = atomic_exchange_explicit(&r->kept, NULL, memory_order_acq_rel);
+	if (b)
+		vmh_ring_put(b);
+}
+
+/* Worth taking the lock? */
+static inline bool pending(struct vmh_ring *r)
+{
+	if (gone(r))
+		return false;
+	if (r->ops->pending(r))
+		return true;
+	put_kept(r);
+	return false;
+}
+
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
 {
 	int n = 0;
 
-	if (gone(r) || !vmh_trylock(&r->lock))
+	if (!pending(r) || !vmh_trylock(&r->lock))
 		return 0;
 	if (!gone(r))
 		n = r->ops->poll(r, budget);
 	unlock(r);
 	return n;
+}
+
+bool vmh_rings_pending(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r))
+		if (pending(r))
+			return true;
+	return false;
+}
+
+struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget)
+{
+	struct vmh_buf *b = NULL;
+
+	for (struct vmh_ring *r = first(); r && !b; r = next_of(r)) {
+		if (!pending(r) || !vmh_trylock(&r->lock))
+			continue;
+		if (!gone(r)) {
+			r->taker = s;
+			r->ops->poll(r, budget);
+			b = r->taken;
+			r->taker = NULL;
+			r->taken = NULL;
+		}
+		unlock(r);
+	}
+	return b;
 }
 
 void vmh_ring_retire(struct vmh_ring *r)
@@ -142,6 +191,18 @@ void vmh_ring_put(struct vmh_buf *b)
 		take_returned(r);
 		unlock(r);
 	}
+}
+
+void vmh_ring_put_later(struct vmh_buf *b)
+{
+	struct vmh_ring *r = b->ring;
+
+	if (!b->shared)
+		b = atomic_exchange(&r->kept, b);
+	if (b)
+		vmh_ring_put(b);
+	if (gone(r))
+		put_kept(r);
 }
 
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
@@ -211,6 +272,7 @@ void vmh_rings_woken(const struct pollfd *p, int n)
 void vmh_ring_close(struct vmh_ring *r)
 {
 	atomic_store(&r->gone, 1);
+	put_kept(r);
 	vmh_lock(&r->lock);
 	vmh_lock(&r->tx_lock);
 	r->ops->close(r);
@@ -227,6 +289,7 @@ void vmh_rings_fork_child(void)
 		/* threads that held the locks do not exist here */
 		atomic_store(&r->lock.word, 0);
 		atomic_store(&r->tx_lock.word, 0);
+		atomic_store(&r->kept, NULL); /* as what is in the sockets' queues */
 		r->stats = &no_stats; /* the other page is the parent's */
 		vmh_ring_close(r);
 	}

@@ -21,12 +21,17 @@
 
 /* ---- receive ---- */
 
+static inline uint32_t wanted(const struct xdp_ring *x, const struct xqueue *q)
+{
+	uint32_t n = x->share > q->posted ? x->share - q->posted : 0;
+
+	return n < x->rx_nfree ? n : x->rx_nfree;
+}
+
 void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q)
 {
-	uint32_t n = x->share > q->posted ? x->share - q->posted : 0, space;
+	uint32_t n = wanted(x, q), space;
 
-	if (n > x->rx_nfree)
-		n = x->rx_nfree;
 	space = room(&q->fill, n);
 	if (n > space)
 		n = space;
@@ -44,8 +49,8 @@ void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q)
 /* Post free frames where it is worth it; at once where a fill ring runs low. */
 static inline void refill_if_due(struct xdp_ring *x)
 {
-	for (uint32_t i = 0; i < x->nq && x->rx_nfree; i++)
-		if (x->rx_nfree >= REFILL_BATCH || x->q[i].posted < x->low)
+	for (uint32_t i = 0; i < x->nq; i++)
+		if (wanted(x, &x->q[i]) >= REFILL_BATCH || x->q[i].posted < x->low)
 			vmh_xdp_refill(x, &x->q[i]);
 }
 
@@ -134,12 +139,22 @@ static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, s
 			prefetch_frame(x, desc_at(g, g->here + i + 1));
 		receive_one(x, desc_at(g, g->here + i), t);
 	}
-	g->here += n;
+	VMH_SET(g->here, g->here + n); /* vmh_xdp_pending reads it */
 	publish(g->cons, g->here);
 	q->posted -= n < q->posted ? n : q->posted;
 	if (vmh_unlikely(q->posted == 0 && x->rx_nfree == 0))
 		VMH_COUNT(x->r.stats->pool_rx_empty, 1);
 	return n;
+}
+
+bool vmh_xdp_pending(struct vmh_ring *r)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+
+	for (uint32_t i = 0, n = VMH_GET(x->nq); i < n; i++)
+		if (kernel_index(x->q[i].rx.prod) != VMH_GET(x->q[i].rx.here))
+			return true;
+	return atomic_load_explicit(&x->kick_later, memory_order_relaxed);
 }
 
 int vmh_xdp_poll(struct vmh_ring *r, unsigned budget)

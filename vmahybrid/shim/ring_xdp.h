@@ -41,7 +41,7 @@ struct xdp_ring {
 	bool verify, zerocopy, closed;
 	/* receive; guarded by r.lock */
 	uint32_t *rx_free, rx_nfree, rx_frames;
-	uint32_t share, low; /* frames wanted per fill ring; below `low` they are posted one by one */
+	uint32_t share, low; /* frames wanted per fill ring, VMA_RX_WRE at most; below `low` they are posted one by one */
 	/* transmit; guarded by r.tx_lock */
 	_Alignas(64) uint32_t *tx_free;
 	uint32_t tx_nfree, tx_frames;
@@ -107,6 +107,7 @@ static inline void free_rx_frame(struct xdp_ring *x, uint32_t frame)
 
 /* ring_xdp.c; the lock that guards what they do is held */
 int vmh_xdp_poll(struct vmh_ring *r, unsigned budget);
+bool vmh_xdp_pending(struct vmh_ring *r); /* no lock held */
 void vmh_xdp_put(struct vmh_ring *r, struct vmh_buf *b);
 int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
 int vmh_xdp_kick(struct vmh_ring *r);

@@ -34,6 +34,14 @@ static void unmap_ring(struct xring *g)
 	g->map = NULL;
 }
 
+/* A thread may be in vmh_xdp_pending: it goes on reading, zeros. The struct is never freed either. */
+static void blank_ring(struct xring *g)
+{
+	if (g->map)
+		vmh_sys(SYS_mmap, g->map, g->map_len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	g->map = NULL;
+}
+
 static void unmap_queue(struct xqueue *q)
 {
 	unmap_ring(&q->rx);
@@ -50,10 +58,11 @@ static void xdp_close(struct vmh_ring *r)
 		return;
 	x->closed = true;
 	for (uint32_t i = 0; i < x->nq; i++) {
+		blank_ring(&x->q[i].rx);
 		unmap_queue(&x->q[i]);
 		vmh_fd_hidden_close(x->q[i].fd);
 	}
-	x->nq = 0;
+	VMH_SET(x->nq, 0);
 	if (!atomic_load_explicit(&r->bufs_out, memory_order_relaxed))
 		vmh_xdp_free_memory(x);
 }
@@ -62,14 +71,19 @@ static bool xdp_crowded(struct vmh_ring *r)
 {
 	struct xdp_ring *x = xdp_ring_of(r);
 
-	for (uint32_t i = 0; i < x->nq; i++)
-		if (kernel_index(x->q[i].rx.prod) - x->q[i].rx.here >= x->q[i].rx.size / 2)
+	for (uint32_t i = 0; i < x->nq; i++) {
+		const struct xring *g = &x->q[i].rx;
+		uint32_t most = g->size < x->share ? g->size : x->share;
+
+		if (kernel_index(g->prod) - g->here >= most / 2)
 			return true;
+	}
 	return false;
 }
 
 static const struct vmh_ring_ops xdp_ops = {
 	.poll = vmh_xdp_poll,
+	.pending = vmh_xdp_pending,
 	.put = vmh_xdp_put,
 	.send = vmh_xdp_send,
 	.kick = vmh_xdp_kick,
@@ -171,7 +185,7 @@ static int map_memory(struct xdp_ring *x, int memfd)
 	return 0;
 }
 
-static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g)
+static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g, uint32_t rx_wre)
 {
 	uint32_t f;
 
@@ -182,6 +196,8 @@ static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g)
 		x->tx_frames = g->tx_size + g->comp_size;
 	x->rx_frames = x->frames - x->tx_frames;
 	x->share = (x->rx_frames + x->nq - 1) / x->nq;
+	if (x->share > rx_wre)
+		x->share = rx_wre;
 	x->low = x->share / 2 ? x->share / 2 : 1;
 	if (x->low > g->fill_size / 2)
 		x->low = g->fill_size / 2 ? g->fill_size / 2 : 1;
@@ -235,7 +251,7 @@ static int open_queues(struct xdp_ring *x, const struct vmh_msg_ring_reply *g, c
 }
 
 int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
-		      struct vmh_ring **out)
+		      uint32_t rx_wre, struct vmh_ring **out)
 {
 	struct xdp_ring *x;
 	size_t size;
@@ -264,7 +280,7 @@ int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname
 		vmh_xdp_free_memory(x);
 		goto fail;
 	}
-	share_frames(x, grant);
+	share_frames(x, grant, rx_wre);
 	describe(&x->r, grant, ifname);
 	for (uint32_t i = 0; i < x->nq; i++) {
 		tune_socket(x->q[i].fd, grant->tx_size);

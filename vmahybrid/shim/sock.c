@@ -21,6 +21,7 @@ static struct vmh_sock *_Atomic all;
 
 /* Chains are walked under a ring lock by whoever polls: demux_lock is a leaf, held for a few loads. */
 static struct vmh_lock demux_lock;
+_Atomic uint32_t vmh_bindings;
 static struct vmh_sock *demux[DEMUX_SIZE];
 
 static struct vmh_sock *sock_alloc(void)
@@ -161,6 +162,7 @@ void vmh_sock_recycle(struct vmh_sock *s)
 void vmh_sock_demux(struct vmh_sock *s, in_port_t port)
 {
 	vmh_lock(&demux_lock);
+	atomic_fetch_add(&vmh_bindings, 1);
 	if (s->demux_hash) {
 		struct vmh_sock **p = &demux[(s->demux_hash - 1) % DEMUX_SIZE];
 
@@ -261,6 +263,18 @@ static bool enqueue(struct vmh_sock *s, struct vmh_buf *b)
 	return true;
 }
 
+/* The poller is a receiver of this very socket, and nothing is before this datagram. */
+static int hand_over(struct vmh_ring *r, const struct vmh_sock *s, struct vmh_buf *b, uint32_t bindings)
+{
+	r->taken = b;
+	r->memo = (struct vmh_taker_memo){ s, bindings, b->saddr, b->daddr, b->sport, b->dport };
+	if (vmh_unlikely(!VMH_GET(s->stats->rx_ready_packets_max)))
+		VMH_SET(s->stats->rx_ready_packets_max, 1);
+	if (vmh_unlikely(b->len > VMH_GET(s->stats->rx_ready_bytes_max)))
+		VMH_SET(s->stats->rx_ready_bytes_max, b->len);
+	return 1;
+}
+
 uint32_t vmh_sock_truesize(const struct vmh_buf *b)
 {
 	return truesize(b->len);
@@ -303,9 +317,15 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
 {
+	uint32_t bindings = atomic_load_explicit(&vmh_bindings, memory_order_acquire);
 	struct vmh_sock *best = NULL;
 	int best_score = -1, taken;
 
+	/* the taker is in a call on its socket, which therefore is what it was */
+	if (r->taker && r->taker == r->memo.sock && r->memo.bindings == bindings && !r->taken &&
+	    b->sport == r->memo.sport && b->saddr == r->memo.saddr && b->dport == r->memo.dport &&
+	    b->daddr == r->memo.daddr && !vmh_sock_ready(r->taker))
+		return hand_over(r, r->taker, b, bindings);
 	vmh_lock(&demux_lock);
 	struct vmh_sock *chain = demux[ntohs(b->dport) % DEMUX_SIZE];
 	if (vmh_unlikely(b->multicast)) {
@@ -320,7 +340,10 @@ int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
 				best_score = n;
 			}
 		}
-		taken = !best ? 0 : enqueue(best, b) ? 1 : -ENOBUFS;
+		if (best && best == r->taker && !r->taken && !vmh_sock_ready(best))
+			taken = hand_over(r, best, b, bindings);
+		else
+			taken = !best ? 0 : enqueue(best, b) ? 1 : -ENOBUFS;
 	}
 	vmh_unlock(&demux_lock);
 	return taken;

@@ -125,6 +125,7 @@ static void read_addresses(struct vmh_sock *s, int fd)
 	s->rport = p.sin_port;
 	if (refile)
 		vmh_sock_demux(s, s->lport);
+	atomic_fetch_add(&vmh_bindings, 1);
 	vmh_map4(s->stats->local_addr, s->laddr);
 	vmh_map4(s->stats->remote_addr, s->raddr);
 	VMH_SET(s->stats->local_port, s->lport);

@@ -44,6 +44,7 @@ static int64_t get_timeout(int fd, int name)
 static void read_device(struct vmh_sock *s, int fd)
 {
 	s->bound_if = (uint32_t)get_int(fd, SOL_SOCKET, SO_BINDTOIFINDEX, 0);
+	atomic_fetch_add(&vmh_bindings, 1);
 }
 
 static void read_mc_if(struct vmh_sock *s, int fd)

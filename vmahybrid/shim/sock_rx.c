@@ -12,7 +12,8 @@
 #include <sys/ioctl.h>
 #include <sys/time.h>
 
-#define POLL_BUDGET 32          /* frames per look at the rings */
+#define POLL_BUDGET 32          /* frames per poll of the rings */
+#define LOOKS 8                 /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
 #define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
 
@@ -182,6 +183,19 @@ void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b)
 	vmh_unlock(&s->rxq_lock);
 }
 
+static ssize_t consume(struct vmh_sock *s, struct msghdr *m, int flags, struct vmh_buf *b)
+{
+	ssize_t r = copy_out(s, m, flags, b);
+
+	VMH_COUNT(s->stats->rx_packets, 1);
+	VMH_COUNT(s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
+	VMH_SET(s->stats->thread_rx, vmh_tid());
+	VMH_SET(s->heard, 1);
+	VMH_SET(s->tx_since_rx, 0);
+	vmh_ring_put_later(b);
+	return r;
+}
+
 /* One queued datagram. -EAGAIN: none. */
 static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 {
@@ -197,16 +211,7 @@ static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 		return r;
 	}
 	struct vmh_buf *b = vmh_sock_pop(s);
-	if (!b)
-		return r;
-	r = copy_out(s, m, flags, b);
-	VMH_COUNT(s->stats->rx_packets, 1);
-	VMH_COUNT(s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
-	VMH_SET(s->stats->thread_rx, vmh_tid());
-	VMH_SET(s->heard, 1);
-	VMH_SET(s->tx_since_rx, 0);
-	vmh_sock_buf_put(b);
-	return r;
+	return b ? consume(s, m, flags, b) : r;
 }
 
 /* The kernel socket, never blocking. */
@@ -253,10 +258,16 @@ static bool os_turn(struct vmh_sock *s)
 	return true;
 }
 
+/* A peek at nothing costs two thirds of a recvmsg, and most looks find nothing. An error is told once, by
+ * whichever call meets it. */
 static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	ssize_t r = kernel_now(s, fd, m, flags);
+	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
 
+	if (r >= 0)
+		r = kernel_now(s, fd, m, flags);
+	else if (r != -EAGAIN)
+		count_os(s, r);
 	if (r == -EAGAIN)
 		atomic_store_explicit(&s->os_check, 0, memory_order_relaxed);
 	return r;
@@ -308,14 +319,25 @@ static int doze(struct vmh_sock *s, int fd, const struct waiting *w)
 	return err;
 }
 
-/* Spin on the rings. 0: a datagram may be there. -EAGAIN: budget spent. */
-static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops)
+/* Polls the rings once: with several looks, since a look costs a fraction of what is done between polls. */
+static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
+{
+	for (int i = 0; i < LOOKS && !vmh_rings_pending(); i++)
+		;
+	if (!peek)
+		return vmh_rings_take(s, POLL_BUDGET);
+	vmh_rings_poll(POLL_BUDGET);
+	return NULL;
+}
+
+/* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
+static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops, bool peek, struct vmh_buf **b)
 {
 	int64_t budget = vmh_params.rx_poll;
 
 	for (;;) {
-		vmh_rings_poll(POLL_BUDGET);
-		if (vmh_sock_ready(s))
+		*b = poll_once(s, peek);
+		if (*b || vmh_sock_ready(s))
 			return 0;
 		++*loops;
 		if (vmh_unlikely(interrupted(w)))
@@ -342,6 +364,7 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 	struct waiting w = { .any = vmh_signals_any, .norestart = vmh_signals_norestart };
 	uint64_t loops = 0;
 	int64_t timeout = VMH_GET(s->rcvtimeo_ns);
+	struct vmh_buf *b = NULL;
 	ssize_t r;
 
 	if (timeout) {
@@ -353,9 +376,10 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 			return -EBADF;
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
-		r = interrupted(&w) ? -EINTR : atomic_load(&s->rx_on) ? spin(s, &w, &loops) : -EAGAIN;
+		r = interrupted(&w) ? -EINTR :
+		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
-			r = take(s, m, flags);
+			r = b ? consume(s, m, flags, b) : take(s, m, flags);
 			if (r != -EAGAIN) {
 				VMH_COUNT(s->stats->rx_poll_hit, 1);
 				return r;
@@ -386,10 +410,13 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 
 static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
+	bool peek = flags & MSG_PEEK;
+	struct vmh_buf *b = peek ? NULL : vmh_rings_take(s, POLL_BUDGET);
 	uint64_t now;
 
-	vmh_rings_poll(POLL_BUDGET);
-	ssize_t r = take(s, m, flags);
+	if (peek)
+		vmh_rings_poll(POLL_BUDGET);
+	ssize_t r = b ? consume(s, m, flags, b) : take(s, m, flags);
 	if (r != -EAGAIN) {
 		VMH_COUNT(s->stats->rx_poll_hit, 1);
 		return r;

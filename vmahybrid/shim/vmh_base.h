@@ -24,22 +24,31 @@
 #define vmh_unlikely(x) __builtin_expect(!!(x), 0)
 #define VMH_EXPORT __attribute__((visibility("default")))
 
-/* -errno instead of -1 and errno; inline asm-free, errno is saved and put back */
-static inline long vmh_sysret(long r, int saved)
+/* A system call: its result, or -errno. errno is not touched. */
+static inline long vmh_sys6(long nr, long a, long b, long c, long d, long e, long f)
 {
+#ifdef __x86_64__
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	register long r9 __asm__("r9") = f;
+
+	__asm__ volatile("syscall" : "+a"(nr) : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+	return nr;
+#else
+	int saved = errno;
+	long r = syscall(nr, a, b, c, d, e, f);
+
 	if (r == -1) {
 		r = -errno;
 		errno = saved;
 	}
 	return r;
+#endif
 }
-/* Every argument is made a long: the sixth lies on the stack, where an int leaves garbage in the upper half. */
+/* Every argument is made a long: an int would leave garbage in the upper half. */
 #define vmh_sys(...) vmh_sys7_(__VA_ARGS__, 0, 0, 0, 0, 0, 0)
 #define vmh_sys7_(nr, a, b, c, d, e, f, ...) \
-	({ \
-		int vmh_e_ = errno; \
-		vmh_sysret(syscall((long)(nr), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f)), vmh_e_); \
-	})
+	vmh_sys6((long)(nr), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
 enum vmh_reason {
 #define REASON(code, name, slug, text, remedy) VMH_R_##name = code,

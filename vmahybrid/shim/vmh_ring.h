@@ -20,6 +20,7 @@
 #include <sys/uio.h>
 
 struct vmh_ring;
+struct vmh_sock;
 
 /* One received UDP datagram, zero-copy in the UMEM. */
 struct vmh_buf {
@@ -45,6 +46,7 @@ struct vmh_frame_hdr {
 
 struct vmh_ring_ops {
 	int (*poll)(struct vmh_ring *r, unsigned budget);  /* lock held; delivers; returns frames taken */
+	bool (*pending)(struct vmh_ring *r);               /* no lock held; is a poll worth it? */
 	void (*put)(struct vmh_ring *r, struct vmh_buf *b); /* lock held */
 	/* tx_lock held; 0, or -EAGAIN without a free frame or descriptor, -ENETDOWN when gone, -EMSGSIZE */
 	int (*send)(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
@@ -56,6 +58,15 @@ struct vmh_ring_ops {
 
 #define VMH_RING_WAIT_FDS 16
 
+/* The last datagram that was handed over: while sockets are bound as they were then, the next one of the same
+ * flow is found to be the same socket's without a look at the table. */
+struct vmh_taker_memo {
+	const struct vmh_sock *sock;
+	uint32_t bindings;          /* vmh_bindings at that time */
+	in_addr_t saddr, daddr;
+	in_port_t sport, dport;
+};
+
 struct vmh_ring {
 	const struct vmh_ring_ops *ops;
 	unsigned id, ifindex, mtu, kind, xdp_mode, flags;
@@ -66,8 +77,12 @@ struct vmh_ring {
 	_Atomic int gone;           /* set by the control thread; read anywhere */
 	/* own cache lines: a sender and a receiver thread shall not disturb each other */
 	_Alignas(64) struct vmh_lock lock;
+	const struct vmh_sock *taker; /* whose next datagram the poller wants in hand, not queued; under lock */
+	struct vmh_buf *taken;
+	struct vmh_taker_memo memo;   /* sock.c's; under lock */
 	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
 	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
+	struct vmh_buf *_Atomic kept; /* read by a receiver that is in a hurry: goes back when there is time */
 	_Alignas(64) struct vmh_lock tx_lock;
 	/* implementation state follows in ring_xdp.c's own struct */
 };
@@ -87,23 +102,31 @@ size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_
 		       int n, size_t len);
 
 /* From a grant (ring reply and its fds, taken over on success: UMEM then XSKs). Appends the ring to
- * vmh_rings. 0; -EPROTO for a grant that contradicts itself; another -errno. */
+ * vmh_rings. rx_wre: receive buffers kept posted per queue, at most. 0; -EPROTO for a grant that contradicts itself; another -errno. */
 int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
-		      struct vmh_ring **out);
+		      uint32_t rx_wre, struct vmh_ring **out);
 
 /* Upcall: sock.c takes the datagram. Ring lock held. Returns 1 if taken, 0 if no socket wants it, -ENOBUFS
  * if the socket has no room; the ring takes the frame back unless it was taken. */
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
 
 extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone ones included */
+extern _Atomic uint32_t vmh_bindings;       /* changes with every socket's port or address */
 extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp_ns */
 
 /* Poll one ring if nobody else does. Frames taken, 0 if none or busy. */
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */
 int vmh_rings_poll(unsigned budget);
+/* The same for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
+ * never queued. NULL: none, or it was queued. */
+struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget);
+/* Is there anything to poll? Reads indexes, takes no lock. */
+bool vmh_rings_pending(void);
 /* Any thread, any time, gone rings too; never waits for a lock, so vmh_deliver may call it as well. */
 void vmh_ring_put(struct vmh_buf *b);
+/* The same at leisure: at the next poll that finds nothing, or when the next one comes. One per ring is kept. */
+void vmh_ring_put_later(struct vmh_buf *b);
 /* 0 means posted. -EAGAIN: no frame or descriptor free; -EMSGSIZE: above the MTU; -ENETDOWN: the ring is
  * gone or the interface down (then the frame may be posted all the same). */
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,

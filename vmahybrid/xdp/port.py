@@ -87,6 +87,7 @@ class XdpPort:
         # and writes until they are unloaded; it is never held across a call of the worker.
         self._lock = threading.Lock()
         self._unloaded = False
+        self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
         self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
         self.closed = False
@@ -111,7 +112,7 @@ class XdpPort:
             raise Refused(ifname, Reason.IF_UNSUPPORTED.text, Reason.IF_UNSUPPORTED.remedy, Reason.IF_UNSUPPORTED)
         programs = load_set(image, ["steer"])
         try:
-            _write_limit(programs.maps["port"], info.mtu + ETH_HEADER)
+            _write_config(programs.maps["port"], info.mtu + ETH_HEADER)
             attachment = attach(programs.programs["steer"], info.ifindex, mode, driver=info.driver)
         except BaseException:
             programs.close()
@@ -149,13 +150,20 @@ class XdpPort:
         with self._lock:
             if self._unloaded:
                 raise self._gone()
-            self._table(key).update(key, action)
+            table = self._table(key)
+            if table is self._maps["rules5"] and key not in self._five_tuples:
+                self._five_tuples.add(key)
+                self._apply_config()
+            table.update(key, action)
 
     def remove(self, key: bytes) -> None:
         """Take a rule out; its packets go to the kernel from now on. No error if it is not there."""
         with self._lock:
             if not self._unloaded:
                 self._table(key).delete(key)
+                if key in self._five_tuples:
+                    self._five_tuples.remove(key)
+                    self._apply_config()
 
     def hits(self, rule: int) -> tuple[int, int]:
         """(packets, bytes) that rule index ``rule`` has steered since zero_hits()."""
@@ -181,14 +189,14 @@ class XdpPort:
     def add_ring(self, ring: Ring) -> None:
         with self._lock:
             self.rings.append(ring)
-            self._apply_limit()
+            self._apply_config()
 
     def drop_ring(self, ring: Ring) -> None:
         with self._lock:
             if ring in self.rings:
                 self.rings.remove(ring)
             if not self.closed:
-                self._apply_limit()
+                self._apply_config()
 
     def set_mtu(self, mtu: int) -> None:
         """The interface's MTU has changed to ``mtu`` bytes: longer frames go to the kernel, ring veths follow.
@@ -202,15 +210,15 @@ class XdpPort:
             return
         with self._lock:
             self.mtu = mtu
-            self._apply_limit()
+            self._apply_config()
         with contextlib.ExitStack() as stack:  # each is tried, even if one fails
             for ring in self.rings:
                 stack.callback(ring.set_mtu, mtu)
 
-    def _apply_limit(self) -> None:
+    def _apply_config(self) -> None:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
-        _write_limit(self._maps["port"], limit)
+        _write_config(self._maps["port"], limit, lib.VMH_PORT_F_5T if self._five_tuples else 0)
 
     def check_open(self) -> None:
         """Raises Refused (IF_GONE) on a closed port."""
@@ -274,5 +282,5 @@ class XdpPort:
         self.close()
 
 
-def _write_limit(port: BpfMap, max_frame: int) -> None:
-    port.update(bytes(4), pack("struct vmh_port_config", max_frame=max_frame))
+def _write_config(port: BpfMap, max_frame: int, flags: int = 0) -> None:
+    port.update(bytes(4), pack("struct vmh_port_config", max_frame=max_frame, flags=flags))
