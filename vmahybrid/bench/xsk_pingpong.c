@@ -33,6 +33,7 @@
 #define ETHERTYPE_TEST 0x88b5 /* IEEE 802 local experimental */
 #define WARMUP_NS 400000000ull
 #define LOST_NS 100000000ull
+#define BIND_TRIES 200 /* of 10 ms */
 
 struct ring {
 	_Atomic uint32_t *producer;
@@ -165,8 +166,12 @@ static void open_port(struct port *port, const char *name)
 	map_ring(port->fd, &port->tx, XDP_PGOFF_TX_RING, &offsets.tx, sizeof(struct xdp_desc));
 	map_ring(port->fd, &port->fill, XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, sizeof(uint64_t));
 	map_ring(port->fd, &port->comp, XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, sizeof(uint64_t));
-	if (bind(port->fd, (struct sockaddr *)&address, sizeof(address)))
-		die("bind to queue 0");
+	/* the kernel lets go of an earlier socket's queue a moment after that one was closed */
+	for (int i = 0; bind(port->fd, (struct sockaddr *)&address, sizeof(address)); i++) {
+		if (errno != EBUSY || i == BIND_TRIES)
+			die("bind to queue 0");
+		usleep(10000);
+	}
 	map = make_map();
 	put_socket(map, port->fd);
 	attach((int)address.sxdp_ifindex, map);
