@@ -181,6 +181,8 @@ int vmh_rings_wait_fds(int *fds, int max)
 		vmh_lock(&r->lock); /* not while the fds are being closed */
 		if (!gone(r)) {
 			n += r->ops->wait_fds(r, fds + n, max - n);
+			if (r->ops->arm)
+				r->ops->arm(r);
 			VMH_COUNT(r->stats->interrupts_requested, 1);
 		}
 		unlock(r);

@@ -5,6 +5,7 @@
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -301,14 +302,31 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 	return enqueue(first, b) ? 1 : -ENOBUFS;
 }
 
+/* demux_lock held. Is hint the receiver, whoever else there is? Where a connected socket of the same port could have
+ * the better claim, it must be alone on the chain. What the hint was may be closed or another socket by now. */
+static bool surely(const struct vmh_sock *hint, const struct vmh_sock *chain, const struct vmh_ring *r,
+		   const struct vmh_buf *b)
+{
+	return hint && hint->demux_hash && !b->multicast && hint->lport == b->dport &&
+	       (hint->rport || (chain == hint && !hint->demux_next)) && score(hint, r, b) >= 0;
+}
+
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
+{
+	return vmh_deliver_hint(r, b, NULL, &(bool){ false });
+}
+
+int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hint, bool *used)
 {
 	struct vmh_sock *best = NULL;
 	int best_score = -1, taken;
 
 	vmh_lock(&demux_lock);
 	struct vmh_sock *chain = demux[ntohs(b->dport) % DEMUX_SIZE];
-	if (vmh_unlikely(b->multicast)) {
+	*used = surely(hint, chain, r, b);
+	if (*used) {
+		taken = enqueue(hint, b) ? 1 : -ENOBUFS;
+	} else if (vmh_unlikely(b->multicast)) {
 		taken = deliver_multicast(r, b, chain);
 	} else {
 		for (struct vmh_sock *s = chain; s; s = s->demux_next) {
