@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge"]
-Unit = Literal["packets", "bytes", "calls", "frames", "percent", "segments", "rings", "polls", "sleeps", "sockets"]
+Unit = Literal["packets", "bytes", "calls", "frames", "percent", "segments", "rings", "polls", "sleeps", "sockets",
+               "completions", "microseconds"]
 
 
 @dataclass(frozen=True, slots=True)
