@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import boot
 import image
 
-BOOT_S = 300  # 60 to 80 s on an idle machine, most of it bcc compiling under emulation
+BOOT_S = 400  # 80 s on an idle machine; Python and bcc's compiler are slow under emulation
 
 Record = Callable[[str], dict[str, Any]]
 

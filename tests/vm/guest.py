@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 
 import lab
 from boot import RESULTS
+
+# no capability is left, CAP_NET_RAW least of all
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 
 
 def _run(*argv: str, timeout_s: float = 60) -> str:
@@ -26,7 +30,7 @@ def _run(*argv: str, timeout_s: float = 60) -> str:
 
 
 def wire() -> dict[str, Any]:
-    """Two veths to a peer namespace. rxe0 sits on the first; the second has no RDMA device."""
+    """Veths to a peer namespace, and rxe on those that have an RDMA device."""
     _run("ip", "netns", "add", lab.PEER)
     for link in lab.LINKS:
         _run("ip", "link", "add", link.device, "type", "veth", "peer", "name", link.peer_device, "netns", lab.PEER)
@@ -34,13 +38,14 @@ def wire() -> dict[str, Any]:
         _run("ip", "link", "set", link.device, "up")
         _run("ip", "-n", lab.PEER, "address", "add", f"{link.peer_address}/24", "dev", link.peer_device)
         _run("ip", "-n", lab.PEER, "link", "set", link.peer_device, "up")
-    _run("rdma", "link", "add", lab.RDMA_DEVICE, "type", "rxe", "netdev", lab.LINKS[0].device)
+        if link.rdma:
+            _run("rdma", "link", "add", link.rdma, "type", "rxe", "netdev", link.device)
     return {"release": os.uname().release, "links": json.loads(_run("rdma", "-j", "link"))}
 
 
 def sysfs() -> dict[str, Any]:
     """What discovery can read: a hardware device has device/net, rxe has none and names its netdev per GID."""
-    device = Path("/sys/class/infiniband") / lab.RDMA_DEVICE
+    device = Path("/sys/class/infiniband") / lab.LINKS[0].rdma
     return {
         "device_net": (device / "device/net").exists(),
         "gid_netdev": (device / "ports/1/gid_attrs/ndevs/0").read_text().strip(),
@@ -58,7 +63,7 @@ def pyverbs() -> dict[str, Any]:
     from pyverbs.qp import QP, QPCap, QPInitAttr
 
     made: dict[str, int] = {}
-    with Context(name=lab.RDMA_DEVICE) as context, PD(context) as pd, CQ(context, 16) as cq:
+    with Context(name=lab.LINKS[0].rdma) as context, PD(context) as pd, CQ(context, 16) as cq:
         for kind in ("UD", "RC", "RAW_PACKET"):
             attributes = QPInitAttr(qp_type=getattr(enums, f"IBV_QPT_{kind}"), scq=cq, rcq=cq, cap=QPCap())
             try:
@@ -75,8 +80,23 @@ def pyverbs() -> dict[str, Any]:
         }
 
 
-def doctor() -> dict[str, Any]:
-    done = subprocess.run([lab.VMAHYBRID, "doctor", "--json"], capture_output=True, text=True, timeout=120)
+def discovery() -> dict[str, Any]:
+    """vmahybrid.verbs here, and in a namespace whose only interface has the name of ours, but not the device.
+
+    RDMA devices are seen in every namespace (`rdma system`: shared), and rxe names its netdev without saying whose.
+    """
+    _run("ip", "netns", "add", "other")
+    _run("ip", "-n", "other", "link", "add", lab.LINKS[0].device, "type", "veth", "peer", "name", "end")
+    discover = [sys.executable, str(Path(__file__).with_name("discover.py"))]
+    return {
+        "here": json.loads(_run(*discover)),
+        "other": json.loads(_run("nsenter", "--net=/run/netns/other", *discover)),
+    }
+
+
+def doctor(*arguments: str) -> dict[str, Any]:
+    command = [lab.VMAHYBRID, "doctor", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return {"code": done.returncode, "answer": json.loads(done.stdout)}
 
 
@@ -95,13 +115,14 @@ def main() -> None:
                 record = {"error": traceback.format_exc()}
             print(json.dumps({"name": name or getattr(function, "__name__", ""), **record}), file=port, flush=True)
 
-        for function in (wire, sysfs, pyverbs, doctor):
+        for function in (wire, sysfs, pyverbs, discovery, doctor):
             step(function)
+        step(functools.partial(doctor, "--verbs-selftest", lab.LINKS[0].device), "selftest")
         with lab.Service() as service:
             step(service.started, "service")
             for link in lab.LINKS:
                 step(functools.partial(lab.echo, link), f"echo {link.device}")
-            step(service.status, "status")
+            step(functools.partial(lab.echo, lab.LINKS[0], *NOBODY), "echo as nobody")
         step(service.stopped, "stopped")
         step(kernel_log)
 

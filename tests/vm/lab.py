@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import signal
@@ -19,7 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 PEER = "peer"
-RDMA_DEVICE = "rxe0"
+PORT = 7000
+CONFIG = Path("/run/vmahybrid.toml")
+API = "/run/vmahybrid/api.sock"
 VMAHYBRID = str(Path(sys.executable).with_name("vmahybrid"))
 ECHO = Path(__file__).with_name("udp_echo.py")
 DATAGRAMS = 40
@@ -34,12 +37,14 @@ class Link:
     address: str
     peer_device: str
     peer_address: str
-    port: int
+    rdma: str       # its RDMA device, "" for none
+    backend: str    # in the service's configuration
 
 
 LINKS = (
-    Link("nic0", "10.77.1.1", "peer0", "10.77.1.2", 7000),  # has rxe0
-    Link("nic1", "10.77.2.1", "peer1", "10.77.2.2", 7001),  # has no RDMA device
+    Link("nic0", "10.77.1.1", "peer0", "10.77.1.2", "rxe0", "auto"),
+    Link("nic1", "10.77.2.1", "peer1", "10.77.2.2", "", "auto"),
+    Link("nic2", "10.77.3.1", "peer2", "10.77.3.2", "rxe2", "verbs"),
 )
 
 
@@ -58,8 +63,9 @@ class Service:
             notify.bind("\0vmh-ready")
             notify.settimeout(0.2)
             interfaces = [word for link in LINKS for word in ("--interface", link.device)]
+            CONFIG.write_text("".join(f'[interface."{link.device}"]\nbackend = "{link.backend}"\n' for link in LINKS))
             self._process = subprocess.Popen(
-                [VMAHYBRID, "start", "--foreground", *interfaces],
+                [VMAHYBRID, "start", "--foreground", "--config", str(CONFIG), *interfaces],
                 stdout=self._log, stderr=subprocess.STDOUT, text=True,
                 env={**os.environ, "NOTIFY_SOCKET": "@vmh-ready"})
             while time.monotonic() < self._begun + _READY_S and self._process.poll() is None:
@@ -89,9 +95,6 @@ class Service:
             raise RuntimeError(f"the service did not get ready: {self.log}")
         return {"ready_s": self._ready_s}
 
-    def status(self) -> dict[str, Any]:
-        return {"answer": ask("status")}
-
     def stopped(self) -> dict[str, Any]:
         """How it ended, its log, and what it left: links of ours, XDP programs."""
         links = json.loads(subprocess.run(["ip", "-j", "-d", "link"], capture_output=True, text=True).stdout)
@@ -99,12 +102,19 @@ class Service:
                 "xdp": [link["ifname"] for link in links if link.get("xdp")]}
 
 
-def ask(*arguments: str) -> Any:
-    """The JSON answer of a vmahybrid command. Raises RuntimeError."""
-    done = subprocess.run([VMAHYBRID, *arguments, "--json"], capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        raise RuntimeError(f"vmahybrid {' '.join(arguments)}: exit {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout)
+def ask(path: str) -> Any:
+    """An answer of the service's API. The commands would take seconds each here, most of it Python's start."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.closing(connection):
+        connection.sock.settimeout(60)
+        connection.sock.connect(API)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    if answer.status != http.client.OK:
+        raise RuntimeError(f"GET {path}: {answer.status}: {text}")
+    return json.loads(text)
 
 
 @contextlib.contextmanager
@@ -131,7 +141,7 @@ def _exchange(link: Link) -> int:
     """How many of DATAGRAMS came back, each unchanged and once; at most one is on its way at a time."""
     answered = 0
     with _peer_socket() as client:
-        client.connect((link.address, link.port))
+        client.connect((link.address, PORT))
         for number in range(DATAGRAMS):
             data = f"{link.device} {number}".encode()
             client.send(data)
@@ -145,23 +155,38 @@ def _exchange(link: Link) -> int:
     return answered
 
 
-def echo(link: Link) -> dict[str, Any]:
-    """The server under the shim on the address of one link, its peer on the kernel; what flows and explain say."""
+def echo(link: Link, *prefix: str) -> dict[str, Any]:
+    """The server under the shim on the address of one link, its peer on the kernel; what the service says of it.
+
+    prefix goes before the command: who runs it."""
     with tempfile.TemporaryFile("w+") as log:
-        program = ["/usr/bin/python3", str(ECHO), link.address, str(link.port)]
-        server = subprocess.Popen([VMAHYBRID, "run", "-e", "VMA_TRACELEVEL=debug", "--", *program],
+        program = ["/usr/bin/python3", str(ECHO), link.address, str(PORT)]
+        server = subprocess.Popen([*prefix, VMAHYBRID, "run", "-e", "VMA_TRACELEVEL=debug", "--", *program],
                                   stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert server.stdout is not None
             if server.stdout.readline() != "ready\n":
                 log.seek(0)
                 raise RuntimeError(f"the server did not start: {log.read()}")
+            before = _outs(link)
             answered = _exchange(link)
-            flows = [flow for flow in ask("flows")["flows"] if flow["pid"] == server.pid]
-            steps = ask("explain", f"{server.pid}")["steps"]
-            address = ask("explain", f"{link.address}:{link.port}")["steps"]
+            status = ask("/v1/status")
+            explained = ask(f"/v1/sockets/{link.address}:{PORT}/explain")["steps"]
         finally:
             server.kill()
             server.wait()
         log.seek(0)
-        return {"answered": answered, "flows": flows, "explain": steps, "explain_address": address, "log": log.read()}
+        return {
+            "answered": answered,
+            "flows": [flow for flow in status["flows"] if flow["pid"] == server.pid],
+            "interface": next(row for row in status["interfaces"] if row["name"] == link.device),
+            "outs": {way: count - before.get(way, 0) for way, count in _outs(link).items()},
+            "explain": explained,
+            "log": log.read(),
+        }
+
+
+def _outs(link: Link) -> dict[str, int]:
+    """Packets per way out of the interface's XDP program; empty without one."""
+    rows = ask("/v1/status")["interfaces"]
+    return {str(way): int(count) for row in rows if row["name"] == link.device for way, count in row["outs"].items()}
