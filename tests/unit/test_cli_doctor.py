@@ -16,9 +16,9 @@ from vmahybrid.cli import doctor
 from vmahybrid.cli.main import main
 from vmahybrid.cli.output import Style
 from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service, verbs
+from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.verbs import caps, discovery, library
-from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.xdp.holder import attached
 
 
