@@ -122,7 +122,8 @@ def main() -> None:
             step(service.started, "service")
             for link in lab.LINKS:
                 step(functools.partial(lab.echo, link), f"echo {link.device}")
-            step(functools.partial(lab.echo, lab.LINKS[0], *NOBODY), "echo as nobody")
+            step(functools.partial(lab.echo, lab.LINKS[0], prefix=NOBODY), "echo as nobody")
+            step(functools.partial(lab.echo, lab.LINKS[1], options=("--softverbs",)), "echo on softverbs")
         step(service.stopped, "stopped")
         step(kernel_log)
 

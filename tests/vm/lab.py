@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -155,14 +155,14 @@ def _exchange(link: Link) -> int:
     return answered
 
 
-def echo(link: Link, *prefix: str) -> dict[str, Any]:
+def echo(link: Link, prefix: Sequence[str] = (), options: Sequence[str] = ()) -> dict[str, Any]:
     """The server under the shim on the address of one link, its peer on the kernel; what the service says of it.
 
-    prefix goes before the command: who runs it."""
+    prefix goes before the command: who runs it. options are those of `vmahybrid run`."""
     with tempfile.TemporaryFile("w+") as log:
         program = ["/usr/bin/python3", str(ECHO), link.address, str(PORT)]
-        server = subprocess.Popen([*prefix, VMAHYBRID, "run", "-e", "VMA_TRACELEVEL=debug", "--", *program],
-                                  stdout=subprocess.PIPE, stderr=log, text=True)
+        run = [VMAHYBRID, "run", "-e", "VMA_TRACELEVEL=debug", *options, "--"]
+        server = subprocess.Popen([*prefix, *run, *program], stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert server.stdout is not None
             if server.stdout.readline() != "ready\n":

@@ -28,6 +28,7 @@ LADDERS = {
 }
 # mmap(2) of a bound AF_XDP socket is EBUSY before Linux 6.4: the program stays on the kernel, and says why
 NO_MAP_OF_BOUND_SOCKETS = ("6.1",)
+NO_TCX = ("6.1",)  # Linux 6.6 has it
 # as tests/leftovers.py: what a broken kernel says
 COMPLAINT = re.compile(r"\bBUG:|\bWARNING:|\bOops\b|general protection fault|KASAN|refcount_t|unregister_netdevice")
 
@@ -143,6 +144,15 @@ def test_what_carries_the_flow(record: Record, kernel: str, echo: str, link: lab
         assert [(flow["action"], flow["backend"], flow["packets"]) for flow in found["flows"]] == [
             ("ring", "xdp", lab.DATAGRAMS)]
         assert outs == {"ring": lab.DATAGRAMS, "pass-miss": 0, "pass-rule": 0}
+
+
+def test_software_device_on_this_kernel(record: Record, kernel: str) -> None:
+    """Beside the host's kernel: its flow rules are tcx links. Without them the kernel serves the socket as before."""
+    found = record("echo on softverbs")
+    assert found["answered"] == lab.DATAGRAMS
+    assert found["interface"]["device"] == f"sv_{PLAIN.device}"
+    carried = [(flow["action"], flow["backend"]) for flow in found["flows"]]
+    assert carried == ([] if kernel in NO_TCX else [("ring", "verbs")]), found["log"]
 
 
 def test_service_leaves_nothing(record: Record) -> None:
