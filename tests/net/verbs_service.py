@@ -1,7 +1,7 @@
 """An honest service that grants raw packet QPs and nothing else: what tests of the shim's verbs ring talk to.
 
-It answers every request, remembers what it was asked, and mirrors no rule anywhere: a frame that no QP takes goes to the
-kernel's socket. Where a program offers no usable device it refuses the ring with the reason that the program gave.
+It answers every request, remembers what it was asked, and mirrors no rule anywhere: a frame that no QP takes goes to
+the kernel's socket. Where a program offers no usable device it refuses the ring with the reason that the program gave.
 """
 
 from __future__ import annotations

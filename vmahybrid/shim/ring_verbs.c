@@ -55,6 +55,8 @@ static bool get_spares(struct verbs_ring *x)
 {
 	if (x->nspare < x->batch)
 		x->nspare += vmh_verbs_pool_take(x->pool, x->spare + x->nspare, x->level);
+	if (vmh_unlikely(!x->nspare))
+		VMH_COUNT(x->r.stats->pool_rx_empty, 1);
 	return x->nspare;
 }
 
@@ -63,10 +65,8 @@ void vmh_verbs_refill(struct verbs_ring *x)
 	while (x->debt >= x->batch || (x->debt && x->rx_wr - x->debt < x->batch)) {
 		uint32_t before = x->debt, n = x->debt < x->batch ? x->debt : x->batch;
 
-		if (!get_spares(x)) {
-			VMH_COUNT(x->r.stats->pool_rx_empty, 1);
+		if (!get_spares(x))
 			return;
-		}
 		if (n > x->nspare)
 			n = x->nspare;
 		/* a few descriptors are worth a call only where the QP is about to run dry */
@@ -76,6 +76,22 @@ void vmh_verbs_refill(struct verbs_ring *x)
 		if (x->debt == before)
 			return;
 	}
+}
+
+/* Would the QP stay short of what it lost, if one more buffer went to a socket? Twice the level covers whatever the
+ * debt can be between two refills. */
+static bool cannot_refill(struct verbs_ring *x)
+{
+	while (x->nspare < x->debt && x->nspare <= x->level) {
+		uint32_t got = vmh_verbs_pool_take(x->pool, x->spare + x->nspare, x->level);
+
+		if (!got) {
+			VMH_COUNT(x->r.stats->pool_rx_empty, 1);
+			return true;
+		}
+		x->nspare += got;
+	}
+	return x->nspare < x->debt;
 }
 
 static inline void free_buf(struct verbs_ring *x, uint32_t id)
@@ -156,7 +172,7 @@ static inline void receive_one(struct verbs_ring *x, const struct completion *c,
 	if (vmh_unlikely(c->status != IBV_WC_SUCCESS)) {
 		t->errors += c->status != IBV_WC_WR_FLUSH_ERR;
 		atomic_store_explicit(&x->suspect, true, memory_order_relaxed);
-	} else if (vmh_unlikely(x->keep_full && x->debt >= x->batch && !x->nspare && !get_spares(x))) {
+	} else if (vmh_unlikely(x->keep_full && x->debt >= x->batch && x->nspare < x->debt && cannot_refill(x))) {
 		t->dropped++; /* the buffer goes back to the QP, which would run dry else */
 	} else {
 		v->b.ring = &x->r;

@@ -96,9 +96,11 @@ static int receive_tables(struct verbs_ring *x)
 	x->level = (uint32_t)vmh_params.qp_compensation_level;
 	if (x->level < x->batch)
 		x->level = x->batch;
+	x->poll_max = (uint32_t)vmh_params.cq_poll_batch_max;
+	if (x->level < x->poll_max) /* two of them cover the debt of a refill that is due and of one poll */
+		x->level = x->poll_max;
 	if (x->level > x->pool->count)
 		x->level = x->pool->count;
-	x->poll_max = (uint32_t)vmh_params.cq_poll_batch_max;
 	x->keep_full = vmh_params.cq_keep_qp_full;
 	x->spare = malloc(2 * (size_t)x->level * sizeof(*x->spare));
 	x->rwr = calloc(x->batch, sizeof(*x->rwr));
