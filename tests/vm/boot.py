@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -84,8 +85,8 @@ def boot(kernel: str, argv: Sequence[str], timeout_s: float) -> Ran:
         program.chmod(0o755)
         command, env = _command(kernel, run)
         try:
-            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                  timeout=timeout_s)
+            done = subprocess.run(command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, capture_output=True,
+                                  text=True, timeout=timeout_s)
             ended = f"QEMU ended with {done.returncode}. {done.stderr.strip()}"
         except subprocess.TimeoutExpired:
             ended = f"QEMU did not end in {timeout_s:g} s and was killed"
