@@ -186,6 +186,7 @@ SV_EXPORT int ibv_close_device(struct ibv_context *context)
 	sv_registry_remove(x);
 	sv_engine_leave(x);
 	sv_events_close(x);
+	sv_tx_close_spares(x);
 	put_device(x->device);
 	pthread_mutex_destroy(&x->lock);
 	pthread_rwlock_destroy(&x->mr_lock);

@@ -58,6 +58,7 @@ static void child(void)
 		pthread_rwlock_init(&x->mr_lock, NULL);
 		sv_close(&x->event_fd);
 		sv_close(&x->netlink_fd);
+		sv_tx_close_spares(x);
 		for (struct sv_channel *channel = x->channels; channel; channel = channel->next)
 			pthread_mutex_init(&channel->lock, NULL);
 		for (struct sv_cq *cq = x->cqs; cq; cq = cq->next)

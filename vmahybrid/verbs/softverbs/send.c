@@ -19,31 +19,60 @@ struct sv_tx {
 	uint8_t head[SV_TX_BATCH][SV_HEADERS];
 };
 
-int sv_tx_make(struct sv_qp *q)
+static int open_socket(struct sv_context *x, int *fd)
 {
-	struct sv_context *x = sv_context(sv_qp_public(q)->context);
 	/* protocol 0: this socket receives nothing */
 	struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_ifindex = x->device->ifindex };
 	int on = 1, mark = SV_MARK, error;
 
-	q->tx_fd = sv_socket(AF_PACKET, SOCK_RAW, 0);
-	if (q->tx_fd < 0)
-		return q->tx_fd;
-	error = sv_bind(q->tx_fd, &address, sizeof(address));
+	*fd = sv_socket(AF_PACKET, SOCK_RAW, 0);
+	if (*fd < 0)
+		return *fd;
+	error = sv_bind(*fd, &address, sizeof(address));
 	if (!error)
-		error = sv_setsockopt(q->tx_fd, SOL_PACKET, PACKET_VNET_HDR, &on, sizeof(on));
+		error = sv_setsockopt(*fd, SOL_PACKET, PACKET_VNET_HDR, &on, sizeof(on));
 	if (!error)
-		error = sv_setsockopt(q->tx_fd, SOL_SOCKET, SO_MARK, &mark, sizeof(mark));
+		error = sv_setsockopt(*fd, SOL_SOCKET, SO_MARK, &mark, sizeof(mark));
 	if (error)
-		return error;
+		sv_close(fd);
+	return error;
+}
+
+int sv_tx_make(struct sv_qp *q)
+{
+	struct sv_context *x = sv_context(sv_qp_public(q)->context);
+	int error = 0;
+
 	q->tx = calloc(1, sizeof(*q->tx));
-	return q->tx ? 0 : -ENOMEM;
+	if (!q->tx)
+		return -ENOMEM;
+	pthread_mutex_lock(&x->lock);
+	if (x->spares)
+		q->tx_fd = x->spare_tx[--x->spares];
+	pthread_mutex_unlock(&x->lock);
+	if (q->tx_fd < 0)
+		error = open_socket(x, &q->tx_fd);
+	return error;
 }
 
 void sv_tx_free(struct sv_qp *q)
 {
+	struct sv_context *x = sv_context(sv_qp_public(q)->context);
+
+	pthread_mutex_lock(&x->lock);
+	if (q->tx_fd >= 0 && x->spares < SV_SPARE_TX) {
+		x->spare_tx[x->spares++] = q->tx_fd;
+		q->tx_fd = -1;
+	}
+	pthread_mutex_unlock(&x->lock);
 	sv_close(&q->tx_fd);
 	free(q->tx);
+}
+
+void sv_tx_close_spares(struct sv_context *x)
+{
+	while (x->spares)
+		sv_close(&x->spare_tx[--x->spares]);
 }
 
 static void complete(struct sv_qp *q, const struct ibv_send_wr *wr, enum ibv_wc_status status)

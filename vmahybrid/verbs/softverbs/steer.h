@@ -54,8 +54,8 @@ struct sv_rule {
 	struct sv_dest dest[SV_DESTS];
 };
 
-/* drop: nobody gets it. pass: the dests get a copy and matching goes on below */
-enum { SV_RULE_DROP = 1, SV_RULE_PASS = 2 };
+/* No dests: nobody gets it. PASS: the dests get a copy and matching goes on below, of several such the first */
+enum { SV_RULE_PASS = 1 };
 
 struct sv_mask {
 	__u64 w[SV_WORDS];

@@ -32,6 +32,7 @@ enum {
 	SV_MAX_INLINE = 1024,
 	SV_MAX_OBJECTS = 1 << 16,
 	SV_TX_BATCH = 32,
+	SV_SPARE_TX = 8,
 	SV_HEADERS = 128, /* of an outgoing frame: what is copied to have its checksums filled in */
 };
 
@@ -78,6 +79,8 @@ struct sv_context {
 	struct sv_qp *qps;
 	struct sv_cq *cqs;
 	struct sv_channel *channels;
+	int spare_tx[SV_SPARE_TX]; /* sockets of QPs that are gone: closing one waits for an RCU grace period */
+	int spares;
 	struct sv_event *events, **events_end;
 	int event_fd, netlink_fd;
 	bool was_active;
@@ -269,6 +272,7 @@ void sv_qp_flush_receives(struct sv_qp *qp);
 /* send.c, wr.c, recv.c, rx.c */
 int sv_tx_make(struct sv_qp *qp);
 void sv_tx_free(struct sv_qp *qp);
+void sv_tx_close_spares(struct sv_context *x);
 int sv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int sv_post_send_locked(struct sv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int sv_builder_make(struct sv_qp *qp);
