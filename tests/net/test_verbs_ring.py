@@ -44,6 +44,7 @@ class Lab:
         # the variables are for the program, not for what starts it: a sanitizer's runtime must come first
         env = {"LD_PRELOAD": ":".join(filter(None, [os.environ.get("VMH_SANITIZER_RUNTIME"), str(library())])),
                "VMA_HYBRID_SOCKET": str(self.service.path), "VMA_STATS_SHMEM_DIR": str(self.pages),
+               "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "detect_leaks=0:handle_segv=0"),
                **softverbs_environment(), **variables}
         return self.box.start(side, [*prefix, "env", *(f"{name}={value}" for name, value in env.items()),
                                      *command[len(prefix):]])
@@ -101,7 +102,7 @@ def test_every_datagram_once_and_in_order(lab: Lab, waiting: str, spin: str) -> 
     """Sleeping for each datagram and spinning for ever; none comes by the kernel as well."""
     program = lab.serve("sink", waiting, lab.box.b.address, str(PORT), "4000", "3", VMA_RX_POLL=spin,
                         VMA_SELECT_POLL=spin, VMA_RX_UDP_POLL_OS_RATIO="10")
-    lab.offload(4000, every=32)
+    lab.offload(4000, every=8)
     lab.service.wait(lambda: lab.socket(program).counters["rx_packets"] >= 4000)
     page, ring = lab.page(program), lab.ring(program)
     assert last(program) == {"distinct": 4000, "total": 4000, "broken": 0, "disorder": 0}
@@ -280,6 +281,35 @@ def test_service_that_ends(lab: Lab) -> None:
     lab.service.close()
     assert lab.ask([100] * 5)["wrong"] == {}
     assert lab.socket(program).reason == "service-gone"
+
+
+def test_queue_pair_that_fails(lab: Lab) -> None:
+    """A frame that is longer than the buffers puts the QP into its error state: the ring is given back, the next rung
+    is asked for, and the kernel goes on with the flow."""
+    for side in lab.box.sides:
+        side.ip("link", "set", side.device, "mtu", "9000")
+    program = lab.serve("echo", "block", lab.box.b.address, str(PORT))
+    assert lab.ask([100] * 5)["wrong"] == {}
+    lab.offload(1, size=5000)
+    lab.service.wait(lambda: len(lab.service.asked("ring")) >= 2)
+    assert [said["ring_id"] for said in lab.service.asked("release")] == [1]
+    second = lab.service.asked("ring")[1]
+    assert (second["verbs"], second["verbs_reason"]) == (lib.VMH_VERBS_NONE, Reason.VERBS_FAILED.value)
+    assert lab.ask([100] * 5)["wrong"] == {}
+    assert lab.socket(program).reason == "verbs-failed"
+    assert lab.page(program).rings == []
+
+
+def test_device_that_is_removed(lab: Lab) -> None:
+    program = lab.serve("echo", "block", "0.0.0.0", str(PORT))
+    assert lab.ask([100] * 5)["wrong"] == {}
+    lab.box.b.ip("link", "delete", "dev", lab.box.b.device)
+    lab.service.wait(lambda: lab.service.asked("release"))
+    lab.service.wait(lambda: len(lab.service.asked("ring")) >= 2)
+    second = lab.service.asked("ring")[1]
+    assert second["verbs"] == lib.VMH_VERBS_NONE
+    assert program.running
+    assert lab.page(program).rings == []
 
 
 def test_a_grant_that_cannot_be_used_is_given_back(lab: Lab) -> None:

@@ -181,11 +181,15 @@ static void look_at_shared(void)
 static void look_at_verbs(void)
 {
 	struct vmh_ring *r = vmh_verbs_failed();
+	unsigned why;
 
 	vmh_verbs_follow();
 	if (!r)
 		return;
 	ring_gone(r->id, VMH_R_VERBS_FAILED);
+	/* wildcards are still attached and would not ask for it */
+	if (!vmh_net_link_served(r->ifindex))
+		vmh_session_ring(r->ifindex, &why);
 	vmh_sock_service_back();
 }
 
