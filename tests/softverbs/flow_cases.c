@@ -130,7 +130,11 @@ static void sniffer(void)
 	struct ibv_flow *flow;
 	struct end end;
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
+	char command[128];
 
+	/* no ARP among what is seen */
+	snprintf(command, sizeof(command), "ip neigh replace " PEER_IP " lladdr 02:76:6d:68:00:02 dev %s", rig.netdev);
+	run(command);
 	make_end(&end, (struct options){ 0 });
 	flow = attach(&end, &rule);
 	CHECK(flow, "%s", strerror(errno));

@@ -96,10 +96,10 @@ def test_not_root(own: Path, netns_pair: Sandbox) -> None:
 
 def test_devices_of_the_namespace(netns_pair: Sandbox) -> None:
     """One device per Ethernet interface, of this namespace, limited by SOFTVERBS_DEVICES."""
-    netns_pair.a.ip("link", "add", "extra0", "type", "dummy")
+    netns_pair.a.ip("link", "add", "extra0", "type", "veth", "peer", "name", "extra1")
     script = "import pyverbs.device as d; print(sorted(x.name.decode() for x in d.get_device_list()))"
     env = {"LD_LIBRARY_PATH": str(library().parent)}
     argv = ["/usr/bin/python3", "-c", script]
-    assert netns_pair.start(netns_pair.a, argv, env=env).result(20) == "['sv_extra0', 'sv_va']\n"
+    assert netns_pair.start(netns_pair.a, argv, env=env).result(20) == "['sv_extra0', 'sv_extra1', 'sv_va']\n"
     env["SOFTVERBS_DEVICES"] = "va,eth7"
     assert netns_pair.start(netns_pair.a, argv, env=env).result(20) == "['sv_va']\n"

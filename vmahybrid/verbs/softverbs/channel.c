@@ -95,7 +95,6 @@ void sv_channel_watch(struct sv_cq *cq, struct sv_qp *q)
 	if (!cq->base.channel)
 		return;
 	sv_epoll_ctl(cq->base.channel->fd, EPOLL_CTL_ADD, q->ring->fd, EPOLLONESHOT, (uintptr_t)cq | RING_BIT);
-	sv_epoll_ctl(cq->base.channel->fd, EPOLL_CTL_MOD, q->ring->fd, EPOLLONESHOT, (uintptr_t)cq | RING_BIT);
 	if (cq->armed == SV_ARMED)
 		sv_channel_arm(cq, q);
 }
