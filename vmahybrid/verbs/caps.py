@@ -84,6 +84,8 @@ def capabilities(device: str, port: int = 1) -> Capabilities:
         limits = asked.orig_attr
         layer = {1: "InfiniBand", 2: "Ethernet"}.get(context.query_port(port).link_layer, "unspecified")
         reason, detail, inline = _try_qp(context)
+        if reason is Reason.NO_CAP_NET_RAW and not asked.raw_packet_caps:
+            reason = Reason.NO_RAW_PACKET_QP  # the kernel looks at the capability before the driver says what it can do
         return Capabilities(device, reason.slug, detail,
                             [name for bit, name in _RAW_CAPS.items() if asked.raw_packet_caps & bit],
                             limits.max_qp_wr, limits.max_sge, limits.max_cqe, inline, layer)
