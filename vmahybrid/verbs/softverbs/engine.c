@@ -9,7 +9,7 @@
 #include "sv.h"
 
 #define SV_RINGS_KEPT 4
-#define SV_RING_MIN (1u << 18)
+#define SV_RING_MIN (1u << 22) /* some 20,000 small frames: as long as a reader may be off its CPU */
 #define SV_RING_MAX (1u << 23)
 #define SV_FRAME_USUAL 1600
 

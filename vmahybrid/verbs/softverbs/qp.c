@@ -297,6 +297,10 @@ SV_EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 	if (q->flows)
 		return EBUSY;
 	unlink_qp(x, q);
+	if (q->slot)
+		sv_say("QP %u: %llu frames for it, %llu lost for want of room, %llu not sent", qp->qp_num,
+		       (unsigned long long)q->slot->frames, (unsigned long long)q->slot->dropped,
+		       (unsigned long long)q->tx_dropped);
 	sv_engine_release_slot(q);
 	sv_event_drain(x, q, &qp->mutex, &qp->cond, &qp->events_completed, &q->async_told);
 	((struct sv_pd *)qp->pd)->users--;

@@ -6,9 +6,12 @@
 
 #define SV_MTU_CODES IBV_MTU_4096
 
+/* The carrier, not IFF_RUNNING, which follows it up to a second later. */
+#define CARRIER 0x10000u /* IFF_LOWER_UP of linux/if.h, which does not go together with net/if.h */
+
 bool sv_link_active(const struct sv_link *link)
 {
-	return (link->flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
+	return link->flags & IFF_UP && link->flags & CARRIER;
 }
 
 /* ns of CLOCK_REALTIME (0) or CLOCK_MONOTONIC (1) */

@@ -9,6 +9,7 @@
 #include "sv.h"
 
 #define PIECES (SV_MAX_SGE + 2)
+#define PATIENCE 1000 /* attempts while the way out is full: a NIC's send queue waits, it does not drop */
 
 struct sv_tx {
 	uint32_t count;
@@ -126,7 +127,7 @@ static enum ibv_wc_status status_of(struct sv_qp *q, int error)
 static bool transmit(struct sv_qp *q)
 {
 	struct sv_tx *tx = q->tx;
-	uint32_t done = 0, count = tx->count;
+	uint32_t done = 0, count = tx->count, attempts = 0;
 	bool good = true;
 
 	tx->count = 0;
@@ -143,7 +144,9 @@ static bool transmit(struct sv_qp *q)
 			n = 1;
 		for (; n > 0; n--)
 			complete(q, tx->wr[done++], IBV_WC_SUCCESS);
-		if (n < 0 && n != -EINTR) {
+		if (n == -ENOBUFS && attempts++ < PATIENCE) {
+			(void)SV_CALL(SYS_sched_yield);
+		} else if (n < 0 && n != -EINTR) {
 			enum ibv_wc_status status = status_of(q, (int)n);
 
 			good = status == IBV_WC_SUCCESS;
