@@ -51,7 +51,7 @@ class Lab:
 
     def serve(self, *argv: str, **variables: str) -> Program:
         """A program on side b that has bound its socket."""
-        program = self.start(self.box.b, *argv, **variables)
+        program = self.start(self.box.b, *argv, prefix=(), **variables)
         program.wait_for('"bound"')
         return program
 
