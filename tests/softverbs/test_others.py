@@ -88,7 +88,7 @@ def perftest(sandbox: Sandbox, tool: str, *options: str) -> tuple[list[float], l
     common = [*options, "-s", "64"]
     served_by = ["stdbuf", "-oL", tool, "--server", "-d", "sv_va", "-B", a.mac, "-E", b.mac]
     server = sandbox.start(a, [*served_by, *common], env=env)
-    server.wait_for("MAC attached")
+    server.wait_for("#bytes")  # printed when receive buffers are posted; the client does not ask
     client = sandbox.start(b, [tool, "--client", "-d", "sv_vb", "-B", b.mac, "-E", a.mac, *common], env=env)
     said = client.result(30), server.result(30)
     lines = [re.findall(r"^ 64\s.*$", text, re.MULTILINE) for text in said]
