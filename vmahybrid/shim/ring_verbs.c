@@ -53,10 +53,14 @@ static void post_chain(struct verbs_ring *x, uint32_t n)
 
 static bool get_spares(struct verbs_ring *x)
 {
-	if (x->nspare < x->batch)
-		x->nspare += vmh_verbs_pool_take(x->pool, x->spare + x->nspare, x->level);
-	if (vmh_unlikely(!x->nspare))
+	uint32_t got;
+
+	if (x->nspare >= x->batch)
+		return true;
+	got = vmh_verbs_pool_take(x->pool, x->spare + x->nspare, x->level);
+	if (vmh_unlikely(!got))
 		VMH_COUNT(x->r.stats->pool_rx_empty, 1);
+	x->nspare += got;
 	return x->nspare;
 }
 

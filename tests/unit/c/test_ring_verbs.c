@@ -271,8 +271,14 @@ static void test_device_memory(void)
 	}
 	CHECK(stats.dm_packets > 50 && stats.dm_packets + stats.dm_full == 200, "%llu", stats.dm_packets);
 	refuse_send = ENOMEM;
-	i = x->dm.used;
-	CHECK(send_bytes(x, 60) == -EAGAIN && x->dm.used <= i, "what was not sent holds nothing");
+	complete(x);
+	vmh_verbs_reap(x);
+	CHECK(send_bytes(x, 60) == -EAGAIN && !x->dm.used, "what was not sent holds nothing");
+	refuse_send = 0;
+	CHECK(send_bytes(x, 60) == 0 && x->dm.used, "%u", x->dm.used);
+	refuse_send = ENOMEM;
+	i = x->dm.head;
+	CHECK(send_bytes(x, 60) == -EAGAIN && x->dm.head == i, "%u, was %u", x->dm.head, i);
 	refuse_send = 0;
 	vmh_params.ring_dev_mem_tx = 0;
 	vmh_ring_close(&x->r);
