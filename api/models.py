@@ -49,13 +49,23 @@ REASON = "slug of the reason why it is not better, or not at all, offloaded; `no
 NETNS = "network namespace: `host`, a name under /run/netns, or `net:[inode]`"
 
 
+class Rung(View):
+    """A backend that was tried for a ring, best first."""
+
+    backend: str = note("`verbs`, `xdp` or `kernel`")
+    taken: bool = note("it carries the ring")
+    reason: str = note("slug of the reason why it does not; `none` if it does")
+    text: str = note("the whole as a sentence")
+    remedy: str = note("what to do about it; empty if nothing")
+
+
 class Interface(View):
     """A network interface that the service serves, or was asked to."""
 
     name: str = note("name of the interface")
     ifindex: int = identifier("kernel's index of the interface in its namespace")
     netns: str = note(NETNS)
-    backend: str = note("what carries rings here: `xdp`, or `kernel` for none")
+    backend: str = note("the best that carries rings here: `verbs`, `xdp`, or `kernel` for none")
     mode: str = note("XDP mode obtained: `native`, `generic` or `none`")
     zerocopy: bool = note("the driver moves frames into the rings without a copy")
     driver: str = note("kernel driver")
@@ -70,18 +80,21 @@ class Interface(View):
     outs: dict[str, int] = quantity("packets by way out of the XDP program since it was attached", "packets")
     rings: int = quantity("rings granted here", "rings")
     rules: int = quantity("steering rules mirrored into the XDP maps", "rules")
+    wanted: str = note("the configuration's `backend` for it: `auto`, `verbs`, `xdp` or `kernel`")
+    device: str = note("its RDMA device, as the kernel or a program says; empty without one")
+    ladder: list[Rung] = note("the backends of the ring that was asked for last, or what is known before; may be empty")
 
 
 class Ring(View):
-    """An AF_XDP ring granted to a process."""
+    """A ring granted to a process: AF_XDP, or leave to make a raw packet QP."""
 
     ring_id: int = identifier("the service's number of the ring")
     pid: int = identifier("process that holds the ring")
     interface: str = note("interface whose packets it carries")
     ifindex: int = identifier("kernel's index of that interface")
     netns: str = note(NETNS)
-    kind: str = note("`direct`: on the interface's own queue; `veth`: behind a ring veth")
-    mode: str = note("XDP mode: `native` or `generic`")
+    kind: str = note("`direct`: on the interface's own queue; `veth`: behind a ring veth; `verbs`: a QP")
+    mode: str = note("XDP mode: `native` or `generic`; `none` for verbs")
     zerocopy: bool = note("frames are moved without a copy")
     queues: int = quantity("AF_XDP sockets of the ring", "queues")
     frames: int = quantity("frames in the packet memory (UMEM)", "frames")
@@ -92,6 +105,9 @@ class Ring(View):
     stats: RingCounters = note("what the program counts")  # type: ignore[valid-type]
     kernel: dict[str, int] = quantity("XDP_STATISTICS of the kernel, summed over the queues", "packets")
     guard: dict[str, int] = quantity("packets by way out of the guard program of a ring veth", "packets")
+    backend: str = note("`verbs` or `xdp`")
+    device: str = note("RDMA device of a verbs ring, as its program says; else empty")
+    ladder: list[Rung] = note("the backends that were tried for it, the last one carries it")
 
 
 class Flow(View):
@@ -112,9 +128,11 @@ class Flow(View):
     ring_id: int = identifier("ring that its packets go to, 0 for none")
     reason: str = note(REASON)
     rules: int = quantity("rules in the XDP maps; a wildcard address has one per address", "rules")
-    packets: int = quantity("packets that hit the flow's rules", "packets")
-    bytes: int = quantity("bytes that hit the flow's rules, headers included", "bytes")
+    packets: int = quantity("packets that hit the flow's rules in XDP; of a verbs flow what its QP did not take",
+                            "packets")
+    bytes: int = quantity("bytes of these packets, headers included", "bytes")
     created: float = quantity("when it was made, since the epoch", "seconds")
+    backend: str = note("what carries it: `verbs`, `xdp`, `kernel`, or `verbs, xdp` for a wildcard on rings of both")
 
 
 class NewFlow(Body):
@@ -202,7 +220,8 @@ class ProcessStats(View):
 class ExplainStep(View):
     """One step on the way to a ring."""
 
-    step: str = note("what was looked at: session, family, bind, rule, address, interface, ring, flow or traffic")
+    step: str = note("what was looked at: session, family, bind, rule, address, interface, ladder, ring, flow or "
+                     "traffic")
     ok: bool = note("the step is passed")
     text: str = note("what was found")
     remedy: str = note("what to do if it is not passed")

@@ -1,7 +1,7 @@
 """Prints the files of the tree that meson installs or compiles, one per line, relative to the root.
 
 meson.build calls it at configure time and pip reconfigures on every install, so that a new module needs no entry in a
-list. Usage: list_sources.py python|data|bpf|shim
+list. Usage: list_sources.py python|data|bpf|shim|softverbs
 """
 
 import sys
@@ -23,10 +23,11 @@ kinds = {
     ),
     "bpf": ("bpf/*.c", "bpf/*.h"),
     "shim": ("vmahybrid/shim/*.c",),
+    "softverbs": ("vmahybrid/verbs/softverbs/*.c",),
 }
 for pattern in kinds[sys.argv[1]]:
     for path in sorted(root.glob(pattern)):
         relative = path.relative_to(root).as_posix()
         # vmahybrid/bpf is a link that scripts/build makes to the installed copy
-        if "__pycache__" not in relative and not relative.startswith("vmahybrid/bpf/"):
+        if "__pycache__" not in relative and not relative.startswith("vmahybrid/bpf/") and not relative.endswith(".bpf.c"):
             print(relative)

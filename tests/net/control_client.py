@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from vmahybrid import contracts
 from vmahybrid.contracts import addr_to_bytes, ffi, htons, lib
+from vmahybrid.steering.reasons import Reason
 
 HEADER = "struct vmh_msg_hdr"
 REPLIES = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello_reply", lib.VMH_MSG_RING: "struct vmh_msg_ring_reply",
@@ -109,9 +110,11 @@ class Client:
         return self.call(lib.VMH_MSG_HELLO, "struct vmh_msg_hello", *fds, pid=os.getpid(), comm=comm.encode(),
                          cmdline=b"a test")
 
-    def ring(self, ifindex: int, **sizes: int) -> Any:
-        """The reply; ``fds`` grows by the UMEM and the sockets."""
-        return self.call(lib.VMH_MSG_RING, "struct vmh_msg_ring", ifindex=ifindex, **sizes)
+    def ring(self, ifindex: int, device: str | None = None, why: int = Reason.NO_VERBS_LIBRARY, **sizes: int) -> Any:
+        """The reply; ``fds`` grows by the UMEM and the sockets. ``device``: has raw packet QPs; None: ``why`` not."""
+        verbs = {"verbs": lib.VMH_VERBS_NONE, "verbs_reason": int(why)} if device is None else {
+            "verbs": lib.VMH_VERBS_USABLE, "verbs_device": device.encode()}
+        return self.call(lib.VMH_MSG_RING, "struct vmh_msg_ring", ifindex=ifindex, **verbs, **sizes)
 
     def attach(self, fd: int, kind: str, local: tuple[str, int], remote: tuple[str, int] = ("*", 0), ifindex: int = 0,
                **more: Any) -> Any:
@@ -173,8 +176,12 @@ class Interpreter:
             raise OSError(ctypes.get_errno(), "setns")
         os.close(fd)
 
-    def do_ring(self, ifname: str, **sizes: int) -> dict[str, Any]:
-        return _plain(self.client.ring(socket.if_nametoindex(ifname), **sizes))
+    def do_ring(self, ifname: str, device: str | None = None, why: int = Reason.NO_VERBS_LIBRARY,
+                **sizes: int) -> dict[str, Any]:
+        """With ``fds``: how many descriptors came."""
+        before = len(self.client.fds)
+        reply = _plain(self.client.ring(socket.if_nametoindex(ifname), device, why, **sizes))
+        return {**reply, "fds": len(self.client.fds) - before}
 
     def do_socket(self, name: str, bind: list[Any], connect: list[Any] | None = None, reuse: str = "",
                   join: list[str] | None = None, device: str = "") -> int:

@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from fake_view import FakeView, serve
 from vmahybrid.cli import doctor
 from vmahybrid.cli.main import main
 from vmahybrid.cli.output import Style
-from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service
+from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service, verbs
 from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.verbs import caps, discovery, library
 from vmahybrid.xdp.holder import attached
 
 
@@ -124,6 +127,66 @@ def test_frequency_and_isolation(tmp_path: Path) -> None:
     assert "2-3" in next(iter(host.isolation(cpu))).text
 
 
+def test_verbs_without_pyverbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyverbs", None)
+    monkeypatch.setitem(sys.modules, "pyverbs.device", None)
+    monkeypatch.setattr(library, "find_spec", lambda _name: None)
+    monkeypatch.setattr(discovery, "names", lambda: ["mlx5_0"])
+    (check,) = verbs.bindings()
+    assert (check.verdict, check.remedy) == ("warn", "apt-get install python3-pyverbs")
+    listed, device = verbs.devices()
+    assert (listed.data, device.verdict) == ({"devices": ["mlx5_0"]}, "warn")
+    (step,) = verbs.selftest("lo")
+    assert (step.name, step.verdict, step.remedy) == ("library", "fail", "apt-get install python3-pyverbs")
+
+
+@pytest.mark.parametrize(("name", "reason", "verdict", "said"), [
+    ("rxe0", "no-raw-packet-qp", "ok", "(no-raw-packet-qp): AF_XDP carries its rings"),
+    ("mlx5_0", "no-cap-net-raw", "warn", "(no-cap-net-raw)"),
+    ("mlx5_0", "none", "warn", "nothing of it was verified on a ConnectX"),
+    ("sv_eth0", "none", "ok", "a software device"),
+])
+def test_verbs_devices(monkeypatch: pytest.MonkeyPatch, name: str, reason: str, verdict: str, said: str) -> None:
+    monkeypatch.setattr(caps, "devices", lambda: [name])
+    monkeypatch.setattr(caps, "capabilities", lambda device: caps.Capabilities(device, reason))
+    monkeypatch.setattr(discovery, "scan", lambda: [discovery.RdmaLink(name, 1, "eth0", 2, "")])
+    _, check = verbs.devices()
+    assert (check.name, check.verdict) == (name, verdict)
+    assert said in check.text
+    assert check.text.startswith("interface eth0: ")
+    if verdict == "warn":
+        assert check.remedy
+    assert check.data["reason"] == Reason.from_slug(reason).slug
+
+
+def test_no_rdma_device_says_what_nobody_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caps, "devices", list)
+    monkeypatch.setattr(discovery, "names", list)
+    (check,) = verbs.devices()
+    assert check.verdict == "ok"
+    assert "verified on a ConnectX" in check.text
+
+
+def test_softverbs_that_is_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VMAHYBRID_SOFTVERBS", str(tmp_path))
+    (check,) = verbs.softverbs()
+    assert (check.verdict, "not built" in check.text) == ("warn", True)
+    (tmp_path / "libibverbs.so.1").touch()
+    (check,) = verbs.softverbs()
+    assert (check.verdict, check.data) == ("ok", {"path": str(tmp_path)})
+    assert "kernel's UDP" in check.text
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    (["--verbs-selftest", "nope0"], "interface 'nope0': no such interface"),
+    (["--verbs-selftest", "lo", "lo"], "--verbs-selftest: it takes one interface, 'lo' is too many"),
+    (["--verbs-selftest"], "doctor: --verbs-selftest: expected one argument"),
+])
+def test_wrong_use_of_the_selftest(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *argv]) == 2
+    assert capsys.readouterr().err.startswith(f"vmahybrid: {said}")
+
+
 def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
     (check,) = service.service()
@@ -162,5 +225,5 @@ def test_lines_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert out[-1] == "1 ok, 0 to look at, 1 failed"
     assert max(map(len, out)) <= 100
     assert not any("never shown" in line for line in out)
-    body, _ = doctor.run(type("Args", (), {"interfaces": []})())
+    body, _ = doctor.run(type("Args", (), {"interfaces": [], "verbs_selftest": None})())
     assert "\x1b[31mfail" in "\n".join(doctor.lines(body, Style(True, 100)))

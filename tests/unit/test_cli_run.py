@@ -27,9 +27,9 @@ def shim(tmp_path: Path) -> Path:
     return path
 
 
-def vmahybrid_run(shim: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("VMA") and name != "LD_PRELOAD"}
-    return subprocess.run([sys.executable, "-m", "vmahybrid.cli.main", "run", *argv], text=True, capture_output=True,
+def vmahybrid_run(shim: Path, *argv: str, command: str = "run", **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VMA", "LD_"))}
+    return subprocess.run([sys.executable, "-m", "vmahybrid.cli.main", command, *argv], text=True, capture_output=True,
                           cwd=ROOT, env=kept | {"VMAHYBRID_LIB": str(shim)} | env)  # fmt: skip
 
 
@@ -74,6 +74,43 @@ def test_the_control_socket_follows_the_run_directory(shim: Path) -> None:
 def test_arguments_and_exit_code_are_the_programs(shim: Path) -> None:
     done = vmahybrid_run(shim, "--", "sh", "-c", 'printf "%s|" "$@"; exit 42', "sh", "-p", "--json", "--", "a b")
     assert (done.returncode, done.stdout) == (42, "-p|--json|--|a b|")
+
+
+@pytest.fixture
+def software(tmp_path: Path) -> str:
+    """A directory with a libibverbs.so.1 that nothing loads."""
+    (tmp_path / "libibverbs.so.1").touch()
+    return str(tmp_path)
+
+
+def test_softverbs_beside_the_shim(shim: Path, software: str) -> None:
+    found = environment_of(vmahybrid_run(shim, "--softverbs", "--", "env", VMAHYBRID_SOFTVERBS=software,
+                                         LD_LIBRARY_PATH=f"/x:{software}"))  # fmt: skip
+    assert (found["LD_PRELOAD"], found["LD_LIBRARY_PATH"]) == (str(shim), f"{software}:/x")
+    assert "LD_LIBRARY_PATH" not in environment_of(vmahybrid_run(shim, "env", VMAHYBRID_SOFTVERBS=software))
+
+
+def test_softverbs_without_the_shim(shim: Path, software: str) -> None:
+    done = vmahybrid_run(shim, "--", "env", "-u", "PATH", command="softverbs", VMAHYBRID_SOFTVERBS=software)
+    found = environment_of(done)
+    assert found["LD_LIBRARY_PATH"] == software
+    assert "LD_PRELOAD" not in found
+    done = vmahybrid_run(shim, "sh", "-c", "exit 5", command="softverbs", VMAHYBRID_SOFTVERBS=software)
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize(("command", "argv"), [("run", ["--softverbs", "true"]), ("softverbs", ["true"])])
+def test_softverbs_that_is_not_built(shim: Path, tmp_path: Path, command: str, argv: list[str]) -> None:
+    done = vmahybrid_run(shim, *argv, command=command, VMAHYBRID_SOFTVERBS=str(tmp_path / "none"))
+    assert (done.returncode, done.stdout) == (77, "")
+    assert done.stderr == (f"vmahybrid: softverbs: the software verbs device is not built: there is no {tmp_path}/none/"
+                           "libibverbs.so.1. make build, or set VMAHYBRID_SOFTVERBS to its directory\n")  # fmt: skip
+
+
+def test_softverbs_without_a_command(shim: Path) -> None:
+    done = vmahybrid_run(shim, "--", command="softverbs")
+    assert (done.returncode, done.stderr) == (
+        2, "vmahybrid: softverbs: no command is given. vmahybrid softverbs -- COMMAND ARG...\n")
 
 
 @pytest.mark.parametrize(("argv", "code", "text"), [

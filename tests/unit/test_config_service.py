@@ -56,6 +56,16 @@ def test_command_line_beats_file_beats_default(tmp_path: Path) -> None:
     assert config.describe()["interfaces"]["value"] == ["eth0"]
 
 
+def test_backends(tmp_path: Path) -> None:
+    assert load().backend_of("eth0") == "auto"
+    config = load(file(tmp_path, 'backend = "xdp"\n[interface."eth0"]\nbackend = "verbs"\nmode = "native"\n'
+                                 '[interface."eth1"]\nmode = "kernel"\n'))
+    assert [config.backend_of(name) for name in ("eth0", "eth1", "eth2")] == ["verbs", "xdp", "xdp"]
+    assert (config.mode_of("eth0"), config.mode_of("eth1")) == ("native", "kernel")
+    live = config.changed({"backend": "auto"})
+    assert [live.backend_of(name) for name in ("eth0", "eth2")] == ["verbs", "auto"]
+
+
 @pytest.mark.parametrize(("text", "named"), [
     ("[ring]\nframez = 1", 'unknown key "ring.framez"'),
     ("[ring]\nframez = 1", "did you mean ring.frames?"),
@@ -77,6 +87,12 @@ def test_command_line_beats_file_beats_default(tmp_path: Path) -> None:
     ('interfaces = ["a:b:c"]', "interfaces"),
     ('[interface."eth0"]\nspeed = 1', 'interface."eth0".speed'),
     ('[interface."eth0"]\nmode = "fast"', "interface.\"eth0\".mode = 'fast'"),
+    ('backend = "rdma"', "backend = 'rdma' is not one of auto, verbs, xdp, kernel"),
+    ('[interface."eth0"]\nbackend = "rdma"', "interface.\"eth0\".backend = 'rdma' is not one of auto, verbs, xdp"),
+    ('[interface."eth0"]\nbackends = "xdp"', 'interface."eth0".backends. the keys there are mode and backend'),
+    ('[interface."eth0"]\nmode = "kernel"\nbackend = "verbs"',
+     'interface."eth0": mode = "kernel" contradicts backend = "verbs"'),
+    ('interface.backend = "verbs"', 'names no interface. write [interface."NAME"] backend = "verbs"'),
     ("interface = 1", 'interface = 1 is no table. write [interface."NAME"] mode = ...'),
     ("interface.eth0 = 1", 'interface.eth0 = 1 names no setting. write [interface."eth0"] mode = ...'),
     ('interface.mode = "native"',

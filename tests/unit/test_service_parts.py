@@ -153,6 +153,14 @@ def test_which_interfaces_are_served(link: Link, interfaces: list[str], address:
     assert serving(config, "blue", link, address) is reason
 
 
+def test_an_interface_that_the_configuration_leaves_to_the_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "vmahybrid.toml"
+    path.write_text('backend = "kernel"\n[interface."eth0"]\nbackend = "xdp"\n')
+    config = load(path)
+    assert serving(config, "host", Link("eth0"), True) is Reason.NONE
+    assert serving(config, "host", Link("eth1"), True) is Reason.BACKEND_CONFIG
+
+
 def test_what_is_attached_at_the_start() -> None:
     config = load(command_line={"interfaces": ["eth0", "blue:v*"]})
     assert named(config, "host", "eth0")

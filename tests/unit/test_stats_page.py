@@ -124,7 +124,7 @@ def test_a_file_that_shrank_has_fewer_sockets() -> None:
 
 @pytest.mark.parametrize(("field", "value", "token"), [
     ("magic", 1, "magic 0x00000001"),
-    ("version", 2, "version 2"),
+    ("version", 3, "version 3"),
     ("sock_size", 8, "sock_size 8"),
     ("sock_size", 0, "sock_size 0"),
     ("nsocks", 0xFFFFFFFF, "nsocks 4294967295"),

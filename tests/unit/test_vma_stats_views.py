@@ -92,6 +92,13 @@ def long_lives() -> list[ProcessStats]:
     return [ProcessStats(process(), 1.0, [sock(1023, counters=counters)], waits, [ring(stats={"rx_bytes": 1 << 60})])]
 
 
+def raw_packet_qp() -> list[ProcessStats]:
+    counters = {"mod_count": 48, "mod_usec": 50, "dm_size": 4096, "dm_bytes": 1 << 20, "dm_packets": 900, "dm_full": 3,
+                "rx_packets": 7, "rx_bytes": 7 << 10, "tx_packets": 5, "tx_bytes": 5 << 10}  # fmt: skip
+    verbs = ring(stats=counters, kind="verbs", mode="none", backend="verbs", device="mlx5_0")
+    return [ProcessStats(process(), 1.0, [], [], [verbs])]
+
+
 CASES = {
     "view1-totals": (manual_example_1, ["-c1"]),
     "view1-deltas": (manual_example_2, ["-d2", "-c1"]),
@@ -102,6 +109,7 @@ CASES = {
     "view3-totals": (lambda: manual_example_3()[1:], ["-v3", "-c1"]),
     "view3-deltas": (manual_example_3, ["-v3", "-d2", "-c1"]),
     "view3-no-rings": (manual_examples_4_and_5, ["-v3", "-c1", "-s20"]),
+    "view3-verbs": (raw_packet_qp, ["-v3", "-c1"]),
     "view4": (manual_examples_4_and_5, ["-v4"]),
     "view4-deltas-prints-once": (manual_examples_4_and_5, ["-v4", "-d2", "-c", "3"]),
     "view4-no-groups": (manual_example_1, ["-v4"]),

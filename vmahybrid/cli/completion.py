@@ -13,7 +13,7 @@ _vmahybrid() {{
         case "$path:$word" in
 {nest}
         esac
-        if [[ $path == run && $word == -- ]]; then
+        if [[ ($path == run || $path == softverbs) && $word == -- ]]; then
             declare -F _command_offset >/dev/null && _command_offset $((index + 1))
             return
         fi
@@ -21,7 +21,8 @@ _vmahybrid() {{
     case "$path:$prev" in
         run:-p|run:--profile) COMPREPLY=($(compgen -W "{profiles}" -- "$cur")); return ;;
         run:-e|run:--env) compopt -o nospace; COMPREPLY=($(compgen -S = -W "{parameters}" -- "$cur")); return ;;
-        doctor:*) COMPREPLY=($(compgen -W "--json $(ls /sys/class/net 2>/dev/null)" -- "$cur")); return ;;
+        doctor:*)
+            COMPREPLY=($(compgen -W "--json --verbs-selftest $(ls /sys/class/net 2>/dev/null)" -- "$cur")); return ;;
     esac
     case "$path" in
 {words}

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from vmahybrid.cli.output import Colour, Style, wrap
-from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service
+from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service, verbs
 from vmahybrid.errors import UsageError
 
 SCHEMA = 1
@@ -16,16 +16,20 @@ _COLOURS: dict[str, Colour] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 def run(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Exit code 1 if anything fails. Raises UsageError for an interface that is not there."""
-    for name in args.interfaces:
+    chosen = args.verbs_selftest
+    for name in [*args.interfaces, *([chosen] if chosen is not None else [])]:
         if not nic.exists(name):
             raise UsageError(f"interface {name!r}", "no such interface in this network namespace", "ip link shows them")
-    checks = list(examine(args.interfaces or nic.names()))
+    if chosen is not None and args.interfaces:
+        raise UsageError("--verbs-selftest", f"it takes one interface, {args.interfaces[0]!r} is too many",
+                         f"vmahybrid doctor --verbs-selftest {chosen}")
+    checks = list(verbs.selftest(chosen) if chosen is not None else examine(args.interfaces or nic.names()))
     failed = any(check.verdict == "fail" for check in checks)
     return {"schema": SCHEMA, "failed": failed, "checks": [dataclasses.asdict(check) for check in checks]}, int(failed)
 
 
 def examine(interfaces: list[str]) -> Iterator[Check]:
-    for module in (kernel, host):
+    for module in (kernel, host, verbs):
         for probe in module.PROBES:
             yield from guarded(module.TOPIC, probe.__name__, probe)
     for name in interfaces:

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from vmahybrid.cli.output import Style, emit
 from vmahybrid.errors import UsageError, VmahybridError
 
-COMMANDS = ("status", "flows", "explain", "run", "start", "doctor", "config", "completion", "version")
-RUN_USAGE = "vmahybrid run [-p PROFILE] [-e VMA_X=Y]... -- COMMAND ARG..."
+COMMANDS = ("status", "flows", "explain", "run", "softverbs", "start", "doctor", "config", "completion", "version")
+RUN_USAGE = "vmahybrid run [-p PROFILE] [-e VMA_X=Y]... [--softverbs] -- COMMAND ARG..."
+SOFTVERBS_USAGE = "vmahybrid softverbs -- COMMAND ARG..."
 _TOP = ("-h", "--help", "--version")
 
 
@@ -44,6 +45,9 @@ def build_parser(with_start: bool = True) -> Parser:
     explain.add_argument("socket", metavar="PID[:FD]|ADDR:PORT", help="a process, its descriptor, or a local address")
     _json(explain)
     _run(add("run", "run a program with the shim", usage=RUN_USAGE))
+    softverbs = add("softverbs", "run a verbs program with the software RDMA device, without the shim",
+                    usage=SOFTVERBS_USAGE)  # fmt: skip
+    softverbs.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
     start = add("start", "start the service")
     if with_start:
         from vmahybrid.service.main import add_arguments
@@ -51,6 +55,8 @@ def build_parser(with_start: bool = True) -> Parser:
         add_arguments(start)
     doctor = add("doctor", "check what this machine offers, and say how to mend it")
     doctor.add_argument("interfaces", metavar="IF", nargs="*", help="interfaces to look at (default: all)")
+    doctor.add_argument("--verbs-selftest", metavar="IF", help="only try each step of a raw packet QP on this "
+                        "interface")  # fmt: skip
     _json(doctor)
     _config(add("config", "show the configuration of the running service, or change it"))
     completion = add("completion", "print a completion script for the shell")
@@ -85,6 +91,8 @@ def _flows(parser: argparse.ArgumentParser) -> None:
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--profile", help="profile (VMA_SPEC): latency, ultra-latency ...")
     parser.add_argument("-e", "--env", metavar="VMA_X=Y", action="append", default=[], help="parameter of the shim")
+    parser.add_argument("--softverbs", action="store_true", help="with the software RDMA device: every Ethernet "
+                        "interface has raw packet QPs (the program needs CAP_NET_RAW)")  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
 
 
@@ -162,6 +170,12 @@ def _run_program(args: argparse.Namespace) -> int:
     return run.run(args)
 
 
+def _softverbs(args: argparse.Namespace) -> int:
+    from vmahybrid.cli import run
+
+    return run.softverbs(args)
+
+
 def _start(args: argparse.Namespace) -> int:
     from vmahybrid.service import main as service
 
@@ -183,7 +197,8 @@ def _completion(args: argparse.Namespace) -> int:
 
 
 _DIRECT: dict[str, Callable[[argparse.Namespace], int]] = {
-    "doctor": _doctor, "run": _run_program, "start": _start, "version": _version, "completion": _completion,
+    "doctor": _doctor, "run": _run_program, "softverbs": _softverbs, "start": _start, "version": _version,
+    "completion": _completion,
 }  # fmt: skip
 
 if __name__ == "__main__":

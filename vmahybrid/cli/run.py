@@ -1,4 +1,4 @@
-"""vmahybrid run: starts a program with the shim preloaded."""
+"""vmahybrid run and softverbs: start a program with the shim preloaded, or with the software verbs device alone."""
 
 import argparse
 import difflib
@@ -13,6 +13,7 @@ from vmahybrid.cli.elf import preload_problem
 from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
 from vmahybrid.config import catalogue
 from vmahybrid.errors import NotPossibleHere, UsageError
+from vmahybrid.verbs.library import softverbs_environment
 
 LIBRARY = "libvmahybrid.so"
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as env(1)
@@ -20,13 +21,30 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126  # as env(1)
 
 def run(args: argparse.Namespace) -> int:
     """Does not return when the program could be started. Raises UsageError, NotPossibleHere."""
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        raise UsageError("run", "no command is given", "vmahybrid run [-p PROFILE] [-e VMA_X=Y] -- COMMAND ARG...")
+    command = _command(args, "run", "vmahybrid run [-p PROFILE] [-e VMA_X=Y] [--softverbs] -- COMMAND ARG...")
     changes = environment(args.profile, args.env, library())
+    if args.softverbs:
+        changes |= softverbs_environment()
     path = shutil.which(command[0])
     if path is not None and (problem := preload_problem(path)):
         print(f"vmahybrid: {command[0]}: {problem}", file=sys.stderr)
+    return _execute(command, changes)
+
+
+def softverbs(args: argparse.Namespace) -> int:
+    """Any verbs program on the software device. As run(), without the shim."""
+    command = _command(args, "softverbs", "vmahybrid softverbs -- COMMAND ARG...")
+    return _execute(command, softverbs_environment())
+
+
+def _command(args: argparse.Namespace, name: str, usage: str) -> list[str]:
+    command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError(name, "no command is given", usage)
+    return command
+
+
+def _execute(command: list[str], changes: dict[str, str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -21,7 +21,7 @@ PROCESSES = [
 ]  # fmt: skip
 FLOWS = [
     Column("FLOW", right=True), Column("PROTO"), Column("LOCAL", shrink=1, floor=12),
-    Column("REMOTE", shrink=1, floor=12), Column("ACTION"), Column("IF", shrink=2, floor=6),
+    Column("REMOTE", shrink=1, floor=12), Column("ACTION"), Column("BACKEND"), Column("IF", shrink=2, floor=6),
     Column("OWNER", shrink=3), Column("PACKETS", right=True), Column("REASON", shrink=4),
 ]  # fmt: skip
 
@@ -40,6 +40,7 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
     interfaces = [i for i in status["interfaces"] if i["reason"] != "loopback"]
     yield from _section("interfaces", INTERFACES, map(interface_row, interfaces), style)
     yield from _why(interfaces, style)
+    yield from _ladders(interfaces, style)
     yield ""
     yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
     yield ""
@@ -63,6 +64,16 @@ def _why(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
         if i["reason"] != "none" or not i["attached"]:
             note = i["reason_text"] + (f". To change it: {i['remedy']}" if i["remedy"] else "")
             notes.setdefault(note, []).append(i["name"])
+    for note, names in notes.items():
+        yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {note}", style.width - 2, "  "))
+
+
+def _ladders(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
+    """Which backends were tried, once for the interfaces where the same came of it."""
+    notes: dict[str, list[str]] = {}
+    for i in interfaces:
+        if i["ladder"]:
+            notes.setdefault("; ".join(rung["text"] for rung in i["ladder"]), []).append(i["name"])
     for note, names in notes.items():
         yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {note}", style.width - 2, "  "))
 
@@ -93,6 +104,8 @@ def flow_row(f: dict[str, Any]) -> list[object]:
     action = f"ring {f['ring_id']}" if f["action"] == "ring" else f["action"]
     owner = "operator" if f["source"] == "operator" else f"{f['pid']}:{f['fd']} {f['comm']}"
     reason = "" if f["reason"] == "none" else f["reason"]
+    backend = f["backend"] if f["action"] == "ring" else ""
     return [
-        f["flow_id"], f["proto"], f["local"], f["remote"], action, f["interface"], owner, short(f["packets"]), reason,
+        f["flow_id"], f["proto"], f["local"], f["remote"], action, backend, f["interface"], owner, short(f["packets"]),
+        reason,
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 Each value remembers its origin: "default", the file's path, "command line", or "api" for a live change. The file is
 TOML, /etc/vmahybrid.toml if it is there; the sections are those of the key names below, plus ``[interface."NAME"]``
-with ``mode`` and ``[[rule]]`` for rules of the operator.
+with ``mode`` and ``backend``, and ``[[rule]]`` for rules of the operator.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from vmahybrid.errors import UsageError
 DEFAULT_FILE = Path("/etc/vmahybrid.toml")
 RUNDIR_VARIABLE = "VMAHYBRID_RUNDIR"
 MODES = ("auto", "native", "generic", "kernel")
+BACKENDS = ("auto", "verbs", "xdp", "kernel")
+INTERFACE_KEYS = {"mode": MODES, "backend": BACKENDS}  # of [interface."NAME"]
 
 
 def run_directory() -> Path:
@@ -106,6 +108,8 @@ def _globs(value: Any) -> tuple[str, ...]:
 KEYS = (
     Key("interfaces", (), _globs, "interfaces to serve, [NETNS:]NAME with shell patterns; without NETNS in every "
         "namespace (\"host\" is the service's own). Empty: every Ethernet interface that has an address, on demand"),
+    Key("backend", "auto", _choice(*BACKENDS), "what carries rings: auto is verbs where interface and program have raw "
+        "packet QPs, then xdp, then kernel; a named one is tried alone, before the kernel", live=True),
     Key("control.path", "", _path, "the control socket that programs connect to"),
     Key("control.mode", 0o666, _file_mode, "file mode of the control socket: who may offload", "octal"),
     Key("control.group", "", _string, "group of the control socket"),
@@ -136,7 +140,7 @@ class ServiceConfig:
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
-    interface_modes: Mapping[str, str] = field(default_factory=dict)
+    interface_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[OperatorRule, ...] = DEFAULT_RULES
 
     def __getitem__(self, name: str) -> Any:
@@ -147,7 +151,11 @@ class ServiceConfig:
 
     def mode_of(self, interface: str) -> str:
         """"auto", "native", "generic" or "kernel" for an interface's name."""
-        return self.interface_modes.get(interface, "auto")
+        return self.interface_settings.get(interface, {}).get("mode", "auto")
+
+    def backend_of(self, interface: str) -> str:
+        """"auto", "verbs", "xdp" or "kernel" for an interface's name."""
+        return str(self.interface_settings.get(interface, {}).get("backend", self["backend"]))
 
     def changed(self, changes: Mapping[str, Any], origin: str = "api") -> ServiceConfig:
         """With live changes, all or none. Raises UsageError naming the key."""
@@ -202,18 +210,18 @@ def load(file: Path | None = None, command_line: Mapping[str, Any] | None = None
 
     ``command_line`` has values by key name. Raises UsageError (one line that names the token)."""
     values, origins = default_values(), {}
-    modes: dict[str, str] = {}
+    interfaces: dict[str, dict[str, str]] = {}
     rules: tuple[OperatorRule, ...] = DEFAULT_RULES
     if file is not None or DEFAULT_FILE.exists():
         path = file or DEFAULT_FILE
-        flat, modes, found = _read(path)
+        flat, interfaces, found = _read(path)
         rules = DEFAULT_RULES if found is None else found
         for name, value in flat.items():
             values[name], origins[name] = parse_value(name, value, str(path)), str(path)
     for name, value in (command_line or {}).items():
         values[name], origins[name] = parse_value(name, value, "command line"), "command line"
     _check_together(values)
-    return ServiceConfig(values, origins, modes, rules)
+    return ServiceConfig(values, origins, interfaces, rules)
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
@@ -225,7 +233,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
                          "raise ring.frames or lower the ring sizes")
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], tuple[OperatorRule, ...] | None]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, str]], tuple[OperatorRule, ...] | None]:
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -234,30 +242,40 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], tuple[OperatorRul
         raise UsageError(str(path), f"not TOML: {error}") from None
     found = data.pop("rule", None)
     rules = None if found is None else parse_rules(found, str(path))
-    modes = _interface_modes(data.pop("interface", {}), str(path))
+    interfaces = _interface_settings(data.pop("interface", {}), str(path))
     flat: dict[str, Any] = {}
     for section, value in data.items():
         if isinstance(value, dict):
             flat.update({f"{section}.{key}": inner for key, inner in value.items()})
         else:
             flat[section] = value
-    return flat, modes, rules
+    return flat, interfaces, rules
 
 
-def _interface_modes(table: Any, origin: str) -> dict[str, str]:
+def _interface_settings(table: Any, origin: str) -> dict[str, dict[str, str]]:
+    """Of ``[interface."NAME"]``, by interface and key."""
     if not isinstance(table, dict):
         raise UsageError(origin, f"interface = {table!r} is no table", 'write [interface."NAME"] mode = ...')
-    modes: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
     for name, settings in table.items():
         if not isinstance(settings, dict):
-            known = name == "mode"  # then the name was left out, else the key
+            known = INTERFACE_KEYS.get(name)  # then the name was left out, else the key
             raise UsageError(origin, f"interface.{name} = {settings!r} names no {'interface' if known else 'setting'}",
-                             f'write [interface."{"NAME" if known else name}"] mode = '
-                             + (f'"{settings}"' if settings in MODES else "..."))
+                             f'write [interface."{"NAME" if known else name}"] {name if known else "mode"} = '
+                             + (f'"{settings}"' if settings in (known or MODES) else "..."))
         for key, value in settings.items():
-            if key != "mode":
-                raise UsageError(origin, f'unknown key interface."{name}".{key}', "the key there is mode")
-            if value not in MODES:
-                raise UsageError(origin, f'interface."{name}".mode = {value!r} is not one of {", ".join(MODES)}')
-            modes[name] = value
-    return modes
+            _check_interface(name, key, value, origin)
+        if settings.get("mode") == "kernel" and settings.get("backend", "kernel") != "kernel":
+            raise UsageError(origin, f'interface."{name}": mode = "kernel" contradicts backend = '
+                             f'"{settings["backend"]}"', "leave one of the two out")
+        found[name] = dict(settings)
+    return found
+
+
+def _check_interface(name: str, key: str, value: Any, origin: str) -> None:
+    if key not in INTERFACE_KEYS:
+        raise UsageError(origin, f'unknown key interface."{name}".{key}',
+                         "the keys there are " + " and ".join(INTERFACE_KEYS))
+    if value not in INTERFACE_KEYS[key]:
+        raise UsageError(origin, f'interface."{name}".{key} = {value!r} is not one of '
+                         + ", ".join(INTERFACE_KEYS[key]))

@@ -10,10 +10,10 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 2
+#define VMH_CTL_VERSION 3
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
-#define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs */
+#define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
 #define VMH_MSG_ATTACH 3   /* fd: the kernel socket, bound (and connected) as the flow says */
 #define VMH_MSG_DETACH 4
 #define VMH_MSG_NEIGH 5    /* resolve and keep a neighbour; reply when resolved or given up (1 s) */
@@ -52,16 +52,26 @@ struct vmh_msg_hello_reply { /* fd: net page, read-only */
 	char service_version[32];
 };
 
+#define VMH_VERBS_DEVICE 64
+#define VMH_VERBS_NONE 0   /* verbs_reason says why */
+#define VMH_VERBS_USABLE 1 /* a raw packet QP can be made: the device has them and the program CAP_NET_RAW */
+
+/* A program whose QP can't be made after a grant of VMH_RING_VERBS RELEASEs that ring and asks once more, with verbs
+ * VMH_VERBS_NONE and verbs_reason VERBS_FAILED. */
 struct vmh_msg_ring {
 	struct vmh_msg_hdr hdr;
 	unsigned int ifindex;
 	unsigned int rx_size;   /* wanted descriptors, 0 = the service's default; powers of two */
 	unsigned int tx_size;
 	unsigned int frames;    /* wanted UMEM frames, 0 = default */
+	unsigned int verbs;     /* VMH_VERBS_*: what the program found out about the interface's RDMA device */
+	unsigned int verbs_reason; /* not usable: reasons.def, why */
+	char verbs_device[VMH_VERBS_DEVICE]; /* its name, empty without one */
 };
 
 #define VMH_RING_DIRECT 0
 #define VMH_RING_VETH 1
+#define VMH_RING_VERBS 2       /* the program makes a raw packet QP of its own: nqueues 0, no fds, geometry 0 */
 #define VMH_XDP_GENERIC 0
 #define VMH_XDP_NATIVE 1
 #define VMH_RING_F_ZEROCOPY 1
@@ -71,7 +81,7 @@ struct vmh_msg_ring_reply {
 	struct vmh_msg_hdr hdr;
 	unsigned int ring_id;
 	unsigned int ifindex;
-	unsigned int nqueues;    /* XSK fds passed, 1..16; each with its own fill and completion ring */
+	unsigned int nqueues;    /* XSK fds passed, 1..16; each with its own fill and completion ring. Verbs: 0 */
 	unsigned int kind;       /* VMH_RING_* */
 	unsigned int xdp_mode;   /* VMH_XDP_* */
 	unsigned int flags;      /* VMH_RING_F_* */

@@ -6,7 +6,7 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 1
+#define VMH_STATS_VERSION 2
 #define VMH_STATS_RINGS 16
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 8       /* per socket, first ones */
@@ -59,7 +59,7 @@ struct vmh_ring_stats {
 	unsigned int used;
 	unsigned int ring_id;
 	unsigned int ifindex;
-	unsigned int kind;           /* VMH_RING_* of control.h; verbs later */
+	unsigned int kind;           /* VMH_RING_* of control.h */
 	unsigned int xdp_mode;
 	unsigned int flags;
 	char ifname[16];
@@ -72,9 +72,17 @@ struct vmh_ring_stats {
 	unsigned long long rx_bad;                               /* frames that did not parse */
 	unsigned long long rx_dropped;                           /* no room in the socket */
 	unsigned long long tx_full;
+	/* verbs rings only, like mod_count, mod_usec and dm_size */
+	unsigned long long cq_errors;                            /* completions with an error, flushes apart */
+	unsigned long long rx_tagged;                            /* frames whose flow tag named the socket */
+	unsigned long long rx_hw_csum;                           /* frames whose checksums the device verified */
+	unsigned long long tx_inline;                            /* frames sent inline */
+	unsigned long long dm_packets, dm_bytes, dm_full;        /* device memory: frames sent, bytes, no room */
 	unsigned long long pool_rx_free, pool_tx_free;           /* gauges, frames */
 	unsigned long long pool_rx_empty, pool_tx_empty;         /* requests that failed */
 	unsigned long long queue_len;                            /* drained, not yet taken */
+	unsigned long long mod_count, mod_usec;                  /* gauges: interrupt moderation of the receive CQ */
+	unsigned long long dm_size;                              /* gauge: bytes of device memory */
 };
 
 struct vmh_iomux_stats {

@@ -163,6 +163,15 @@ class NetnsWorker:
             os.close(fd)
 
     @classmethod
+    def open_netns_of(cls, other: NetnsWorker) -> Self:
+        """In the namespace of another worker. Raises OSError."""
+        fd = other.namespace_fd()
+        try:
+            return cls.open_fd(fd)
+        finally:
+            os.close(fd)
+
+    @classmethod
     def open_current(cls) -> Self:
         """In the namespace of the calling thread."""
         return cls.open_path("/proc/thread-self/ns/net")

@@ -88,6 +88,7 @@ class Core:
 
     def converge(self, owners: Collection[int] = ()) -> None:
         """Carry out what the table decided; guards of ``owners``' rings too. Tells owners of evicted flows."""
+        self.table.settle_nic()
         for port_id, keys in self.table.take_dirty().items():
             found = self.port(port_id)
             if found is None or found[1].handle is None:
@@ -150,6 +151,9 @@ class Core:
         """The table learns of an interface; rules of the operator appear on it."""
         self.table.set_port(port.id, namespace.addresses(port.id.ifindex), netns=namespace.name,
                             interface=port.name)
+        if port.handle is not None and port.mirrored is not port.handle:
+            self.table.refresh(port.id)  # flows of raw packet QPs may have been there before it
+            port.mirrored = port.handle
         self.converge()
 
     def namespace_changed(self, namespace: Namespace, what: Collection[str]) -> None:
@@ -161,7 +165,7 @@ class Core:
         if "addresses" in what:
             namespace.watcher.refresh_served()  # an interface without an address is not served by default
             for port in namespace.ports.values():
-                if port.handle is not None:
+                if port.id in self.table.ports:
                     self.port_attached(namespace, port)
             self.converge({grant.session for grant in self.grants.all.values()
                            if grant.port.id.netns == namespace.netns})
@@ -176,9 +180,10 @@ class Core:
             port.name = link.name
             if not link.up and (port.ring_ids or (port.handle and not port.explicit)):
                 self.port_lost(namespace, port, Reason.IF_DOWN)
-            elif port.handle is not None and port.mtu != link.mtu:
+            elif port.mtu != link.mtu:
                 port.mtu = link.mtu
-                self.spawn(self._set_mtu(namespace, port.handle, link.mtu), f"MTU of {port.name}")
+                if port.handle is not None:
+                    self.spawn(self._set_mtu(namespace, port.handle, link.mtu), f"MTU of {port.name}")
             port.error = None  # worth another attempt
         for link in links.values():
             known = namespace.ports.get(link.ifindex)
@@ -213,7 +218,9 @@ class Core:
             if flow is not None and flow.source is Source.SOCKET and not self.table.rules_of(flow_id):
                 self.table.evict(flow_id, reason)
         self.converge()
-        if port.handle is not None and (reason is Reason.IF_GONE or not port.explicit):
+        if port.handle is None:
+            self.table.drop_port(port.id)
+        elif reason is Reason.IF_GONE or not port.explicit:
             if reason is not Reason.IF_GONE:
                 self.table.drop_port(port.id)
             self.spawn(namespace.close_port(port), f"detach {port.name}")

@@ -9,7 +9,9 @@ from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.contracts import addr_to_text
 from vmahybrid.errors import NotFound, UsageError
 from vmahybrid.service import views
+from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
+from vmahybrid.service.ladder import KERNEL, VERBS_REASONS, Ladder
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import ExplainStep, SocketView
@@ -141,9 +143,20 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
             yield _ok("interface", f"{port.name} is served, XDP in {mode} mode{why}")
     for grant in core.grants.of_session(session.id):
         if grant.port.id in ports:
+            yield from _ladder(grant.port.name, grant.ladder)
             kind = "direct" if grant.handle.direct else f"ring veth ({grant.handle.reason.text})"
+            if isinstance(grant.handle, VerbsRingHandle):
+                kind = f"a raw packet QP of the program on {grant.handle.device or 'its RDMA device'}"
             yield _ok("ring", f"ring {grant.ring_id} on {grant.port.name}, {kind}")
     yield _rules(core, flow)
+
+
+def _ladder(interface: str, ladder: Ladder) -> Iterator[ExplainStep]:
+    """Every backend that was tried; that a better one was passed is no fault while another carries the ring."""
+    carried = bool(ladder) and ladder[-1].taken and ladder[-1].backend != KERNEL
+    for rung in ladder:
+        ok = carried or (rung.taken and rung.backend != KERNEL)
+        yield ExplainStep("ladder", ok, f"{interface}: {rung.sentence}", rung.reason.remedy)
 
 
 def _rules(core: Core, flow: Flow) -> ExplainStep:
@@ -152,6 +165,11 @@ def _rules(core: Core, flow: Flow) -> ExplainStep:
     if not count:
         return _no("flow", flow.reason, f"{name} has no rule now: {flow.reason.text}")
     packets, size = core.hits(flow)
+    places = {port for port, _ in core.table.rules_of(flow.flow_id)}
+    rings = [ring for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
+    if rings and all(ring.in_nic for ring in rings):
+        return _ok("flow", f"{name} has {count} rule(s), made in the NIC by its program; what the NIC did not take: "
+                   f"{packets} packets, {size} bytes, passed to the kernel socket by XDP")
     return _ok("flow", f"{name} has {count} rule(s) in the XDP program: {packets} packets, {size} bytes steered")
 
 
@@ -164,11 +182,16 @@ def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[
              Reason.NO_ROUTE: "address", Reason.BROADCAST: "address", Reason.NO_INTERFACE: "interface",
              Reason.IF_DOWN: "interface", Reason.IF_GONE: "interface", Reason.IF_BUSY: "interface",
              Reason.IF_UNSUPPORTED: "interface", Reason.ATTACH_FAILED: "interface", Reason.RING_FAILED: "ring",
-             Reason.RING_LIMIT: "ring", Reason.MEMLOCK: "ring"}
+             Reason.RING_LIMIT: "ring", Reason.MEMLOCK: "ring", Reason.BACKEND_CONFIG: "interface"}
+    steps |= dict.fromkeys(VERBS_REASONS, "ring")
     step = steps.get(reason, "flow")
     detail = f" ({socket.reason_detail})" if socket.reason_detail else ""
     if reason is not Reason.NONE:
         yield _no(step, reason, reason.text + detail)
+    for ifindex, ladder in session.ladders.items():
+        link = session.namespace.link(ifindex) if session.namespace is not None else None
+        if link is not None and ladder[-1].backend == KERNEL:
+            yield from _ladder(link.name, ladder)
     if step == "interface" and session.namespace is not None:
         yield from _interfaces(session.namespace)
 

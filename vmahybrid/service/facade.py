@@ -57,7 +57,7 @@ class Facade:
                 if port is not None and port.id in self._core.table.ports:
                     rules = len(self._core.table.wanted(port.id))
                 if not link.name.startswith("vmhr"):
-                    found.append(views.interface_view(namespace, link, port, rules))
+                    found.append(views.interface_view(self._core, namespace, link, port, rules))
         return sorted(found, key=lambda view: (view.netns != "host", view.netns, view.ifindex))
 
     def rings(self) -> list[RingView]:
@@ -163,6 +163,8 @@ class Facade:
     async def patch_config(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         self._core.config = self._core.config.changed(changes)
         apply_live(self._core.config)
+        for namespace in self._core.namespaces.all.values():
+            namespace.watcher.refresh_served()  # `backend` says what is served at all
         self._core.events.add("config-changed", ", ".join(sorted(changes)), **dict(changes))
         return self._core.config.describe()
 

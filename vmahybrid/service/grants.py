@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
 from vmahybrid.service.backend import RingHandle, RingSizes
+from vmahybrid.service.ladder import Ladder
 from vmahybrid.service.ports import Port
 from vmahybrid.steering.keys import GrantKey
 from vmahybrid.steering.reasons import Reason
@@ -24,10 +25,17 @@ class Grant:
     port: Port
     handle: RingHandle
     allowed: dict[GrantKey, int]    # what the guard has been told
+    ladder: Ladder                  # how it came to this backend
+    frames: int                     # that its program may hold unread at the most
 
     @property
     def ref(self) -> RingRef:
         return RingRef(self.ring_id, self.session, self.port.id, self.handle.act, self.handle.target)
+
+    @property
+    def verbs(self) -> bool:
+        """Is it a raw packet QP?"""
+        return not self.handle.xsk_fds
 
     @property
     def memory(self) -> int:
@@ -63,8 +71,8 @@ class Grants:
     def settle(self) -> None:
         self._pending -= 1
 
-    def add(self, session: int, pid: int, port: Port, handle: RingHandle) -> Grant:
-        grant = Grant(self._next, session, pid, port, handle, {})
+    def add(self, session: int, pid: int, port: Port, handle: RingHandle, ladder: Ladder, frames: int) -> Grant:
+        grant = Grant(self._next, session, pid, port, handle, {}, ladder, handle.geometry["frames"] or frames)
         self._next += 1
         self.all[grant.ring_id] = grant
         port.ring_ids.add(grant.ring_id)

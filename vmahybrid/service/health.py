@@ -19,7 +19,10 @@ def sentences(core: Core) -> list[str]:
                 found.append(f"Interface {namespace.name}:{port.name} is down or has no carrier, the kernel serves its "
                              f"flows: {Reason.IF_DOWN.remedy.replace('IF', port.name)}.")
                 continue
-            if port.handle is None and port.error is not None:
+            if port.handle is None and port.error is not None and port.asked_verbs:
+                found.append(f"Interface {namespace.name}:{port.name} has no AF_XDP rings, only raw packet QPs: "
+                             f"{port.error}.")
+            elif port.handle is None and port.error is not None:
                 found.append(f"Interface {namespace.name}:{port.name} can't be served: {port.error}.")
             elif port.handle is None and port.explicit:
                 found.append(f"Interface {namespace.name}:{port.name} is named but not served: {port.reason.text}.")

@@ -32,6 +32,8 @@ class Housekeeper:
             await asyncio.sleep(PERIOD)
             await self._look_for_sharers()
             await self._close_idle()
+            for namespace in list(self._core.namespaces.all.values()):
+                await namespace.rdma.look()
 
     async def _look_for_sharers(self) -> None:
         """Send flows home that share their port with a socket which only the kernel can serve.
@@ -72,7 +74,9 @@ class Housekeeper:
                 for port in namespace.ports.values():
                     port.explicit = False
             for port in list(namespace.ports.values()):
-                if port.handle is None or port.explicit or port.ring_ids:
+                if port.handle is None and not port.ring_ids:
+                    self._core.table.drop_port(port.id)
+                elif port.handle is None or port.explicit or port.ring_ids:
                     port.idle_since = 0.0
                 elif not port.idle_since:
                     port.idle_since = now

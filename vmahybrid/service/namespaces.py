@@ -19,6 +19,7 @@ from vmahybrid.net.netns import Netns, NetnsWorker
 from vmahybrid.service.backend import Backend
 from vmahybrid.service.ports import LinkLike, Port, serving
 from vmahybrid.service.proof import netns_cookie
+from vmahybrid.service.rdma import RdmaDevices
 from vmahybrid.steering.keys import PortId
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -73,6 +74,7 @@ class Namespace:
         self.kept = False
         self.path: Path | None = None   # the name by which it was entered
         self.ports: dict[int, Port] = {}
+        self.rdma = RdmaDevices(worker)
         self._config, self._backend = config, backend
         self.watcher = make_watcher(worker, self.served, lambda what: changed(self, what))
 
@@ -81,6 +83,7 @@ class Namespace:
         self.cookie = await self.worker.call_async(netns_cookie)
         await self.watcher.start()
         self.watcher.refresh_served()  # the first reading asked before the addresses were known
+        self._looking = asyncio.create_task(self.rdma.look(), name=f"RDMA devices of {self.name}")
 
     def link(self, ifindex: int) -> LinkRow | None:
         return next((link for link in self.watcher.links() if link.ifindex == ifindex), None)
@@ -92,27 +95,44 @@ class Namespace:
     def served(self, link: LinkRow) -> Reason:
         """The policy, then what was found out when the interface was asked for."""
         reason = serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)))
-        if reason is Reason.NONE and (port := self.ports.get(link.ifindex)) and port.handle is None and port.error:
+        port = self.ports.get(link.ifindex)
+        if reason is Reason.NONE and port and port.handle is None and port.error and not port.asked_verbs:
             return port.reason
         return reason
+
+    async def port_for(self, ifindex: int) -> Port:
+        """The interface, if rings may be asked for there. Raises Refused; the reason is remembered for status."""
+        link = self.link(ifindex)
+        if link is None:
+            raise refuse(f"interface {ifindex} of {self.name}", Reason.NO_INTERFACE)
+        port = self._port(link)
+        async with port.lock:
+            self._check_served(port, link)
+        return port
+
+    def _port(self, link: LinkRow) -> Port:
+        if link.ifindex not in self.ports:
+            self.ports[link.ifindex] = Port(PortId(self.netns, link.ifindex), link.name, False, link.mtu)
+        return self.ports[link.ifindex]
+
+    def _check_served(self, port: Port, link: LinkRow) -> None:
+        reason = serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)))
+        if reason is not Reason.NONE:
+            if port.handle is None:
+                port.reason = reason
+            raise refuse(f"interface {link.name}", reason)
 
     async def open_port(self, ifindex: int, explicit: bool = False) -> Port:
         """The interface with our program on it. Raises Refused; the reason is remembered for status and explain."""
         link = self.link(ifindex)
         if link is None:
             raise refuse(f"interface {ifindex} of {self.name}", Reason.NO_INTERFACE)
-        port = self.ports.get(ifindex)
-        if port is None:
-            port = self.ports[ifindex] = Port(PortId(self.netns, ifindex), link.name, explicit, link.mtu)
+        port = self._port(link)
         async with port.lock:
             port.explicit = port.explicit or explicit
-            if port.handle is not None:
-                return port
-            reason = serving(self._config(), self.name, link, bool(self.addresses(ifindex)))
-            if reason is not Reason.NONE:
-                port.reason = reason
-                raise refuse(f"interface {link.name}", reason)
-            await self._attach(port)
+            if port.handle is None:
+                self._check_served(port, link)
+                await self._attach(port)
         return port
 
     async def _attach(self, port: Port) -> None:
@@ -144,6 +164,7 @@ class Namespace:
 
     async def close(self) -> None:
         """Leave the namespace. Idempotent."""
+        await asyncio.wait([self._looking])  # it holds the worker
         for port in list(self.ports.values()):
             await self.close_port(port)
         self.ports.clear()

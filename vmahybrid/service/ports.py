@@ -11,6 +11,7 @@ from typing import Protocol
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
 from vmahybrid.service.backend import PortHandle
+from vmahybrid.service.ladder import Ladder
 from vmahybrid.steering.keys import PortId
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -80,6 +81,8 @@ def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool
         return Reason.NO_INTERFACE
     if config.mode_of(link.name) == "kernel":
         return Reason.RULE
+    if config.backend_of(link.name) == "kernel":
+        return Reason.BACKEND_CONFIG
     if not link.up:
         return Reason.IF_DOWN
     if not globs and not has_address:
@@ -99,6 +102,9 @@ class Port:
     reason: Reason = Reason.NOT_TRIED
     error: Refused | None = None
     ring_ids: set[int] = field(default_factory=set)
+    ladder: Ladder = ()             # of the ring that was asked for last
+    asked_verbs: bool = False       # some program can make a raw packet QP here: no XDP program is needed for that
+    mirrored: PortHandle | None = None  # the handle that has been told all rules
     idle_since: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

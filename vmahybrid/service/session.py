@@ -17,7 +17,9 @@ from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.service import proof, reinject, shared
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
+from vmahybrid.service.granting import grant_ring
 from vmahybrid.service.holders import held_elsewhere
+from vmahybrid.service.ladder import Ladder
 from vmahybrid.service.messages import ProtocolError, Request
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.statsfile import StatsFile
@@ -49,6 +51,7 @@ class Session:
         self.namespace: Namespace | None = None
         self.stats: StatsFile | None = None
         self.released: set[int] = set()     # ring ids that were this session's
+        self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
@@ -210,33 +213,23 @@ class Session:
         return True
 
     async def _ring(self, request: Request, fds: ReceivedFds) -> bytes | None:
-        core, body, namespace = self.core, request.body, self._namespace()
-        sizes = core.grants.sizes(core.config, body.frames, body.rx_size, body.tx_size)
-        port = await namespace.open_port(body.ifindex)
-        core.port_attached(namespace, port)
-        if any(grant.port is port for grant in core.grants.of_session(self.id)):
-            raise Refused("ring", f"this program has a ring on {port.name} already", "", int(Reason.RING_FAILED))
-        core.grants.admit(core.config, sizes)
-        try:
-            handle = await namespace.worker.call_async(port.attached().grant, sizes,
-                                                       core.config["ring.direct"] == "first")
-        finally:
-            core.grants.settle()
-        grant = core.grants.add(self.id, self.pid, port, handle)
-        if self.connection.lost or namespace.ports.get(body.ifindex) is not port:
+        core, namespace = self.core, self._namespace()
+        grant = await grant_ring(self, request.body, namespace)
+        port, handle = grant.port, grant.handle
+        if self.connection.lost or namespace.ports.get(request.body.ifindex) is not port:
             core.drop_ring(grant, namespace)
             raise refuse(f"interface {port.name}", Reason.IF_GONE)
-        self._frames = max(self._frames, sum(g.handle.geometry["frames"] for g in core.grants.of_session(self.id)))
+        self._frames = max(self._frames, sum(g.frames for g in core.grants.of_session(self.id)))
         core.table.add_ring(grant.ref)
         core.converge([self.id])
         core.counters["grants_total"] += 1
         self.released.add(grant.ring_id)
         core.events.add("ring-granted", f"ring {grant.ring_id} on {port.name} for {self}", ring_id=grant.ring_id,
-                        pid=self.pid, interface=port.name)
-        log.info("%s: ring %d on %s:%s, %s, %d queue(s)", self, grant.ring_id, namespace.name, port.name,
-                 "direct" if handle.direct else "ring veth", len(handle.xsk_fds))
+                        pid=self.pid, interface=port.name, backend=grant.ladder[-1].backend)
+        log.info("%s: ring %d on %s:%s; %s", self, grant.ring_id, namespace.name, port.name,
+                 "; ".join(rung.sentence for rung in grant.ladder))
         reply = request.reply(ring_id=grant.ring_id, **handle.reply_fields())
-        self.connection.send(reply, [handle.umem_fd, *handle.xsk_fds])
+        self.connection.send(reply, [] if grant.verbs else [handle.umem_fd, *handle.xsk_fds])
         return None
 
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:

@@ -14,11 +14,22 @@ from typing import Any, Protocol
 
 
 @dataclass(slots=True)
+class RungView:
+    """A backend that was tried for a ring, best first."""
+
+    backend: str                    # "verbs" | "xdp" | "kernel"
+    taken: bool
+    reason: str                     # why not
+    text: str                       # the whole as a sentence
+    remedy: str
+
+
+@dataclass(slots=True)
 class InterfaceView:
     name: str
     ifindex: int
     netns: str                      # "host", a name under /run/netns, or "net:[inode]"
-    backend: str                    # "xdp" | "kernel"
+    backend: str                    # "verbs" | "xdp" | "kernel": the best that carries a ring, or would
     mode: str                       # "native" | "generic" | "none"
     zerocopy: bool
     driver: str
@@ -33,6 +44,9 @@ class InterfaceView:
     outs: dict[str, int] = field(default_factory=dict)   # packets per way out of the XDP program
     rings: int = 0
     rules: int = 0
+    wanted: str = "auto"            # the configuration's backend
+    device: str = ""                # RDMA device, as the kernel or a program says
+    ladder: list[RungView] = field(default_factory=list)    # of the ring asked for last, or what is known before
 
 
 @dataclass(slots=True)
@@ -42,8 +56,8 @@ class RingView:
     interface: str
     ifindex: int
     netns: str
-    kind: str                       # "direct" | "veth"
-    mode: str
+    kind: str                       # "direct" | "veth" | "verbs"
+    mode: str                       # "none" for verbs
     zerocopy: bool
     queues: int
     frames: int
@@ -54,6 +68,9 @@ class RingView:
     stats: dict[str, int] = field(default_factory=dict)     # struct vmh_ring_stats
     kernel: dict[str, int] = field(default_factory=dict)    # XDP_STATISTICS of the sockets, summed
     guard: dict[str, int] = field(default_factory=dict)     # ways out of the guard program (veth rings)
+    backend: str = "xdp"            # "verbs" | "xdp"
+    device: str = ""                # RDMA device of a verbs ring, as its program says
+    ladder: list[RungView] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -76,6 +93,7 @@ class FlowView:
     packets: int
     bytes: int
     created: float
+    backend: str = "kernel"         # "verbs" | "xdp" | "kernel"; of a wildcard the backends of its rings: "verbs, xdp"
 
 
 @dataclass(slots=True)

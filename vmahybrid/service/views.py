@@ -6,12 +6,14 @@ import logging
 
 from vmahybrid.contracts import addr_to_text
 from vmahybrid.errors import VmahybridError
+from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.grants import Grant
+from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder
 from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import Port
 from vmahybrid.service.session import Session
-from vmahybrid.service.view import FlowView, InterfaceView, ProcessView, RingView
+from vmahybrid.service.view import FlowView, InterfaceView, ProcessView, RingView, RungView
 from vmahybrid.stats.page import StatsPage, read_page
 from vmahybrid.steering.flow import PROTO_NAMES, Flow, FlowAction, Source
 from vmahybrid.steering.reasons import Reason
@@ -19,18 +21,30 @@ from vmahybrid.steering.reasons import Reason
 log = logging.getLogger("vmahybrid.service")
 
 
-def interface_view(namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
+def rung_views(ladder: Ladder) -> list[RungView]:
+    return [RungView(backend=rung.backend, taken=rung.taken, reason=rung.reason.slug, text=rung.sentence,
+                     remedy=rung.reason.remedy) for rung in ladder]
+
+
+def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
+    grants = [core.grants.all[ring_id] for ring_id in port.ring_ids] if port is not None else []
+    devices = [grant.handle.device for grant in grants if isinstance(grant.handle, VerbsRingHandle)]
+    known = namespace.rdma.of(link.ifindex)
     handle = port.handle if port is not None else None
     reason = handle.reason if handle is not None and link.up else namespace.served(link)
     refused = port.error if port is not None and handle is None else None
     view = InterfaceView(
-        name=link.name, ifindex=link.ifindex, netns=namespace.name, backend="xdp" if handle else "kernel",
+        name=link.name, ifindex=link.ifindex, netns=namespace.name,
+        backend=VERBS if devices else XDP if handle else KERNEL,
         mode="none" if handle is None else "native" if handle.native else "generic", zerocopy=False,
         driver=handle.driver if handle else "", mtu=link.mtu, queues=handle.queues if handle else 0, up=link.up,
         attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
         remedy=refused.remedy if refused else reason.remedy,
         addresses=[addr_to_text(address) for address in namespace.addresses(link.ifindex)],
-        outs=handle.outs() if handle else {}, rings=len(port.ring_ids) if port else 0, rules=rules)
+        outs=handle.outs() if handle else {}, rings=len(grants), rules=rules,
+        wanted=core.config.backend_of(link.name),
+        device=next(iter(devices), known.name if known is not None else ""),
+        ladder=rung_views(port.ladder if port is not None and port.ladder else known.ladder if known else ()))
     if handle is None and reason is Reason.NONE:
         view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""
     return view
@@ -39,6 +53,7 @@ def interface_view(namespace: Namespace, link: LinkRow, port: Port | None, rules
 def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> RingView:
     handle, port = grant.handle, grant.port
     geometry = handle.geometry
+    verbs = isinstance(handle, VerbsRingHandle)
     native = port.handle is not None and port.handle.native
     own = next((ring for ring in page.rings if ring.ring_id == grant.ring_id), None) if page else None
     try:
@@ -47,25 +62,31 @@ def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> Ring
         kernel = {}
     return RingView(
         ring_id=grant.ring_id, pid=grant.pid, interface=port.name, ifindex=port.id.ifindex, netns=namespace_name,
-        kind="direct" if handle.direct else "veth", mode="native" if native else "generic", zerocopy=handle.zerocopy,
+        kind=VERBS if verbs else "direct" if handle.direct else "veth",
+        mode="none" if verbs else "native" if native else "generic", zerocopy=handle.zerocopy,
         queues=len(handle.xsk_fds), frames=geometry["frames"], frame_size=geometry["frame_size"],
         rx_size=geometry["rx_size"], tx_size=geometry["tx_size"], reason=handle.reason.slug,
-        stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs())
+        stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs(), backend=VERBS if verbs else XDP,
+        device=handle.device if isinstance(handle, VerbsRingHandle) else "", ladder=rung_views(grant.ladder))
 
 
 def flow_view(core: Core, flow: Flow) -> FlowView:
     session = core.sessions.get(flow.owner)
     places = {port for port, _ in core.table.rules_of(flow.flow_id)}
     names = {found[1].name for port in places if (found := core.port(port)) is not None}
-    rings = [ring.ring_id for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
+    at = [ring for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
+    rings = [ring.ring_id for ring in at]
+    backends = sorted({VERBS if ring.in_nic else XDP for ring in at})
+    action = _action(core, flow)
     packets, size = core.hits(flow)
     return FlowView(
-        flow_id=flow.flow_id, kind=flow.kind.value, action=_action(core, flow), source=flow.source.value,
+        flow_id=flow.flow_id, kind=flow.kind.value, action=action, source=flow.source.value,
         proto=PROTO_NAMES[flow.proto], local=flow.local_text, remote=flow.remote_text,
         interface=next(iter(names)) if len(names) == 1 else flow.interface, netns=flow.netns,
         pid=session.pid if session else 0, comm=session.comm if session else "", fd=flow.fd,
         ring_id=rings[0] if len(rings) == 1 else 0, reason=flow.reason.slug, rules=core.table.rule_count(flow),
-        packets=packets, bytes=size, created=flow.created)
+        packets=packets, bytes=size, created=flow.created,
+        backend=", ".join(backends) if action == FlowAction.RING.value else XDP if action == "drop" else KERNEL)
 
 
 def _action(core: Core, flow: Flow) -> str:

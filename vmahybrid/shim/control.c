@@ -12,6 +12,7 @@
 #include "vmh_patience.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
+#include "vmh_verbs.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -403,37 +404,79 @@ static struct vmh_ring *find_ring(unsigned ifindex)
 	return NULL;
 }
 
-static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
+static const char *kind_name(unsigned kind)
 {
-	struct vmh_msg_ring req = { .ifindex = ifindex };
-	struct vmh_msg_ring_reply rep;
-	int fds[MAX_FDS], nfds = 0, err;
-	char name[16] = "";
+	return kind == VMH_RING_DIRECT ? "direct" : kind == VMH_RING_VETH ? "ring veth" : "raw packet QP";
+}
 
-	header(&req.hdr, VMH_MSG_RING, sizeof(req));
-	err = rpc(&req.hdr, -1, &rep, sizeof(rep), fds, &nfds);
-	if (err)
-		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
-	vmh_net_link_name(ifindex, name);
+static void give_back(unsigned ring_id)
+{
+	struct vmh_msg_release rel = { .ring_id = ring_id };
+	struct vmh_msg_hdr ack;
+
+	header(&rel.hdr, VMH_MSG_RELEASE, sizeof(rel));
+	rpc(&rel.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+}
+
+static int take_ring(const struct vmh_msg_ring_reply *rep, const char *name, int *fds, int nfds, struct vmh_ring **out)
+{
+	int err;
+
 	/* the program may close all fds it does not know; the first one, the memory, is closed at once */
 	for (int i = 1; i < nfds; i++)
 		fds[i] = vmh_fd_hide(fds[i]);
-	err = vmh_ring_xdp_open(&rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, out);
-	if (err) {
-		struct vmh_msg_release rel = { .ring_id = rep.ring_id };
-		struct vmh_msg_hdr ack;
+	err = vmh_ring_xdp_open(rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, out);
+	for (int i = 0; err && i < nfds; i++)
+		vmh_fd_hidden_close(fds[i]);
+	return err;
+}
 
-		vmh_warn("the ring on %s could not be mapped: %s", name, strerror(-err));
-		for (int i = 0; i < nfds; i++)
-			vmh_fd_hidden_close(fds[i]);
-		header(&rel.hdr, VMH_MSG_RELEASE, sizeof(rel));
-		rpc(&rel.hdr, -1, &ack, sizeof(ack), NULL, NULL);
-		return VMH_R_RING_FAILED;
+/* One request; dev: the device that it offers, taken over. */
+static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const char *name, struct vmh_ring **out)
+{
+	struct vmh_msg_ring_reply rep;
+	int fds[MAX_FDS], nfds = 0, err;
+
+	req->verbs = dev ? VMH_VERBS_USABLE : VMH_VERBS_NONE;
+	header(&req->hdr, VMH_MSG_RING, sizeof(*req));
+	err = rpc(&req->hdr, -1, &rep, sizeof(rep), fds, &nfds);
+	if (err) {
+		vmh_verbs_dev_close(dev);
+		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
 	}
-	vmh_debug("ring %u on %s: %s, %s%s", rep.ring_id, name, rep.kind == VMH_RING_DIRECT ? "direct" : "ring veth",
-		  rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
+	if (rep.kind == VMH_RING_VERBS && dev) {
+		close_fds(fds, nfds);
+		err = vmh_ring_verbs_open(&rep, name, dev, out);
+	} else {
+		vmh_verbs_dev_close(dev);
+		err = take_ring(&rep, name, fds, nfds, out);
+	}
+	if (err) {
+		vmh_warn("the ring on %s could not be %s: %s", name, dev ? "made" : "mapped", strerror(-err));
+		give_back(rep.ring_id);
+		return rep.kind == VMH_RING_VERBS ? VMH_R_VERBS_FAILED : VMH_R_RING_FAILED;
+	}
+	vmh_debug("ring %u on %s: %s, %s%s", rep.ring_id, name, kind_name(rep.kind),
+		  rep.kind == VMH_RING_VERBS ? req->verbs_device
+		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
 		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
 	return 0;
+}
+
+static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
+{
+	struct vmh_msg_ring req = { .ifindex = ifindex };
+	char name[16] = "";
+	struct verbs_dev *dev;
+	unsigned reason;
+
+	vmh_net_link_name(ifindex, name);
+	dev = vmh_verbs_probe(name, req.verbs_device, &req.verbs_reason);
+	reason = ask_once(&req, dev, name, out);
+	if (!dev || reason != VMH_R_VERBS_FAILED || sock_fd < 0)
+		return reason;
+	req.verbs_reason = VMH_R_VERBS_FAILED; /* the next rung */
+	return ask_once(&req, NULL, name, out);
 }
 
 struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason)
@@ -492,6 +535,7 @@ void vmh_session_detach(uint32_t flow_id, unsigned cause)
 	struct vmh_msg_detach req = { .flow_id = flow_id, .cause = cause };
 	struct vmh_msg_hdr ack;
 
+	vmh_verbs_detach(flow_id);
 	vmh_lock(&lock);
 	if (sock_fd >= 0) {
 		header(&req.hdr, VMH_MSG_DETACH, sizeof(req));

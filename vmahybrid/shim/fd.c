@@ -95,6 +95,28 @@ void vmh_file_close(struct vmh_file *f)
 	f->fd = -1;
 }
 
+void vmh_fd_guard(int fd)
+{
+	if (fd < 0)
+		return;
+	for (int i = 0; i < HIDDEN_MAX; i++) {
+		int none = 0;
+
+		if (atomic_compare_exchange_strong(&hidden[i], &none, fd + 1)) {
+			int used = atomic_load(&hidden_used);
+
+			while (used < i + 1 && !atomic_compare_exchange_weak(&hidden_used, &used, i + 1))
+				;
+			break;
+		}
+	}
+}
+
+void vmh_fd_unguard(int fd)
+{
+	unhide(fd);
+}
+
 int vmh_fd_hide(int fd)
 {
 	struct rlimit lim = { 1024, 1024 };
@@ -109,17 +131,7 @@ int vmh_fd_hide(int fd)
 		vmh_sys(SYS_close, fd);
 		fd = (int)high;
 	}
-	for (int i = 0; i < HIDDEN_MAX; i++) {
-		int none = 0;
-
-		if (atomic_compare_exchange_strong(&hidden[i], &none, fd + 1)) {
-			int used = atomic_load(&hidden_used);
-
-			while (used < i + 1 && !atomic_compare_exchange_weak(&hidden_used, &used, i + 1))
-				;
-			break;
-		}
-	}
+	vmh_fd_guard(fd);
 	return fd;
 }
 

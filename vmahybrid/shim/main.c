@@ -8,6 +8,7 @@
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 
 static struct vmh_lock start_lock;
@@ -84,6 +85,7 @@ void vmh_after_fork_child(void)
 	vmh_stats_fork_child();
 	vmh_sock_fork_child();
 	vmh_epoll_fork_child();
+	vmh_verbs_fork_child();
 	vmh_rings_fork_child();
 	vmh_session_unlock();
 }

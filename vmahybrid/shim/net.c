@@ -433,3 +433,16 @@ bool vmh_net_addr_of(unsigned ifindex, in_addr_t *addr)
 	}
 	return false;
 }
+
+int vmh_net_addrs(unsigned ifindex, in_addr_t *addrs, int max)
+{
+	struct reader r = reader();
+
+	while (read_begin(&r)) {
+		int n = vmh_net_list_addrs(r.page, ifindex, addrs, max);
+
+		if (!read_again(&r))
+			return n;
+	}
+	return 0;
+}

@@ -66,6 +66,16 @@ in_addr_t vmh_net_select_addr(const struct vmh_net_page *p, unsigned ifindex, in
 	return first;
 }
 
+int vmh_net_list_addrs(const struct vmh_net_page *p, unsigned ifindex, in_addr_t *addrs, int max)
+{
+	int n = 0;
+
+	for (unsigned i = 0; i < naddrs(p) && n < max; i++)
+		if (p->addrs[i].family == 4 && p->addrs[i].ifindex == ifindex)
+			addrs[n++] = v4(p->addrs[i].addr);
+	return n;
+}
+
 static bool is_host_route(const struct vmh_net_route *r)
 {
 	return r->type == VMH_ROUTE_LOCAL || r->type == VMH_ROUTE_BROADCAST;

@@ -37,6 +37,7 @@ bool vmh_net_broadcast_addr(const struct vmh_net_page *p, in_addr_t addr); /* of
 /* As the kernel's inet_select_addr: the first address of the link in the gateway's subnet, else its first;
  * 0: none. */
 in_addr_t vmh_net_select_addr(const struct vmh_net_page *p, unsigned ifindex, in_addr_t gateway);
+int vmh_net_list_addrs(const struct vmh_net_page *p, unsigned ifindex, in_addr_t *addrs, int max);
 /* Local and broadcast routes only: the table "local" comes before the others, whatever the prefix lengths. */
 const struct vmh_net_route *vmh_net_find_host_route(const struct vmh_net_page *p, in_addr_t addr);
 /* All the others; oif 0: any. */

@@ -91,7 +91,7 @@ static inline bool pending(struct vmh_ring *r)
 {
 	if (gone(r))
 		return false;
-	if (r->ops->pending(r))
+	if (!r->ops->pending || r->ops->pending(r))
 		return true;
 	put_kept(r);
 	return false;
@@ -106,6 +106,8 @@ int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
 	if (!gone(r))
 		n = r->ops->poll(r, budget);
 	unlock(r);
+	if (!n && !r->ops->pending)
+		put_kept(r);
 	return n;
 }
 
@@ -120,18 +122,21 @@ bool vmh_rings_pending(void)
 struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget)
 {
 	struct vmh_buf *b = NULL;
+	int n = 0;
 
 	for (struct vmh_ring *r = first(); r && !b; r = next_of(r)) {
 		if (!pending(r) || !vmh_trylock(&r->lock))
 			continue;
 		if (!gone(r)) {
 			r->taker = s;
-			r->ops->poll(r, budget);
+			n = r->ops->poll(r, budget);
 			b = r->taken;
 			r->taker = NULL;
 			r->taken = NULL;
 		}
 		unlock(r);
+		if (!n && !r->ops->pending)
+			put_kept(r);
 	}
 	return b;
 }
@@ -242,6 +247,8 @@ int vmh_rings_wait_fds(int *fds, int max)
 		vmh_lock(&r->lock); /* not while the fds are being closed */
 		if (!gone(r)) {
 			n += r->ops->wait_fds(r, fds + n, max - n);
+			if (r->ops->arm)
+				r->ops->arm(r);
 			VMH_COUNT(r->stats->interrupts_requested, 1);
 		}
 		unlock(r);

@@ -5,6 +5,7 @@
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -315,20 +316,39 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 	return enqueue(first, b) ? 1 : -ENOBUFS;
 }
 
+/* demux_lock held. Is hint the receiver, whoever else there is? Where a connected socket of the same port could have
+ * the better claim, it must be alone on the chain. What the hint was may be closed or another socket by now. */
+static bool surely(const struct vmh_sock *hint, const struct vmh_sock *chain, const struct vmh_ring *r,
+		   const struct vmh_buf *b)
+{
+	return hint && hint->demux_hash && !b->multicast && hint->lport == b->dport &&
+	       (hint->rport || (chain == hint && !hint->demux_next)) && score(hint, r, b) >= 0;
+}
+
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
+{
+	return vmh_deliver_hint(r, b, NULL, &(bool){ false });
+}
+
+int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hint, bool *used)
 {
 	uint32_t bindings = atomic_load_explicit(&vmh_bindings, memory_order_acquire);
 	struct vmh_sock *best = NULL;
-	int best_score = -1, taken;
+	int best_score = -1, taken = 0;
 
 	/* the taker is in a call on its socket, which therefore is what it was */
 	if (r->taker && r->taker == r->memo.sock && r->memo.bindings == bindings && !r->taken &&
 	    b->sport == r->memo.sport && b->saddr == r->memo.saddr && b->dport == r->memo.dport &&
-	    b->daddr == r->memo.daddr && !vmh_sock_ready(r->taker))
+	    b->daddr == r->memo.daddr && !vmh_sock_ready(r->taker)) {
+		*used = hint == r->taker;
 		return hand_over(r, r->taker, b, bindings);
+	}
 	vmh_lock(&demux_lock);
 	struct vmh_sock *chain = demux[ntohs(b->dport) % DEMUX_SIZE];
-	if (vmh_unlikely(b->multicast)) {
+	*used = surely(hint, chain, r, b);
+	if (*used) {
+		best = hint;
+	} else if (vmh_unlikely(b->multicast)) {
 		taken = deliver_multicast(r, b, chain);
 	} else {
 		for (struct vmh_sock *s = chain; s; s = s->demux_next) {
@@ -340,11 +360,11 @@ int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
 				best_score = n;
 			}
 		}
-		if (best && best == r->taker && !r->taken && !vmh_sock_ready(best))
-			taken = hand_over(r, best, b, bindings);
-		else
-			taken = !best ? 0 : enqueue(best, b) ? 1 : -ENOBUFS;
 	}
+	if (best && best == r->taker && !r->taken && !vmh_sock_ready(best))
+		taken = hand_over(r, best, b, bindings);
+	else if (best)
+		taken = enqueue(best, b) ? 1 : -ENOBUFS;
 	vmh_unlock(&demux_lock);
 	return taken;
 }

@@ -4,6 +4,7 @@
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_sock.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
@@ -206,6 +207,11 @@ static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
 	vmh_map4(req.remote_addr, f->raddr);
 	s->session = vmh_session_id();
 	vmh_session_attach(&req, fd, &f->id, &reason);
+	if (reason)
+		return reason;
+	reason = vmh_verbs_attach(f, s);
+	if (reason)
+		vmh_session_detach(f->id, reason);
 	return reason;
 }
 
@@ -462,8 +468,10 @@ void vmh_sock_flow_home(uint32_t flow_id, unsigned reason)
 {
 	struct gone g = { .reason = reason, .flow_id = flow_id };
 
-	if (flow_id)
-		vmh_sock_each(flow_home_one, &g);
+	if (!flow_id)
+		return;
+	vmh_verbs_detach(flow_id);
+	vmh_sock_each(flow_home_one, &g);
 }
 
 static void publish_groups(struct vmh_sock *s)

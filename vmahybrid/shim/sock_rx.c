@@ -456,6 +456,8 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 		if (r != -EAGAIN)
 			return r;
 	}
+	if (vmh_unlikely(vmh_params.rx_cq_drain_rate_nsec) && vmh_sock_ready(s))
+		vmh_sock_drain_at_rate(s);
 	r = take(s, m, flags);
 	if (r != -EAGAIN) {
 		VMH_COUNT(s->stats->rx_poll_hit, 1);

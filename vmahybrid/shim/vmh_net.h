@@ -43,4 +43,5 @@ int vmh_net_served_links(unsigned *ifindexes, int max);
 bool vmh_net_link_name(unsigned ifindex, char name[16]);
 unsigned vmh_net_first_multicast_link(void); /* interface of the kernel's route to 224.0.0.0/4, or 0 */
 bool vmh_net_addr_of(unsigned ifindex, in_addr_t *addr); /* first IPv4 address */
+int vmh_net_addrs(unsigned ifindex, in_addr_t *addrs, int max); /* IPv4; how many */
 #endif

@@ -48,4 +48,8 @@ void vmh_fd_rename(struct vmh_obj *o);
 int vmh_fd_hide(int fd);
 void vmh_fd_hidden_close(int fd);
 bool vmh_fd_is_hidden(int fd);
+/* The same for fds of a library that knows them by their number: they stay where they are. Taken off the list
+ * before that library closes them, whose close is ours. */
+void vmh_fd_guard(int fd);
+void vmh_fd_unguard(int fd);
 #endif

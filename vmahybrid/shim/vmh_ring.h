@@ -1,4 +1,4 @@
-/* Rings: the one interface behind which AF_XDP (ring_xdp.c) and, later, raw packet QPs sit.
+/* Rings: the one interface behind which AF_XDP (ring_xdp.c) and raw packet QPs (ring_verbs.c) sit.
  *
  * Invariants
  *  1. Receive state and buffers are guarded by ring->lock, transmit state by ring->tx_lock, so that a
@@ -46,12 +46,15 @@ struct vmh_frame_hdr {
 
 struct vmh_ring_ops {
 	int (*poll)(struct vmh_ring *r, unsigned budget);  /* lock held; delivers; returns frames taken */
-	bool (*pending)(struct vmh_ring *r);               /* no lock held; is a poll worth it? */
+	bool (*pending)(struct vmh_ring *r);               /* no lock held; is a poll worth it? NULL: only a poll tells */
 	void (*put)(struct vmh_ring *r, struct vmh_buf *b); /* lock held */
 	/* tx_lock held; 0, or -EAGAIN without a free frame or descriptor, -ENETDOWN when gone, -EMSGSIZE */
 	int (*send)(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
 	int (*kick)(struct vmh_ring *r);                   /* tx_lock held; pushes posted frames to the wire */
 	int (*wait_fds)(struct vmh_ring *r, int *fds, int max); /* lock held; fds that become readable with RX */
+	/* lock held, before each sleep; NULL where the fds need no arming. Asks for a notification, and delivers what
+	 * came before it was asked for. */
+	void (*arm)(struct vmh_ring *r);
 	bool (*crowded)(struct vmh_ring *r);               /* lock held; half full or more: the kernel may soon drop */
 	void (*close)(struct vmh_ring *r);                 /* both locks held, gone is set */
 };
@@ -84,7 +87,7 @@ struct vmh_ring {
 	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	struct vmh_buf *_Atomic kept; /* read by a receiver that is in a hurry: goes back when there is time */
 	_Alignas(64) struct vmh_lock tx_lock;
-	/* implementation state follows in ring_xdp.c's own struct */
+	/* implementation state follows in the implementation's own struct */
 };
 
 void vmh_frame_hdr_init(struct vmh_frame_hdr *h, const unsigned char dmac[6], const unsigned char smac[6],

@@ -67,6 +67,7 @@ struct vmh_sock {
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
 	uint64_t os_looked_ns;    /* when the kernel socket was last read, for callers that never block */
+	uint64_t drained_ns;      /* when the rings were last looked at while something was queued */
 	uint8_t heard;            /* something was received since connect: the peer is alive */
 
 	/* identity */
@@ -146,6 +147,9 @@ void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail);
 int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len); /* 0 / -errno */
 void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex); /* object lock held */
 void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex);        /* object lock held */
+
+/* sock_drain.c: a look at the rings though something is queued, at most once per VMA_RX_CQ_DRAIN_RATE_NSEC */
+void vmh_sock_drain_at_rate(struct vmh_sock *s);
 
 /* sock_opt.c */
 int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len); /* 0 / -errno */

@@ -7,6 +7,7 @@
 #include "vmh_params.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <poll.h>
 #include <pthread.h>
@@ -91,6 +92,7 @@ static void go_home(void)
 	vmh_sock_home_all(reason ? reason : VMH_R_SERVICE_GONE, false);
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
 		vmh_ring_close(r);
+	vmh_verbs_forget();
 	vmh_wake_all();
 }
 
@@ -175,9 +177,26 @@ static void look_at_shared(void)
 		atomic_store(&vmh_sock_any_shared, 0);
 }
 
+/* A ring whose device or QP died: its sockets get another one, by the next rung. */
+static void look_at_verbs(void)
+{
+	struct vmh_ring *r = vmh_verbs_failed();
+	unsigned why;
+
+	vmh_verbs_follow();
+	if (!r)
+		return;
+	ring_gone(r->id, VMH_R_VERBS_FAILED);
+	/* wildcards are still attached and would not ask for it */
+	if (!vmh_net_link_served(r->ifindex))
+		vmh_session_ring(r->ifindex, &why);
+	vmh_sock_service_back();
+}
+
 static int interval_ms(void)
 {
-	int idle = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) ? VMH_RECONNECT_MS : -1;
+	bool look = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) || vmh_verbs_any();
+	int idle = look ? VMH_RECONNECT_MS : -1;
 
 	if (atomic_load(&vmh_sock_any_shared))
 		idle = SHARED_MS;
@@ -210,6 +229,7 @@ static void turn(void)
 	}
 	look_for_change();
 	look_at_shared();
+	look_at_verbs();
 	if (vmh_params.progress_engine_interval)
 		vmh_rings_drain((unsigned)vmh_params.progress_engine_wce_max);
 }

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge"]
-Unit = Literal["packets", "bytes", "calls", "frames", "percent", "segments", "rings", "polls", "sleeps", "sockets"]
+Unit = Literal["packets", "bytes", "calls", "frames", "percent", "segments", "rings", "polls", "sleeps", "sockets",
+               "completions", "microseconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,21 @@ RING = (
     _c("rx_bad", "frames", "frames received that did not parse"),
     _c("rx_dropped", "frames", "frames dropped because the socket had no room"),
     _c("tx_full", "calls", "sends that found the transmit ring full"),
+    _c("cq_errors", "completions", "completions with an error, flushes apart (verbs rings)"),
+    _c("rx_tagged", "frames", "frames whose flow tag named the socket (verbs rings)"),
+    _c("rx_hw_csum", "frames", "frames whose checksums the device verified (verbs rings)"),
+    _c("tx_inline", "frames", "frames sent inline (verbs rings)"),
+    _c("dm_packets", "frames", "frames sent from device memory (verbs rings)"),
+    _c("dm_bytes", "bytes", "bytes sent from device memory (verbs rings)"),
+    _c("dm_full", "frames", "frames that found no room in device memory (verbs rings)"),
     _g("pool_rx_free", "frames", "free frames for receiving now"),
     _g("pool_tx_free", "frames", "free frames for sending now"),
     _c("pool_rx_empty", "calls", "requests for a receive frame that failed"),
     _c("pool_tx_empty", "calls", "requests for a send frame that failed"),
     _g("queue_len", "frames", "frames drained from the ring and not yet given to a socket"),
+    _g("mod_count", "frames", "frames after which the device interrupts (verbs rings)"),
+    _g("mod_usec", "microseconds", "time after which the device interrupts (verbs rings)"),
+    _g("dm_size", "bytes", "device memory that the ring has (verbs rings)"),
 )
 
 IOMUX = (

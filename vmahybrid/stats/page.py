@@ -29,6 +29,7 @@ TCP_STATES = (
     "LAST_ACK", "TIME_WAIT",
 )  # fmt: skip
 PROTOCOLS = {socket.IPPROTO_UDP: "udp", socket.IPPROTO_TCP: "tcp", socket.IPPROTO_RAW: "raw"}
+_RING_KINDS = {lib.VMH_RING_DIRECT: "direct", lib.VMH_RING_VETH: "veth", lib.VMH_RING_VERBS: "verbs"}
 _MAPPED = bytes(10) + b"\xff\xff"
 
 Read = Callable[[int, int], bytes]
@@ -165,14 +166,15 @@ def _iomux_view(kind: str, slot: Any) -> IomuxView:
 
 
 def _ring(slot: Any, pid: int) -> RingView:
+    verbs = slot.kind == lib.VMH_RING_VERBS
     return RingView(
         ring_id=slot.ring_id,
         pid=pid,
         interface=_text(slot.ifname),
         ifindex=slot.ifindex,
         netns="",
-        kind="veth" if slot.kind == lib.VMH_RING_VETH else "direct",
-        mode="native" if slot.xdp_mode == lib.VMH_XDP_NATIVE else "generic",
+        kind=_RING_KINDS.get(slot.kind, "direct"),
+        mode="none" if verbs else "native" if slot.xdp_mode == lib.VMH_XDP_NATIVE else "generic",
         zerocopy=bool(slot.flags & lib.VMH_RING_F_ZEROCOPY),
         queues=0,
         frames=0,
@@ -181,6 +183,7 @@ def _ring(slot: Any, pid: int) -> RingView:
         tx_size=0,
         reason="none",
         stats={c.name: int(getattr(slot, c.name)) for c in RING},
+        backend="verbs" if verbs else "xdp",
     )
 
 

@@ -14,11 +14,12 @@ the winner goes. A multicast key claimed by two processes is nobody's: only the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from vmahybrid.errors import Refused
+from vmahybrid.steering import nic
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import ANY_ADDR, Act, Action, FlowKey, GrantKey, PortId, is_multicast
 from vmahybrid.steering.reasons import Reason
@@ -27,13 +28,18 @@ MAX_INDEX = 16384  # VMH_MAX_RULES; 0 is not given out
 
 
 class RingRef(NamedTuple):
-    """A granted ring as the table needs it: frames reach it by ``act`` (RING or DEV) and ``target``."""
+    """A granted ring as the table needs it: frames reach it by ``act`` (RING or DEV) and ``target``. PASS: a raw packet
+    QP takes them before XDP, by flow rules of the program; what XDP still sees of them is the kernel's."""
 
     ring_id: int
     owner: int
     port: PortId
     act: Act
     target: int
+
+    @property
+    def in_nic(self) -> bool:
+        return self.act is Act.PASS
 
 
 class Claim(NamedTuple):
@@ -114,11 +120,18 @@ class SteeringTable:
         for flow in flows:
             self._explain(flow)
 
+    def refresh(self, port: PortId) -> None:
+        """The interface got a program: it knows nothing of the rules that are there already."""
+        entry = self._ports[port]
+        entry.dirty.update(entry.wanted)
+
     # ---- flows
 
     def attach(self, flow: Flow) -> Flow:
         """Add a socket's flow. Raises Refused (RULE, RULE_LIMIT, MULTICAST_SHARED, NOT_OFFLOADABLE_ADDR)."""
         self._check_rules(flow)
+        if nic.ruled(self, flow):
+            raise refuse(f"flow {flow.local_text} {flow.remote_text}", Reason.RULE)
         if flow.kind is Kind.MULTICAST and self._shared_group(flow):
             raise refuse(f"flow {flow.local_text}", Reason.MULTICAST_SHARED)
         keys = sum(1 for _ in self._keys(flow))
@@ -201,6 +214,23 @@ class SteeringTable:
             own = addresses if flow.wildcard or is_multicast(flow.local) else (flow.local,)
             granted.update((GrantKey(a, flow.local_port, flow.proto), flow.flow_id) for a in own)
         return granted
+
+    def claims(self, port: PortId) -> Mapping[FlowKey, Sequence[Claim]]:
+        """Who wants what on an interface."""
+        return self._ports[port].claims
+
+    def addresses(self, port: PortId) -> tuple[bytes, ...]:
+        return self._ports[port].addresses
+
+    def place_of(self, port: PortId) -> tuple[str, str]:
+        """Names of namespace and interface, as rules of the operator match them."""
+        return self._ports[port].netns, self._ports[port].interface
+
+    def settle_nic(self) -> None:
+        """Send flows of raw packet QPs home that lost what their NIC rule would go on taking. Before ``take_dirty``."""
+        dirty = {port: entry.dirty for port, entry in self._ports.items() if entry.dirty}
+        for flow, reason in nic.displaced(self, dirty):
+            self.evict(flow.flow_id, reason)
 
     def take_dirty(self) -> dict[PortId, set[FlowKey]]:
         """Keys whose rule may have changed since the last call, by interface."""

@@ -102,7 +102,7 @@ def iomux_block(iomux: dict[str, Any], post: str) -> Iterator[str]:
     yield EDGE
 
 
-def _line(label: str, value: int) -> str:
+def _line(label: str, value: object) -> str:
     return f"{label:<20} {value}"
 
 
@@ -116,14 +116,23 @@ def cq_block(number: int, c: dict[str, int], post: str) -> Iterator[str]:
     yield _line("Buffer pool size:", c["pool_rx_free"])
 
 
-def ring_block(number: int, c: dict[str, int], post: str) -> Iterator[str]:
+def ring_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
+    c = ring["stats"]
     yield EDGE
     yield f"\tRING_ETH=[{number}]"
+    if ring["backend"] == "verbs":
+        yield _line("Backend:", f"verbs {ring['device']}".rstrip())
     for label, way in (("Tx Offload:", "tx"), ("Rx Offload:", "rx")):
         yield f"{label:<20} {c[way + '_bytes'] // KB} / {c[way + '_packets']} [kilobytes/packets] {post:<3}"
     requested, received = c["interrupts_requested"], c["interrupts_received"]
     if requested or received:
         yield f"{'Interrupts:':<20} {requested} / {received} [requests/received] {post:<3}"
+    if c["mod_count"] or c["mod_usec"]:
+        yield f"{'Moderation:':<20} {c['mod_count']} / {c['mod_usec']} [frames/usec period] {post:<3}"
+    if c["dm_size"]:
+        yield _line("Dev Mem Alloc:", c["dm_size"])
+        yield (f"{'Dev Mem Stats:':<20} {c['dm_bytes'] // KB} / {c['dm_packets']} / {c['dm_full']} "
+               f"[kilobytes/packets/oob] {post:<3}")
 
 
 def pool_blocks(rings: list[dict[str, int]]) -> Iterator[str]:
@@ -145,7 +154,7 @@ def full_view(reading: Reading, sockets: list[dict[str, Any]], deltas: bool) -> 
     for number, ring in enumerate(rings):
         yield from cq_block(number, ring, post)
     yield EDGE
-    for number, ring in enumerate(rings):
+    for number, ring in enumerate(reading["rings"]):
         yield from ring_block(number, ring, post)
     yield EDGE
     yield from pool_blocks(rings)

@@ -87,7 +87,7 @@ def _channels(sock: socket.socket, ifname: str) -> int:
 def _sysfs(ifname: str) -> tuple[int, bool]:
     """(active receive queues, has a device) from sysfs; (0, False) where sysfs can't be mounted."""
     try:
-        root = _mount_sysfs()
+        root = mount_sysfs()
     except OSError:
         return 0, False
     try:
@@ -118,7 +118,7 @@ def _exists(directory: int, name: str) -> bool:
     return True
 
 
-def _mount_sysfs() -> int:
+def mount_sysfs() -> int:
     """A detached mount of sysfs, which shows the namespace of the thread that mounts it, not of the one that reads:
     /sys of the service always shows the service's own namespace. Needs CAP_SYS_ADMIN, as setns(2) does."""
     context = _syscall(_SYS_FSOPEN, b"sysfs", _FSOPEN_CLOEXEC)

@@ -1,11 +1,13 @@
 """Compiles and runs the C tests of the ring library, as released and with the sanitizers."""
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.config import gen_params
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent.parent
@@ -19,9 +21,13 @@ FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybr
 RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
 
 
-def build(target: Path, compiler: str, tests: list[str], parts: list[str]) -> Path:
+VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c", "ring_verbs_open.c",
+         "fd.c", "frame.c", "lock.c"]
+
+
+def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more: str) -> Path:
     sources = [str(HERE / name) for name in tests] + [str(SHIM / name) for name in parts]
-    command = [*COMPILERS[compiler], *FLAGS, *sources, "-o", str(target), "-lpthread"]
+    command = [*COMPILERS[compiler], *FLAGS, *more, *sources, "-o", str(target), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return target
@@ -39,6 +45,17 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str]) -> Pa
 def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> None:
     program = build(tmp_path / "program", compiler, [test], parts)
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 failed" in done.stdout
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_verbs_ring_on_a_device_made_of_arrays(tmp_path: Path, compiler: str) -> None:
+    parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
+    assert gen_params.main([str(parameters), str(tmp_path / "params_gen.h")]) == 0
+    program = build(tmp_path / "program", compiler, ["test_ring_verbs.c"], VERBS, f"-I{tmp_path}")
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 failed" in done.stdout
 

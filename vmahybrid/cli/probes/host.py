@@ -60,10 +60,4 @@ def isolation(cpu: Path = CPU) -> Iterator[Check]:
                     "(tail latency)", f"boot with isolcpus={count - 1} nohz_full={count - 1}")  # fmt: skip
 
 
-def verbs_devices() -> Iterator[Check]:
-    devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-    text = f"RDMA devices {', '.join(devices)} are present, and not used" if devices else "no RDMA device"
-    yield Check(TOPIC, "verbs", "ok", f"{text}: this version carries rings on AF_XDP only", data={"devices": devices})
-
-
-PROBES = (sleep_states, frequency, isolation, verbs_devices)
+PROBES = (sleep_states, frequency, isolation)

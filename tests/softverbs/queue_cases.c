@@ -1,0 +1,255 @@
+/* Memory, queues, completions. */
+#include "rig.h"
+#include <sys/mman.h>
+
+static void send_inline_limit(void)
+{
+	struct end end;
+	uint8_t frame[512], seen[2048];
+	struct ibv_wc wc;
+	uint32_t length;
+
+	make_end(&end, (struct options){ .inline_data = 204 });
+	length = udp4(frame, (struct udp){ rig.peer, OWN_IP, PEER_IP, 7, 8, 0, 0 }, 204 - 42, 'i');
+	CHECK(length == 204, "%u", length);
+	CHECK(!post(&end, frame, length, 5, IBV_SEND_INLINE | IBV_SEND_SIGNALED), "%s", "at the limit");
+	memset(frame, 0, sizeof(frame)); /* inline data are copied by the call */
+	CHECK(completion(end.tx, &wc) && wc.status == IBV_WC_SUCCESS && wc.wr_id == 5 && wc.opcode == IBV_WC_SEND, "%d", wc.status);
+	CHECK(from_wire(seen, sizeof(seen)) == 204 && seen[203] == 'i', "%u", seen[203]);
+	CHECK(post(&end, frame, length + 1, 6, IBV_SEND_INLINE) == EINVAL, "%s", "above the limit");
+	CHECK(post(&end, frame, 10, 6, IBV_SEND_SIGNALED) == 0, "%s", "");
+	CHECK(completion(end.tx, &wc) && wc.status == IBV_WC_LOC_LEN_ERR, "%d: shorter than a header", wc.status);
+	free_end(&end);
+}
+
+static void send_signalled(void)
+{
+	struct end end;
+	uint8_t frame[64];
+	struct ibv_wc wc;
+	uint32_t length;
+
+	make_end(&end, (struct options){ .send_wr = 4, .inline_data = 64 });
+	length = udp4(frame, (struct udp){ rig.peer, OWN_IP, PEER_IP, 7, 8, 0, 0 }, 8, 's');
+	for (int i = 0; i < 3; i++)
+		CHECK(!post(&end, frame, length, (uint64_t)i, IBV_SEND_INLINE), "%d", i);
+	CHECK(no_completion(end.tx, 5), "%s", "unsignalled requests complete silently");
+	CHECK(!post(&end, frame, length, 3, IBV_SEND_INLINE | IBV_SEND_SIGNALED), "%s", "");
+	CHECK(post(&end, frame, length, 4, IBV_SEND_INLINE) == ENOMEM, "%s", "the queue is full until a completion is polled");
+	CHECK(completion(end.tx, &wc) && wc.wr_id == 3, "%d", (int)wc.wr_id);
+	CHECK(!post(&end, frame, length, 4, IBV_SEND_INLINE), "%s", "all four are free again");
+	free_end(&end);
+}
+
+static void send_checksums(void)
+{
+	struct end end;
+	uint8_t frame[256], seen[2048], wanted[256];
+	struct ibv_wc wc;
+	struct flow rule = new_flow(IBV_FLOW_ATTR_NORMAL, 0);
+	struct ibv_flow *flow;
+	uint32_t length;
+
+	make_end(&end, (struct options){ 0 });
+	add_ipv4(&rule, NULL, PEER_IP);
+	flow = attach(&end, &rule);
+	length = udp4(wanted, (struct udp){ rig.peer, OWN_IP, PEER_IP, 7, 8, 0, 0 }, 101, 'c');
+	memcpy(wanted + 6, rig.own, 6);
+	memcpy(frame, wanted, length);
+	memset(frame + 24, 0xee, 2); /* IP and UDP checksums are the device's business */
+	memset(frame + 40, 0xee, 2);
+	CHECK(!post(&end, frame, length, 1, IBV_SEND_IP_CSUM | IBV_SEND_SIGNALED), "%s", "");
+	CHECK(completion(end.tx, &wc) && !wc.status, "%d", wc.status);
+	CHECK(end.memory[(BUFFERS - 1) * BUFFER + 24] == 0xee, "%s", "the program's memory is not written to");
+	CHECK(from_wire(seen, sizeof(seen)) == length && !memcmp(seen + 14, wanted + 14, 26), "%02x%02x", seen[24], seen[25]);
+	/* a QP of the own device sees the finished checksum */
+	CHECK(completion(end.rx, &wc) && wc.byte_len == length && wc.wc_flags & IBV_WC_IP_CSUM_OK, "%u %x", wc.byte_len, wc.wc_flags);
+	CHECK(!memcmp(end.memory + wc.wr_id * BUFFER, wanted, length), "%s", "");
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+}
+
+static void receive_faults(void)
+{
+	struct end end;
+	struct ibv_wc wc;
+	struct ibv_flow *flow;
+	struct ibv_mr *constant;
+	struct ibv_sge sge;
+	struct ibv_recv_wr wr = { .wr_id = 77, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	for (int fault = 0; fault < 5; fault++) {
+		make_end(&end, (struct options){ .recv_wr = 4 });
+		constant = ibv_reg_mr(rig.pd, end.memory, BUFFER, 0);
+		to_state(end.qp, IBV_QPS_RESET); /* forgets what is posted */
+		to_state(end.qp, IBV_QPS_INIT);
+		flow = attach_udp(&end, 4000, 0, 0);
+		sge = (struct ibv_sge){ (uintptr_t)end.memory, BUFFER, end.mr->lkey };
+		if (fault == 0)
+			sge.lkey ^= 1; /* no such key */
+		else if (fault == 1)
+			sge.lkey = constant->lkey; /* not to be written to */
+		else if (fault == 2)
+			sge.addr = (uintptr_t)end.memory + BUFFERS * BUFFER - 100; /* ends outside */
+		else if (fault == 3)
+			sge.addr -= 1; /* begins outside */
+		else
+			sge.length = 41; /* too short for the frame */
+		CHECK(!ibv_post_recv(end.qp, &wr, &bad), "%d", fault);
+		post_receive(&end, 2);
+		CHECK(!to_state(end.qp, IBV_QPS_RTR) && !to_state(end.qp, IBV_QPS_RTS), "%d", fault);
+		datagram(4000, 10, 'f');
+		CHECK(completion(end.rx, &wc) && wc.wr_id == 77, "%d", fault);
+		CHECK(wc.status == (fault == 4 ? IBV_WC_LOC_LEN_ERR : IBV_WC_LOC_PROT_ERR), "%d: %d", fault, wc.status);
+		CHECK(completion(end.rx, &wc) && wc.wr_id == 2 && wc.status == IBV_WC_WR_FLUSH_ERR, "%d: %d", fault, wc.status);
+		CHECK(end.qp->state == IBV_QPS_ERR, "%d", end.qp->state);
+		CHECK(!ibv_destroy_flow(flow) && !ibv_dereg_mr(constant), "%d", fault);
+		free_end(&end);
+	}
+}
+
+static void send_faults(void)
+{
+	struct end end;
+	uint8_t frame[128] = { 0 };
+	struct ibv_wc wc;
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = { .wr_id = 9, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+
+	make_end(&end, (struct options){ .recv_wr = 1 });
+	sge = (struct ibv_sge){ (uintptr_t)end.memory, 60, end.mr->lkey + (1 << 8) };
+	CHECK(!ibv_post_send(end.qp, &wr, &bad), "%s", "");
+	CHECK(completion(end.tx, &wc) && wc.status == IBV_WC_LOC_PROT_ERR, "%d: also of an unsignalled request", wc.status);
+	CHECK(completion(end.rx, &wc) && wc.status == IBV_WC_WR_FLUSH_ERR, "%d", wc.status);
+	CHECK(!post(&end, frame, 60, 10, 0), "%s", "");
+	CHECK(completion(end.tx, &wc) && wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 10, "%d", wc.status);
+	wr.opcode = IBV_WR_RDMA_WRITE;
+	CHECK(ibv_post_send(end.qp, &wr, &bad) == EINVAL && bad == &wr, "%s", "");
+	free_end(&end);
+}
+
+static void memory_regions(void)
+{
+	uint8_t *memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr = ibv_reg_mr(rig.pd, memory, 4096, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_pd *other = ibv_alloc_pd(rig.context);
+	uint32_t key = mr->lkey;
+
+	CHECK(ibv_dealloc_pd(rig.pd) == EBUSY, "%s", "");
+	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD, other, memory + 4096, 4096, 0), "%s", "");
+	CHECK(mr->addr == memory + 4096 && mr->pd == other, "%p", mr->addr);
+	CHECK(ibv_rereg_mr(mr, 1 << 9, other, memory, 4096, 0) == IBV_REREG_MR_ERR_INPUT, "%s", "");
+	CHECK(ibv_dealloc_pd(other) == EBUSY, "%s", "");
+	CHECK(!ibv_dereg_mr(mr), "%s", "");
+	mr = ibv_reg_mr(rig.pd, memory, 4096, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr->lkey != key, "%s", "a freed key is not given out at once");
+	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(other), "%s", "");
+	munmap(memory, 8192);
+	errno = 0;
+	CHECK(!ibv_reg_mr(rig.pd, memory, 4096, 0) && errno == EFAULT, "%s", strerror(errno));
+	CHECK(!ibv_reg_mr(rig.pd, rig.own, 6, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "%s", strerror(errno));
+	CHECK(!ibv_reg_mr(rig.pd, rig.own, 6, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP, "%s", strerror(errno));
+}
+
+static void overrun(void)
+{
+	struct end end;
+	uint8_t frame[64];
+	struct ibv_wc wc;
+	struct ibv_async_event event;
+	int n = 0;
+
+	make_end(&end, (struct options){ .cqe = 3, .inline_data = 64, .recv_wr = 1 });
+	memset(frame, 0, sizeof(frame));
+	for (int i = 0; i < 5; i++)
+		CHECK(!post(&end, frame, 60, (uint64_t)i, IBV_SEND_INLINE | IBV_SEND_SIGNALED), "%d", i);
+	CHECK(!ibv_get_async_event(rig.context, &event) && event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == end.tx,
+	      "%d", event.event_type);
+	ibv_ack_async_event(&event);
+	CHECK(!ibv_get_async_event(rig.context, &event) && event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == end.qp,
+	      "%d", event.event_type);
+	ibv_ack_async_event(&event);
+	while (ibv_poll_cq(end.tx, 1, &wc) == 1)
+		n++;
+	CHECK(n == 3 && ibv_poll_cq(end.tx, 1, &wc) < 0, "%d", n);
+	CHECK(end.qp->state == IBV_QPS_ERR, "%d", end.qp->state);
+	free_end(&end);
+}
+
+static void states(void)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	struct end end;
+	uint8_t frame[64] = { 0 };
+	struct ibv_wc wc;
+
+	make_end(&end, (struct options){ .recv_wr = 2 });
+	CHECK(!ibv_query_qp(end.qp, &attr, IBV_QP_STATE | IBV_QP_CAP, &init) && attr.qp_state == IBV_QPS_RTS, "%d", attr.qp_state);
+	CHECK(attr.cap.max_recv_wr == 2 && init.qp_type == IBV_QPT_RAW_PACKET, "%u", attr.cap.max_recv_wr);
+	CHECK(to_state(end.qp, IBV_QPS_INIT) == EINVAL && to_state(end.qp, IBV_QPS_SQD) == EINVAL, "%s", "");
+	CHECK(!to_state(end.qp, IBV_QPS_ERR), "%s", "");
+	for (uint64_t i = 0; i < 2; i++)
+		CHECK(completion(end.rx, &wc) && wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == i, "%d", wc.status);
+	post_receive(&end, 1);
+	CHECK(completion(end.rx, &wc) && wc.status == IBV_WC_WR_FLUSH_ERR, "%d: posted in the error state", wc.status);
+	CHECK(!to_state(end.qp, IBV_QPS_RESET), "%s", "");
+	CHECK(post(&end, frame, 60, 1, 0) == EINVAL, "%s", "nothing is sent in RESET");
+	attr.qp_state = IBV_QPS_INIT;
+	CHECK(ibv_modify_qp(end.qp, &attr, IBV_QP_STATE) == EINVAL, "%s", "INIT wants the port");
+	CHECK(!to_state(end.qp, IBV_QPS_INIT) && to_state(end.qp, IBV_QPS_RTS) == EINVAL, "%s", "RTR was left out");
+	init = (struct ibv_qp_init_attr){ .send_cq = end.tx, .recv_cq = end.rx, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	errno = 0;
+	CHECK(!ibv_create_qp(rig.pd, &init) && errno == EOPNOTSUPP, "%s", strerror(errno));
+	CHECK(ibv_destroy_cq(end.tx) == EBUSY, "%s", "");
+	free_end(&end);
+}
+
+static void built_requests(void)
+{
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RAW_PACKET, .pd = rig.pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND };
+	struct end end;
+	struct ibv_qp *plain;
+	struct ibv_qp_ex *ex;
+	uint8_t seen[2048];
+	struct ibv_wc wc;
+
+	make_end(&end, (struct options){ 0 });
+	attr.send_cq = attr.recv_cq = end.tx;
+	attr.cap = (struct ibv_qp_cap){ 3, 1, 2, 1, 64 };
+	plain = end.qp;
+	CHECK(!ibv_qp_to_qp_ex(plain), "%s", "");
+	end.qp = ibv_create_qp_ex(rig.context, &attr);
+	ex = ibv_qp_to_qp_ex(end.qp);
+	to_state(end.qp, IBV_QPS_INIT), to_state(end.qp, IBV_QPS_RTR), to_state(end.qp, IBV_QPS_RTS);
+	memset(end.memory, 0x42, 60);
+	ibv_wr_start(ex);
+	ex->wr_id = 1, ex->wr_flags = 0;
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, end.mr->lkey, (uintptr_t)end.memory, 60);
+	ex->wr_id = 2, ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data(ex, end.memory, 61);
+	memset(end.memory, 0x43, 61);
+	CHECK(!ibv_wr_complete(ex), "%s", "");
+	CHECK(completion(end.tx, &wc) && wc.wr_id == 2 && !wc.status, "%d", wc.status);
+	CHECK(from_wire(seen, sizeof(seen)) == 60 && seen[30] == 0x43, "%x: read when the batch is posted", seen[30]);
+	CHECK(from_wire(seen, sizeof(seen)) == 61 && seen[30] == 0x42, "%x: inline data are read at once", seen[30]);
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data(ex, end.memory, 65);
+	CHECK(ibv_wr_complete(ex) == EINVAL && no_completion(end.tx, 2), "%s", "all or none");
+	ibv_wr_start(ex);
+	ibv_wr_abort(ex);
+	CHECK(!ibv_destroy_qp(end.qp), "%s", "");
+	end.qp = plain;
+	free_end(&end);
+}
+
+const struct named_case queue_cases[] = {
+	{ "inline-limit", send_inline_limit }, { "signalled", send_signalled }, { "checksums", send_checksums },
+	{ "receive-faults", receive_faults },  { "send-faults", send_faults },  { "memory-regions", memory_regions },
+	{ "overrun", overrun },		       { "states", states },		{ "built-requests", built_requests },
+	{ NULL, NULL },
+};

@@ -1,0 +1,350 @@
+/* The verbs ring on a device made of arrays: what no software device here has (memory on the device, no checksums, no
+ * extended CQ), and what can't be timed from outside (full queues, completions between request and sleep). */
+#include "../../../vmahybrid/shim/ring_verbs.h"
+#include "check.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_params.h"
+#include "vmh_sock.h"
+#include "vmh_stats.h"
+#include "vmh_wait.h"
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+
+#define WRS 64
+
+struct vmh_params vmh_params;
+struct verbs_lib vmh_ibv;
+_Atomic int vmh_log_level_now = -1, vmh_sleepers;
+static struct vmh_ring_stats stats;
+void vmh_log_write(int level, const char *fmt, ...) { (void)level; (void)fmt; }
+struct vmh_ring_stats *vmh_stats_ring_new(void) { memset(&stats, 0, sizeof(stats)); return &stats; }
+void vmh_stats_ring_free(struct vmh_ring_stats *s) { (void)s; }
+void vmh_wake_all_slow(void) {}
+int vmh_net_addrs(unsigned ifindex, in_addr_t *a, int max) { (void)ifindex; (void)a; (void)max; return 0; }
+uint64_t vmh_net_generation(void) { return 1; }
+void vmh_verbs_dev_close(struct verbs_dev *d) { (void)d; }
+void vmh_verbs_distrust(const char *ifname) { (void)ifname; }
+
+/* ---- the device ---- */
+
+static struct verbs_context v;
+static struct ibv_comp_channel channel;
+static struct ibv_cq rx_cq, tx_cq;
+static struct ibv_qp qp;
+static struct ibv_pd pd;
+static struct ibv_mr mr = { .lkey = 7 }, dm_mr = { .lkey = 9 };
+static struct ibv_recv_wr posted[WRS];
+static struct ibv_sge posted_sge[WRS];
+static unsigned nposted, nsent, refuse_send, refuse_recv, notified, cqs;
+static struct ibv_wc rx_wc[WRS], tx_wc[WRS];
+static unsigned nrx, ntx, late; /* late: this many completions appear with the request for a notification */
+static struct ibv_send_wr sent;
+static struct ibv_sge sent_sge[2];
+static unsigned char wire[2048], device_memory[512];
+static struct ibv_dm dm;
+
+static int take(struct ibv_wc *from, unsigned *n, int max, struct ibv_wc *to)
+{
+	int got = *n < (unsigned)max ? (int)*n : max;
+
+	memcpy(to, from, (size_t)got * sizeof(*to));
+	memmove(from, from + got, (*n - (unsigned)got) * sizeof(*from));
+	*n -= (unsigned)got;
+	return got;
+}
+
+static int poll_cq(struct ibv_cq *cq, int max, struct ibv_wc *to)
+{
+	return cq == &rx_cq ? take(rx_wc, &nrx, max, to) : take(tx_wc, &ntx, max, to);
+}
+
+static void arrive(const unsigned char *frame, size_t len, unsigned flags)
+{
+	struct ibv_recv_wr w = posted[0];
+
+	memcpy((void *)(uintptr_t)posted_sge[0].addr, frame, len);
+	nposted--;
+	memmove(posted, posted + 1, nposted * sizeof(*posted));
+	memmove(posted_sge, posted_sge + 1, nposted * sizeof(*posted_sge));
+	rx_wc[nrx++] = (struct ibv_wc){ .wr_id = w.wr_id, .byte_len = (uint32_t)len, .wc_flags = flags };
+}
+
+static int req_notify(struct ibv_cq *cq, int solicited)
+{
+	(void)cq; (void)solicited;
+	notified++;
+	for (; late; late--)
+		arrive(wire, 62, 0);
+	return 0;
+}
+
+static int post_recv(struct ibv_qp *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	(void)q;
+	for (; wr; wr = wr->next) {
+		if (refuse_recv || nposted == WRS) {
+			*bad = wr;
+			return ENOMEM;
+		}
+		posted_sge[nposted] = *wr->sg_list;
+		posted[nposted++] = *wr;
+	}
+	return 0;
+}
+
+static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	size_t at = 0;
+
+	(void)q;
+	*bad = wr;
+	if (refuse_send)
+		return (int)refuse_send;
+	sent = *wr;
+	for (int i = 0; i < wr->num_sge; i++) {
+		const struct ibv_sge *s = sent_sge + i;
+
+		sent_sge[i] = wr->sg_list[i];
+		memcpy(wire + at, s->lkey == dm_mr.lkey ? device_memory + s->addr : (void *)(uintptr_t)s->addr, s->length);
+		at += s->length;
+	}
+	nsent++;
+	return 0;
+}
+
+static struct ibv_dm *alloc_dm(struct ibv_context *c, struct ibv_alloc_dm_attr *a) { (void)c; (void)a; return &dm; }
+static int free_dm(struct ibv_dm *d) { (void)d; return 0; }
+static struct ibv_mr *reg_dm(struct ibv_pd *p, struct ibv_dm *d, uint64_t o, size_t l, unsigned a)
+{
+	(void)p; (void)d; (void)o; (void)l; (void)a;
+	return &dm_mr;
+}
+static int to_dm(struct ibv_dm *d, uint64_t at, const void *from, size_t len)
+{
+	(void)d;
+	CHECK(at + len <= sizeof(device_memory) && !(at & 3) && !(len & 3), "%llu + %zu", (unsigned long long)at, len);
+	memcpy(device_memory + at, from, len);
+	return 0;
+}
+static struct ibv_mr *reg_mr(struct ibv_pd *p, void *m, size_t l, int a) { (void)p; (void)m; (void)l; (void)a; return &mr; }
+static int dereg_mr(struct ibv_mr *m) { (void)m; return 0; }
+static struct ibv_comp_channel *new_channel(struct ibv_context *c) { (void)c; channel.fd = eventfd(0, 0); return &channel; }
+static int del_channel(struct ibv_comp_channel *c) { close(c->fd); return 0; }
+static struct ibv_cq *new_cq(struct ibv_context *c, int n, void *x, struct ibv_comp_channel *ch, int vec)
+{
+	struct ibv_cq *cq = ch ? &rx_cq : &tx_cq;
+
+	(void)n; (void)x; (void)vec;
+	cqs++;
+	cq->context = c;
+	return cq;
+}
+static int del_cq(struct ibv_cq *c) { (void)c; cqs--; return 0; }
+static int no_event(struct ibv_comp_channel *c, struct ibv_cq **q, void **x) { (void)c; (void)q; (void)x; errno = EAGAIN; return -1; }
+static struct ibv_qp *new_qp(struct ibv_pd *p, struct ibv_qp_init_attr *a)
+{
+	(void)p;
+	if (a->cap.max_inline_data > 100) {
+		errno = EINVAL;
+		return NULL;
+	}
+	qp.context = &v.context;
+	return &qp;
+}
+static int modify_qp(struct ibv_qp *q, struct ibv_qp_attr *a, int m) { (void)q; (void)a; (void)m; return 0; }
+static int query_qp(struct ibv_qp *q, struct ibv_qp_attr *a, int m, struct ibv_qp_init_attr *i)
+{
+	(void)q; (void)m; (void)i;
+	a->cap.max_inline_data = 100;
+	return 0;
+}
+static int del_qp(struct ibv_qp *q) { (void)q; nposted = 0; return 0; }
+
+/* ---- the shim around the ring ---- */
+
+static struct vmh_buf *got[WRS];
+static unsigned ngot;
+
+int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)
+{
+	(void)r;
+	got[ngot++] = b;
+	return 1;
+}
+
+int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hint, bool *used)
+{
+	(void)hint;
+	*used = false;
+	return vmh_deliver(r, b);
+}
+
+static void put_all(void)
+{
+	while (ngot)
+		vmh_ring_put(got[--ngot]);
+}
+
+static struct verbs_dev dev;
+static struct vmh_frame_hdr header;
+static unsigned char data[1472];
+
+static struct verbs_ring *make(bool csum, uint64_t max_dm)
+{
+	const unsigned char mac[6] = { 2, 0, 0, 0, 0, 1 };
+	struct vmh_msg_ring_reply g = { .ring_id = 1, .ifindex = 3, .kind = VMH_RING_VERBS, .mtu = 1500 };
+	struct vmh_ring *r = NULL;
+	int rc;
+
+	memcpy(g.mac, mac, 6);
+	nposted = nsent = nrx = ntx = 0;
+	dev = (struct verbs_dev){ .ctx = &v.context, .pd = &pd, .port = 1, .max_wr = 4096, .max_cqe = 4096, .csum = csum,
+				  .max_dm = max_dm };
+	rc = vmh_ring_verbs_open(&g, "x0", &dev, &r);
+	CHECK(rc == 0, "%d", rc);
+	vmh_frame_hdr_init(&header, mac, mac, htonl(0x0a000001), htonl(0x0a000002), htons(7), htons(8), 64, 0, true);
+	return rc ? NULL : verbs_ring_of(r);
+}
+
+static int send_bytes(struct verbs_ring *x, size_t len)
+{
+	struct iovec iov = { data, len };
+
+	return vmh_ring_send(&x->r, &header, &iov, 1, len, false);
+}
+
+static void complete(struct verbs_ring *x)
+{
+	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = x->tx_posted };
+}
+
+static void test_sending(void)
+{
+	struct verbs_ring *x = make(false, 0);
+	struct vmh_buf b;
+
+	CHECK(x->max_inline == 51, "%u", x->max_inline); /* 204, 102, 51: the device said no to more than 100 */
+	CHECK(send_bytes(x, 20) == 0 && sent.num_sge == 1, "%d", sent.num_sge);
+	CHECK(!(sent.send_flags & IBV_SEND_IP_CSUM), "%x", sent.send_flags);
+	CHECK(vmh_frame_parse(wire, 62, true, &b) == 0 && b.len == 20, "checksums in software");
+	CHECK(!(sent.send_flags & (IBV_SEND_INLINE | IBV_SEND_SIGNALED)), "%x", sent.send_flags);
+	for (unsigned i = 1; i < x->tx_slots; i++)
+		CHECK(send_bytes(x, 20) == 0 && !!(sent.send_flags & IBV_SEND_SIGNALED) == ((i + 1) % 4 == 0), "%u", i);
+	CHECK(send_bytes(x, 20) == -EAGAIN && stats.tx_full == 1, "every slot is in use");
+	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = 4 };
+	CHECK(send_bytes(x, 20) == 0 && x->tx_done == 4, "one completion frees the slots before it");
+	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = 99999 };
+	vmh_verbs_reap(x);
+	CHECK(x->tx_done == 4, "a completion of nothing");
+	refuse_send = ENOMEM;
+	CHECK(send_bytes(x, 20) == -EAGAIN && !x->suspect, "queue full");
+	refuse_send = EINVAL;
+	CHECK(send_bytes(x, 20) == -ENETDOWN && x->suspect, "queue dead");
+	refuse_send = 0;
+	CHECK(send_bytes(x, 1473) == -EMSGSIZE, "beyond the MTU");
+	vmh_ring_close(&x->r);
+	CHECK(cqs == 0, "%u", cqs);
+}
+
+static void test_device_memory(void)
+{
+	struct verbs_ring *x;
+	unsigned i;
+
+	vmh_params.ring_dev_mem_tx = 1 << 20;
+	x = make(true, 64);
+	CHECK(!x->slot_dm, "less than one frame");
+	vmh_ring_close(&x->r);
+	x = make(true, 2048 + 64);
+	x->dm.size = sizeof(device_memory); /* small, so that it goes round */
+	for (i = 0; i < 200; i++) {
+		size_t len = 60 + i % 90;
+
+		memset(data, (int)i, sizeof(data));
+		CHECK(send_bytes(x, len) == 0, "%u", i);
+		CHECK(!memcmp(wire + 42, data, len), "frame %u", i);
+		CHECK(x->dm.used <= x->dm.size, "%u of %u", x->dm.used, x->dm.size);
+		if (sent.send_flags & IBV_SEND_SIGNALED)
+			complete(x);
+	}
+	CHECK(stats.dm_packets > 50 && stats.dm_packets + stats.dm_full == 200, "%llu", stats.dm_packets);
+	refuse_send = ENOMEM;
+	complete(x);
+	vmh_verbs_reap(x);
+	CHECK(send_bytes(x, 60) == -EAGAIN && !x->dm.used, "what was not sent holds nothing");
+	refuse_send = 0;
+	CHECK(send_bytes(x, 60) == 0 && x->dm.used, "%u", x->dm.used);
+	refuse_send = ENOMEM;
+	i = x->dm.head;
+	CHECK(send_bytes(x, 60) == -EAGAIN && x->dm.head == i, "%u, was %u", x->dm.head, i);
+	refuse_send = 0;
+	vmh_params.ring_dev_mem_tx = 0;
+	vmh_ring_close(&x->r);
+}
+
+static void test_receiving(void)
+{
+	struct verbs_ring *x = make(false, 0);
+	unsigned before = nposted;
+
+	CHECK(before >= x->rx_wr - x->batch && x->rx_cq == &rx_cq && !x->rx_ex, "%u posted", before);
+	send_bytes(x, 20); /* the frame is on the wire now */
+	arrive(wire, 62, 0);
+	wire[50] ^= 1;
+	arrive(wire, 62, IBV_WC_IP_CSUM_OK); /* a device that claims what it can't do is not believed */
+	wire[50] ^= 1;
+	CHECK(vmh_rings_poll(8) == 2 && ngot == 1 && stats.rx_bad == 1 && stats.rx_hw_csum == 0, "%u", ngot);
+	put_all();
+	rx_wc[nrx++] = (struct ibv_wc){ .wr_id = 1u << 30 };
+	CHECK(vmh_rings_poll(8) == 1 && stats.rx_bad == 2, "a buffer that does not exist");
+	notified = 0;
+	late = 1;
+	CHECK(vmh_rings_wait_fds(&(int){ 0 }, 1) == 1 && notified == 1 && ngot == 1, "came before the notification");
+	put_all();
+	refuse_recv = 1;
+	for (unsigned i = 0; i < 2 * x->batch; i++)
+		arrive(wire, 62, 0);
+	vmh_rings_poll(64);
+	put_all();
+	CHECK(x->suspect && x->debt >= x->batch, "debt %u", x->debt);
+	refuse_recv = 0;
+	x->suspect = false;
+	arrive(wire, 62, 0);
+	vmh_rings_poll(8);
+	CHECK(x->debt < x->batch, "debt %u", x->debt);
+	vmh_ring_close(&x->r);
+	CHECK(vmh_verbs_pool_free(x->pool) == x->pool->count - ngot, "%u of %u free, %u out", vmh_verbs_pool_free(x->pool),
+	      x->pool->count, ngot);
+	put_all(); /* of a closed ring */
+	CHECK(vmh_verbs_pool_free(x->pool) == x->pool->count, "%u of %u", vmh_verbs_pool_free(x->pool), x->pool->count);
+}
+
+int main(void)
+{
+	v = (struct verbs_context){ .alloc_dm = alloc_dm, .free_dm = free_dm, .reg_dm_mr = reg_dm, .sz = sizeof(v) };
+	v.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+	v.context.ops.poll_cq = poll_cq;
+	v.context.ops.req_notify_cq = req_notify;
+	v.context.ops.post_recv = post_recv;
+	v.context.ops.post_send = post_send;
+	v.context.cmd_fd = v.context.async_fd = -1;
+	dm.context = &v.context;
+	dm.memcpy_to_dm = to_dm;
+	pd.context = mr.context = dm_mr.context = &v.context;
+	vmh_ibv = (struct verbs_lib){ .reg_mr = reg_mr, .dereg_mr = dereg_mr, .create_comp_channel = new_channel,
+				      .destroy_comp_channel = del_channel, .create_cq = new_cq, .destroy_cq = del_cq,
+				      .get_cq_event = no_event, .create_qp = new_qp, .modify_qp = modify_qp,
+				      .query_qp = query_qp, .destroy_qp = del_qp };
+	vmh_params.rx_bufs = 256;
+	vmh_params.tx_bufs = vmh_params.tx_wre = vmh_params.rx_wre = 32;
+	vmh_params.tx_wre_batching = vmh_params.rx_wre_batching = 4;
+	vmh_params.tx_max_inline = 204;
+	vmh_params.qp_compensation_level = 8;
+	vmh_params.cq_poll_batch_max = 16;
+	test_sending();
+	test_device_memory();
+	test_receiving();
+	return check_result();
+}

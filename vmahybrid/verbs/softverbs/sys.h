@@ -1,0 +1,103 @@
+/* System calls without libc: a preloaded library (vmahybrid's own, libvma) intercepts libc's socket and fd functions for
+ * calls of libraries too, and would take this library's fds for the program's. All return -errno on failure. */
+#ifndef SV_SYS_H
+#define SV_SYS_H
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SV_CALL(...) ({ long sv_r_ = syscall(__VA_ARGS__); sv_r_ < 0 ? -(long)errno : sv_r_; })
+
+static inline int sv_socket(int domain, int type, int protocol)
+{
+	return (int)SV_CALL(SYS_socket, domain, type | SOCK_CLOEXEC, protocol);
+}
+
+static inline int sv_bind(int fd, const void *address, size_t size)
+{
+	return (int)SV_CALL(SYS_bind, fd, address, size);
+}
+
+static inline int sv_setsockopt(int fd, int level, int name, const void *value, size_t size)
+{
+	return (int)SV_CALL(SYS_setsockopt, fd, level, name, value, size);
+}
+
+static inline long sv_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	return SV_CALL(SYS_sendmsg, fd, message, flags);
+}
+
+static inline long sv_sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
+{
+	return SV_CALL(SYS_sendmmsg, fd, messages, count, flags);
+}
+
+static inline long sv_recv(int fd, void *buffer, size_t size, int flags)
+{
+	return SV_CALL(SYS_recvfrom, fd, buffer, size, flags, NULL, NULL);
+}
+
+static inline int sv_eventfd(void)
+{
+	return (int)SV_CALL(SYS_eventfd2, 0, 02000000 | 04000 | 1); /* EFD_CLOEXEC, EFD_NONBLOCK, EFD_SEMAPHORE */
+}
+
+static inline void sv_eventfd_add(int fd, uint64_t value)
+{
+	(void)SV_CALL(SYS_write, fd, &value, sizeof(value));
+}
+
+static inline int sv_eventfd_take(int fd)
+{
+	uint64_t value;
+
+	return (int)SV_CALL(SYS_read, fd, &value, sizeof(value));
+}
+
+static inline int sv_epoll_create(void)
+{
+	return (int)SV_CALL(SYS_epoll_create1, EPOLL_CLOEXEC);
+}
+
+static inline int sv_epoll_ctl(int epoll, int op, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event event = { .events = events, .data.u64 = data };
+
+	return (int)SV_CALL(SYS_epoll_ctl, epoll, op, fd, &event);
+}
+
+static inline int sv_epoll_wait(int epoll, struct epoll_event *events, int count, int timeout)
+{
+	return (int)SV_CALL(SYS_epoll_pwait, epoll, events, count, timeout, NULL, 8);
+}
+
+static inline int sv_fcntl(int fd, int command, long argument)
+{
+	return (int)SV_CALL(SYS_fcntl, fd, command, argument);
+}
+
+static inline void *sv_mmap(size_t size, int protection, int flags, int fd, long offset)
+{
+	long address = SV_CALL(SYS_mmap, NULL, size, protection, flags, fd, offset);
+
+	return address < 0 ? NULL : (void *)address;
+}
+
+static inline void sv_munmap(void *address, size_t size)
+{
+	(void)SV_CALL(SYS_munmap, address, size);
+}
+
+/* Closes and forgets. */
+static inline void sv_close(int *fd)
+{
+	if (*fd >= 0)
+		(void)SV_CALL(SYS_close, *fd);
+	*fd = -1;
+}
+#endif
