@@ -14,6 +14,8 @@
 
 #define XDP_OPT_CONTD 1 /* descriptor: the packet goes on in the next one */
 #define HEADERS 42
+#define RX_HEADROOM 256 /* XDP_PACKET_HEADROOM: where the data of most drivers begins */
+#define CACHE_LINE 64
 #define REFILL_BATCH 16 /* free frames worth a write to the producer index, which the kernel's core reads */
 #define REAP_AT 16      /* frames in flight before completions are looked at: keeps few frames in use, so in cache */
 #define KICK_RETRIES 2
@@ -38,7 +40,7 @@ void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q)
 	if (!n)
 		return;
 	for (uint32_t i = 0; i < n; i++)
-		*addr_at(&q->fill, q->fill.here + i) = (uint64_t)x->rx_free[--x->rx_nfree] << x->frame_shift;
+		VMH_SET(*addr_at(&q->fill, q->fill.here + i), (uint64_t)x->rx_free[--x->rx_nfree] << x->frame_shift);
 	q->fill.here += n;
 	q->posted += n;
 	publish(q->fill.prod, q->fill.here);
@@ -61,8 +63,10 @@ struct taken {
 
 static inline void prefetch_frame(const struct xdp_ring *x, const struct xdp_desc *d)
 {
-	if (vmh_likely(d->addr < x->umem_len))
+	if (vmh_likely(d->addr < x->umem_len)) {
 		__builtin_prefetch(x->umem + d->addr);
+		__builtin_prefetch(x->umem + d->addr + CACHE_LINE);
+	}
 	__builtin_prefetch(&x->bufs[(uint32_t)(d->addr >> x->frame_shift) % x->frames], 1);
 }
 
@@ -147,13 +151,29 @@ static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, s
 	return n;
 }
 
+/* Descriptor and frame come from another core's cache, one after the other. But the kernel takes frames in the order
+ * in which they were posted, so both can be asked for at once. A wrong guess costs nothing. */
+static inline void ask_for_next(struct xdp_ring *x, struct xqueue *q, uint32_t here)
+{
+	const unsigned char *data = x->umem + VMH_GET(*addr_at(&q->fill, here + q->ahead)) + RX_HEADROOM;
+
+	__builtin_prefetch(desc_at(&q->rx, here));
+	__builtin_prefetch(data);
+	__builtin_prefetch(data + CACHE_LINE);
+}
+
 bool vmh_xdp_pending(struct vmh_ring *r)
 {
 	struct xdp_ring *x = xdp_ring_of(r);
 
-	for (uint32_t i = 0, n = VMH_GET(x->nq); i < n; i++)
-		if (kernel_index(x->q[i].rx.prod) != VMH_GET(x->q[i].rx.here))
+	for (uint32_t i = 0, n = VMH_GET(x->nq); i < n; i++) {
+		uint32_t here = VMH_GET(x->q[i].rx.here);
+
+		if (kernel_index(x->q[i].rx.prod) != here) {
+			ask_for_next(x, &x->q[i], here);
 			return true;
+		}
+	}
 	return atomic_load_explicit(&x->kick_later, memory_order_relaxed);
 }
 

@@ -24,6 +24,7 @@ struct xring {
 struct xqueue {
 	int fd;
 	uint32_t posted; /* frames that the kernel holds for receiving */
+	uint32_t ahead;  /* index of a fill entry less the RX index at which its frame comes back */
 	struct xring rx, fill, tx, comp;
 };
 

@@ -59,6 +59,7 @@ static void xdp_close(struct vmh_ring *r)
 	x->closed = true;
 	for (uint32_t i = 0; i < x->nq; i++) {
 		blank_ring(&x->q[i].rx);
+		blank_ring(&x->q[i].fill);
 		unmap_queue(&x->q[i]);
 		vmh_fd_hidden_close(x->q[i].fd);
 	}
@@ -137,6 +138,7 @@ static int map_queue(struct xqueue *q, const struct vmh_msg_ring_reply *grant)
 	q->tx.here = kernel_index(q->tx.prod);
 	q->tx.there = kernel_index(q->tx.cons);
 	q->fill.here = kernel_index(q->fill.prod);
+	q->ahead = q->fill.here - q->rx.here;
 	q->fill.there = kernel_index(q->fill.cons);
 	return 0;
 }
