@@ -29,5 +29,6 @@ for pattern in kinds[sys.argv[1]]:
     for path in sorted(root.glob(pattern)):
         relative = path.relative_to(root).as_posix()
         # vmahybrid/bpf is a link that scripts/build makes to the installed copy
-        if "__pycache__" not in relative and not relative.startswith("vmahybrid/bpf/") and not relative.endswith(".bpf.c"):
+        made = "__pycache__" in relative or relative.startswith("vmahybrid/bpf/")
+        if not made and not relative.endswith(".bpf.c"):
             print(relative)
