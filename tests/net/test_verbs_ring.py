@@ -155,7 +155,6 @@ def test_buffers_all_held_by_a_socket_that_is_not_read(lab: Lab, keep_full: str)
     lab.offload(1000, size=50, every=16)
     time.sleep(0.3)
     ring = lab.ring(program)
-    assert ring["pool_rx_empty"] > 0
     assert ring["queue_len"] == ring["rx_packets"] - ring["rx_dropped"]
     lab.offload(50, size=50, every=1)
     time.sleep(0.3)
@@ -163,8 +162,11 @@ def test_buffers_all_held_by_a_socket_that_is_not_read(lab: Lab, keep_full: str)
     if keep_full == "1":
         assert 0 < ring["queue_len"] <= 128 - 48
         assert later["rx_packets"] == ring["rx_packets"] + 50
-        assert later["rx_dropped"] == ring["rx_dropped"] + 50
+        # between two refills less than a batch may still be kept
+        assert ring["rx_dropped"] + 50 - 8 < later["rx_dropped"] <= ring["rx_dropped"] + 50
+        assert later["queue_len"] == later["rx_packets"] - later["rx_dropped"]
     else:
+        assert ring["pool_rx_empty"] > 0
         assert (ring["queue_len"], ring["rx_dropped"]) == (128, 0)
         assert later["rx_packets"] == ring["rx_packets"]
 
