@@ -69,7 +69,6 @@ def test_discovery_says_why_it_is_not_used(record: Record) -> None:
     assert (found["reason"], found["raw_caps"], found["link_layer"]) == ("no-raw-packet-qp", [], "Ethernet")
 
 
-@pytest.mark.xfail(reason="discovery goes by the netdev's name, which rxe gives without its namespace", strict=True)
 def test_a_device_of_another_namespace_is_not_that_of_an_interface_with_the_same_name(record: Record) -> None:
     assert record("discovery")["other"]["device_of"] == {"lo": None, RXE.device: None, "end": None}
 
