@@ -128,8 +128,8 @@ class Flow(View):
     ring_id: int = identifier("ring that its packets go to, 0 for none")
     reason: str = note(REASON)
     rules: int = quantity("rules in the XDP maps; a wildcard address has one per address", "rules")
-    packets: int = quantity("packets that hit the flow's rules in XDP; of a verbs flow what its QP did not take",
-                            "packets")
+    packets: int = quantity("packets that hit the flow's rules in XDP; of a verbs flow what its NIC did not take, on "
+                            "the software device all", "packets")
     bytes: int = quantity("bytes of these packets, headers included", "bytes")
     created: float = quantity("when it was made, since the epoch", "seconds")
     backend: str = note("what carries it: `verbs`, `xdp`, `kernel`, or `verbs, xdp` for a wildcard on rings of both")

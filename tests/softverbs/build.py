@@ -16,7 +16,8 @@ FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werro
 CASES = (
     *("inline-limit", "signalled", "checksums", "receive-faults", "send-faults", "memory-regions", "overrun", "states"),
     *("built-requests", "steal", "priorities", "tags", "sniffer", "vlan", "ipv6", "multicast", "odd-frames"),
-    *("super-frames", "refusals", "events", "threads", "cycles", "link-state", "device-removed", "killed", "forked"),
+    *("super-frames", "refusals", "no-tcx", "events", "threads", "cycles", "link-state", "device-removed", "killed"),
+    "forked",
 )
 
 

@@ -1,11 +1,17 @@
 /* Which frames go where. */
 #include "rig.h"
 #include <arpa/inet.h>
+#include <linux/bpf.h>
+#include <linux/filter.h>
 #include <linux/virtio_net.h>
 #include <linux/if_packet.h>
+#include <linux/seccomp.h>
 #include <net/ethernet.h>
 #include <net/if.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 static void expect(struct end *end, uint32_t payload, const char *what)
 {
@@ -341,9 +347,33 @@ static void refusals(void)
 	free_end(&end);
 }
 
+/* A kernel before 6.6, as Linux 6.1 answers: it does not know the place, and its verifier refuses the programs. */
+static void no_tcx(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_bpf, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, BPF_PROG_QUERY, 2, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, BPF_PROG_LOAD, 2, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES),
+	};
+	struct sock_fprog filter = { sizeof(code) / sizeof(*code), code };
+	struct flow rule = new_flow(IBV_FLOW_ATTR_NORMAL, 0);
+	struct end end;
+
+	make_end(&end, (struct options){ 0 });
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), "%s", "seccomp");
+	add_udp(&rule, 0, 5000);
+	CHECK(!attach(&end, &rule) && errno == EOPNOTSUPP, "%s", strerror(errno));
+	free_end(&end);
+}
+
 const struct named_case flow_cases[] = {
 	{ "steal", steal },	      { "priorities", priorities }, { "tags", tags },
 	{ "sniffer", sniffer },	      { "vlan", vlan },		    { "ipv6", ipv6 },
 	{ "multicast", multicast },   { "odd-frames", odd_frames }, { "super-frames", super_frames },
-	{ "refusals", refusals },     { NULL, NULL },
+	{ "refusals", refusals },     { "no-tcx", no_tcx },	    { NULL, NULL },
 };

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmahybrid.cli.elf import preload_problem
+from vmahybrid.cli.elf import SOFTVERBS, preload_problem
 from vmahybrid.cli.run import assignment, environment, library
 from vmahybrid.config import catalogue
 from vmahybrid.errors import NotPossibleHere, UsageError
@@ -179,6 +179,14 @@ def test_a_static_program_is_run_with_a_warning(shim: Path, static_program: Path
     )
 
 
+def test_softverbs_warns_of_a_static_program(shim: Path, static_program: Path, tmp_path: Path) -> None:
+    (tmp_path / "libibverbs.so.1").touch()
+    done = vmahybrid_run(shim, str(static_program), command="softverbs", VMAHYBRID_SOFTVERBS=str(tmp_path))
+    assert done.returncode == 7
+    assert done.stderr == (f"vmahybrid: {static_program}: statically linked: there is no ld.so. "
+                           "The program will not find the software device\n")
+
+
 def test_programs_that_take_the_shim() -> None:
     assert preload_problem(shutil.which("env") or "") == ""
     assert preload_problem(sys.executable) == ""
@@ -202,7 +210,8 @@ def test_privileged_and_foreign_programs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "getuid", lambda: program.stat().st_uid + 1)
     assert preload_problem(str(program)) == ""
     program.chmod(0o4755)
-    assert "gains privileges" in preload_problem(str(program))
+    assert "gains privileges, and ld.so then ignores LD_PRELOAD." in preload_problem(str(program))
+    assert "gains privileges, and ld.so then ignores LD_LIBRARY_PATH." in preload_problem(str(program), SOFTVERBS)
     monkeypatch.setattr(os, "getuid", lambda: program.stat().st_uid)
     assert preload_problem(str(program)) == ""  # setuid to whom one is already
     program.chmod(0o755)

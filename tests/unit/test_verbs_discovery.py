@@ -54,7 +54,8 @@ def test_an_interface_whose_port_the_device_does_not_have(tmp_path: Path) -> Non
 @pytest.mark.parametrize("says", ["parent", "ports/1/gid_attrs/ndevs/3"])
 def test_a_device_without_a_bus(tmp_path: Path, says: str) -> None:
     tree(tmp_path, {"class/infiniband/rxe0/ports/1/state": "4: ACTIVE", f"class/infiniband/rxe0/{says}": "eth0",
-                    "class/net/eth0/ifindex": "2"})
+                    "class/infiniband/rxe0/ports/1/gids/0": "fe80:0000:0000:0000:4c3d:acff:fefa:f225",
+                    "class/net/eth0/ifindex": "2", "class/net/eth0/address": "4e:3d:ac:fa:f2:25"})
     assert discovery.scan(tmp_path) == [RdmaLink("rxe0", 1, "eth0", 2, "")]
 
 

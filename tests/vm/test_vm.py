@@ -14,6 +14,8 @@ from typing import Any
 import lab
 import pytest
 
+from vmahybrid.steering.reasons import Reason
+
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 Record = Callable[[str], dict[str, Any]]
@@ -69,7 +71,6 @@ def test_discovery_says_why_it_is_not_used(record: Record) -> None:
     assert (found["reason"], found["raw_caps"], found["link_layer"]) == ("no-raw-packet-qp", [], "Ethernet")
 
 
-@pytest.mark.xfail(reason="discovery goes by the netdev's name, which rxe gives without its namespace", strict=True)
 def test_a_device_of_another_namespace_is_not_that_of_an_interface_with_the_same_name(record: Record) -> None:
     assert record("discovery")["other"]["device_of"] == {"lo": None, RXE.device: None, "end": None}
 
@@ -150,9 +151,21 @@ def test_software_device_on_this_kernel(record: Record, kernel: str) -> None:
     """Beside the host's kernel: its flow rules are tcx links. Without them the kernel serves the socket as before."""
     found = record("echo on softverbs")
     assert found["answered"] == lab.DATAGRAMS
-    assert found["interface"]["device"] == f"sv_{PLAIN.device}"
+    assert found["interface"]["device"] == ("" if kernel in NO_TCX else f"sv_{PLAIN.device}")
     carried = [(flow["action"], flow["backend"]) for flow in found["flows"]]
     assert carried == ([] if kernel in NO_TCX else [("ring", "verbs")]), found["log"]
+    rungs = [(rung["backend"], rung["reason"]) for rung in found["interface"]["ladder"]]
+    assert rungs == ([("verbs", "verbs-failed"), ("xdp", "none")] if kernel in NO_TCX else [("verbs", "none")])
+    refused = f"the RDMA device sv_{PLAIN.device} takes no flow rules: Operation not supported"
+    assert (refused in found["log"]) == (kernel in NO_TCX)
+
+
+def test_an_interface_without_a_ring(record: Record) -> None:
+    """The reason is the ladder's, and no neighbour is looked after there."""
+    steps = record(f"echo {FORCED.device}")["explain"]
+    assert [step["text"] for step in steps if step["step"] == "ring"] == [Reason.NO_RAW_PACKET_QP.text]
+    assert [step for step in steps if step["step"] == "flow"] == []
+    assert f"neighbour entry {FORCED.peer_address}" not in record("stopped")["log"]
 
 
 def test_service_leaves_nothing(record: Record) -> None:

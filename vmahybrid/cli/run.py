@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import vmahybrid
-from vmahybrid.cli.elf import preload_problem
+from vmahybrid.cli.elf import SHIM, SOFTVERBS, preload_problem
 from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
 from vmahybrid.config import catalogue
 from vmahybrid.errors import NotPossibleHere, UsageError
@@ -25,16 +25,22 @@ def run(args: argparse.Namespace) -> int:
     changes = environment(args.profile, args.env, library())
     if args.softverbs:
         changes |= softverbs_environment()
-    path = shutil.which(command[0])
-    if path is not None and (problem := preload_problem(path)):
-        print(f"vmahybrid: {command[0]}: {problem}", file=sys.stderr)
+    _warn(command[0], SHIM)
     return _execute(command, changes)
 
 
 def softverbs(args: argparse.Namespace) -> int:
     """Any verbs program on the software device. As run(), without the shim."""
     command = _command(args, "softverbs", "vmahybrid softverbs -- COMMAND ARG...")
-    return _execute(command, softverbs_environment())
+    changes = softverbs_environment()
+    _warn(command[0], SOFTVERBS)
+    return _execute(command, changes)
+
+
+def _warn(program: str, what: tuple[str, str, str]) -> None:
+    path = shutil.which(program)
+    if path is not None and (problem := preload_problem(path, what)):
+        print(f"vmahybrid: {program}: {problem}", file=sys.stderr)
 
 
 def _command(args: argparse.Namespace, name: str, usage: str) -> list[str]:

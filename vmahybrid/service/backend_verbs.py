@@ -25,7 +25,8 @@ class VerbsRingHandle:
         self.act, self.target = Act.PASS, 0
         self.umem_fd = -1
         self.xsk_fds: list[int] = []
-        self.zerocopy = not device.startswith(SOFTWARE_PREFIX)
+        self.software = device.startswith(SOFTWARE_PREFIX)
+        self.zerocopy = not self.software
         self.geometry = dict.fromkeys(("frames", "frame_size", "rx_size", "tx_size", "fill_size", "comp_size"), 0)
         self.grants: MirrorTarget[GrantKey, int] | None = None
         self._reply = {"ifindex": ifindex, "mtu": mtu, "mac": mac, "kind": lib.VMH_RING_VERBS, "nqueues": 0}

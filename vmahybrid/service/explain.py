@@ -168,9 +168,17 @@ def _rules(core: Core, flow: Flow) -> ExplainStep:
     places = {port for port, _ in core.table.rules_of(flow.flow_id)}
     rings = [ring for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
     if rings and all(ring.in_nic for ring in rings):
-        return _ok("flow", f"{name} has {count} rule(s), made in the NIC by its program; what the NIC did not take: "
-                   f"{packets} packets, {size} bytes, passed to the kernel socket by XDP")
+        return _ok("flow", f"{name} has {count} rule(s), made in its device by the program. {_past_xdp(core, flow)}: "
+                   f"{packets} packets, {size} bytes")
     return _ok("flow", f"{name} has {count} rule(s) in the XDP program: {packets} packets, {size} bytes steered")
+
+
+def _past_xdp(core: Core, flow: Flow) -> str:
+    """What XDP counted of a flow that is steered by a device: a NIC comes before XDP, the software device after it."""
+    handles = [grant.handle for grant in core.grants.of_session(flow.owner)]
+    if any(isinstance(handle, VerbsRingHandle) and handle.software for handle in handles):
+        return "XDP comes before the software device, and passed to it or to the kernel socket"
+    return "XDP passed to the kernel socket what the NIC did not take"
 
 
 def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:

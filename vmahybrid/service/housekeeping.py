@@ -33,7 +33,7 @@ class Housekeeper:
             await self._look_for_sharers()
             await self._close_idle()
             for namespace in list(self._core.namespaces.all.values()):
-                await namespace.rdma.look()
+                namespace.rdma.look()
 
     async def _look_for_sharers(self) -> None:
         """Send flows home that share their port with a socket which only the kernel can serve.

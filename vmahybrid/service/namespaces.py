@@ -83,7 +83,7 @@ class Namespace:
         self.cookie = await self.worker.call_async(netns_cookie)
         await self.watcher.start()
         self.watcher.refresh_served()  # the first reading asked before the addresses were known
-        self._looking = asyncio.create_task(self.rdma.look(), name=f"RDMA devices of {self.name}")
+        self.rdma.look()
 
     def link(self, ifindex: int) -> LinkRow | None:
         return next((link for link in self.watcher.links() if link.ifindex == ifindex), None)
@@ -164,7 +164,7 @@ class Namespace:
 
     async def close(self) -> None:
         """Leave the namespace. Idempotent."""
-        await asyncio.wait([self._looking])  # it holds the worker
+        await self.rdma.close()
         for port in list(self.ports.values()):
             await self.close_port(port)
         self.ports.clear()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import threading
 from dataclasses import dataclass
 
 from vmahybrid.errors import VmahybridError
@@ -37,13 +39,15 @@ class Device:
 
 
 class RdmaDevices:
-    """By ifindex. ``look`` runs on the event loop; opening devices blocks a thread of its own."""
+    """By ifindex. Looking is a task of its own, one at a time; opening devices blocks a thread beside it."""
 
     def __init__(self, worker: NetnsWorker) -> None:
         self._worker = worker
         self._links: dict[int, discovery.RdmaLink] = {}
         self._known: dict[tuple[str, int], tuple[Reason, str]] = {}
         self._looked = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._children = Children()
 
     def of(self, ifindex: int) -> Device | None:
         link = self._links.get(ifindex)
@@ -52,12 +56,21 @@ class RdmaDevices:
         reason, detail = self._known.get((link.device, link.port), (Reason.NOT_TRIED, ""))
         return Device(link.device, link.port, link.driver, reason, detail)
 
-    async def look(self) -> None:
-        """Read the devices, and open those that are new. Never raises."""
+    def look(self) -> None:
+        """Begin to read the devices and to open those that are new, unless that goes on or was done just now."""
         now = asyncio.get_running_loop().time()
-        if now < self._looked + LOOK_SECONDS:
-            return
-        self._looked = now
+        if (self._task is None or self._task.done()) and now >= self._looked + LOOK_SECONDS:
+            self._looked = now
+            self._task = asyncio.create_task(self._look(), name="RDMA devices")
+
+    async def close(self) -> None:
+        """End a look that goes on; nothing uses the worker afterwards. Idempotent."""
+        self._looked = float("inf")
+        self._children.end()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _look(self) -> None:
         try:
             links = await self._worker.call_async(discovery.scan_here)
         except (OSError, RuntimeError) as error:  # the worker is closed
@@ -67,15 +80,40 @@ class RdmaDevices:
         present = {(link.device, link.port) for link in links}
         self._known = {key: value for key, value in self._known.items() if key in present}
         for name, port in sorted(present - self._known.keys()):
-            self._known[name, port] = await asyncio.to_thread(_ask, self._worker, name)
-            log.info("RDMA device %s port %d: %s", name, port, self._known[name, port][1] or "raw packet QPs")
+            reason, detail = await asyncio.to_thread(_ask, self._worker, name, self._children)
+            if self._children.ended:
+                return
+            self._known[name, port] = reason, detail
+            log.info("RDMA device %s port %d: %s", name, port, detail or "raw packet QPs")
 
 
-def _ask(worker: NetnsWorker, name: str) -> tuple[Reason, str]:
+class Children:
+    """The processes that open devices, which may take CHILD_SECONDS. Any thread."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+
+    def begun(self, child: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._child = child
+            if self.ended:
+                child.kill()
+
+    def end(self) -> None:
+        """Kill the one that runs, and each that follows. Idempotent."""
+        with self._lock:
+            self.ended = True
+            if self._child is not None:
+                self._child.kill()
+
+
+def _ask(worker: NetnsWorker, name: str, children: Children) -> tuple[Reason, str]:
     """In a child of a thread of its own inside the namespace: the worker has other work."""
     try:
         with NetnsWorker.open_netns_of(worker) as own:
-            found = own.call(caps.in_child, name)
+            found = own.call(caps.in_child, name, children.begun)
     except (OSError, RuntimeError, VmahybridError) as error:
         return Reason.VERBS_FAILED, str(error)
     return Reason.from_slug(found.reason), found.detail

@@ -89,6 +89,8 @@ struct verbs_ring {
 	pid_t pid;               /* whose it is: a child of a fork leaves all of it alone */
 	bool closed;
 	_Atomic bool suspect;    /* a completion with an error: the QP may be dead */
+	uint32_t rules;          /* that steer to it; guarded by the flow table's lock */
+	_Atomic int refused;     /* errno of a rule that could not be made while it had none: it is of no use */
 	/* receive; guarded by r.lock */
 	struct verbs_pool *pool;
 	struct ibv_mr *rx_mr;
@@ -147,6 +149,7 @@ void vmh_verbs_mem_fork_child(void);
 void vmh_verbs_distrust(const char *ifname);
 /* ring_verbs_flow.c */
 struct vmh_sock *vmh_verbs_tagged(uint32_t tag);         /* NULL: no flow has it */
+int vmh_verbs_try_rule(struct verbs_ring *x);            /* 0, or -errno: the device takes no rules */
 void vmh_verbs_ring_opened(struct verbs_ring *x);
 void vmh_verbs_ring_closing(struct verbs_ring *x);       /* its rules are destroyed */
 void vmh_verbs_flows_fork_child(void);

@@ -5,12 +5,16 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #define LIBRARY "libibverbs.so.1"
 #define DISTRUSTED 8
 #define DISTRUST_NS 30000000000ull
+#define ADDRESSES 16 /* of a port that are compared */
 #define SOFT_PREFIX "sv_" /* the software device of an interface is named after it */
 
 struct verbs_lib vmh_ibv;
@@ -65,42 +69,95 @@ static bool load(void)
 	return state > 0;
 }
 
-static bool file_has(const char *dir, const char *file, const char *word)
+static bool read_file(const char *dir, const char *file, char text[64])
 {
-	char path[512], text[64] = "";
+	char path[512];
 	long fd, n;
 
 	snprintf(path, sizeof(path), "%s/%s", dir, file);
 	fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
 	if (fd < 0)
 		return false;
-	n = vmh_sys(SYS_read, (int)fd, text, sizeof(text) - 1);
+	n = vmh_sys(SYS_read, (int)fd, text, 63);
 	vmh_sys(SYS_close, (int)fd);
-	if (n > 0 && text[n - 1] == '\n')
-		text[n - 1] = 0;
-	return n > 0 && !strcmp(text, word);
+	text[n > 0 ? n : 0] = 0;
+	text[strcspn(text, "\n")] = 0;
+	return n > 0;
+}
+
+static bool file_has(const char *dir, const char *file, const char *word)
+{
+	char text[64];
+
+	return read_file(dir, file, text) && !strcmp(text, word);
+}
+
+struct own_link {
+	const char *name;
+	char ifindex[16], mac[18], eui64[20]; /* as sysfs writes them */
+};
+
+/* The process' own interface: what sysfs shows may be another namespace's, with the same name. */
+static bool own_link(const char *ifname, struct own_link *l)
+{
+	struct ifreq req = { 0 };
+	int fd = (int)vmh_sys(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	unsigned char *m = (unsigned char *)req.ifr_hwaddr.sa_data;
+	bool found;
+
+	if (fd < 0)
+		return false;
+	strncpy(req.ifr_name, ifname, sizeof(req.ifr_name) - 1);
+	found = vmh_sys(SYS_ioctl, fd, SIOCGIFINDEX, &req) >= 0;
+	snprintf(l->ifindex, sizeof(l->ifindex), "%d", req.ifr_ifindex);
+	found = found && vmh_sys(SYS_ioctl, fd, SIOCGIFHWADDR, &req) >= 0;
+	vmh_sys(SYS_close, fd);
+	l->name = ifname;
+	snprintf(l->mac, sizeof(l->mac), "%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5]);
+	snprintf(l->eui64, sizeof(l->eui64), "%02x%02x:%02xff:fe%02x:%02x%02x", m[0] ^ 2, m[1], m[2], m[3], m[4], m[5]);
+	return found;
+}
+
+/* Is an address of the port, or of the device, made of the interface's MAC? */
+static bool has_mac(const char *dir, const char *eui64)
+{
+	char file[64], text[64];
+
+	if (file_has(dir, "node_guid", eui64))
+		return true;
+	for (unsigned i = 0; i < ADDRESSES; i++) {
+		snprintf(file, sizeof(file), "ports/1/gids/%u", i);
+		/* eight groups of four digits */
+		if (read_file(dir, file, text) && strlen(text) == 39 && !strcmp(text + 20, eui64))
+			return true;
+	}
+	return false;
 }
 
 /* 0: the interface is not of this device; else the port's number. */
-static unsigned port_of(struct ibv_device *dev, const char *ifname)
+static unsigned port_of(struct ibv_device *dev, const struct own_link *l)
 {
 	const char *name = vmh_ibv.get_device_name(dev);
 	char path[512], port[] = "0";
 
-	if (!strncmp(name, SOFT_PREFIX, strlen(SOFT_PREFIX)) && !strcmp(name + strlen(SOFT_PREFIX), ifname))
-		return 1;
-	/* ports of one PCI function: dev_port counts from 0 */
-	snprintf(path, sizeof(path), "%s/device/net/%s", dev->ibdev_path, ifname);
+	if (!strncmp(name, SOFT_PREFIX, strlen(SOFT_PREFIX)))
+		return !strcmp(name + strlen(SOFT_PREFIX), l->name);
+	snprintf(path, sizeof(path), "%s/device", dev->ibdev_path);
 	if (!vmh_sys(SYS_faccessat, AT_FDCWD, path, F_OK)) {
+		snprintf(path, sizeof(path), "%s/device/net/%s", dev->ibdev_path, l->name);
+		if (!file_has(path, "ifindex", l->ifindex) || !file_has(path, "address", l->mac))
+			return 0;
+		/* ports of one PCI function: dev_port counts from 0 */
 		for (port[0] = '0'; port[0] < '8'; port[0]++)
 			if (file_has(path, "dev_port", port))
 				return (unsigned)(port[0] - '0') + 1;
 		return 1;
 	}
-	/* devices on top of any interface (rxe, siw), and whatever is a RoCE port of it */
-	if (file_has(dev->ibdev_path, "parent", ifname) || file_has(dev->ibdev_path, "ports/1/gid_attrs/ndevs/0", ifname))
-		return 1;
-	return 0;
+	/* devices on top of any interface (rxe, siw) are in every namespace, and name theirs without it */
+	if (!file_has(dev->ibdev_path, "parent", l->name) &&
+	    !file_has(dev->ibdev_path, "ports/1/gid_attrs/ndevs/0", l->name))
+		return 0;
+	return has_mac(dev->ibdev_path, l->eui64);
 }
 
 static struct ibv_context *open_context(struct ibv_device *dev)
@@ -283,15 +340,18 @@ struct verbs_dev *vmh_verbs_probe(const char *ifname, char name[VMH_VERBS_DEVICE
 {
 	struct ibv_device **list;
 	struct verbs_dev *d = NULL;
+	struct own_link link;
 
 	name[0] = 0;
 	*reason = VMH_R_NO_VERBS_LIBRARY;
 	if (!load())
 		return NULL;
 	*reason = VMH_R_NO_VERBS_DEVICE;
+	if (!own_link(ifname, &link))
+		return NULL;
 	list = vmh_ibv.get_device_list(NULL);
 	for (int i = 0; list && list[i] && !name[0]; i++) {
-		unsigned port = port_of(list[i], ifname);
+		unsigned port = port_of(list[i], &link);
 
 		if (!port)
 			continue;

@@ -131,7 +131,8 @@ static struct ibv_flow *create(struct verbs_ring *x, const struct vflow *v, in_a
 	return ibv_create_flow(x->qp, &s.attr);
 }
 
-static void add_rule(struct verbs_ring *x, struct vflow *v, in_addr_t addr)
+/* 0, or the errno. */
+static int add_rule(struct verbs_ring *x, struct vflow *v, in_addr_t addr)
 {
 	struct rule *r = malloc(sizeof(*r));
 	char text[INET_ADDRSTRLEN];
@@ -139,17 +140,20 @@ static void add_rule(struct verbs_ring *x, struct vflow *v, in_addr_t addr)
 	if (r)
 		r->flow = create(x, v, addr);
 	if (!r || !r->flow) {
-		why = errno;
+		why = errno ? errno : EIO;
 		vmh_debug("no flow rule for %s:%u on %s: %s", inet_ntop(AF_INET, &addr, text, sizeof(text)),
 			  ntohs(v->f.lport), x->dev->name, strerror(why));
 		free(r);
 		incomplete = true;
-		return;
+		return why;
 	}
 	r->ring = x;
 	r->addr = addr;
 	r->next = v->rules;
 	v->rules = r;
+	x->rules++;
+	atomic_store(&x->refused, 0);
+	return 0;
 }
 
 static void remove_rule(struct rule **at)
@@ -157,8 +161,24 @@ static void remove_rule(struct rule **at)
 	struct rule *r = *at;
 
 	*at = r->next;
+	r->ring->rules--;
 	ibv_destroy_flow(r->flow);
 	free(r);
+}
+
+/* A rule that no frame meets: a loopback address is on no wire. */
+int vmh_verbs_try_rule(struct verbs_ring *x)
+{
+	const struct vflow v = { .f = { .kind = VMH_FLOW_3T, .lport = htons(9) } };
+	struct ibv_flow *flow;
+
+	errno = 0;
+	flow = create(x, &v, htonl(INADDR_LOOPBACK));
+	if (flow)
+		ibv_destroy_flow(flow);
+	else if (errno != EEXIST) /* another program tries just now */
+		return errno ? -errno : -EIO;
+	return 0;
 }
 
 /* ---- what a flow asks of a ring ---- */
@@ -174,7 +194,7 @@ static bool has(const in_addr_t *addrs, int n, in_addr_t a)
 static void sync_ring(struct vflow *v, struct verbs_ring *x)
 {
 	in_addr_t wanted[ADDRS] = { v->f.laddr }, there[ADDRS];
-	int n = 1, m = 0;
+	int n = 1, m = 0, err = 0;
 
 	if (v->f.ifindex && v->f.ifindex != x->r.ifindex)
 		return;
@@ -192,8 +212,14 @@ static void sync_ring(struct vflow *v, struct verbs_ring *x)
 		at = &r->next;
 	}
 	for (int i = 0; i < n; i++)
-		if (!has(there, m, wanted[i]))
-			add_rule(x, v, wanted[i]);
+		if (!has(there, m, wanted[i])) {
+			int e = add_rule(x, v, wanted[i]);
+
+			err = e && e != EEXIST ? e : err;
+		}
+	/* its flows would stay on the kernel: the internal thread gives it back */
+	if (err && !x->rules)
+		atomic_store(&x->refused, err);
 }
 
 static bool is_live(const struct vmh_ring *r)

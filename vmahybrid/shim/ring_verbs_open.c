@@ -223,6 +223,11 @@ int vmh_ring_verbs_open(const struct vmh_msg_ring_reply *grant, const char *ifna
 	memcpy(x->r.mac, grant->mac, sizeof(x->r.mac));
 	strncpy(x->r.ifname, ifname, sizeof(x->r.ifname) - 1);
 	rc = grant->mtu >= 68 && grant->mtu <= 65535 ? make(x) : -EPROTO;
+	if (!rc) {
+		rc = vmh_verbs_try_rule(x);
+		if (rc)
+			vmh_warn("the RDMA device %s takes no flow rules: %s", dev->name, strerror(-rc));
+	}
 	if (rc) {
 		take_apart(x);
 		free(x);
@@ -332,10 +337,15 @@ struct vmh_ring *vmh_verbs_failed(void)
 		next_look = now + EVENT_LOOK_NS;
 	for (struct vmh_ring *r = first(); r; r = r->next) {
 		struct verbs_ring *x = verbs_ring_of(r);
+		int err;
 
-		if (r->ops != &verbs_ops || atomic_load(&r->gone) || !(qp_dead(x) || (look && device_fatal(x))))
+		if (r->ops != &verbs_ops || atomic_load(&r->gone))
 			continue;
-		vmh_warn("the raw packet QP on %s (%s) failed", r->ifname, x->dev->name);
+		err = atomic_load(&x->refused);
+		if (!err && !qp_dead(x) && !(look && device_fatal(x)))
+			continue;
+		vmh_warn("the raw packet QP on %s (%s) failed%s%s", r->ifname, x->dev->name,
+			 err ? ", no flow rule can be made: " : "", err ? strerror(err) : "");
 		vmh_verbs_distrust(r->ifname);
 		return r;
 	}

@@ -36,6 +36,22 @@ static bool is_multicast(in_addr_t a)
 	return IN_MULTICAST(ntohl(a));
 }
 
+/* Why the socket may not send by a ring on the interface; 0 and the ring if it may. */
+static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, struct vmh_ring **ring)
+{
+	unsigned why = vmh_net_link_served(ifindex);
+
+	if (why)
+		return why;
+	if (s->lport && !vmh_sock_entitled(s, ifindex)) {
+		/* refused or taken home: a ring veth would not let its datagrams out, and a rule says kernel */
+		why = VMH_GET(s->stats->reason);
+		return !why || why == VMH_R_NOT_TRIED ? VMH_R_NOT_OFFLOADABLE_ADDR : why;
+	}
+	*ring = vmh_session_ring(ifindex, &why);
+	return *ring ? 0 : why ? why : VMH_R_RING_FAILED;
+}
+
 /* Object lock held. Decides where daddr:dport is sent from, and makes the header for it. */
 static void decide(struct vmh_sock *s, struct vmh_dst *d)
 {
@@ -62,29 +78,18 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 	reason = vmh_net_resolve(d->daddr, saddr, oif, &hop);
 	d->generation = hop.generation ? hop.generation : d->generation;
 	if (!reason || reason == VMH_R_NO_NEIGHBOUR) {
-		unsigned why = vmh_net_link_served(hop.ifindex);
+		unsigned why = no_ring(s, hop.ifindex, &d->ring);
 
 		if (why)
 			reason = why;
 		else if (hop.via)
 			vmh_session_neigh(hop.ifindex, hop.via); /* resolve it, keep it fresh */
 	}
-	if (!reason && s->lport && !vmh_sock_entitled(s, hop.ifindex)) {
-		/* refused or taken home: a ring veth would not let its datagrams out, and a rule says kernel */
-		reason = VMH_GET(s->stats->reason);
-		if (!reason || reason == VMH_R_NOT_TRIED)
-			reason = VMH_R_NOT_OFFLOADABLE_ADDR;
-	}
-	if (!reason) {
-		unsigned why;
-
-		d->ring = vmh_session_ring(hop.ifindex, &why);
-		if (!d->ring)
-			reason = why ? why : VMH_R_RING_FAILED;
-	}
 	d->reason = reason;
-	if (reason)
+	if (reason) {
+		d->ring = NULL;
 		return;
+	}
 	unsigned mtu = hop.mtu < d->ring->mtu ? hop.mtu : d->ring->mtu;
 	d->max_payload = mtu > 28 ? mtu - 28 : 0;
 	vmh_frame_hdr_init(&d->hdr, hop.dmac, d->ring->mac, hop.saddr, d->daddr, s->lport, d->dport,

@@ -28,7 +28,7 @@ unsigned vmh_verbs_attach(const struct vmh_flow *f, struct vmh_sock *s);
 void vmh_verbs_detach(uint32_t flow_id);
 
 /* For the internal thread. follow: wildcard rules follow the addresses of the interface. failed: a ring whose device
- * or QP is dead, NULL if there is none. forget: the session and all its flows are over, and the rings closed. */
+ * or QP is dead, or which no flow can be steered to; NULL if there is none. forget: the session and all its flows are over, and the rings closed. */
 bool vmh_verbs_any(void);
 void vmh_verbs_follow(void);
 struct vmh_ring *vmh_verbs_failed(void);

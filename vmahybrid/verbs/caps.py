@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,19 +110,27 @@ def _try_qp(context: Any) -> tuple[Reason, str, int]:
         return _REFUSALS.get(failed.errno, Reason.VERBS_FAILED), failed.why, 0
 
 
-def in_child(device: str) -> Capabilities:
-    """:func:`capabilities` by a child process in the calling thread's network namespace; blocks for some 0.2 s.
+def in_child(device: str, begun: Callable[[subprocess.Popen[str]], None] | None = None) -> Capabilities:
+    """:func:`capabilities` by a child process in the calling thread's network namespace; blocks for some 0.2 s, at most
+    CHILD_SECONDS. Whoever is told the child by ``begun`` may kill it to end that.
 
     Raises VmahybridError."""
     command = [sys.executable, "-P", "-m", "vmahybrid.verbs.caps", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_SECONDS, stdin=subprocess.DEVNULL)
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as child:
+            if begun is not None:
+                begun(child)
+            try:
+                out, err = child.communicate(timeout=CHILD_SECONDS)
+            finally:
+                child.kill()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotPossibleHere(f"device {device}", f"it can't be looked at: {error}", "vmahybrid doctor") from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise VmahybridError(f"device {device}", said[-1] if said else f"exit {done.returncode}", "vmahybrid doctor")
-    return Capabilities(**json.loads(done.stdout))
+    if child.returncode:
+        said = err.strip().splitlines()
+        raise VmahybridError(f"device {device}", said[-1] if said else f"exit {child.returncode}", "vmahybrid doctor")
+    return Capabilities(**json.loads(out))
 
 
 def main(argv: list[str]) -> int:

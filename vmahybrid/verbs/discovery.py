@@ -1,9 +1,10 @@
 """Which RDMA device belongs to which interface.
 
-Hardware says it in sysfs: /sys/class/infiniband/DEV/device/net/IF, with dev_port for devices of several ports; rxe in
-``parent``; others in the table of addresses (ports/P/gid_attrs/ndevs). sysfs shows the namespace of the thread that
-mounted it, so the service looks at a mount of its own (:func:`scan_here`). Software devices have no sysfs: their name
-is ``sv_IFNAME``.
+Hardware says it in sysfs: /sys/class/infiniband/DEV/device/net/IF, with dev_port for devices of several ports. sysfs
+shows the namespace of the thread that mounted it, so the service looks at a mount of its own (:func:`scan_here`), and
+hardware whose interfaces are elsewhere shows none. Devices without a bus device name theirs in ``parent`` (rxe) or in
+the table of addresses (ports/P/gid_attrs/ndevs), whatever its namespace: there an address has to fit as well. Software
+devices have no sysfs: their name is ``sv_IFNAME``.
 """
 
 from __future__ import annotations
@@ -70,22 +71,35 @@ def device_of(ifname: str, listed: list[str], links: list[RdmaLink]) -> tuple[st
 
 def _links(sysfs: Path, device: Path) -> Iterator[RdmaLink]:
     driver = _driver(device)
-    found = False
     for net in sorted(_entries(device / "device/net")):
         port = _number(net / "dev_port") + 1
         ifindex = _number(net / "ifindex")
         if ifindex > 0 and (device / f"ports/{port}").is_dir():
-            found = True
             yield RdmaLink(device.name, port, net.name, ifindex, driver)
-    if found:
+    if (device / "device").exists():
         return
     parent = _text(device / "parent")
     for port in sorted(int(path.name) for path in _entries(device / "ports") if path.name.isdigit()):
         name = parent or next(filter(None, (_text(path) for path in sorted(
             _entries(device / f"ports/{port}/gid_attrs/ndevs")))), "")
         ifindex = _number(sysfs / "class/net" / name / "ifindex") if name and "/" not in name else 0
-        if ifindex > 0:
+        if ifindex > 0 and _eui64(_text(sysfs / "class/net" / name / "address")) in _addresses(device, port):
             yield RdmaLink(device.name, port, name, ifindex, driver)
+
+
+def _addresses(device: Path, port: int) -> set[str]:
+    """The lower halves of the port's GIDs, and the device's GUID."""
+    gids = (_text(path) for path in _entries(device / f"ports/{port}/gids"))
+    return {_text(device / "node_guid"), *(gid[20:] for gid in gids)}
+
+
+def _eui64(mac: str) -> str:
+    """The modified EUI-64 of a MAC (RFC 4291, appendix A) as sysfs writes halves of GIDs; "-" for what is no MAC."""
+    try:
+        a, b, c, d, e, f = bytes.fromhex(mac.replace(":", ""))
+    except ValueError:
+        return "-"
+    return f"{a ^ 2:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}"
 
 
 def _entries(directory: Path) -> list[Path]:

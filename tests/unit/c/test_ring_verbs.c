@@ -161,6 +161,25 @@ static int query_qp(struct ibv_qp *q, struct ibv_qp_attr *a, int m, struct ibv_q
 	return 0;
 }
 static int del_qp(struct ibv_qp *q) { (void)q; nposted = 0; return 0; }
+static int no_async(struct ibv_context *c, struct ibv_async_event *e) { (void)c; (void)e; errno = EAGAIN; return -1; }
+
+static int refuse_flow;
+static unsigned nflows;
+
+static struct ibv_flow *new_flow(struct ibv_qp *q, struct ibv_flow_attr *a)
+{
+	struct ibv_flow *f;
+
+	(void)a;
+	errno = refuse_flow;
+	if (refuse_flow)
+		return NULL;
+	f = calloc(1, sizeof(*f));
+	f->context = q->context;
+	nflows++;
+	return f;
+}
+static int del_flow(struct ibv_flow *f) { free(f); nflows--; return 0; }
 
 /* ---- the shim around the ring ---- */
 
@@ -188,6 +207,7 @@ static void put_all(void)
 }
 
 static struct verbs_dev dev;
+static int opening; /* the errno that opening a ring is expected to end with */
 static struct vmh_frame_hdr header;
 static unsigned char data[1472];
 
@@ -203,7 +223,7 @@ static struct verbs_ring *make(bool csum, uint64_t max_dm)
 	dev = (struct verbs_dev){ .ctx = &v.context, .pd = &pd, .port = 1, .max_wr = 4096, .max_cqe = 4096, .csum = csum,
 				  .max_dm = max_dm };
 	rc = vmh_ring_verbs_open(&g, "x0", &dev, &r);
-	CHECK(rc == 0, "%d", rc);
+	CHECK(rc == -opening, "%d", rc);
 	vmh_frame_hdr_init(&header, mac, mac, htonl(0x0a000001), htonl(0x0a000002), htons(7), htons(8), 64, 0, true);
 	return rc ? NULL : verbs_ring_of(r);
 }
@@ -321,9 +341,51 @@ static void test_receiving(void)
 	CHECK(vmh_verbs_pool_free(x->pool) == x->pool->count, "%u of %u", vmh_verbs_pool_free(x->pool), x->pool->count);
 }
 
+static unsigned steer(uint32_t id, unsigned kind, in_addr_t addr)
+{
+	struct vmh_flow f = { .id = id, .kind = kind, .ifindex = 3, .laddr = htonl(addr), .lport = htons(7) };
+	static struct vmh_sock s;
+
+	return vmh_verbs_attach(&f, &s);
+}
+
+/* A ring to which nothing can be steered is given back: when it is opened, or by the internal thread. */
+static void test_flows_refused(void)
+{
+	struct verbs_ring *x;
+
+	for (unsigned i = 0; i < 2; i++) {
+		refuse_flow = opening = i ? EPERM : EOPNOTSUPP;
+		x = make(true, 0);
+		CHECK(!x && !cqs, "%u", cqs);
+	}
+	opening = 0;
+	refuse_flow = EEXIST; /* another program tries at the same time */
+	x = make(true, 0);
+	CHECK(steer(1, VMH_FLOW_3T, 0x0a000001) == 0 && !vmh_verbs_failed(), "a rule that exists goes soon");
+	vmh_verbs_detach(1);
+	refuse_flow = 0;
+	CHECK(steer(2, VMH_FLOW_3T, 0x0a000001) == 0 && nflows == 1, "%u", nflows);
+	refuse_flow = EPERM;
+	CHECK(steer(3, VMH_FLOW_3T, 0x0a000002) == VMH_R_VERBS_FAILED, "one of them");
+	CHECK(!vmh_verbs_failed(), "the ring has another flow");
+	vmh_verbs_detach(2);
+	CHECK(!nflows && steer(4, VMH_FLOW_3T, 0x0a000002) == VMH_R_VERBS_FAILED, "%u", nflows);
+	CHECK(vmh_verbs_failed() == &x->r, "none of them");
+	refuse_flow = 0;
+	CHECK(steer(5, VMH_FLOW_3T, 0x0a000002) == 0 && !vmh_verbs_failed(), "it takes flows again");
+	vmh_verbs_detach(5);
+	refuse_flow = EACCES;
+	CHECK(steer(6, VMH_FLOW_MC, 0xef000001) == VMH_R_VERBS_FAILED && vmh_verbs_failed() == &x->r, "a group");
+	refuse_flow = 0;
+	vmh_ring_close(&x->r);
+	CHECK(!vmh_verbs_failed() && !cqs, "closed");
+}
+
 int main(void)
 {
-	v = (struct verbs_context){ .alloc_dm = alloc_dm, .free_dm = free_dm, .reg_dm_mr = reg_dm, .sz = sizeof(v) };
+	v = (struct verbs_context){ .alloc_dm = alloc_dm, .free_dm = free_dm, .reg_dm_mr = reg_dm,
+				    .ibv_create_flow = new_flow, .ibv_destroy_flow = del_flow, .sz = sizeof(v) };
 	v.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v.context.ops.poll_cq = poll_cq;
 	v.context.ops.req_notify_cq = req_notify;
@@ -336,7 +398,7 @@ int main(void)
 	vmh_ibv = (struct verbs_lib){ .reg_mr = reg_mr, .dereg_mr = dereg_mr, .create_comp_channel = new_channel,
 				      .destroy_comp_channel = del_channel, .create_cq = new_cq, .destroy_cq = del_cq,
 				      .get_cq_event = no_event, .create_qp = new_qp, .modify_qp = modify_qp,
-				      .query_qp = query_qp, .destroy_qp = del_qp };
+				      .query_qp = query_qp, .destroy_qp = del_qp, .get_async_event = no_async };
 	vmh_params.rx_bufs = 256;
 	vmh_params.tx_bufs = vmh_params.tx_wre = vmh_params.rx_wre = 32;
 	vmh_params.tx_wre_batching = vmh_params.rx_wre_batching = 4;
@@ -346,5 +408,6 @@ int main(void)
 	test_sending();
 	test_device_memory();
 	test_receiving();
+	test_flows_refused();
 	return check_result();
 }

@@ -99,6 +99,17 @@ static int attach(int program, int ifindex, int where)
 	return sv_bpf(BPF_LINK_CREATE, &attr);
 }
 
+/* Asked of the kernel before its verifier refuses programs for reasons of its own. Without CAP_NET_ADMIN: false. */
+static bool has_no_tcx(int ifindex)
+{
+	union bpf_attr attr;
+
+	memset(&attr, 0, sizeof(attr));
+	attr.query.target_fd = (uint32_t)ifindex;
+	attr.query.attach_type = SV_TCX_INGRESS;
+	return sv_bpf(BPF_PROG_QUERY, &attr) == -EINVAL;
+}
+
 static int attach_code(struct sv_steering *steering, int ifindex, bool ingress)
 {
 	int link, program;
@@ -140,13 +151,13 @@ static int open_maps(struct sv_steering *steering)
 	return 0;
 }
 
-/* 0 or -errno: EPERM without CAP_BPF and CAP_NET_ADMIN, EINVAL on kernels before 6.6 (no tcx). */
+/* 0 or -errno: EPERM without CAP_BPF and CAP_NET_ADMIN, EOPNOTSUPP on kernels before 6.6 (no tcx). */
 int sv_steering_open(int ifindex, struct sv_steering *steering)
 {
 	int error;
 
 	*steering = (struct sv_steering){ -1, -1, -1, -1, -1, -1, NULL };
-	error = open_maps(steering);
+	error = has_no_tcx(ifindex) ? -EOPNOTSUPP : open_maps(steering);
 	if (!error) {
 		steering->ingress = attach_code(steering, ifindex, true);
 		error = steering->ingress < 0 ? steering->ingress : 0;
@@ -157,7 +168,9 @@ int sv_steering_open(int ifindex, struct sv_steering *steering)
 	}
 	if (error) {
 		sv_say("no steering on interface %d: %s%s", ifindex, strerror(-error),
-		       error == -EPERM ? "; CAP_BPF and CAP_NET_ADMIN are needed" : "");
+		       error == -EPERM        ? "; CAP_BPF and CAP_NET_ADMIN are needed"
+		       : error == -EOPNOTSUPP ? "; the kernel has no tcx (Linux 6.6)"
+					      : "");
 		sv_steering_close(steering);
 	}
 	return error;
