@@ -54,8 +54,8 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Sandbox, Service]]:
-    with Sandbox("programs") as sandbox, Service(sandbox) as service:
+def served(softverbs: bool) -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("programs") as sandbox, Service(sandbox, softverbs=softverbs) as service:
         yield sandbox, service
 
 
