@@ -336,7 +336,7 @@ struct vmh_ring *vmh_verbs_failed(void)
 		if (r->ops != &verbs_ops || atomic_load(&r->gone) || !(qp_dead(x) || (look && device_fatal(x))))
 			continue;
 		vmh_warn("the raw packet QP on %s (%s) failed", r->ifname, x->dev->name);
-		vmh_verbs_distrust(r->ifname);
+		vmh_verbs_distrust(r->ifindex);
 		return r;
 	}
 	return NULL;
