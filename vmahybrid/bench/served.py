@@ -36,8 +36,8 @@ class Service:
 
     ``env`` is what programs and tools need to meet this service and no other. ``ready_seconds`` is the time from the
     start of the process to READY=1. ``softverbs``: programs get the software verbs device, and a ring that is
-    required is a raw packet QP; otherwise it is an AF_XDP ring. Leaving the context stops the service and raises SandboxError when it did not
-    exit with 0 or left something.
+    required is a raw packet QP; otherwise it is an AF_XDP ring. Leaving the context stops the service and raises
+    SandboxError when it did not exit with 0 or left something.
     """
 
     def __init__(
