@@ -11,7 +11,7 @@ from vmahybrid.verbs import caps, discovery, library
 
 TOPIC = "verbs"
 # one run of `make bench`, parts latency and throughput; 2026-11-21, Linux 6.18, 2 cores shared with other work
-SPEED = ("make bench, over veth on 2 cores, 64 bytes, both ends spinning, had half round trips (p50) of 3.3 us with it, "
+SPEED = ("make bench, over veth on 2 cores, 64 bytes, both spinning, had half round trips (p50) of 3.3 us with it, "
          "4.3 us on the kernel's UDP, 1.9 us on AF_XDP, and 279,000, 181,000, 372,000 messages/s one way: faster than "
          "the kernel there, slower than AF_XDP. On this machine nothing was measured: run make bench")
 UNVERIFIED = "nothing of it was verified on a ConnectX NIC: docs/verbs.md has a checklist"
