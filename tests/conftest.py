@@ -83,6 +83,12 @@ def machine_before() -> Iterator[tuple[leftovers.Snapshot, str]]:
     shutil.rmtree(pages, ignore_errors=True)
 
 
+@pytest.fixture(scope="module", params=["xdp", "softverbs"])
+def softverbs(request: pytest.FixtureRequest) -> bool:
+    """Runs a test twice: with programs on AF_XDP rings, and with programs on raw packet QPs of the software device."""
+    return bool(request.param == "softverbs")
+
+
 @pytest.fixture
 def netns_pair() -> Iterator[Sandbox]:
     """Two namespaces joined by a veth; see vmahybrid.bench.sandbox."""

@@ -54,8 +54,8 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Sandbox, Service]]:
-    with Sandbox("programs") as sandbox, Service(sandbox) as service:
+def served(softverbs: bool) -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("programs") as sandbox, Service(sandbox, softverbs=softverbs) as service:
         yield sandbox, service
 
 
@@ -78,6 +78,7 @@ def test_asyncio_echo(stage: Stage) -> None:
 def test_iperf_udp(stage: Stage) -> None:
     serving = stage.serve("iperf", "-s", "-u", "-B", stage.sandbox.b.address, "-p", "5501")
     stage.wait_bound(stage.sandbox.b, 5501)
+    stage.require_rings(serving, None)  # it is bound before it has its ring, and does not read until then
     asking = stage.client("iperf", "-u", "-c", stage.sandbox.b.address, "-p", "5501", "-b", "50M", "-t", "2")
     said = asking.result(30)
     report = re.search(r"(\d+)/\s*(\d+) \(([\d.e+-]+)%\)", said)

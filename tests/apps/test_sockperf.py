@@ -14,11 +14,12 @@ from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.apps
 PORT = 11111
+SECONDS = {"xdp": 2.5, "verbs": 1.2}  # of one run: the whole of the tests has to end
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Sandbox, Service]]:
-    with Sandbox("sockperf") as sandbox, Service(sandbox) as service:
+def served(softverbs: bool) -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("sockperf") as sandbox, Service(sandbox, softverbs=softverbs) as service:
         yield sandbox, service
 
 
@@ -39,7 +40,8 @@ def dropped(text: str) -> int:
     return int(found[1])
 
 
-def run(stage: Stage, server: list[str], client: list[str], seconds: float = 2.5) -> str:
+def run(stage: Stage, server: list[str], client: list[str]) -> str:
+    seconds = SECONDS[stage.service.backend]
     serving = stage.serve("sockperf", "server", *server)
     try:
         serving.wait_for(r"\[SERVER\]|listen", 10)

@@ -22,6 +22,7 @@ from net.service_lab import Api, until, veths
 from vmahybrid.bench.sandbox import Program, Sandbox, Side
 from vmahybrid.bench.served import Service, _links, xdp_program
 from vmahybrid.cli.run import library
+from vmahybrid.verbs.library import softverbs_environment
 from vmahybrid.xdp.bpf import BpfError, BpfMap, bpf_attr, bpf_call, object_info
 from vmahybrid.xdp.image import MapSpec
 
@@ -47,7 +48,8 @@ class Lab:
     def shimmed(self, side: Side, argv: Sequence[str], /, prefix: Sequence[str] = (), **variables: str) -> Program:
         """argv under the shim, without the command `vmahybrid run`: it takes ten times longer than the program."""
         preload = ":".join(filter(None, [str(library()), os.environ.get("VMH_SANITIZER_RUNTIME")]))
-        variables = {"VMA_HYBRID_SOCKET": self.service.env["VMA_HYBRID_SOCKET"], "LD_PRELOAD": preload,
+        device = softverbs_environment() if self.service.softverbs else {}
+        variables = {"VMA_HYBRID_SOCKET": self.service.env["VMA_HYBRID_SOCKET"], "LD_PRELOAD": preload, **device,
                      "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0", **variables}
         settings = [f"{name}={value}" for name, value in variables.items()]
         return self.sandbox.start(side, [*prefix, "env", *settings, *argv])
@@ -70,8 +72,8 @@ class Lab:
 
     def flows(self, pid: int = 0) -> list[dict[str, Any]]:
         """Flows of sockets on rings, of one process or of all."""
-        return [flow for flow in self.api.socket_flows() if flow["action"] == "ring" and pid in (0, flow["pid"])
-                and flow["rules"]]
+        return [flow for flow in self.api.socket_flows() if self.service.leads_to_ring(flow)
+                and pid in (0, flow["pid"]) and flow["rules"]]
 
     def on_ring(self, *programs: Program, timeout: float = 5.0) -> float:
         """Waits until every program has a rule that leads to its ring; seconds until then."""
@@ -88,6 +90,10 @@ class Lab:
 
     def ring_kinds(self, pid: int) -> list[str]:
         return [ring["kind"] for ring in self.api.call("GET", "/v1/rings")[1] if ring["pid"] == pid]
+
+    def kinds(self, programs: int) -> list[str]:
+        """What so many programs of one side have, sorted: an interface's own queue goes to one alone."""
+        return ["verbs"] * programs if self.service.softverbs else ["direct"] + ["veth"] * (programs - 1)
 
     # ---- what the kernel says
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ PORT = 7300
 
 
 @pytest.fixture
-def lab(netns_pair: Sandbox, service: Service) -> Lab:
-    return Lab(netns_pair, service)
+def lab(netns_pair: Sandbox, softverbs: bool) -> Iterator[Lab]:
+    with Service(netns_pair, softverbs=softverbs) as service:
+        yield Lab(netns_pair, service)
 
 
 def start_pair(lab: Lab) -> tuple[Program, Program]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ MORE = 5.0  # MiB that the service may have grown
 
 
 @pytest.fixture
-def lab(netns_pair: Sandbox, service: Service) -> Lab:
+def lab(netns_pair: Sandbox, softverbs: bool) -> Iterator[Lab]:
     """With a plain server that echoes on side b."""
-    lab = Lab(netns_pair, service)
-    lab.echo(netns_pair.b, PORT)
-    return lab
+    with Service(netns_pair, softverbs=softverbs) as service:
+        lab = Lab(netns_pair, service)
+        lab.echo(netns_pair.b, PORT)
+        yield lab
 
 
 def live(lab: Lab, life: str) -> Program:

@@ -10,14 +10,14 @@ from functools import partial
 
 from vmahybrid.bench import sockperf
 from vmahybrid.bench.figures import Part, Runs, interleave, median_figure
-from vmahybrid.bench.latency import bench_program, on_rings
+from vmahybrid.bench.latency import SHIM, SOFTVERBS, bench_program, on_rings, served
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 from vmahybrid.bench.sockperf import Rate
 
 BATCH = 64
 PORT = 12345
-KERNEL, SHIM = "kernel", "shim -p latency"
+KERNEL = "kernel"
 
 
 def mmsg(sandbox: Sandbox, seconds: float, service: Service | None = None) -> Rate:
@@ -52,25 +52,33 @@ def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
             made.figures.append(median_figure(part, f"{name}, {variant}, received", received[variant], "msg/s"))
     made.ratio(f"{name}, sent, shim / kernel", sent[SHIM], sent[KERNEL], at_least=target)
     made.ratio(f"{name}, received, shim / kernel", received[SHIM], received[KERNEL], at_least=target)
+    if SOFTVERBS in runs.results:
+        made.ratio(f"{name}, received, softverbs / kernel", received[SOFTVERBS], received[KERNEL])
     return made
 
 
 def measure_throughput(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """`sockperf tp`: one sendto per message."""
-    with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
-        shim = partial(sockperf.throughput, served, seconds, service, before=service.require_ring)
+
+    def shim(service: Service) -> Callable[[], Rate]:
+        run = partial(sockperf.throughput, service.sandbox, seconds, service, before=service.require_ring)
+        return on_rings(service.sandbox, service, run)
+
+    with Sandbox("bench") as plain, served() as xdp, served(softverbs=True) as verbs:
         variants: dict[str, Callable[[], Rate]] = {
             KERNEL: partial(sockperf.throughput, plain, seconds),
-            SHIM: on_rings(served, service, shim),
+            SHIM: shim(xdp),
+            SOFTVERBS: shim(verbs),
         }
         return _figures("sockperf tp", interleave(variants, repeats, say), 1.6, "throughput")
 
 
 def measure_mmsg(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """sendmmsg of 64 messages, recvmmsg of up to 64."""
-    with Sandbox("bench") as plain, Sandbox("bench") as served, Service(served) as service:
+    with Sandbox("bench") as plain, served() as service:
+        sandbox = service.sandbox
         variants: dict[str, Callable[[], Rate]] = {
             KERNEL: partial(mmsg, plain, seconds),
-            SHIM: on_rings(served, service, partial(mmsg, served, seconds, service)),
+            SHIM: on_rings(sandbox, service, partial(mmsg, sandbox, seconds, service)),
         }
         return _figures("sendmmsg 64", interleave(variants, repeats, say), 2.3, "mmsg")

@@ -35,12 +35,20 @@ class Service:
     """`vmahybrid start --foreground` on the given sides of a sandbox (both by default).
 
     ``env`` is what programs and tools need to meet this service and no other. ``ready_seconds`` is the time from the
-    start of the process to READY=1. Leaving the context stops the service and raises SandboxError when it did not
-    exit with 0 or left something.
+    start of the process to READY=1. ``softverbs``: programs get the software verbs device, and a ring that is
+    required is a raw packet QP; otherwise it is an AF_XDP ring. Leaving the context stops the service and raises
+    SandboxError when it did not exit with 0 or left something.
     """
 
-    def __init__(self, sandbox: Sandbox, sides: Sequence[Side] | None = None, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        sides: Sequence[Side] | None = None,
+        arguments: Sequence[str] = (),
+        softverbs: bool = False,
+    ) -> None:
         self.sandbox = sandbox
+        self.softverbs = softverbs
         self.sides = tuple(sandbox.sides if sides is None else sides)
         self._arguments = list(arguments)
         self.rundir = Path(tempfile.mkdtemp(prefix="vmh-run-"))
@@ -118,18 +126,28 @@ class Service:
     def ring_flows(self, pid: int) -> list[dict[str, object]]:
         """Rows of `vmahybrid flows` of a process that lead to a ring; empty when it runs on the kernel."""
         answer = json.loads(self.ask("flows", "--json"))
-        return [flow for flow in answer["flows"] if flow["pid"] == pid and flow["action"] == "ring"]
+        return [flow for flow in answer["flows"] if flow["pid"] == pid and self.leads_to_ring(flow)]
+
+    @property
+    def backend(self) -> str:
+        """Of the rings that programs get, as `vmahybrid flows` names it."""
+        return "verbs" if self.softverbs else "xdp"
+
+    def leads_to_ring(self, flow: Mapping[str, Any]) -> bool:
+        """Whether this row of `vmahybrid flows` leads to a ring of :attr:`backend`."""
+        return bool(flow["action"] == "ring" and flow["backend"] == self.backend)
 
     def require_ring(self, program: Program) -> None:
         """SandboxError with what `vmahybrid explain` says unless the program has a flow on a ring."""
         if not self.ring_flows(program.pid):
             why = self.ask("explain", str(program.pid))
-            raise SandboxError(f"{' '.join(program.argv)} runs on the kernel, not on a ring. {why}")
+            raise SandboxError(f"{' '.join(program.argv)} has no flow on a ring of {self.backend}. {why}")
 
     def run_argv(self, argv: Sequence[str], profile: str = "latency", **variables: str) -> list[str]:
         """The command that runs argv under the shim, with the given VMA_* variables; it needs :attr:`env` as well."""
         settings = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
-        return [*_sanitizer(), tool("vmahybrid"), "run", "-p", profile, *settings, "--", *argv]
+        device = ["--softverbs"] if self.softverbs else []
+        return [*_sanitizer(), tool("vmahybrid"), "run", "-p", profile, *device, *settings, "--", *argv]
 
     def stop(self, timeout: float = 10.0) -> None:
         """SIGTERM; SandboxError unless it exits with 0 within timeout seconds and nothing of it is left."""

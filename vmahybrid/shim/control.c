@@ -471,7 +471,7 @@ static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
 	unsigned reason;
 
 	vmh_net_link_name(ifindex, name);
-	dev = vmh_verbs_probe(name, req.verbs_device, &req.verbs_reason);
+	dev = vmh_verbs_probe(ifindex, name, req.verbs_device, &req.verbs_reason);
 	reason = ask_once(&req, dev, name, out);
 	if (!dev || reason != VMH_R_VERBS_FAILED || sock_fd < 0)
 		return reason;

@@ -97,7 +97,7 @@ void vmh_file_close(struct vmh_file *f)
 
 void vmh_fd_guard(int fd)
 {
-	if (fd < 0)
+	if (fd < 0 || vmh_fd_is_hidden(fd))
 		return;
 	for (int i = 0; i < HIDDEN_MAX; i++) {
 		int none = 0;
@@ -117,7 +117,7 @@ void vmh_fd_unguard(int fd)
 	unhide(fd);
 }
 
-int vmh_fd_hide(int fd)
+VMH_EXPORT int vmh_fd_hide(int fd)
 {
 	struct rlimit lim = { 1024, 1024 };
 	long high;
@@ -135,7 +135,7 @@ int vmh_fd_hide(int fd)
 	return fd;
 }
 
-void vmh_fd_hidden_close(int fd)
+VMH_EXPORT void vmh_fd_hidden_close(int fd)
 {
 	if (fd < 0)
 		return;

@@ -146,7 +146,7 @@ void vmh_verbs_tx_memory_free(struct verbs_ring *x);
 void *vmh_verbs_map(size_t len);                         /* zeroed; NULL */
 void vmh_verbs_mem_fork_child(void);
 /* ring_verbs_dev.c: the interface's device failed; for a while it is not offered */
-void vmh_verbs_distrust(const char *ifname);
+void vmh_verbs_distrust(unsigned ifindex);
 /* ring_verbs_flow.c */
 struct vmh_sock *vmh_verbs_tagged(uint32_t tag);         /* NULL: no flow has it */
 int vmh_verbs_try_rule(struct verbs_ring *x);            /* 0, or -errno: the device takes no rules */

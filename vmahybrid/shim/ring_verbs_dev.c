@@ -313,30 +313,30 @@ static struct verbs_dev *open_device(struct ibv_device *dev, unsigned port, cons
 }
 
 static struct {
-	char ifname[16];
+	_Atomic unsigned ifindex;  /* an interface that is made again has another one, and a device to be tried */
 	_Atomic uint64_t until_ns; /* written last */
 } distrusted[DISTRUSTED];
 
-void vmh_verbs_distrust(const char *ifname)
+void vmh_verbs_distrust(unsigned ifindex)
 {
 	unsigned oldest = 0;
 
 	for (unsigned i = 0; i < DISTRUSTED; i++)
 		if (atomic_load(&distrusted[i].until_ns) < atomic_load(&distrusted[oldest].until_ns))
 			oldest = i;
-	snprintf(distrusted[oldest].ifname, sizeof(distrusted[oldest].ifname), "%s", ifname);
+	atomic_store(&distrusted[oldest].ifindex, ifindex);
 	atomic_store(&distrusted[oldest].until_ns, vmh_now_ns() + DISTRUST_NS);
 }
 
-static bool is_distrusted(const char *ifname)
+static bool is_distrusted(unsigned ifindex)
 {
 	for (unsigned i = 0; i < DISTRUSTED; i++)
-		if (atomic_load(&distrusted[i].until_ns) > vmh_now_ns() && !strcmp(distrusted[i].ifname, ifname))
+		if (atomic_load(&distrusted[i].until_ns) > vmh_now_ns() && atomic_load(&distrusted[i].ifindex) == ifindex)
 			return true;
 	return false;
 }
 
-struct verbs_dev *vmh_verbs_probe(const char *ifname, char name[VMH_VERBS_DEVICE], unsigned *reason)
+struct verbs_dev *vmh_verbs_probe(unsigned ifindex, const char *ifname, char name[VMH_VERBS_DEVICE], unsigned *reason)
 {
 	struct ibv_device **list;
 	struct verbs_dev *d = NULL;
@@ -357,7 +357,7 @@ struct verbs_dev *vmh_verbs_probe(const char *ifname, char name[VMH_VERBS_DEVICE
 			continue;
 		snprintf(name, VMH_VERBS_DEVICE, "%s", vmh_ibv.get_device_name(list[i]));
 		*reason = VMH_R_VERBS_FAILED;
-		if (!is_distrusted(ifname))
+		if (!is_distrusted(ifindex))
 			d = open_device(list[i], port, ifname, reason);
 	}
 	if (list)

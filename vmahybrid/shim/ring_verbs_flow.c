@@ -131,12 +131,37 @@ static struct ibv_flow *create(struct verbs_ring *x, const struct vflow *v, in_a
 	return ibv_create_flow(x->qp, &s.attr);
 }
 
+static bool same_match(const struct vmh_flow *a, const struct vmh_flow *b)
+{
+	return a->kind == b->kind && a->lport == b->lport && a->raddr == b->raddr && a->rport == b->rport;
+}
+
+/* A second rule that matches the same frames: some devices refuse it, others would send each frame to the QP twice.
+ * One is enough, as whatever comes is delivered to all sockets that it is for. */
+static bool is_covered(const struct verbs_ring *x, const struct vflow *v, in_addr_t addr)
+{
+	for (const struct vflow *o = flows; o; o = o->next) {
+		if (o == v || !same_match(&o->f, &v->f))
+			continue;
+		for (const struct rule *r = o->rules; r; r = r->next)
+			if (r->ring == x && r->addr == addr)
+				return true;
+	}
+	return false;
+}
+
 /* 0, or the errno. */
 static int add_rule(struct verbs_ring *x, struct vflow *v, in_addr_t addr)
 {
-	struct rule *r = malloc(sizeof(*r));
 	char text[INET_ADDRSTRLEN];
+	struct rule *r;
 
+	if (is_covered(x, v, addr)) {
+		why = EEXIST;
+		incomplete = true;
+		return why;
+	}
+	r = malloc(sizeof(*r));
 	if (r)
 		r->flow = create(x, v, addr);
 	if (!r || !r->flow) {

@@ -346,7 +346,7 @@ struct vmh_ring *vmh_verbs_failed(void)
 			continue;
 		vmh_warn("the raw packet QP on %s (%s) failed%s%s", r->ifname, x->dev->name,
 			 err ? ", no flow rule can be made: " : "", err ? strerror(err) : "");
-		vmh_verbs_distrust(r->ifname);
+		vmh_verbs_distrust(r->ifindex);
 		return r;
 	}
 	return NULL;

@@ -44,7 +44,8 @@ void vmh_fdtab_init(void);
 void vmh_fd_rename(struct vmh_obj *o);
 
 /* Fds of the shim itself: moved to a high number, close-on-exec, and kept out of reach of the program's
- * close, close_range, closefrom and dup2. Returns the new number (or the old one, or the negative given). */
+ * close, close_range, closefrom and dup2. Returns the new number (or the old one, or the negative given). softverbs
+ * finds hide and hidden_close by name. */
 int vmh_fd_hide(int fd);
 void vmh_fd_hidden_close(int fd);
 bool vmh_fd_is_hidden(int fd);

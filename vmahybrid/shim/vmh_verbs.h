@@ -14,7 +14,7 @@ struct verbs_dev;
 /* The opened device of the interface, on which a raw packet QP was made and destroyed again; NULL and *reason
  * (reasons.def) without one. name takes its name in either case, empty where there is no device at all. The caller
  * gives it to vmh_ring_verbs_open or to vmh_verbs_dev_close. */
-struct verbs_dev *vmh_verbs_probe(const char *ifname, char name[VMH_VERBS_DEVICE], unsigned *reason);
+struct verbs_dev *vmh_verbs_probe(unsigned ifindex, const char *ifname, char name[VMH_VERBS_DEVICE], unsigned *reason);
 void vmh_verbs_dev_close(struct verbs_dev *dev);
 
 /* From a grant of kind VMH_RING_VERBS. Takes dev over, on failure too. Appends the ring to vmh_rings. 0 / -errno. */

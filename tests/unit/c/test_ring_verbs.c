@@ -25,7 +25,7 @@ void vmh_wake_all_slow(void) {}
 int vmh_net_addrs(unsigned ifindex, in_addr_t *a, int max) { (void)ifindex; (void)a; (void)max; return 0; }
 uint64_t vmh_net_generation(void) { return 1; }
 void vmh_verbs_dev_close(struct verbs_dev *d) { (void)d; }
-void vmh_verbs_distrust(const char *ifname) { (void)ifname; }
+void vmh_verbs_distrust(unsigned ifindex) { (void)ifindex; }
 
 /* ---- the device ---- */
 

@@ -32,7 +32,7 @@ static int map_create(enum bpf_map_type type, const char *name, uint32_t key, ui
 	if (inner >= 0)
 		attr.inner_map_fd = (uint32_t)inner;
 	strncpy(attr.map_name, name, sizeof(attr.map_name) - 1);
-	return sv_bpf(BPF_MAP_CREATE, &attr);
+	return sv_own(sv_bpf(BPF_MAP_CREATE, &attr));
 }
 
 int sv_map_update(int map, const void *key, const void *value)
@@ -96,7 +96,7 @@ static int attach(int program, int ifindex, int where)
 	attr.link_create.prog_fd = (uint32_t)program;
 	attr.link_create.target_fd = (uint32_t)ifindex; /* shares its place with target_ifindex */
 	attr.link_create.attach_type = (uint32_t)where;
-	return sv_bpf(BPF_LINK_CREATE, &attr);
+	return sv_own(sv_bpf(BPF_LINK_CREATE, &attr));
 }
 
 /* Asked of the kernel before its verifier refuses programs for reasons of its own. Without CAP_NET_ADMIN: false. */

@@ -12,9 +12,19 @@
 
 #define SV_CALL(...) ({ long sv_r_ = syscall(__VA_ARGS__); sv_r_ < 0 ? -(long)errno : sv_r_; })
 
+/* A preloaded vmahybrid keeps these descriptors from programs that close all they have. A NIC's library has no others
+ * than the public ones, which vmahybrid knows. */
+extern int vmh_fd_hide(int fd) __attribute__((weak));
+extern void vmh_fd_hidden_close(int fd) __attribute__((weak));
+
+static inline int sv_own(long fd)
+{
+	return fd >= 0 && vmh_fd_hide && vmh_fd_hidden_close ? vmh_fd_hide((int)fd) : (int)fd;
+}
+
 static inline int sv_socket(int domain, int type, int protocol)
 {
-	return (int)SV_CALL(SYS_socket, domain, type | SOCK_CLOEXEC, protocol);
+	return sv_own(SV_CALL(SYS_socket, domain, type | SOCK_CLOEXEC, protocol));
 }
 
 static inline int sv_bind(int fd, const void *address, size_t size)
@@ -44,7 +54,7 @@ static inline long sv_recv(int fd, void *buffer, size_t size, int flags)
 
 static inline int sv_eventfd(void)
 {
-	return (int)SV_CALL(SYS_eventfd2, 0, 02000000 | 04000 | 1); /* EFD_CLOEXEC, EFD_NONBLOCK, EFD_SEMAPHORE */
+	return sv_own(SV_CALL(SYS_eventfd2, 0, 02000000 | 04000 | 1)); /* EFD_CLOEXEC, EFD_NONBLOCK, EFD_SEMAPHORE */
 }
 
 static inline void sv_eventfd_add(int fd, uint64_t value)
@@ -61,7 +71,7 @@ static inline int sv_eventfd_take(int fd)
 
 static inline int sv_epoll_create(void)
 {
-	return (int)SV_CALL(SYS_epoll_create1, EPOLL_CLOEXEC);
+	return sv_own(SV_CALL(SYS_epoll_create1, EPOLL_CLOEXEC));
 }
 
 static inline int sv_epoll_ctl(int epoll, int op, int fd, uint32_t events, uint64_t data)
@@ -96,7 +106,9 @@ static inline void sv_munmap(void *address, size_t size)
 /* Closes and forgets. */
 static inline void sv_close(int *fd)
 {
-	if (*fd >= 0)
+	if (*fd >= 0 && vmh_fd_hide && vmh_fd_hidden_close)
+		vmh_fd_hidden_close(*fd);
+	else if (*fd >= 0)
 		(void)SV_CALL(SYS_close, *fd);
 	*fd = -1;
 }
