@@ -25,6 +25,7 @@ class VerbsRingHandle:
         self.act, self.target = Act.PASS, 0
         self.umem_fd = -1
         self.xsk_fds: list[int] = []
+        self.bind_after = False
         self.zerocopy = not device.startswith(SOFTWARE_PREFIX)
         self.geometry = dict.fromkeys(("frames", "frame_size", "rx_size", "tx_size", "fill_size", "comp_size"), 0)
         self.grants: MirrorTarget[GrantKey, int] | None = None
@@ -32,6 +33,9 @@ class VerbsRingHandle:
 
     def reply_fields(self) -> dict[str, Any]:
         return {**self._reply, **self.geometry}
+
+    def bind(self) -> None:
+        """Nothing: there are no sockets."""
 
     def kernel_stats(self) -> dict[str, int]:
         return {}
