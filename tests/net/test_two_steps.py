@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
 import sys
@@ -215,6 +216,10 @@ def test_a_program_whose_queue_is_taken_gets_a_ring_veth(service: Service, netns
     exchange(netns_pair, A, 7003)
     assert carried(service, program.pid) == [DATAGRAMS]
     assert "could not be bound: Device or resource busy" in program.errors
+    maps = Path(f"/proc/{program.pid}/maps").read_text()
+    assert (maps.count("socket:["), maps.count("memfd:vmahybrid-umem")) == (4, 1)  # of the second ring only
+    links = [os.readlink(path) for path in Path(f"/proc/{program.pid}/fd").iterdir()]
+    assert sum(link.startswith("socket:") for link in links) == 3, links  # its own, the control socket, the AF_XDP one
     program.stop(9)
 
 
