@@ -98,6 +98,13 @@ class Fuzzer:
             sock.bind(("0.0.0.0", self.random.choice((0, 256, 1024, 4096))))
         return sock.detach()
 
+    def _perhaps_map(self, client: Client, reply: bytes) -> None:
+        """The right second step of a ring that needs one, half the time."""
+        if len(reply) == contracts.size_of("struct vmh_msg_ring_reply") and self.random.random() < 0.5:
+            ring = contracts.unpack("struct vmh_msg_ring_reply", reply)
+            if ring.hdr.status == 0 and ring.flags & lib.VMH_RING_F_BIND_AFTER:
+                client.mapped(ring.ring_id)
+
     def connection(self) -> None:
         """Some messages on one connection, until somebody closes it."""
         with contextlib.suppress(Closed, BrokenPipeError, ConnectionResetError, TimeoutError), \
@@ -112,8 +119,9 @@ class Fuzzer:
                     self.sent += 1
                     client.send(self.message(type_), *fds)
                     if self.random.random() < 0.9:
-                        client.receive()
+                        reply = client.receive()
                         self.replies += 1
+                        self._perhaps_map(client, reply)
                 except Closed:
                     self.closed += 1
                     raise
