@@ -156,6 +156,10 @@ class LyingService:
         elif request.type == lib.VMH_MSG_RING:
             asked = contracts.unpack("struct vmh_msg_ring", data)
             struct_name, body, fds = "struct vmh_msg_ring_reply", _grant(asked.ifindex), _ring_fds()
+            if self.random.random() < 0.5:
+                body["flags"] = lib.VMH_RING_F_BIND_AFTER
+        elif request.type == lib.VMH_MSG_RING_MAPPED:
+            struct_name, body = "struct vmh_msg_ring_mapped_reply", {"ring_id": 1}
         elif request.type == lib.VMH_MSG_ATTACH:
             struct_name, body = "struct vmh_msg_attach_reply", {"flow_id": self.random.randrange(1, 100), "rules": 1}
         header = _header(request.type | lib.VMH_MSG_REPLY, contracts.size_of(struct_name), request.seq)

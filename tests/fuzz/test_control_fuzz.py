@@ -21,6 +21,7 @@ from vmahybrid import contracts
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 from vmahybrid.contracts import lib
+from vmahybrid.xdp.latebind import FORCE
 
 pytestmark = pytest.mark.root
 
@@ -28,7 +29,7 @@ SECONDS = float(os.environ.get("VMH_FUZZ_SECONDS", "5"))
 REQUESTS = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello", lib.VMH_MSG_RING: "struct vmh_msg_ring",
             lib.VMH_MSG_ATTACH: "struct vmh_msg_attach", lib.VMH_MSG_DETACH: "struct vmh_msg_detach",
             lib.VMH_MSG_NEIGH: "struct vmh_msg_neigh", lib.VMH_MSG_RELEASE: "struct vmh_msg_release",
-            lib.VMH_MSG_REINJECT: "struct vmh_msg_reinject"}
+            lib.VMH_MSG_REINJECT: "struct vmh_msg_reinject", lib.VMH_MSG_RING_MAPPED: "struct vmh_msg_ring_mapped"}
 REINJECT_HEAD = contracts.ffi.offsetof("struct vmh_msg_reinject", "data")
 NUMBERS = (0, 1, 2, 3, 4, 5, 6, 17, 255, 256, 1023, 4096, 65535, 1 << 31, (1 << 32) - 1)
 
@@ -97,6 +98,13 @@ class Fuzzer:
             sock.bind(("0.0.0.0", self.random.choice((0, 256, 1024, 4096))))
         return sock.detach()
 
+    def _perhaps_map(self, client: Client, reply: bytes) -> None:
+        """The right second step of a ring that needs one, half the time."""
+        if len(reply) == contracts.size_of("struct vmh_msg_ring_reply") and self.random.random() < 0.5:
+            ring = contracts.unpack("struct vmh_msg_ring_reply", reply)
+            if ring.hdr.status == 0 and ring.flags & lib.VMH_RING_F_BIND_AFTER:
+                client.mapped(ring.ring_id)
+
     def connection(self) -> None:
         """Some messages on one connection, until somebody closes it."""
         with contextlib.suppress(Closed, BrokenPipeError, ConnectionResetError, TimeoutError), \
@@ -111,14 +119,23 @@ class Fuzzer:
                     self.sent += 1
                     client.send(self.message(type_), *fds)
                     if self.random.random() < 0.9:
-                        client.receive()
+                        reply = client.receive()
                         self.replies += 1
+                        self._perhaps_map(client, reply)
                 except Closed:
                     self.closed += 1
                     raise
                 finally:
                     for fd in fds:
                         os.close(fd)
+
+
+@pytest.fixture(params=["one step", "two steps"])
+def service(request: pytest.FixtureRequest, netns_pair: Sandbox) -> Iterator[Service]:
+    running = Service(netns_pair)
+    running.start({FORCE: "1"} if request.param == "two steps" else None)
+    yield running
+    running.stop()
 
 
 def test_noise_on_the_control_socket(service: Service, netns_pair: Sandbox) -> None:

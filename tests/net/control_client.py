@@ -23,7 +23,9 @@ from vmahybrid.steering.reasons import Reason
 
 HEADER = "struct vmh_msg_hdr"
 REPLIES = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello_reply", lib.VMH_MSG_RING: "struct vmh_msg_ring_reply",
-           lib.VMH_MSG_ATTACH: "struct vmh_msg_attach_reply"}
+           lib.VMH_MSG_ATTACH: "struct vmh_msg_attach_reply",
+           lib.VMH_MSG_RING_MAPPED: "struct vmh_msg_ring_mapped_reply"}
+SO_NETNS_COOKIE = 71  # asm-generic/socket.h
 REINJECT_HEAD = ffi.offsetof("struct vmh_msg_reinject", "data")
 KINDS = {"5t": lib.VMH_FLOW_5T, "3t": lib.VMH_FLOW_3T, "mc": lib.VMH_FLOW_MC}
 
@@ -116,6 +118,9 @@ class Client:
             "verbs": lib.VMH_VERBS_USABLE, "verbs_device": device.encode()}
         return self.call(lib.VMH_MSG_RING, "struct vmh_msg_ring", ifindex=ifindex, **verbs, **sizes)
 
+    def mapped(self, ring_id: int) -> Any:
+        return self.call(lib.VMH_MSG_RING_MAPPED, "struct vmh_msg_ring_mapped", ring_id=ring_id)
+
     def attach(self, fd: int, kind: str, local: tuple[str, int], remote: tuple[str, int] = ("*", 0), ifindex: int = 0,
                **more: Any) -> Any:
         fields = {"kind": KINDS[kind], "ifindex": ifindex, "fd": fd, "proto": socket.IPPROTO_UDP, "family": 4,
@@ -176,12 +181,30 @@ class Interpreter:
             raise OSError(ctypes.get_errno(), "setns")
         os.close(fd)
 
-    def do_ring(self, ifname: str, device: str | None = None, why: int = Reason.NO_VERBS_LIBRARY,
+    def do_ring(self, ifname: str, device: str | None = None, why: int = Reason.NO_VERBS_LIBRARY, mapped: bool = True,
                 **sizes: int) -> dict[str, Any]:
-        """With ``fds``: how many descriptors came."""
+        """With ``fds``: how many descriptors came. The second step, if one is asked for, is done if ``mapped``."""
         before = len(self.client.fds)
         reply = _plain(self.client.ring(socket.if_nametoindex(ifname), device, why, **sizes))
-        return {**reply, "fds": len(self.client.fds) - before}
+        reply["fds"] = len(self.client.fds) - before
+        if mapped and reply.get("flags", 0) & lib.VMH_RING_F_BIND_AFTER:
+            reply |= _plain(self.client.mapped(reply["ring_id"]))
+        return reply
+
+    def do_mapped(self, ring_id: int) -> dict[str, Any]:
+        return _plain(self.client.mapped(ring_id))
+
+    def do_xsk_namespace(self) -> int:
+        """SO_NETNS_COOKIE of the last AF_XDP socket that came."""
+        fd = os.dup(self.client.fds[-1])
+        with socket.socket(44, socket.SOCK_RAW, 0, fileno=fd) as xsk:
+            return int.from_bytes(xsk.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8), sys.byteorder)
+
+    def do_bind_xsk(self, ifname: str) -> int:
+        """Bind the last AF_XDP socket that came, as only the service should; 0 or -errno."""
+        from vmahybrid._xsk import lib as xsk
+
+        return int(xsk.vmh_xsk_bind(self.client.fds[-1], socket.if_nametoindex(ifname), 0, 0, -1))
 
     def do_socket(self, name: str, bind: list[Any], connect: list[Any] | None = None, reuse: str = "",
                   join: list[str] | None = None, device: str = "") -> int:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.root
 PORT = 7500
 SECONDS = 5.0
 TYPES = [lib.VMH_MSG_HELLO, lib.VMH_MSG_RING, lib.VMH_MSG_ATTACH, lib.VMH_MSG_DETACH, lib.VMH_MSG_NEIGH,
-         lib.VMH_MSG_RELEASE, lib.VMH_MSG_EVENT, lib.VMH_MSG_REPLY, 0, 77]
+         lib.VMH_MSG_RELEASE, lib.VMH_MSG_RING_MAPPED, lib.VMH_MSG_EVENT, lib.VMH_MSG_REPLY, 0, 77]
 
 
 def header(**fields: int) -> bytes:

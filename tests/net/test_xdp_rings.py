@@ -197,13 +197,18 @@ def test_a_process_without_any_privilege_drives_a_ring(lab: Lab, port: XdpPort, 
             assert datagrams(peer, 1) == [(b"%d" % number, (B, 5001))]
 
 
+@pytest.mark.parametrize("bind_after", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_several_receive_queues_make_one_direct_ring(mode: str) -> None:
+def test_several_receive_queues_make_one_direct_ring(mode: str, bind_after: bool) -> None:
     with Lab(queues=4) as wide, wide.port(mode) as port:
-        ring = open_ring(port)
+        ring = open_ring(port, bind_after=bind_after)
         assert (ring.kind, len(ring.xsk_fds), ring.reply_fields()["nqueues"]) == ("direct", 4, 4)
         steer(port, ring, 5001)
         with view(ring) as mine, contextlib.ExitStack() as stack:
+            assert ring.bind_after == bind_after
+            if bind_after:
+                ring.bind()
+                assert not ring.bind_after
             peers = [stack.enter_context(wide.kernel_socket()) for _ in range(32)]
             for number, peer in enumerate(peers):
                 peer.sendto(b"%d" % number, (B, 5001))

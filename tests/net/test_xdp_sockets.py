@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from net.xdp_lab import ENVIRONMENT, Lab
 
+from vmahybrid._xsk import lib as xsk_lib
+from vmahybrid.xdp.latebind import LateXsk, bound_can_be_mapped
 from vmahybrid.xdp.umem import SEALS, Umem
 from vmahybrid.xdp.xsk import STATISTICS, Xsk
 
@@ -106,6 +108,31 @@ def test_several_queues_share_one_umem(lab: Lab) -> None:
         assert not umem.registered
         with lab.b.call(Xsk.open, umem, "vb", 1):
             pass
+
+
+def test_the_probe_says_what_happens_to_a_bound_socket(lab: Lab) -> None:
+    with Umem(64) as umem, lab.b.call(Xsk.open, umem, "vb") as xsk:
+        result = xsk_lib.vmh_xsk_map(xsk.fd, xsk.rx_size)
+        assert bound_can_be_mapped() == (result == 0)
+        assert result in (0, -errno.EBUSY)
+
+
+def test_a_late_socket_is_bound_once_and_never_to_a_taken_queue(lab: Lab) -> None:
+    with Umem(64) as mine, Umem(64) as other, lab.b.call(LateXsk.open, mine, "vb", zerocopy=False) as late:
+        with lab.b.call(Xsk.open, other, "vb"), pytest.raises(OSError, match="queue 0") as refused:
+            lab.b.call(late.bind)
+        assert (refused.value.errno, late.bound) == (errno.EBUSY, False)
+        lab.b.call(late.bind)  # the failure left nothing
+        assert late.bound
+        with pytest.raises(OSError, match="queue 0"):
+            lab.b.call(late.bind)
+    with pytest.raises(OSError, match="no interface") as gone, Umem(64) as umem, \
+            lab.b.call(LateXsk.open, umem, "nowhere") as late:
+        lab.b.call(late.bind)
+    assert gone.value.errno == errno.ENODEV
+    with Umem(64) as umem, lab.b.call(LateXsk.open, umem, "vb") as late:  # "auto": in copy mode after a refusal
+        lab.b.call(late.bind)
+        assert (late.zerocopy, late.fallback.startswith("zero-copy refused")) == (False, True)
 
 
 def test_a_taken_queue_is_busy(lab: Lab) -> None:

@@ -19,6 +19,7 @@ from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service, ver
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.verbs import caps, discovery, library
+from vmahybrid.xdp import latebind
 from vmahybrid.xdp.holder import attached
 
 
@@ -45,6 +46,22 @@ def test_a_program_is_loaded_and_linked_without_a_trace() -> None:
     assert [(check.name, check.verdict) for check in checks] == [("bpf", "ok"), ("bpf_link", "ok")]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("netns")]
     assert attached(socket.if_nametoindex("lo")) == {}
+
+
+@pytest.mark.parametrize(("answer", "verdict", "said"), [
+    (True, "ok", "one step"), (False, "warn", "two steps"), (PermissionError(1, "not permitted"), "warn", "not known")])
+def test_bound_sockets_that_can_or_can_not_be_mapped(monkeypatch: pytest.MonkeyPatch, answer: bool | OSError,
+                                                     verdict: str, said: str) -> None:
+    def look() -> bool:
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(latebind, "bound_can_be_mapped", look)
+    checks = list(kernel.map_bound_xsk())
+    assert [check.verdict for check in checks] == [verdict]
+    assert said in checks[0].text
+    assert bool(checks[0].remedy) == (verdict == "warn")
 
 
 @pytest.mark.root

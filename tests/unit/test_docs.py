@@ -127,7 +127,7 @@ def test_ways_out(prefix: str) -> None:
 
 
 def test_messages_and_their_sizes() -> None:
-    rows = re.findall(r"^\| ([A-Z]+) \((\d+)\)[^|]* \| (\d+) \|(?:[^|]*\|){2} ?(\d*) ?\|", read("control-protocol.md"),
+    rows = re.findall(r"^\| ([A-Z_]+) \((\d+)\)[^|]* \| (\d+) \|(?:[^|]*\|){2} ?(\d*) ?\|", read("control-protocol.md"),
                       re.MULTILINE)
     said = {(int(number), int(size), int(reply)) for _, number, size, reply in rows if reply}
     wanted = {(number, contracts.size_of(request), contracts.size_of(reply))

@@ -123,6 +123,7 @@ def main() -> None:
             for link in lab.LINKS:
                 step(functools.partial(lab.echo, link), f"echo {link.device}")
             step(functools.partial(lab.echo, lab.LINKS[0], prefix=NOBODY), "echo as nobody")
+            step(functools.partial(lab.echo, lab.LINKS[1], second=True), "echo by a ring veth")
             step(functools.partial(lab.echo, lab.LINKS[1], options=("--softverbs",)), "echo on softverbs")
         step(service.stopped, "stopped")
         step(kernel_log)

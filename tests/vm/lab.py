@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 PEER = "peer"
 PORT = 7000
@@ -93,7 +93,7 @@ class Service:
     def started(self) -> dict[str, Any]:
         if self._ready_s < 0:
             raise RuntimeError(f"the service did not get ready: {self.log}")
-        return {"ready_s": self._ready_s}
+        return {"ready_s": self._ready_s, "features": ask("/v1/status")["features"]}
 
     def stopped(self) -> dict[str, Any]:
         """How it ended, its log, and what it left: links of ours, XDP programs."""
@@ -155,30 +155,43 @@ def _exchange(link: Link) -> int:
     return answered
 
 
-def echo(link: Link, prefix: Sequence[str] = (), options: Sequence[str] = ()) -> dict[str, Any]:
+@contextlib.contextmanager
+def _server(link: Link, port: int, log: IO[str], prefix: Sequence[str] = (),
+            options: Sequence[str] = ()) -> Iterator[int]:
+    """The server under the shim, while it is ready; its pid. Raises RuntimeError with what it said."""
+    program = ["/usr/bin/python3", str(ECHO), link.address, str(port)]
+    run = [VMAHYBRID, "run", "-e", "VMA_TRACELEVEL=debug", *options, "--"]
+    server = subprocess.Popen([*prefix, *run, *program], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert server.stdout is not None
+        if server.stdout.readline() != "ready\n":
+            log.seek(0)
+            raise RuntimeError(f"the server did not start: {log.read()}")
+        yield server.pid
+    finally:
+        server.kill()
+        server.wait()
+
+
+def echo(link: Link, prefix: Sequence[str] = (), options: Sequence[str] = (), second: bool = False) -> dict[str, Any]:
     """The server under the shim on the address of one link, its peer on the kernel; what the service says of it.
 
-    prefix goes before the command: who runs it. options are those of `vmahybrid run`."""
-    with tempfile.TemporaryFile("w+") as log:
-        program = ["/usr/bin/python3", str(ECHO), link.address, str(PORT)]
-        run = [VMAHYBRID, "run", "-e", "VMA_TRACELEVEL=debug", *options, "--"]
-        server = subprocess.Popen([*prefix, *run, *program], stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            assert server.stdout is not None
-            if server.stdout.readline() != "ready\n":
-                log.seek(0)
-                raise RuntimeError(f"the server did not start: {log.read()}")
+    prefix goes before the command: who runs it. options are those of `vmahybrid run`. second: after another program,
+    which has the interface's queue."""
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        if second:
+            stack.enter_context(_server(link, PORT + 1, log))
+        with _server(link, PORT, log, prefix, options) as pid:
             before = _outs(link)
             answered = _exchange(link)
-            status = ask("/v1/status")
+            status, rings = ask("/v1/status"), ask("/v1/rings")
             explained = ask(f"/v1/sockets/{link.address}:{PORT}/explain")["steps"]
-        finally:
-            server.kill()
-            server.wait()
         log.seek(0)
         return {
             "answered": answered,
-            "flows": [flow for flow in status["flows"] if flow["pid"] == server.pid],
+            "flows": [flow for flow in status["flows"] if flow["pid"] == pid],
+            "rings": rings,
             "interface": next(row for row in status["interfaces"] if row["name"] == link.device),
             "outs": {way: count - before.get(way, 0) for way, count in _outs(link).items()},
             "explain": explained,

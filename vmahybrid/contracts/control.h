@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 3
+#define VMH_CTL_VERSION 4
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -19,6 +19,7 @@
 #define VMH_MSG_NEIGH 5    /* resolve and keep a neighbour; reply when resolved or given up (1 s) */
 #define VMH_MSG_RELEASE 6  /* shim has closed and unmapped the ring */
 #define VMH_MSG_REINJECT 7 /* fd: the kernel socket, which gets a datagram that a ring had delivered */
+#define VMH_MSG_RING_MAPPED 8 /* of a ring with F_BIND_AFTER: everything is mapped, the service may bind */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
@@ -76,6 +77,7 @@ struct vmh_msg_ring {
 #define VMH_XDP_NATIVE 1
 #define VMH_RING_F_ZEROCOPY 1
 #define VMH_RING_F_VERIFY_CSUM 2 /* a physical wire: verify UDP checksums on receive */
+#define VMH_RING_F_BIND_AFTER 4  /* the XSKs are not bound: map everything, then RING_MAPPED, whose reply has the flags */
 
 struct vmh_msg_ring_reply {
 	struct vmh_msg_hdr hdr;
@@ -94,6 +96,20 @@ struct vmh_msg_ring_reply {
 	unsigned int mtu;
 	unsigned char mac[6];    /* source MAC to put into frames */
 	unsigned char pad[2];
+};
+
+/* Only after the reply the ring carries packets. Refused: the ring is released already; with status -EBUSY another
+ * has the queues, and one more RING leads to another kind of ring. */
+struct vmh_msg_ring_mapped {
+	struct vmh_msg_hdr hdr;
+	unsigned int ring_id;
+	unsigned int pad;
+};
+
+struct vmh_msg_ring_mapped_reply {
+	struct vmh_msg_hdr hdr;
+	unsigned int ring_id;
+	unsigned int flags;    /* VMH_RING_F_*, for good */
 };
 
 #define VMH_FLOW_5T 0

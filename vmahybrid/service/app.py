@@ -75,7 +75,8 @@ class Service:
         for rule in self.core.config.rules:
             self.core.table.add_rule(rule.flow())
         await self._attach_named()
-        self.core.features.update(features(), live_frames=self.core.backend.live_frames)
+        self.core.features.update(features(), live_frames=self.core.backend.live_frames,
+                                  map_bound_xsk=self.core.backend.maps_bound)
         self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
         await self._api.open()
         self.core.api = self._api.addresses

@@ -33,12 +33,17 @@ class RingHandle(Protocol):
     target: int
     umem_fd: int
     xsk_fds: list[int]          # one per queue
+    bind_after: bool            # the sockets are not bound yet: ``bind`` when the process has mapped them
     zerocopy: bool
     geometry: dict[str, int]    # frames, frame_size (bytes), rx_size, tx_size, ... (descriptors per queue)
     grants: MirrorTarget[GrantKey, int] | None  # quick; None: a direct ring can't be filtered
 
     def reply_fields(self) -> dict[str, Any]:
         """The fields of struct vmh_msg_ring_reply except ``hdr`` and ``ring_id``; quick."""
+        ...
+
+    def bind(self) -> None:
+        """The second step of a ring with ``bind_after``. Raises OSError, VmahybridError; then ``close`` it."""
         ...
 
     def kernel_stats(self) -> dict[str, int]:
@@ -92,6 +97,11 @@ class Backend(Protocol):
     @property
     def live_frames(self) -> bool:
         """Can it ``inject``? Known after ``prepare``."""
+        ...
+
+    @property
+    def maps_bound(self) -> bool:
+        """Can a process map the rings of a bound socket? Else rings have ``bind_after``. Known after ``prepare``."""
         ...
 
     def prepare(self) -> None:

@@ -25,6 +25,7 @@ class VerbsRingHandle:
         self.act, self.target = Act.PASS, 0
         self.umem_fd = -1
         self.xsk_fds: list[int] = []
+        self.bind_after = False
         self.software = device.startswith(SOFTWARE_PREFIX)
         self.zerocopy = not self.software
         self.geometry = dict.fromkeys(("frames", "frame_size", "rx_size", "tx_size", "fill_size", "comp_size"), 0)
@@ -33,6 +34,9 @@ class VerbsRingHandle:
 
     def reply_fields(self) -> dict[str, Any]:
         return {**self._reply, **self.geometry}
+
+    def bind(self) -> None:
+        """Nothing: there are no sockets."""
 
     def kernel_stats(self) -> dict[str, int]:
         return {}

@@ -14,6 +14,7 @@ from vmahybrid.steering.mirror import MirrorTarget
 from vmahybrid.xdp.compile import compile_image
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.inject import Injector
+from vmahybrid.xdp.latebind import two_steps
 from vmahybrid.xdp.port import XdpPort
 from vmahybrid.xdp.ring import Ring, open_ring
 
@@ -58,11 +59,19 @@ class XdpRingHandle:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self.direct, self.reason, self.zerocopy = ring.kind == "direct", ring.reason, ring.zerocopy
+        self.direct = ring.kind == "direct"
+        self._look()
         to_ring = Action.from_bytes(ring.action(0))
         self.act, self.target = to_ring.kind, to_ring.target
         self.umem_fd, self.xsk_fds, self.geometry = ring.umem_fd, ring.xsk_fds, ring.geometry
         self.grants: MirrorTarget[GrantKey, int] | None = None if self.direct else GrantsTarget(ring)
+
+    def _look(self) -> None:
+        self.reason, self.zerocopy, self.bind_after = self._ring.reason, self._ring.zerocopy, self._ring.bind_after
+
+    def bind(self) -> None:
+        self._ring.bind()
+        self._look()
 
     def reply_fields(self) -> dict[str, Any]:
         return self._ring.reply_fields()
@@ -80,8 +89,8 @@ class XdpRingHandle:
 class XdpPortHandle:
     """See backend.PortHandle."""
 
-    def __init__(self, port: XdpPort) -> None:
-        self._port = port
+    def __init__(self, port: XdpPort, bind_after: bool) -> None:
+        self._port, self._bind_after = port, bind_after
         self.native, self.reason = port.mode == "native", port.reason
         self.driver, self.queues = port.info.driver, port.info.queues
         self.rules: MirrorTarget[FlowKey, Action] = RulesTarget(port)
@@ -97,7 +106,7 @@ class XdpPortHandle:
 
     def grant(self, sizes: RingSizes, direct: bool) -> RingHandle:
         return XdpRingHandle(open_ring(self._port, frames=sizes.frames, rx_size=sizes.rx, tx_size=sizes.tx,
-                                       direct_allowed=direct))
+                                       direct_allowed=direct, bind_after=self._bind_after))
 
     def set_mtu(self, mtu: int) -> None:
         self._port.set_mtu(mtu)
@@ -112,12 +121,18 @@ class XdpBackend:
     def __init__(self) -> None:
         self._image: Image | None = None
         self._injector: Injector | None = None
+        self._two_steps = False
 
     @property
     def live_frames(self) -> bool:
         return self._injector is not None
 
+    @property
+    def maps_bound(self) -> bool:
+        return not self._two_steps
+
     def prepare(self) -> None:
+        self._two_steps = two_steps()
         self._injector = Injector.open()
         self._image = compile_image()
 
@@ -129,4 +144,4 @@ class XdpBackend:
 
     def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
         assert self._image is not None, "prepare() comes first"
-        return XdpPortHandle(XdpPort.open(worker, self._image, name, mode))
+        return XdpPortHandle(XdpPort.open(worker, self._image, name, mode), self._two_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from vmahybrid.config.service import ServiceConfig
@@ -27,6 +28,7 @@ class Grant:
     allowed: dict[GrantKey, int]    # what the guard has been told
     ladder: Ladder                  # how it came to this backend
     frames: int                     # that its program may hold unread at the most
+    unmapped: asyncio.TimerHandle | None = None  # until its program has mapped it, if it is bound only then
 
     @property
     def ref(self) -> RingRef:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
-from vmahybrid.service import proof, reinject, shared
+from vmahybrid.service import binding, proof, reinject, shared
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
 from vmahybrid.service.granting import grant_ring
@@ -60,8 +60,8 @@ class Session:
         core.connections += 1
         self.loop.add_reader(self._pidfd, self._died)
         self._handlers: dict[int, Handler] = {
-            lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_ATTACH: self._attach, lib.VMH_MSG_DETACH: self._detach,
-            lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
+            lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_RING_MAPPED: self._ring_mapped, lib.VMH_MSG_ATTACH: self._attach,
+            lib.VMH_MSG_DETACH: self._detach, lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
             lib.VMH_MSG_REINJECT: self._reinject}
 
     def __str__(self) -> str:
@@ -220,17 +220,20 @@ class Session:
             core.drop_ring(grant, namespace)
             raise refuse(f"interface {port.name}", Reason.IF_GONE)
         self._frames = max(self._frames, sum(g.frames for g in core.grants.of_session(self.id)))
-        core.table.add_ring(grant.ref)
-        core.converge([self.id])
-        core.counters["grants_total"] += 1
         self.released.add(grant.ring_id)
-        core.events.add("ring-granted", f"ring {grant.ring_id} on {port.name} for {self}", ring_id=grant.ring_id,
-                        pid=self.pid, interface=port.name, backend=grant.ladder[-1].backend)
-        log.info("%s: ring %d on %s:%s; %s", self, grant.ring_id, namespace.name, port.name,
-                 "; ".join(rung.sentence for rung in grant.ladder))
+        if handle.bind_after:
+            binding.expect(self, grant, namespace)
+        else:
+            binding.use(self, grant, namespace)
         reply = request.reply(ring_id=grant.ring_id, **handle.reply_fields())
         self.connection.send(reply, [] if grant.verbs else [handle.umem_fd, *handle.xsk_fds])
         return None
+
+    async def _ring_mapped(self, request: Request, fds: ReceivedFds) -> bytes:
+        namespace, ring_id = self._namespace(), request.body.ring_id
+        grant = await binding.bind(self, ring_id, namespace)
+        binding.use(self, grant, namespace)
+        return request.reply(ring_id=ring_id, flags=grant.handle.reply_fields()["flags"])
 
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, namespace = self.core, self._namespace()

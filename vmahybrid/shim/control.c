@@ -23,6 +23,7 @@
 #define RETRY_NS 1000000000ull
 #define RECONNECT_NS (VMH_RECONNECT_MS * 1000000ull)
 #define MAX_RINGS_REFUSED 32
+#define MAX_RINGS_AGAIN 2 /* no QP, then no queue */
 #define MAX_FDS 17
 
 static struct vmh_lock lock;
@@ -418,21 +419,37 @@ static void give_back(unsigned ring_id)
 	rpc(&rel.hdr, -1, &ack, sizeof(ack), NULL, NULL);
 }
 
-static int take_ring(const struct vmh_msg_ring_reply *rep, const char *name, int *fds, int nfds, struct vmh_ring **out)
+/* lock held. The second step where a bound XSK can't be mapped (before linux 6.4). */
+static int have_bound(struct vmh_msg_ring_reply *grant)
+{
+	struct vmh_msg_ring_mapped req = { .ring_id = grant->ring_id };
+	struct vmh_msg_ring_mapped_reply rep;
+	int err;
+
+	header(&req.hdr, VMH_MSG_RING_MAPPED, sizeof(req));
+	err = rpc(&req.hdr, -1, &rep, sizeof(rep), NULL, NULL);
+	grant->hdr.status = rep.hdr.status;
+	grant->hdr.reason = rep.hdr.reason;
+	grant->flags = rep.flags & ~(unsigned)VMH_RING_F_BIND_AFTER;
+	return err;
+}
+
+static int take_ring(struct vmh_msg_ring_reply *rep, const char *name, int *fds, int nfds, struct vmh_ring **out)
 {
 	int err;
 
 	/* the program may close all fds it does not know; the first one, the memory, is closed at once */
 	for (int i = 1; i < nfds; i++)
 		fds[i] = vmh_fd_hide(fds[i]);
-	err = vmh_ring_xdp_open(rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, out);
+	err = vmh_ring_xdp_open(rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, have_bound, out);
 	for (int i = 0; err && i < nfds; i++)
 		vmh_fd_hidden_close(fds[i]);
 	return err;
 }
 
-/* One request; dev: the device that it offers, taken over. */
-static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const char *name, struct vmh_ring **out)
+/* One request; dev: the device that it offers, taken over. again: the next one may get another kind of ring. */
+static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const char *name, struct vmh_ring **out,
+			 bool *again)
 {
 	struct vmh_msg_ring_reply rep;
 	int fds[MAX_FDS], nfds = 0, err;
@@ -452,9 +469,13 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		err = take_ring(&rep, name, fds, nfds, out);
 	}
 	if (err) {
-		vmh_warn("the ring on %s could not be %s: %s", name, dev ? "made" : "mapped", strerror(-err));
+		*again = rep.kind == VMH_RING_VERBS ? dev != NULL : rep.hdr.status == -EBUSY;
+		vmh_warn("the ring on %s could not be %s: %s", name, dev ? "made" : rep.hdr.status ? "bound" : "mapped",
+			 strerror(-err));
 		give_back(rep.ring_id);
-		return rep.kind == VMH_RING_VERBS ? VMH_R_VERBS_FAILED : VMH_R_RING_FAILED;
+		return rep.kind == VMH_RING_VERBS ? VMH_R_VERBS_FAILED
+		       : rep.hdr.reason		  ? rep.hdr.reason
+						  : VMH_R_RING_FAILED;
 	}
 	vmh_debug("ring %u on %s: %s, %s%s", rep.ring_id, name, kind_name(rep.kind),
 		  rep.kind == VMH_RING_VERBS ? req->verbs_device
@@ -469,14 +490,18 @@ static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
 	char name[16] = "";
 	struct verbs_dev *dev;
 	unsigned reason;
+	bool again = false;
 
 	vmh_net_link_name(ifindex, name);
 	dev = vmh_verbs_probe(ifindex, name, req.verbs_device, &req.verbs_reason);
-	reason = ask_once(&req, dev, name, out);
-	if (!dev || reason != VMH_R_VERBS_FAILED || sock_fd < 0)
-		return reason;
-	req.verbs_reason = VMH_R_VERBS_FAILED; /* the next rung */
-	return ask_once(&req, NULL, name, out);
+	reason = ask_once(&req, dev, name, out, &again);
+	for (int i = 0; again && sock_fd >= 0 && i < MAX_RINGS_AGAIN; i++) {
+		again = false;
+		if (reason == VMH_R_VERBS_FAILED)
+			req.verbs_reason = VMH_R_VERBS_FAILED; /* the next rung */
+		reason = ask_once(&req, NULL, name, out, &again);
+	}
+	return reason;
 }
 
 struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason)

@@ -238,7 +238,8 @@ static void describe(struct vmh_ring *r, const struct vmh_msg_ring_reply *g, con
 	__atomic_store_n(&s->used, 1, __ATOMIC_RELEASE);
 }
 
-static int open_queues(struct xdp_ring *x, const struct vmh_msg_ring_reply *g, const int *fds)
+static int open_queues(struct xdp_ring *x, struct vmh_msg_ring_reply *g, const int *fds,
+		       int (*bound)(struct vmh_msg_ring_reply *))
 {
 	int rc = 0;
 
@@ -246,14 +247,16 @@ static int open_queues(struct xdp_ring *x, const struct vmh_msg_ring_reply *g, c
 		x->q[i].fd = fds[i + 1];
 		rc = map_queue(&x->q[i], g);
 	}
+	if (!rc && (g->flags & VMH_RING_F_BIND_AFTER))
+		rc = bound ? bound(g) : -EPROTO;
 	if (rc)
 		for (uint32_t i = 0; i < x->nq; i++)
 			unmap_queue(&x->q[i]);
 	return rc;
 }
 
-int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
-		      uint32_t rx_wre, struct vmh_ring **out)
+int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
+		      uint32_t rx_wre, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out)
 {
 	struct xdp_ring *x;
 	size_t size;
@@ -271,17 +274,17 @@ int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname
 	x->frame_shift = (uint32_t)__builtin_ctz(grant->frame_size);
 	x->nq = grant->nqueues;
 	x->verify = grant->flags & VMH_RING_F_VERIFY_CSUM;
-	x->zerocopy = grant->flags & VMH_RING_F_ZEROCOPY;
 	x->umem_len = (size_t)x->frames << x->frame_shift;
 	x->tables_len = x->frames * (sizeof(struct xbuf) + 2 * sizeof(uint32_t));
 	rc = map_memory(x, fds[0]);
 	if (rc)
 		goto fail;
-	rc = open_queues(x, grant, fds);
+	rc = open_queues(x, grant, fds, bound);
 	if (rc) {
 		vmh_xdp_free_memory(x);
 		goto fail;
 	}
+	x->zerocopy = grant->flags & VMH_RING_F_ZEROCOPY;
 	share_frames(x, grant, rx_wre);
 	describe(&x->r, grant, ifname);
 	for (uint32_t i = 0; i < x->nq; i++) {

@@ -105,9 +105,11 @@ size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_
 		       int n, size_t len);
 
 /* From a grant (ring reply and its fds, taken over on success: UMEM then XSKs). Appends the ring to
- * vmh_rings. rx_wre: receive buffers kept posted per queue, at most. 0; -EPROTO for a grant that contradicts itself; another -errno. */
-int vmh_ring_xdp_open(const struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
-		      uint32_t rx_wre, struct vmh_ring **out);
+ * vmh_rings. rx_wre: receive buffers kept posted per queue, at most. `bound` is called for a grant with
+ * VMH_RING_F_BIND_AFTER, when everything is mapped: it has the XSKs bound and puts the flags for good into the
+ * grant, or returns -errno. 0; -EPROTO for a grant that contradicts itself; another -errno. */
+int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
+		      uint32_t rx_wre, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out);
 
 /* Upcall: sock.c takes the datagram. Ring lock held. Returns 1 if taken, 0 if no socket wants it, -ENOBUFS
  * if the socket has no room; the ring takes the frame back unless it was taken. */

@@ -46,6 +46,14 @@ ffibuilder.cdef("""
     int xsk_socket__fd(const struct xsk_socket *xsk);
     void xsk_socket__delete(struct xsk_socket *xsk);
 
+    #define XDP_RX_RING ...
+    #define XDP_TX_RING ...
+    #define XDP_UMEM_FILL_RING ...
+    #define XDP_UMEM_COMPLETION_RING ...
+    int vmh_umem_register(int fd, void *area, uint64_t bytes, uint32_t chunk_size);
+    int vmh_xsk_bind(int fd, uint32_t ifindex, uint32_t queue, uint16_t flags, int umem_fd);
+    int vmh_xsk_map(int fd, uint32_t size);
+
     struct vmh_view { int fd; ...; };
     int vmh_view_open(struct vmh_view *v, int fd, uint32_t rx, uint32_t tx, uint32_t fill, uint32_t comp);
     void vmh_view_close(struct vmh_view *v);

@@ -90,6 +90,7 @@ class XdpPort:
         self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
         self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
+        self.queues_taken_until = 0.0  # time.monotonic(): a direct ring found the queues taken
         self.closed = False
 
     @classmethod

@@ -10,23 +10,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from vmahybrid.contracts import action, lib, pack
 from vmahybrid.errors import Refused
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
+from vmahybrid.xdp.latebind import LateXsk
 from vmahybrid.xdp.port import ETH_HEADER, XdpPort
 from vmahybrid.xdp.probe import probe
 from vmahybrid.xdp.ringveth import RingVeth
 from vmahybrid.xdp.umem import MAX_FRAMES, Umem
-from vmahybrid.xdp.xsk import Xsk
+from vmahybrid.xdp.xsk import Xsk, XskSocket
 
 MAX_QUEUES = 16  # of a direct ring: fds that one control message carries
 _HEADROOM = 256  # XDP_PACKET_HEADROOM: of each frame, on receive
 _VLAN_TAGS = 8  # max_frame is counted without tags
 _SMALL, _LARGE = 2048, 4096
+_TAKEN_SECONDS = 2.0  # for the program that was refused the queues to ask again
 
 
 def frame_size_for(mtu: int) -> int:
@@ -50,11 +54,13 @@ class Ring(ABC):
     ``umem_fd`` and ``xsk_fds`` (one per queue) are to be passed on; they stay open here, and the service never touches
     the rings behind them. All frames belong to the receiver of the fds. ``mtu``: bytes of IP packet that the buffers
     and the interface can carry; ``max_frame``: bytes from the Ethernet header on, without VLAN tags.
+    A ring made with ``bind_after`` carries nothing before :meth:`bind`, and only then ``zerocopy``, ``reason`` and
+    ``detail`` are known.
     """
 
     kind: Literal["direct", "veth"]
 
-    def __init__(self, port: XdpPort, umem: Umem, xsks: list[Xsk], reason: Reason) -> None:
+    def __init__(self, port: XdpPort, umem: Umem, xsks: Sequence[XskSocket], reason: Reason) -> None:
         self.port, self.reason = port, reason
         self._umem, self._xsks = umem, xsks
         self.max_frame = umem.frame_size - _HEADROOM - _VLAN_TAGS
@@ -63,6 +69,7 @@ class Ring(ABC):
         self.detail = ""
         self._lock = threading.Lock()
         self._closed = False
+        self.bind_after = isinstance(xsks[0], LateXsk)
 
     @property
     def umem_fd(self) -> int:
@@ -84,12 +91,39 @@ class Ring(ABC):
         flags = lib.VMH_RING_F_ZEROCOPY if self.zerocopy else 0
         if self.port.info.physical:
             flags |= lib.VMH_RING_F_VERIFY_CSUM
+        if self.bind_after:
+            flags |= lib.VMH_RING_F_BIND_AFTER
         return {
             "ifindex": self.port.ifindex, "nqueues": len(self._xsks), "flags": flags, "mtu": self.mtu,
             "kind": lib.VMH_RING_DIRECT if self.kind == "direct" else lib.VMH_RING_VETH,
             "xdp_mode": lib.VMH_XDP_NATIVE if self.port.mode == "native" else lib.VMH_XDP_GENERIC,
             "mac": self.port.info.mac, **self.geometry,
         }
+
+    def bind(self) -> None:
+        """Of a ring made with ``bind_after``, when its receiver has mapped everything: it carries packets from now on.
+
+        On failure the caller closes it. Raises Refused (IF_GONE) when closed, OSError (EBUSY: the queues are taken).
+        """
+        self.port.worker.call(self._bind)
+
+    @property
+    def _bind_worker(self) -> NetnsWorker:
+        return self.port.worker
+
+    def _bind(self) -> None:
+        if self._closed:  # by this thread
+            raise Refused(f"ring on {self.port.ifname}", "it is closed", "", Reason.IF_GONE)
+        for xsk in self._xsks:
+            if isinstance(xsk, LateXsk):
+                self._bind_worker.call(xsk.bind)
+        self.zerocopy = all(xsk.zerocopy for xsk in self._xsks)
+        self._deliver()
+        self.bind_after = False
+
+    @abstractmethod
+    def _deliver(self) -> None:
+        """Bound sockets into the map of the program that feeds them."""
 
     def stats(self) -> dict[str, int]:
         """The kernel's counters of the sockets (struct xdp_statistics), summed; empty when closed."""
@@ -150,16 +184,29 @@ class Ring(ABC):
 class DirectRing(Ring):
     kind = "direct"
 
-    def __init__(self, port: XdpPort, umem: Umem, xsks: list[Xsk]) -> None:
-        detail = next((xsk.fallback for xsk in xsks if xsk.fallback), "")
-        super().__init__(port, umem, xsks, Reason.COPY_NO_ZEROCOPY if detail else Reason.NONE)
-        self.detail = detail
+    def __init__(self, port: XdpPort, umem: Umem, xsks: Sequence[XskSocket]) -> None:
+        super().__init__(port, umem, xsks, Reason.NONE)
         self._base = port.take_ring_slot()
+        if self.bind_after:
+            return
         try:
-            for xsk in xsks:
-                port.set_xsk(self._base, xsk.queue, xsk.fd)
+            self._deliver()
         except BaseException:
             port.free_ring_slot(self._base, len(xsks))
+            raise
+
+    def _deliver(self) -> None:
+        self.detail = next((xsk.fallback for xsk in self._xsks if xsk.fallback), "")
+        self.reason = Reason.COPY_NO_ZEROCOPY if self.detail else Reason.NONE
+        for xsk in self._xsks:
+            self.port.set_xsk(self._base, xsk.queue, xsk.fd)
+
+    def _bind(self) -> None:
+        try:
+            super()._bind()
+        except OSError as error:
+            if error.errno == errno.EBUSY:  # the next ring is a veth: the program may ask for it at once
+                self.port.queues_taken_until = time.monotonic() + _TAKEN_SECONDS
             raise
 
     def action(self, rule_id: int) -> bytes:
@@ -179,11 +226,19 @@ class DirectRing(Ring):
 class VethRing(Ring):
     kind = "veth"
 
-    def __init__(self, port: XdpPort, umem: Umem, xsk: Xsk, veth: RingVeth, reason: Reason) -> None:
+    def __init__(self, port: XdpPort, umem: Umem, xsk: XskSocket, veth: RingVeth, reason: Reason) -> None:
         super().__init__(port, umem, [xsk], reason)
         self._veth = veth
-        veth.set_xsk(0, xsk.fd)
+        if not self.bind_after:
+            self._deliver()
         self._slot = port.take_dev_slot(veth.near_ifindex)
+
+    @property
+    def _bind_worker(self) -> NetnsWorker:
+        return self._veth.far_worker
+
+    def _deliver(self) -> None:
+        self._veth.set_xsk(0, self._xsks[0].fd)
 
     def action(self, rule_id: int) -> bytes:
         return action(lib.VMH_ACT_DEV, self._slot, rule_id)
@@ -215,34 +270,36 @@ class VethRing(Ring):
 
 
 def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size: int = 1024,
-              direct_allowed: bool = True) -> Ring:
+              direct_allowed: bool = True, bind_after: bool = False) -> Ring:
     """A ring on ``port``: direct if ``direct_allowed`` and nobody has the queues, else by a ring veth.
 
     ``frames`` of the UMEM; ``rx_size`` and ``tx_size`` descriptors per queue (powers of two). The fill ring holds
-    every frame of the UMEM at once, so that posting never fails; the completion ring is as large as TX. From any
-    thread. Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE), ValueError.
+    every frame of the UMEM at once, so that posting never fails; the completion ring is as large as TX. ``bind_after``:
+    the sockets are bound by :meth:`Ring.bind` only (see :mod:`vmahybrid.xdp.latebind`). From any thread.
+    Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE), ValueError.
     """
     if not 0 < frames <= MAX_FRAMES:  # before the fill ring's size is made of it
         raise ValueError(f"frames must be 1..{MAX_FRAMES}, got {frames}")
     sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": _power_of_two_from(frames), "comp_size": tx_size}
     # In the worker as a whole: two callers can't both find the queues free.
-    return port.worker.call(_open_ring, port, frames, sizes, direct_allowed)
+    return port.worker.call(_open_ring, port, frames, sizes, direct_allowed, bind_after)
 
 
-def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool) -> Ring:
+def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool, bind_after: bool) -> Ring:
     port.check_open()
     try:
-        ring, reason = _open_direct(port, frames, sizes) if direct_allowed else (None, Reason.VETH_POLICY)
+        ring, reason = (_open_direct(port, frames, sizes, bind_after) if direct_allowed
+                        else (None, Reason.VETH_POLICY))
         if ring is None:
-            ring = _open_veth(port, frames, sizes, reason)
+            ring = _open_veth(port, frames, sizes, reason, bind_after)
     except OSError as error:
         raise _refusal(port, error) from error
     port.add_ring(ring)
     return ring
 
 
-def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int]) -> tuple[Ring | None, Reason]:
-    if any(ring.kind == "direct" for ring in port.rings):
+def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int], bind_after: bool) -> tuple[Ring | None, Reason]:
+    if any(ring.kind == "direct" for ring in port.rings) or time.monotonic() < port.queues_taken_until:
         return None, Reason.VETH_SECOND
     queues = port.worker.call(probe, port.ifname).queues  # `ethtool -L` may have changed it
     if queues > MAX_QUEUES:
@@ -252,7 +309,7 @@ def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int]) -> tuple[Rin
     with contextlib.ExitStack() as stack:
         umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
         try:
-            xsks = _open_sockets(port.worker, umem, port.ifname, queues, sizes, zerocopy)
+            xsks = _open_sockets(port.worker, umem, port.ifname, queues, sizes, zerocopy, bind_after)
         except OSError as error:
             if error.errno == errno.EBUSY:  # a foreign AF_XDP program, or a dead ring that is still mapped
                 return None, Reason.VETH_SECOND
@@ -265,11 +322,15 @@ def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int]) -> tuple[Rin
 
 
 def _open_sockets(worker: NetnsWorker, umem: Umem, ifname: str, queues: int, sizes: dict[str, int],
-                  zerocopy: Literal["auto"] | bool) -> list[Xsk]:
-    xsks: list[Xsk] = []
+                  zerocopy: Literal["auto"] | bool, bind_after: bool) -> Sequence[XskSocket]:
+    xsks: list[XskSocket] = []
     try:
         for queue in range(queues):
-            xsks.append(worker.call(Xsk.open, umem, ifname, queue, zerocopy=zerocopy, **sizes))
+            if bind_after:
+                first = xsks[0] if xsks else None
+                xsks.append(worker.call(LateXsk.open, umem, ifname, queue, first=first, zerocopy=zerocopy, **sizes))
+            else:
+                xsks.append(worker.call(Xsk.open, umem, ifname, queue, zerocopy=zerocopy, **sizes))
     except BaseException:
         for xsk in reversed(xsks):
             xsk.close()
@@ -277,13 +338,13 @@ def _open_sockets(worker: NetnsWorker, umem: Umem, ifname: str, queues: int, siz
     return xsks
 
 
-def _open_veth(port: XdpPort, frames: int, sizes: dict[str, int], reason: Reason) -> Ring:
+def _open_veth(port: XdpPort, frames: int, sizes: dict[str, int], reason: Reason, bind_after: bool) -> Ring:
     with contextlib.ExitStack() as stack:
         umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
         veth = RingVeth.open(port.worker, port.image, out_ifindex=port.ifindex, mac=port.info.mac, mtu=port.mtu,
-                             native=port.mode == "native")
+                             native=port.mode == "native", alone=bind_after)
         stack.callback(veth.close)
-        xsk = _open_sockets(veth.far_worker, umem, veth.far, 1, sizes, False)[0]
+        xsk = _open_sockets(veth.far_worker, umem, veth.far, 1, sizes, False, bind_after)[0]
         stack.push(xsk)
         ring = VethRing(port, umem, xsk, veth, reason)
         stack.pop_all()

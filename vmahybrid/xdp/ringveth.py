@@ -74,19 +74,23 @@ class RingVeth:
         self._guard_link: Attachment
 
     @classmethod
-    def open(cls, worker: NetnsWorker, image: Image, *, out_ifindex: int, mac: bytes, mtu: int, native: bool) -> Self:
+    def open(cls, worker: NetnsWorker, image: Image, *, out_ifindex: int, mac: bytes, mtu: int, native: bool,
+             alone: bool = False) -> Self:
         """A pair beside interface ``out_ifindex`` of the worker's namespace, up, letting nothing out yet.
 
         ``native``: the interface's program is native, and so must `ring_in` be: a native redirect into a veth whose
-        peer has neither native XDP nor GRO is dropped silently. Raises OSError, BpfError, Refused.
+        peer has neither native XDP nor GRO is dropped silently. ``alone``: the far end has a namespace of its own,
+        since the process gets a socket that is not bound yet, and must not find another's far end to bind it to.
+        Raises OSError, BpfError, Refused.
         """
-        far_worker = _shared.acquire()
+        ends = RingNamespace() if alone else _shared
+        far_worker = ends.acquire()
         try:
             self = cls(worker, far_worker, _create(worker, far_worker, mtu))
         except BaseException:
-            _shared.release()
+            ends.release()
             raise
-        self._stack.callback(_shared.release)
+        self._stack.callback(ends.release)
         try:
             self._load(image, out_ifindex, mac, native)
         except BaseException:

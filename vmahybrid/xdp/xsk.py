@@ -7,7 +7,9 @@ import os
 import socket
 import struct
 import time
-from typing import Any, Literal, Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, Self, TypeVar
 
 from vmahybrid._xsk import ffi, lib
 from vmahybrid.xdp.umem import Umem, check_power_of_two
@@ -21,24 +23,93 @@ STATISTICS = ("rx_dropped", "rx_invalid_descs", "tx_invalid_descs", "rx_ring_ful
               "tx_ring_empty_descs")
 
 
-class Xsk:
-    """An AF_XDP socket bound to one queue of one interface, with its own four rings.
+_T = TypeVar("_T")
+
+
+def retry_busy(bind: Callable[[], _T]) -> _T:
+    """What ``bind`` returns; OSError EBUSY of it is tried again for BUSY_SECONDS."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return bind()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= until:
+                raise
+        time.sleep(0.002)
+
+
+def check_sizes(rx_size: int, tx_size: int, fill_size: int, comp_size: int) -> tuple[int, int, int, int]:
+    """The sizes of a socket's rings in descriptors. Raises ValueError naming the wrong one."""
+    sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": fill_size, "comp_size": comp_size}
+    for name, size in sizes.items():
+        check_power_of_two(name, size)
+        if size > MAX_RING_SIZE:
+            raise ValueError(f"{name} is at most {MAX_RING_SIZE} descriptors, got {size}")
+    return rx_size, tx_size, fill_size, comp_size
+
+
+class XskSocket(ABC):
+    """An AF_XDP socket for one queue of one interface, with its own four rings.
 
     The service never touches the rings: whoever gets ``fd`` maps them by XDP_MMAP_OFFSETS and fills them. Their sizes
     in descriptors are ``rx_size``, ``tx_size``, ``fill_size`` and ``comp_size``. ``zerocopy`` is what the kernel
     granted; ``fallback`` says why it is not more ("" if it is, or was not asked for).
     """
 
-    def __init__(self, umem: Umem, handle: Any, keep: tuple[Any, ...], where: tuple[str, int],
-                 sizes: tuple[int, int, int, int], fallback: str) -> None:
-        """Use :meth:`open`."""
-        self._umem, self._handle, self._keep = umem, handle, keep
+    def __init__(self, fd: int, where: tuple[str, int], sizes: tuple[int, int, int, int], fallback: str) -> None:
+        """Use ``open`` of a subclass."""
+        self.fd = fd
         self.ifname, self.queue = where
         self.rx_size, self.tx_size, self.fill_size, self.comp_size = sizes
         self.fallback = fallback
-        self.fd: int = lib.xsk_socket__fd(handle)
+        self.zerocopy = False
+
+    def _read_zerocopy(self) -> None:
         raw = self._getsockopt(lib.XDP_OPTIONS, ffi.sizeof("struct xdp_options"))
         self.zerocopy = bool(struct.unpack("I", raw)[0] & lib.XDP_OPTIONS_ZEROCOPY)
+
+    def _getsockopt(self, name: int, size: int) -> bytes:
+        with self._as_socket() as sock:
+            return sock.getsockopt(SOL_XDP, name, size)
+
+    def _as_socket(self) -> socket.socket:
+        # All three given, since Python would else ask getsockname(), which AF_XDP does not have.
+        return socket.socket(AF_XDP, socket.SOCK_RAW, 0, fileno=os.dup(self.fd))
+
+    def _set_tx_budget(self, budget: int) -> None:
+        with self._as_socket() as sock:
+            try:
+                sock.setsockopt(SOL_XDP, XDP_MAX_TX_SKB_BUDGET, budget)
+                self.tx_budget = budget
+            except OSError:  # older kernel, or a TX ring smaller than the budget: the default does
+                self.tx_budget = 32
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the socket since it was made (struct xdp_statistics of linux/if_xdp.h). Raises OSError."""
+        raw = self._getsockopt(lib.XDP_STATISTICS, ffi.sizeof("struct xdp_statistics"))
+        counters = ffi.from_buffer("struct xdp_statistics *", raw)
+        return {name: int(getattr(counters, name)) for name in STATISTICS}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the socket. The queue is free when no other process has or maps it. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class Xsk(XskSocket):
+    """A socket that is bound as it is made, by libxdp, which maps the rings meanwhile."""
+
+    def __init__(self, umem: Umem, handle: Any, keep: tuple[Any, ...], where: tuple[str, int],
+                 sizes: tuple[int, int, int, int], fallback: str) -> None:
+        """Use :meth:`open`."""
+        super().__init__(lib.xsk_socket__fd(handle), where, sizes, fallback)
+        self._umem, self._handle, self._keep = umem, handle, keep
+        self._read_zerocopy()
 
     @classmethod
     def open(cls, umem: Umem, ifname: str, queue: int = 0, *, rx_size: int = 1024, tx_size: int = 1024,
@@ -54,11 +125,7 @@ class Xsk:
         Raises OSError: EBUSY (queue taken), EINVAL (no such queue), ENODEV (no such interface), EOPNOTSUPP
         (zero-copy insisted on), EPERM (no CAP_NET_RAW), ENOBUFS (RLIMIT_MEMLOCK); ValueError for ring sizes.
         """
-        sizes = (rx_size, tx_size, fill_size, comp_size)
-        for name, size in zip(("rx_size", "tx_size", "fill_size", "comp_size"), sizes, strict=True):
-            check_power_of_two(name, size)
-            if size > MAX_RING_SIZE:
-                raise ValueError(f"{name} is at most {MAX_RING_SIZE} descriptors, got {size}")
+        sizes = check_sizes(rx_size, tx_size, fill_size, comp_size)
         xsk, fallback = None, ""
         if umem.registered:  # the mode of a shared UMEM is that of its first socket
             xsk = cls._retry_busy(umem, ifname, queue, sizes, 0, "")
@@ -77,14 +144,7 @@ class Xsk:
     @classmethod
     def _retry_busy(cls, umem: Umem, ifname: str, queue: int, sizes: tuple[int, int, int, int], mode: int,
                     fallback: str) -> Self:
-        until = time.monotonic() + BUSY_SECONDS
-        while True:
-            try:
-                return cls._bind(umem, ifname, queue, sizes, mode, fallback)
-            except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() >= until:
-                    raise
-            time.sleep(0.002)
+        return retry_busy(lambda: cls._bind(umem, ifname, queue, sizes, mode, fallback))
 
     @classmethod
     def _bind(cls, umem: Umem, ifname: str, queue: int, sizes: tuple[int, int, int, int], mode: int,
@@ -110,28 +170,6 @@ class Xsk:
             raise
         return cls(umem, out[0], (rx, tx, fill, comp), (ifname, queue), sizes, fallback)
 
-    def _getsockopt(self, name: int, size: int) -> bytes:
-        with self._as_socket() as sock:
-            return sock.getsockopt(SOL_XDP, name, size)
-
-    def _as_socket(self) -> socket.socket:
-        # All three given, since Python would else ask getsockname(), which AF_XDP does not have.
-        return socket.socket(AF_XDP, socket.SOCK_RAW, 0, fileno=os.dup(self.fd))
-
-    def _set_tx_budget(self, budget: int) -> None:
-        with self._as_socket() as sock:
-            try:
-                sock.setsockopt(SOL_XDP, XDP_MAX_TX_SKB_BUDGET, budget)
-                self.tx_budget = budget
-            except OSError:  # older kernel, or a TX ring smaller than the budget: the default does
-                self.tx_budget = 32
-
-    def statistics(self) -> dict[str, int]:
-        """Counters of the socket since it was made (struct xdp_statistics of linux/if_xdp.h). Raises OSError."""
-        raw = self._getsockopt(lib.XDP_STATISTICS, ffi.sizeof("struct xdp_statistics"))
-        counters = ffi.from_buffer("struct xdp_statistics *", raw)
-        return {name: int(getattr(counters, name)) for name in STATISTICS}
-
     def close(self) -> None:
         """Unmap the rings and close the socket. The queue is free when no other process maps them. Idempotent."""
         if self.fd < 0:
@@ -140,9 +178,3 @@ class Xsk:
         lib.xsk_socket__delete(self._handle)
         self._handle, self._keep = None, ()
         self._umem.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()

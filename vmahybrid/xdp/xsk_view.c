@@ -1,5 +1,6 @@
 /* Ring access for RingView: maps the rings of a passed AF_XDP socket as any unprivileged process may
- * (XDP_MMAP_OFFSETS) and moves descriptors by libxdp's inline helpers. Included into vmahybrid._xsk.
+ * (XDP_MMAP_OFFSETS) and moves descriptors by libxdp's inline helpers. And the two steps that libxdp takes at once,
+ * for sockets that are bound later. Included into vmahybrid._xsk.
  * Functions return 0 or -errno, or a number of descriptors.
  */
 #include <errno.h>
@@ -11,6 +12,44 @@
 #ifndef SOL_XDP
 #define SOL_XDP 283
 #endif
+
+static int vmh_umem_register(int fd, void *area, uint64_t bytes, uint32_t chunk_size)
+{
+	struct xdp_umem_reg reg = { .addr = (uintptr_t)area, .len = bytes, .chunk_size = chunk_size };
+
+	return setsockopt(fd, SOL_XDP, XDP_UMEM_REG, &reg, sizeof(reg)) ? -errno : 0;
+}
+
+/* umem_fd: the socket whose memory is shared, or -1 */
+static int vmh_xsk_bind(int fd, uint32_t ifindex, uint32_t queue, uint16_t flags, int umem_fd)
+{
+	struct sockaddr_xdp to = { .sxdp_family = AF_XDP, .sxdp_flags = flags, .sxdp_ifindex = ifindex,
+				   .sxdp_queue_id = queue };
+
+	if (umem_fd >= 0) {
+		to.sxdp_flags = XDP_SHARED_UMEM;
+		to.sxdp_shared_umem_fd = (uint32_t)umem_fd;
+	}
+	return bind(fd, (struct sockaddr *)&to, sizeof(to)) ? -errno : 0;
+}
+
+/* Can the RX ring, of `size` descriptors, be mapped now? */
+static int vmh_xsk_map(int fd, uint32_t size)
+{
+	struct xdp_mmap_offsets off;
+	socklen_t len = sizeof(off);
+	size_t bytes;
+	void *map;
+
+	if (getsockopt(fd, SOL_XDP, XDP_MMAP_OFFSETS, &off, &len))
+		return -errno;
+	bytes = off.rx.desc + size * sizeof(struct xdp_desc);
+	map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, XDP_PGOFF_RX_RING);
+	if (map == MAP_FAILED)
+		return -errno;
+	munmap(map, bytes);
+	return 0;
+}
 
 struct vmh_view {
 	int fd;

@@ -149,7 +149,7 @@ struct vmh_ring *live_open(const char *ifname, unsigned frames, unsigned ring_si
 		live_die(ifname, errno);
 	fds[1] = make_xsk(g.ifindex, fds[0], &g);
 	attach(g.ifindex, fds[1]);
-	rc = vmh_ring_xdp_open(&g, ifname, fds, 2, UINT32_MAX, &r);
+	rc = vmh_ring_xdp_open(&g, ifname, fds, 2, UINT32_MAX, NULL, &r);
 	if (rc)
 		live_die("vmh_ring_xdp_open", rc);
 	return r;

@@ -59,6 +59,23 @@ def af_xdp_socket() -> Iterator[Check]:
                     "boot a kernel with CONFIG_XDP_SOCKETS=y (Debian's have it)")  # fmt: skip
 
 
+def map_bound_xsk() -> Iterator[Check]:
+    """As the service does when it starts (vmahybrid.xdp.latebind)."""
+    from vmahybrid.xdp.latebind import bound_can_be_mapped
+
+    name = "map bound AF_XDP"
+    try:
+        if bound_can_be_mapped():
+            yield Check(TOPIC, name, "ok", "bound AF_XDP sockets can be mapped: rings are granted in one step")
+            return
+    except OSError as error:
+        yield Check(TOPIC, name, "warn", f"not known: {error.strerror or error}", AS_ROOT)
+        return
+    yield Check(TOPIC, name, "warn", "bound AF_XDP sockets can't be mapped: rings are granted in two steps, and a "
+                "program with a direct ring could bind its sockets to other interfaces of its namespace",
+                "boot kernel 6.4 or newer, or: vmahybrid config set ring.direct=never")
+
+
 def bpf_and_link() -> Iterator[Check]:
     """Loads a program of two instructions and attaches it to the loopback of a namespace that nobody else sees."""
     from vmahybrid.xdp.bpf import BpfError, BpfProgram
@@ -161,4 +178,4 @@ def shim() -> Iterator[Check]:
     yield Check(TOPIC, "shim", "ok" if readable else "fail", text, "" if readable else f"chmod a+r {path}")
 
 
-PROBES = (capabilities, af_xdp_socket, bpf_and_link, jit, memlock, compiler, libraries, shim)
+PROBES = (capabilities, af_xdp_socket, map_bound_xsk, bpf_and_link, jit, memlock, compiler, libraries, shim)
