@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #define DRAIN 65536 /* frames: more than any ring holds */
+#define RETIRE_POLLS 4
 
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_want_stamps;
@@ -122,15 +123,16 @@ bool vmh_rings_pending(void)
 struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget)
 {
 	struct vmh_buf *b = NULL;
-	int n = 0;
 
-	for (struct vmh_ring *r = first(); r && !b; r = next_of(r)) {
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		int n = 0;
+
 		if (!pending(r) || !vmh_trylock(&r->lock))
 			continue;
 		if (!gone(r)) {
-			r->taker = s;
+			r->taker = b ? NULL : s;
 			n = r->ops->poll(r, budget);
-			b = r->taken;
+			b = b ? b : r->taken;
 			r->taker = NULL;
 			r->taken = NULL;
 		}
@@ -145,7 +147,8 @@ void vmh_ring_retire(struct vmh_ring *r)
 {
 	vmh_lock(&r->lock);
 	if (!gone(r)) {
-		r->ops->poll(r, DRAIN);
+		for (int i = 0; i < RETIRE_POLLS && r->ops->poll(r, DRAIN) > 0; i++)
+			; /* frames may still come, until the service takes the rules away */
 		atomic_store(&r->gone, 1);
 	}
 	unlock(r);
@@ -163,6 +166,7 @@ int vmh_rings_poll(unsigned budget)
 void vmh_rings_drain(unsigned budget)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		put_kept(r);
 		if (gone(r) || !vmh_trylock(&r->lock))
 			continue;
 		/* what waits in the ring costs nobody anything; moved to a socket it would count against its buffer */
@@ -206,6 +210,7 @@ void vmh_ring_put_later(struct vmh_buf *b)
 		b = atomic_exchange(&r->kept, b);
 	if (b)
 		vmh_ring_put(b);
+	barrier_after_rmw();
 	if (gone(r))
 		put_kept(r);
 }
@@ -296,7 +301,8 @@ void vmh_rings_fork_child(void)
 		/* threads that held the locks do not exist here */
 		atomic_store(&r->lock.word, 0);
 		atomic_store(&r->tx_lock.word, 0);
-		atomic_store(&r->kept, NULL); /* as what is in the sockets' queues */
+		if (atomic_exchange(&r->kept, NULL)) /* else the memory would stay mapped for it */
+			atomic_store(&r->bufs_out, atomic_load(&r->bufs_out) - 1);
 		r->stats = &no_stats; /* the other page is the parent's */
 		vmh_ring_close(r);
 	}

@@ -131,8 +131,11 @@ static void count_received(struct xdp_ring *x, uint32_t frames, const struct tak
 static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, struct taken *t)
 {
 	struct xring *g = &q->rx;
-	uint32_t n = to_consume(g);
+	uint32_t n;
 
+	if (vmh_unlikely(budget >= g->size)) /* all that is there now, not only what was seen last */
+		g->there = kernel_index(g->prod);
+	n = to_consume(g);
 	if (n > budget)
 		n = budget;
 	if (!n)
@@ -155,11 +158,12 @@ static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, s
  * in which they were posted, so both can be asked for at once. A wrong guess costs nothing. */
 static inline void ask_for_next(struct xdp_ring *x, struct xqueue *q, uint32_t here)
 {
-	const unsigned char *data = x->umem + VMH_GET(*addr_at(&q->fill, here + q->ahead)) + RX_HEADROOM;
+	/* the ring may be closing: a number, not a pointer */
+	uintptr_t data = (uintptr_t)VMH_GET(x->umem) + VMH_GET(*addr_at(&q->fill, here + q->ahead)) + RX_HEADROOM;
 
 	__builtin_prefetch(desc_at(&q->rx, here));
-	__builtin_prefetch(data);
-	__builtin_prefetch(data + CACHE_LINE);
+	__builtin_prefetch((const void *)data);
+	__builtin_prefetch((const void *)(data + CACHE_LINE));
 }
 
 bool vmh_xdp_pending(struct vmh_ring *r)

@@ -23,7 +23,7 @@ void vmh_xdp_free_memory(struct xdp_ring *x)
 {
 	vmh_sys(SYS_munmap, x->umem, x->umem_len);
 	vmh_sys(SYS_munmap, x->bufs, x->tables_len);
-	x->umem = NULL;
+	VMH_SET(x->umem, NULL);
 	x->bufs = NULL;
 }
 

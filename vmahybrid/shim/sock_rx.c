@@ -319,15 +319,33 @@ static int doze(struct vmh_sock *s, int fd, const struct waiting *w)
 	return err;
 }
 
+/* No signal handler runs while a datagram is in hand: one that reads would get a later one before it, one that jumps
+ * out would lose it. handed() ends that. */
+static struct vmh_buf *in_hand(struct vmh_sock *s)
+{
+	struct vmh_buf *b;
+
+	vmh_held_enter();
+	b = vmh_rings_take(s, POLL_BUDGET);
+	if (!b)
+		vmh_held_leave();
+	return b;
+}
+
+static ssize_t handed(struct vmh_sock *s, struct msghdr *m, int flags, struct vmh_buf *b)
+{
+	ssize_t r = consume(s, m, flags, b);
+
+	vmh_held_leave();
+	return r;
+}
+
 /* Polls the rings once: with several looks, since a look costs a fraction of what is done between polls. */
 static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
 {
 	for (int i = 0; i < LOOKS && !vmh_rings_pending(); i++)
 		;
-	if (!peek)
-		return vmh_rings_take(s, POLL_BUDGET);
-	vmh_rings_poll(POLL_BUDGET);
-	return NULL;
+	return peek ? vmh_rings_poll(POLL_BUDGET), NULL : in_hand(s);
 }
 
 /* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
@@ -379,7 +397,7 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 		r = interrupted(&w) ? -EINTR :
 		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
-			r = b ? consume(s, m, flags, b) : take(s, m, flags);
+			r = b ? handed(s, m, flags, b) : take(s, m, flags);
 			if (r != -EAGAIN) {
 				VMH_COUNT(s->stats->rx_poll_hit, 1);
 				return r;
@@ -411,12 +429,12 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool peek = flags & MSG_PEEK;
-	struct vmh_buf *b = peek ? NULL : vmh_rings_take(s, POLL_BUDGET);
+	struct vmh_buf *b = peek ? NULL : in_hand(s);
 	uint64_t now;
 
 	if (peek)
 		vmh_rings_poll(POLL_BUDGET);
-	ssize_t r = b ? consume(s, m, flags, b) : take(s, m, flags);
+	ssize_t r = b ? handed(s, m, flags, b) : take(s, m, flags);
 	if (r != -EAGAIN) {
 		VMH_COUNT(s->stats->rx_poll_hit, 1);
 		return r;
