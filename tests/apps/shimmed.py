@@ -40,8 +40,9 @@ class Stage:
             if program is not None and self.shimmed in ("both", name):
                 self._require_ring(program)
 
-    def _require_ring(self, program: Program, timeout: float = 2.0) -> None:
-        """A program that has only just started gets a moment to send its first datagram."""
+    def _require_ring(self, program: Program, timeout: float = 6.0) -> None:
+        """A program that has only just started gets a moment to send its first datagram; the first ring of a program on
+        the software device takes two seconds, for its 200,000 buffers."""
         deadline = time.monotonic() + timeout
         while not self.service.ring_flows(program.pid) and program.running and time.monotonic() < deadline:
             time.sleep(0.05)
