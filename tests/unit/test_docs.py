@@ -15,7 +15,7 @@ from vmahybrid.config.rule import FIELDS
 from vmahybrid.config.service import KEYS, MODES, Key, load
 from vmahybrid.service.messages import HEADER, REQUESTS
 from vmahybrid.steering.reasons import ROWS
-from vmahybrid.xdp.port import out_names
+from vmahybrid.xdp.counters import out_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

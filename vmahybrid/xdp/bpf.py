@@ -29,9 +29,10 @@ _OBJ_GET_INFO = 15
 
 BPF_ANY, BPF_NOEXIST, BPF_EXIST = range(3)
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
-ATTACH_XDP = 37  # enum bpf_attach_type
+TCX_NEXT, TCX_DROP, TCX_REDIRECT = -1, 2, 7  # enum tcx_action_base; TC_ACT_REDIRECT
+ATTACH_XDP, ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
 
-_PROG_TYPE_XDP = 6
+_PROG_TYPE_SCHED_CLS, _PROG_TYPE_XDP = 3, 6
 _XDP_HAS_FRAGS = 1 << 5
 _TEST_XDP_LIVE_FRAMES = 1 << 1
 _PERCPU_TYPES = frozenset({5, 6, 10})  # hash, array, lru hash
@@ -238,11 +239,11 @@ class TestRun:
 
 
 class BpfProgram(Descriptor):
-    """A loaded XDP program."""
+    """A loaded XDP program, or one for the tcx hook (``tc``)."""
 
-    def __init__(self, fd: int, name: str) -> None:
+    def __init__(self, fd: int, name: str, tc: bool = False) -> None:
         super().__init__(fd)
-        self.name = name
+        self.name, self.tc = name, tc
 
     @classmethod
     def load(cls, image: ProgramImage, maps: Mapping[str, BpfMap], *, frags: bool = False) -> Self:
@@ -254,24 +255,25 @@ class BpfProgram(Descriptor):
         for reloc in image.relocs:
             at = reloc.insn * INSN_SIZE
             struct.pack_into("=i", insns, at + 4, maps[reloc.map].fd)
-        result = cls._load(image.name, bytes(insns), frags, None)
+        result = cls._load(image, bytes(insns), frags, None)
         if result < 0:
             log = ctypes.create_string_buffer(_LOG_SIZE)
             # EINVAL may also come before the verifier, so ask again with a log; it is slow, hence not at first
-            result = cls._load(image.name, bytes(insns), frags, log)
+            result = cls._load(image, bytes(insns), frags, log)
             if result < 0:
                 text = log.value.decode("utf-8", "replace")
-                raise BpfError(f"XDP program {image.name}", -result, _remedy(-result), text)
-        return cls(result, image.name)
+                raise BpfError(f"program {image.name}", -result, _remedy(-result), text)
+        return cls(result, image.name, image.tc)
 
     @staticmethod
-    def _load(name: str, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
+    def _load(image: ProgramImage, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
         code = ctypes.create_string_buffer(insns, len(insns))
         licence = ctypes.create_string_buffer(_LICENSE)
-        attr = bpf_attr("IIQQIIQII16sII", _PROG_TYPE_XDP, len(insns) // INSN_SIZE, ctypes.addressof(code),
+        kind, hook = (_PROG_TYPE_SCHED_CLS, 0) if image.tc else (_PROG_TYPE_XDP, ATTACH_XDP)
+        attr = bpf_attr("IIQQIIQII16sII", kind, len(insns) // INSN_SIZE, ctypes.addressof(code),
                      ctypes.addressof(licence), 0 if log is None else 1, 0 if log is None else len(log),
                      0 if log is None else ctypes.addressof(log), 0, _XDP_HAS_FRAGS if frags else 0,
-                     name.encode("ascii")[:_NAME_MAX], 0, ATTACH_XDP)
+                     image.name.encode("ascii")[:_NAME_MAX], 0, hook)
         return bpf_call(_PROG_LOAD, attr)
 
     @property

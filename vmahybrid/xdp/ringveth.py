@@ -21,8 +21,8 @@ from vmahybrid.contracts import pack
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.xdp.attach import Attachment, attach
 from vmahybrid.xdp.bpf import ProgramSet, load_set
+from vmahybrid.xdp.counters import read_outs
 from vmahybrid.xdp.image import Image
-from vmahybrid.xdp.port import read_outs
 
 ALIAS = "vmahybrid ring"
 PREFIX = "vmhr"
