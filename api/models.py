@@ -70,6 +70,10 @@ class Interface(View):
     outs: dict[str, int] = quantity("packets by way out of the XDP program since it was attached", "packets")
     rings: int = quantity("rings granted here", "rings")
     rules: int = quantity("steering rules mirrored into the XDP maps", "rules")
+    hook: str = note("what steers now: `native XDP`, `generic XDP`, or `generic, now tcx (bulk traffic)`, and why "
+                     "nothing better; empty when not attached")
+    switches: int = quantity("times that it went from generic XDP to tcx or back", "times")
+    switch_failures: int = quantity("steps of such a switch that failed", "steps")
 
 
 class Ring(View):

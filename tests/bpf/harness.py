@@ -104,7 +104,8 @@ class Steer(Harness):
         self._rules = 0
 
     def configure(self, flags: int = 0) -> None:
-        self.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=MTU + 14, flags=flags | self._flags))
+        self.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=MTU + 14,
+                                                flags=flags | self._flags))
 
     def rule(self, dst: str, src: str = "", *, kind: int = RING, target: int = 0, proto: int = UDP, vlan: int = 0,
              vlan2: int = 0, multicast: bool = False) -> int:

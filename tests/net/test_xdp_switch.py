@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from net.xdp_lab import B, Lab, payload, steer, view
 
-from net.xdp_lab import A, B, Lab, answer, datagrams, payload, receive, run, steer, view
-from vmahybrid.contracts import flow_key, lib
-from vmahybrid.contracts import action as rule_action
 from vmahybrid.xdp.port import XdpPort
 from vmahybrid.xdp.ring import open_ring
 

@@ -22,6 +22,7 @@ from vmahybrid.net.netns import NAMED
 from vmahybrid.service import health
 from vmahybrid.service.apiserver import ApiServer
 from vmahybrid.service.backend import Backend
+from vmahybrid.service.bulk import BulkWatcher
 from vmahybrid.service.control import ControlServer
 from vmahybrid.service.core import Core
 from vmahybrid.service.facade import Facade
@@ -56,7 +57,7 @@ class Service:
         self._stop = asyncio.Event()
         self._stops = 0
         self._closed = False
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._periodic: list[asyncio.Task[None]] = []
         self._next_session = 1
 
     # ---- the three functions
@@ -76,7 +77,9 @@ class Service:
             self.core.table.add_rule(rule.flow())
         await self._attach_named()
         self.core.features.update(features(), live_frames=self.core.backend.live_frames)
-        self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
+        self._periodic.append(self.core.spawn(Housekeeper(self.core).run(), "housekeeping"))
+        if self.core.config["bulk.switch"]:
+            self._periodic.append(self.core.spawn(BulkWatcher(self.core).run(), "bulk traffic"))
         await self._api.open()
         self.core.api = self._api.addresses
         self._control.open()
@@ -124,8 +127,8 @@ class Service:
         await core.grace.wait()
         for session in list(core.sessions.values()):
             session.notify(event(lib.VMH_EV_BYE, reason=Reason.SERVICE_STOP))
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
+        for task in self._periodic:
+            task.cancel()
         core.events.close()
         await self._api.close()
         await self._programs_gone()

@@ -100,6 +100,7 @@ class Port:
     error: Refused | None = None
     ring_ids: set[int] = field(default_factory=set)
     idle_since: float = 0.0
+    switch_failures: int = 0    # of the handle, counted so far
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def attached(self) -> PortHandle:

@@ -234,7 +234,7 @@ class Session:
         core.events.add("ring-granted", f"ring {grant.ring_id} on {port.name} for {self}", ring_id=grant.ring_id,
                         pid=self.pid, interface=port.name)
         log.info("%s: ring %d on %s:%s, %s, %d queue(s)", self, grant.ring_id, namespace.name, port.name,
-                 "direct" if handle.direct else "ring veth", len(handle.xsk_fds))
+                 "direct" if handle.direct else "ring veth", handle.queues)
         reply = request.reply(ring_id=grant.ring_id, **handle.reply_fields())
         self.connection.send(reply, [handle.umem_fd, *handle.xsk_fds])
         return None

@@ -33,6 +33,9 @@ class InterfaceView:
     outs: dict[str, int] = field(default_factory=dict)   # packets per way out of the XDP program
     rings: int = 0
     rules: int = 0
+    hook: str = ""                  # what steers now: "generic XDP", "generic, now tcx (bulk traffic)"
+    switches: int = 0               # between the two
+    switch_failures: int = 0
 
 
 @dataclass(slots=True)

@@ -30,7 +30,9 @@ def interface_view(namespace: Namespace, link: LinkRow, port: Port | None, rules
         attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
         remedy=refused.remedy if refused else reason.remedy,
         addresses=[addr_to_text(address) for address in namespace.addresses(link.ifindex)],
-        outs=handle.outs() if handle else {}, rings=len(port.ring_ids) if port else 0, rules=rules)
+        outs=handle.outs() if handle else {}, hook=handle.hook if handle else "",
+        switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
+        rings=len(port.ring_ids) if port else 0, rules=rules)
     if handle is None and reason is Reason.NONE:
         view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""
     return view
@@ -48,7 +50,7 @@ def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> Ring
     return RingView(
         ring_id=grant.ring_id, pid=grant.pid, interface=port.name, ifindex=port.id.ifindex, netns=namespace_name,
         kind="direct" if handle.direct else "veth", mode="native" if native else "generic", zerocopy=handle.zerocopy,
-        queues=len(handle.xsk_fds), frames=geometry["frames"], frame_size=geometry["frame_size"],
+        queues=handle.queues, frames=geometry["frames"], frame_size=geometry["frame_size"],
         rx_size=geometry["rx_size"], tx_size=geometry["tx_size"], reason=handle.reason.slug,
         stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs())
 

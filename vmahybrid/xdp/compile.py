@@ -112,5 +112,5 @@ def compile_text(text: str, *, timeout_s: float = 60) -> Image:
 
 
 def compile_image(timeout_s: float = 60) -> Image:
-    """The programs ``steer``, ``tc_steer``, ``guard``, ``ring_in`` with their maps. Errors: see :func:`compile_text`."""
+    """All programs of SOURCES with their maps. Errors: see :func:`compile_text`."""
     return compile_text(source_text(), timeout_s=timeout_s)

@@ -48,8 +48,9 @@ class Ring(ABC):
     words).
 
     ``umem_fd`` and ``xsk_fds`` (one per queue, and one more if ``far``: its far end, for receiving) are to be passed
-    on; they stay open here, and the service never touches the rings behind them. All frames belong to the receiver of the fds. ``mtu``: bytes of IP packet that the buffers
-    and the interface can carry; ``max_frame``: bytes from the Ethernet header on, without VLAN tags.
+    on; they stay open here, and the service never touches the rings behind them. All frames belong to the receiver of
+    the fds. ``mtu``: bytes of IP packet that the buffers and the interface can carry; ``max_frame``: bytes from the
+    Ethernet header on, without VLAN tags.
     """
 
     kind: Literal["direct", "veth"]
