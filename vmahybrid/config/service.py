@@ -126,8 +126,8 @@ KEYS = (
         live=True),
     Key("ring.direct", "first", _choice("first", "never"), "may the first process on an interface have its queue "
         "directly? It is faster, but what it sends can't be filtered", live=True),
-    Key("bulk.switch", True, _boolean, "while the kernel's own bulk traffic goes through an interface in generic XDP mode, "
-        "steer at tcx instead, which keeps its rate"),
+    Key("bulk.switch", True, _boolean, "while bulk traffic of the kernel crosses an interface in generic XDP mode, "
+        "steer at tcx, which keeps its rate"),
     Key("limits.rings", 256, _integer(0, 4096), "rings of all processes", "rings", live=True),
     Key("limits.rules", 16384, _integer(0, 16384), "rules in the steering table", "rules", live=True),
     Key("limits.sessions", 1024, _integer(1, 65536), "programs connected at a time", "sessions", live=True),

@@ -16,6 +16,7 @@ from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
 ARPHRD_ETHER = 1
+OWN_VETHS = ("vmhr", "vmhf")  # how the names of our ring veths and far ends begin
 
 
 class LinkLike(Protocol):
@@ -73,7 +74,7 @@ def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool
     """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not."""
     if link.loopback:
         return Reason.LOOPBACK
-    if link.arphrd != ARPHRD_ETHER or link.master or link.name.startswith("vmhr"):  # vmhr*: ring veths
+    if link.arphrd != ARPHRD_ETHER or link.master or link.name.startswith(OWN_VETHS):
         return Reason.IF_UNSUPPORTED
     globs: Sequence[str] = config["interfaces"]
     if globs and not any(InterfaceGlob.parse(g).matches(netns, link.name) for g in globs):

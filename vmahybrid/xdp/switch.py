@@ -17,7 +17,7 @@ from vmahybrid.xdp.attach import Attachment, attach, attach_tcx, tcx_missing
 from vmahybrid.xdp.bpf import BpfMap, BpfProgram, ProgramSet, load_set
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.probe import InterfaceInfo
-from vmahybrid.xdp.ringveth import RingVeth
+from vmahybrid.xdp.ringveth import FAR_PREFIX, RingVeth
 
 TICK = 0.25          # seconds between looks
 BULK = 250           # super-packets or other overlong frames per tick that are bulk: about 0.5 Gbit/s
@@ -108,7 +108,7 @@ class Switch:
         if self.ready and self._far is None:
             try:
                 self._far = RingVeth.open(self._worker, self._image, out_ifindex=self._info.ifindex,
-                                          mac=self._info.mac, mtu=FAR_MTU, native=False)
+                                          mac=self._info.mac, mtu=FAR_MTU, native=False, prefix=FAR_PREFIX)
             except (OSError, VmahybridError) as error:
                 self.failed(f"no second way into a direct ring: {error}")
         return self._far
