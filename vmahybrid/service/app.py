@@ -57,7 +57,8 @@ class Service:
         self._stop = asyncio.Event()
         self._stops = 0
         self._closed = False
-        self._periodic: list[asyncio.Task[None]] = []
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._bulk = BulkWatcher(self.core)
         self._next_session = 1
 
     # ---- the three functions
@@ -77,9 +78,9 @@ class Service:
             self.core.table.add_rule(rule.flow())
         await self._attach_named()
         self.core.features.update(features(), live_frames=self.core.backend.live_frames)
-        self._periodic.append(self.core.spawn(Housekeeper(self.core).run(), "housekeeping"))
+        self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
         if self.core.config["bulk.switch"]:
-            self._periodic.append(self.core.spawn(BulkWatcher(self.core).run(), "bulk traffic"))
+            self._bulk.start()
         await self._api.open()
         self.core.api = self._api.addresses
         self._control.open()
@@ -127,8 +128,9 @@ class Service:
         await core.grace.wait()
         for session in list(core.sessions.values()):
             session.notify(event(lib.VMH_EV_BYE, reason=Reason.SERVICE_STOP))
-        for task in self._periodic:
-            task.cancel()
+        self._bulk.stop()
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
         core.events.close()
         await self._api.close()
         await self._programs_gone()

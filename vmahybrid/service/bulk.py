@@ -15,28 +15,43 @@ log = logging.getLogger("vmahybrid.service")
 
 
 class BulkWatcher:
-    """One task; a look at an interface is one read of a counter."""
+    """A look at an interface is one read of a counter; between looks there is a timer and no task, which is cheaper."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._timer: asyncio.TimerHandle | None = None
+        self._turning: set[PortHandle] = set()
 
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(TICK)
-            for namespace in list(self._core.namespaces.all.values()):
-                for port in list(namespace.ports.values()):
-                    if port.handle is not None:
-                        await self._look(namespace, port, port.handle)
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
 
-    async def _look(self, namespace: Namespace, port: Port, handle: PortHandle) -> None:
-        if handle.watch():
-            try:
-                turned = await namespace.worker.call_async(handle.turn)
-            except RuntimeError:  # the namespace was left meanwhile
-                return
-            if turned:
+    def stop(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self.start()
+        for namespace in self._core.namespaces.all.values():
+            for port in namespace.ports.values():
+                handle = port.handle
+                if handle is None or handle in self._turning:
+                    continue
+                due = handle.watch()
+                if due or handle.switch_failures > port.switch_failures:
+                    self._turning.add(handle)
+                    self._core.spawn(self._turn(namespace, port, handle, due), f"switch {port.name}")
+
+    async def _turn(self, namespace: Namespace, port: Port, handle: PortHandle, due: bool) -> None:
+        try:
+            if due and await namespace.worker.call_async(handle.turn):
                 self._core.counters["switches_total"] += 1
                 log.info("interface %s:%s: %s", namespace.name, port.name, handle.hook)
+        except RuntimeError as error:  # the namespace was left meanwhile
+            log.debug("interface %s:%s: %s", namespace.name, port.name, error)
+        finally:
+            self._turning.discard(handle)
         if handle.switch_failures > port.switch_failures:
             self._core.counters["switch_failures_total"] += handle.switch_failures - port.switch_failures
             port.switch_failures = handle.switch_failures

@@ -12,7 +12,7 @@ import functools
 import os
 import platform
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -208,6 +208,21 @@ class BpfMap(Descriptor):
             raise ValueError(f"map {self.spec.name}: has one value; see lookup()")
         raw = self._lookup(key) or b""
         return [raw[at:at + self.spec.value_size] for at in range(0, len(raw), self._stride)]
+
+    def reader(self, key: bytes) -> Callable[[], bytes]:
+        """For an entry that is read often: each call is one system call and gives the raw value, of a per-CPU map the
+        values of all possible CPUs. It raises BpfError, also when the entry is not there; not to be called once the map
+        is closed."""
+        at, value = self._key(key), ctypes.create_string_buffer(self._buffer)
+        attr = bpf_attr("I4xQQQ", self.fd, ctypes.addressof(at), ctypes.addressof(value), 0)
+
+        def read(_keep: object = at) -> bytes:
+            result = bpf_call(_MAP_LOOKUP, attr)
+            if result < 0:
+                raise self._failed("lookup", result)
+            return value.raw
+
+        return read
 
     def keys(self) -> list[bytes]:
         """All keys, each once, even if keys go while reading. Raises BpfError."""

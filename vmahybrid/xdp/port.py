@@ -18,7 +18,7 @@ from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.xdp.attach import Attachment, attach
 from vmahybrid.xdp.bpf import BpfMap, ProgramSet, load_set
-from vmahybrid.xdp.counters import read_hits, read_outs
+from vmahybrid.xdp.counters import Watched, read_hits, read_outs
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.probe import InterfaceInfo, probe
 from vmahybrid.xdp.switch import BulkWatch, Switch
@@ -67,6 +67,7 @@ class XdpPort:
         self._bulk = BulkWatch()
         self._programs = programs
         self._maps = programs.maps
+        self._overlong = Watched(self._maps["outs"], lib.VMH_OUT_PASS_TOO_LONG)
         self.ifname, self.ifindex = info.name, info.ifindex
         self.mode, self.reason, self.detail = attachment.mode, attachment.reason, attachment.detail
         self.mtu = info.mtu
@@ -141,7 +142,9 @@ class XdpPort:
         with self._lock:
             if self._unloaded:
                 return False
-            bulk = self._bulk.feed(read_hits(self._maps["outs"], lib.VMH_OUT_PASS_TOO_LONG)[0])
+            bulk = self._bulk.feed(self._overlong.read())
+        if not bulk and not self.switch.tcx:
+            return False
         wanted = bulk and not self._obstacle()
         return wanted != self.switch.tcx and not self.switch.waiting
 
