@@ -35,6 +35,7 @@ ATTACH_XDP, ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
 _PROG_TYPE_SCHED_CLS, _PROG_TYPE_XDP = 3, 6
 _XDP_HAS_FRAGS = 1 << 5
 _TEST_XDP_LIVE_FRAMES = 1 << 1
+_SK_BUFF_SIZE, _SK_BUFF_GSO_SIZE = 192, 176  # struct __sk_buff, and gso_size in it
 _PERCPU_TYPES = frozenset({5, 6, 10})  # hash, array, lru hash
 _NAME_MAX = 15
 _LOG_SIZE = 1 << 20
@@ -295,6 +296,22 @@ class BpfProgram(Descriptor):
     def id(self) -> int:
         """The kernel's id of the program, as bpftool and ``ip link`` show it. Raises BpfError."""
         return int(struct.unpack_from("=II", object_info(self.fd, 8))[1])
+
+    def test_run_tc(self, data: bytes, *, gso_size: int = 0) -> TestRun:
+        """As :meth:`test_run` for a program of the tcx hook. ``gso_size``: of a super-packet, in bytes. A tag stays in
+        the frame, where the kernel would take the outer one out of it. Raises BpfError."""
+        frame = ctypes.create_string_buffer(data, len(data))
+        answer = ctypes.create_string_buffer(len(data) + 512)
+        context = bytearray(_SK_BUFF_SIZE)
+        struct.pack_into("=I", context, _SK_BUFF_GSO_SIZE, gso_size)
+        held = ctypes.create_string_buffer(bytes(context), len(context))
+        attr = bpf_attr("IIIIQQIIIIQQ", self.fd, 0, len(data), len(answer), ctypes.addressof(frame),
+                        ctypes.addressof(answer), 1, 0, len(held), 0, ctypes.addressof(held), 0)
+        result = bpf_call(_PROG_TEST_RUN, attr)
+        if result < 0:
+            raise BpfError(f"test run of {self.name} on {len(data)} bytes", -result, _remedy(-result))
+        _, retval, _, size, _, _, _, duration = struct.unpack_from("=IiIIQQII", attr.raw)
+        return TestRun(retval, answer.raw[:size], duration)
 
     def test_run(self, data: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None,
                  repeat: int = 1) -> TestRun:
