@@ -83,6 +83,10 @@ class Interface(View):
     wanted: str = note("the configuration's `backend` for it: `auto`, `verbs`, `xdp` or `kernel`")
     device: str = note("its RDMA device, as the kernel or a program says; empty without one")
     ladder: list[Rung] = note("the backends of the ring that was asked for last, or what is known before; may be empty")
+    hook: str = note("what steers now: `native XDP`, `generic XDP`, or `generic, now tcx (bulk traffic)`, and why "
+                     "nothing better; empty when not attached")
+    switches: int = quantity("times that it went from generic XDP to tcx or back", "times")
+    switch_failures: int = quantity("steps of such a switch that failed", "steps")
 
 
 class Ring(View):

@@ -146,6 +146,7 @@ class Link:
     (Link("eth0", master=4), ["eth0"], True, Reason.IF_UNSUPPORTED),
     (Link("wg0", arphrd=65534), ["wg0"], True, Reason.IF_UNSUPPORTED),
     (Link("vmhr3"), [], True, Reason.IF_UNSUPPORTED),
+    (Link("vmhf3"), [], True, Reason.IF_UNSUPPORTED),
     (Link("lo", loopback=True, arphrd=772), ["lo"], True, Reason.LOOPBACK),
 ])
 def test_which_interfaces_are_served(link: Link, interfaces: list[str], address: bool, reason: Reason) -> None:

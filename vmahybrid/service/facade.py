@@ -15,6 +15,7 @@ from vmahybrid.errors import NotFound, Refused, UsageError
 from vmahybrid.service import explain, health, views
 from vmahybrid.service.core import Core
 from vmahybrid.service.messages import event
+from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import (
     EventView,
@@ -56,7 +57,7 @@ class Facade:
                 rules = 0
                 if port is not None and port.id in self._core.table.ports:
                     rules = len(self._core.table.wanted(port.id))
-                if not link.name.startswith("vmhr"):
+                if not link.name.startswith(OWN_VETHS):
                     found.append(views.interface_view(self._core, namespace, link, port, rules))
         return sorted(found, key=lambda view: (view.netns != "host", view.netns, view.ifindex))
 

@@ -47,6 +47,9 @@ class InterfaceView:
     wanted: str = "auto"            # the configuration's backend
     device: str = ""                # RDMA device, as the kernel or a program says
     ladder: list[RungView] = field(default_factory=list)    # of the ring asked for last, or what is known before
+    hook: str = ""                  # what steers now: "generic XDP", "generic, now tcx (bulk traffic)"
+    switches: int = 0               # between the two
+    switch_failures: int = 0
 
 
 @dataclass(slots=True)

@@ -41,7 +41,8 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
         attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
         remedy=refused.remedy if refused else reason.remedy,
         addresses=[addr_to_text(address) for address in namespace.addresses(link.ifindex)],
-        outs=handle.outs() if handle else {}, rings=len(grants), rules=rules,
+        outs=handle.outs() if handle else {}, rings=len(grants), rules=rules, hook=handle.hook if handle else "",
+        switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
         wanted=core.config.backend_of(link.name),
         device=next(iter(devices), known.name if known is not None else ""),
         ladder=rung_views(port.ladder if port is not None and port.ladder else known.ladder if known else ()))
@@ -64,7 +65,7 @@ def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> Ring
         ring_id=grant.ring_id, pid=grant.pid, interface=port.name, ifindex=port.id.ifindex, netns=namespace_name,
         kind=VERBS if verbs else "direct" if handle.direct else "veth",
         mode="none" if verbs else "native" if native else "generic", zerocopy=handle.zerocopy,
-        queues=len(handle.xsk_fds), frames=geometry["frames"], frame_size=geometry["frame_size"],
+        queues=handle.queues, frames=geometry["frames"], frame_size=geometry["frame_size"],
         rx_size=geometry["rx_size"], tx_size=geometry["tx_size"], reason=handle.reason.slug,
         stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs(), backend=VERBS if verbs else XDP,
         device=handle.device if isinstance(handle, VerbsRingHandle) else "", ladder=rung_views(grant.ladder))

@@ -177,14 +177,34 @@ bool vmh_xdp_pending(struct vmh_ring *r)
 	return atomic_load_explicit(&x->kick_later, memory_order_relaxed);
 }
 
+/* A flow comes by its queue or by the far end, and changes over while the service switches. What came the old way is
+ * older, so the side with the last frames is emptied before the other one is looked at: order stays. */
+static uint32_t receive_sides(struct xdp_ring *x, unsigned budget, struct taken *t)
+{
+	uint32_t n = 0;
+
+	if (vmh_unlikely(x->far_first)) {
+		n = receive(x, &x->q[x->far], budget, t);
+		if (n)
+			return n;
+	}
+	for (uint32_t i = 0; i < x->far && n < budget; i++)
+		n += receive(x, &x->q[i], budget - n, t);
+	if (n) {
+		x->far_first = false;
+	} else if (x->far < x->nq && !x->far_first) {
+		n = receive(x, &x->q[x->far], budget, t);
+		x->far_first = n > 0;
+	}
+	return n;
+}
+
 int vmh_xdp_poll(struct vmh_ring *r, unsigned budget)
 {
 	struct xdp_ring *x = xdp_ring_of(r);
 	struct taken t = {0};
-	uint32_t n = 0;
+	uint32_t n = receive_sides(x, budget, &t);
 
-	for (uint32_t i = 0; i < x->nq && n < budget; i++)
-		n += receive(x, &x->q[i], budget - n, &t);
 	if (n) {
 		atomic_store_explicit(&r->bufs_out,
 				      atomic_load_explicit(&r->bufs_out, memory_order_relaxed) + t.taken,
