@@ -83,6 +83,10 @@ class Interface(View):
     wanted: str = note("the configuration's `backend` for it: `auto`, `verbs`, `xdp` or `kernel`")
     device: str = note("its RDMA device, as the kernel or a program says; empty without one")
     ladder: list[Rung] = note("the backends of the ring that was asked for last, or what is known before; may be empty")
+    hook: str = note("what steers now: `native XDP`, `generic XDP`, or `generic, now tcx (bulk traffic)`, and why "
+                     "nothing better; empty when not attached")
+    switches: int = quantity("times that it went from generic XDP to tcx or back", "times")
+    switch_failures: int = quantity("steps of such a switch that failed", "steps")
 
 
 class Ring(View):
@@ -173,6 +177,7 @@ class Socket(View):
     ring_id: int = identifier("its ring, 0 for none")
     thread_rx: int = identifier("thread that received last, 0 for none")
     thread_tx: int = identifier("thread that sent last, 0 for none")
+    tx_os_reason: str = note("why the kernel sent the last datagram that it sent (slug); `none`: it sent none")
     counters: SocketCounters = note("counters and gauges")  # type: ignore[valid-type]
 
 
@@ -225,6 +230,7 @@ class ExplainStep(View):
     ok: bool = note("the step is passed")
     text: str = note("what was found")
     remedy: str = note("what to do if it is not passed")
+    reason: str = note("slug of the reason, see docs/reasons.md; empty if none", default="")
 
 
 class Explanation(View):

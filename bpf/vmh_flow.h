@@ -54,6 +54,11 @@ struct vmh_hits {
 #define VMH_QUEUES 64
 #define VMH_MAX_DEV 256
 
+/* Array `nears`, for `tc_steer`: ifindexes of near ends, 0 for none; of the ring in slot n (VMH_QUEUES XSKMAP slots each),
+ * from VMH_NEAR_DEV on of DEVMAP slot n. */
+#define VMH_NEAR_DEV 64
+#define VMH_NEARS 320
+
 /* Ways out of the XDP program on an interface: index into per-CPU array `outs` (struct vmh_hits). */
 #define VMH_OUT_RING 0          /* redirected to an AF_XDP ring */
 #define VMH_OUT_DEV 1           /* redirected to a device (ring veth, forward) */

@@ -18,6 +18,7 @@ BPF_PERCPU_ARRAY(rule_hits, struct vmh_hits, VMH_MAX_RULES);
 BPF_XSKMAP(xsks, VMH_MAX_XSK);
 BPF_DEVMAP(devs, VMH_MAX_DEV);
 BPF_PERCPU_ARRAY(outs, struct vmh_hits, VMH_OUT_COUNT);
+BPF_ARRAY(nears, __u32, VMH_NEARS);
 
 BPF_ARRAY(guard, struct vmh_guard_config, 1);
 BPF_F_TABLE("hash", struct vmh_grant_key, __u32, granted, VMH_MAX_GRANTS, VMH_NO_PREALLOC);

@@ -57,12 +57,10 @@ static __always_inline int vmh_parse_tag(struct vmh_cursor *c, unsigned short *v
 	return ntohs(tag->next);
 }
 
-/* Tags, if any. VID 0 is a priority tag, which the kernel takes as no tag; the key says the same. */
-static __always_inline int vmh_parse_vlans(struct vmh_cursor *c, struct vmh_flow_key *key, int next)
+/* What follows the outer tag, whose VID is in the key. VID 0 is a priority tag, which the kernel takes as no tag; the
+ * key says the same. */
+static __always_inline int vmh_parse_inner_vlan(struct vmh_cursor *c, struct vmh_flow_key *key, int next)
 {
-	if (!vmh_is_vlan(next))
-		return next;
-	next = vmh_parse_tag(c, &key->vlan);
 	if (!vmh_is_vlan(next))
 		return next;
 	next = vmh_parse_tag(c, &key->vlan2);
@@ -73,6 +71,14 @@ static __always_inline int vmh_parse_vlans(struct vmh_cursor *c, struct vmh_flow
 		key->vlan2 = 0;
 	}
 	return next;
+}
+
+/* Tags, if any. */
+static __always_inline int vmh_parse_vlans(struct vmh_cursor *c, struct vmh_flow_key *key, int next)
+{
+	if (!vmh_is_vlan(next))
+		return next;
+	return vmh_parse_inner_vlan(c, key, vmh_parse_tag(c, &key->vlan));
 }
 
 static __always_inline void vmh_map_ipv4(unsigned char *out, const void *address)

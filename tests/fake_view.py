@@ -52,7 +52,7 @@ def sock(fd: int = 14, pid: int = 4711, counters: Mapping[str, int] | None = Non
         "offloaded": True, "rx_offloaded": True, "tx_offloaded": True, "blocking": True, "mc_loop": True, "state": "",
         "local": "10.0.0.1:11111", "remote": "0.0.0.0:*", "mc_if": "", "groups": [], "reason": "none",
         "reason_text": "offloaded", "remedy": "", "reason_detail": "", "flow_id": 9, "ring_id": 2,
-        "thread_rx": 0, "thread_tx": 0,
+        "thread_rx": 0, "thread_tx": 0, "tx_os_reason": "none",
         "counters": {c.name: 0 for c in SOCKET} | dict(counters or {}),
     }  # fmt: skip
     return SocketView(**values | changes)

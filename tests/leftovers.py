@@ -64,9 +64,9 @@ class Snapshot:
 def take() -> Snapshot:
     """The present state. Needs root; what bpftool cannot list is absent."""
     return Snapshot(
-        programs=_bpf("prog", "xdp"),
+        programs=_bpf("prog", "xdp") | _ours_at_tcx(),
         maps=_bpf("map", "xskmap"),
-        links=_bpf("link", "xdp"),
+        links=_bpf("link", "xdp") | _bpf("link", "tcx"),
         pins={str(path) for path in Path("/sys/fs/bpf").rglob("*vmh*")},
         namespaces={path.name for path in Path("/run/netns").glob("vmh*")},
         devices={path.name for path in Path("/sys/class/net").glob("vmh*")},
@@ -83,6 +83,10 @@ def _bpf(kind: str, wanted: str) -> dict[int, str]:
         if item.get("type") == wanted and isinstance(identity, int):
             held[identity] = f"{kind} {identity} {item.get('name', '')}"
     return held
+
+
+def _ours_at_tcx() -> dict[int, str]:
+    return {identity: text for identity, text in _bpf("prog", "sched_cls").items() if text.endswith(" tc_steer")}
 
 
 def _stats_pages() -> set[str]:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.root, pytest.mark.apps, pytest.mark.slow]
 
 @pytest.fixture
 def make_run() -> Iterator[Program]:
-    program = Program([sys.executable, "-P", "-m", "vmahybrid.bench.run"])
+    program = Program([sys.executable, "-P", "-m", "vmahybrid.bench.run", "3"])
     yield program
     program.stop(signal.SIGTERM, 20)  # so that it removes its sandbox
     program.close()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf.harness import Guard, RingIn, Steer
+from bpf.harness import Guard, RingIn, Steer, TcSteer
 from vmahybrid.xdp.compile import compile_image
 from vmahybrid.xdp.image import Image
 
@@ -23,6 +23,13 @@ def image() -> Image:
 def steer(image: Image) -> Iterator[Steer]:
     """Without a rule."""
     with Steer(image) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def tc_steer(image: Image) -> Iterator[TcSteer]:
+    """Without a rule."""
+    with TcSteer(image) as loaded:
         yield loaded
 
 

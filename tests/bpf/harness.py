@@ -12,12 +12,25 @@ from typing import Self
 
 from bpf.frames import OWN_MAC, UDP, endpoint, mac
 from vmahybrid.contracts import action, flow_key, grant_key, lib, pack
-from vmahybrid.xdp.bpf import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfError, BpfMap, ProgramSet, TestRun, load_set
+from vmahybrid.xdp.bpf import (
+    TCX_DROP,
+    TCX_NEXT,
+    TCX_REDIRECT,
+    XDP_DROP,
+    XDP_PASS,
+    XDP_REDIRECT,
+    BpfError,
+    BpfMap,
+    ProgramSet,
+    TestRun,
+    load_set,
+)
 from vmahybrid.xdp.image import Image
 
 AF_XDP = 44
 MTU = 1500
 VERDICTS = {XDP_DROP: "drop", XDP_PASS: "pass", XDP_REDIRECT: "redirect"}
+TC_VERDICTS = {TCX_DROP: "drop", TCX_NEXT: "pass", TCX_REDIRECT: "redirect"}
 
 RING, DEV, DROP, KERNEL = lib.VMH_ACT_RING, lib.VMH_ACT_DEV, lib.VMH_ACT_DROP, lib.VMH_ACT_PASS
 
@@ -55,6 +68,7 @@ class Harness:
     program = ""
     outs_map = ""
     outs_prefix = ""
+    verdicts: Mapping[int, str] = VERDICTS
 
     def __init__(self, image: Image, *, frags: bool = False) -> None:
         with contextlib.ExitStack() as stack:
@@ -89,7 +103,7 @@ class Harness:
         packets, size = (new - old for new, old in zip(self._counted()[ways[0]], before[ways[0]], strict=True))
         assert (packets, size) == (1, len(frame))
         assert result.data == frame
-        return Outcome(VERDICTS[result.retval], ways[0])
+        return Outcome(self.verdicts[result.retval], ways[0])
 
 
 class Steer(Harness):
@@ -128,6 +142,28 @@ class Steer(Harness):
         for number in counted:
             assert (after[number][0] - before[number][0], after[number][1] - before[number][1]) == (1, len(frame))
         return Outcome(outcome.verdict, outcome.out, counted[0] if counted else None)
+
+
+class TcSteer(Steer):
+    """Program `tc_steer`; ``gso`` of ``run_gso`` makes a super-packet of the frame."""
+
+    program = "tc_steer"
+    verdicts = TC_VERDICTS
+    gso = 0
+
+    def near(self, slot: int, ifindex: int = 1) -> None:
+        """Fill a slot of `nears`. The interface is not looked for in a test run."""
+        self.maps["nears"].update(index(slot), index(ifindex))
+
+    def test_run(self, frame: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None) -> TestRun:
+        return self.loaded.programs[self.program].test_run_tc(frame, gso_size=self.gso)
+
+    def run_gso(self, frame: bytes, size: int) -> Outcome:
+        self.gso = size
+        try:
+            return self.run(frame)
+        finally:
+            self.gso = 0
 
 
 class Guard(Harness):

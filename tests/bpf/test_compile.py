@@ -22,11 +22,13 @@ FLOW_KEY, ACTION, HITS, GRANT = (ffi.sizeof(f"struct vmh_{name}") for name in
 
 
 def test_programs(image: Image) -> None:
-    assert sorted(image.programs) == ["guard", "ring_in", "steer"]
+    assert sorted(image.programs) == ["guard", "ring_in", "steer", "tc_steer"]
     assert set(image.programs["ring_in"].maps) == {"rin_xsks", "rin_outs"}
     assert set(image.programs["guard"].maps) == {"guard", "granted", "guard_dev", "guard_outs"}
     assert set(image.programs["steer"].maps) == {"port", "rules5", "rules3", "rulesmc", "rule_hits", "xsks", "devs",
                                                  "outs"}
+    assert set(image.programs["tc_steer"].maps) == {"port", "rules5", "rules3", "rulesmc", "rule_hits", "nears", "outs"}
+    assert [program.name for program in image.programs.values() if program.tc] == ["tc_steer"]
 
 
 @pytest.mark.parametrize(("name", "key", "value", "entries"), [

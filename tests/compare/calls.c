@@ -158,7 +158,7 @@ static int lowest_fd(void)
 
 int main(int argc, char **argv)
 {
-	const struct call_case *tables[] = { recv_cases, send_cases, mux_cases, opt_cases, life_cases };
+	const struct call_case *tables[] = { recv_cases, send_cases, mux_cases, opt_cases, life_cases, odd_cases };
 
 	if (argc == 2 && !strcmp(argv[1], "--names")) {
 		for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)

@@ -573,6 +573,84 @@ static void bad_waits(int arg)
 	say("select closed", select(p.fd + 1, &r, NULL, NULL, &zero));
 }
 
+static void say_wait(int ep, int ms, const char *what)
+{
+	struct epoll_event out[4] = { 0 };
+
+	say(what, epoll_wait(ep, out, 4, ms));
+	say("  events", out[0].events);
+}
+
+/* The kernel wakes a writer when the packet has left: an edge after each send. */
+static void edge_of_send(int in)
+{
+	struct epoll_event ev = { .events = EPOLLOUT | EPOLLET | in, .data.u64 = 7 };
+	struct epoll_event level = { .events = EPOLLIN, .data.u64 = 9 };
+	int fd = udp_connected(7001), ep = epoll_create1(EPOLL_CLOEXEC), other = epoll_create1(EPOLL_CLOEXEC);
+	char buf[16];
+
+	ask(fd, 7001, "warm");
+	settle();
+	drain(fd, "warm");
+	say("add", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev) | epoll_ctl(other, EPOLL_CTL_ADD, fd, &level));
+	say_wait(ep, 0, "added");
+	say_wait(ep, 0, "once");
+	for (int i = 0; i < 2; i++) {
+		ask(fd, 7001, "x");
+		settle();
+		recv(fd, buf, sizeof(buf), 0);
+		say_wait(ep, 0, "sent");
+		say_wait(ep, 10, "and no more");
+		say_wait(other, 0, "for reading");
+	}
+	ask(fd, 7001, "y");
+	settle();
+	say_wait(ep, 0, "sent and answered");
+	say_wait(ep, 0, "once");
+	ev.events |= EPOLLONESHOT;
+	say("modify", epoll_ctl(ep, EPOLL_CTL_MOD, fd, &ev));
+	ask(fd, 7001, "z");
+	settle();
+	say_wait(ep, 0, "one shot");
+	ask(fd, 7001, "z");
+	settle();
+	say_wait(ep, 0, "spent");
+	ev.events = EPOLLIN | EPOLLET;
+	say("modify", epoll_ctl(ep, EPOLL_CTL_MOD, fd, &ev));
+	drain(fd, "answers");
+	say("delete", epoll_ctl(ep, EPOLL_CTL_DEL, fd, NULL));
+	send(fd, "x", 1, 0);
+	say_wait(ep, 0, "deleted");
+	close(ep), close(other), close(fd);
+}
+
+static void *wait_for_edge(void *ep)
+{
+	say_wait(*(int *)ep, 2000, "asleep");
+	return NULL;
+}
+
+static void edge_wakes(int arg)
+{
+	struct epoll_event ev = { .events = EPOLLOUT | EPOLLET, .data.u64 = 7 };
+	int fd = udp_connected(7001), ep = epoll_create1(EPOLL_CLOEXEC);
+	struct timespec t;
+	pthread_t thread;
+
+	(void)arg;
+	ask(fd, 7001, "warm");
+	settle();
+	say("add", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev));
+	say_wait(ep, 0, "added");
+	now(&t);
+	pthread_create(&thread, NULL, wait_for_edge, &ep);
+	settle();
+	ask(fd, 7001, "x");
+	pthread_join(thread, NULL);
+	say_text("woken", elapsed_ms(&t) < 1500 ? "in time" : "late");
+	close(ep), close(fd);
+}
+
 #define PER_WAIT(label, fn) \
 	{ label " select", fn, SELECT }, { label " pselect", fn, PSELECT }, { label " poll", fn, POLL }, \
 	{ label " ppoll", fn, PPOLL }, { label " epoll", fn, EPOLL }, { label " epoll_pwait", fn, EPOLL_P }, \
@@ -592,6 +670,8 @@ const struct call_case mux_cases[] = {
 	{ "unmasked ppoll", unmasked_in_wait, PPOLL }, { "unmasked pselect", unmasked_in_wait, PSELECT },
 	{ "unmasked epoll", unmasked_in_wait, EPOLL_P },
 	{ "epoll edge", edge, EPOLLIN }, { "epoll edge in and out", edge, EPOLLIN | EPOLLOUT },
+	{ "epoll edge of a send", edge_of_send, 0 }, { "epoll edge of a send and in", edge_of_send, EPOLLIN },
+	{ "epoll edge of a send wakes", edge_wakes, 0 },
 	{ "epoll level", level, 0 },
 	{ "epoll oneshot", oneshot, 0 }, { "epoll oneshot edge", oneshot, (int)EPOLLET },
 	{ "epoll modify", modify, 0 }, { "epoll errors", ctl_errors, 0 }, { "epoll two sets", two_sets, 0 },

@@ -40,6 +40,23 @@ static void one_option(int i)
 	close(fd);
 }
 
+/* Who sets DF, and who sends what is larger than the MTU. */
+static void mtu_discover(int how)
+{
+	static char big[1473];
+	char buf[64];
+	int fd = udp_connected(7009);
+
+	int_option(fd, IPPROTO_IP, IP_MTU_DISCOVER, how, "IP_MTU_DISCOVER");
+	for (size_t len = 7; len <= 1472; len += 1465) {
+		say("send", send(fd, big, len, 0));
+		settle();
+		say_data("was sent with", buf, recv(fd, buf, sizeof(buf), MSG_DONTWAIT));
+	}
+	say("above the MTU", send(fd, big, sizeof(big), 0));
+	close(fd);
+}
+
 static void control(int which)
 {
 	static const struct { int level, opt; } opt[] = {
@@ -374,6 +391,13 @@ const struct call_case opt_cases[] = {
 	{ "option IP_MTU_DISCOVER", one_option, 14 }, { "option IP_RECVTTL", one_option, 15 },
 	{ "option IP_RECVERR", one_option, 16 }, { "option SO_MARK", one_option, 17 },
 	{ "option unknown", one_option, 18 }, { "option unknown level", one_option, 19 },
+	{ "path MTU discovery: dont", mtu_discover, IP_PMTUDISC_DONT },
+	{ "path MTU discovery: want", mtu_discover, IP_PMTUDISC_WANT },
+	{ "path MTU discovery: do", mtu_discover, IP_PMTUDISC_DO },
+	{ "path MTU discovery: probe", mtu_discover, IP_PMTUDISC_PROBE },
+	{ "path MTU discovery: interface", mtu_discover, IP_PMTUDISC_INTERFACE },
+	{ "path MTU discovery: omit", mtu_discover, IP_PMTUDISC_OMIT },
+	{ "path MTU discovery: bad", mtu_discover, 9 },
 	{ "control timestamp", control, 0 }, { "control timestampns", control, 1 }, { "control pktinfo", control, 2 },
 	{ "control ttl", control, 3 }, { "control tos", control, 4 },
 	{ "names", names, 0 }, { "bind errors", bind_errors, 0 }, { "reconnect", reconnect, 0 },

@@ -2,10 +2,13 @@
  *   7001 echo             7003 "N LEN": sends N datagrams of LEN bytes back
  *   7005 echo after 40 ms 7006 "GROUP PORT N": sends N datagrams to a multicast group
  *   7007 answers from port 7008 instead; nobody listens on 7004.
+ *   7009 answers "DF" or "no DF", as the query's IP header had it.
  * Ends at a datagram "quit" on 7001, or by itself after the seconds given. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/ip.h>
+#include <netinet/udp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,22 +64,40 @@ static void multicast(const char *ip, const char *ask)
 	close(fd);
 }
 
+/* A raw socket gets a copy of every UDP packet with its IP header. */
+static void headers(int raw, int answers)
+{
+	unsigned char packet[65536];
+	ssize_t n = recv(raw, packet, sizeof(packet), MSG_DONTWAIT);
+	const struct iphdr *ip = (void *)packet;
+	const struct udphdr *udp = (void *)(packet + ip->ihl * 4);
+
+	if (n < (ssize_t)(sizeof(*ip) + sizeof(*udp)) || ntohs(udp->dest) != 7009)
+		return;
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = udp->source, .sin_addr.s_addr = ip->saddr };
+	const char *text = ip->frag_off & htons(IP_DF) ? "DF" : "no DF";
+	sendto(answers, text, strlen(text), 0, (void *)&to, sizeof(to));
+}
+
 int main(int argc, char **argv)
 {
 	const char *ip = argc > 1 ? argv[1] : "127.0.0.1";
-	static const int ports[] = { 7001, 7003, 7005, 7006, 7007, 7008 };
-	struct pollfd p[6];
+	static const int ports[] = { 7001, 7003, 7005, 7006, 7007, 7008, 7009 };
+	struct pollfd p[8];
 	char buf[65536];
 
 	alarm(argc > 2 ? atoi(argv[2]) : 120);
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < 7; i++)
 		p[i] = (struct pollfd){ .fd = port_socket(ip, ports[i]), .events = POLLIN };
+	p[7] = (struct pollfd){ .fd = socket(AF_INET, SOCK_RAW, IPPROTO_UDP), .events = POLLIN };
 	puts("ready");
 	fflush(stdout);
 	for (;;) {
-		if (poll(p, 6, -1) < 0)
+		if (poll(p, 8, -1) < 0)
 			return 1;
-		for (int i = 0; i < 6; i++) {
+		if (p[7].revents)
+			headers(p[7].fd, p[6].fd);
+		for (int i = 0; i < 7; i++) {
 			struct sockaddr_in from;
 			socklen_t fl = sizeof(from);
 

@@ -334,6 +334,64 @@ static void big_datagram(int len)
 	close(fd);
 }
 
+static void name_length(int what)
+{
+	static const socklen_t lengths[] = { 0, 3, 16, 128, 200, 0x7fffffff, 0x80000000, 0xffffffff };
+	char buf[32], name[256];
+	int fd = udp_bound();
+
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		struct iovec iov = { buf, sizeof(buf) };
+		struct mmsghdr mm = { .msg_hdr = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = what & 2 ? name : NULL,
+						   .msg_namelen = lengths[i] } };
+
+		say("length", (int)lengths[i]);
+		if (what & 1) { /* something is there */
+			ask(fd, 7001, "hello");
+			settle();
+		}
+		say("  recvmsg", recvmsg(fd, &mm.msg_hdr, MSG_DONTWAIT | MSG_PEEK));
+		say("  namelen", (int)mm.msg_hdr.msg_namelen);
+		mm.msg_hdr.msg_namelen = lengths[i];
+		say("  recvmmsg", recvmmsg(fd, &mm, 1, MSG_DONTWAIT, NULL));
+		say("  namelen", (int)mm.msg_hdr.msg_namelen);
+	}
+	close(fd);
+}
+
+/* Five datagrams of one peer wait, then the socket connects to another: they are read still, later ones are not. */
+static void queued_before_connect(int looked)
+{
+	struct sockaddr_in to = peer(7005);
+	int fd = udp_bound();
+	char buf[16];
+
+	ask(fd, 7003, "5 10");
+	settle();
+	if (looked) /* from the ring to the socket's own queue */
+		say("first", recv(fd, buf, sizeof(buf), MSG_PEEK));
+	say("connect", connect(fd, (void *)&to, sizeof(to)));
+	ask(fd, 7001, "a stranger's");
+	ask(fd, 7005, "the peer's");
+	settle();
+	usleep(40000); /* that port answers late */
+	drain(fd, "datagram");
+	close(fd);
+}
+
+static void queued_before_disconnect(int arg)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	int fd = udp_connected(7003);
+
+	(void)arg;
+	send(fd, "5 10", 4, 0);
+	settle();
+	say("disconnect", connect(fd, &none, sizeof(none)));
+	drain(fd, "queued");
+	close(fd);
+}
+
 #define PER_WAY(label, fn) \
 	{ label " recv", fn, RECV }, { label " recvfrom", fn, RECVFROM }, { label " recvmsg", fn, RECVMSG }, \
 	{ label " recvmmsg", fn, RECVMMSG }, { label " read", fn, READ }, { label " readv", fn, READV }
@@ -354,11 +412,15 @@ const struct call_case recv_cases[] = {
 	PER_WAY("closed port", closed_port),
 	PER_FLAG_WAY("peek", peek),
 	PER_FLAG_WAY("trunc", trunc_flag),
+	{ "name length, nothing there", name_length, 2 }, { "name length", name_length, 3 },
+	{ "name length without a name", name_length, 1 },
 	{ "many 10", many, 10 }, { "many 100", many, 100 },
 	{ "recvmmsg dontwait", mmsg_several, MSG_DONTWAIT },
 	{ "recvmmsg waitforone", mmsg_several, MSG_WAITFORONE },
 	{ "recvmmsg timeout", mmsg_timeout, 500 },
 	{ "filter after connect", filter_after_connect, 0 },
+	{ "on the ring before connect", queued_before_connect, 0 }, { "queued before connect", queued_before_connect, 1 },
+	{ "queued before disconnect", queued_before_disconnect, 0 },
 	{ "bad receive arguments", bad_arguments, 0 },
 	{ "fionread", fionread, 0 },
 	{ "big 1472", big_datagram, 1472 }, { "big 1473", big_datagram, 1473 }, { "big 9000", big_datagram, 9000 },

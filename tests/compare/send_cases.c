@@ -152,6 +152,29 @@ static void bad_address(int arg)
 	close(fd);
 }
 
+/* Address lengths that no sockaddr_in has; sendmsg(2) cuts what sendto(2) refuses. */
+static void address_length(int is_connected)
+{
+	static const socklen_t lengths[] = { 0, 1, 15, 16, 17, 128, 129, 200, 0x7fffffff, 0x80000000, 0xffffffff };
+	union { struct sockaddr_in in; char room[256]; } a = { .in = peer(7001) };
+	int fd = is_connected ? udp_connected(7001) : udp_bound();
+
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		struct iovec iov = { "payload", 7 };
+		struct mmsghdr mm = { .msg_hdr = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = &a } };
+
+		mm.msg_hdr.msg_namelen = lengths[i];
+		say("length", (int)lengths[i]);
+		say("  sendto", sendto(fd, "payload", 7, 0, (void *)&a, lengths[i]));
+		say("  sendmsg", sendmsg(fd, &mm.msg_hdr, 0));
+		say("  sendmmsg", sendmmsg(fd, &mm, 1, 0));
+		mm.msg_hdr.msg_name = NULL;
+		say("  sendmsg, no name", sendmsg(fd, &mm.msg_hdr, 0));
+		say("  sendto, no name", sendto(fd, "payload", 7, 0, NULL, lengths[i]));
+	}
+	close(fd);
+}
+
 static void sendmmsg_many(int n)
 {
 	struct mmsghdr v[64];
@@ -244,6 +267,7 @@ const struct call_case send_cases[] = {
 	PER_WAY("send after shutdown", after_shutdown),
 	PER_TO("send elsewhere", other_destination),
 	{ "send bad address", bad_address, 0 },
+	{ "send address length", address_length, 0 }, { "send address length, connected", address_length, 1 },
 	{ "sendmmsg 2", sendmmsg_many, 2 }, { "sendmmsg 33", sendmmsg_many, 33 }, { "sendmmsg 64", sendmmsg_many, 64 },
 	{ "sendmmsg stops", sendmmsg_stops, 0 },
 	{ "send control message", control_message, 0 },

@@ -32,7 +32,7 @@ def frame(
     header = struct.pack("!2B3H2BH", 0x45 + options, 0, length, 1, 0x4000, 64, 17, 0) + source + target
     header += b"\x01" * (options * 4)
     header = header[:10] + struct.pack("!H", internet_sum(header)) + header[12:]
-    vlan = b"".join(struct.pack("!2H", 0x88A8 if i + 1 < tags else 0x8100, 100 + i) for i in range(tags))
+    vlan = b"".join(struct.pack("!2H", 0x88A8 if i + 1 < tags else 0x8100, 0xE000) for i in range(tags))
     return MACS + vlan + b"\x08\x00" + header + udp + b"\0" * pad
 
 

@@ -93,7 +93,7 @@ class LyingService:
             while not self._stop.wait(0.1):
                 pass
         elif lie == "flood":
-            end = time.monotonic() + 6
+            end = time.monotonic() + 4
             while not self._stop.is_set() and time.monotonic() < end:
                 connection.send(self._event())
         elif lie == "close":

@@ -1,4 +1,4 @@
-"""The packet parser of the shim under libFuzzer with ASan and UBSan, for VMH_FUZZ_SECONDS (default 5)."""
+"""The packet parser of the shim under libFuzzer with ASan and UBSan, for VMH_FUZZ_SECONDS (default 20)."""
 
 import os
 import re
@@ -15,11 +15,12 @@ INCLUDES = [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahy
 
 
 def seconds() -> int:
-    return int(os.environ.get("VMH_FUZZ_SECONDS", "5"))
+    return int(os.environ.get("VMH_FUZZ_SECONDS", "20"))
 
 
 def build(target: Path, *defines: str) -> None:
-    command = ["clang", "-std=gnu11", "-g", "-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
+    command = ["clang-14", "-g", "-O1", "-std=gnu11",
+               "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
     sources = [str(HERE / "fuzz_frame.c"), str(SHIM / "frame.c")]
     subprocess.run([*command, *defines, *INCLUDES, *sources, "-o", str(target)], check=True, timeout=120)
 

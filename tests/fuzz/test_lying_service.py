@@ -17,6 +17,7 @@ from fuzz.lying_service import LIES, LyingService
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.cli.run import library
+from vmahybrid.verbs.library import softverbs_environment
 
 pytestmark = pytest.mark.root
 
@@ -41,10 +42,13 @@ def stage(netns_pair: Sandbox) -> Sandbox:
     return netns_pair
 
 
-def get_through(sandbox: Sandbox, program: Path, path: Path, seconds: float) -> dict[str, int]:
-    """What the program counted; fails when it crashed or hung."""
+def get_through(sandbox: Sandbox, program: Path, path: Path, seconds: float,
+                softverbs: bool = False) -> dict[str, int]:
+    """What the program counted; fails when it crashed or hung. With ``softverbs`` it asks for a raw packet QP, of which
+    the service knows nothing: it grants AF_XDP rings."""
     preload = ":".join(filter(None, [os.environ.get("VMH_SANITIZER_RUNTIME"), str(library())]))
-    env = {"LD_PRELOAD": preload, "VMA_HYBRID_SOCKET": str(path), "VMA_TRACELEVEL": "1"}
+    env = {"LD_PRELOAD": preload, "VMA_HYBRID_SOCKET": str(path), "VMA_TRACELEVEL": "1",
+           **(softverbs_environment() if softverbs else {})}
     argv = ["env", *(f"{k}={v}" for k, v in env.items()), str(program), sandbox.a.address, sandbox.b.address]
     said = sandbox.start(sandbox.a, [*argv, str(ECHO_PORT), str(seconds)]).result(seconds + 30)
     return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", said)}
@@ -58,11 +62,14 @@ def check(counted: dict[str, int], told: dict[str, int], what: str) -> None:
     assert counted["answered"] >= 5, why
 
 
-@pytest.mark.parametrize("lie", [*LIES, "truth"])
-def test_one_kind_of_lie(stage: Sandbox, program: Path, tmp_path: Path, lie: str) -> None:
+@pytest.mark.parametrize(("softverbs", "lie"), [
+    *(("xdp", lie) for lie in (*LIES, "truth")), ("softverbs", "truth"), ("softverbs", "fields"), ("softverbs", "few"),
+], indirect=["softverbs"])
+def test_one_kind_of_lie(stage: Sandbox, program: Path, tmp_path: Path, lie: str, softverbs: bool) -> None:
     service = LyingService(stage, tmp_path / "control", 1, lies=0.0 if lie == "truth" else 1.0, only=[lie])
     try:
-        counted = get_through(stage, program, tmp_path / "control", 9 if lie in ("hang", "flood", "late") else 1)
+        seconds = 6 if lie in ("hang", "flood", "late") else 1
+        counted = get_through(stage, program, tmp_path / "control", seconds, softverbs)
     finally:
         service.close()
     assert service.told, "nobody asked the service"
@@ -70,7 +77,7 @@ def test_one_kind_of_lie(stage: Sandbox, program: Path, tmp_path: Path, lie: str
 
 
 @pytest.mark.timeout(1200)
-def test_random_lies(stage: Sandbox, program: Path, tmp_path: Path) -> None:
+def test_random_lies(stage: Sandbox, program: Path, tmp_path: Path, softverbs: bool) -> None:
     seconds = float(os.environ.get("VMH_FUZZ_SECONDS", "5"))
     seed = int(os.environ.get("VMH_FUZZ_SEED", "1"))
     end = time.monotonic() + seconds
@@ -79,7 +86,7 @@ def test_random_lies(stage: Sandbox, program: Path, tmp_path: Path) -> None:
         path = tmp_path / f"control-{seed}"
         service = LyingService(stage, path, seed, lies=(0.1, 0.3, 0.6)[seed % 3])
         try:
-            counted = get_through(stage, program, path, min(5.0, seconds))
+            counted = get_through(stage, program, path, min(5.0, seconds), softverbs)
         finally:
             service.close()
         check(counted, service.told, f"VMH_FUZZ_SEED={seed}")

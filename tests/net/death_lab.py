@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -12,8 +13,8 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ PYTHON = [sys.executable, "-S", "-E", "-u"]
 
 @dataclass
 class Lab:
-    """A sandbox and its service."""
+    """A sandbox and its service, and the programs that were started here."""
 
     sandbox: Sandbox
     service: Service
+    started: list[Program] = field(default_factory=list)
 
     @property
     def api(self) -> Api:
@@ -52,7 +54,18 @@ class Lab:
         variables = {"VMA_HYBRID_SOCKET": self.service.env["VMA_HYBRID_SOCKET"], "LD_PRELOAD": preload, **device,
                      "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0", **variables}
         settings = [f"{name}={value}" for name, value in variables.items()]
-        return self.sandbox.start(side, [*prefix, "env", *settings, *argv])
+        return self._start(side, [*prefix, "env", *settings, *argv])
+
+    def _start(self, side: Side, argv: Sequence[str]) -> Program:
+        self.started.append(self.sandbox.start(side, argv))
+        return self.started[-1]
+
+    def end_programs(self) -> None:
+        """Kills what was started here; returns when the service has forgotten it: the next test finds it fresh."""
+        while self.started:
+            self.started.pop().stop(signal.SIGKILL)
+        until(lambda: not self.api.status()["processes"] and not self.ring_veths(), 3,
+              "programs of a test are still known to the service")
 
     def role(self, side: Side, *arguments: object, **variables: str) -> Program:
         """death_program.py under the shim."""
@@ -60,7 +73,7 @@ class Lab:
 
     def plain(self, side: Side, *arguments: object) -> Program:
         """death_program.py on the kernel."""
-        return self.sandbox.start(side, [*PYTHON, PROGRAM, *map(str, arguments)])
+        return self._start(side, [*PYTHON, PROGRAM, *map(str, arguments)])
 
     def echo(self, side: Side, port: int) -> Program:
         """A server on the kernel, bound when this returns."""
@@ -182,9 +195,16 @@ def stats_page(pid: int) -> Path:
 
 # ---- progress
 
-def reports(program: Program) -> list[dict[str, Any]]:
-    """What death_program.py has said so far."""
-    return [json.loads(line) for line in program.output.splitlines() if line.startswith("{") and line.endswith("}")]
+def newest_first(program: Program) -> Iterator[dict[str, Any]]:
+    """What death_program.py has said so far. From the end: it says much, and little of it is wanted."""
+    for line in reversed(program.output.splitlines()):
+        if line.startswith("{") and line.endswith("}"):
+            yield json.loads(line)
+
+
+def reports(program: Program, since: float = 0.0) -> list[dict[str, Any]]:
+    """In the order in which they came, from a moment (CLOCK_MONOTONIC) on."""
+    return list(itertools.takewhile(lambda said: said["t"] >= since, newest_first(program)))[::-1]
 
 
 def longest_gap(program: Program, since: float, until_: float | None = None) -> float:
@@ -192,8 +212,8 @@ def longest_gap(program: Program, since: float, until_: float | None = None) -> 
     end = time.monotonic() if until_ is None else until_
     gaps = [0.0]
     last = since
-    for said in reports(program):
-        if since <= said["t"] <= end and said["gap"]:
+    for said in reports(program, since):
+        if said["t"] <= end and said["gap"]:
             gaps.append(said["gap"])
             last = said["t"]
     # between two reports no gap is longer than 20 ms, unless it is the open one
@@ -201,16 +221,23 @@ def longest_gap(program: Program, since: float, until_: float | None = None) -> 
 
 
 def count(program: Program, what: str = "n") -> int:
-    said = reports(program)
-    return int(said[-1].get(what, 0)) if said else 0
+    return int(next(newest_first(program), {}).get(what, 0))
 
 
 def progresses(program: Program, timeout: float = 2.0, datagrams: int = 20) -> None:
     """Waits until the program has done so many datagrams more."""
-    before = count(program)
-    until(lambda: count(program) >= before + datagrams or not program.running, timeout,
-          f"{program.argv[-5:]} did not go on from {before} within {timeout} s: {program.errors[-500:]}")
-    assert program.running, f"{program.argv[-5:]} ended with {program.process.returncode}: {program.errors[-1500:]}"
+    all_progress([program], timeout, datagrams)
+
+
+def all_progress(programs: Sequence[Program], timeout: float = 2.0, datagrams: int = 20) -> None:
+    """Waits until each of the programs has done so many datagrams more, all of them within the same time."""
+    deadline = time.monotonic() + timeout
+    for program, before in [(program, count(program)) for program in programs]:
+        left = max(0.0, deadline - time.monotonic())
+        until(lambda p=program, n=before: count(p) >= n + datagrams or not p.running, left,
+              f"{program.argv[-5:]} did not go on from {before} within {timeout} s: {program.errors[-500:]}")
+        ended = program.process.returncode
+        assert program.running, f"{program.argv[-5:]} ended with {ended}: {program.errors[-1500:]}"
 
 
 def gone_within(seconds: float, since: float, still: Callable[[], Any], what: str) -> float:

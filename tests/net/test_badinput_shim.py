@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 from net.control_client import Client
@@ -60,6 +61,12 @@ def attack(path: str, rng: random.Random) -> int:
         finally:
             os.close(strange)
     return sent
+
+
+@pytest.fixture
+def service(netns_pair: Sandbox, softverbs: bool) -> Iterator[Service]:
+    with Service(netns_pair, softverbs=softverbs) as running:
+        yield running
 
 
 def test_programs_are_not_disturbed(service: Service, netns_pair: Sandbox) -> None:

@@ -53,6 +53,20 @@ def test_no_service(unstarted: Lab) -> None:
     assert unstarted.service.env["VMA_HYBRID_SOCKET"] in said[0]
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.abort()", *(f"os.kill(os.getpid(), {n})" for n in (2, 9, 15))])
+def test_no_service_and_no_farewell(unstarted: Lab, end: str, tmp_path: Path) -> None:
+    """Nobody could take away the statistics of a program that ends like this: they have no name."""
+    use = ("import os, signal, socket; signal.signal(2, signal.SIG_DFL); s = socket.socket(2, 2);"
+           "s.bind(('127.0.0.1', 0)); s.sendto(b'x', s.getsockname()); print(len(s.recv(9)), flush=True);")
+    argv = unstarted.service.run_argv([*PYTHON, "-c", use + end], VMA_STATS_SHMEM_DIR=str(tmp_path),
+                                      VMA_TRACELEVEL="info")
+    program = unstarted.sandbox.start(unstarted.sandbox.a, argv, env=unstarted.service.env)
+    program.wait(20)
+    assert program.output.startswith("1")
+    assert "no vmahybrid service answers" in program.errors
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
     config = tmp_path / "service.toml"
     config.write_text('[control]\nmode = "0600"\n')

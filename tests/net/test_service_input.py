@@ -30,7 +30,9 @@ def netns_pair() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def service(netns_pair: Sandbox) -> Iterator[Service]:
-    with Service(netns_pair) as running:
+    """The resident keeps the service in the test's own namespace, which it would leave a second after each client."""
+    with Service(netns_pair) as running, Client(running.env["VMA_HYBRID_SOCKET"]) as resident:
+        resident.hello()
         yield running
 
 

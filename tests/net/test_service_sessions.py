@@ -50,7 +50,7 @@ def test_hello_ring_attach_detach(service: Service, netns_pair: Sandbox) -> None
         assert (hello["status"], hello["session"] > 0, hello["net_page_size"] > 0) == (0, True, True)
         ring = peer.do("ring", ifname="va", frames=4096, rx_size=512, tx_size=256)
         assert {name: ring[name] for name in ("status", "nqueues", "kind", "frames", "rx_size", "tx_size", "mtu")} == {
-            "status": 0, "nqueues": 1, "kind": lib.VMH_RING_DIRECT, "frames": 4096, "rx_size": 512, "tx_size": 256,
+            "status": 0, "nqueues": 2, "kind": lib.VMH_RING_DIRECT, "frames": 4096, "rx_size": 512, "tx_size": 256,
             "mtu": 1500}
         port = peer.bound("s")
         flow = peer.do("attach", name="s", kind="3t", local=["10.77.0.1", port])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apps.shimmed import Stage, stop
+from apps.shimmed import Stage, nap, stop
 from net.death_lab import Lab
 from net.service_lab import Api, Peer, assert_same_files, open_files, udp_from, until, veths
 
@@ -109,7 +109,7 @@ def test_sockperf(netns_pair: Sandbox, tmp_path: Path, direct: str) -> None:
     config.write_text(f'[ring]\ndirect = "{direct}"\n')
     service = Service(netns_pair, arguments=["--config", str(config)])
     service.start({FORCE: "1"})
-    stage = Stage(netns_pair, service)
+    stage = Stage(netns_pair, service, env={"LD_PRELOAD": str(nap())})
     target = ["-i", netns_pair.b.address, "-p", "11111"]
     server = stage.serve("sockperf", "server", *target)
     server.wait_for(r"\[SERVER\]|listen", 10)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.root
 PROGRAM = str(Path(__file__).with_name("verbs_program.py"))
 A, B, PORT = "10.77.0.1", "10.77.0.2", 7700
 NO_BPF = ("setpriv", "--bounding-set=-bpf,-net_admin,-sys_admin", "--inh-caps=-bpf,-net_admin,-sys_admin")
+NO_RAW = ("setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw")
 # what daemons do that close all they did not open; the numbers stay taken
 LATER = """
 import ctypes, os, socket, sys, time
@@ -101,6 +102,20 @@ def test_a_device_that_takes_no_flow_rules_any_more(service: Service) -> None:
     carried_by_xdp(service, program)
 
 
+def test_without_the_capability(service: Service) -> None:
+    """Each rung is in what `explain` says of the program and of the socket, with the reason by name and the remedy."""
+    program = run(service, PROGRAM, "echo", "block", A, str(PORT), options=("--softverbs",), prefix=NO_RAW)
+    program.wait_for('"bound"')
+    for asked in str(program.pid), f"{A}:{PORT}":
+        steps = json.loads(service.ask("explain", asked, "--json"))["steps"]
+        verbs, xdp = (step for step in steps if step["step"] == "ladder")
+        assert (verbs["ok"], verbs["reason"], verbs["remedy"]) == (True, "no-cap-net-raw",
+                                                                   Reason.NO_CAP_NET_RAW.remedy)
+        assert (xdp["ok"], xdp["reason"], xdp["remedy"]) == (True, "", "")
+        assert Reason.NO_CAP_NET_RAW.text in verbs["text"]
+        assert "no-cap-net-raw" in service.ask("explain", asked)
+
+
 def test_what_xdp_counts_on_the_software_device(service: Service) -> None:
     """Generic XDP sees a frame before the QP takes it: that is no datagram of the kernel socket."""
     program = run(service, PROGRAM, "echo", "block", A, str(PORT), options=("--softverbs",))
@@ -127,6 +142,8 @@ def test_an_interface_without_a_ring(verbs_only: Service) -> None:
     program = run(verbs_only, "-c", TO_NOBODY.format(address=A, port=PORT))
     program.wait_for('"sent"')
     assert [rung for rung, _ in ladder(verbs_only)] == ["verbs", "xdp", "kernel"]
+    (interface,) = (i for i in Api(verbs_only).status()["interfaces"] if i["name"] == "va")
+    assert (interface["backend"], interface["rings"]) == ("kernel", 0)
     ring = [step["text"] for step in explained(verbs_only) if step["step"] == "ring"]
     assert ring in ([Reason.NO_VERBS_LIBRARY.text], [Reason.NO_VERBS_DEVICE.text]), program.errors
     assert not [step for step in explained(verbs_only) if step["step"] == "flow"]

@@ -97,7 +97,7 @@ def test_a_frame_on_the_kernels_path_is_counted_and_comes_once(service: Service,
 def test_the_next_rung_with_the_programs_reason(service: Service, netns_pair: Sandbox, why: Reason) -> None:
     with Peer(service, netns_pair.a) as peer:
         ring = peer.do("ring", ifname="va", why=int(why))
-        assert (ring["status"], ring["kind"], ring["fds"]) == (0, lib.VMH_RING_DIRECT, 2)
+        assert (ring["status"], ring["kind"], ring["fds"]) == (0, lib.VMH_RING_DIRECT, 3)  # memory, queue, far end
         shown = Api(service).call("GET", "/v1/rings")[1][0]
         assert (shown["backend"], rungs(shown["ladder"])) == ("xdp", [("verbs", why.slug), ("xdp", "taken")])
         peer.bound("s", 7000)

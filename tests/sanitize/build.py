@@ -39,6 +39,11 @@ def tsan_library() -> Path:
     return directory / "vmahybrid" / "shim" / "libvmahybrid.so"
 
 
+def tsan_softverbs() -> Path:
+    """The directory of the software verbs device with ThreadSanitizer, made beside ``tsan_library``."""
+    return tsan_library().parents[1] / "verbs" / "softverbs"
+
+
 @contextmanager
 def sanitized(reports: Path) -> Iterator[None]:
     """Programs started inside run on the sanitizers' shim and report to files in ``reports``."""
@@ -58,9 +63,10 @@ def sanitized(reports: Path) -> Iterator[None]:
 
 
 def ours(reports: Path) -> list[str]:
-    """The reports that name a source of the shim; a third-party program's own errors are its own."""
+    """The reports that name a source of ours; a third-party program's own errors are its own."""
     texts = [path.read_text(errors="replace") for path in sorted(reports.iterdir())]
-    return [text[:6000] for text in texts if re.search(r"/vmahybrid/(shim|contracts)/\w+\.[ch]\b", text)]
+    source = re.compile(r"/vmahybrid/(shim|contracts|verbs/softverbs)/\w+\.[ch]\b")
+    return [text[:6000] for text in texts if source.search(text)]
 
 
 def compile_program(source: str, target: Path, *flags: str) -> Path:

@@ -20,6 +20,10 @@ from sanitize.build import compile_program, ours, sanitized
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
+# libgcc unwinds a cancelled thread without a word to AddressSanitizer, which then takes the stack of functions that are
+# gone for poisoned ("may be a false positive", its report says). And it looks at bad addresses before the shim does.
+NOT_SANITIZED = ("cancel ", "bad addresses", "kernel addresses")
+
 pytestmark = [pytest.mark.apps, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
@@ -64,11 +68,13 @@ def test_an_overrun_is_found(served: tuple[Sandbox, Service], tmp_path: Path) ->
 
 @pytest.mark.parametrize("profile", ["none", "latency"])
 def test_socket_calls(served: tuple[Sandbox, Service], reports: Path, profile: str) -> None:
-    """All cases of tests/compare run to their ends; whether they say what the kernel says is theirs to tell."""
+    """The cases of tests/compare run to their ends; whether they say what the kernel says is theirs to tell."""
     sandbox, service = served
-    ran = Rig(sandbox, service, profile).run(True, [])
-    missing = [name for name in case_names() if name not in ran]
-    assert not missing, missing
+    names = [name for name in case_names() if not name.startswith(NOT_SANITIZED)]
+    rig = Rig(sandbox, service, profile)
+    ran = rig.run(names)
+    missing = [name for name in names if name not in ran]
+    assert not missing, f"{missing}: {rig.said}"
     assert not [line for lines in ran.values() for line in lines if "ended with" in line]
 
 

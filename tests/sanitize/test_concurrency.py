@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from compare.programs import build
-from sanitize.build import compile_program, ours, sanitized, tsan_library
+from sanitize.build import compile_program, ours, sanitized, tsan_library, tsan_softverbs
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.apps, pytest.mark.slow, pytest.mark.timeout(300)]
 SECONDS = os.environ.get("VMH_STRESS_SECONDS", "2")
 SIGNALS = os.environ.get("VMH_STRESS_SIGNALS", "2000")
 PORT = "7001"
-ON = ["kernel", "shim", "asan"]
+ON = [("xdp", "kernel"), ("xdp", "shim"), ("xdp", "asan"), ("softverbs", "shim"), ("softverbs", "asan")]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Sandbox, Service]]:
-    with Sandbox("threads") as sandbox, Service(sandbox) as service:
+def served(softverbs: bool) -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("threads") as sandbox, Service(sandbox, softverbs=softverbs) as service:
         peer = sandbox.start(sandbox.b, [str(build() / "peer"), sandbox.b.address, "3600"])
         peer.wait_for("ready")
         yield sandbox, service
@@ -56,7 +56,7 @@ def counted(served: tuple[Sandbox, Service], on: str, reports: Path, argv: list[
     return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", program.output)}
 
 
-@pytest.mark.parametrize("on", ON)
+@pytest.mark.parametrize(("softverbs", "on"), ON, indirect=["softverbs"], scope="module")
 @pytest.mark.parametrize("wait", ["recv", "poll", "epoll", "nonblock"])
 def test_handler_uses_the_interrupted_socket(
     served: tuple[Sandbox, Service], programs: dict[str, Path], tmp_path: Path, wait: str, on: str
@@ -69,7 +69,7 @@ def test_handler_uses_the_interrupted_socket(
     assert found["bad"] == found["nested"] == found["mask"] == found["info"] == 0
 
 
-@pytest.mark.parametrize("on", ON[1:])
+@pytest.mark.parametrize(("softverbs", "on"), ON[1:], indirect=["softverbs"], scope="module")
 @pytest.mark.parametrize("mode", ["recv", "exclusive", "edge", "close"])
 def test_threads_share_sockets(
     served: tuple[Sandbox, Service], programs: dict[str, Path], tmp_path: Path, mode: str, on: str
@@ -82,18 +82,25 @@ def test_threads_share_sockets(
     assert found["asked"] > 300 * float(SECONDS)
 
 
+@pytest.fixture(scope="module")
+def racing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_program("threads.c", tmp_path_factory.mktemp("racing") / "threads", "-fsanitize=thread")
+
+
 @pytest.mark.parametrize("mode", ["recv", "exclusive", "edge", "close"])
-def test_no_data_race(served: tuple[Sandbox, Service], tmp_path: Path, mode: str) -> None:
+def test_no_data_race(served: tuple[Sandbox, Service], racing: Path, tmp_path: Path, mode: str) -> None:
     """The same threads under ThreadSanitizer. That the program closes an fd that another thread uses is its purpose."""
     sandbox, service = served
-    program = compile_program("threads.c", tmp_path / "threads", "-fsanitize=thread")
     reports, known = tmp_path / "reports", tmp_path / "known"
     reports.mkdir()
     known.write_text("race:^close$\nrace:^dup2$\n")
     options = f"log_path={reports}/tsan:suppressions={known}:exitcode=0:history_size=4"
     # the shim is before the runtime, which the program brings: addresses as TSan knows them, without randomisation
-    argv = ["setarch", "-R", "env", f"LD_PRELOAD={tsan_library()}", f"TSAN_OPTIONS={options}", "VMA_TRACELEVEL=1"]
-    running = sandbox.start(sandbox.a, [*argv, str(program), sandbox.b.address, PORT, SECONDS, mode], env=service.env)
+    settings = [f"LD_PRELOAD={tsan_library()}", f"TSAN_OPTIONS={options}", "VMA_TRACELEVEL=1"]
+    if service.softverbs:
+        settings.append(f"LD_LIBRARY_PATH={tsan_softverbs()}")
+    argv = ["setarch", "-R", "env", *settings]
+    running = sandbox.start(sandbox.a, [*argv, str(racing), sandbox.b.address, PORT, SECONDS, mode], env=service.env)
     deadline = time.monotonic() + 10
     while running.running and not service.ring_flows(running.pid):
         assert time.monotonic() < deadline, service.ask("explain", str(running.pid))

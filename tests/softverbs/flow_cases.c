@@ -326,6 +326,40 @@ static void super_frames(void)
 	free_end(&end);
 }
 
+/* Everything that no other rule takes, frames to other hosts too. */
+static void all_default(void)
+{
+	struct flow all = new_flow(IBV_FLOW_ATTR_ALL_DEFAULT, 0);
+	const uint8_t other[6] = { 2, 0, 0, 0, 0, 9 };
+	uint8_t frame[2048];
+	struct ibv_flow *every, *one;
+	int fd = kernel_socket(6000);
+	struct end a, b;
+
+	make_end(&a, (struct options){ 0 });
+	make_end(&b, (struct options){ 0 });
+	every = attach(&a, &all);
+	CHECK(every, "%s", strerror(errno));
+	one = attach_udp(&b, 6001, 5, 0);
+	datagram(6000, 1, 'a');
+	expect(&a, 1, "a port of the kernel's");
+	CHECK(kernel_gets(fd, 20) < 0, "%s", "");
+	datagram(6001, 2, 'a');
+	expect(&b, 2, "any other rule comes first");
+	CHECK(no_completion(a.rx, 5), "%s", "");
+	inject(frame, udp4(frame, (struct udp){ other, PEER_IP, "10.77.0.9", 9, 6002, 0, 0 }, 3, 'a'));
+	expect(&a, 3, "to another host");
+	CHECK(!ibv_destroy_flow(every), "%s", "");
+	datagram(6000, 4, 'a');
+	CHECK(kernel_gets(fd, 1000) == 4 && no_completion(a.rx, 5), "%s", "the kernel's again");
+	add_udp(&all, 0, 6000);
+	CHECK(!attach(&a, &all) && errno == EINVAL, "%s", "it has no specs");
+	CHECK(!ibv_destroy_flow(one), "%s", "");
+	close(fd);
+	free_end(&a);
+	free_end(&b);
+}
+
 static void refusals(void)
 {
 	struct ibv_flow_spec_esp esp = { .type = IBV_FLOW_SPEC_ESP, .size = sizeof(esp) };
@@ -375,5 +409,6 @@ const struct named_case flow_cases[] = {
 	{ "steal", steal },	      { "priorities", priorities }, { "tags", tags },
 	{ "sniffer", sniffer },	      { "vlan", vlan },		    { "ipv6", ipv6 },
 	{ "multicast", multicast },   { "odd-frames", odd_frames }, { "super-frames", super_frames },
+	{ "all-default", all_default },
 	{ "refusals", refusals },     { "no-tcx", no_tcx },	    { NULL, NULL },
 };

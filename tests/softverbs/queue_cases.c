@@ -151,6 +151,63 @@ static void memory_regions(void)
 	CHECK(!ibv_reg_mr(rig.pd, rig.own, 6, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP, "%s", strerror(errno));
 }
 
+static int send_from(struct end *end, const struct ibv_mr *mr, uint64_t addr)
+{
+	struct ibv_sge sge = { addr, 60, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+
+	CHECK(!ibv_post_send(end->qp, &wr, &bad) && completion(end->tx, &wc), "%s", "");
+	return (int)wc.status;
+}
+
+static void receive_at(struct end *end, const struct ibv_mr *mr, uint64_t addr)
+{
+	struct ibv_sge sge = { addr, BUFFER, mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 77, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	CHECK(!ibv_post_recv(end->qp, &wr, &bad), "%s", "");
+}
+
+/* What a work request calls an address need not be one, and may come to lie elsewhere. */
+static void memory_addresses(void)
+{
+	const uint64_t iova = 0x10000;
+	uint8_t *memory = aligned_alloc(4096, 8192), frame[BUFFER];
+	struct ibv_mr *mr = ibv_reg_mr_iova(rig.pd, memory, 4096, iova, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_flow *flow;
+	struct ibv_wc wc;
+	struct end end;
+
+	CHECK(mr && mr->addr == memory, "%s", strerror(errno));
+	make_end(&end, (struct options){ .recv_wr = 2 });
+	flow = attach_udp(&end, 7000, 0, 0);
+	datagram(7000, 1, 'x');
+	datagram(7000, 1, 'x');
+	CHECK(completion(end.rx, &wc) && completion(end.rx, &wc), "%s", "the buffers of the rig are used up");
+	receive_at(&end, mr, iova + 2048);
+	datagram(7000, 20, 'i');
+	CHECK(completion(end.rx, &wc) && wc.wr_id == 77 && wc.status == IBV_WC_SUCCESS, "%d", wc.status);
+	CHECK(wc.byte_len == 62 && memory[2048 + 42] == 'i' && memory[2048 + 61] == 'i', "%u", wc.byte_len);
+	udp4(memory + 100, (struct udp){ rig.peer, OWN_IP, "10.77.0.9", 7000, 9, 0, 0 }, 18, 'o');
+	CHECK(send_from(&end, mr, iova + 100) == IBV_WC_SUCCESS, "%s", "");
+	CHECK(from_wire(frame, sizeof(frame)) == 60 && frame[42] == 'o', "%c", frame[42]);
+	/* moved: the address is that of the memory from now on, and what was there is not touched */
+	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory + 4096, 4096, 0), "%s", strerror(errno));
+	receive_at(&end, mr, (uintptr_t)memory + 4096);
+	datagram(7000, 20, 'm');
+	CHECK(completion(end.rx, &wc) && wc.status == IBV_WC_SUCCESS, "%d", wc.status);
+	CHECK(memory[4096 + 42] == 'm' && memory[2048 + 42] == 'i', "%c%c", memory[4096 + 42], memory[2048 + 42]);
+	udp4(memory + 4200, (struct udp){ rig.peer, OWN_IP, "10.77.0.9", 7000, 9, 0, 0 }, 18, 'n');
+	CHECK(send_from(&end, mr, (uintptr_t)memory + 4200) == IBV_WC_SUCCESS, "%s", "");
+	CHECK(from_wire(frame, sizeof(frame)) == 60 && frame[42] == 'n', "%c", frame[42]);
+	CHECK(send_from(&end, mr, iova + 100) == IBV_WC_LOC_PROT_ERR, "%s", "its address of before");
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+	CHECK(!ibv_dereg_mr(mr), "%s", "");
+	free(memory);
+}
+
 static void overrun(void)
 {
 	struct end end;
@@ -187,7 +244,8 @@ static void states(void)
 	make_end(&end, (struct options){ .recv_wr = 2 });
 	CHECK(!ibv_query_qp(end.qp, &attr, IBV_QP_STATE | IBV_QP_CAP, &init) && attr.qp_state == IBV_QPS_RTS, "%d", attr.qp_state);
 	CHECK(attr.cap.max_recv_wr == 2 && init.qp_type == IBV_QPT_RAW_PACKET, "%u", attr.cap.max_recv_wr);
-	CHECK(to_state(end.qp, IBV_QPS_INIT) == EINVAL && to_state(end.qp, IBV_QPS_SQD) == EINVAL, "%s", "");
+	CHECK(to_state(end.qp, IBV_QPS_INIT) == EINVAL && to_state(end.qp, IBV_QPS_RTR) == EINVAL, "%s", "");
+	CHECK(to_state(end.qp, IBV_QPS_SQD) == EOPNOTSUPP && to_state(end.qp, IBV_QPS_SQE) == EINVAL, "%s", "");
 	CHECK(!to_state(end.qp, IBV_QPS_ERR), "%s", "");
 	for (uint64_t i = 0; i < 2; i++)
 		CHECK(completion(end.rx, &wc) && wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == i, "%d", wc.status);
@@ -250,6 +308,7 @@ static void built_requests(void)
 const struct named_case queue_cases[] = {
 	{ "inline-limit", send_inline_limit }, { "signalled", send_signalled }, { "checksums", send_checksums },
 	{ "receive-faults", receive_faults },  { "send-faults", send_faults },  { "memory-regions", memory_regions },
+	{ "memory-addresses", memory_addresses },
 	{ "overrun", overrun },		       { "states", states },		{ "built-requests", built_requests },
 	{ NULL, NULL },
 };

@@ -104,13 +104,16 @@ def test_flows(view: FakeView, run: Run) -> None:
 
 def test_explain(view: FakeView, run: Run) -> None:
     view.explain_steps.append(ExplainStep("traffic", True, "word " * 50))
+    view.explain_steps.append(ExplainStep("ladder", True, "eth0: verbs: none", "run as root", "no-cap-net-raw"))
     code, out, _ = run("explain", "4711:14")
     assert code == 0
     assert out.startswith("socket 4711:14\n  ok  session    connected\n  no  ring       none\n")
     assert "-> doctor" in out
+    assert "  ok  ladder     eth0: verbs: none (no-cap-net-raw)\n" in out
     assert max(map(len, out.splitlines())) <= 100
     body = json.loads(run("explain", "10.0.0.1:53", "--json")[1])
     assert (body["schema"], body["socket"]) == (1, "10.0.0.1:53")
+    assert [step["reason"] for step in body["steps"]] == ["", "", "", "no-cap-net-raw"]
     run("explain", "../../status")
     assert view.calls[-1] == ("explain", "10.0.0.1:53")  # a slash never gets out of its part of the path
 
@@ -135,6 +138,7 @@ def test_config(view: FakeView, run: Run) -> None:
     (["flows", "delete", "x"], 2, ["'x'", "not a number"]),
     (["flows", "explode"], 2, ["'explode'"]),
     (["explain"], 2, ["explain", "PID[:FD]|ADDR:PORT"]),
+    (["explain", ""], 2, ["socket ''", "neither PID:FD, PID nor ADDR:PORT"]),
     (["explain", "x"], 2, ["'x' is none of"]),
     (["explain", "1:1"], 1, ["socket 1:1", "no such socket"]),
     (["config", "set", "x"], 2, ["'x'", "not KEY=VALUE"]),

@@ -17,6 +17,7 @@ from vmahybrid.contracts import addr_to_bytes, lib, pack, size_of
 from vmahybrid.errors import UsageError, VmahybridError
 from vmahybrid.service.apiserver import read_token
 from vmahybrid.service.control import TokenBucket
+from vmahybrid.service.drops import WINDOW, Drops, dropped, sentence
 from vmahybrid.service.events import BACKLOG, EventLog
 from vmahybrid.service.grace import Grace
 from vmahybrid.service.instance import Instance, listener, remove_socket
@@ -146,6 +147,7 @@ class Link:
     (Link("eth0", master=4), ["eth0"], True, Reason.IF_UNSUPPORTED),
     (Link("wg0", arphrd=65534), ["wg0"], True, Reason.IF_UNSUPPORTED),
     (Link("vmhr3"), [], True, Reason.IF_UNSUPPORTED),
+    (Link("vmhf3"), [], True, Reason.IF_UNSUPPORTED),
     (Link("lo", loopback=True, arphrd=772), ["lo"], True, Reason.LOOPBACK),
 ])
 def test_which_interfaces_are_served(link: Link, interfaces: list[str], address: bool, reason: Reason) -> None:
@@ -260,3 +262,30 @@ def test_reasons() -> None:
                 'REASON(1, A, "a", "t", "")\nREASON(2, B, "a", "t", "")'):
         with pytest.raises(ValueError, match="line"):
             parse_reasons(bad)
+
+
+def test_losses_of_the_last_minute() -> None:
+    """A ring begins at zero; what is older than a minute is the new beginning; no change, no loss."""
+    drops = Drops()
+
+    def rose(now: float, **kernel: int) -> int:
+        before, after = drops.note(1, kernel, now)
+        return dropped(after) - dropped(before)
+
+    assert rose(0, rx_dropped=5, rx_ring_full=2) == 7
+    assert rose(30, rx_dropped=9, rx_ring_full=2) == 11
+    assert rose(31) == 11  # could not be read
+    assert rose(WINDOW + 1, rx_dropped=9, rx_ring_full=2) == 4
+    assert rose(WINDOW + 31, rx_dropped=9, rx_ring_full=2) == 0
+    assert drops.note(2, {"rx_dropped": 3}, 100) == ({}, {"rx_dropped": 3})
+
+
+@pytest.mark.parametrize(("after", "words", "not_said"), [
+    ({"rx_dropped": 7, "rx_fill_ring_empty_descs": 7}, ["no free frame", "VMA_RX_WRE and ring.frames"], "rx_size"),
+    ({"rx_ring_full": 7}, ["receive ring was full", "ring.rx_size"], "WRE"),
+    ({"rx_dropped": 7}, ["Let it poll more often."], "raise")])
+def test_the_sentence_of_a_loss(after: dict[str, int], words: list[str], not_said: str) -> None:
+    said = sentence("process 9 (x)", "eth0", 4, {}, after)
+    assert said.startswith("Process 9 (x) lost 7 packets at eth0 in the last minute: its ring 4 ")
+    assert not [word for word in words if word not in said], said
+    assert not_said not in said

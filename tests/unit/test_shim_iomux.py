@@ -29,11 +29,11 @@ SHIM_SOURCES = (
 BUILDS: dict[str, tuple[list[str], set[str], int]] = {
     "plain": (["gcc", "-O2"], set(), 20000),
     "address": (
-        ["clang", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+        ["clang-14", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         {"cancellation"},
         3000,
     ),
-    "thread": (["clang", "-O1", "-fsanitize=thread"], {"eintr"}, 3000),
+    "thread": (["clang-14", "-O1", "-fsanitize=thread"], {"eintr"}, 3000),
 }
 TESTS = {
     "level",

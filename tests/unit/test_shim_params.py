@@ -165,9 +165,10 @@ def test_statistics(driver: Path, tmp_path: Path) -> None:
     shm = tmp_path / "shm"
     shm.mkdir()
     shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4")
-    for key in ("fd", "slots", "reused", "zeroed", "child", "parent"):
+    for key in ("fd", "slots", "reused", "zeroed", "child", "nameless", "parent"):
         assert shown[key] == "1", key
     assert shown["mode"] == "600 size=1"
+    assert shown["named"] == shown["file"], "the service goes by the name of the descriptor"
     assert list(shm.iterdir()) == []
     assert dump.read_text().splitlines() == [
         "VMA: [fd=10] Tx Offload: 455 / 233020 / 0 [kilobytes/packets/errors]",
@@ -201,7 +202,7 @@ def test_statistics_file_while_running(driver: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
     process.communicate("\n")
     magic, version, size, pid, nsocks = struct.unpack_from("5I", data)
-    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 2, len(data), process.pid, 100)
+    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 3, len(data), process.pid, 100)
     assert not path.exists()
 
 

@@ -47,6 +47,7 @@ def fill_socket(page: Any) -> None:
     slot.mc_if, slot.ngroups = mapped("10.77.1.1"), 200
     slot.groups[0] = mapped("224.4.1.3")
     slot.flow_id, slot.ring_id, slot.thread_rx, slot.thread_tx = 9, 2, 1234, 1235
+    slot.tx_os_reason = 27
     for number, counter in enumerate(counters.SOCKET):
         setattr(slot, counter.name, (1 << 40) + number)
     page.select.rx_ready = 30372
@@ -80,6 +81,7 @@ def test_every_field_of_a_page() -> None:
     assert sock.reason_text
     assert sock.remedy
     assert (sock.flow_id, sock.ring_id, sock.thread_rx, sock.thread_tx) == (9, 2, 1234, 1235)
+    assert sock.tx_os_reason == "mtu"
     assert len(sock.groups) == lib.VMH_STATS_GROUPS  # ngroups says 200: only the first ones are kept
     assert sock.groups[0] == "224.4.1.3"
     assert sock.counters == {c.name: (1 << 40) + n for n, c in enumerate(counters.SOCKET)}
@@ -124,7 +126,7 @@ def test_a_file_that_shrank_has_fewer_sockets() -> None:
 
 @pytest.mark.parametrize(("field", "value", "token"), [
     ("magic", 1, "magic 0x00000001"),
-    ("version", 3, "version 3"),
+    ("version", 2, "version 2"),
     ("sock_size", 8, "sock_size 8"),
     ("sock_size", 0, "sock_size 0"),
     ("nsocks", 0xFFFFFFFF, "nsocks 4294967295"),

@@ -89,6 +89,20 @@ def test_nor_one_that_was_there_before(table: SteeringTable) -> None:
     assert home(table) == [(broad, Reason.CONFLICT)]
 
 
+@pytest.mark.parametrize("first", ["broad", "narrow"])
+def test_the_software_device_compares_priorities_within_a_process_only(table: SteeringTable, first: str) -> None:
+    for ring_id, owner in (11, QP), (12, OTHER_QP):
+        table.drop_ring(ring_id)
+        table.add_ring(RingRef(ring_id, owner, ETH0, Act.PASS, 0, software=True))
+    broad, narrow, own = flow(), flow(OTHER_QP, remote=PEER, remote_port=7), flow(OTHER_QP, port=6000)
+    for made in (broad, narrow) if first == "broad" else (narrow, broad):
+        table.attach(made)
+    assert home(table) == [(broad, Reason.CONFLICT)]
+    table.attach(own)
+    table.attach(flow(OTHER_QP, port=6000, remote=PEER, remote_port=7))
+    assert home(table) == []  # of one program
+
+
 @pytest.mark.parametrize(("broad", "narrow"), [(QP, OTHER_QP), (QP, QP), (XDP, QP)])
 def test_where_priorities_or_the_program_decide(table: SteeringTable, broad: int, narrow: int) -> None:
     table.attach(flow(broad))

@@ -6,6 +6,7 @@
 # ruff: noqa: UP031  (printf formats, on purpose)
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from vmahybrid.service.view import ProcessStats
 from vmahybrid.stats.counters import SOCKET
-from vmahybrid.vma_stats import lists, tables
+from vmahybrid.vma_stats import full, lists, tables
+from vmahybrid.vma_stats.delta import delta
 from vmahybrid.vma_stats.main import main
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -240,6 +242,34 @@ def test_iomux_row_is_that_of_printf(kind: str, deltas: bool, values: tuple[int,
 def test_netstat_columns_line_up() -> None:
     row = lists.netstat_row({"proto": "udp", "offloaded": True, "local": "255.255.255.255:65535", "pid": 1,
                              "remote": "255.255.255.255:65535", "state": "ESTABLISHED", "inode": 1, "comm": "x",
-                             "counters": {"rx_ready_bytes": 0, "tx_ready_bytes": 0}})  # fmt: skip
+                             "counters": {counter.name: 0 for counter in SOCKET}})  # fmt: skip
     for title, text in (("Local Address", "255."), ("State", "ESTABLISHED"), ("Inode", "1 "), ("PID/", "1/x")):
         assert row.startswith(text, lists.NETSTAT_HEADER.index(title)), title
+
+
+def test_what_the_kernel_dropped_before_the_ring() -> None:
+    """As totals, and as a rate per second of two readings that are 2 s apart."""
+    def reading(seconds: float, **kernel: int) -> dict[str, Any]:
+        one = ring(stats={"rx_bad": 3, "pool_rx_empty": 5}, kernel=kernel)
+        return asdict(ProcessStats(process(), seconds, [], [], [one]))
+
+    before = reading(10, rx_dropped=10, rx_ring_full=0, rx_fill_ring_empty_descs=10)
+    now = reading(12, rx_dropped=50, rx_ring_full=6, rx_fill_ring_empty_descs=50)
+
+    def lines(what: dict[str, Any], deltas: bool) -> list[str]:
+        return [" ".join(line.split()) for line in full.full_view(what, [], deltas)]
+
+    for line in ("Packets dropped: 59", "HW RX Packets dropped: 56", "No buffers error: 55"):
+        assert line in lines(now, deltas=False)
+    rates = lines(delta(before, now, 1), deltas=True)
+    assert "Packets dropped: 23 /s" in rates
+    assert "HW RX Packets dropped: 23 /s" in rates
+    assert "No buffers error: 20" in rates
+    assert "HW RX" not in str(lines(reading(10, rx_dropped=0), deltas=False))
+
+
+@pytest.mark.parametrize(("offloaded", "ring_sent", "kernel_sent", "says"), [
+    (True, 0, 0, "Yes"), (True, 1, 5, "Yes"), (True, 0, 5, "Rx only"), (False, 0, 5, "No")])
+def test_a_socket_that_sends_by_the_kernel_alone(offloaded: bool, ring_sent: int, kernel_sent: int, says: str) -> None:
+    row = sock(offloaded=offloaded, counters={"tx_packets": ring_sent, "tx_os_packets": kernel_sent})
+    assert lists.netstat_row(asdict(row))[6:15].strip() == says

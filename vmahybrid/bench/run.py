@@ -16,7 +16,7 @@ from vmahybrid.bench import sockperf
 from vmahybrid.bench.sandbox import Sandbox, SandboxError, sweep
 from vmahybrid.bench.served import Service, tool
 
-SECONDS = 6.0
+SECONDS = 6.0  # of each run of sockperf; another number may be the only argument
 
 GO_ON = """How to go on
   vmahybrid start --interface eth0        the service, on an interface of this machine; root
@@ -66,28 +66,28 @@ def look(service: Service, pair: sockperf.Pair) -> Seen:
     return seen
 
 
-def measure_kernel(sandbox: Sandbox, progress: Progress) -> tuple[sockperf.Latency, sockperf.Latency]:
+def measure_kernel(sandbox: Sandbox, seconds: float, progress: Progress) -> tuple[sockperf.Latency, sockperf.Latency]:
     """Blocking and non-blocked sockperf without us."""
     results = []
     for nonblocked in (False, True):
         how = "--nonblocked" if nonblocked else "blocking (its default)"
         progress.begin(f"sockperf ping-pong on the kernel, {how}")
-        results.append(sockperf.ping_pong(sandbox, SECONDS, nonblocked=nonblocked))
+        results.append(sockperf.ping_pong(sandbox, seconds, nonblocked=nonblocked))
         progress.end(f"{results[-1].p50:.2f} us")
     return results[0], results[1]
 
 
-def measure_shim(sandbox: Sandbox, progress: Progress) -> tuple[sockperf.Latency, Seen]:
+def measure_shim(sandbox: Sandbox, seconds: float, progress: Progress) -> tuple[sockperf.Latency, Seen]:
     """The same sockperf under `vmahybrid run -p latency` on both sides, and what one can see meanwhile."""
     progress.begin("vmahybrid start on both ends")
     seen: list[Seen] = []
     with Service(sandbox) as service:
         progress.end(f"ready after {service.ready_seconds:.1f} s")
         progress.begin("sockperf under vmahybrid run -p latency, looking at it with vma_stats")
-        sockperf.ping_pong(sandbox, SECONDS, service, meanwhile=lambda pair: seen.append(look(service, pair)))
+        sockperf.ping_pong(sandbox, seconds, service, meanwhile=lambda pair: seen.append(look(service, pair)))
         progress.end()
         progress.begin("the same, left alone to be measured")
-        latency = sockperf.ping_pong(sandbox, SECONDS, service)
+        latency = sockperf.ping_pong(sandbox, seconds, service)
         progress.end(f"{latency.p50:.2f} us")
         progress.begin("vmahybrid stop (SIGTERM)")
     progress.end("clean: nothing left")
@@ -125,14 +125,15 @@ def main() -> int:
         print("vmahybrid: make run: needs root for namespaces and AF_XDP. Run: sudo make run", file=sys.stderr)
         return 77
     signal.signal(signal.SIGTERM, _terminate)
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     progress = Progress()
     try:
         sweep()
         progress.begin("making a sandbox: two network namespaces joined by a veth")
         with Sandbox("run") as sandbox:
             progress.end()
-            blocking, nonblocked = measure_kernel(sandbox, progress)
-            shim, seen = measure_shim(sandbox, progress)
+            blocking, nonblocked = measure_kernel(sandbox, seconds, progress)
+            shim, seen = measure_shim(sandbox, seconds, progress)
     except SandboxError as error:
         say("failed")
         print(f"vmahybrid: make run: {error}", file=sys.stderr)

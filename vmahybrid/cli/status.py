@@ -64,6 +64,8 @@ def _why(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
         if i["reason"] != "none" or not i["attached"]:
             note = i["reason_text"] + (f". To change it: {i['remedy']}" if i["remedy"] else "")
             notes.setdefault(note, []).append(i["name"])
+        if "tcx" in i["hook"]:
+            notes.setdefault(i["hook"], []).append(i["name"])
     for note, names in notes.items():
         yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {note}", style.width - 2, "  "))
 
@@ -89,6 +91,8 @@ def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Itera
 
 def interface_row(i: dict[str, Any]) -> list[object]:
     mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if i["attached"] else "none"
+    if "now tcx" in i["hook"]:
+        mode += ", now tcx"
     why = "" if i["reason"] == "none" else i["reason"]
     return [i["name"], i["netns"], i["backend"], mode, i["mtu"], i["queues"] or "-", i["rings"], i["rules"], why]
 

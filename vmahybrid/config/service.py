@@ -52,6 +52,12 @@ def _integer(least: int, most: int, power: bool = False) -> Callable[[Any], int]
     return parse
 
 
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("true or false")
+    return value
+
+
 def _choice(*words: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in words:
@@ -124,6 +130,8 @@ KEYS = (
         live=True),
     Key("ring.direct", "first", _choice("first", "never"), "may the first process on an interface have its queue "
         "directly? It is faster, but what it sends can't be filtered", live=True),
+    Key("bulk.switch", True, _boolean, "while bulk traffic of the kernel crosses an interface in generic XDP mode, "
+        "steer at tcx, which keeps its rate"),
     Key("limits.rings", 256, _integer(0, 4096), "rings of all processes", "rings", live=True),
     Key("limits.rules", 16384, _integer(0, 16384), "rules in the steering table", "rules", live=True),
     Key("limits.sessions", 1024, _integer(1, 65536), "programs connected at a time", "sessions", live=True),

@@ -78,6 +78,7 @@ struct vmh_msg_ring {
 #define VMH_RING_F_ZEROCOPY 1
 #define VMH_RING_F_VERIFY_CSUM 2 /* a physical wire: verify UDP checksums on receive */
 #define VMH_RING_F_BIND_AFTER 4  /* the XSKs are not bound: map everything, then RING_MAPPED, whose reply has the flags */
+#define VMH_RING_F_FAR 8         /* the last queue is the same flows' other way in, never both at a time: receive only */
 
 struct vmh_msg_ring_reply {
 	struct vmh_msg_hdr hdr;

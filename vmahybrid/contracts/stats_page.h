@@ -6,7 +6,7 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 2
+#define VMH_STATS_VERSION 3
 #define VMH_STATS_RINGS 16
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 8       /* per socket, first ones */
@@ -36,6 +36,8 @@ struct vmh_sock_stats {
 	unsigned int thread_rx;      /* last tid that received / sent */
 	unsigned int thread_tx;
 	unsigned int ring_id;
+	unsigned int tx_os_reason;   /* reasons.def: why the kernel sent the last datagram that it sent; 0: none yet */
+	unsigned int pad;
 	unsigned char groups[VMH_STATS_GROUPS][16];
 	/* counters (meaning: research of the manual; one per successful call unless said) */
 	unsigned long long rx_packets, rx_bytes, rx_eagain, rx_errors;

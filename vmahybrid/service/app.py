@@ -22,6 +22,7 @@ from vmahybrid.net.netns import NAMED
 from vmahybrid.service import health
 from vmahybrid.service.apiserver import ApiServer
 from vmahybrid.service.backend import Backend
+from vmahybrid.service.bulk import BulkWatcher
 from vmahybrid.service.control import ControlServer
 from vmahybrid.service.core import Core
 from vmahybrid.service.facade import Facade
@@ -57,6 +58,7 @@ class Service:
         self._stops = 0
         self._closed = False
         self._housekeeping: asyncio.Task[None] | None = None
+        self._bulk = BulkWatcher(self.core)
         self._next_session = 1
 
     # ---- the three functions
@@ -78,6 +80,8 @@ class Service:
         self.core.features.update(features(), live_frames=self.core.backend.live_frames,
                                   map_bound_xsk=self.core.backend.maps_bound)
         self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
+        if self.core.config["bulk.switch"]:
+            self._bulk.start()
         await self._api.open()
         self.core.api = self._api.addresses
         self._control.open()
@@ -125,6 +129,7 @@ class Service:
         await core.grace.wait()
         for session in list(core.sessions.values()):
             session.notify(event(lib.VMH_EV_BYE, reason=Reason.SERVICE_STOP))
+        self._bulk.stop()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         core.events.close()

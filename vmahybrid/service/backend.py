@@ -32,8 +32,9 @@ class RingHandle(Protocol):
     act: Act                    # how the interface's program reaches it
     target: int
     umem_fd: int
-    xsk_fds: list[int]          # one per queue
+    xsk_fds: list[int]          # one per queue, perhaps one more of a far end
     bind_after: bool            # the sockets are not bound yet: ``bind`` when the process has mapped them
+    queues: int                 # of the interface that it has, 1 for a ring veth
     zerocopy: bool
     geometry: dict[str, int]    # frames, frame_size (bytes), rx_size, tx_size, ... (descriptors per queue)
     grants: MirrorTarget[GrantKey, int] | None  # quick; None: a direct ring can't be filtered
@@ -67,6 +68,29 @@ class PortHandle(Protocol):
     driver: str
     queues: int
     rules: MirrorTarget[FlowKey, Action]        # quick
+
+    @property
+    def hook(self) -> str:
+        """What steers now, for people: "generic, now tcx (bulk traffic)"; quick."""
+        ...
+
+    @property
+    def switches(self) -> int:
+        """Times that it went to tcx or back."""
+        ...
+
+    @property
+    def switch_failures(self) -> int:
+        """Steps on the way to tcx or back that failed."""
+        ...
+
+    def watch(self) -> bool:
+        """Look for bulk traffic, once per tick: is ``turn`` due? Quick."""
+        ...
+
+    def turn(self) -> bool:
+        """To tcx or back. False: not done, ``hook`` says why."""
+        ...
 
     def hits(self, index: int) -> tuple[int, int]:
         """(packets, bytes) of a rule index; quick."""

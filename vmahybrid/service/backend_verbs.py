@@ -25,7 +25,7 @@ class VerbsRingHandle:
         self.act, self.target = Act.PASS, 0
         self.umem_fd = -1
         self.xsk_fds: list[int] = []
-        self.bind_after = False
+        self.bind_after, self.queues = False, 0
         self.software = device.startswith(SOFTWARE_PREFIX)
         self.zerocopy = not self.software
         self.geometry = dict.fromkeys(("frames", "frame_size", "rx_size", "tx_size", "fill_size", "comp_size"), 0)

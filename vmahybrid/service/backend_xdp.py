@@ -64,6 +64,7 @@ class XdpRingHandle:
         to_ring = Action.from_bytes(ring.action(0))
         self.act, self.target = to_ring.kind, to_ring.target
         self.umem_fd, self.xsk_fds, self.geometry = ring.umem_fd, ring.xsk_fds, ring.geometry
+        self.queues = len(ring.xsk_fds) - ring.far
         self.grants: MirrorTarget[GrantKey, int] | None = None if self.direct else GrantsTarget(ring)
 
     def _look(self) -> None:
@@ -95,6 +96,24 @@ class XdpPortHandle:
         self.driver, self.queues = port.info.driver, port.info.queues
         self.rules: MirrorTarget[FlowKey, Action] = RulesTarget(port)
 
+    @property
+    def hook(self) -> str:
+        return self._port.hook
+
+    @property
+    def switches(self) -> int:
+        return self._port.switch.switches
+
+    @property
+    def switch_failures(self) -> int:
+        return self._port.switch.failures
+
+    def watch(self) -> bool:
+        return self._port.watch()
+
+    def turn(self) -> bool:
+        return self._port.turn()
+
     def hits(self, index: int) -> tuple[int, int]:
         return self._port.hits(index)
 
@@ -116,9 +135,13 @@ class XdpPortHandle:
 
 
 class XdpBackend:
-    """See backend.Backend. The image is compiled once, in a child process that ends with the compiler's memory."""
+    """See backend.Backend. The image is compiled once, in a child process that ends with the compiler's memory.
 
-    def __init__(self) -> None:
+    ``switch``: ports in generic mode go to tcx while bulk traffic comes.
+    """
+
+    def __init__(self, *, switch: bool = False) -> None:
+        self._switch = switch
         self._image: Image | None = None
         self._injector: Injector | None = None
         self._two_steps = False
@@ -144,4 +167,4 @@ class XdpBackend:
 
     def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
         assert self._image is not None, "prepare() comes first"
-        return XdpPortHandle(XdpPort.open(worker, self._image, name, mode), self._two_steps)
+        return XdpPortHandle(XdpPort.open(worker, self._image, name, mode, switch=self._switch), self._two_steps)

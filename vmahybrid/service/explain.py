@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.contracts import addr_to_text
 from vmahybrid.errors import NotFound, UsageError
-from vmahybrid.service import views
+from vmahybrid.service import fds, views
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.ladder import KERNEL, VERBS_REASONS, Ladder
@@ -43,7 +43,11 @@ def _ok(step: str, text: str) -> ExplainStep:
 
 
 def _no(step: str, reason: Reason, text: str = "") -> ExplainStep:
-    return ExplainStep(step, False, text or reason.text, reason.remedy)
+    return ExplainStep(step, False, text or reason.text, reason.remedy, _slug(reason))
+
+
+def _slug(reason: Reason) -> str:
+    return "" if reason is Reason.NONE else reason.slug
 
 
 def _find(core: Core, pid: int) -> Session | None:
@@ -68,6 +72,10 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
     yield step
     if session is None:
         return
+    for ifindex, ladder in session.ladders.items():
+        link = session.namespace.link(ifindex) if session.namespace is not None else None
+        if link is not None:
+            yield from _ladder(link.name, ladder)
     page = views.read_stats(session)
     if page is None:
         yield ExplainStep("family", False, "the program handed over no statistics page: its sockets can't be listed",
@@ -75,10 +83,27 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
         return
     if not page.sockets:
         yield ExplainStep("family", False, "the program has no socket that could be offloaded", "")
-    for socket in page.sockets:
-        state = "offloaded" if socket.offloaded else f"on the kernel: {socket.reason_text}"
-        yield ExplainStep("flow", socket.offloaded, f"{socket.socket_id} {socket.proto} {socket.local}: {state}",
-                          "" if socket.offloaded else socket.remedy)
+    yield from map(_summary, page.sockets)
+    yield from fds.explain_others(pid)
+
+
+def _summary(socket: SocketView) -> ExplainStep:
+    """A socket in one line. One whose flow is on a ring while all that it did was to send by the kernel is at fault."""
+    name = f"{socket.socket_id} {socket.proto} {socket.local}"
+    if not socket.offloaded:
+        return ExplainStep("flow", False, f"{name}: on the kernel: {socket.reason_text}", socket.remedy,
+                           _slug(Reason.from_slug(socket.reason)))
+    if not _sends_by_kernel(socket):
+        return _ok("flow", f"{name}: offloaded")
+    reason = Reason.from_slug(socket.tx_os_reason)
+    way = "receives by a ring" if socket.counters.get("rx_packets", 0) else "would receive by a ring"
+    why = f": {reason.text}" if reason is not Reason.NONE else ""
+    return _no("flow", reason, f"{name}: {way}, but sends by the kernel{why}")
+
+
+def _sends_by_kernel(socket: SocketView) -> bool:
+    """It has sent, and nothing of that by a ring."""
+    return socket.counters.get("tx_os_packets", 0) > 0 and not socket.counters.get("tx_packets", 0)
 
 
 def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
@@ -91,10 +116,7 @@ def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
     flows = sorted((f for f in core.table.of_owner(session.id) if f.fd == fd), key=lambda f: f.kind is Kind.MULTICAST)
     flow = next(iter(flows), None)
     if socket is None and flow is None:
-        if not os.path.lexists(f"/proc/{pid}/fd/{fd}"):
-            raise NotFound(f"socket {pid}:{fd}", f"process {pid} has no file descriptor {fd}",
-                           f"vmahybrid explain {pid} lists its sockets")
-        yield _no("family", Reason.TYPE, f"fd {fd} is no socket that could be offloaded")
+        yield fds.explain_one(pid, fd, bool(page and page.sockets_over))
         return
     if socket is not None:
         yield from _of_page(socket)
@@ -108,6 +130,7 @@ def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
     for text, reason in session.refused_groups(fd):
         yield _no("flow", reason, f"group {text}: {reason.text}")
     if socket is not None:
+        yield from _sending(socket)
         yield _traffic(socket)
 
 
@@ -156,7 +179,7 @@ def _ladder(interface: str, ladder: Ladder) -> Iterator[ExplainStep]:
     carried = bool(ladder) and ladder[-1].taken and ladder[-1].backend != KERNEL
     for rung in ladder:
         ok = carried or (rung.taken and rung.backend != KERNEL)
-        yield ExplainStep("ladder", ok, f"{interface}: {rung.sentence}", rung.reason.remedy)
+        yield ExplainStep("ladder", ok, f"{interface}: {rung.sentence}", rung.reason.remedy, _slug(rung.reason))
 
 
 def _rules(core: Core, flow: Flow) -> ExplainStep:
@@ -224,32 +247,42 @@ def _traffic(socket: SocketView) -> ExplainStep:
     used = ring + sent > 0
     if not socket.offloaded:
         return ExplainStep("traffic", False, text)
-    if not used and kernel + sent_kernel:
-        return ExplainStep("traffic", False, text + ": the flow is on a ring, but nothing came or went by it yet",
+    if not used and kernel:
+        return ExplainStep("traffic", False, text + ": the flow is on a ring, but nothing came by it yet",
                            "vmahybrid status shows the ways out of the XDP program")
     return _ok("traffic", text)
 
 
+def _sending(socket: SocketView) -> Iterator[ExplainStep]:
+    """What is sent is decided per datagram, whatever the receiving flow does."""
+    ring, kernel = socket.counters.get("tx_packets", 0), socket.counters.get("tx_os_packets", 0)
+    if not ring + kernel:
+        return
+    text, remedy = f"{ring} datagrams by the ring, {kernel} by the kernel", ""
+    reason = Reason.from_slug(socket.tx_os_reason)
+    if kernel and reason is not Reason.NONE:
+        text, remedy = f"{text}, the last because {reason.text}", reason.remedy
+    yield ExplainStep("sending", not _sends_by_kernel(socket), text, remedy)
+
+
 def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
-    flows = [(core.sessions.get(f.owner), f) for f in core.table.flows.values()
-             if f.owner and f.local_port == port and (ANY_ADDR in (address, f.local) or f.local == address)]
-    for session, flow in flows:
-        if session is not None:
-            yield from _socket(core, session.pid, flow.fd)
-    if flows:
+    places = _places(core, address, port)
+    for pid, fd in places:
+        yield from _socket(core, pid, fd)
+    others = fds.at(core, address, port)
+    for pid, fd in others:
+        yield _session(core, pid)[1]
+        yield fds.explain_one(pid, fd, over=False)
+    if any(flow.owner and _at(flow, address, port) for flow in core.table.flows.values()):
         return
     for rule in views.operator_flows(core):
         if _meets(rule.local, rule.local_port, address, port) or _meets(rule.remote, rule.remote_port, address, port):
             packets, _ = core.hits(rule)
             what = f"{rule.action.value} {PROTO_NAMES[rule.proto]} {rule.local_text} {rule.remote_text}"
             yield _no("rule", Reason.RULE, f"rule {rule.flow_id} of the operator: {what}: {packets} packets")
+    if places or others:
+        return
     text = f"{addr_to_text(address)}:{port or '*'}"
-    for session in core.sessions.values():
-        page = views.read_stats(session)
-        for socket in page.sockets if page is not None else ():
-            if socket.local in (text, f"0.0.0.0:{port}", f"*:{port}"):
-                yield from _socket(core, session.pid, socket.fd)
-                return
     yield ExplainStep("session", False, f"no program under the shim has a socket at {text}",
                       "start the program with: vmahybrid run -- COMMAND")
     for namespace in core.namespaces.all.values():
@@ -259,6 +292,24 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
                 what = f"{namespace.name}:{link.name} has the address"
                 yield _ok("interface", what) if reason is Reason.NONE else _no("interface", reason,
                                                                                f"{what}: {reason.text}")
+
+
+def _at(flow: Flow, address: bytes, port: int) -> bool:
+    return flow.local_port == port and (ANY_ADDR in (address, flow.local) or flow.local == address)
+
+
+def _places(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
+    """(pid, fd) of the sockets with flows there; without a flow the first socket that a program's page has."""
+    flows = [f for f in core.table.flows.values() if f.owner and _at(f, address, port)]
+    if flows:
+        return [(core.sessions[f.owner].pid, f.fd) for f in flows if f.owner in core.sessions]
+    text = f"{addr_to_text(address)}:{port or '*'}"
+    for session in core.sessions.values():
+        page = views.read_stats(session)
+        for socket in page.sockets if page is not None else ():
+            if socket.local in (text, f"0.0.0.0:{port}", f"*:{port}"):
+                return [(session.pid, socket.fd)]
+    return []
 
 
 def _meets(end: bytes, end_port: int, address: bytes, port: int) -> bool:

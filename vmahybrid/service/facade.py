@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -15,6 +16,7 @@ from vmahybrid.errors import NotFound, Refused, UsageError
 from vmahybrid.service import explain, health, views
 from vmahybrid.service.core import Core
 from vmahybrid.service.messages import event
+from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import (
     EventView,
@@ -56,7 +58,7 @@ class Facade:
                 rules = 0
                 if port is not None and port.id in self._core.table.ports:
                     rules = len(self._core.table.wanted(port.id))
-                if not link.name.startswith("vmhr"):
+                if not link.name.startswith(OWN_VETHS):
                     found.append(views.interface_view(self._core, namespace, link, port, rules))
         return sorted(found, key=lambda view: (view.netns != "host", view.netns, view.ifindex))
 
@@ -143,7 +145,11 @@ class Facade:
         core.converge([flow.owner])
 
     async def zero(self, pid: int) -> None:
-        self._session(pid).notify(event(lib.VMH_EV_ZERO))
+        session = self._session(pid)
+        session.notify(event(lib.VMH_EV_ZERO))
+        for grant in self._core.grants.of_session(session.id):
+            with contextlib.suppress(OSError):
+                grant.zeroed = grant.handle.kernel_stats()
 
     async def set_log(self, pid: int, level: int | None, details: int | None) -> None:
         session = self._session(pid)

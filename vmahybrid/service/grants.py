@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
 from vmahybrid.service.backend import RingHandle, RingSizes
+from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.ladder import Ladder
 from vmahybrid.service.ports import Port
 from vmahybrid.steering.keys import GrantKey
@@ -28,16 +29,22 @@ class Grant:
     allowed: dict[GrantKey, int]    # what the guard has been told
     ladder: Ladder                  # how it came to this backend
     frames: int                     # that its program may hold unread at the most
+    zeroed: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the last zero request
     unmapped: asyncio.TimerHandle | None = None  # until its program has mapped it, if it is bound only then
 
     @property
     def ref(self) -> RingRef:
-        return RingRef(self.ring_id, self.session, self.port.id, self.handle.act, self.handle.target)
+        software = isinstance(self.handle, VerbsRingHandle) and self.handle.software
+        return RingRef(self.ring_id, self.session, self.port.id, self.handle.act, self.handle.target, software)
 
     @property
     def verbs(self) -> bool:
         """Is it a raw packet QP?"""
         return not self.handle.xsk_fds
+
+    def kernel_stats(self) -> dict[str, int]:
+        """XDP_STATISTICS, summed, since the last zero request. Raises OSError."""
+        return {name: max(0, value - self.zeroed.get(name, 0)) for name, value in self.handle.kernel_stats().items()}
 
     @property
     def memory(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from vmahybrid.net.netns import NAMED, Netns
 from vmahybrid.service import shared
 from vmahybrid.service.core import Core
+from vmahybrid.service.drops import Drops
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.steering.flow import Flow, Kind
 from vmahybrid.steering.reasons import Reason
@@ -26,12 +27,14 @@ class Housekeeper:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._suspects: set[tuple[int, int]] = set()    # (flow id, inode) seen once
+        self._drops = Drops()
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
             await self._look_for_sharers()
             await self._close_idle()
+            self._drops.look(self._core, asyncio.get_running_loop().time())
             for namespace in list(self._core.namespaces.all.values()):
                 namespace.rdma.look()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vmahybrid.errors import NotPossibleHere, VmahybridError
 from vmahybrid.net.netns import NAMED, Netns, NetnsWorker
+from vmahybrid.service.ports import OWN_VETHS
 
 log = logging.getLogger("vmahybrid.service")
 
@@ -136,7 +137,7 @@ def remove_stale_veths() -> list[str]:
     removed: list[str] = []
     for path in network_namespaces():
         try:
-            if not any(name.startswith("vmhr") for name in _names_in(path)):
+            if not any(name.startswith(OWN_VETHS) for name in _names_in(path)):
                 continue
             with NetnsWorker.open_path(path) as worker:
                 removed += worker.call(_remove_here)
@@ -177,6 +178,6 @@ def _unguarded(alias: str) -> dict[int, str]:
             name = str(link.get_attr("IFLA_IFNAME"))
             xdp = link.get_attr("IFLA_XDP")
             attached = xdp.get_attr("IFLA_XDP_ATTACHED") if xdp is not None else 0
-            if name.startswith("vmhr") and link.get_attr("IFLA_IFALIAS") == alias and not attached:
+            if name.startswith(OWN_VETHS) and link.get_attr("IFLA_IFALIAS") == alias and not attached:
                 found[link["index"]] = name
     return found

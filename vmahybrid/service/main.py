@@ -78,7 +78,7 @@ def _serve(config: ServiceConfig, on_ready: Callable[[], None]) -> None:
     from vmahybrid.service.watching import make_watcher
 
     async def life() -> None:
-        await Service(config, XdpBackend(), make_watcher, on_ready).run()
+        await Service(config, XdpBackend(switch=config["bulk.switch"]), make_watcher, on_ready).run()
 
     gc.freeze()  # the imported modules are here to stay: collections need not look at them
     asyncio.run(life())

@@ -17,6 +17,7 @@ from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
 ARPHRD_ETHER = 1
+OWN_VETHS = ("vmhr", "vmhf")  # how the names of our ring veths and far ends begin
 
 
 class LinkLike(Protocol):
@@ -74,7 +75,7 @@ def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool
     """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not."""
     if link.loopback:
         return Reason.LOOPBACK
-    if link.arphrd != ARPHRD_ETHER or link.master or link.name.startswith("vmhr"):  # vmhr*: ring veths
+    if link.arphrd != ARPHRD_ETHER or link.master or link.name.startswith(OWN_VETHS):
         return Reason.IF_UNSUPPORTED
     globs: Sequence[str] = config["interfaces"]
     if globs and not any(InterfaceGlob.parse(g).matches(netns, link.name) for g in globs):
@@ -106,6 +107,7 @@ class Port:
     asked_verbs: bool = False       # some program can make a raw packet QP here: no XDP program is needed for that
     mirrored: PortHandle | None = None  # the handle that has been told all rules
     idle_since: float = 0.0
+    switch_failures: int = 0    # of the handle, counted so far
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def attached(self) -> PortHandle:

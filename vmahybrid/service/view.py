@@ -47,6 +47,9 @@ class InterfaceView:
     wanted: str = "auto"            # the configuration's backend
     device: str = ""                # RDMA device, as the kernel or a program says
     ladder: list[RungView] = field(default_factory=list)    # of the ring asked for last, or what is known before
+    hook: str = ""                  # what steers now: "generic XDP", "generic, now tcx (bulk traffic)"
+    switches: int = 0               # between the two
+    switch_failures: int = 0
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class SocketView:
     ring_id: int
     thread_rx: int
     thread_tx: int
+    tx_os_reason: str               # why the kernel sent the last datagram that it sent; "none": it sent none
     counters: dict[str, int]        # every counter and gauge of struct vmh_sock_stats by its C name
 
 
@@ -171,6 +175,7 @@ class ExplainStep:
     ok: bool
     text: str
     remedy: str = ""
+    reason: str = ""                # slug of docs/reasons.md
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from vmahybrid.errors import VmahybridError
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.grants import Grant
-from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder
+from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder, xdp_forbidden
 from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import Port
 from vmahybrid.service.session import Session
@@ -26,23 +26,29 @@ def rung_views(ladder: Ladder) -> list[RungView]:
                      remedy=rung.reason.remedy) for rung in ladder]
 
 
+def _xdp_carries(grants: list[Grant], wanted: str) -> bool:
+    """Or would: not where the configuration rules it out, though the program that counts may be attached."""
+    return bool(grants) or xdp_forbidden(wanted) is None
+
+
 def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
     grants = [core.grants.all[ring_id] for ring_id in port.ring_ids] if port is not None else []
     devices = [grant.handle.device for grant in grants if isinstance(grant.handle, VerbsRingHandle)]
-    known = namespace.rdma.of(link.ifindex)
+    known, wanted = namespace.rdma.of(link.ifindex), core.config.backend_of(link.name)
     handle = port.handle if port is not None else None
     reason = handle.reason if handle is not None and link.up else namespace.served(link)
     refused = port.error if port is not None and handle is None else None
     view = InterfaceView(
         name=link.name, ifindex=link.ifindex, netns=namespace.name,
-        backend=VERBS if devices else XDP if handle else KERNEL,
+        backend=VERBS if devices else XDP if handle and _xdp_carries(grants, wanted) else KERNEL,
         mode="none" if handle is None else "native" if handle.native else "generic", zerocopy=False,
         driver=handle.driver if handle else "", mtu=link.mtu, queues=handle.queues if handle else 0, up=link.up,
         attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
         remedy=refused.remedy if refused else reason.remedy,
         addresses=[addr_to_text(address) for address in namespace.addresses(link.ifindex)],
-        outs=handle.outs() if handle else {}, rings=len(grants), rules=rules,
-        wanted=core.config.backend_of(link.name),
+        outs=handle.outs() if handle else {}, rings=len(grants), rules=rules, hook=handle.hook if handle else "",
+        switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
+        wanted=wanted,
         device=next(iter(devices), known.name if known is not None else ""),
         ladder=rung_views(port.ladder if port is not None and port.ladder else known.ladder if known else ()))
     if handle is None and reason is Reason.NONE:
@@ -57,14 +63,14 @@ def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> Ring
     native = port.handle is not None and port.handle.native
     own = next((ring for ring in page.rings if ring.ring_id == grant.ring_id), None) if page else None
     try:
-        kernel = handle.kernel_stats()
+        kernel = grant.kernel_stats()
     except OSError:
         kernel = {}
     return RingView(
         ring_id=grant.ring_id, pid=grant.pid, interface=port.name, ifindex=port.id.ifindex, netns=namespace_name,
         kind=VERBS if verbs else "direct" if handle.direct else "veth",
         mode="none" if verbs else "native" if native else "generic", zerocopy=handle.zerocopy,
-        queues=len(handle.xsk_fds), frames=geometry["frames"], frame_size=geometry["frame_size"],
+        queues=handle.queues, frames=geometry["frames"], frame_size=geometry["frame_size"],
         rx_size=geometry["rx_size"], tx_size=geometry["tx_size"], reason=handle.reason.slug,
         stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs(), backend=VERBS if verbs else XDP,
         device=handle.device if isinstance(handle, VerbsRingHandle) else "", ladder=rung_views(grant.ladder))

@@ -287,6 +287,7 @@ static unsigned hello(void)
 	read_proc("/proc/self/cmdline", req.cmdline, sizeof(req.cmdline));
 	fill_text(req.profile, sizeof(req.profile), vmh_params.spec);
 	fill_text(req.app_id, sizeof(req.app_id), vmh_params.application_id);
+	vmh_stats_show();
 	int err = rpc(&req.hdr, vmh_stats_fd(), &rep, sizeof(rep), fds, &nfds);
 	if (err)
 		return rep.hdr.reason ? rep.hdr.reason : VMH_R_NO_SERVICE;
@@ -461,17 +462,17 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		vmh_verbs_dev_close(dev);
 		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
 	}
-	if (rep.kind == VMH_RING_VERBS && dev) {
+	if (rep.kind == VMH_RING_VERBS) {
 		close_fds(fds, nfds);
-		err = vmh_ring_verbs_open(&rep, name, dev, out);
+		err = dev ? vmh_ring_verbs_open(&rep, name, dev, out) : -EPROTO; /* none was offered */
 	} else {
 		vmh_verbs_dev_close(dev);
 		err = take_ring(&rep, name, fds, nfds, out);
 	}
 	if (err) {
 		*again = rep.kind == VMH_RING_VERBS ? dev != NULL : rep.hdr.status == -EBUSY;
-		vmh_warn("the ring on %s could not be %s: %s", name, dev ? "made" : rep.hdr.status ? "bound" : "mapped",
-			 strerror(-err));
+		vmh_warn("the ring on %s could not be %s: %s", name,
+			 rep.kind == VMH_RING_VERBS ? "made" : rep.hdr.status ? "bound" : "mapped", strerror(-err));
 		give_back(rep.ring_id);
 		return rep.kind == VMH_RING_VERBS ? VMH_R_VERBS_FAILED
 		       : rep.hdr.reason		  ? rep.hdr.reason

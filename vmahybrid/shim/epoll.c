@@ -84,7 +84,7 @@ static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
 	it->events = 0;
 	it->data = 0;
 	it->call = 0;
-	it->disarmed = 0;
+	it->disarmed = it->sent = 0;
 	__atomic_store_n(&it->set, e, __ATOMIC_RELEASE);
 	return it;
 }
@@ -100,7 +100,12 @@ static bool arm(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_even
 	it->events = ev->events;
 	it->data = ev->data.u64;
 	VMH_SET(it->disarmed, 0);
+	it->sent = 0;
 	vmh_unlock(&e->rdy_lock);
+	if (vmh_ep_out_edges(it)) {
+		atomic_store(&e->out_armed, 1);
+		atomic_store(&vmh_sock_of(it->member)->out_edges, 1); /* after events: see vmh_epoll_sent */
+	}
 	return vmh_ep_push_if_ready(it);
 }
 

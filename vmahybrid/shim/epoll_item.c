@@ -1,5 +1,6 @@
 /* Epoll sets and their items: pools, and who is in which set. */
 #include "vmh_iomux_int.h"
+#include "vmh_sock.h"
 
 #define CHUNK_BYTES 65536
 struct chunk {
@@ -79,6 +80,7 @@ static void ep_init(struct vmh_ep *e)
 	e->rdy.rdy_next = e->rdy.rdy_prev = &e->rdy;
 	atomic_store(&e->rdy_n, 0);
 	atomic_store(&e->maybe_ring, 0);
+	atomic_store(&e->out_armed, 0);
 	atomic_store(&e->nested, 0);
 	atomic_store(&e->kwait, 0);
 	atomic_store(&e->kick_on, 0);
@@ -226,6 +228,29 @@ void vmh_epoll_notify(struct vmh_obj *member)
 	vmh_unlock(l);
 }
 
+void vmh_epoll_sent(struct vmh_sock *s)
+{
+	struct vmh_lock *l = items_lock(&s->obj);
+	bool any = false;
+
+	if (!atomic_load_explicit(&s->rx_on, memory_order_relaxed))
+		return; /* its sets are waited for in the kernel */
+	vmh_lock(l);
+	/* cleared before the look: who arms an item meanwhile sets it again */
+	atomic_store(&s->out_edges, 0);
+	for (struct vmh_epitem *it = s->obj.items; it; it = it->member_next) {
+		if (!vmh_ep_out_edges(it))
+			continue;
+		vmh_ep_push_out(it);
+		any = true;
+	}
+	if (any)
+		atomic_store(&s->out_edges, 1);
+	vmh_unlock(l);
+	if (any)
+		vmh_wake_all();
+}
+
 /* ---- fork ---- */
 
 static void sets_fork_child(void)
@@ -271,6 +296,7 @@ void vmh_epoll_fork_child(void)
 
 		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++, it++) {
 			it->rdy_next = NULL;
+			it->sent = 0;
 			if (survives(it) && vmh_epitem_link(it)) {
 				it->set->noneshot += (it->events & EPOLLONESHOT) != 0;
 				vmh_ep_push_if_ready(it);

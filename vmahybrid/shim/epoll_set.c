@@ -31,12 +31,31 @@ static inline bool member_ready(const struct vmh_epitem *it)
 	return vmh_sock_ready((const struct vmh_sock *)it->member);
 }
 
+/* What the item reports now; ready lock held. */
+static inline uint32_t bits_of(const struct vmh_epitem *it)
+{
+	if (armed(it) && member_ready(it))
+		return it->events & (VMH_IN | VMH_OUT);
+	return vmh_unlikely(it->sent) ? it->events & VMH_OUT : 0;
+}
+
 void vmh_ep_push(struct vmh_epitem *it)
 {
 	struct vmh_ep *e = it->set;
 
 	vmh_lock(&e->rdy_lock);
 	if (!it->rdy_next && armed(it))
+		rdy_append(e, it);
+	vmh_unlock(&e->rdy_lock);
+}
+
+void vmh_ep_push_out(struct vmh_epitem *it)
+{
+	struct vmh_ep *e = it->set;
+
+	vmh_lock(&e->rdy_lock);
+	it->sent = 1;
+	if (!it->rdy_next)
 		rdy_append(e, it);
 	vmh_unlock(&e->rdy_lock);
 }
@@ -102,9 +121,10 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 		if (it->call == call) /* all that follows was reported by this call */
 			break;
 		vmh_ep_rdy_remove(e, it);
-		if (!armed(it) || !member_ready(it))
+		out[n].events = bits_of(it);
+		it->sent = 0;
+		if (!out[n].events)
 			continue;
-		out[n].events = it->events & (VMH_IN | VMH_OUT);
 		out[n].data.u64 = it->data;
 		it->call = call;
 		if (it->events & EPOLLONESHOT) {
@@ -136,13 +156,14 @@ void vmh_ep_join(struct vmh_ep *e, struct epoll_event *evs, int n, uint64_t call
 	}
 	for (struct vmh_epitem *it = e->rdy.rdy_next; it != &e->rdy; it = next) {
 		next = it->rdy_next;
-		if (it->call == call || !armed(it) || !member_ready(it))
+		if (it->call == call || !bits_of(it))
 			continue;
 		for (int i = 0; i < n; i++) {
 			if (evs[i].data.u64 != it->data)
 				continue;
-			evs[i].events |= it->events & VMH_IN;
+			evs[i].events |= bits_of(it);
 			it->call = call;
+			it->sent = 0;
 			if (it->events & EPOLLET)
 				vmh_ep_rdy_remove(e, it);
 			break;
@@ -160,7 +181,7 @@ bool vmh_epoll_ready(struct vmh_obj *ep)
 		return false;
 	vmh_lock(&e->rdy_lock);
 	for (struct vmh_epitem *it = e->rdy.rdy_next; it != &e->rdy && !ready; it = it->rdy_next)
-		ready = armed(it) && member_ready(it);
+		ready = bits_of(it) != 0;
 	vmh_unlock(&e->rdy_lock);
 	return ready;
 }

@@ -139,7 +139,7 @@ static int collect(struct vmh_waiter *w, bool os)
 		return 0;
 	call = atomic_fetch_add(&x->e->calls, 1) + 1;
 	if (ready && !os)
-		os = vmh_os_skip_due(w);
+		os = vmh_os_skip_due(w) || atomic_exchange_explicit(&x->e->out_armed, 0, memory_order_relaxed);
 	if (ready && os)
 		return collect_both(x, call);
 	if (ready)

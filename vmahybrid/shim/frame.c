@@ -204,6 +204,34 @@ static bool udp_sum_ok(const unsigned char *ip, const unsigned char *udp, size_t
 	       0xffff;
 }
 
+/* As in __ip_options_compile() of Linux: well-formed, and no source route (accept_source_route is off by default). */
+static bool options_ok(const unsigned char *p, const unsigned char *end)
+{
+	while (p < end && *p != 0) {
+		if (*p == 1) {
+			p++;
+			continue;
+		}
+		if (end - p < 2 || p[1] < 2 || p[1] > end - p || *p == 131 || *p == 137)
+			return false;
+		p += p[1];
+	}
+	return true;
+}
+
+/* Sources that no host has, or that would be this one: the kernel drops them too (ip_route_input_slow(),
+ * ip_mc_validate_source()). A program may trust 127.0.0.1. */
+static inline bool martian(const unsigned char *ip)
+{
+	unsigned char a = ip[12];
+
+	if (vmh_likely(a != 0 && a != 127 && a < 224))
+		return memcmp(ip + 12, ip + 16, 4) == 0;
+	if (a == 0)
+		return memcmp(ip + 16, "\340\0\0", 3) != 0; /* 224.0.0.x may come from a host without an address */
+	return a < 240 || memcmp(ip + 12, "\377\377\377\377", 4) == 0;
+}
+
 int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct vmh_buf *b)
 {
 	const unsigned char *ip, *udp;
@@ -214,7 +242,7 @@ int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct 
 		return -EBADMSG;
 	type = load16(frame + 12);
 	for (int tags = 0; vmh_unlikely(is_vlan(type)); tags++) {
-		if (tags == 2)
+		if (tags == 2 || (load16(frame + off) & htons(0x0fff))) /* a VLAN device's; VID 0 is only a priority */
 			return -EBADMSG;
 		type = load16(frame + off + 2);
 		off += 4;
@@ -227,6 +255,8 @@ int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct 
 		return -EBADMSG;
 	if (vmh_unlikely(ip[9] != IPPROTO_UDP || (load16(ip + 6) & htons(IP_FRAGMENT_MASK)) ||
 			 fold(sum_bytes(ip, ip_hdr)) != 0xffff))
+		return -EBADMSG;
+	if (vmh_unlikely(martian(ip) || !options_ok(ip + IP_LEN, ip + ip_hdr)))
 		return -EBADMSG;
 	udp = ip + ip_hdr;
 	udp_len = ntohs(load16(udp + 4));

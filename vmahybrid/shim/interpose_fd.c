@@ -1,5 +1,6 @@
 /* Calls that make, duplicate and close descriptors, and fork. */
 #include "vmh_control.h"
+#include "vmh_interpose.h"
 #include "vmh_iomux.h"
 #include "vmh_main.h"
 #include "vmh_obj.h"
@@ -73,12 +74,20 @@ VMH_EXPORT void closefrom(int low)
 	close_range(low < 0 ? 0 : (unsigned)low, UINT_MAX, 0);
 }
 
+static void duplicated(int from, int to)
+{
+	if (to < 0)
+		return;
+	vmh_fd_dup(from, to);
+	if (vmh_unlikely(to <= STDERR_FILENO && from != to)) /* stdin, stdout and stderr read and write inside libc */
+		vmh_kernel_takes(to);
+}
+
 VMH_EXPORT int dup(int fd)
 {
 	int r = vmh_real()->dup(fd);
 
-	if (r >= 0)
-		vmh_fd_dup(fd, r);
+	duplicated(fd, r);
 	return r;
 }
 
@@ -96,8 +105,7 @@ VMH_EXPORT int dup2(int oldfd, int newfd)
 	if (refuse_hidden(newfd))
 		return -1;
 	int r = vmh_real()->dup2(oldfd, newfd);
-	if (r >= 0)
-		vmh_fd_dup(oldfd, newfd);
+	duplicated(oldfd, r);
 	return r;
 }
 
@@ -106,8 +114,7 @@ VMH_EXPORT int dup3(int oldfd, int newfd, int flags)
 	if (refuse_hidden(newfd))
 		return -1;
 	int r = vmh_real()->dup3(oldfd, newfd, flags);
-	if (r >= 0)
-		vmh_fd_dup(oldfd, newfd);
+	duplicated(oldfd, r);
 	return r;
 }
 

@@ -32,7 +32,13 @@ static int64_t from_timespec(const struct timespec *t)
 
 static bool bad_timespec(const struct timespec *t)
 {
-	return t && (t->tv_sec < 0 || (unsigned long)t->tv_nsec >= 1000000000ul);
+	return t && (vmh_bad_ptr(t) || t->tv_sec < 0 || (unsigned long)t->tv_nsec >= 1000000000ul);
+}
+
+/* an address that is given and can't be: EFAULT is the kernel's to say, and libc is called */
+static bool bad_if_given(const volatile void *p)
+{
+	return p && vmh_bad_ptr(p);
 }
 
 /* glibc declares the array as written only; the compiler then warns where we read it */
@@ -42,14 +48,15 @@ static bool bad_timespec(const struct timespec *t)
 
 VMH_EXPORT int poll(struct pollfd *fds, nfds_t n, int timeout)
 {
-	if (vmh_likely(!fds || !n || !vmh_poll_wanted(fds, n)))
+	if (vmh_likely(vmh_bad_ptr(fds) || !n || !vmh_poll_wanted(fds, n)))
 		return vmh_real()->poll(fds, n, timeout);
 	RETURN(vmh_poll(fds, n, from_ms(timeout), NULL));
 }
 
 VMH_EXPORT int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask)
 {
-	if (vmh_likely(!fds || !n || bad_timespec(timeout) || !vmh_poll_wanted(fds, n)))
+	if (vmh_likely(vmh_bad_ptr(fds) || !n || bad_timespec(timeout) || bad_if_given(mask) ||
+		       !vmh_poll_wanted(fds, n)))
 		return vmh_real()->ppoll(fds, n, timeout, mask);
 	RETURN(vmh_poll(fds, n, from_timespec(timeout), mask));
 }
@@ -71,10 +78,16 @@ VMH_EXPORT int __ppoll_chk(struct pollfd *fds, nfds_t n, const struct timespec *
 
 /* --- select --- */
 
+static bool bad_sets(const fd_set *r, const fd_set *w, const fd_set *e)
+{
+	return bad_if_given(r) || bad_if_given(w) || bad_if_given(e);
+}
+
 VMH_EXPORT int select(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
 		      struct timeval *restrict timeout)
 {
-	if (vmh_likely(nfds <= 0 || (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)) ||
+	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_if_given(timeout) ||
+		       (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
 		return vmh_real()->select(nfds, r, w, e, timeout);
 	int64_t ns = -1;
@@ -100,7 +113,8 @@ VMH_EXPORT int select(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *
 VMH_EXPORT int pselect(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
 		       const struct timespec *restrict timeout, const sigset_t *restrict mask)
 {
-	if (vmh_likely(nfds <= 0 || bad_timespec(timeout) || !vmh_select_wanted(nfds, r, w, e)))
+	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_timespec(timeout) || bad_if_given(mask) ||
+		       !vmh_select_wanted(nfds, r, w, e)))
 		return vmh_real()->pselect(nfds, r, w, e, timeout, mask);
 	RETURN(vmh_select(nfds, r, w, e, from_timespec(timeout), mask));
 }
@@ -144,7 +158,7 @@ VMH_EXPORT int epoll_create1(int flags)
 
 VMH_EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 {
-	struct vmh_obj *ep = epoll_get(epfd);
+	struct vmh_obj *ep = op != EPOLL_CTL_DEL && vmh_bad_ptr(ev) ? NULL : epoll_get(epfd);
 
 	if (!ep)
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
@@ -153,23 +167,33 @@ VMH_EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 	RETURN(r);
 }
 
-static int wait_on(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t ns, const sigset_t *mask)
+static void obj_drop(struct vmh_obj **o)
 {
-	int r = vmh_epoll_wait(ep, epfd, evs, max, ns, mask);
+	vmh_obj_put(*o);
+}
 
-	vmh_obj_put(ep);
+static int wait_on(struct vmh_obj *o, int epfd, struct epoll_event *evs, int max, int64_t ns, const sigset_t *mask)
+{
+	__attribute__((cleanup(obj_drop))) struct vmh_obj *ep = o; /* also when the thread is cancelled */
+	struct epoll_event nowhere;
+	bool bad = vmh_bad_ptr(evs);
+	int r = vmh_epoll_wait(ep, epfd, bad ? &nowhere : evs, bad ? 1 : max, ns, mask);
+
+	if (bad && r > 0)
+		r = -EFAULT; /* as the kernel, which finds out when there is something to write */
+
 	RETURN(r);
 }
 
 /* what the kernel refuses at once is the kernel's to say */
-static bool bad_args(const struct epoll_event *evs, int max)
+static bool bad_args(const struct epoll_event *evs, int max, const sigset_t *mask)
 {
-	return !evs || max <= 0 || max > INT_MAX / (int)sizeof(*evs);
+	return (intptr_t)evs < 0 || max <= 0 || max > INT_MAX / (int)sizeof(*evs) || bad_if_given(mask);
 }
 
 VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeout)
 {
-	struct vmh_obj *ep = bad_args(evs, max) ? NULL : epoll_get(epfd);
+	struct vmh_obj *ep = bad_args(evs, max, NULL) ? NULL : epoll_get(epfd);
 
 	if (!ep)
 		return vmh_real()->epoll_wait(epfd, evs, max, timeout);
@@ -178,7 +202,7 @@ VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeou
 
 VMH_EXPORT int epoll_pwait(int epfd, struct epoll_event *evs, int max, int timeout, const sigset_t *mask)
 {
-	struct vmh_obj *ep = bad_args(evs, max) ? NULL : epoll_get(epfd);
+	struct vmh_obj *ep = bad_args(evs, max, mask) ? NULL : epoll_get(epfd);
 
 	if (!ep)
 		return vmh_real()->epoll_pwait(epfd, evs, max, timeout, mask);
@@ -188,7 +212,7 @@ VMH_EXPORT int epoll_pwait(int epfd, struct epoll_event *evs, int max, int timeo
 VMH_EXPORT int epoll_pwait2(int epfd, struct epoll_event *evs, int max, const struct timespec *timeout,
 			    const sigset_t *mask)
 {
-	struct vmh_obj *ep = bad_args(evs, max) || bad_timespec(timeout) ? NULL : epoll_get(epfd);
+	struct vmh_obj *ep = bad_args(evs, max, mask) || bad_timespec(timeout) ? NULL : epoll_get(epfd);
 
 	if (!ep)
 		return vmh_real()->epoll_pwait2(epfd, evs, max, timeout, mask);

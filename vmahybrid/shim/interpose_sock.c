@@ -1,40 +1,11 @@
 /* The socket calls that a program makes. Thin: look up the fd, call its class, else libc. */
 #include "vmh_control.h"
+#include "vmh_interpose.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_main.h"
-#include <fcntl.h>
-#include <stdarg.h>
-#include <sys/ioctl.h>
-
-/* The one place where errno is set. */
-#define RETURN(r) \
-	do { \
-		__typeof__(r) r_ = (r); \
-		if (vmh_unlikely(r_ < 0)) { \
-			errno = (int)-r_; \
-			return -1; \
-		} \
-		return r_; \
-	} while (0)
-
-static struct vmh_sock *sock_get(int fd)
-{
-	struct vmh_obj *o = vmh_fd_get(fd);
-
-	if (vmh_likely(!o))
-		return NULL;
-	if (vmh_likely(atomic_load_explicit(&o->class_, memory_order_relaxed) == VMH_CLASS_UDP))
-		return vmh_sock_of(o);
-	vmh_obj_put(o);
-	return NULL;
-}
-
-static void sock_put(struct vmh_sock *s)
-{
-	vmh_obj_put(&s->obj);
-}
+#include <pthread.h>
 
 /* A socket that only the kernel serves: the program's own system call, nothing but a count around it. No
  * reference is taken: objects are type-stable, and a count that hits a newer socket's slot harms nobody. */
@@ -64,6 +35,7 @@ static inline ssize_t sent(struct vmh_sock *s, ssize_t r)
 	if (vmh_likely(r >= 0)) {
 		VMH_COUNT(st->tx_os_packets, 1);
 		VMH_COUNT(st->tx_os_bytes, (uint64_t)r);
+		VMH_SET(st->tx_os_reason, VMH_GET(st->reason));
 	} else {
 		VMH_COUNT(*(errno == EAGAIN ? &st->tx_os_eagain : &st->tx_os_errors), 1);
 	}
@@ -169,13 +141,18 @@ static ssize_t do_recv(struct vmh_sock *s, int fd, void *buf, size_t len, int fl
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = from };
 	ssize_t r;
 
-	if (from && fromlen) {
+	if (from && vmh_unlikely(vmh_bad_ptr(fromlen))) { /* met last, when the datagram is gone */
+		m.msg_name = NULL;
+		r = vmh_sock_recvmsg(s, fd, &m, flags);
+		return r < 0 ? r : -EFAULT;
+	}
+	if (from) {
 		if ((int)*fromlen < 0)
 			return -EINVAL;
 		m.msg_namelen = *fromlen;
 	}
 	r = vmh_sock_recvmsg(s, fd, &m, flags);
-	if (r >= 0 && from && fromlen)
+	if (r >= 0 && from)
 		*fromlen = m.msg_namelen;
 	return r;
 }
@@ -183,12 +160,12 @@ static ssize_t do_recv(struct vmh_sock *s, int fd, void *buf, size_t len, int fl
 VMH_EXPORT ssize_t recv(int fd, void *buf, size_t len, int flags)
 {
 	PLAIN(plain_rx, received, recv(fd, buf, len, flags));
-	struct vmh_sock *s = sock_get(fd);
+	SOCK_HELD s = sock_get(fd);
 
 	if (!s)
 		return vmh_real()->recv(fd, buf, len, flags);
+	pthread_testcancel();
 	ssize_t r = do_recv(s, fd, buf, len, flags, NULL, NULL);
-	sock_put(s);
 	RETURN(r);
 }
 
@@ -196,55 +173,55 @@ VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, s
 			    socklen_t *restrict fromlen)
 {
 	PLAIN(plain_rx, received, recvfrom(fd, buf, len, flags, from, fromlen));
-	struct vmh_sock *s = sock_get(fd);
+	SOCK_HELD s = sock_get(fd);
 
 	if (!s)
 		return vmh_real()->recvfrom(fd, buf, len, flags, from, fromlen);
+	pthread_testcancel();
 	ssize_t r = do_recv(s, fd, buf, len, flags, from, fromlen);
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 {
 	PLAIN(plain_rx, received, recvmsg(fd, m, flags));
-	struct vmh_sock *s = m ? sock_get(fd) : NULL;
+	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s)
 		return vmh_real()->recvmsg(fd, m, flags);
+	pthread_testcancel();
 	ssize_t r = vmh_sock_recvmsg(s, fd, m, flags);
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT int recvmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags, struct timespec *timeout)
 {
-	struct vmh_sock *s = v && n ? sock_get(fd) : NULL;
+	SOCK_HELD s = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)) ? sock_get(fd) : NULL;
 
 	if (!s)
 		return vmh_real()->recvmmsg(fd, v, n, flags, timeout);
+	pthread_testcancel();
 	int r = vmh_sock_recvmmsg(s, fd, v, n, flags, timeout);
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 {
 	PLAIN(plain_rx, received, read(fd, buf, len));
-	struct vmh_sock *s = sock_get(fd);
+	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s))
 		return vmh_real()->read(fd, buf, len);
+	pthread_testcancel();
 	/* read(2) of nothing takes nothing, unlike recv(2) */
 	ssize_t r = len ? do_recv(s, fd, buf, len, 0, NULL, NULL) : 0;
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT ssize_t readv(int fd, const struct iovec *iov, int n)
 {
 	PLAIN(plain_rx, received, readv(fd, iov, n));
-	struct vmh_sock *s = n > 0 && n <= 1024 && iov ? sock_get(fd) : NULL;
+	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 	size_t len = 0;
 
@@ -252,8 +229,8 @@ VMH_EXPORT ssize_t readv(int fd, const struct iovec *iov, int n)
 		return vmh_real()->readv(fd, iov, n);
 	for (int i = 0; i < n; i++)
 		len += iov[i].iov_len;
+	pthread_testcancel();
 	ssize_t r = len ? vmh_sock_recvmsg(s, fd, &m, 0) : 0;
-	sock_put(s);
 	RETURN(r);
 }
 
@@ -265,30 +242,32 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 	struct iovec iov = { (void *)buf, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = (void *)to, .msg_namelen = to ? tolen : 0 };
 
+	if (vmh_unlikely(to && (tolen < sizeof(struct sockaddr_in) || tolen > sizeof(struct sockaddr_storage))))
+		return vmh_sys(SYS_sendto, fd, buf, len, flags, to, tolen); /* sendmsg(2) takes some of these lengths */
 	return vmh_sock_sendmsg(s, fd, &m, flags, false);
 }
 
 VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 {
 	PLAIN(plain_sock, sent, send(fd, buf, len, flags));
-	struct vmh_sock *s = sock_get(fd);
+	SOCK_HELD s = sock_get(fd);
 
 	if (!s)
 		return vmh_real()->send(fd, buf, len, flags);
+	pthread_testcancel();
 	ssize_t r = do_send(s, fd, buf, len, flags, NULL, 0);
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT ssize_t sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to, socklen_t tolen)
 {
 	PLAIN(plain_sock, sent, sendto(fd, buf, len, flags, to, tolen));
-	struct vmh_sock *s = sock_get(fd);
+	SOCK_HELD s = sock_get(fd);
 
 	if (!s)
 		return vmh_real()->sendto(fd, buf, len, flags, to, tolen);
+	pthread_testcancel();
 	ssize_t r = do_send(s, fd, buf, len, flags, to, tolen);
-	sock_put(s);
 	RETURN(r);
 }
 
@@ -314,30 +293,32 @@ static void fds_leave(const struct msghdr *m)
 VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 {
 	PLAIN(plain_sock, sent, sendmsg(fd, m, flags));
-	struct vmh_sock *s = m ? sock_get(fd) : NULL;
+	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s) {
-		if (m && vmh_unlikely(m->msg_control && m->msg_controllen >= CMSG_LEN(sizeof(int))))
+		if (!vmh_bad_ptr(m) && vmh_unlikely(!vmh_bad_ptr(m->msg_control) && m->msg_controllen >= CMSG_LEN(sizeof(int))))
 			fds_leave(m);
 		return vmh_real()->sendmsg(fd, m, flags);
 	}
+	pthread_testcancel();
 	ssize_t r = vmh_sock_sendmsg(s, fd, m, flags, false);
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 {
-	struct vmh_sock *s = v && n ? sock_get(fd) : NULL;
+	SOCK_HELD s = n && !vmh_bad_ptr(v) ? sock_get(fd) : NULL;
 	ssize_t r = 0;
 	unsigned done = 0;
 
 	if (!s) {
-		for (unsigned i = 0; v && i < n && i < 1024; i++)
-			if (vmh_unlikely(v[i].msg_hdr.msg_control && v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
+		for (unsigned i = 0; !vmh_bad_ptr(v) && i < n && i < 1024; i++)
+			if (vmh_unlikely(!vmh_bad_ptr(v[i].msg_hdr.msg_control) &&
+					 v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
 				fds_leave(&v[i].msg_hdr);
 		return vmh_real()->sendmmsg(fd, v, n, flags);
 	}
+	pthread_testcancel();
 	if (n > 1024)
 		n = 1024; /* UIO_MAXIOV, as the kernel */
 	for (; done < n; done++) {
@@ -348,7 +329,6 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 	}
 	if (done > 1 || r < 0)
 		vmh_sock_tx_flush(s);
-	sock_put(s);
 	if (done)
 		return (int)done;
 	RETURN((int)r);
@@ -357,19 +337,19 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 {
 	PLAIN(plain_sock, sent, write(fd, buf, len));
-	struct vmh_sock *s = sock_get(fd);
+	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s))
 		return vmh_real()->write(fd, buf, len);
+	pthread_testcancel();
 	ssize_t r = do_send(s, fd, buf, len, 0, NULL, 0);
-	sock_put(s);
 	RETURN(r);
 }
 
 VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 {
 	PLAIN(plain_sock, sent, writev(fd, iov, n));
-	struct vmh_sock *s = n > 0 && n <= 1024 && iov ? sock_get(fd) : NULL;
+	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 
 	if (!s)
@@ -377,41 +357,10 @@ VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 	size_t len = 0;
 	for (int i = 0; i < n; i++)
 		len += iov[i].iov_len;
+	pthread_testcancel();
 	/* writev(2) of nothing sends nothing, unlike write(2) */
 	ssize_t r = len ? vmh_sock_sendmsg(s, fd, &m, 0, false) : 0;
-	sock_put(s);
 	RETURN(r);
-}
-
-/* --- what only the kernel does with a socket --- */
-
-static void kernel_takes(int fd)
-{
-	struct vmh_sock *s = sock_get(fd);
-
-	if (!s)
-		return;
-	vmh_sock_home(s, VMH_R_UNKNOWN_CALL, 0);
-	sock_put(s);
-}
-
-VMH_EXPORT ssize_t sendfile(int out, int in, off_t *off, size_t n)
-{
-	kernel_takes(out);
-	return vmh_real()->sendfile(out, in, off, n);
-}
-
-VMH_EXPORT ssize_t sendfile64(int out, int in, off64_t *off, size_t n)
-{
-	kernel_takes(out);
-	return vmh_real()->sendfile64(out, in, off, n);
-}
-
-VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags)
-{
-	kernel_takes(in);
-	kernel_takes(out);
-	return vmh_real()->splice(in, inoff, out, outoff, n, flags);
 }
 
 /* --- fortified entry points: the check is libc's, and so is the abort --- */
@@ -436,76 +385,4 @@ VMH_EXPORT ssize_t __recvfrom_chk(int fd, void *restrict buf, size_t len, size_t
 	if (vmh_unlikely(len > size))
 		return vmh_real()->__recvfrom_chk(fd, buf, len, size, flags, from, fromlen);
 	return recvfrom(fd, buf, len, flags, from, fromlen);
-}
-
-/* --- descriptor flags --- */
-
-static void nonblock_changed(struct vmh_sock *s, bool on)
-{
-	atomic_store(&s->nonblock, on);
-	VMH_SET(s->stats->blocking, !on);
-}
-
-static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
-{
-	int r = real(fd, cmd, arg);
-
-	if (r < 0)
-		return r;
-	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC) {
-		vmh_fd_dup(fd, r);
-		return r;
-	}
-	if (cmd == F_SETFL) {
-		struct vmh_sock *s = sock_get(fd);
-
-		if (s) {
-			nonblock_changed(s, ((long)arg & O_NONBLOCK) != 0);
-			sock_put(s);
-		}
-	}
-	return r;
-}
-
-VMH_EXPORT int fcntl(int fd, int cmd, ...)
-{
-	va_list ap;
-
-	va_start(ap, cmd);
-	void *arg = va_arg(ap, void *);
-	va_end(ap);
-	return do_fcntl(vmh_real()->fcntl, fd, cmd, arg);
-}
-
-VMH_EXPORT int fcntl64(int fd, int cmd, ...)
-{
-	va_list ap;
-
-	va_start(ap, cmd);
-	void *arg = va_arg(ap, void *);
-	va_end(ap);
-	return do_fcntl(vmh_real()->fcntl64, fd, cmd, arg);
-}
-
-VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
-{
-	va_list ap;
-
-	va_start(ap, request);
-	void *arg = va_arg(ap, void *);
-	va_end(ap);
-	struct vmh_sock *s = sock_get(fd);
-	if (vmh_likely(!s))
-		return vmh_real()->ioctl(fd, request, arg);
-	int r;
-	if (request == FIONREAD && arg) {
-		r = vmh_sock_fionread(s, fd, arg);
-		sock_put(s);
-		RETURN(r);
-	}
-	r = vmh_real()->ioctl(fd, request, arg);
-	if (!r && request == FIONBIO && arg)
-		nonblock_changed(s, *(int *)arg != 0);
-	sock_put(s);
-	return r;
 }

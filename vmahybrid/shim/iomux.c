@@ -12,6 +12,7 @@ struct poll_waiter {
 	struct vmh_waiter w; /* first */
 	struct entry *ent;
 	unsigned nent;
+	size_t bytes;       /* of ent, where it is not on the stack */
 };
 
 static __thread struct vmh_oslook poll_look __attribute__((tls_model("initial-exec")));
@@ -138,25 +139,35 @@ static bool on_ring(struct vmh_waiter *w)
 
 #define STACK_ENTRIES 64
 
+/* Also when the thread is cancelled in its wait. */
+static void let_go(struct poll_waiter *x)
+{
+	for (unsigned k = 0; k < x->nent; k++)
+		vmh_obj_put(x->ent[k].o);
+	if (x->bytes)
+		vmh_scratch_free(x->ent, x->bytes);
+}
+
 int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
 		 struct vmh_oslook *look, struct vmh_iomux_stats *stats)
 {
 	struct entry st[STACK_ENTRIES];
-	struct poll_waiter x = {
+	__attribute__((cleanup(let_go))) struct poll_waiter x = {
 		.w = { .collect = collect, .on_ring = on_ring, .fds = fds, .nfds = n, .look = look, .stats = stats },
 		.ent = st,
 	};
-	size_t bytes = 0;
 	unsigned many = 0;
 	int r;
 
 	for (unsigned i = 0; i < n; i++)
 		many += vmh_fd_wanted(fds[i].fd);
 	if (many > STACK_ENTRIES) {
-		bytes = many * sizeof(*x.ent);
-		x.ent = vmh_scratch_new(bytes);
-		if (!x.ent)
+		void *p = vmh_scratch_new(many * sizeof(*x.ent));
+
+		if (!p)
 			return -ENOMEM;
+		x.ent = p;
+		x.bytes = many * sizeof(*x.ent);
 	}
 	for (unsigned i = 0; i < n && x.nent < many; i++) {
 		struct vmh_obj *o;
@@ -169,10 +180,6 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 			vmh_obj_put(o);
 	}
 	r = vmh_waiter_run(&x.w, timeout_ns, mask);
-	for (unsigned k = 0; k < x.nent; k++)
-		vmh_obj_put(x.ent[k].o);
-	if (bytes)
-		vmh_scratch_free(x.ent, bytes);
 	/* a timeout found by the rings alone has not written the results */
 	for (unsigned i = 0; r == 0 && i < n; i++)
 		fds[i].revents = 0;

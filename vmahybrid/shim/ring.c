@@ -98,18 +98,31 @@ static inline bool pending(struct vmh_ring *r)
 	return false;
 }
 
-int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
+/* Frames to their sockets; the first datagram for socket `s`, if one is given, to *taken. */
+static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct vmh_buf **taken, unsigned budget)
 {
 	int n = 0;
 
 	if (!pending(r) || !vmh_trylock(&r->lock))
 		return 0;
-	if (!gone(r))
+	if (!gone(r)) {
+		r->taker = s;
 		n = r->ops->poll(r, budget);
+		if (s) {
+			*taken = r->taken;
+			r->taker = NULL;
+			r->taken = NULL;
+		}
+	}
 	unlock(r);
 	if (!n && !r->ops->pending)
 		put_kept(r);
 	return n;
+}
+
+int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
+{
+	return poll_for(r, NULL, NULL, budget);
 }
 
 bool vmh_rings_pending(void)
@@ -124,22 +137,8 @@ struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget)
 {
 	struct vmh_buf *b = NULL;
 
-	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
-		int n = 0;
-
-		if (!pending(r) || !vmh_trylock(&r->lock))
-			continue;
-		if (!gone(r)) {
-			r->taker = b ? NULL : s;
-			n = r->ops->poll(r, budget);
-			b = b ? b : r->taken;
-			r->taker = NULL;
-			r->taken = NULL;
-		}
-		unlock(r);
-		if (!n && !r->ops->pending)
-			put_kept(r);
-	}
+	for (struct vmh_ring *r = first(); r; r = next_of(r))
+		poll_for(r, b ? NULL : s, &b, budget);
 	return b;
 }
 
@@ -161,6 +160,18 @@ int vmh_rings_poll(unsigned budget)
 	for (struct vmh_ring *r = first(); r; r = next_of(r))
 		n += vmh_ring_poll(r, budget);
 	return n;
+}
+
+void vmh_rings_settle(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		if (gone(r))
+			continue;
+		vmh_lock(&r->lock);
+		if (!gone(r))
+			r->ops->poll(r, DRAIN);
+		unlock(r);
+	}
 }
 
 void vmh_rings_drain(unsigned budget)

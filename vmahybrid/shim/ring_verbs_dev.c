@@ -232,11 +232,14 @@ static int try_qp(struct verbs_dev *d)
 /* The words of the manual, section "CAP_NET_RAW and root access". Once per interface and session is enough. */
 static void warn_capability(const char *ifname)
 {
-	static char told[16];
+	static char told[32][16]; /* when it is full, the rest is told again */
+	static unsigned n;
 
-	if (!strncmp(told, ifname, sizeof(told) - 1))
-		return;
-	strncpy(told, ifname, sizeof(told) - 1);
+	for (unsigned i = 0; i < n; i++)
+		if (!strncmp(told[i], ifname, sizeof(told[i]) - 1))
+			return;
+	if (n < sizeof(told) / sizeof(told[0]))
+		strncpy(told[n++], ifname, sizeof(told[0]) - 1);
 	vmh_warn("******************************************************************************");
 	vmh_warn("* Interface %s will not be offloaded.", ifname);
 	vmh_warn("* Offloaded resources are restricted to root or user with CAP_NET_RAW privileges");

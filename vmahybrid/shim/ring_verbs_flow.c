@@ -283,7 +283,7 @@ static void drop(struct vflow **at)
 		remove_rule(&v->rules);
 	if (v->tag)
 		atomic_store_explicit(&tags[v->tag - 1], NULL, memory_order_release);
-	*at = v->next;
+	VMH_SET(*at, v->next); /* vmh_verbs_follow() looks at the first without the lock */
 	free(v);
 }
 
@@ -303,7 +303,7 @@ unsigned vmh_verbs_attach(const struct vmh_flow *f, struct vmh_sock *s)
 	vmh_lock(&lock);
 	v->tag = tag_new(s);
 	v->next = flows;
-	flows = v;
+	VMH_SET(flows, v);
 	concerned = sync_rings(v);
 	/* where it is only one more rule of this process that stands in the way, that one goes soon */
 	if (concerned && !v->rules && why != EEXIST && f->laddr)

@@ -181,14 +181,68 @@ bool vmh_xdp_pending(struct vmh_ring *r)
 	return atomic_load_explicit(&x->kick_later, memory_order_relaxed);
 }
 
+/* Queues `from` up to, not including, `to`. */
+static uint32_t receive_from(struct xdp_ring *x, uint32_t from, uint32_t to, uint32_t budget, struct taken *t)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = from; i < to && n < budget; i++)
+		n += receive(x, &x->q[i], budget - n, t);
+	return n;
+}
+
+/* Frames on those queues now. */
+static uint32_t look_at(struct xdp_ring *x, uint32_t from, uint32_t to)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = from; i < to; i++) {
+		struct xring *g = &x->q[i].rx;
+
+		g->there = kernel_index(g->prod);
+		n += g->there - g->here;
+	}
+	return n;
+}
+
+/* What look_at() saw, and nothing that came since. */
+static uint32_t receive_seen(struct xdp_ring *x, uint32_t from, uint32_t to, uint32_t budget, struct taken *t)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = from; i < to && n < budget; i++) {
+		uint32_t seen = x->q[i].rx.there - x->q[i].rx.here;
+
+		if (seen)
+			n += receive(x, &x->q[i], seen < budget - n ? seen : budget - n, t);
+	}
+	return n;
+}
+
+/* A flow comes by its queue or by the far end, and changes over while the service switches. So one side is taken until it
+ * is empty. Frames of the other side are younger than all of the first only if it still is when they have been seen. */
+static uint32_t receive_sides(struct xdp_ring *x, uint32_t budget, struct taken *t)
+{
+	bool far = x->far_first;
+	uint32_t from = far ? x->far : 0, to = far ? x->nq : x->far;
+	uint32_t other = far ? 0 : x->far, other_end = far ? x->far : x->nq;
+	uint32_t n = receive_from(x, from, to, budget, t);
+
+	if (vmh_likely(n || !look_at(x, other, other_end)))
+		return n;
+	n = receive_from(x, from, to, budget, t);
+	if (n)
+		return n;
+	x->far_first = !far;
+	return receive_seen(x, other, other_end, budget, t);
+}
+
 int vmh_xdp_poll(struct vmh_ring *r, unsigned budget)
 {
 	struct xdp_ring *x = xdp_ring_of(r);
 	struct taken t = {0};
-	uint32_t n = 0;
+	uint32_t n = receive_sides(x, budget, &t);
 
-	for (uint32_t i = 0; i < x->nq && n < budget; i++)
-		n += receive(x, &x->q[i], budget - n, &t);
 	if (n) {
 		atomic_store_explicit(&r->bufs_out,
 				      atomic_load_explicit(&r->bufs_out, memory_order_relaxed) + t.taken,

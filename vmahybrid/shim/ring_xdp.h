@@ -40,6 +40,8 @@ struct xdp_ring {
 	size_t tables_len; /* bufs and the two stacks are one mapping */
 	uint32_t frames, frame_size, frame_shift, nq;
 	bool verify, zerocopy, closed;
+	uint32_t far; /* the queue of the far end (VMH_RING_F_FAR), or nq */
+	bool far_first; /* frames came by it last; guarded by r.lock */
 	/* receive; guarded by r.lock */
 	uint32_t *rx_free, rx_nfree, rx_frames;
 	uint32_t share, low; /* frames wanted per fill ring, VMA_RX_WRE at most; below `low` they are posted one by one */

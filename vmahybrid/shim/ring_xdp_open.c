@@ -64,6 +64,8 @@ static void xdp_close(struct vmh_ring *r)
 		vmh_fd_hidden_close(x->q[i].fd);
 	}
 	VMH_SET(x->nq, 0);
+	x->far = 0;
+	x->far_first = false;
 	if (!atomic_load_explicit(&r->bufs_out, memory_order_relaxed))
 		vmh_xdp_free_memory(x);
 }
@@ -159,7 +161,9 @@ static bool power_of_two(uint32_t v)
 
 static bool sane(const struct vmh_msg_ring_reply *g, int nfds)
 {
-	return g->nqueues >= 1 && g->nqueues <= VMH_RING_WAIT_FDS && nfds == (int)g->nqueues + 1 &&
+	uint32_t least = g->flags & VMH_RING_F_FAR ? 2 : 1;
+
+	return g->nqueues >= least && g->nqueues <= VMH_RING_WAIT_FDS && nfds == (int)g->nqueues + 1 &&
 	       power_of_two(g->frame_size) && g->frame_size >= 2048 && g->frame_size <= 65536 && g->frames >= 4 &&
 	       g->frames <= 1u << 24 && g->frames / 2 >= g->nqueues && power_of_two(g->rx_size) &&
 	       power_of_two(g->tx_size) && power_of_two(g->fill_size) && power_of_two(g->comp_size);
@@ -273,6 +277,7 @@ int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, cons
 	x->frame_size = grant->frame_size;
 	x->frame_shift = (uint32_t)__builtin_ctz(grant->frame_size);
 	x->nq = grant->nqueues;
+	x->far = x->nq - (grant->flags & VMH_RING_F_FAR ? 1 : 0);
 	x->verify = grant->flags & VMH_RING_F_VERIFY_CSUM;
 	x->umem_len = (size_t)x->frames << x->frame_shift;
 	x->tables_len = x->frames * (sizeof(struct xbuf) + 2 * sizeof(uint32_t));

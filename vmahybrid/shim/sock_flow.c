@@ -319,6 +319,9 @@ int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, sockl
 	long r;
 
 	vmh_lock(&s->obj.lock);
+	/* what came before the call stays readable, from whomever it is */
+	if (any_flow(s))
+		vmh_rings_settle();
 	r = vmh_sys(SYS_connect, fd, a, len);
 	VMH_SET(s->heard, 0);
 	VMH_SET(s->tx_since_rx, 0);
@@ -453,6 +456,8 @@ static void flow_home_one(struct vmh_sock *s, void *arg)
 		}
 	}
 	if (hit) {
+		/* not before we have the lock: the news may be older than the answer to ATTACH, and so than the rule */
+		vmh_verbs_detach(g->flow_id);
 		vmh_rings_poll(DRAIN);
 		VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_set_reason(s, g->reason, 0);
@@ -470,7 +475,6 @@ void vmh_sock_flow_home(uint32_t flow_id, unsigned reason)
 
 	if (!flow_id)
 		return;
-	vmh_verbs_detach(flow_id);
 	vmh_sock_each(flow_home_one, &g);
 }
 

@@ -67,7 +67,7 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd)
 	/* the defaults of a fresh socket that a sysctl may change */
 	s->rcvbuf = (uint32_t)get_int(fd, SOL_SOCKET, SO_RCVBUF, 212992);
 	s->ttl = (uint8_t)get_int(fd, IPPROTO_IP, IP_TTL, 64);
-	s->df = get_int(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_WANT) != IP_PMTUDISC_DONT;
+	s->pmtudisc = (uint8_t)get_int(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_WANT);
 	s->mc_ttl = 1;
 	s->mc_loop = 1;
 	VMH_SET(s->stats->rx_limit, s->rcvbuf);
@@ -215,7 +215,7 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 	case E_PKTINFO: s->opt_pktinfo = v != 0; break;
 	case E_RECVTTL: s->opt_recvttl = v != 0; break;
 	case E_RECVTOS: s->opt_recvtos = v != 0; break;
-	case E_MTU: s->df = v != IP_PMTUDISC_DONT; break;
+	case E_MTU: s->pmtudisc = (uint8_t)v; break;
 	case E_MC_IF: set_mc_if(s, fd, val, len); break;
 	case E_MC_TTL: s->mc_ttl = (uint8_t)get_int(fd, IPPROTO_IP, IP_MULTICAST_TTL, 1); break;
 	case E_MC_LOOP:

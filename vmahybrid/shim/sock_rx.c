@@ -2,11 +2,13 @@
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
+#include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <linux/sockios.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -26,6 +28,8 @@ static void count_os(struct vmh_sock *s, ssize_t r)
 		VMH_COUNT(s->stats->rx_os_eagain, 1);
 	} else {
 		VMH_COUNT(s->stats->rx_os_errors, 1);
+		if (r == -EMSGSIZE)
+			vmh_sock_path_shrank(s);
 	}
 }
 
@@ -232,8 +236,13 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 
 static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	long r = vmh_sys(SYS_recvmsg, fd, m, flags);
+	int saved = errno;
+	long r = vmh_real()->recvmsg(fd, m, flags); /* libc's: it may block, then it is a cancellation point */
 
+	if (r < 0) {
+		r = -errno;
+		errno = saved;
+	}
 	if (!(flags & MSG_PEEK) || r < 0)
 		count_os(s, r);
 	return r;
@@ -368,8 +377,11 @@ static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops, bo
 			return -EAGAIN;
 		if (vmh_params.rx_poll_yield && *loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		if (w->deadline && *loops % CLOCK_EVERY == 0 && vmh_now_ns() >= w->deadline)
-			return -EAGAIN;
+		if (vmh_unlikely(*loops % CLOCK_EVERY == 0)) {
+			pthread_testcancel(); /* no lock is held; the interposer's reference is dropped by its cleanup */
+			if (w->deadline && vmh_now_ns() >= w->deadline)
+				return -EAGAIN;
+		}
 		if (os_turn(s))
 			return -ENOMSG; /* the caller looks at the kernel socket and comes back */
 		if (budget >= 0)
@@ -484,13 +496,62 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	return now ? recv_now(s, fd, m, flags) : recv_blocking(s, fd, m, flags);
 }
 
+static bool bad_target(const struct msghdr *m)
+{
+	if (m->msg_name && m->msg_namelen && vmh_bad_ptr(m->msg_name))
+		return true;
+	if (m->msg_controllen && vmh_bad_ptr(m->msg_control) && m->msg_control)
+		return true;
+	for (size_t i = 0; i < m->msg_iovlen; i++)
+		if (vmh_bad_ptr(m->msg_iov[i].iov_base))
+			return true;
+	return false;
+}
+
+/* As the kernel: what lies beyond user space is refused at once; a bad address in it is met when there is a datagram,
+ * which is lost, unless it ends before. */
+static ssize_t recv_to_bad(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	bool bad_name = m->msg_name && m->msg_namelen && vmh_bad_ptr(m->msg_name);
+	struct msghdr c = *m;
+	size_t good = m->msg_iovlen, room = 0;
+	ssize_t r;
+
+	for (size_t i = m->msg_iovlen; i-- > 0;) {
+		if ((intptr_t)m->msg_iov[i].iov_base < 0)
+			return -EFAULT;
+		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
+			good = i;
+	}
+	for (size_t i = 0; i < good; i++)
+		room += m->msg_iov[i].iov_len;
+	c.msg_iovlen = good;
+	if (bad_name)
+		c.msg_name = NULL;
+	if (vmh_bad_ptr(c.msg_control)) {
+		c.msg_control = NULL;
+		c.msg_controllen = 0;
+	}
+	r = recv_some(s, fd, &c, flags | MSG_TRUNC);
+	if (r < 0)
+		return r;
+	if (bad_name || (good < m->msg_iovlen && (size_t)r > room))
+		return -EFAULT;
+	m->msg_namelen = c.msg_namelen;
+	m->msg_controllen = c.msg_controllen;
+	m->msg_flags = c.msg_flags;
+	return (flags & MSG_TRUNC) || (size_t)r < room ? r : (ssize_t)room;
+}
+
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	if (vmh_unlikely(m->msg_iovlen > 1024))
-		return kernel_as_asked(s, fd, m, flags); /* EMSGSIZE is the kernel's to say */
-	if (vmh_unlikely(m->msg_iovlen && (uintptr_t)m->msg_iov[0].iov_base < 4096 && m->msg_iov[0].iov_len))
-		return -EFAULT;
-	return recv_some(s, fd, m, flags & ~MSG_CMSG_CLOEXEC);
+	if (vmh_unlikely(m->msg_iovlen > 1024 || (m->msg_name && (int)m->msg_namelen < 0) ||
+			 (m->msg_iovlen && vmh_bad_ptr(m->msg_iov))))
+		return kernel_as_asked(s, fd, m, flags); /* EMSGSIZE, EINVAL and EFAULT are the kernel's to say */
+	flags &= ~MSG_CMSG_CLOEXEC;
+	if (vmh_unlikely(bad_target(m)))
+		return recv_to_bad(s, fd, m, flags);
+	return recv_some(s, fd, m, flags);
 }
 
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)

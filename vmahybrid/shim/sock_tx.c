@@ -1,7 +1,9 @@
 /* Sending on a UDP socket: over a ring where the destination is worth it, through the kernel else. */
 #include "vmh_control.h"
+#include "vmh_iomux.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
+#include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -13,13 +15,21 @@
 #define ERROR_CHECK_FIRST 16
 #define ERROR_CHECK_EVERY 128
 
-static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags)
+/* why: of reasons.def, for the statistics; 0 where the call is bound to fail or no reason is known. */
+static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
 {
-	long r = vmh_sys(SYS_sendmsg, fd, m, flags);
+	int saved = errno;
+	long r = vmh_real()->sendmsg(fd, m, flags); /* libc's: it may block, then it is a cancellation point */
 
+	if (r < 0) {
+		r = -errno;
+		errno = saved;
+	}
 	if (r >= 0) {
 		VMH_COUNT(s->stats->tx_os_packets, 1);
 		VMH_COUNT(s->stats->tx_os_bytes, (uint64_t)r);
+		if (why)
+			VMH_SET(s->stats->tx_os_reason, why);
 		/* the kernel chose a port: replies to it may come by a ring */
 		if (vmh_unlikely(!s->lport) && !s->home)
 			vmh_sock_bound(s, fd);
@@ -50,6 +60,23 @@ static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, struct vmh_ring **
 	}
 	*ring = vmh_session_ring(ifindex, &why);
 	return *ring ? 0 : why ? why : VMH_R_RING_FAILED;
+}
+
+/* As the kernel's ip_make_skb for a datagram that needs no fragments. */
+static bool sets_df(uint8_t pmtudisc)
+{
+	return pmtudisc == IP_PMTUDISC_WANT || pmtudisc == IP_PMTUDISC_DO || pmtudisc == IP_PMTUDISC_PROBE;
+}
+
+static void decide_sizes(struct vmh_sock *s, struct vmh_dst *d, const struct vmh_nexthop *hop)
+{
+	unsigned mtu = hop->mtu < d->ring->mtu ? hop->mtu : d->ring->mtu;
+
+	d->link_payload = d->max_payload = d->sure_payload = mtu > 28 ? mtu - 28 : 0;
+	/* nobody but a router answers that a datagram is too big; PROBE, INTERFACE and OMIT don't listen */
+	d->gateway = hop->via && hop->via != d->daddr && s->pmtudisc < IP_PMTUDISC_PROBE;
+	if (d->gateway && d->sure_payload > VMH_PATH_SURE)
+		d->sure_payload = VMH_PATH_SURE;
 }
 
 /* Object lock held. Decides where daddr:dport is sent from, and makes the header for it. */
@@ -90,10 +117,9 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 		d->ring = NULL;
 		return;
 	}
-	unsigned mtu = hop.mtu < d->ring->mtu ? hop.mtu : d->ring->mtu;
-	d->max_payload = mtu > 28 ? mtu - 28 : 0;
+	decide_sizes(s, d, &hop);
 	vmh_frame_hdr_init(&d->hdr, hop.dmac, d->ring->mac, hop.saddr, d->daddr, s->lport, d->dport,
-			   mc ? s->mc_ttl : s->ttl, s->tos, s->df);
+			   mc ? s->mc_ttl : s->ttl, s->tos, sets_df(s->pmtudisc));
 }
 
 static unsigned slot_of(in_addr_t addr, in_port_t port)
@@ -145,6 +171,14 @@ static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 	vmh_unlock(&s->obj.lock);
 }
 
+void vmh_sock_path_shrank(struct vmh_sock *s)
+{
+	vmh_lock(&s->tx_lock);
+	vmh_path_forget(s->raddr);
+	s->dsts[slot_of(s->raddr, s->rport)].asked = 0;
+	vmh_unlock(&s->tx_lock);
+}
+
 /* A connected peer that never answered may have sent ICMP errors: the kernel socket has them. */
 static int pending_error(struct vmh_sock *s, int fd)
 {
@@ -158,6 +192,8 @@ static int pending_error(struct vmh_sock *s, int fd)
 	if (n == 1)
 		return 0;
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_ERROR, &err, &len);
+	if (err == EMSGSIZE)
+		vmh_sock_path_shrank(s);
 	return -err;
 }
 
@@ -178,6 +214,7 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 		       size_t len, bool more)
 {
 	struct vmh_dst *d = &s->dsts[slot_of(addr, port)];
+	uint32_t why;
 	int r;
 
 	vmh_lock(&s->tx_lock);
@@ -186,18 +223,22 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 		refresh(s, fd, addr, port);
 		vmh_lock(&s->tx_lock);
 	}
-	if (d->reason || d->daddr != addr || d->dport != port || len > d->max_payload) {
+	if (d->reason || d->daddr != addr || d->dport != port ||
+	    (vmh_unlikely(len > d->sure_payload) && !vmh_path_fits(d, s->bound_if, len))) {
+		why = d->daddr != addr || d->dport != port ? 0 : d->reason ? d->reason : VMH_R_MTU;
 		vmh_unlock(&s->tx_lock);
-		return by_kernel(s, fd, m, flags);
+		return by_kernel(s, fd, m, flags, why);
 	}
 	s->last_ring = d->ring;
 	r = post(d->ring, &d->hdr, m, len, more);
 	vmh_unlock(&s->tx_lock);
-	if (vmh_unlikely(r))
-		return by_kernel(s, fd, m, flags); /* the ring counts tx_full */
+	if (vmh_unlikely(r)) /* the ring counts tx_full */
+		return by_kernel(s, fd, m, flags, r == -EAGAIN ? VMH_R_RING_FULL : VMH_R_IF_GONE);
 	VMH_COUNT(s->stats->tx_packets, 1);
 	VMH_COUNT(s->stats->tx_bytes, len);
 	VMH_SET(s->stats->thread_tx, vmh_tid());
+	if (vmh_unlikely(atomic_load_explicit(&s->out_edges, memory_order_relaxed)))
+		vmh_epoll_sent(s);
 	return (ssize_t)len;
 }
 
@@ -206,31 +247,37 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 	in_addr_t addr = s->raddr;
 	in_port_t port = s->rport;
 	size_t len = 0;
+	uint32_t why;
 
 	if (s->home || vmh_unlikely((flags & NEVER_ON_RING) || m->msg_controllen || atomic_load(&s->wr_shut))) {
 		if (flags & MSG_MORE) /* the kernel holds a half-made datagram: what follows belongs to it */
 			vmh_sock_home(s, VMH_R_UNKNOWN_CALL, MSG_MORE);
-		return by_kernel(s, fd, m, flags);
+		return by_kernel(s, fd, m, flags, s->home ? s->home : VMH_R_SEND_FLAGS);
 	}
 	if (m->msg_name) {
 		const struct sockaddr_in *to = m->msg_name;
 
-		if (m->msg_namelen < sizeof(*to) || to->sin_family != AF_INET)
-			return by_kernel(s, fd, m, flags);
+		if (vmh_bad_ptr(to))
+			return by_kernel(s, fd, m, flags, 0); /* EFAULT */
+		if ((int)m->msg_namelen < (int)sizeof(*to) || to->sin_family != AF_INET)
+			return by_kernel(s, fd, m, flags, VMH_R_DEST_MULTI);
 		addr = to->sin_addr.s_addr;
 		port = to->sin_port;
 	}
-	if (vmh_unlikely(!port || !addr || m->msg_iovlen > 1024))
-		return by_kernel(s, fd, m, flags);
+	if (vmh_unlikely(!port || !addr || m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov))))
+		return by_kernel(s, fd, m, flags, VMH_R_DEST_MULTI);
 	for (size_t i = 0; i < m->msg_iovlen; i++) {
-		if (vmh_unlikely((uintptr_t)m->msg_iov[i].iov_base < 4096 && m->msg_iov[i].iov_len))
-			return by_kernel(s, fd, m, flags); /* EFAULT */
+		const struct iovec *v = &m->msg_iov[i];
+
+		if (vmh_unlikely((vmh_bad_ptr(v->iov_base) && (v->iov_len || v->iov_base)) || v->iov_len > 65507))
+			return by_kernel(s, fd, m, flags, 0); /* EFAULT, EMSGSIZE, EINVAL */
 		len += m->msg_iov[i].iov_len;
 	}
 	if (vmh_unlikely(len > 65507))
-		return by_kernel(s, fd, m, flags);
-	if (vmh_unlikely(vmh_session_open()))
-		return by_kernel(s, fd, m, flags);
+		return by_kernel(s, fd, m, flags, 0); /* EMSGSIZE */
+	why = vmh_session_open();
+	if (vmh_unlikely(why))
+		return by_kernel(s, fd, m, flags, why);
 	if (s->rport) {
 		int err = pending_error(s, fd);
 

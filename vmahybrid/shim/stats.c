@@ -20,7 +20,8 @@ struct vmh_stats_page *vmh_stats;
 
 static size_t page_size;
 static struct vmh_file file = { .fd = -1 };
-static char path[sizeof(vmh_params.stats_shmem_dir) + 32]; /* empty: no file */
+static bool nameless; /* the file waits for its name */
+static char path[sizeof(vmh_params.stats_shmem_dir) + 32]; /* empty: no name */
 static pid_t made_by;
 
 static _Atomic uint64_t sock_claims[WORDS(SOCKS_MAX)];
@@ -69,23 +70,69 @@ static bool replace_stale(const char *name)
 	return vmh_sys(SYS_unlinkat, AT_FDCWD, name, 0) == 0;
 }
 
-/* 0600: readers get the fd through the service. */
+static void no_file(const char *name, int err)
+{
+	vmh_warn("no statistics file %s (%s): the service can read the statistics all the same", name,
+		 strerrorname_np(-err));
+}
+
+/* 0600: readers get the fd through the service. Without a name: see vmh_stats_show. */
 static int open_file(void)
 {
 	const char *dir = vmh_params.stats_shmem_dir;
-	size_t n = strlen(dir);
 	int err;
 
-	if (!n)
+	if (!dir[0])
 		return -ENOENT;
-	snprintf(path, sizeof(path), "%s%svmastat.%d", dir, dir[n - 1] == '/' ? "" : "/", (int)made_by);
-	err = vmh_file_open(&file, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600, true);
-	if (err == -EEXIST && replace_stale(path))
-		err = vmh_file_open(&file, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600, true);
+	err = vmh_file_open(&file, dir, O_RDWR | O_TMPFILE, 0600, true);
 	if (err)
-		vmh_warn("no statistics file %s (%s): the service can read the statistics all the same", path,
-			 strerrorname_np(-err));
+		no_file(dir, err);
+	nameless = !err;
 	return err;
+}
+
+/* The descriptor of a nameless file calls it "#INODE" for ever; the service knows a page by its name. */
+static void open_by_name(void)
+{
+	struct vmh_file named;
+
+	if (vmh_file_open(&named, path, O_RDWR | O_NOFOLLOW, 0, true))
+		return;
+	if (named.dev == file.dev && named.ino == file.ino) {
+		vmh_file_close(&file);
+		named.fd = vmh_fd_hide(named.fd);
+		file = named;
+	} else {
+		vmh_file_close(&named);
+	}
+}
+
+static int link_file(void)
+{
+	char from[32];
+
+	snprintf(from, sizeof(from), "/proc/self/fd/%d", file.fd);
+	return (int)vmh_sys(SYS_linkat, AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW);
+}
+
+void vmh_stats_show(void)
+{
+	const char *dir = vmh_params.stats_shmem_dir;
+	int err;
+
+	if (!nameless || !vmh_file_is_ours(&file))
+		return;
+	nameless = false;
+	snprintf(path, sizeof(path), "%s%svmastat.%d", dir, dir[strlen(dir) - 1] == '/' ? "" : "/", (int)made_by);
+	err = link_file();
+	if (err == -EEXIST && replace_stale(path))
+		err = link_file();
+	if (err) {
+		no_file(path, err);
+		path[0] = 0;
+		return;
+	}
+	open_by_name();
 }
 
 static int open_memfd(void)
@@ -112,18 +159,14 @@ static struct vmh_stats_page *make_page(bool with_file)
 	int tries;
 
 	for (tries = with_file ? 0 : 1; tries < 2 && page == MAP_FAILED; tries++) {
-		if (tries ? open_memfd() : open_file()) {
-			path[0] = 0;
+		if (tries ? open_memfd() : open_file())
 			continue;
-		}
 		if (!vmh_sys(SYS_fallocate, file.fd, 0, 0L, (long)page_size))
 			page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
 		/* every new session hands it over: a program that closes all fds must not take it away */
 		file.fd = vmh_fd_hide(file.fd);
 		if (page == MAP_FAILED) {
-			if (path[0])
-				vmh_sys(SYS_unlinkat, AT_FDCWD, path, 0);
-			path[0] = 0;
+			nameless = false;
 			vmh_file_close(&file);
 		}
 	}
@@ -192,6 +235,7 @@ void vmh_stats_fork_child(void)
 	made_by = (pid_t)vmh_sys(SYS_getpid);
 	vmh_file_close(&file);
 	path[0] = 0;
+	nameless = false;
 	if (!page_size)
 		return;
 	vmh_params_expand_again(VMH_PARAM_STATS_SHMEM_DIR);

@@ -50,6 +50,17 @@ static inline long vmh_sys6(long nr, long a, long b, long c, long d, long e, lon
 #define vmh_sys7_(nr, a, b, c, d, e, f, ...) \
 	vmh_sys6((long)(nr), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
+/* No program has memory here, so the kernel says EFAULT, and we must not touch it: below the first page that may be
+ * mapped, and above the end of user space (2^47, with five levels of page tables 2^56). */
+static inline bool vmh_bad_ptr(const volatile void *p)
+{
+#ifdef __x86_64__
+	return vmh_unlikely((uintptr_t)p - 4096 >= (1ul << 56) - 4096);
+#else
+	return vmh_unlikely((uintptr_t)p < 4096);
+#endif
+}
+
 enum vmh_reason {
 #define REASON(code, name, slug, text, remedy) VMH_R_##name = code,
 #include "reasons.def"

@@ -17,6 +17,8 @@ bool vmh_epoll_ready(struct vmh_obj *ep);             /* some offloaded member i
 bool vmh_epoll_on_ring(struct vmh_obj *ep);           /* some member may become ready by a ring */
 /* Upcalls from the socket class */
 void vmh_epoll_notify(struct vmh_obj *member);        /* a datagram was queued (ring lock held: leaf locks only) */
+struct vmh_sock;
+void vmh_epoll_sent(struct vmh_sock *s);              /* by a ring, where out_edges is set: an edge for EPOLLOUT|ET */
 void vmh_epoll_member_closed(struct vmh_obj *member); /* leaves all sets, as the kernel does */
 void vmh_epoll_member_on_ring(struct vmh_obj *member); /* rx_on became true: sleeping waits must look at rings */
 

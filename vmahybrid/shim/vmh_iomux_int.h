@@ -65,6 +65,7 @@ struct vmh_epitem {
 	uint32_t events;           /* as the user wants, with flags */
 	int fd;                    /* with the member, the key that the kernel uses */
 	uint8_t disarmed;          /* ONESHOT fired */
+	uint8_t sent;              /* an EPOLLOUT edge is due; ready lock */
 };
 
 #define VMH_EP_FOREIGN 64 /* words of the filter below */
@@ -78,6 +79,7 @@ struct vmh_ep {
 	_Atomic unsigned rdy_n;
 	_Atomic uint64_t calls;
 	_Atomic uint8_t maybe_ring; /* some member was on a ring; cleared by the search that finds none */
+	_Atomic uint8_t out_armed; /* the kernel owes the EPOLLOUT of an ADD or MOD: ask it too, once */
 	_Atomic uint8_t nested;    /* inside another set: members stay on the kernel */
 	struct vmh_epitem *hint;   /* the member that was last found on a ring */
 	_Atomic int kwait;         /* threads that sleep in the kernel's epoll_wait, blind to rings */
@@ -109,6 +111,12 @@ void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork
 void vmh_ep_rdy_remove(struct vmh_ep *e, struct vmh_epitem *it); /* ready lock held */
 void vmh_ep_push(struct vmh_epitem *it);        /* the item can't go away: items lock or set lock held */
 bool vmh_ep_push_if_ready(struct vmh_epitem *it);
+/* Does a send make a new edge? Not for ONESHOT: there the kernel's own EPOLLOUT waits since ADD or MOD. */
+static inline bool vmh_ep_out_edges(const struct vmh_epitem *it)
+{
+	return (it->events & VMH_OUT) && (it->events & (EPOLLET | EPOLLONESHOT)) == EPOLLET;
+}
+void vmh_ep_push_out(struct vmh_epitem *it);    /* items lock held */
 /* Take up to max ready items, at most once each per call number. */
 /* Adds what rings have for the sockets of these n events, without taking entries of their own. */
 void vmh_ep_join(struct vmh_ep *e, struct epoll_event *evs, int n, uint64_t call);

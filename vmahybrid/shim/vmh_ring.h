@@ -95,8 +95,8 @@ void vmh_frame_hdr_init(struct vmh_frame_hdr *h, const unsigned char dmac[6], co
 			uint8_t ttl, uint8_t tos, bool dont_fragment);
 
 /* Parse one frame from the wire into b (b->data and the addresses). 0, or -EBADMSG. Accepts up to two
- * VLAN tags, IP options, Ethernet padding; checks lengths and the IP header sum; checks the UDP sum
- * only where verify is set. Pure: the fuzzer calls it. */
+ * tags of VID 0, IP options but source routes, Ethernet padding; checks lengths, the IP header sum and that the source
+ * can be one; checks the UDP sum only where verify is set. Pure: the fuzzer calls it. */
 int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct vmh_buf *b);
 
 /* Compose the frame for `len` payload bytes gathered from iov; id (host order) is used without DF only.
@@ -123,7 +123,9 @@ extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */
 int vmh_rings_poll(unsigned budget);
-/* The same for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
+/* All that the rings hold goes to its sockets as they are now; waits for a thread that is polling. */
+void vmh_rings_settle(void);
+/* Poll for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
  * never queued. NULL: none, or it was queued. */
 struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget);
 /* Is there anything to poll? Reads indexes, takes no lock. */

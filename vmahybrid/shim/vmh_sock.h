@@ -15,6 +15,7 @@
 
 #define VMH_SOCK_GROUPS 64 /* memberships followed per socket (igmp_max_memberships is 20 by default) */
 #define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
+#define VMH_PATH_SURE (552 - 28) /* payload that fits the least path MTU that the kernel learns (route.min_pmtu) */
 
 struct vmh_flow {
 	uint32_t id;              /* of the service; 0 = free slot */
@@ -34,11 +35,14 @@ struct vmh_member {
 struct vmh_dst {
 	in_addr_t daddr;          /* 0 = free */
 	in_port_t dport;
-	uint16_t flags;
+	bool gateway;             /* behind one, and the socket minds the path's MTU */
 	uint32_t reason;          /* not 0: the kernel sends, until generation changes */
 	uint64_t generation;      /* of the net page */
 	uint32_t cfg;             /* of sock->tx_cfg */
-	uint32_t max_payload;     /* MTU - 28 */
+	uint32_t sure_payload;    /* up to this the ring has it; above, vmh_path_fits tells */
+	uint32_t max_payload;     /* path's MTU - 28, as the kernel knew it when asked; at most link_payload */
+	uint32_t link_payload;    /* MTU - 28 of route and ring */
+	uint32_t asked;           /* when, for the path's MTU; 0: the next datagram asks */
 	struct vmh_ring *ring;
 	struct vmh_frame_hdr hdr;
 };
@@ -77,7 +81,8 @@ struct vmh_sock {
 	uint32_t bound_if;        /* SO_BINDTODEVICE ifindex */
 	uint32_t mc_if;           /* IP_MULTICAST_IF */
 	in_addr_t mc_if_addr;
-	uint8_t ttl, tos, mc_ttl, mc_loop, df;
+	uint8_t ttl, tos, mc_ttl, mc_loop;
+	uint8_t pmtudisc;         /* IP_MTU_DISCOVER */
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
 	_Atomic uint8_t shared;   /* a fork shared it: the kernel serves it until one process holds it again */
@@ -93,6 +98,7 @@ struct vmh_sock {
 	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
 	struct vmh_lock tx_lock;
 	uint32_t tx_cfg;          /* changes with any option that alters headers */
+	_Atomic uint8_t out_edges; /* an epoll set wants EPOLLOUT after each send; a hint */
 	uint32_t tx_since_rx;     /* sends since anything was received: when to look for ICMP errors */
 	struct vmh_dst dsts[VMH_SOCK_DSTS];
 
@@ -164,4 +170,10 @@ void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b);
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
 ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */
+void vmh_sock_path_shrank(struct vmh_sock *s);        /* the peer of a connected socket answered EMSGSIZE */
+
+/* path_mtu.c; tx_lock held. Does the path take a datagram of len bytes whole, as far as the kernel knows? Asks it at
+ * most every 100 ms. */
+bool vmh_path_fits(struct vmh_dst *d, uint32_t oif, size_t len);
+void vmh_path_forget(in_addr_t daddr);                /* what other sockets were told */
 #endif

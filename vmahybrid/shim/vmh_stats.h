@@ -7,7 +7,10 @@
 
 extern struct vmh_stats_page *vmh_stats; /* never NULL after vmh_stats_init */
 
-void vmh_stats_init(void);              /* makes the file, or private memory where it can't */
+void vmh_stats_init(void);              /* makes the file, nameless yet, or private memory where it can't */
+/* Gives the file its name, before the first hello: without a service nobody asks for it, and a program that is
+ * killed would leave it behind. */
+void vmh_stats_show(void);
 int vmh_stats_fd(void);                 /* O_RDWR fd of the file for the service, or -1 */
 void vmh_stats_fork_child(void);        /* a new page for the child; the parent's file is left alone */
 void vmh_stats_fini(void);              /* unlinks the file if this process made it */

@@ -149,6 +149,7 @@ def _socket(slot: Any, pid: int, comm: str) -> SocketView:
         ring_id=slot.ring_id,
         thread_rx=slot.thread_rx,
         thread_tx=slot.thread_tx,
+        tx_os_reason=Reason.from_code(slot.tx_os_reason).slug,
         counters={c.name: int(getattr(slot, c.name)) for c in SOCKET},
     )
 

@@ -70,13 +70,15 @@ def _part(rule: Flow, key: FlowKey) -> bool:
 
 
 def _more_specific(table: SteeringTable, port: PortId, key: FlowKey, owner: int) -> bool:
-    """Has another program a connected socket there whose frames XDP should give it? Between QPs the NIC decides, by
-    priority."""
+    """Has another program a connected socket there that the rule would rob? Not where it has a QP too and the NIC
+    decides, by priority: softverbs compares priorities within a process only."""
     for other, claims in table.claims(port).items():
         if other.src == ANY_ADDR or (other.dst, other.dport, other.proto) != (key.dst, key.dport, key.proto):
             continue
         best = max(claims, key=lambda claim: claim.rank)
         ring = table.rings.get(best.ring_id)
-        if best.flow.owner != owner and best.flow.source is Source.SOCKET and ring is not None and not ring.in_nic:
+        if ring is None or best.flow.owner == owner or best.flow.source is not Source.SOCKET:
+            continue
+        if ring.software or not ring.in_nic:
             return True
     return False

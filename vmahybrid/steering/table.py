@@ -29,13 +29,15 @@ MAX_INDEX = 16384  # VMH_MAX_RULES; 0 is not given out
 
 class RingRef(NamedTuple):
     """A granted ring as the table needs it: frames reach it by ``act`` (RING or DEV) and ``target``. PASS: a raw packet
-    QP takes them before XDP, by flow rules of the program; what XDP still sees of them is the kernel's."""
+    QP takes them before XDP, by flow rules of the program; what XDP still sees of them is the kernel's. ``software``:
+    its device is softverbs, which knows the rules of one process only."""
 
     ring_id: int
     owner: int
     port: PortId
     act: Act
     target: int
+    software: bool = False
 
     @property
     def in_nic(self) -> bool:

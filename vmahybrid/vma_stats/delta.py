@@ -14,7 +14,7 @@ def delta(before: Reading, now: Reading, interval: float) -> Reading:
         seconds = interval
     old_sockets = {(s["fd"], s["inode"]): s["counters"] for s in before["sockets"]}
     old_iomux = {(i["kind"], i["epfd"]): i["counters"] for i in before["iomux"]}
-    old_rings = {r["ring_id"]: r["stats"] for r in before["rings"]}
+    old_rings = {r["ring_id"]: r for r in before["rings"]}
     return now | {
         "sockets": [
             s | {"counters": _rates(SOCKET, old_sockets.get((s["fd"], s["inode"]), {}), s["counters"], seconds)}
@@ -25,9 +25,17 @@ def delta(before: Reading, now: Reading, interval: float) -> Reading:
             for i in now["iomux"]
         ],
         "rings": [
-            r | {"stats": _rates(RING, old_rings.get(r["ring_id"], {}), r["stats"], seconds)} for r in now["rings"]
+            r | {
+                "stats": _rates(RING, old_rings.get(r["ring_id"], {}).get("stats", {}), r["stats"], seconds),
+                "kernel": _kernel(old_rings.get(r["ring_id"], {}).get("kernel", {}), r["kernel"], seconds),
+            }
+            for r in now["rings"]
         ],
     }
+
+
+def _kernel(before: dict[str, int], now: dict[str, int], seconds: float) -> dict[str, int]:
+    return {name: _rate(before.get(name, 0), value, seconds) for name, value in now.items()}
 
 
 def _rates(
@@ -36,7 +44,10 @@ def _rates(
     rates = dict(now)
     for counter in table:
         if counter.kind == "counter":
-            old, new = before.get(counter.name, 0), now[counter.name]
-            # Less than before: zeroed in between, so all of it is new.
-            rates[counter.name] = round((new - old if new >= old else new) / seconds)
+            rates[counter.name] = _rate(before.get(counter.name, 0), now[counter.name], seconds)
     return rates
+
+
+def _rate(old: int, new: int, seconds: float) -> int:
+    # Less than before: zeroed in between, so all of it is new.
+    return round((new - old if new >= old else new) / seconds)

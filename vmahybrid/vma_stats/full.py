@@ -106,11 +106,19 @@ def _line(label: str, value: object) -> str:
     return f"{label:<20} {value}"
 
 
-def cq_block(number: int, c: dict[str, int], post: str) -> Iterator[str]:
-    """Dropped: frames that the ring received and no socket got."""
+def _dropped_before(kernel: dict[str, int]) -> int:
+    """Frames for which the ring had no room: the kernel dropped them before the program could see them."""
+    return kernel.get("rx_dropped", 0) + kernel.get("rx_ring_full", 0)
+
+
+def cq_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
+    """Dropped: frames that no socket got, whether or not they came as far as the ring."""
+    c, before = ring["stats"], _dropped_before(ring["kernel"])
     yield EDGE
     yield f"\tCQ=[{number}]"
-    yield f"{_line('Packets dropped:', c['rx_no_socket'] + c['rx_bad'] + c['rx_dropped'])} {post:<3}"
+    yield f"{_line('Packets dropped:', c['rx_no_socket'] + c['rx_bad'] + c['rx_dropped'] + before)} {post:<3}"
+    if before:
+        yield f"HW RX Packets dropped: {before} {post:<3}"
     yield _line("Packets queue len:", c["queue_len"])
     yield _line("Drained max:", c["drained_max"])
     yield _line("Buffer pool size:", c["pool_rx_free"])
@@ -135,18 +143,21 @@ def ring_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
                f"[kilobytes/packets/oob] {post:<3}")
 
 
-def pool_blocks(rings: list[dict[str, int]]) -> Iterator[str]:
+def pool_blocks(rings: list[dict[str, Any]]) -> Iterator[str]:
     """One pool per direction, summed over the rings: each ring has its own packet memory."""
     for number, way in enumerate(("rx", "tx") if rings else ()):
         yield EDGE
         yield f"\tBUFFER_POOL({way.upper()})=[{number}]"
-        yield _line("Size:", sum(c[f"pool_{way}_free"] for c in rings))
-        yield _line("No buffers error:", sum(c[f"pool_{way}_empty"] for c in rings))
+        errors = sum(ring["stats"][f"pool_{way}_empty"] for ring in rings)
+        if way == "rx":  # packets that found no frame posted
+            errors += sum(ring["kernel"].get("rx_fill_ring_empty_descs", 0) for ring in rings)
+        yield _line("Size:", sum(ring["stats"][f"pool_{way}_free"] for ring in rings))
+        yield _line("No buffers error:", errors)
 
 
 def full_view(reading: Reading, sockets: list[dict[str, Any]], deltas: bool) -> Iterator[str]:
     post = "/s" if deltas else ""
-    rings = [ring["stats"] for ring in reading["rings"]]
+    rings = reading["rings"]
     for sock in sockets:
         yield from socket_block(sock, post)
     for iomux in reading["iomux"]:
@@ -154,7 +165,7 @@ def full_view(reading: Reading, sockets: list[dict[str, Any]], deltas: bool) -> 
     for number, ring in enumerate(rings):
         yield from cq_block(number, ring, post)
     yield EDGE
-    for number, ring in enumerate(reading["rings"]):
+    for number, ring in enumerate(rings):
         yield from ring_block(number, ring, post)
     yield EDGE
     yield from pool_blocks(rings)

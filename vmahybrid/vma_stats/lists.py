@@ -26,10 +26,17 @@ def groups_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
     yield SEPARATOR
 
 
+def _offloaded(sock: dict[str, Any]) -> str:
+    c = sock["counters"]
+    if sock["offloaded"] and c["tx_os_packets"] and not c["tx_packets"]:
+        return "Rx only"  # a flow is on a ring, and yet each datagram was sent by the kernel
+    return "Yes" if sock["offloaded"] else "No"
+
+
 def netstat_row(sock: dict[str, Any]) -> str:
     c = sock["counters"]
     return (
-        f"{sock['proto']:<5} {'Yes' if sock['offloaded'] else 'No':<9} {c['rx_ready_bytes']:<20} "
+        f"{sock['proto']:<5} {_offloaded(sock):<9} {c['rx_ready_bytes']:<20} "
         f"{c['tx_ready_bytes']:<20} {sock['local']:<22} {sock['remote']:<21} "
         f"{sock['state']:<11} {sock['inode']:<10} {sock['pid']}/{sock['comm'] or '-'}"
     )

@@ -16,12 +16,13 @@ from typing import Literal
 
 from vmahybrid.errors import Refused
 from vmahybrid.steering.reasons import Reason
-from vmahybrid.xdp.bpf import ATTACH_XDP, BpfProgram, Descriptor, bpf_attr, bpf_call, object_info
+from vmahybrid.xdp.bpf import ATTACH_TCX_INGRESS, ATTACH_XDP, BpfProgram, Descriptor, bpf_attr, bpf_call, object_info
 from vmahybrid.xdp.holder import Holder, holders
 
 Mode = Literal["native", "generic"]
 
 _LINK_CREATE = 28
+_BPF_F_BEFORE = 1 << 3  # alone: before all other programs
 _FLAGS: dict[Mode, int] = {"generic": 1 << 1, "native": 1 << 2}  # XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE
 
 # Names as ETHTOOL_GDRVINFO gives them. Native XDP on veth takes TSO from the peer: kernel TCP falls to a third, while
@@ -60,7 +61,7 @@ class Attachment(Descriptor):
         """False once closed, or when the interface is gone: the kernel then leaves a link to nothing."""
         if self.fd < 0:
             return False
-        # struct bpf_link_info: type, id, prog_id, padding, xdp.ifindex
+        # struct bpf_link_info: type, id, prog_id, padding, xdp.ifindex or tcx.ifindex
         return bool(struct.unpack_from("=4xI4x4xI", object_info(self.fd, 24))[1])
 
 
@@ -136,3 +137,30 @@ def attach(prog: BpfProgram, ifindex: int, mode: str = "auto", *, driver: str | 
             raise InterfaceBusy(name, holders(ifindex))
         errors[attempt] = -result
     raise _failure(name, errors)
+
+
+def _try_tcx(prog: BpfProgram, ifindex: int) -> int:
+    return bpf_call(_LINK_CREATE, bpf_attr("IIIIIIQ", prog.fd, ifindex, ATTACH_TCX_INGRESS, _BPF_F_BEFORE, 0, 0, 0))
+
+
+def tcx_missing(prog: BpfProgram) -> str:
+    """Why this kernel takes no program at the tcx hook, "" if it does. Attaches nothing."""
+    result = _try_tcx(prog, 0)
+    if result == -errno.ENODEV:  # it looked for the interface
+        return ""
+    if result >= 0:
+        os.close(result)
+        return ""
+    return f"this kernel has no tcx (linux 6.6): {os.strerror(-result)}"
+
+
+def attach_tcx(prog: BpfProgram, ifindex: int) -> Attachment:
+    """Attach a program for the tcx hook at the ingress of the interface, before all others. ``mode`` is "generic".
+
+    Raises Refused (ATTACH_FAILED).
+    """
+    result = _try_tcx(prog, ifindex)
+    if result < 0:
+        raise Refused(f"interface {ifindex}", f"the kernel refused the tcx program: {os.strerror(-result)}",
+                      Reason.ATTACH_FAILED.remedy, Reason.ATTACH_FAILED)
+    return Attachment(result, ifindex, "generic", Reason.NONE)

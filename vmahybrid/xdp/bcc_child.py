@@ -18,6 +18,7 @@ EXIT_NO_BCC = 3
 EXIT_COMPILE = 4
 
 PREFIX = "xdp_"  # of the C functions that are programs: a map and a program may have one name, C knows one name space
+# (those for the tcx hook are `tc_*` and keep that)
 
 _LD_IMM64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _PSEUDO_MAP_FD = 1

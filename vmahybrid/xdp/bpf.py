@@ -12,7 +12,7 @@ import functools
 import os
 import platform
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,11 +29,13 @@ _OBJ_GET_INFO = 15
 
 BPF_ANY, BPF_NOEXIST, BPF_EXIST = range(3)
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
-ATTACH_XDP = 37  # enum bpf_attach_type
+TCX_NEXT, TCX_DROP, TCX_REDIRECT = -1, 2, 7  # enum tcx_action_base; TC_ACT_REDIRECT
+ATTACH_XDP, ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
 
-_PROG_TYPE_XDP = 6
+_PROG_TYPE_SCHED_CLS, _PROG_TYPE_XDP = 3, 6
 _XDP_HAS_FRAGS = 1 << 5
 _TEST_XDP_LIVE_FRAMES = 1 << 1
+_SK_BUFF_SIZE, _SK_BUFF_GSO_SIZE = 192, 176  # struct __sk_buff, and gso_size in it
 _PERCPU_TYPES = frozenset({5, 6, 10})  # hash, array, lru hash
 _NAME_MAX = 15
 _LOG_SIZE = 1 << 20
@@ -208,6 +210,21 @@ class BpfMap(Descriptor):
         raw = self._lookup(key) or b""
         return [raw[at:at + self.spec.value_size] for at in range(0, len(raw), self._stride)]
 
+    def reader(self, key: bytes) -> Callable[[], bytes]:
+        """For an entry that is read often: each call is one system call and gives the raw value, of a per-CPU map the
+        values of all possible CPUs. It raises BpfError, also when the entry is not there; not to be called once the map
+        is closed."""
+        at, value = self._key(key), ctypes.create_string_buffer(self._buffer)
+        attr = bpf_attr("I4xQQQ", self.fd, ctypes.addressof(at), ctypes.addressof(value), 0)
+
+        def read(_keep: object = at) -> bytes:
+            result = bpf_call(_MAP_LOOKUP, attr)
+            if result < 0:
+                raise self._failed("lookup", result)
+            return value.raw
+
+        return read
+
     def keys(self) -> list[bytes]:
         """All keys, each once, even if keys go while reading. Raises BpfError."""
         found: dict[bytes, None] = {}
@@ -238,11 +255,11 @@ class TestRun:
 
 
 class BpfProgram(Descriptor):
-    """A loaded XDP program."""
+    """A loaded XDP program, or one for the tcx hook (``tc``)."""
 
-    def __init__(self, fd: int, name: str) -> None:
+    def __init__(self, fd: int, name: str, tc: bool = False) -> None:
         super().__init__(fd)
-        self.name = name
+        self.name, self.tc = name, tc
 
     @classmethod
     def load(cls, image: ProgramImage, maps: Mapping[str, BpfMap], *, frags: bool = False) -> Self:
@@ -254,30 +271,47 @@ class BpfProgram(Descriptor):
         for reloc in image.relocs:
             at = reloc.insn * INSN_SIZE
             struct.pack_into("=i", insns, at + 4, maps[reloc.map].fd)
-        result = cls._load(image.name, bytes(insns), frags, None)
+        result = cls._load(image, bytes(insns), frags, None)
         if result < 0:
             log = ctypes.create_string_buffer(_LOG_SIZE)
             # EINVAL may also come before the verifier, so ask again with a log; it is slow, hence not at first
-            result = cls._load(image.name, bytes(insns), frags, log)
+            result = cls._load(image, bytes(insns), frags, log)
             if result < 0:
                 text = log.value.decode("utf-8", "replace")
-                raise BpfError(f"XDP program {image.name}", -result, _remedy(-result), text)
-        return cls(result, image.name)
+                raise BpfError(f"program {image.name}", -result, _remedy(-result), text)
+        return cls(result, image.name, image.tc)
 
     @staticmethod
-    def _load(name: str, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
+    def _load(image: ProgramImage, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
         code = ctypes.create_string_buffer(insns, len(insns))
         licence = ctypes.create_string_buffer(_LICENSE)
-        attr = bpf_attr("IIQQIIQII16sII", _PROG_TYPE_XDP, len(insns) // INSN_SIZE, ctypes.addressof(code),
+        kind, hook = (_PROG_TYPE_SCHED_CLS, 0) if image.tc else (_PROG_TYPE_XDP, ATTACH_XDP)
+        attr = bpf_attr("IIQQIIQII16sII", kind, len(insns) // INSN_SIZE, ctypes.addressof(code),
                      ctypes.addressof(licence), 0 if log is None else 1, 0 if log is None else len(log),
                      0 if log is None else ctypes.addressof(log), 0, _XDP_HAS_FRAGS if frags else 0,
-                     name.encode("ascii")[:_NAME_MAX], 0, ATTACH_XDP)
+                     image.name.encode("ascii")[:_NAME_MAX], 0, hook)
         return bpf_call(_PROG_LOAD, attr)
 
     @property
     def id(self) -> int:
         """The kernel's id of the program, as bpftool and ``ip link`` show it. Raises BpfError."""
         return int(struct.unpack_from("=II", object_info(self.fd, 8))[1])
+
+    def test_run_tc(self, data: bytes, *, gso_size: int = 0) -> TestRun:
+        """As :meth:`test_run` for a program of the tcx hook. ``gso_size``: of a super-packet, in bytes. A tag stays in
+        the frame, where the kernel would take the outer one out of it. Raises BpfError."""
+        frame = ctypes.create_string_buffer(data, len(data))
+        answer = ctypes.create_string_buffer(len(data) + 512)
+        context = bytearray(_SK_BUFF_SIZE)
+        struct.pack_into("=I", context, _SK_BUFF_GSO_SIZE, gso_size)
+        held = ctypes.create_string_buffer(bytes(context), len(context))
+        attr = bpf_attr("IIIIQQIIIIQQ", self.fd, 0, len(data), len(answer), ctypes.addressof(frame),
+                        ctypes.addressof(answer), 1, 0, len(held), 0, ctypes.addressof(held), 0)
+        result = bpf_call(_PROG_TEST_RUN, attr)
+        if result < 0:
+            raise BpfError(f"test run of {self.name} on {len(data)} bytes", -result, _remedy(-result))
+        _, retval, _, size, _, _, _, duration = struct.unpack_from("=IiIIQQII", attr.raw)
+        return TestRun(retval, answer.raw[:size], duration)
 
     def test_run(self, data: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None,
                  repeat: int = 1) -> TestRun:

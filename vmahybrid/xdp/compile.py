@@ -19,7 +19,7 @@ from vmahybrid.xdp import headers
 from vmahybrid.xdp.bcc_child import EXIT_NO_BCC
 from vmahybrid.xdp.image import Image
 
-SOURCES = ("vmh_steer.c", "vmh_guard.c", "vmh_ring_in.c")
+SOURCES = ("vmh_steer.c", "vmh_steer_tc.c", "vmh_guard.c", "vmh_ring_in.c")
 
 _PACKAGE = Path(vmahybrid.__file__).resolve().parent
 _LOCAL_INCLUDE = re.compile(r'^#include "([a-z0-9_]+\.h)"$')
@@ -83,7 +83,7 @@ def _run_child(text: str, tree: Path, timeout_s: float) -> subprocess.CompletedP
 
 
 def compile_text(text: str, *, timeout_s: float = 60) -> Image:
-    """Compile C text whose programs are named ``xdp_*``. About 0.8 s, 145 MiB in a child.
+    """Compile C text whose programs are named ``xdp_*`` or ``tc_*``. About 0.8 s, 145 MiB in a child.
 
     Raises NotPossibleHere when bcc or the kernel headers are missing or bpf(2) is not permitted, CompileError with the
     compiler's message when it refuses the text.
@@ -112,5 +112,5 @@ def compile_text(text: str, *, timeout_s: float = 60) -> Image:
 
 
 def compile_image(timeout_s: float = 60) -> Image:
-    """The programs ``steer``, ``guard`` and ``ring_in`` with their maps. Errors: see :func:`compile_text`."""
+    """All programs of SOURCES with their maps. Errors: see :func:`compile_text`."""
     return compile_text(source_text(), timeout_s=timeout_s)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 IMAGE_VERSION = 1
 INSN_SIZE = 8  # struct bpf_insn
+TC_PREFIX = "tc_"  # of programs for the tcx hook (BPF_PROG_TYPE_SCHED_CLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,16 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class ProgramImage:
-    """One XDP program: instructions (8 bytes each) with the map references zeroed, and where they are."""
+    """One program: instructions (8 bytes each) with the map references zeroed, and where they are."""
 
     name: str
     insns: bytes
     relocs: tuple[Relocation, ...]
+
+    @property
+    def tc(self) -> bool:
+        """Is it for the tcx hook? Else it is an XDP program."""
+        return self.name.startswith(TC_PREFIX)
 
     @property
     def maps(self) -> list[str]:

@@ -18,31 +18,17 @@ from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.xdp.attach import Attachment, attach
 from vmahybrid.xdp.bpf import BpfMap, ProgramSet, load_set
+from vmahybrid.xdp.counters import Watched, read_hits, read_outs
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.probe import InterfaceInfo, probe
+from vmahybrid.xdp.switch import BulkWatch, Switch
 
 if TYPE_CHECKING:
     from vmahybrid.xdp.ring import Ring
+    from vmahybrid.xdp.ringveth import RingVeth
 
 ETH_HEADER = 14
 RING_SLOTS: int = lib.VMH_MAX_XSK // lib.VMH_QUEUES
-
-
-def out_names(prefix: str) -> dict[int, str]:
-    """Ways out of a program by index, named as in bpf/vmh_flow.h: ``out_names("VMH_OUT_")[3] == "pass-miss"``."""
-    return {getattr(lib, name): name.removeprefix(prefix).lower().replace("_", "-")
-            for name in dir(lib) if name.startswith(prefix) and not name.endswith("_COUNT")}
-
-
-def read_hits(counters: BpfMap, index: int) -> tuple[int, int]:
-    """(packets, bytes) of one entry of a per-CPU array of struct vmh_hits, summed."""
-    values = [struct.unpack("QQ", value) for value in counters.lookup_percpu(struct.pack("I", index))]
-    return sum(v[0] for v in values), sum(v[1] for v in values)
-
-
-def read_outs(counters: BpfMap, prefix: str) -> dict[str, int]:
-    """Packets per way out, by name."""
-    return {name: read_hits(counters, index)[0] for index, name in sorted(out_names(prefix).items())}
 
 
 class _Slots:
@@ -70,15 +56,18 @@ class XdpPort:
     """The program `steer` on one interface of one namespace.
 
     ``info`` is the interface as it was when opened; ``mtu`` follows set_mtu(). ``mode`` is "native" or "generic",
-    ``reason`` and ``detail`` say why not better. ``rings`` are those open now.
+    ``reason`` and ``detail`` say why not better. ``rings`` are those open now. ``switch``: what is attached just now.
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
-                 attachment: Attachment) -> None:
+                 attachment: Attachment, switch: bool) -> None:
         """Use :meth:`open`."""
         self.worker, self.image, self.info = worker, image, info
-        self._programs, self._attachment = programs, attachment
+        self.switch = Switch(worker, image, info, programs, attachment, switch)
+        self._bulk = BulkWatch()
+        self._programs = programs
         self._maps = programs.maps
+        self._overlong = Watched(self._maps["outs"], lib.VMH_OUT_PASS_TOO_LONG)
         self.ifname, self.ifindex = info.name, info.ifindex
         self.mode, self.reason, self.detail = attachment.mode, attachment.reason, attachment.detail
         self.mtu = info.mtu
@@ -88,22 +77,24 @@ class XdpPort:
         self._lock = threading.Lock()
         self._unloaded = False
         self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
+        self._tagged: set[bytes] = set()  # keys with a VLAN: a ring gets their frames in XDP only
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
         self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
         self.queues_taken_until = 0.0  # time.monotonic(): a direct ring found the queues taken
         self.closed = False
 
     @classmethod
-    def open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str = "auto") -> Self:
+    def open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str = "auto", *, switch: bool = False) -> Self:
         """Load the program with maps of its own and attach it. ``worker`` stays the caller's.
 
-        ``mode``: "auto", "native", "generic" (see :func:`vmahybrid.xdp.attach.attach`). Raises Refused
-        (NO_INTERFACE, IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
+        ``mode``: "auto", "native", "generic" (see :func:`vmahybrid.xdp.attach.attach`). ``switch``: in generic mode,
+        tcx may take its place while bulk traffic comes, if ``watch`` is called. Raises Refused (NO_INTERFACE,
+        IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
         """
-        return worker.call(cls._open, worker, image, ifname, mode)
+        return worker.call(cls._open, worker, image, ifname, mode, switch)
 
     @classmethod
-    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str) -> Self:
+    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str, switch: bool) -> Self:
         try:
             info = probe(ifname)
         except OSError as error:
@@ -118,12 +109,56 @@ class XdpPort:
         except BaseException:
             programs.close()
             raise
-        return cls(worker, image, info, programs, attachment)
+        return cls(worker, image, info, programs, attachment, switch)
 
     @property
     def attached(self) -> bool:
         """False when closed or when the interface is gone."""
-        return self._attachment.alive
+        return self.switch.attachment.alive
+
+    # -- the switch between XDP and tcx
+
+    @property
+    def hook(self) -> str:
+        """What steers now, for people: "native XDP", "generic XDP", "generic, now tcx (bulk traffic)", and why not
+        another if that is known."""
+        if self.mode == "native":
+            return "native XDP"
+        if self.switch.tcx:
+            return "generic, now tcx (bulk traffic)" + (f"; {self.switch.problem}" if self.switch.problem else "")
+        why = self.switch.problem or (self._obstacle() if self._bulk.bulk else "")
+        return f"generic XDP, no tcx for bulk traffic: {why}" if why else "generic XDP"
+
+    def _obstacle(self) -> str:
+        """Why tcx would break a flow, "" if it would not."""
+        if self._tagged:
+            return "a rule for tagged frames"
+        with self._lock:
+            return next(("a ring without a second way in" for ring in self.rings if not ring.near_ifindex), "")
+
+    def watch(self) -> bool:
+        """Look at the traffic, every switch.TICK seconds: is ``turn`` due? Quick, from any thread."""
+        if not self.switch.enabled or self.closed:
+            return False
+        with self._lock:
+            if self._unloaded:
+                return False
+            bulk = self._bulk.feed(self._overlong.read())
+        if not bulk and not self.switch.tcx:
+            return False
+        wanted = bulk and not self._obstacle()
+        return wanted != self.switch.tcx and not self.switch.waiting
+
+    def turn(self) -> bool:
+        """To tcx or back, as the traffic wants. False: not done; ``switch`` has the reason."""
+        return self.worker.call(self._turn)
+
+    def _turn(self) -> bool:
+        if self.closed:
+            return False
+        if self._bulk.bulk and not self._obstacle():
+            return self.switch.to_tcx()
+        return self.switch.to_xdp()
 
     # -- the mirror target: keys and actions are the structs of bpf/vmh_flow.h as bytes
 
@@ -148,6 +183,10 @@ class XdpPort:
 
     def install(self, key: bytes, action: bytes) -> None:
         """Add or replace a rule. Raises BpfError (E2BIG: the table is full), Refused (IF_GONE) when closed."""
+        if unpack("struct vmh_flow_key", key).vlan:
+            self._tagged.add(key)
+            if self.switch.tcx:
+                self.worker.call(self.switch.to_xdp)
         with self._lock:
             if self._unloaded:
                 raise self._gone()
@@ -159,6 +198,7 @@ class XdpPort:
 
     def remove(self, key: bytes) -> None:
         """Take a rule out; its packets go to the kernel from now on. No error if it is not there."""
+        self._tagged.discard(key)
         with self._lock:
             if not self._unloaded:
                 self._table(key).delete(key)
@@ -191,6 +231,8 @@ class XdpPort:
         with self._lock:
             self.rings.append(ring)
             self._apply_config()
+        if self.switch.tcx and not ring.near_ifindex:
+            self.switch.to_xdp()
 
     def drop_ring(self, ring: Ring) -> None:
         with self._lock:
@@ -226,9 +268,20 @@ class XdpPort:
         if self.closed:
             raise self._gone()
 
-    def take_ring_slot(self) -> int:
-        """XSKMAP index of queue 0 of a new ring. Raises Refused (RING_LIMIT)."""
-        return self._ring_slots.take() * int(lib.VMH_QUEUES)
+    def far_end(self) -> RingVeth | None:
+        """For one more socket of a direct ring, which tcx reaches; None where there is no switching. In the worker."""
+        return self.switch.far()
+
+    def _set_near(self, index: int, ifindex: int) -> None:
+        if self.switch.nears is not None:
+            self.switch.nears.update(struct.pack("I", index), struct.pack("I", ifindex))
+
+    def take_ring_slot(self, near_ifindex: int = 0) -> int:
+        """XSKMAP index of queue 0 of a new ring. ``near_ifindex``: of its way in for tcx. Raises Refused (RING_LIMIT).
+        """
+        slot = self._ring_slots.take()
+        self._set_near(slot, near_ifindex)
+        return slot * int(lib.VMH_QUEUES)
 
     def set_xsk(self, base: int, queue: int, fd: int) -> None:
         """Send what rules steer to ``base`` to this socket, if it came by receive queue ``queue``."""
@@ -238,6 +291,7 @@ class XdpPort:
         """Empty the slot: its packets go to the kernel. The sockets may be closed after this."""
         for queue in range(queues):
             self._maps["xsks"].delete(struct.pack("I", base + queue))
+        self._set_near(base // int(lib.VMH_QUEUES), 0)
         self._ring_slots.free(base // int(lib.VMH_QUEUES))
 
     def take_dev_slot(self, ifindex: int) -> int:
@@ -246,6 +300,7 @@ class XdpPort:
         try:
             # the kernel looks the ifindex up in the calling thread's namespace
             self.worker.call(self._maps["devs"].update, struct.pack("I", slot), struct.pack("I", ifindex))
+            self._set_near(lib.VMH_NEAR_DEV + slot, ifindex)
         except BaseException:
             self._dev_slots.free(slot)
             raise
@@ -254,6 +309,7 @@ class XdpPort:
     def free_dev_slot(self, slot: int) -> None:
         """Empty the slot: its packets go to the kernel."""
         self._maps["devs"].delete(struct.pack("I", slot))
+        self._set_near(lib.VMH_NEAR_DEV + slot, 0)
         self._dev_slots.free(slot)
 
     def close(self) -> None:
@@ -267,13 +323,14 @@ class XdpPort:
         self.closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._unload)
-            stack.callback(self._attachment.close)
+            stack.callback(self.switch.close)
             for ring in list(self.rings):
                 stack.callback(ring.close)
 
     def _unload(self) -> None:
         with self._lock:
             self._unloaded = True
+            self.switch.unload()
             self._programs.close()
 
     def __enter__(self) -> Self:

@@ -51,9 +51,10 @@ class Ring(ABC):
     VETH_QUEUES, VETH_POLICY, or COPY_NO_ZEROCOPY for a direct one whose driver refused (``detail`` has the kernel's
     words).
 
-    ``umem_fd`` and ``xsk_fds`` (one per queue) are to be passed on; they stay open here, and the service never touches
-    the rings behind them. All frames belong to the receiver of the fds. ``mtu``: bytes of IP packet that the buffers
-    and the interface can carry; ``max_frame``: bytes from the Ethernet header on, without VLAN tags.
+    ``umem_fd`` and ``xsk_fds`` (one per queue, and one more if ``far``: its far end, for receiving) are to be passed
+    on; they stay open here, and the service never touches the rings behind them. All frames belong to the receiver of
+    the fds. ``mtu``: bytes of IP packet that the buffers and the interface can carry; ``max_frame``: bytes from the
+    Ethernet header on, without VLAN tags.
     A ring made with ``bind_after`` carries nothing before :meth:`bind`, and only then ``zerocopy``, ``reason`` and
     ``detail`` are known.
     """
@@ -63,6 +64,8 @@ class Ring(ABC):
     def __init__(self, port: XdpPort, umem: Umem, xsks: Sequence[XskSocket], reason: Reason) -> None:
         self.port, self.reason = port, reason
         self._umem, self._xsks = umem, xsks
+        self.far = False
+        self.near_ifindex = 0  # of the near end by which tcx reaches it, 0: not at all
         self.max_frame = umem.frame_size - _HEADROOM - _VLAN_TAGS
         self.mtu = min(port.mtu, self.max_frame - ETH_HEADER)
         self.zerocopy = all(xsk.zerocopy for xsk in xsks)
@@ -93,6 +96,8 @@ class Ring(ABC):
             flags |= lib.VMH_RING_F_VERIFY_CSUM
         if self.bind_after:
             flags |= lib.VMH_RING_F_BIND_AFTER
+        if self.far:
+            flags |= lib.VMH_RING_F_FAR
         return {
             "ifindex": self.port.ifindex, "nqueues": len(self._xsks), "flags": flags, "mtu": self.mtu,
             "kind": lib.VMH_RING_DIRECT if self.kind == "direct" else lib.VMH_RING_VETH,
@@ -184,9 +189,14 @@ class Ring(ABC):
 class DirectRing(Ring):
     kind = "direct"
 
-    def __init__(self, port: XdpPort, umem: Umem, xsks: Sequence[XskSocket]) -> None:
-        super().__init__(port, umem, xsks, Reason.NONE)
-        self._base = port.take_ring_slot()
+    def __init__(self, port: XdpPort, umem: Umem, xsks: Sequence[XskSocket],
+                 far: tuple[RingVeth, XskSocket] | None = None) -> None:
+        super().__init__(port, umem, xsks if far is None else [*xsks, far[1]], Reason.NONE)
+        self.far, self._queues = far is not None, len(xsks)
+        if far is not None:
+            self.near_ifindex = far[0].near_ifindex
+            far[0].set_xsk(0, far[1].fd)
+        self._base = port.take_ring_slot(self.near_ifindex)
         if self.bind_after:
             return
         try:
@@ -196,9 +206,10 @@ class DirectRing(Ring):
             raise
 
     def _deliver(self) -> None:
-        self.detail = next((xsk.fallback for xsk in self._xsks if xsk.fallback), "")
+        own = self._xsks[:self._queues]
+        self.detail = next((xsk.fallback for xsk in own if xsk.fallback), "")
         self.reason = Reason.COPY_NO_ZEROCOPY if self.detail else Reason.NONE
-        for xsk in self._xsks:
+        for xsk in own:
             self.port.set_xsk(self._base, xsk.queue, xsk.fd)
 
     def _bind(self) -> None:
@@ -219,7 +230,7 @@ class DirectRing(Ring):
         """Nothing, see grant_source()."""
 
     def _teardown(self) -> None:
-        self.port.free_ring_slot(self._base, len(self._xsks))
+        self.port.free_ring_slot(self._base, self._queues)
         self._close_sockets()
 
 
@@ -232,6 +243,7 @@ class VethRing(Ring):
         if not self.bind_after:
             self._deliver()
         self._slot = port.take_dev_slot(veth.near_ifindex)
+        self.near_ifindex = veth.near_ifindex if port.switch.ready and not self.bind_after else 0
 
     @property
     def _bind_worker(self) -> NetnsWorker:
@@ -316,9 +328,24 @@ def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int], bind_after: 
             raise
         for xsk in xsks:
             stack.push(xsk)
-        ring = DirectRing(port, umem, xsks)
+        far = _open_far(port, umem, sizes) if queues < MAX_QUEUES and not bind_after else None
+        if far is not None:
+            stack.push(far[1])
+        ring = DirectRing(port, umem, xsks, far)
         stack.pop_all()
         return ring, Reason.NONE
+
+
+def _open_far(port: XdpPort, umem: Umem, sizes: dict[str, int]) -> tuple[RingVeth, XskSocket] | None:
+    """One more socket on the port's far end; None where there is none: the ring then has its queues only."""
+    far = port.far_end()
+    if far is None:
+        return None
+    try:
+        return far, _open_sockets(far.far_worker, umem, far.far, 1, sizes, False, False)[0]
+    except OSError as error:
+        port.switch.failed(f"no second way into a direct ring: {error}")
+        return None
 
 
 def _open_sockets(worker: NetnsWorker, umem: Umem, ifname: str, queues: int, sizes: dict[str, int],
@@ -339,6 +366,8 @@ def _open_sockets(worker: NetnsWorker, umem: Umem, ifname: str, queues: int, siz
 
 
 def _open_veth(port: XdpPort, frames: int, sizes: dict[str, int], reason: Reason, bind_after: bool) -> Ring:
+    if not bind_after:
+        port.switch.prepare()
     with contextlib.ExitStack() as stack:
         umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
         veth = RingVeth.open(port.worker, port.image, out_ifindex=port.ifindex, mac=port.info.mac, mtu=port.mtu,

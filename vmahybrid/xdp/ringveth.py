@@ -21,11 +21,12 @@ from vmahybrid.contracts import pack
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.xdp.attach import Attachment, attach
 from vmahybrid.xdp.bpf import ProgramSet, load_set
+from vmahybrid.xdp.counters import read_outs
 from vmahybrid.xdp.image import Image
-from vmahybrid.xdp.port import read_outs
 
 ALIAS = "vmahybrid ring"
 PREFIX = "vmhr"
+FAR_PREFIX = "vmhf"  # of the pair that a port has for its direct ring, see switch.py
 _NAMES = 4096  # names tried before giving up: leftovers of a dead service hold some
 _IFF_NOARP = 0x80
 _ADDR_GEN_MODE_NONE = 1  # IFLA_INET6_ADDR_GEN_MODE: no link-local address
@@ -75,7 +76,7 @@ class RingVeth:
 
     @classmethod
     def open(cls, worker: NetnsWorker, image: Image, *, out_ifindex: int, mac: bytes, mtu: int, native: bool,
-             alone: bool = False) -> Self:
+             alone: bool = False, prefix: str = PREFIX) -> Self:
         """A pair beside interface ``out_ifindex`` of the worker's namespace, up, letting nothing out yet.
 
         ``native``: the interface's program is native, and so must `ring_in` be: a native redirect into a veth whose
@@ -86,7 +87,7 @@ class RingVeth:
         ends = RingNamespace() if alone else _shared
         far_worker = ends.acquire()
         try:
-            self = cls(worker, far_worker, _create(worker, far_worker, mtu))
+            self = cls(worker, far_worker, _create(worker, far_worker, prefix, mtu))
         except BaseException:
             ends.release()
             raise
@@ -165,12 +166,12 @@ def _as_oserror(what: str) -> Any:
         raise OSError(error.code, f"{what}: {error.args[-1]}") from error
 
 
-def _create(worker: NetnsWorker, far_worker: NetnsWorker, mtu: int) -> str:
+def _create(worker: NetnsWorker, far_worker: NetnsWorker, prefix: str, mtu: int) -> str:
     """A pair, down, with one queue each; its name is the same at both ends."""
     far_fd = far_worker.namespace_fd()
     try:
         for _ in range(_NAMES):
-            name = f"{PREFIX}{next(_numbers)}"
+            name = f"{prefix}{next(_numbers)}"
             try:
                 worker.call(_add_pair, name, far_fd, mtu)
                 return name
@@ -179,7 +180,7 @@ def _create(worker: NetnsWorker, far_worker: NetnsWorker, mtu: int) -> str:
                     raise
     finally:
         os.close(far_fd)
-    raise OSError(errno.EEXIST, f"every name {PREFIX}0..{_NAMES - 1} is taken")
+    raise OSError(errno.EEXIST, f"every name {prefix}0..{_NAMES - 1} is taken")
 
 
 def _add_pair(name: str, far_fd: int, mtu: int) -> None:
@@ -225,7 +226,8 @@ def remove_leftovers() -> list[str]:
     """
     with _as_oserror("deleting old ring veths"), _ipr() as ipr:
         old = [(link["index"], link.get_attr("IFLA_IFNAME")) for link in ipr.get_links()
-               if link.get_attr("IFLA_IFALIAS") == ALIAS and str(link.get_attr("IFLA_IFNAME")).startswith(PREFIX)]
+               if link.get_attr("IFLA_IFALIAS") == ALIAS
+               and str(link.get_attr("IFLA_IFNAME")).startswith((PREFIX, FAR_PREFIX))]
         for index, _ in old:
             ipr.link("del", index=index)
     return [name for _, name in old]

@@ -14,7 +14,7 @@ ROOT = HERE.parent.parent.parent
 SHIM = ROOT / "vmahybrid" / "shim"
 COMPILERS = {
     "gcc": ["gcc", "-O2"],
-    "sanitized": ["clang", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "sanitized": ["clang-14", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim")]

@@ -172,7 +172,7 @@ static size_t decorate(unsigned char *to, size_t len, unsigned tags, unsigned op
 	memcpy(to, base, 12);
 	for (unsigned i = 0; i < tags; i++, at += 4) {
 		put16(to + at, i + 1 < tags ? 0x88a8 : 0x8100);
-		put16(to + at + 2, 100 + i);
+		put16(to + at + 2, i ? 0xf000 : 0xe000); /* a priority, VID 0 */
 	}
 	memcpy(to + at, base + 12, 22);
 	unsigned char *ip = to + at + 2;
@@ -205,6 +205,74 @@ static void test_tags_and_options(void)
 				CHECK(parse_exact(f, cut, true) == -EBADMSG, "%u tags, %u option words cut at %zu", tags,
 				      options, cut);
 		}
+}
+
+static void test_vlan_ids(void)
+{
+	unsigned char f[256];
+
+	for (unsigned tags = 1; tags <= 2; tags++)
+		for (unsigned tagged = 0; tagged < tags; tagged++) {
+			size_t len = decorate(f, 33, tags, 0);
+
+			CHECK(parse_exact(f, len, true) == 0, "VID 0, %u tags", tags);
+			put16(f + 14 + tagged * 4, 100);
+			CHECK(parse_exact(f, len, true) == -EBADMSG, "VID 100 in tag %u of %u", tagged, tags);
+		}
+}
+
+static void test_martians(void)
+{
+	static const struct {
+		const char *from, *to;
+		int rc;
+	} table[] = {
+		{"127.0.0.1", "192.0.2.2", -EBADMSG}, {"127.255.255.255", "192.0.2.2", -EBADMSG},
+		{"126.0.0.1", "192.0.2.2", 0}, {"128.0.0.1", "192.0.2.2", 0},
+		{"0.0.0.0", "192.0.2.2", -EBADMSG}, {"0.0.0.0", "224.0.1.1", -EBADMSG}, {"0.0.0.0", "224.0.0.251", 0},
+		{"192.0.2.2", "192.0.2.2", -EBADMSG}, {"192.0.2.3", "192.0.2.2", 0},
+		{"223.255.255.255", "192.0.2.2", 0}, {"224.0.0.1", "192.0.2.2", -EBADMSG},
+		{"239.255.255.255", "192.0.2.2", -EBADMSG}, {"240.0.0.1", "192.0.2.2", 0},
+		{"255.255.255.254", "192.0.2.2", 0}, {"255.255.255.255", "192.0.2.2", -EBADMSG},
+	};
+
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		struct vmh_frame_hdr h;
+		struct iovec v = {payload, 20};
+		unsigned char f[128];
+
+		vmh_frame_hdr_init(&h, dmac, smac, inet_addr(table[i].from), inet_addr(table[i].to), 1, 1, 1, 0, true);
+		vmh_frame_build(f, &h, 0, &v, 1, 20);
+		CHECK(parse_exact(f, 62, true) == table[i].rc, "%s to %s", table[i].from, table[i].to);
+	}
+}
+
+static void test_options(void)
+{
+	static const struct {
+		const char *what;
+		unsigned char bytes[8];
+		int rc;
+	} table[] = {
+		{"end, then anything", {0, 131, 9, 9, 9, 9, 9, 9}, 0},
+		{"record route", {7, 7, 4, 0, 0, 0, 0, 0}, 0},
+		{"router alert", {148, 4, 0, 0, 0, 0, 0, 0}, 0},
+		{"loose source route", {131, 7, 4, 192, 0, 2, 1, 0}, -EBADMSG},
+		{"strict source route", {1, 137, 7, 4, 192, 0, 2, 1}, -EBADMSG},
+		{"length 0", {7, 0, 0, 0, 0, 0, 0, 0}, -EBADMSG},
+		{"length 1", {7, 1, 0, 0, 0, 0, 0, 0}, -EBADMSG},
+		{"longer than the header", {7, 9, 4, 0, 0, 0, 0, 0}, -EBADMSG},
+		{"without a length", {1, 1, 1, 1, 1, 1, 1, 7}, -EBADMSG},
+	};
+
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		unsigned char f[256];
+		size_t len = decorate(f, 33, 0, 2);
+
+		memcpy(f + 34, table[i].bytes, 8);
+		repair(f + 14);
+		CHECK(parse_exact(f, len, true) == table[i].rc, "%s", table[i].what);
+	}
 }
 
 static void test_padding(void)
@@ -310,7 +378,7 @@ static void test_multicast(void)
 		unsigned char f[64];
 		struct vmh_buf b;
 
-		vmh_frame_hdr_init(&h, dmac, smac, 1, inet_addr(table[i].to), 1, 1, 1, 0, true);
+		vmh_frame_hdr_init(&h, dmac, smac, inet_addr("192.0.2.1"), inet_addr(table[i].to), 1, 1, 1, 0, true);
 		vmh_frame_build(f, &h, 0, &v, 1, 1);
 		CHECK(vmh_frame_parse(f, 43, true, &b) == 0 && b.multicast == table[i].multicast, "%s", table[i].to);
 	}
@@ -325,6 +393,9 @@ int main(void)
 	test_iovecs();
 	test_zero_sum();
 	test_tags_and_options();
+	test_vlan_ids();
+	test_martians();
+	test_options();
 	test_padding();
 	test_broken();
 	test_bad_sums();

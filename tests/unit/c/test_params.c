@@ -46,6 +46,7 @@ static struct vmh_sock_stats *busy_sock(int fd)
 static void stats(void)
 {
 	struct vmh_sock_stats *a, *b;
+	char name[300], link[32], target[300] = { 0 };
 	struct stat st;
 
 	vmh_stats_init();
@@ -72,6 +73,13 @@ static void stats(void)
 		_exit(0);
 	}
 	wait(NULL);
+	snprintf(name, sizeof(name), "%s/vmastat.%d", vmh_params.stats_shmem_dir, (int)getpid());
+	printf("nameless=%d\n", lstat(name, &st) != 0);
+	vmh_stats_show();
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", vmh_stats_fd());
+	if (readlink(link, target, sizeof(target) - 1) < 0)
+		perror("readlink");
+	printf("named=%s\n", target);
 	printf("parent=%d\n", a->rx_packets == 7 && a->tx_packets == 0 && vmh_stats->pid == (unsigned)getpid());
 	printf("file=%s/vmastat.%d\n", vmh_params.stats_shmem_dir, (int)getpid());
 	fstat(vmh_stats_fd(), &st);
@@ -87,6 +95,7 @@ static void many(void)
 	int i;
 
 	vmh_stats_init();
+	vmh_stats_show();
 	for (i = 0; i < 1030; i++)
 		last = vmh_stats_sock_new(i);
 	last->rx_packets = 1; /* the dummy: must be writable */

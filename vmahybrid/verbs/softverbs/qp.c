@@ -224,6 +224,12 @@ static void reset(struct sv_qp *q)
 	atomic_store(&q->sq_retired, 0);
 }
 
+/* Draining the send queue, and what follows: verbs has it for all QPs, we don't. */
+static bool is_absent(enum ibv_qp_state from, enum ibv_qp_state to)
+{
+	return from == IBV_QPS_RTS && to == IBV_QPS_SQD;
+}
+
 /* The attributes that a step demands besides the state; -1: there is no such step. */
 static int demanded(enum ibv_qp_state from, enum ibv_qp_state to)
 {
@@ -242,7 +248,7 @@ static int modify(struct sv_qp *q, const struct ibv_qp_attr *attr, int mask)
 	enum ibv_qp_state from = atomic_load(&q->state), to = mask & IBV_QP_STATE ? attr->qp_state : from;
 	int needed = demanded(from, to);
 
-	if (mask & IBV_QP_RATE_LIMIT)
+	if (mask & IBV_QP_RATE_LIMIT || is_absent(from, to))
 		return EOPNOTSUPP;
 	if (needed < 0 || (mask & needed) != needed ||
 	    mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE | (to == IBV_QPS_INIT ? IBV_QP_PORT : 0)) ||

@@ -194,11 +194,15 @@ INLINE int steer(struct __sk_buff *skb, struct sv_control *control)
 {
 	__u32 which = control->table;
 	struct sv_table *table = bpf_map_lookup_elem(&sv_tables, &which);
-	struct sv_rule *copies = NULL, *takes = NULL;
+	struct sv_rule *copies, *takes = NULL;
 	union sv_words key = {};
+	__u32 copied; /* the mask of the first PASS rule, plus one */
 
 	if (!table || !table->masks || skb->len > SV_FRAME_MAX || parse(skb, &key.key))
 		return 0;
+	/* A number that the verifier does not know, though it is 0: with a pointer, or a number that it knows, it looks
+	 * at the rest of the loop once for each mask where the rule may have been found. */
+	copied = table->zero;
 	for (__u32 i = 0; i < SV_MASKS; i++) {
 		struct sv_rule *rule;
 
@@ -209,11 +213,14 @@ INLINE int steer(struct __sk_buff *skb, struct sv_control *control)
 			takes = rule;
 			break;
 		}
-		if (rule && !copies)
-			copies = rule;
+		if (rule && !copied)
+			copied = i + 1 + table->zero;
 	}
-	if (copies)
-		deliver_all(skb, control, copies);
+	if (copied && copied <= SV_MASKS) {
+		copies = look(&table->mask[copied - 1], &key);
+		if (copies)
+			deliver_all(skb, control, copies);
+	}
 	if (takes)
 		deliver_all(skb, control, takes);
 	return takes ? 1 : 0;

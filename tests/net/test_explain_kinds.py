@@ -1,0 +1,200 @@
+"""What `vmahybrid explain` says of senders by the kernel and of kinds that are never offloaded; losses of a ring."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from net.service_lab import Api, until
+
+from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.served import Service, tool
+from vmahybrid.steering.reasons import Reason
+
+pytestmark = pytest.mark.root
+
+PROGRAM = """
+import json, select, socket, sys, time
+here, there, wide = sys.argv[1:]
+def udp():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.bind((here, 0))
+    return s
+def listener(family, address, port):
+    s = socket.socket(family, socket.SOCK_STREAM)
+    s.bind((address, port))
+    s.listen()
+    return s
+local = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+local.bind(("127.0.0.1", 0))
+group, broadcast, big, flags, idle, mixed = (udp() for _ in range(6))
+broadcast.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+tcp, tcp6 = listener(socket.AF_INET, here, 5006), listener(socket.AF_INET6, "::", 5007)
+udp6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+udp6.bind(("::", 5008))
+lite = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 136)
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)
+unix = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+epoll = select.epoll()
+plain = open("/dev/null")
+for _ in range(20):
+    local.sendto(b"x", local.getsockname())
+    group.sendto(b"x", ("239.3.3.4", 5000))
+    broadcast.sendto(b"x", (wide, 5000))
+    big.sendto(b"x" * 3000, (there, 5000))
+    flags.sendmsg([b"x"], [], socket.MSG_DONTROUTE, (there, 5000))
+    mixed.sendto(b"x", (there, 5000))
+    time.sleep(0.05)
+mixed.sendto(b"x" * 3000, (there, 5000))
+print(json.dumps({name: value.fileno() for name, value in globals().items() if hasattr(value, "fileno")}), flush=True)
+time.sleep(60)
+"""
+BURST = """
+import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], 7700))
+s.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+print("bound", flush=True)
+s.recv(100)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox("test") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def running(sandbox: Sandbox) -> Iterator[Service]:
+    with Service(sandbox, sides=[sandbox.a]) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def program(running: Service, sandbox: Sandbox) -> tuple[Program, dict[str, int]]:
+    here, there = sandbox.a.address, sandbox.b.address
+    wide = here.rpartition(".")[0] + ".255"
+    argv = [tool("vmahybrid"), "run", "--", sys.executable, "-c", PROGRAM, here, there, wide]
+    started = sandbox.start(sandbox.a, argv, env=running.env)
+    started.wait_for("idle")
+    return started, json.loads(started.output.splitlines()[-1])
+
+
+def explained(service: Service, what: str) -> list[dict[str, str]]:
+    steps: list[dict[str, str]] = json.loads(service.ask("explain", what, "--json"))["steps"]
+    return steps
+
+
+@pytest.mark.parametrize(("name", "reason"), [
+    ("group", Reason.MULTICAST_LOOP), ("broadcast", Reason.BROADCAST), ("big", Reason.MTU),
+    ("flags", Reason.SEND_FLAGS), ("local", Reason.LOOPBACK)])
+def test_a_sender_by_the_kernel(running: Service, program: tuple[Program, dict[str, int]], name: str,
+                                reason: Reason) -> None:
+    started, fds = program
+    steps = explained(running, f"{started.pid}:{fds[name]}")
+    (sending,) = [step for step in steps if step["step"] == "sending"]
+    assert sending["text"] == f"0 datagrams by the ring, 20 by the kernel, the last because {reason.text}"
+    assert (sending["ok"], sending["remedy"]) == (False, reason.remedy)
+    assert "the flow is on a ring, but nothing" not in str(steps)
+    (line,) = [step for step in explained(running, str(started.pid))
+               if step["text"].startswith(f"{started.pid}:{fds[name]} ")]
+    says = "on the kernel: " if name == "local" else "but sends by the kernel: "
+    assert line["text"].endswith(says + reason.text), line
+    assert not line["ok"]
+    (sock,) = [s for s in Api(running).call("GET", f"/v1/sockets?pid={started.pid}")[1] if s["fd"] == fds[name]]
+    assert sock["tx_os_reason"] == reason.slug
+
+
+def test_a_sender_by_both_and_one_that_never_sent(running: Service, program: tuple[Program, dict[str, int]]) -> None:
+    started, fds = program
+    (sending,) = [s for s in explained(running, f"{started.pid}:{fds['mixed']}") if s["step"] == "sending"]
+    assert sending["ok"], sending
+    assert sending["text"].endswith(f"by the kernel, the last because {Reason.MTU.text}")
+    idle = explained(running, f"{started.pid}:{fds['idle']}")
+    assert not [step for step in idle if step["step"] == "sending" or not step["ok"]], idle
+    lines = [step["text"] for step in explained(running, str(started.pid))]
+    for name in ("mixed", "idle"):
+        assert next(line for line in lines if line.startswith(f"{started.pid}:{fds[name]} ")).endswith(": offloaded")
+
+
+@pytest.mark.parametrize(("name", "what", "reason"), [
+    ("tcp", "a TCP socket", Reason.TYPE), ("tcp6", "a TCP socket over IPv6", Reason.TYPE),
+    ("udp6", "a UDP socket over IPv6", Reason.FAMILY), ("lite", "a UDP-Lite socket", Reason.TYPE),
+    ("raw", "a raw socket", Reason.TYPE), ("unix", "a Unix socket", Reason.FAMILY),
+    ("epoll", "an epoll set, no socket", None), ("plain", "no socket (/dev/null)", None)])
+def test_kinds_that_are_never_offloaded(running: Service, program: tuple[Program, dict[str, int]], name: str, what: str,
+                                        reason: Reason | None) -> None:
+    started, fds = program
+    session, kind = explained(running, f"{started.pid}:{fds[name]}")
+    assert session["ok"]
+    assert kind["text"] == f"fd {fds[name]} is {what}" + (f": {reason.text}" if reason else "")
+    assert kind["remedy"]
+    assert not kind["ok"]
+    listed = [s["text"] for s in explained(running, str(started.pid))
+              if s["text"].startswith(f"{started.pid}:{fds[name]}:")]
+    assert bool(listed) == (name in ("tcp", "tcp6", "udp6", "lite", "raw")), listed
+
+
+def test_by_address(running: Service, sandbox: Sandbox, program: tuple[Program, dict[str, int]]) -> None:
+    started, fds = program
+    here = sandbox.a.address
+    for place, name in ((f"{here}:5006", "tcp"), ("*:5006", "tcp"), ("[::]:5006", "tcp"), ("[::]:5007", "tcp6"),
+                        (f"{here}:5007", "tcp6"), ("[::]:5008", "udp6")):
+        session, kind = explained(running, place)
+        assert f"process {started.pid} " in session["text"], place
+        assert kind["text"].startswith(f"fd {fds[name]} is "), (place, kind)
+    (nobody, *_) = explained(running, f"{here}:5009")
+    assert nobody["text"] == f"no program under the shim has a socket at {here}:5009"
+
+
+def test_view_5_does_not_say_yes_of_a_sender_by_the_kernel(running: Service, program: tuple[Program, dict[str, int]]
+                                                           ) -> None:
+    started, _ = program
+    rows = vma_stats(running, started.pid, "-v", "5").splitlines()
+    said = [row[6:15].strip() for row in rows if row.startswith("udp")]
+    assert sorted(said) == ["No"] + ["Rx only"] * 4 + ["Yes"] * 2, rows
+
+
+def vma_stats(service: Service, pid: int, *arguments: str) -> str:
+    argv = [tool("vma_stats"), "-p", str(pid), "--once", "-F", *arguments]
+    return subprocess.run(argv, env=os.environ | service.env, capture_output=True, text=True,
+                          check=True, timeout=20).stdout
+
+
+def test_a_burst_that_the_ring_could_not_hold(running: Service, sandbox: Sandbox) -> None:
+    """The kernel drops it before the program sees anything: it is counted, and status says who lost how many."""
+    here = sandbox.a.address
+    argv = [tool("vmahybrid"), "run", "-p", "latency", "--", sys.executable, "-c", BURST, here]
+    reader = sandbox.start(sandbox.a, argv, env=running.env)
+    reader.wait_for("bound")
+    api = Api(running)
+    until(lambda: any(f["pid"] == reader.pid and f["action"] == "ring" for f in api.socket_flows()))
+    assert f"rocess {reader.pid} " not in str(api.status()["health"])
+    send = f"import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 64, ('{here}', 7700)) for _ in range(3000)]"
+    sandbox.start(sandbox.b, [sys.executable, "-c", send]).wait(20)
+    (ring,) = [ring for ring in api.call("GET", "/v1/rings")[1] if ring["pid"] == reader.pid]
+    lost = ring["kernel"]["rx_dropped"] + ring["kernel"]["rx_ring_full"]
+    assert lost > 1000, ring
+    said = f"Process {reader.pid} ({ring_comm(api, reader.pid)}) lost {lost} packets at {sandbox.a.device} in the last"
+    health = until(lambda: [s for s in api.status()["health"] if s.startswith(said)])
+    assert "Let it poll more often; raise VMA_RX_WRE and ring.frames." in health[0]
+    view = vma_stats(running, reader.pid, "-v", "3")
+    lines = [" ".join(line.split()) for line in view.splitlines()]
+    assert f"Packets dropped: {lost}" in lines
+    assert f"HW RX Packets dropped: {lost}" in lines
+    assert f"No buffers error: {ring['kernel']['rx_fill_ring_empty_descs']}" in lines
+    vma_stats(running, reader.pid, "-z")
+    time.sleep(0.2)
+    view = vma_stats(running, reader.pid, "-v", "3")
+    assert "HW RX" not in view
+    reader.stop()
+    until(lambda: not [s for s in api.status()["health"] if f"rocess {reader.pid} " in s])
+
+
+def ring_comm(api: Api, pid: int) -> str:
+    return str(api.call("GET", f"/v1/processes/{pid}")[1]["comm"])

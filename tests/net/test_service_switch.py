@@ -1,0 +1,182 @@
+"""The service goes to tcx while bulk TCP of the kernel crosses a served interface, and back; rings notice nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apps.shimmed import Stage
+from net.service_lab import Api, Peer, udp_from, until
+
+from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.served import Service
+from vmahybrid.contracts import lib
+from vmahybrid.steering.reasons import Reason
+
+pytestmark = pytest.mark.root
+
+TCX = "generic, now tcx (bulk traffic)"
+XDP = "generic XDP"
+FAR = ["10.77.0.2", 7000]
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox("test") as made:
+        yield made
+
+
+@pytest.fixture
+def service(sandbox: Sandbox) -> Iterator[Service]:
+    with Service(sandbox) as running:
+        yield running
+
+
+@contextmanager
+def bulk(sandbox: Sandbox, to: Side, seconds: int) -> Iterator[None]:
+    """One TCP stream of the kernel to that side, through its end."""
+    source = next(side for side in sandbox.sides if side is not to)
+    server = sandbox.start(to, ["iperf3", "-s", "-1", "--forceflush"])
+    server.wait_for("listening")
+    client = sandbox.start(source, ["iperf3", "-c", to.address, "-t", str(seconds), "-J"])
+    try:
+        yield
+    finally:
+        client.stop()
+        server.stop()
+
+
+def interface(service: Service, side: Side) -> Any:
+    return next(i for i in Api(service).status()["interfaces"] if i["netns"] == side.netns and i["attached"])
+
+
+def far_ends(side: Side) -> list[str]:
+    return [link["ifname"] for link in json.loads(side.ip("-j", "link")) if link["ifname"].startswith("vmhf")]
+
+
+def test_sockperf_loses_nothing_while_it_switches(sandbox: Sandbox, service: Service) -> None:
+    stage = Stage(sandbox, service)
+    server = stage.serve("sockperf", "server", "-i", sandbox.b.address)
+    stage.wait_bound(sandbox.b, 11111)
+    client = stage.client("sockperf", "ping-pong", "-i", sandbox.b.address, "-t", "14", "--mps=3000", "--full-rtt")
+    stage.require_rings(server, client)
+    seen = []
+    for _ in range(2):
+        assert interface(service, sandbox.b)["hook"] == XDP
+        with bulk(sandbox, sandbox.b, 10):
+            until(lambda: interface(service, sandbox.b)["hook"] == TCX, 3.0)
+            before = interface(service, sandbox.b)["outs"]["ring"]
+            time.sleep(0.5)
+            seen.append(interface(service, sandbox.b)["outs"]["ring"] - before)
+        assert interface(service, sandbox.b)["hook"] == TCX  # not at once
+        until(lambda: interface(service, sandbox.b)["hook"] == XDP, 5.0)
+    text = client.result(20)
+    server.stop()
+    assert re.search(r"dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0", text), text
+    assert min(seen) > 20  # by the far end; two polling programs and iperf3 share few cores
+    shown = interface(service, sandbox.b)
+    assert (shown["switches"], shown["switch_failures"], shown["outs"]["pass-ring-gone"]) == (4, 0, 0)
+    assert Api(service).status()["counters"]["switches_total"] >= 4
+    assert 'event="switches"' in Api(service).call("GET", "/metrics")[1]
+
+
+def test_order_stays_while_it_switches_under_load(sandbox: Sandbox, service: Service) -> None:
+    stage = Stage(sandbox, service)
+    server = stage.serve("sockperf", "server", "-i", sandbox.b.address)
+    stage.wait_bound(sandbox.b, 11111)
+    client = stage.client("sockperf", "under-load", "-i", sandbox.b.address, "-t", "11", "--mps=10000")
+    stage.require_rings(server, client)
+    with bulk(sandbox, sandbox.b, 4):
+        until(lambda: interface(service, sandbox.b)["hook"] == TCX, 3.0)
+        time.sleep(1.0)
+    until(lambda: interface(service, sandbox.b)["hook"] == XDP, 6.0)
+    text = client.result(20)
+    server.stop()
+    counted = re.search(r"dropped messages = (\d+); # duplicated messages = 0; # out-of-order messages = 0", text)
+    assert counted, text
+    assert interface(service, sandbox.b)["switches"] == 2
+    assert int(counted[1]) < 1000, text  # of 110,000, with three programs that want a core each on few of them
+
+
+def test_reinject_and_a_second_program_in_both_states(sandbox: Sandbox, service: Service) -> None:
+    def rounds(first: Peer, second: Peer) -> None:
+        for peer, kind in ((first, lib.VMH_RING_DIRECT), (second, lib.VMH_RING_VETH)):
+            ring = peer.do("ring", ifname="vb")
+            assert (ring["status"], ring["kind"]) == (0, kind)
+            port = peer.bound("s")
+            flow = peer.do("attach", name="s", kind="3t", local=[sandbox.b.address, port])
+            outs = interface(service, sandbox.b)["outs"]
+            udp_from(sandbox, sandbox.a, "to the ring", sandbox.b.address, port)
+            assert peer.do("recv", name="s", timeout=0.2) == ""
+            after = interface(service, sandbox.b)["outs"]
+            way = "ring" if kind == lib.VMH_RING_DIRECT else "dev"
+            assert after[way] - outs[way] == 1
+            assert peer.do("detach", flow_id=flow["flow_id"], cause=int(Reason.FORK))["status"] == 0
+            for number in range(20):
+                given = peer.do("reinject", name="s", kind="3t", source=["10.77.0.1", 7000],
+                                local=[sandbox.b.address, port], ifname="vb", data=f"unread {number}")
+                assert given["status"] == 0
+            got = [peer.do("recvfrom", name="s", timeout=0.5) for _ in range(20)]
+            assert got == [[f"unread {n}", ["10.77.0.1", 7000]] for n in range(20)]
+
+    with Peer(service, sandbox.b) as one, Peer(service, sandbox.b) as two:
+        rounds(one, two)
+    with bulk(sandbox, sandbox.b, 30):
+        until(lambda: interface(service, sandbox.b)["hook"] == TCX, 3.0)
+        with Peer(service, sandbox.b) as one, Peer(service, sandbox.b) as two:  # rings that are made in tcx
+            rounds(one, two)
+        assert interface(service, sandbox.b)["hook"] == TCX
+
+
+def test_switched_off_it_stays_in_xdp(sandbox: Sandbox, tmp_path: Path) -> None:
+    file = tmp_path / "off.toml"
+    file.write_text("[bulk]\nswitch = false\n", "utf-8")
+    with Service(sandbox, arguments=["--config", str(file)]) as service, Peer(service, sandbox.b) as peer:
+        assert peer.do("ring", ifname="vb")["nqueues"] == 1
+        with bulk(sandbox, sandbox.b, 10):
+            until(lambda: interface(service, sandbox.b)["outs"]["pass-too-long"] > 2000, 5.0)
+            time.sleep(0.6)
+            assert interface(service, sandbox.b)["hook"] == XDP
+        assert interface(service, sandbox.b)["switches"] == 0
+        assert far_ends(sandbox.b) == []
+
+
+def test_kill_9_in_tcx_leaves_the_kernel_and_the_next_service_cleans_up(sandbox: Sandbox, service: Service) -> None:
+    with Peer(service, sandbox.b) as peer:
+        assert peer.do("ring", ifname="vb")["nqueues"] == 2
+        assert len(far_ends(sandbox.b)) == 1
+        port = peer.bound("s")
+        assert peer.do("attach", name="s", kind="3t", local=[sandbox.b.address, port])["rules"] == 1
+        with bulk(sandbox, sandbox.b, 10):
+            until(lambda: interface(service, sandbox.b)["hook"] == TCX, 3.0)
+            service.program.process.kill()
+            service.program.process.wait()
+            udp_from(sandbox, sandbox.a, "to the kernel", sandbox.b.address, port)
+            assert peer.do("recv", name="s") == "to the kernel"
+        service.start()
+        assert far_ends(sandbox.b) == []
+
+
+def test_mtu_and_loss_of_the_interface(sandbox: Sandbox, service: Service) -> None:
+    with Peer(service, sandbox.b) as peer:
+        assert peer.do("ring", ifname="vb")["nqueues"] == 2
+        port = peer.bound("s")
+        assert peer.do("attach", name="s", kind="3t", local=[sandbox.b.address, port])["rules"] == 1
+        with bulk(sandbox, sandbox.b, 10):
+            until(lambda: interface(service, sandbox.b)["hook"] == TCX, 3.0)
+            for side in sandbox.sides:
+                side.ip("link", "set", side.interface.split(":")[-1], "mtu", "1700")
+            until(lambda: interface(service, sandbox.b)["mtu"] == 1700, 2.0)
+            time.sleep(0.3)
+            before = interface(service, sandbox.b)["outs"]["ring"]
+            udp_from(sandbox, sandbox.a, "x" * 1672, sandbox.b.address, port)
+            assert peer.do("recv", name="s", timeout=0.2) == ""
+            assert interface(service, sandbox.b)["outs"]["ring"] - before == 1
+        sandbox.b.ip("link", "del", "vb")
+        until(lambda: far_ends(sandbox.b) == [], 2.0)

@@ -1,0 +1,264 @@
+/* Calls that end in the kernel by a way that we don't see: between descriptors, or inside libc, whose stdio and aio
+ * use system calls that no preload can stand before. The socket goes home first. And what changes a descriptor's flags. */
+#include "vmh_control.h"
+#include "vmh_interpose.h"
+#include "vmh_real.h"
+#include <aio.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+
+void vmh_kernel_takes(int fd)
+{
+	int saved = errno;
+	SOCK_HELD s = sock_get(fd);
+
+	if (s)
+		vmh_sock_home(s, VMH_R_UNKNOWN_CALL, 0);
+	errno = saved;
+}
+
+/* libc's function of the same name */
+#define REAL(ret, name, params) \
+	static ret(*real) params; \
+	if (vmh_unlikely(!real)) \
+	vmh_real_find(&real, #name)
+
+/* --- between descriptors --- */
+
+VMH_EXPORT ssize_t sendfile(int out, int in, off_t *off, size_t n)
+{
+	vmh_kernel_takes(out);
+	return vmh_real()->sendfile(out, in, off, n);
+}
+
+VMH_EXPORT ssize_t sendfile64(int out, int in, off64_t *off, size_t n)
+{
+	vmh_kernel_takes(out);
+	return vmh_real()->sendfile64(out, in, off, n);
+}
+
+VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags)
+{
+	vmh_kernel_takes(in);
+	vmh_kernel_takes(out);
+	return vmh_real()->splice(in, inoff, out, outoff, n, flags);
+}
+
+/* --- positions: a socket has none, and is read and written where it stands (-1) --- */
+
+#define VECTOR_AT(name, plain) \
+	VMH_EXPORT ssize_t name(int fd, const struct iovec *iov, int n, off_t at, int flags) \
+	{ \
+		REAL(ssize_t, name, (int, const struct iovec *, int, off_t, int)); \
+		struct vmh_sock *s = sock_get(fd); \
+		if (vmh_likely(!s)) \
+			return real(fd, iov, n, at, flags); \
+		sock_put(s); \
+		if (at == -1 && !flags) \
+			return plain(fd, iov, n); \
+		if (at == -1) \
+			vmh_kernel_takes(fd); \
+		return real(fd, iov, n, at, flags); \
+	}
+
+VECTOR_AT(preadv2, readv)
+VECTOR_AT(pwritev2, writev)
+VECTOR_AT(preadv64v2, readv)
+VECTOR_AT(pwritev64v2, writev)
+
+/* --- stdio --- */
+
+#define STREAM_OF(name) \
+	VMH_EXPORT FILE *name(int fd, const char *mode) \
+	{ \
+		REAL(FILE *, name, (int, const char *)); \
+		vmh_kernel_takes(fd); \
+		return real(fd, mode); \
+	}
+
+STREAM_OF(fdopen)
+FILE *_IO_fdopen(int fd, const char *mode);
+STREAM_OF(_IO_fdopen)
+
+/* libc puts another file under the number, without passing by dup2() */
+#define REOPEN(name) \
+	VMH_EXPORT FILE *name(const char *restrict path, const char *restrict mode, FILE *restrict f) \
+	{ \
+		REAL(FILE *, name, (const char *, const char *, FILE *)); \
+		int saved = errno; \
+		if (f) \
+			vmh_fd_close(fileno(f)); \
+		errno = saved; \
+		return real(path, mode, f); \
+	}
+
+REOPEN(freopen)
+REOPEN(freopen64)
+
+VMH_EXPORT int vdprintf(int fd, const char *restrict format, va_list ap)
+{
+	REAL(int, vdprintf, (int, const char *, va_list));
+	vmh_kernel_takes(fd);
+	return real(fd, format, ap);
+}
+
+VMH_EXPORT int dprintf(int fd, const char *restrict format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	int r = vdprintf(fd, format, ap);
+	va_end(ap);
+	return r;
+}
+
+int __vdprintf_chk(int fd, int flag, const char *format, va_list ap);
+VMH_EXPORT int __vdprintf_chk(int fd, int flag, const char *format, va_list ap)
+{
+	REAL(int, __vdprintf_chk, (int, int, const char *, va_list));
+	vmh_kernel_takes(fd);
+	return real(fd, flag, format, ap);
+}
+
+int __dprintf_chk(int fd, int flag, const char *format, ...);
+VMH_EXPORT int __dprintf_chk(int fd, int flag, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	int r = __vdprintf_chk(fd, flag, format, ap);
+	va_end(ap);
+	return r;
+}
+
+/* --- aio: threads of libc's own, that read() and write() --- */
+
+#define AIO(name, block) \
+	VMH_EXPORT int name(struct block *cb) \
+	{ \
+		REAL(int, name, (struct block *)); \
+		vmh_kernel_takes(cb->aio_fildes); \
+		return real(cb); \
+	}
+
+AIO(aio_read, aiocb)
+AIO(aio_write, aiocb)
+AIO(aio_read64, aiocb64)
+AIO(aio_write64, aiocb64)
+
+#define LISTIO(name, block) \
+	VMH_EXPORT int name(int mode, struct block *const list[restrict], int n, struct sigevent *restrict ev) \
+	{ \
+		REAL(int, name, (int, struct block *const *, int, struct sigevent *)); \
+		for (int i = 0; i < n; i++) \
+			if (list[i]) \
+				vmh_kernel_takes(list[i]->aio_fildes); \
+		return real(mode, list, n, ev); \
+	}
+
+LISTIO(lio_listio, aiocb)
+LISTIO(lio_listio64, aiocb64)
+
+/* --- descriptor flags --- */
+
+static void nonblock_changed(struct vmh_sock *s, bool on)
+{
+	atomic_store(&s->nonblock, on);
+	VMH_SET(s->stats->blocking, !on);
+}
+
+static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
+{
+	if (cmd == F_SETFL && vmh_unlikely((long)arg & O_ASYNC))
+		vmh_kernel_takes(fd); /* before: what the ring had delivered raises a signal, too, rather than nothing */
+	int r = real(fd, cmd, arg);
+
+	if (r < 0)
+		return r;
+	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC) {
+		vmh_fd_dup(fd, r);
+		return r;
+	}
+	if (cmd == F_SETFL) {
+		struct vmh_sock *s = sock_get(fd);
+
+		if (s) {
+			nonblock_changed(s, ((long)arg & O_NONBLOCK) != 0);
+			sock_put(s);
+		}
+	}
+	return r;
+}
+
+VMH_EXPORT int fcntl(int fd, int cmd, ...)
+{
+	va_list ap;
+
+	va_start(ap, cmd);
+	void *arg = va_arg(ap, void *);
+	va_end(ap);
+	return do_fcntl(vmh_real()->fcntl, fd, cmd, arg);
+}
+
+VMH_EXPORT int fcntl64(int fd, int cmd, ...)
+{
+	va_list ap;
+
+	va_start(ap, cmd);
+	void *arg = va_arg(ap, void *);
+	va_end(ap);
+	return do_fcntl(vmh_real()->fcntl64, fd, cmd, arg);
+}
+
+/* The kernel knows no datagram that a ring delivered. For the last one before the homecoming we say what it says of a
+ * datagram that it took no time of: now. */
+static int stamp_of_last(struct vmh_sock *s, int fd, unsigned long request, void *arg)
+{
+	struct timespec now;
+	int saved = errno, r;
+
+	vmh_sock_home(s, VMH_R_UNKNOWN_CALL, (uint32_t)request);
+	r = vmh_real()->ioctl(fd, request, arg);
+	if (r >= 0 || errno != ENOENT || !VMH_GET(s->stats->rx_packets) || vmh_bad_ptr(arg))
+		return r;
+	errno = saved;
+	clock_gettime(CLOCK_REALTIME, &now);
+	if (request == SIOCGSTAMP_OLD || request == SIOCGSTAMP_NEW)
+		now.tv_nsec /= 1000; /* a timeval, which is laid out alike */
+	memcpy(arg, &now, sizeof(now));
+	return 0;
+}
+
+VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+	va_list ap;
+
+	va_start(ap, request);
+	void *arg = va_arg(ap, void *);
+	va_end(ap);
+	SOCK_HELD s = sock_get(fd);
+	if (vmh_likely(!s))
+		return vmh_real()->ioctl(fd, request, arg);
+	switch (request) {
+	case FIONREAD:
+		if (vmh_bad_ptr(arg))
+			break;
+		RETURN(vmh_sock_fionread(s, fd, arg));
+	case FIOASYNC:
+		if (!vmh_bad_ptr(arg) && *(int *)arg)
+			vmh_sock_home(s, VMH_R_UNKNOWN_CALL, (uint32_t)request);
+		break;
+	case SIOCGSTAMP_OLD:
+	case SIOCGSTAMPNS_OLD:
+	case SIOCGSTAMP_NEW:
+	case SIOCGSTAMPNS_NEW:
+		return stamp_of_last(s, fd, request, arg);
+	}
+	int r = vmh_real()->ioctl(fd, request, arg);
+	if (!r && request == FIONBIO && arg)
+		nonblock_changed(s, *(int *)arg != 0);
+	return r;
+}

@@ -1,0 +1,47 @@
+/* What the interposers of socket calls share: the socket of an fd, its reference, errno. */
+#ifndef VMH_INTERPOSE_H
+#define VMH_INTERPOSE_H
+#include "vmh_obj.h"
+#include "vmh_sock.h"
+
+/* The one place where errno is set. */
+#define RETURN(r) \
+	do { \
+		__typeof__(r) r_ = (r); \
+		if (vmh_unlikely(r_ < 0)) { \
+			errno = (int)-r_; \
+			return -1; \
+		} \
+		return r_; \
+	} while (0)
+
+static inline struct vmh_sock *sock_get(int fd)
+{
+	struct vmh_obj *o = vmh_fd_get(fd);
+
+	if (vmh_likely(!o))
+		return NULL;
+	if (vmh_likely(atomic_load_explicit(&o->class_, memory_order_relaxed) == VMH_CLASS_UDP))
+		return vmh_sock_of(o);
+	vmh_obj_put(o);
+	return NULL;
+}
+
+static inline void sock_put(struct vmh_sock *s)
+{
+	vmh_obj_put(&s->obj);
+}
+
+static inline void sock_drop(struct vmh_sock **s)
+{
+	if (*s)
+		sock_put(*s);
+}
+
+/* The reference is given back on every way out of the function, pthread_cancel's unwinding among them (the shim is
+ * compiled with -fexceptions for that). */
+#define SOCK_HELD __attribute__((cleanup(sock_drop))) struct vmh_sock *
+
+/* The socket goes home for good, because libc or the kernel is about to do with it what we don't see. */
+void vmh_kernel_takes(int fd);
+#endif

@@ -1,0 +1,165 @@
+"""Which program steers on an interface in generic mode: `steer` in XDP, or `tc_steer` at tcx while bulk traffic comes.
+
+Generic XDP linearises every super-packet of the kernel's TCP (GSO, GRO) before the program sees it, which costs a fifth
+of the rate; tcx leaves them whole, but is slower for a ring. So XDP is the normal state, and tcx the one for bulk
+traffic. The new program is attached before the old one goes: no frame is unguarded, none is steered twice (XDP comes
+first and keeps what it steers). tcx reaches a ring by `ring_in` on a veth's far end: a ring veth has one; a direct ring
+gets one more socket, on the far end that the port keeps.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vmahybrid.errors import VmahybridError
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.xdp.attach import Attachment, attach, attach_tcx, tcx_missing
+from vmahybrid.xdp.bpf import BpfMap, BpfProgram, ProgramSet, load_set
+from vmahybrid.xdp.image import Image
+from vmahybrid.xdp.probe import InterfaceInfo
+from vmahybrid.xdp.ringveth import FAR_PREFIX, RingVeth
+
+TICK = 0.25          # seconds between looks
+BULK = 250           # super-packets or other overlong frames per tick that are bulk: about 0.5 Gbit/s
+CALM = 50            # so few per tick are none
+CALM_TICKS = 12      # in a row, until XDP is attached again: 3 s
+RETRY_SECONDS = 5.0  # after a switch that failed
+FAR_MTU = 4096       # of the far end, whatever the interface's: larger than any frame for a ring
+
+
+class BulkWatch:
+    """Is bulk traffic going on? Fed with the count of overlong frames, once per tick."""
+
+    def __init__(self) -> None:
+        self.bulk = False
+        self._last: int | None = None
+        self._calm = 0
+
+    def feed(self, count: int) -> bool:
+        rise = 0 if self._last is None else count - self._last
+        self._last = count
+        if rise > BULK:
+            self.bulk, self._calm = True, 0
+        elif self.bulk:
+            self._calm = self._calm + 1 if rise <= CALM else 0
+            self.bulk = self._calm < CALM_TICKS
+        return self.bulk
+
+
+class Switch:
+    """The attachment of a port. ``attachment`` is of the program that steers; ``tcx``: is it `tc_steer`?
+
+    ``switches`` and ``failures`` count; ``problem`` says what failed last, "" when nothing did. Everything but the
+    attributes runs in the worker of the interface's namespace.
+    """
+
+    def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
+                 attachment: Attachment, enabled: bool) -> None:
+        self.attachment = attachment
+        self.enabled = enabled and attachment.mode == "generic"
+        self.tcx = False
+        self.switches = self.failures = 0
+        self.problem = ""
+        self._worker, self._image, self._info = worker, image, info
+        self._steer: BpfProgram = programs.programs["steer"]
+        self._maps = programs.maps
+        self._tc: ProgramSet | None = None
+        self._far: RingVeth | None = None
+        self._retry_at = 0.0
+
+    @property
+    def nears(self) -> BpfMap | None:
+        """Map `nears`, once there is a program that reads it."""
+        return self._tc.maps["nears"] if self._tc is not None else None
+
+    @property
+    def ready(self) -> bool:
+        """Can it go to tcx? False before the first ``prepare``."""
+        return self.enabled and self._tc is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Is it too early for another attempt?"""
+        return time.monotonic() < self._retry_at
+
+    def prepare(self) -> None:
+        """Load `tc_steer`, once. Where that can't be, the port stays in XDP for good, which is no error."""
+        if not self.enabled or self._tc is not None:
+            return
+        try:
+            self._tc = load_set(self._image, ["tc_steer"], share=self._maps)
+            missing = tcx_missing(self._tc.programs["tc_steer"])
+        except VmahybridError as error:
+            missing = error.why
+        if missing:
+            self._give_up(missing)
+
+    def _give_up(self, why: str) -> None:
+        self.enabled = False
+        self.failures += 1
+        self.problem = why
+        if self._tc is not None:
+            self._tc.close()
+            self._tc = None
+
+    def far(self) -> RingVeth | None:
+        """The far end for the direct ring, made at the first call; None where it can't be made."""
+        self.prepare()
+        if self.ready and self._far is None:
+            try:
+                self._far = RingVeth.open(self._worker, self._image, out_ifindex=self._info.ifindex,
+                                          mac=self._info.mac, mtu=FAR_MTU, native=False, prefix=FAR_PREFIX)
+            except (OSError, VmahybridError) as error:
+                self.failed(f"no second way into a direct ring: {error}")
+        return self._far
+
+    def failed(self, why: str) -> None:
+        """A step failed: counted, shown, and not tried again for a while."""
+        self.failures += 1
+        self.problem = why
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def to_tcx(self) -> bool:
+        """`tc_steer` in the place of `steer`. False: everything is as it was."""
+        self.prepare()
+        if self.tcx or not self.ready or self._tc is None:
+            return False
+        try:
+            new = attach_tcx(self._tc.programs["tc_steer"], self._info.ifindex)
+        except VmahybridError as error:
+            self.failed(f"tcx: {error.why}")
+            return False
+        return self._turn(new, tcx=True)
+
+    def to_xdp(self) -> bool:
+        """`steer` again. False: it is there, or could not be attached."""
+        if not self.tcx:
+            return False
+        try:
+            new = attach(self._steer, self._info.ifindex, "generic", driver=self._info.driver)
+        except VmahybridError as error:
+            self.failed(f"XDP: {error.why}")
+            return False
+        return self._turn(new, tcx=False)
+
+    def _turn(self, new: Attachment, *, tcx: bool) -> bool:
+        old, self.attachment, self.tcx = self.attachment, new, tcx
+        old.close()
+        self.switches += 1
+        self.problem = ""
+        return True
+
+    def close(self) -> None:
+        """Detach, and delete the far end; before the maps go. Idempotent."""
+        self.enabled = False
+        try:
+            self.attachment.close()
+            if self._far is not None:
+                self._far.close()
+        finally:
+            self._far = None
+
+    def unload(self) -> None:
+        """The program, when nobody reads ``nears`` any more. Idempotent."""
+        if self._tc is not None:
+            self._tc.close()
