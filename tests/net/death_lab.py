@@ -92,8 +92,8 @@ class Lab:
         """Waits until every program has a rule that leads to its ring; seconds until then."""
         begun = time.monotonic()
         for program in programs:
-            until(lambda program=program: self.flows(program.pid) or not program.running, timeout,
-                  f"{program.argv[-5:]} is not on a ring after {timeout} s: {self.why(program)}")
+            until(lambda p=program: self.flows(p.pid) or not p.running, timeout,
+                  lambda p=program: f"{p.argv[-5:]} is not on a ring after {timeout} s: {self.why(p)}")
             assert program.running, f"{program.argv}: ended with {program.process.returncode}: {program.errors}"
         return time.monotonic() - begun
 

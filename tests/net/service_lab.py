@@ -101,11 +101,12 @@ class Api:
         return [flow for flow in self.status()["flows"] if flow["source"] == "socket"]
 
 
-def until(condition: Callable[[], Any], timeout: float = 3.0, what: str = "") -> Any:
-    """The first true value of ``condition``; AssertionError after ``timeout`` seconds."""
+def until(condition: Callable[[], Any], timeout: float = 3.0, what: str | Callable[[], str] = "") -> Any:
+    """The first true value of ``condition``; AssertionError after ``timeout`` seconds, with ``what`` as it is then."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
-        assert time.monotonic() < deadline, what or f"not within {timeout} s"
+        if time.monotonic() >= deadline:
+            raise AssertionError((what() if callable(what) else what) or f"not within {timeout} s")
         time.sleep(0.01)
     return value
 

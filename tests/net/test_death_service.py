@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TIMES = 20
 GAP = 1.0    # seconds, the longest that a program may wait, with its retries
-BACK = 3.0   # seconds until the programs are on rings of the next service
+BACK = 10.0  # seconds until the programs are on rings of the next service; half a second where nothing else runs
 PORT = 7200
 
 

@@ -186,7 +186,8 @@ static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint6
  * to the caller on success. */
 static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)
 {
-	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start);
+	bool internal = vmh_worker_is_me();
+	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
 	union message buf;
 	int got[MAX_FDS], ngot = 0;
 	long r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd);
@@ -194,7 +195,7 @@ static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, i
 	memset(reply, 0, reply_len);
 	if (r == 0) {
 		r = await_reply(req, &buf, deadline, got, &ngot);
-		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT);
+		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
 	}
 	if (r > 0 && (buf.h.type != (req->type | VMH_MSG_REPLY) || (!buf.h.status && (size_t)r < reply_len)))
 		r = -EPROTO;
@@ -244,13 +245,13 @@ static int connect_service(void)
 		return fd;
 	fill_text(a.sun_path, sizeof(a.sun_path), vmh_params.hybrid_socket);
 	/* a listener whose backlog is full must not hold the program up */
-	uint64_t start = vmh_now_ns(), may = vmh_patience_ns(start);
+	uint64_t start = vmh_now_ns(), may = vmh_patience_ns(start, vmh_worker_is_me());
 	struct timeval tv = { (time_t)(may / 1000000000), (suseconds_t)(may % 1000000000 / 1000) };
 	if (may > CONNECT_NS)
 		tv = (struct timeval){ .tv_sec = 1 };
 	vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
 	long r = vmh_sys(SYS_connect, fd, &a, sizeof(a));
-	vmh_patience_spent(start, vmh_now_ns(), r == -EAGAIN);
+	vmh_patience_spent(start, vmh_now_ns(), r == -EAGAIN, vmh_worker_is_me());
 	if (r < 0) {
 		vmh_sys(SYS_close, fd);
 		return (int)r;

@@ -3,6 +3,7 @@
 
 #define ALL_NS 3000000000ull
 #define LEAST_NS 250000000ull  /* what a single answer may take when the patience is used up */
+#define THREAD_NS 1000000000ull /* the same, for the internal thread */
 #define FREE_NS 100000000ull   /* an answer within this costs nothing */
 #define REFILL 20              /* a second of patience comes back in 20 s */
 #define FIRST_RETRY_NS 4000000000ull
@@ -11,8 +12,10 @@
 static uint64_t left = ALL_NS, at;
 static unsigned timeouts;
 
-uint64_t vmh_patience_ns(uint64_t now)
+uint64_t vmh_patience_ns(uint64_t now, bool internal)
 {
+	uint64_t least = internal ? THREAD_NS : LEAST_NS;
+
 	if (at && now > at)
 		left += (now - at) / REFILL;
 	if (left >= ALL_NS) {
@@ -20,13 +23,15 @@ uint64_t vmh_patience_ns(uint64_t now)
 		timeouts = 0;
 	}
 	at = now;
-	return left > LEAST_NS ? left : LEAST_NS;
+	return left > least ? left : least;
 }
 
-void vmh_patience_spent(uint64_t start, uint64_t now, bool timed_out)
+void vmh_patience_spent(uint64_t start, uint64_t now, bool timed_out, bool internal)
 {
 	uint64_t cost = now > start + FREE_NS ? now - start - FREE_NS : 0;
 
+	if (internal && !timed_out)
+		cost = 0;
 	left -= cost < left ? cost : left;
 	at = now;
 	if (timed_out)
