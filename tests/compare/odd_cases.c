@@ -51,8 +51,12 @@ static void standard_input(int arg)
 {
 	int fd = busy_socket(NULL), saved = dup(0);
 
-	(void)arg;
-	dup2(fd, 0);
+	if (arg) {
+		close(0);
+		fcntl(fd, F_DUPFD, 0);
+	} else {
+		dup2(fd, 0);
+	}
 	send(fd, "to stdin\n", 9, 0);
 	say_line("fgets", stdin);
 	dup2(saved, 0);
@@ -320,6 +324,7 @@ static void bad_wait(int which)
 
 const struct call_case odd_cases[] = {
 	{ "fdopen", stream, 0 }, { "fdopen of a dup", stream, 1 }, { "dup2 onto stdin", standard_input, 0 },
+	{ "F_DUPFD onto stdin", standard_input, 1 },
 	{ "freopen", reopened, 0 }, { "dprintf", printed, 0 }, { "preadv2 and pwritev2", at_position, 0 },
 	{ "aio", asynchronous, 0 }, { "lio_listio", asynchronous, 1 },
 	{ "SIGIO by O_ASYNC", signalled, 0 }, { "SIGIO by FIOASYNC", signalled, 1 }, { "F_SETSIG", signalled, 2 },

@@ -138,6 +138,7 @@ def service(request: pytest.FixtureRequest, netns_pair: Sandbox) -> Iterator[Ser
     running.stop()
 
 
+@pytest.mark.timeout(2 * SECONDS + 120)
 def test_noise_on_the_control_socket(service: Service, netns_pair: Sandbox) -> None:
     seed = int(os.environ.get("VMH_FUZZ_SEED", str(random.SystemRandom().randrange(1 << 32))))
     fuzzer = Fuzzer(seed, service.env["VMA_HYBRID_SOCKET"])

@@ -99,7 +99,7 @@ def test_a_sender_by_the_kernel(running: Service, program: tuple[Program, dict[s
     steps = explained(running, f"{started.pid}:{fds[name]}")
     (sending,) = [step for step in steps if step["step"] == "sending"]
     assert sending["text"] == f"0 datagrams by the ring, 20 by the kernel, the last because {reason.text}"
-    assert (sending["ok"], sending["remedy"]) == (False, reason.remedy)
+    assert (sending["ok"], sending["remedy"], sending["reason"]) == (False, reason.remedy, reason.slug)
     assert "the flow is on a ring, but nothing" not in str(steps)
     (line,) = [step for step in explained(running, str(started.pid))
                if step["text"].startswith(f"{started.pid}:{fds[name]} ")]
@@ -133,6 +133,7 @@ def test_kinds_that_are_never_offloaded(running: Service, program: tuple[Program
     session, kind = explained(running, f"{started.pid}:{fds[name]}")
     assert session["ok"]
     assert kind["text"] == f"fd {fds[name]} is {what}" + (f": {reason.text}" if reason else "")
+    assert kind["reason"] == (reason.slug if reason else "")
     assert kind["remedy"]
     assert not kind["ok"]
     listed = [s["text"] for s in explained(running, str(started.pid))

@@ -258,11 +258,11 @@ def _sending(socket: SocketView) -> Iterator[ExplainStep]:
     ring, kernel = socket.counters.get("tx_packets", 0), socket.counters.get("tx_os_packets", 0)
     if not ring + kernel:
         return
-    text, remedy = f"{ring} datagrams by the ring, {kernel} by the kernel", ""
+    text, remedy, slug = f"{ring} datagrams by the ring, {kernel} by the kernel", "", ""
     reason = Reason.from_slug(socket.tx_os_reason)
     if kernel and reason is not Reason.NONE:
-        text, remedy = f"{text}, the last because {reason.text}", reason.remedy
-    yield ExplainStep("sending", not _sends_by_kernel(socket), text, remedy)
+        text, remedy, slug = f"{text}, the last because {reason.text}", reason.remedy, reason.slug
+    yield ExplainStep("sending", not _sends_by_kernel(socket), text, remedy, slug)
 
 
 def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:

@@ -108,7 +108,8 @@ def explain_one(pid: int, fd: int, over: bool) -> ExplainStep:
     if not found.protocol:
         remedy = f"vmahybrid explain {pid} lists the sockets, which are explained one by one"
         return ExplainStep("family", False, f"fd {fd} is {found.what}", remedy)
-    return ExplainStep("family", False, f"fd {fd} is {found.what}: {found.reason.text}", found.reason.remedy)
+    return ExplainStep("family", False, f"fd {fd} is {found.what}: {found.reason.text}", found.reason.remedy,
+                       found.reason.slug)
 
 
 def explain_others(pid: int) -> Iterator[ExplainStep]:
@@ -123,7 +124,7 @@ def explain_others(pid: int) -> Iterator[ExplainStep]:
         example = Descriptor(fds[0], "", protocol)
         each = "each " if len(fds) > 1 else ""
         yield ExplainStep("family", False, f"{names}{more}: {each}{example.what}: on the kernel: {example.reason.text}",
-                          example.reason.remedy)
+                          example.reason.remedy, example.reason.slug)
 
 
 def at(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:

@@ -74,7 +74,7 @@ VMH_EXPORT void closefrom(int low)
 	close_range(low < 0 ? 0 : (unsigned)low, UINT_MAX, 0);
 }
 
-static void duplicated(int from, int to)
+void vmh_duplicated(int from, int to)
 {
 	if (to < 0)
 		return;
@@ -87,7 +87,7 @@ VMH_EXPORT int dup(int fd)
 {
 	int r = vmh_real()->dup(fd);
 
-	duplicated(fd, r);
+	vmh_duplicated(fd, r);
 	return r;
 }
 
@@ -105,7 +105,7 @@ VMH_EXPORT int dup2(int oldfd, int newfd)
 	if (refuse_hidden(newfd))
 		return -1;
 	int r = vmh_real()->dup2(oldfd, newfd);
-	duplicated(oldfd, r);
+	vmh_duplicated(oldfd, r);
 	return r;
 }
 
@@ -114,7 +114,7 @@ VMH_EXPORT int dup3(int oldfd, int newfd, int flags)
 	if (refuse_hidden(newfd))
 		return -1;
 	int r = vmh_real()->dup3(oldfd, newfd, flags);
-	duplicated(oldfd, r);
+	vmh_duplicated(oldfd, r);
 	return r;
 }
 

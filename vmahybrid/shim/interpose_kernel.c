@@ -179,7 +179,7 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 	if (r < 0)
 		return r;
 	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC) {
-		vmh_fd_dup(fd, r);
+		vmh_duplicated(fd, r);
 		return r;
 	}
 	if (cmd == F_SETFL) {

@@ -44,4 +44,7 @@ static inline void sock_drop(struct vmh_sock **s)
 
 /* The socket goes home for good, because libc or the kernel is about to do with it what we don't see. */
 void vmh_kernel_takes(int fd);
+
+/* The kernel has duplicated an fd; to is what it returned. */
+void vmh_duplicated(int from, int to);
 #endif
