@@ -1,6 +1,6 @@
 """Signal handlers that use sockets, and threads that share them: on the kernel, on the shim, on the sanitizers' shim.
 
-VMH_STRESS_SECONDS (2) is for each thread test, VMH_STRESS_SIGNALS (2000) for each signal test.
+VMH_STRESS_SECONDS (1) is for each thread test, VMH_STRESS_SIGNALS (1000) for each signal test.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vmahybrid.bench.served import Service
 
 pytestmark = [pytest.mark.apps, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = os.environ.get("VMH_STRESS_SECONDS", "2")
-SIGNALS = os.environ.get("VMH_STRESS_SIGNALS", "2000")
+SECONDS = os.environ.get("VMH_STRESS_SECONDS", "1")
+SIGNALS = os.environ.get("VMH_STRESS_SIGNALS", "1000")
 PORT = "7001"
 ON = [("xdp", "kernel"), ("xdp", "shim"), ("xdp", "asan"), ("softverbs", "shim"), ("softverbs", "asan")]
 
