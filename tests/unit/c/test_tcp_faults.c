@@ -2,6 +2,7 @@
 #include "tcp_wire.h"
 #include "check.h"
 #include <sys/socket.h>
+#include <time.h>
 
 #define MB (1u << 20)
 
@@ -15,8 +16,8 @@ struct scenario {
 };
 
 static const struct scenario scenarios[] = {
-	{"clean", {.delay_ns = 20000}, 8 * MB, 5, .hold = 256},
-	{"loss 1 %", {.delay_ns = 20000, .loss = 0.01, .gbit = 10}, 8 * MB, 60, .hold = 256},
+	{"clean", {.delay_ns = 20000}, 4 * MB, 5, .hold = 256},
+	{"loss 1 %", {.delay_ns = 20000, .loss = 0.01, .gbit = 10}, 6 * MB, 60, .hold = 256},
 	{"loss 5 %", {.delay_ns = 20000, .loss = 0.05, .gbit = 10}, 4 * MB, 120, .hold = 256},
 	{"loss 20 %", {.delay_ns = 20000, .loss = 0.2, .gbit = 10}, MB / 2, 600, .hold = 64},
 	{"reordering", {.delay_ns = 20000, .reorder = 0.05, .reorder_ns = 60000, .gbit = 10}, 4 * MB, 20, .hold = 256},
@@ -28,7 +29,7 @@ static const struct scenario scenarios[] = {
 	{"no SACK, loss 2 %", {.delay_ns = 20000, .loss = 0.02, .gbit = 10}, 2 * MB, 120, .no_sack = true, .hold = 256},
 	{"no options, loss 2 %", {.delay_ns = 20000, .loss = 0.02, .gbit = 10}, 2 * MB, 120, .no_sack = true,
 	 .no_timestamps = true, .no_wscale = true},
-	{"small queue", {.delay_ns = 100000, .gbit = 1, .queue = 40}, 8 * MB, 30, .hold = 256},
+	{"small queue", {.delay_ns = 100000, .gbit = 1, .queue = 40}, 4 * MB, 30, .hold = 256},
 	{"tiny window", {.delay_ns = 20000, .gbit = 10}, MB / 4, 100, .rcvbuf = 2304},
 	{"tiny window, loss", {.delay_ns = 20000, .loss = 0.02, .gbit = 10}, MB / 8, 300, .rcvbuf = 2304},
 	{"slow reader", {.delay_ns = 20000, .gbit = 10}, MB / 2, 100, .rcvbuf = 16384, .read_max = 100},
@@ -69,8 +70,8 @@ static void run(const struct scenario *s, uint8_t cc)
 		CHECK(!both[k].bad && !both[k].failed && both[k].read == both[k].total, "%s cc %d: stream %d: bad %d failed %d %lu",
 		      s->name, cc, k, both[k].bad, both[k].failed, both[k].read);
 	vmh_tcp_get_info(c, &i);
-	printf("%-22s cc %d: %6.1f Mbit/s, %u resent, %u timeouts, %u probes, %u recoveries, %u sent in vain\n", s->name, cc,
-	       (double)s->bytes * 8e3 / (double)(w.now - start), i.retransmits, i.rtos, i.probes, i.fast_recoveries, i.dsacks);
+	printf("%-22s cc %d: %6.1f Mbit/s, %u resent, %u timeouts, %u probes, %u recoveries, %u sent in vain, %.2f s\n", s->name, cc,
+	       (double)s->bytes * 8e3 / (double)(w.now - start), i.retransmits, i.rtos, i.probes, i.fast_recoveries, i.dsacks, (double)clock() / CLOCKS_PER_SEC);
 	vmh_tcp_close(c);
 	vmh_tcp_close(p);
 	wire_run(&w, 200000000000ull);

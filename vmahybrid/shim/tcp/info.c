@@ -1,8 +1,6 @@
 /* Options, the path, and what is known of a connection. */
 #include "core.h"
 
-#define SNDBUF (2u << 20)
-#define RCVBUF (2u << 20)
 #define BUF_MIN 2304u /* of Linux */
 
 /* linux/tcp_states.h */
