@@ -41,6 +41,27 @@ def run(program: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("test", ["test_tcp_basic.c"])
+@pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c"])
 def test_stack(tmp_path: Path, compiler: str, test: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"))
+
+
+@pytest.mark.parametrize("compiler", ["gcc", pytest.param("sanitized", marks=pytest.mark.slow)])
+def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_faults.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "moves"),
+    [("gcc", 100), ("sanitized", 20), pytest.param("gcc", 1000, marks=pytest.mark.slow)],
+)
+def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_move.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program, str(moves))
+
+
+@pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), ("sanitized", ["20000", "leaks only"])])
+def test_many_connections(tmp_path: Path, compiler: str, arguments: list[str]) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_many.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program, *arguments)

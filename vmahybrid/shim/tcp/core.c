@@ -151,6 +151,7 @@ static void set_first_window(struct vmh_tcp_conn *c)
 	uint32_t max = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff;
 
 	pcb->rcv_wnd = pcb->rcv_ann_wnd = LWIP_MIN(c->opt.rcvbuf, max);
+	pcb->rcv_ann_right_edge = pcb->rcv_nxt + LWIP_MIN(c->opt.rcvbuf, 0xffff); /* what the SYN said */
 }
 
 static err_t on_connected(void *arg, struct tcp_pcb *pcb, err_t err)

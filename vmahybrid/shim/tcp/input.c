@@ -7,7 +7,7 @@
 #define ETH_LEN 14
 #define IP_LEN 20
 #define TCP_LEN 20
-#define HELD_CHUNK 64
+#define INVALID_US (500 * MS)
 
 static inline uint16_t get16(const uint8_t *p)
 {
@@ -185,6 +185,22 @@ static bool paws_refuses(struct vmh_tcp_conn *c, const struct seg_in *in)
 	return true;
 }
 
+/* Answered by an ACK, and if the peer thinks the same of that one, they go on for ever. So, as in Linux, not more often than
+ * tcp_invalid_ratelimit. */
+static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	bool answered = in->payload == 0 && !(in->flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
+			!TCP_SEQ_BETWEEN(in->seq, pcb->rcv_nxt, pcb->rcv_nxt + pcb->rcv_wnd);
+
+	if (pcb->state < ESTABLISHED || (!answered && (!(in->flags & TCP_ACK) || TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))))
+		return false;
+	if (c->t->now - c->answered_at < INVALID_US)
+		return true;
+	c->answered_at = c->t->now;
+	return false;
+}
+
 static bool sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
 {
 	ip4_addr_t src = {k->raddr}, dst = {k->laddr};
@@ -213,7 +229,7 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		core_leave(t, c);
 		return 0;
 	}
-	if (paws_refuses(c, &in)) {
+	if (storm(c, &in) || paws_refuses(c, &in)) {
 		core_leave(t, c);
 		return 0;
 	}
