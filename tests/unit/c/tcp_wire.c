@@ -317,7 +317,7 @@ void stream_pump(struct stream *s)
 	uint32_t chunk = s->chunk ? s->chunk : sizeof(buf), max = s->read_max ? s->read_max : sizeof(buf);
 	ssize_t n;
 
-	while (s->written < s->total && s->from) {
+	while (s->written < s->total && s->from && vmh_tcp_poll(s->from) & VMH_TCP_OUT) {
 		size_t len = s->total - s->written < chunk ? (size_t)(s->total - s->written) : chunk;
 
 		for (size_t i = 0; i < len; i++)

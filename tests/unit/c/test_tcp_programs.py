@@ -46,19 +46,16 @@ def test_stack(tmp_path: Path, compiler: str, test: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"))
 
 
-@pytest.mark.parametrize("compiler", ["gcc", pytest.param("sanitized", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiler", COMPILERS)
 def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_faults.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program)
 
 
-@pytest.mark.parametrize(
-    ("compiler", "moves"),
-    [("gcc", 100), ("sanitized", 20), pytest.param("gcc", 1000, marks=pytest.mark.slow)],
-)
-def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> None:
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_thousand_moves_of_a_connection(tmp_path: Path, compiler: str) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_move.c", HERE / "tcp_wire.c")
-    assert ", 0 failed" in run(program, str(moves))
+    assert ", 0 failed" in run(program, "1000")
 
 
 @pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), ("sanitized", ["20000", "leaks only"])])

@@ -59,6 +59,9 @@ void core_leave(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 	struct tcp_pcb *tw = tcp_tw_pcbs;
 	struct vmh_tcp_conn *fresh = t->new_conn;
 
+	/* tcp_output() forgets it when Nagle keeps back the data that it would go with */
+	if (c && c->pcb && c->pcb->flags & TF_ACK_NOW && c->pcb->state >= ESTABLISHED && !c->frozen)
+		tcp_send_empty_ack(c->pcb);
 	tcp_active_pcbs = NULL;
 	tcp_tw_pcbs = NULL;
 	if (tw) { /* c's */
