@@ -1,37 +1,12 @@
 """The TCP stack: two instances on a wire made of memory, as released and with the sanitizers."""
 
-import importlib.util
 import subprocess
 from pathlib import Path
 
 import pytest
+from tcp_build import COMPILERS, build
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent.parent
-SHIM = ROOT / "vmahybrid" / "shim"
-
-spec = importlib.util.spec_from_file_location("lwip", ROOT / "scripts" / "lwip.py")
-assert spec and spec.loader
-lwip = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lwip)
-
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-COMPILERS = {
-    "gcc": ["gcc", *lwip.RELEASE],
-    "sanitized": ["clang-14", "-g", "-O1", *SANITIZE, "-DVMH_TCP_ASSERT", "-DVMH_TCP_PLAIN_MALLOC"],
-}
-FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
-FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim", "vmahybrid/shim/tcp")]
-FLAGS += [f"-I{HERE}"]
-
-
-def build(target: Path, compiler: str, *sources: Path) -> Path:
-    cores = lwip.cores(ROOT / "build" / "lwip", COMPILERS[compiler])
-    parts = [*sources, SHIM / "tcp" / "tcp_stack.c", SHIM / "lock.c", cores]
-    command = [*COMPILERS[compiler], *FLAGS, *map(str, parts), "-o", str(target), "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return target
 
 
 def run(program: Path, *arguments: str) -> str:
