@@ -78,6 +78,8 @@ class Drop:
 
     def unsteer(self) -> int:
         """How many frames came meanwhile."""
+        if not self.key:
+            return 0
         self._port.remove(self.key)
         count = self._port.hits(RULE)[0]
         self._port.zero_hits(RULE)
@@ -113,9 +115,13 @@ class Hold(Drop):
         super().unsteer()
         count = 0
         while frames := self._view.receive():
-            self._lab.b.call(self._injector.inject, self._port.ifindex, frames)
+            self.give(frames)
             count += len(frames)
         return count
+
+    def give(self, frames: list[bytes]) -> None:
+        """To the kernel, as if the wire had brought them."""
+        self._lab.b.call(self._injector.inject, self._port.ifindex, frames)
 
     def close(self) -> None:
         self._view.close()

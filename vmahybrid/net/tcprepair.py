@@ -57,7 +57,7 @@ _AGREED = ((tcpsock.TCPI_OPT_WSCALE, TcpFlag.WSCALE), (tcpsock.TCPI_OPT_SACK, Tc
 class MoveFailed(VmahybridError):
     """The kernel refused a step of a move. ``alive``: the kernel's socket serves the connection again, as before."""
 
-    def __init__(self, step: str, error: Exception, alive: bool) -> None:
+    def __init__(self, step: str, error: BaseException, alive: bool) -> None:
         super().__init__(_WHAT, f"{step}: {getattr(error, 'strerror', None) or error}")
         self.step, self.alive = step, alive
         self.errno: int | None = getattr(error, "errno", None)
@@ -302,12 +302,13 @@ def _untouched(sock: socket.socket, state: TcpState) -> bool:
 # -- home
 
 
-def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, fin_follows: bool = False) -> None:
+def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, fin_follows: bool = False) -> Kept:
     """Give the connection back to the kernel, under the same descriptor. Frames are still steered away; when they are
     not any more, the caller gives the kernel those that came meanwhile, and calls :func:`nudge`.
 
-    ``kept`` is what freeze() gave; without, what can be guessed. With TcpFlag.PEER_FIN the caller must promise by
-    ``fin_follows`` to give the kernel :func:`fin_segment` then: the peer does not repeat what was acknowledged.
+    ``kept`` is what freeze() gave; without, it is guessed. Returned is what was used. With TcpFlag.PEER_FIN the caller
+    promises by ``fin_follows`` to give the kernel :func:`vmahybrid.net.tcpfin.fin_frame` as well: the peer does not
+    repeat what was acknowledged.
 
     Raises Refused (TCP_STATE), the socket being as it was; MoveFailed: it is parked again, or closed if that can't be,
     and the user-space stack keeps the connection.
@@ -324,6 +325,7 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
             tcpsock.drop_all(sock)
             _write(sock, _emptied(state), kept)
         raise MoveFailed("rebuilding", error, alive=False) from error
+    return kept
 
 
 def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_follows: bool) -> Kept:
@@ -332,12 +334,13 @@ def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_fol
         state.check()
         if not tcpsock.repairing(sock):
             raise _refuse("the socket is not parked")
-        kept = kept or Kept.of(sock)
+        ends = None if tcpsock.info(sock).state == TcpPhase.CLOSE else Kept.of(sock)
+        kept = kept or ends or Kept.of(sock)
     except ValueError as error:
         raise _refuse(f"no connection can be so: {error}") from error
     except OSError as error:
         raise _refuse(f"the socket is not parked: {error.strerror}") from error
-    if not kept.is_of(state):
+    if not kept.is_of(state) or (ends and not ends.is_of(state)):
         raise _refuse("the state is of another connection than the socket")
     if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_SENT:
         raise _refuse("both sides have closed it")
