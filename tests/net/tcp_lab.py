@@ -13,12 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from net.xdp_lab import A, B, Lab, run, view
 
 from vmahybrid.contracts import flow_key
+from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.keys import Act, Action
 from vmahybrid.xdp.inject import Injector
 from vmahybrid.xdp.ring import open_ring
@@ -63,6 +65,17 @@ def connection(lab: Lab, accepted: bool = False, setup: Callable[[socket.socket]
 def tcp_key(sock: socket.socket) -> bytes:
     (local, port), (peer, peer_port) = sock.getsockname(), sock.getpeername()
     return flow_key(local, port, peer, peer_port, proto=socket.IPPROTO_TCP)
+
+
+def counters(worker: NetnsWorker) -> dict[str, int]:
+    """Of the namespace: /proc/net/snmp and netstat, "Tcp.OutRsts" and so on."""
+    found: dict[str, int] = {}
+    for name in ("snmp", "netstat"):
+        lines = worker.call(Path(f"/proc/thread-self/net/{name}").read_text).splitlines()
+        for names, values in zip(lines[::2], lines[1::2], strict=True):
+            group, *titles = names.split()
+            found |= {f"{group[:-1]}.{title}": int(v) for title, v in zip(titles, values.split()[1:], strict=True)}
+    return found
 
 
 class Drop:

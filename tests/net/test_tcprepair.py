@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from net.tcp_lab import Drop, Hold, connection, streaming, tcp_lab
+from net.tcp_lab import Drop, Hold, connection, counters, streaming, tcp_lab
 from net.xdp_lab import A, B, Lab, run
 
 from vmahybrid.errors import Refused
@@ -85,8 +85,10 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 @pytest.mark.parametrize(("kind", "moves", "accepted"), [(Hold, 500, False), (Hold, 500, True), (Drop, 300, True)])
 def test_moves_under_bulk_data(lab: Lab, kind: type[Drop], moves: int, accepted: bool) -> None:
-    """At random moments, with frames held or lost meanwhile; all queues are in use; no byte is lost or doubled."""
+    """At random moments, with frames held or lost meanwhile; all queues are in use; no byte is lost or doubled, no
+    reset is sent, and the peer's PAWS drops nothing of ours."""
     chance = random.Random(moves)
+    before = [counters(worker) for worker in (lab.a, lab.b)]
     seen = {"send": 0, "unsent": 0, "receive": 0}
     with kind(lab) as steering, streaming(*connection(lab, accepted), moves) as stream:
         for _ in range(moves):
@@ -97,7 +99,12 @@ def test_moves_under_bulk_data(lab: Lab, kind: type[Drop], moves: int, accepted:
                 seen[name] += bool(getattr(state, name))
             assert stream.errors == []
         stream.finish()
-    assert min(seen.values()) > moves / 50, seen
+        after = [counters(worker) for worker in (lab.a, lab.b)]
+    assert [end["Tcp.OutRsts"] for end in after] == [end["Tcp.OutRsts"] for end in before]
+    assert after[0]["TcpExt.PAWSEstab"] == before[0]["TcpExt.PAWSEstab"]
+    if kind is Hold:    # after losses there is seldom anything to read
+        assert min(seen.values()) > moves / 50, seen
+    assert seen["send"] > moves / 50
     assert min(stream.sent) > 1 << 20
 
 
@@ -240,6 +247,62 @@ def test_the_options_of_the_socket(lab: Lab, hold: Hold) -> None:
             assert (state.user_timeout_ms, state.keep_idle_s, state.sndbuf, state.ttl) == (12345, 77, 50000, 33)
             assert state.flags & TcpFlag.KEEPALIVE
             talk(peer, moving)
+
+
+def test_congestion_control_and_fast_open(lab: Lab, hold: Hold) -> None:
+    """TCP_FASTOPEN_CONNECT would put off the connect() of a rebuild, and means nothing after it."""
+    fast_open = 30
+
+    def setup(sock: socket.socket) -> None:
+        sock.setsockopt(TCP, socket.TCP_CONGESTION, b"reno")
+        sock.setsockopt(TCP, fast_open, 1)
+
+    run(lab.a, "sysctl", "-qw", "net.ipv4.tcp_fastopen=515")    # both roles, without a cookie
+    run(lab.b, "sysctl", "-qw", "net.ipv4.tcp_fastopen=5")
+    try:
+        with lab.a.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, \
+                lab.b.socket(socket.AF_INET, socket.SOCK_STREAM) as moving:
+            listener.bind((A, 0))
+            listener.setsockopt(TCP, socket.TCP_FASTOPEN, 5)
+            listener.listen()
+            setup(moving)
+            moving.connect(listener.getsockname())
+            moving.send(b"with the SYN")
+            with listener.accept()[0] as peer:
+                assert receive(peer, 12) == b"with the SYN"
+                time.sleep(0.1)
+                move(hold, moving)
+                assert moving.getsockopt(TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+                talk(peer, moving)
+    finally:
+        for worker in (lab.a, lab.b):
+            run(worker, "sysctl", "-qw", "net.ipv4.tcp_fastopen=1")
+
+
+@pytest.mark.parametrize("reuse", [0, 1])
+def test_beside_the_listener_of_the_port(lab: Lab, hold: Hold, reuse: int) -> None:
+    """An accepted connection moves while its listener works on; the port is as free afterwards as it was before."""
+    with lab.b.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, contextlib.ExitStack() as sockets:
+        listener.setsockopt(SOL, socket.SO_REUSEADDR, reuse)
+        listener.bind((B, 0))
+        listener.listen()
+        address = listener.getsockname()
+
+        def one_more() -> tuple[socket.socket, socket.socket]:
+            peer = sockets.enter_context(lab.a.socket(socket.AF_INET, socket.SOCK_STREAM))
+            peer.connect(address)
+            return peer, sockets.enter_context(listener.accept()[0])
+
+        peer, moving = one_more()
+        move(hold, moving)
+        talk(*one_more())
+        talk(peer, moving)
+        listener.close()
+        with lab.b.socket(socket.AF_INET, socket.SOCK_STREAM) as again:
+            again.setsockopt(SOL, socket.SO_REUSEADDR, 1)
+            with contextlib.nullcontext() if reuse else pytest.raises(OSError, match="in use"):
+                again.bind(address)
+                again.listen()
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -380,6 +380,8 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:     # it was bound by the program, and still is
             raise
+    if sock.getsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT):  # it would put off the connect() below
+        sock.setsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT, 0)
     tcpsock.set_seq(sock, SEND_QUEUE, state.snd_una)
     tcpsock.set_seq(sock, RECV_QUEUE, state.copied_seq)
     # The segment size is computed on connecting, from this alone; TCP_REPAIR_OPTIONS comes too late for it.
