@@ -334,12 +334,12 @@ static void probe_first(struct vmh_tcp_conn *c)
 	recovery_resend(c, at);
 }
 
-/* Nothing came for two round trips: the end of the flight may be lost, and nobody would tell. */
+/* Nothing came for two round trips: the end of the flight may be lost, and nobody would tell. The last segment, never new
+ * data as RFC 8985 prefers: what the peer has already, or what leaves a hole, is answered at once; new data after 40 ms. */
 void recovery_probe(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	struct tcp_seg **last = &pcb->unacked, *s = pcb->unsent;
-	uint32_t nxt = pcb->snd_nxt;
+	struct tcp_seg **last = &pcb->unacked;
 
 	c->count.probes++;
 	c->probed = true;
@@ -347,16 +347,9 @@ void recovery_probe(struct vmh_tcp_conn *c)
 		probe_first(c);
 		return;
 	}
-	if (s && end_of(s) - pcb->lastack <= pcb->snd_wnd) {
-		pcb->cwnd = end_of(s) - pcb->lastack;
-		tcp_output(pcb);
-		pcb->cwnd = c->cwnd;
-	}
-	if (pcb->snd_nxt == nxt) {
-		while ((*last)->next)
-			last = &(*last)->next;
-		recovery_resend(c, last);
-	}
+	while ((*last)->next)
+		last = &(*last)->next;
+	recovery_resend(c, last);
 	c->probe_end = pcb->snd_nxt;
 }
 
