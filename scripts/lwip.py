@@ -113,7 +113,8 @@ def compile_all(sources: Path, scratch: Path, compiler: list[str]) -> list[str]:
     for path in own_sources():
         jobs.append((path, ["-Wall", "-Wextra", "-Werror"], scratch / f"own_{path.stem}.o"))
     for name in LWIP:
-        jobs.append((sources / "src" / "core" / f"{name}.c", ["-w", "-fno-sanitize=shift"], scratch / f"{Path(name).name}.o"))
+        path = sources / "src" / "core" / f"{name}.c"
+        jobs.append((path, ["-w", "-fno-sanitize=shift"], scratch / f"{path.stem}.o"))
 
     def one(job: tuple[Path, list[str], Path]) -> str:
         path, warnings, target = job

@@ -54,7 +54,7 @@ def move(steering: Drop, sock: socket.socket, change: Callable[[TcpState], TcpSt
     """Out of the kernel and back; ``change`` is what the other stack does meanwhile. The state as it was frozen."""
     steering.steer(sock)
     state, kept = tcprepair.freeze(sock)
-    tcprepair.park(sock, state, kept, anew=True)
+    state = tcprepair.park(sock, state, kept, anew=True)
     newer = change(state)
     tcprepair.rebuild(sock, newer, kept, fin_follows=bool(newer.flags & TcpFlag.PEER_FIN))
     steering.unsteer()
@@ -190,7 +190,7 @@ def test_an_untouched_socket_is_not_made_again(pair: tuple[socket.socket, socket
     before = tcpsock.info(moving)
     hold.steer(moving)
     state, kept = tcprepair.freeze(moving)
-    tcprepair.park(moving, state, kept)
+    state = tcprepair.park(moving, state, kept)
     tcprepair.rebuild(moving, state, kept)
     hold.unsteer()
     tcprepair.nudge(moving, kept)
@@ -321,7 +321,7 @@ def test_ipv6(lab: Lab, mapped: bool) -> None:
         with peer, moving:
             peer.sendall(b"unread")
             state, kept = tcprepair.freeze(moving)
-            tcprepair.park(moving, state, kept)
+            state = tcprepair.park(moving, state, kept)
             tcprepair.rebuild(moving, TcpState.unpack(state.pack()), kept)
             tcprepair.nudge(moving, kept)
             assert receive(moving, 6) == b"unread"
@@ -339,7 +339,7 @@ def test_a_parked_socket(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket
     assert select.select([moving], [], [], 5)[0]
     hold.steer(moving)
     state, kept = tcprepair.freeze(moving)
-    tcprepair.park(moving, state, kept)
+    state = tcprepair.park(moving, state, kept)
     port = moving.getsockname()[1]
     assert f"{B}:{port}" in run(lab.b, "ss", "-tnH", "state", "established")
     assert moving.getsockopt(SOL, socket.SO_KEEPALIVE) == 0
@@ -367,6 +367,28 @@ def test_nothing_reaches_a_frozen_socket(pair: tuple[socket.socket, socket.socke
     assert tcpsock.unread(moving) == 0
     tcprepair.thaw(moving, kept)
     assert receive(moving, 4) == b"late"
+    talk(peer, moving)
+
+
+def test_the_clock_never_goes_back(lab: Lab, pair: tuple[socket.socket, socket.socket], hold: Hold) -> None:
+    """The frozen kernel resends with timestamps later than the one that was read; what follows must not be older."""
+    peer, moving = pair
+    moving.setsockopt(TCP, socket.TCP_NODELAY, 1)
+    talk(peer, moving)
+    hold.steer(moving)
+    moving.send(b"unacknowledged ")
+    assert receive(peer, 15) == b"unacknowledged "
+    state, kept = tcprepair.freeze(moving)
+    before = counters(lab.b)["Tcp.RetransSegs"]
+    time.sleep(0.5)
+    assert counters(lab.b)["Tcp.RetransSegs"] > before
+    state = tcprepair.park(moving, state, kept)
+    paws = counters(lab.a)["TcpExt.PAWSEstab"]
+    tcprepair.rebuild(moving, dataclasses.replace(state, send=state.send + b"and unsent"), kept)
+    assert receive(peer, 10) == b"and unsent"
+    assert counters(lab.a)["TcpExt.PAWSEstab"] == paws
+    hold.unsteer()
+    tcprepair.nudge(moving, kept)
     talk(peer, moving)
 
 
@@ -540,7 +562,7 @@ def test_states_of_other_connections_are_refused(pair: tuple[socket.socket, sock
     peer, moving = pair
     hold.steer(moving)
     state, kept = tcprepair.freeze(moving)
-    tcprepair.park(moving, state, kept)
+    state = tcprepair.park(moving, state, kept)
     for change, why in (({"lport": 22}, "another connection"), ({"raddr": state.laddr}, "another connection"),
                         ({"mss": 1}, "no connection can be so"), ({"error": 104}, "failed"),
                         ({"flags": state.flags | TcpFlag.PEER_FIN}, "FIN can't be repeated"),
@@ -565,7 +587,7 @@ def test_a_rebuild_that_fails_can_be_repeated(lab: Lab, hold: Hold, pair: tuple[
     assert select.select([moving], [], [], 5)[0]
     hold.steer(moving)
     state, kept = tcprepair.freeze(moving)
-    tcprepair.park(moving, state, kept)
+    state = tcprepair.park(moving, state, kept)
     run(lab.b, "ip", "address", "del", f"{B}/24", "dev", "vb")
     try:
         for _ in range(2):

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from vmahybrid.errors import Refused
 from vmahybrid.net import tcprepair
 from vmahybrid.net.tcprepair import Kept, MoveFailed
-from vmahybrid.net.tcpstate import TcpFlag, TcpState
+from vmahybrid.net.tcpstate import TcpFlag, TcpState, seq
 from vmahybrid.steering.reasons import Reason
 
 _T = TypeVar("_T")
@@ -80,7 +80,7 @@ class Mover:
 
     def adopt(self, fd: int, steering: Steering, prepare: Callable[[TcpState], None] | None = None) -> TcpState:
         """Take the connection out of the kernel. ``prepare`` makes the other stack ready to go on from the state, or
-        raises; it begins when adopt() has returned.
+        raises; it begins when adopt() has returned, and with the ``tsval_now`` of the state that is returned.
 
         Raises Refused, MoveFailed, OSError, what ``steering`` and ``prepare`` raise. The connection is the kernel's
         then as before, with one exception: MoveFailed with ``alive`` False, after ``timeout`` seconds in which the
@@ -90,6 +90,7 @@ class Mover:
             tcprepair.examine(sock)     # a refusal takes no frame from whoever has the connection
             try:
                 steering.steer()
+                started = time.monotonic()
                 state, kept = tcprepair.freeze(sock)
             except BaseException:
                 self._persist(steering.unsteer)
@@ -102,10 +103,11 @@ class Mover:
                 self._roll_back(sock, state, kept, steering)
                 raise
             try:
-                tcprepair.park(sock, state, kept)
+                state = tcprepair.park(sock, state, kept)
             except MoveFailed as error:
                 if not error.alive:
-                    self._persist(lambda: tcprepair.rebuild(sock, state, kept, fin_follows=True))
+                    late = _later(state, time.monotonic() - started)
+                    self._persist(lambda: tcprepair.rebuild(sock, late, kept, fin_follows=True))
                 self._roll_back(sock, state, kept, steering)
                 raise MoveFailed(error.step, error.__cause__ or error, alive=True) from error
             with self._lock:
@@ -182,6 +184,11 @@ class Mover:
     def _count(self, name: str) -> None:
         with self._lock:
             setattr(self._counts, name, getattr(self._counts, name) + 1)
+
+
+def _later(state: TcpState, seconds: float) -> TcpState:
+    """With a clock that has gone on."""
+    return dataclasses.replace(state, tsval_now=seq(state.tsval_now + int(seconds * 1000) + 2))
 
 
 @contextlib.contextmanager

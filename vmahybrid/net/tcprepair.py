@@ -207,13 +207,18 @@ def _state(sock: socket.socket, vitals: Vitals, send: bytes, receive: bytes) -> 
         snd_una=seq(write_seq - len(send)), snd_nxt=seq(write_seq - vitals.notsent), rcv_nxt=rcv_nxt,
         **window._asdict(), send=send, receive=receive,
         mss=mss, snd_mss=info.snd_mss, rcv_mss=info.advmss, pmtu=info.pmtu,
-        # The lowest bit is not the clock's but says microseconds: rounded up, or the peer's PAWS drops what follows.
-        tsval_now=tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) | 1 if flags & TcpFlag.TIMESTAMPS else 0,
+        tsval_now=_clock(sock) if flags & TcpFlag.TIMESTAMPS else 0,
         srtt_us=info.rtt, rttvar_us=info.rttvar, rto_us=info.rto, retries=info.retransmits,
         cwnd=min(info.cwnd * info.snd_mss, SEQ_MASK), ssthresh=min(info.ssthresh * info.snd_mss, SEQ_MASK),
         **{field: sock.getsockopt(*option) for field, option in _options(sock).items()}, linger_s=linger_s,
         **_fixed_buffers(sock), bytes_acked=info.bytes_acked, bytes_received=info.bytes_received,
         segs_out=info.segs_out, segs_in=info.segs_in, retransmits=info.total_retrans)
+
+
+def _clock(sock: socket.socket) -> int:
+    """The next TSval. The lowest bit is not the clock's but says microseconds: rounded up, and more than what the
+    kernel may send within the next millisecond; a step back would make the peer's PAWS drop all that follows."""
+    return seq((tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) | 1) + 2)
 
 
 def _options(sock: socket.socket) -> dict[str, tuple[int, int]]:
@@ -260,18 +265,23 @@ def _fixed_buffers(sock: socket.socket) -> dict[str, int]:
 # -- park
 
 
-def park(sock: socket.socket, state: TcpState, kept: Kept, *, anew: bool = False) -> None:
+def park(sock: socket.socket, state: TcpState, kept: Kept, *, anew: bool = False) -> TcpState:
     """The frozen socket becomes a silent placeholder. ``state`` is what freeze() gave: if it has data, or by ``anew``,
-    the connection is made again without, as the kernel would resend it, or wake sleepers for it.
+    the connection is made again without, as the kernel would go on resending it.
 
-    Raises MoveFailed; the connection is the kernel's again if that says ``alive``.
+    Returned is ``state`` with the clock as it is now: the kernel's timers have gone on since freeze(), and an older
+    timestamp than those that they sent would not be taken by the peer. Raises MoveFailed; the connection is the
+    kernel's again if that says ``alive``.
     """
     try:
         sock.setsockopt(SOL, socket.SO_KEEPALIVE, 0)
+        if state.flags & TcpFlag.TIMESTAMPS:
+            state = dataclasses.replace(state, tsval_now=_clock(sock))
         if anew or state.send or state.receive:
             _write(sock, _emptied(state), kept)
     except OSError as error:
         raise MoveFailed("parking", error, _back(sock, state, kept)) from error
+    return state
 
 
 def _emptied(state: TcpState) -> TcpState:

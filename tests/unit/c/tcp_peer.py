@@ -1,4 +1,4 @@
-"""The kernel's side of tcp_ring_peer.c: server ADDRESS, or ADDRESS and one of echo, sink, generate, opens with a number."""
+"""The kernel side of tcp_ring_peer.c: ADDRESS server, or ADDRESS, a mode (echo, sink, generate, opens), a number."""
 
 import socket
 import struct

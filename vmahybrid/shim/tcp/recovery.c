@@ -273,7 +273,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		enter(c);
 	}
 	b = scan(c);
-	if (b.sacked && mark_lost(c, &b, c->probed && TCP_SEQ_GEQ(c->fack, c->probe_end))) {
+	if (b.sacked && mark_lost(c, &b, c->probed && c->recovery == OPEN && TCP_SEQ_GEQ(c->fack, c->probe_end))) {
 		force = c->recovery == OPEN;
 		enter(c);
 	}
@@ -320,25 +320,36 @@ void recovery_rto(struct vmh_tcp_conn *c)
 	output(c, true);
 }
 
-/* Nothing came for two round trips: the end of the flight may be lost, and nobody would tell. */
+/* A probe while we recover: what was sent again may be lost again. With a hole the peer answers each segment at once, so
+ * there is no delayed ACK to wait for. */
+static void probe_first(struct vmh_tcp_conn *c)
+{
+	struct tcp_seg **at = &c->pcb->unacked;
+
+	while (*at && (*at)->flags & SEG_SACKED)
+		at = &(*at)->next;
+	if (!*at)
+		return;
+	(*at)->flags |= SEG_LOST | SEG_RETRANS;
+	recovery_resend(c, at);
+}
+
+/* Nothing came for two round trips: the end of the flight may be lost, and nobody would tell. The last segment, never new
+ * data as RFC 8985 prefers: what the peer has already, or what leaves a hole, is answered at once; new data after 40 ms. */
 void recovery_probe(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	struct tcp_seg **last = &pcb->unacked, *s = pcb->unsent;
-	uint32_t nxt = pcb->snd_nxt;
+	struct tcp_seg **last = &pcb->unacked;
 
 	c->count.probes++;
 	c->probed = true;
-	if (s && end_of(s) - pcb->lastack <= pcb->snd_wnd) {
-		pcb->cwnd = end_of(s) - pcb->lastack;
-		tcp_output(pcb);
-		pcb->cwnd = c->cwnd;
+	if (c->recovery != OPEN || c->sacked_any) {
+		probe_first(c);
+		return;
 	}
-	if (pcb->snd_nxt == nxt) {
-		while ((*last)->next)
-			last = &(*last)->next;
-		recovery_resend(c, last);
-	}
+	while ((*last)->next)
+		last = &(*last)->next;
+	recovery_resend(c, last);
 	c->probe_end = pcb->snd_nxt;
 }
 
@@ -347,10 +358,10 @@ uint32_t recovery_probe_us(const struct vmh_tcp_conn *c)
 {
 	uint32_t wait;
 
-	if (c->probed || c->recovery != OPEN || c->sacked_any || !c->srtt || c->pcb->state < ESTABLISHED)
+	if (c->probed || !c->srtt || c->pcb->state < ESTABLISHED)
 		return 0;
 	wait = 2 * c->srtt + PROBE_MIN;
-	if (recovery_flight(c) < 2u * c->pcb->mss)
+	if (c->recovery == OPEN && recovery_flight(c) < 2u * c->pcb->mss)
 		wait += DELAYED_ACK_US + 10 * MS;
 	return wait;
 }

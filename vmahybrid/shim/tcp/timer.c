@@ -205,6 +205,7 @@ static void on_rto(struct vmh_tcp_conn *c)
 	if (c->retries < 255)
 		c->retries++;
 	recovery_rto(c);
+	c->probed = true; /* the timer's steps grow; no probe between them */
 	c->due[T_PROBE] = 0;
 }
 
@@ -258,7 +259,7 @@ static void fire(struct vmh_tcp_conn *c, enum timer which)
 		on_rto(c);
 		break;
 	case T_PROBE:
-		if (c->pcb->unacked && c->recovery == OPEN)
+		if (c->pcb->unacked)
 			recovery_probe(c);
 		c->due[T_RTO] = 0; /* from now on */
 		break;
