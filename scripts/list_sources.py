@@ -1,7 +1,7 @@
 """Prints the files of the tree that meson installs or compiles, one per line, relative to the root.
 
 meson.build calls it at configure time and pip reconfigures on every install, so that a new module needs no entry in a
-list. Usage: list_sources.py python|data|bpf|shim|softverbs
+list. Usage: list_sources.py python|data|bpf|shim|tcp|softverbs
 """
 
 import sys
@@ -22,7 +22,9 @@ kinds = {
         "api/**/*.js",
     ),
     "bpf": ("bpf/*.c", "bpf/*.h"),
-    "shim": ("vmahybrid/shim/*.c",),
+    "shim": ("vmahybrid/shim/*.c", "vmahybrid/shim/tcp/tcp_*.c"),
+    "tcp": ("vmahybrid/shim/tcp/[a-s]*.c", "vmahybrid/shim/tcp/timer.c", "vmahybrid/shim/tcp/*.h",
+            "vmahybrid/shim/tcp/port/**/*.h"),
     "softverbs": ("vmahybrid/verbs/softverbs/*.c",),
 }
 for pattern in kinds[sys.argv[1]]:

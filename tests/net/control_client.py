@@ -24,7 +24,8 @@ from vmahybrid.steering.reasons import Reason
 HEADER = "struct vmh_msg_hdr"
 REPLIES = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello_reply", lib.VMH_MSG_RING: "struct vmh_msg_ring_reply",
            lib.VMH_MSG_ATTACH: "struct vmh_msg_attach_reply",
-           lib.VMH_MSG_RING_MAPPED: "struct vmh_msg_ring_mapped_reply"}
+           lib.VMH_MSG_RING_MAPPED: "struct vmh_msg_ring_mapped_reply",
+           lib.VMH_MSG_TCP_TAKE: "struct vmh_msg_tcp_take_reply"}
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h
 REINJECT_HEAD = ffi.offsetof("struct vmh_msg_reinject", "data")
 KINDS = {"5t": lib.VMH_FLOW_5T, "3t": lib.VMH_FLOW_3T, "mc": lib.VMH_FLOW_MC}
@@ -128,6 +129,22 @@ class Client:
                   "remote_addr": addr_to_bytes(remote[0]), "remote_port": htons(remote[1]), **more}
         return self.call(lib.VMH_MSG_ATTACH, "struct vmh_msg_attach", fd, **fields)
 
+    def tcp_take(self, fd: int, flow_id: int) -> tuple[Any, bytes]:
+        """The reply, and the state, empty if it was refused."""
+        before = len(self.fds)
+        reply = self.call(lib.VMH_MSG_TCP_TAKE, "struct vmh_msg_tcp_take", fd, flow_id=flow_id)
+        if len(self.fds) == before:
+            return reply, b""
+        with open(self.fds.pop(), "rb") as file:
+            return reply, file.read()
+
+    def tcp_home(self, fd: int, flow_id: int, state: bytes, ifindex: int = 0) -> Any:
+        with open(os.memfd_create("state"), "w+b") as file:
+            file.write(state)
+            file.flush()
+            return self.call(lib.VMH_MSG_TCP_HOME, "struct vmh_msg_tcp_home", fd, file.fileno(), flow_id=flow_id,
+                             ifindex=ifindex)
+
     def detach(self, flow_id: int, cause: int = 0) -> Any:
         return self.call(lib.VMH_MSG_DETACH, "struct vmh_msg_detach", flow_id=flow_id, cause=cause)
 
@@ -158,6 +175,7 @@ class Interpreter:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.state = b""
         self.sockets: dict[str, socket.socket] = {}
 
     @functools.cached_property
@@ -223,10 +241,30 @@ class Interpreter:
         return int(sock.getsockname()[1])
 
     def do_attach(self, name: str, kind: str, local: list[Any], remote: list[Any] | None = None,
-                  ifname: str = "") -> dict[str, Any]:
+                  ifname: str = "", **more: Any) -> dict[str, Any]:
         ifindex = socket.if_nametoindex(ifname) if ifname else 0
         far = (remote[0], remote[1]) if remote else ("*", 0)
-        return _plain(self.client.attach(self.sockets[name].fileno(), kind, (local[0], local[1]), far, ifindex))
+        return _plain(self.client.attach(self.sockets[name].fileno(), kind, (local[0], local[1]), far, ifindex,
+                                         **more))
+
+    def do_connect(self, name: str, to: list[Any]) -> list[Any]:
+        """A TCP connection; its own address."""
+        self.sockets[name] = socket.create_connection((to[0], to[1]), timeout=3)
+        return list(self.sockets[name].getsockname())
+
+    def do_take(self, name: str, flow_id: int) -> dict[str, Any]:
+        reply, self.state = self.client.tcp_take(self.sockets[name].fileno(), flow_id)
+        return _plain(reply) | {"bytes": len(self.state)}
+
+    def do_state(self) -> str:
+        return self.state.hex()
+
+    def do_home(self, name: str, flow_id: int, data: str = "", port: int = 0) -> dict[str, Any]:
+        """``data``: instead of a state. ``port``: of a peer that it does not have."""
+        state = data.encode() or self.state
+        if port:
+            state = state[:50] + port.to_bytes(2, "big") + state[52:]
+        return _plain(self.client.tcp_home(self.sockets[name].fileno(), flow_id, state))
 
     def do_detach(self, flow_id: int, cause: int = 0) -> dict[str, Any]:
         return _plain(self.client.detach(flow_id, cause))

@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 4
+#define VMH_CTL_VERSION 5
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -20,6 +20,8 @@
 #define VMH_MSG_RELEASE 6  /* shim has closed and unmapped the ring */
 #define VMH_MSG_REINJECT 7 /* fd: the kernel socket, which gets a datagram that a ring had delivered */
 #define VMH_MSG_RING_MAPPED 8 /* of a ring with F_BIND_AFTER: everything is mapped, the service may bind */
+#define VMH_MSG_TCP_TAKE 9 /* fd: the kernel socket of an attached TCP flow; reply fd: its state, a memfd (tcp_state.h) */
+#define VMH_MSG_TCP_HOME 10 /* fds: that socket, and its state as it is now, a memfd */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
@@ -182,6 +184,26 @@ struct vmh_msg_reinject {
 	unsigned char src_addr[16];
 	unsigned char dst_addr[16];
 	unsigned char data[VMH_REINJECT_DATA];
+};
+
+/* A preview: VMA_HYBRID_TCP. The frames are steered to the ring before (ATTACH) and are the kernel's after TCP_HOME. A
+ * refusal changes nothing, but that a refused TCP_TAKE has taken the flow's rule away, too. */
+struct vmh_msg_tcp_take {
+	struct vmh_msg_hdr hdr;
+	unsigned int flow_id;
+	unsigned int pad;
+};
+
+struct vmh_msg_tcp_take_reply {
+	struct vmh_msg_hdr hdr;
+	unsigned int len;      /* bytes of the state */
+	unsigned int pad;
+};
+
+struct vmh_msg_tcp_home {
+	struct vmh_msg_hdr hdr;
+	unsigned int flow_id;  /* 0, or one that is not there any more: an earlier service parked the socket */
+	unsigned int ifindex;  /* by which its frames come */
 };
 
 #define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */

@@ -123,7 +123,9 @@ class Service:
         core = self.core
         self._control.close()
         for session in list(core.sessions.values()):
-            core.table.remove_owner(session.id)
+            for flow in core.table.of_owner(session.id):
+                if not core.tcp.holds(flow.flow_id):    # a connection is steered until it is the kernel's again
+                    core.table.remove(flow.flow_id)
         core.converge()
         # Then every frame is in a ring or goes to the kernel, and the programs have only to empty their rings.
         await core.grace.wait()

@@ -24,6 +24,7 @@ from vmahybrid.service.grants import Grant, Grants
 from vmahybrid.service.messages import event
 from vmahybrid.service.namespaces import MakeWatcher, Namespace, Namespaces
 from vmahybrid.service.ports import Port, named
+from vmahybrid.service.tcpmoves import TcpMoves
 from vmahybrid.steering.flow import Flow, Source
 from vmahybrid.steering.keys import PortId
 from vmahybrid.steering.mirror import mirror
@@ -58,6 +59,7 @@ class Core:
         self.closing = False
         self.connections = 0  # also those that have not said HELLO
         self.namespaces = Namespaces(lambda: self.config, backend, make_watcher, self.namespace_changed)
+        self.tcp = TcpMoves(self)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- small services

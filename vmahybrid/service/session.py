@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 import struct
 import time
@@ -22,6 +23,7 @@ from vmahybrid.service.holders import held_elsewhere
 from vmahybrid.service.ladder import Ladder
 from vmahybrid.service.messages import ProtocolError, Request
 from vmahybrid.service.namespaces import Namespace
+from vmahybrid.service.reaper import close_foreign
 from vmahybrid.service.statsfile import StatsFile
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import ANY_ADDR, is_multicast
@@ -62,7 +64,8 @@ class Session:
         self._handlers: dict[int, Handler] = {
             lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_RING_MAPPED: self._ring_mapped, lib.VMH_MSG_ATTACH: self._attach,
             lib.VMH_MSG_DETACH: self._detach, lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
-            lib.VMH_MSG_REINJECT: self._reinject}
+            lib.VMH_MSG_REINJECT: self._reinject, lib.VMH_MSG_TCP_TAKE: self._tcp_take,
+            lib.VMH_MSG_TCP_HOME: self._tcp_home}
 
     def __str__(self) -> str:
         return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
@@ -136,9 +139,11 @@ class Session:
         self.connection.close()
         core.connections -= 1
         self.loop.remove_reader(self._pidfd)
+        dead = _ended(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
         self._take_back()
+        core.tcp.abandon(self.id, dead)
         core.converge()
         core.sessions.pop(self.id, None)
         if self.namespace is not None:
@@ -238,7 +243,10 @@ class Session:
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, namespace = self.core, self._namespace()
         flow, found, fd = self._proved(request, fds, namespace)
-        os.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
+        if flow.proto == socket.IPPROTO_UDP:
+            os.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
+        else:
+            proof.close_slowly(fd)
         flow.fd = request.body.fd
         if request.body.flags & lib.VMH_ATTACH_F_WAS_SHARED and await asyncio.to_thread(
             held_elsewhere, found.inode, self.pid
@@ -246,6 +254,8 @@ class Session:
             raise refuse(f"flow {flow.local_text}", Reason.FORK)
         flow.ifindex = flow.ifindex or found.device  # on another interface the port is not its own
         flow.inode, flow.shared_port = found.inode, found.reuse_addr or flow.kind is Kind.MULTICAST
+        if flow.proto == socket.IPPROTO_TCP:
+            flow.shared_port = False    # a connection is one of a kind, whatever the listener's options
         try:
             if flow.shared_port:
                 await self._refuse_shared(flow, namespace)
@@ -288,9 +298,9 @@ class Session:
         if body.family not in proof.FAMILIES or body.proto not in proof.TYPES:
             raise ProtocolError(f"flow of family {body.family}, protocol {body.proto}", Reason.PROTOCOL, request.type,
                                 request.seq)
-        if body.proto != socket.IPPROTO_UDP:
-            raise refuse("flow", Reason.TYPE)
         five = kind is Kind.FIVE
+        if body.proto != socket.IPPROTO_UDP and not (five and request.type == lib.VMH_MSG_ATTACH and body.family == 4):
+            raise refuse("flow", Reason.TYPE)
         return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=kind, owner=self.id, proto=body.proto,
                     local=bytes(body.local_addr), local_port=ntohs(body.local_port), family=body.family,
                     remote=bytes(body.remote_addr) if five else ANY_ADDR,
@@ -370,6 +380,31 @@ class Session:
         core.counters["reinjected_total"] += 1
         return request.reply()
 
+    async def _tcp_take(self, request: Request, fds: ReceivedFds) -> bytes | None:
+        core, fd = self.core, fds.take()
+        flow = core.table.flows.get(request.body.flow_id)
+        if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET or not flow.ifindex or (
+                flow.proto != socket.IPPROTO_TCP):
+            proof.close_slowly(fd)
+            raise proof.not_owner(f"flow {request.body.flow_id} is no TCP connection of this program")
+        state = await core.tcp.take(flow, fd, self.id, self._namespace())
+        try:
+            core.counters["tcp_taken_total"] += 1
+            self.connection.send(request.reply(len=os.fstat(state).st_size), [state])
+        finally:
+            os.close(state)
+        return None
+
+    async def _tcp_home(self, request: Request, fds: ReceivedFds) -> bytes:
+        core, body = self.core, request.body
+        fd, blob = fds.take(), fds.take()
+        try:
+            await core.tcp.home(body.flow_id, body.ifindex, fd, blob, self.id, self._namespace())
+        finally:
+            close_foreign([fd, blob])
+        core.counters["tcp_homed_total"] += 1
+        return request.reply()
+
     async def _refuse_foreign(self, flow: Flow, found: proof.Proof, namespace: Namespace) -> None:
         """A datagram has the source that the program names: it must not reach another user's socket on the port. The
         socket's SO_REUSEADDR does not say whether there is one: it may have been cleared after bind()."""
@@ -385,6 +420,12 @@ class Session:
     def _namespace(self) -> Namespace:
         assert self.namespace is not None, "requests come after HELLO"
         return self.namespace
+
+
+def _ended(pidfd: int) -> bool:
+    ask = select.poll()
+    ask.register(pidfd, select.POLLIN)
+    return bool(ask.poll(0))
 
 
 def _errno_of(reason: int) -> int:

@@ -48,20 +48,22 @@ static void header(struct vmh_msg_hdr *h, unsigned type, size_t len)
 				   .len = (unsigned)len, .seq = ++seq };
 }
 
-static int send_msg(const void *msg, size_t len, int fd)
+static int send_msg(const void *msg, size_t len, int fd, int fd2)
 {
-	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(sizeof(int))] = { 0 };
+	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(2 * sizeof(int))] = { 0 };
+	int fds[2] = { fd, fd2 };
+	size_t bytes = (fd2 >= 0 ? 2 : 1) * sizeof(int);
 	struct iovec iov = { (void *)msg, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
 
 	if (fd >= 0) {
 		m.msg_control = cbuf;
-		m.msg_controllen = sizeof(cbuf);
+		m.msg_controllen = CMSG_SPACE(bytes);
 		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 		c->cmsg_level = SOL_SOCKET;
 		c->cmsg_type = SCM_RIGHTS;
-		c->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+		c->cmsg_len = CMSG_LEN(bytes);
+		memcpy(CMSG_DATA(c), fds, bytes);
 	}
 	long r = vmh_sys(SYS_sendmsg, sock_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 	return r < 0 ? (int)r : 0;
@@ -184,13 +186,13 @@ static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint6
 
 /* lock held. Reply of at least reply_len bytes into reply, all zero where there is none; its fds belong
  * to the caller on success. */
-static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)
+static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t reply_len, int *fds, int *nfds)
 {
 	bool internal = vmh_worker_is_me();
 	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
 	union message buf;
 	int got[MAX_FDS], ngot = 0;
-	long r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd);
+	long r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd, fd2);
 
 	memset(reply, 0, reply_len);
 	if (r == 0) {
@@ -215,6 +217,11 @@ static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, i
 		*nfds = ngot;
 	}
 	return buf.h.status;
+}
+
+static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)
+{
+	return rpc2(req, fd, -1, reply, reply_len, fds, nfds);
 }
 
 static unsigned connect_reason(int err)
@@ -582,7 +589,7 @@ int vmh_session_neigh(unsigned ifindex, in_addr_t addr)
 	vmh_lock(&lock);
 	if (sock_fd >= 0) {
 		header(&req.hdr, VMH_MSG_NEIGH, sizeof(req));
-		err = send_msg(&req, sizeof(req), -1);
+		err = send_msg(&req, sizeof(req), -1, -1);
 	}
 	vmh_unlock(&lock);
 	return err;
@@ -596,6 +603,41 @@ int vmh_session_reinject(struct vmh_msg_reinject *req, int fd)
 	vmh_lock(&lock);
 	header(&req->hdr, VMH_MSG_REINJECT, offsetof(struct vmh_msg_reinject, data) + req->len);
 	err = rpc(&req->hdr, fd, &ack, sizeof(ack), NULL, NULL);
+	vmh_unlock(&lock);
+	return err;
+}
+
+int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason)
+{
+	struct vmh_msg_tcp_take req = { .flow_id = flow_id };
+	struct vmh_msg_tcp_take_reply rep;
+	int fds[MAX_FDS], nfds = 0, err;
+
+	vmh_lock(&lock);
+	header(&req.hdr, VMH_MSG_TCP_TAKE, sizeof(req));
+	err = rpc(&req.hdr, fd, &rep, sizeof(rep), fds, &nfds);
+	vmh_unlock(&lock);
+	*reason = err && rep.hdr.reason ? rep.hdr.reason : VMH_R_TCP_STATE;
+	if (!err && nfds != 1) {
+		close_fds(fds, nfds);
+		return -EPROTO;
+	}
+	if (!err)
+		*state = fds[0];
+	return err;
+}
+
+int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex)
+{
+	struct vmh_msg_tcp_home req = { .flow_id = flow_id, .ifindex = ifindex };
+	struct vmh_msg_hdr ack;
+	int err;
+
+	vmh_lock(&lock);
+	header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
+	err = rpc2(&req.hdr, fd, state, &ack, sizeof(ack), NULL, NULL);
+	if (err && sock_fd < 0)
+		err = -ENOTCONN;
 	vmh_unlock(&lock);
 	return err;
 }

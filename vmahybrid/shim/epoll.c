@@ -2,6 +2,7 @@
  * own events and data; it is always changed first, and its answer is the answer. */
 #include "vmh_iomux_int.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 
 long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 {
@@ -71,7 +72,7 @@ static int ctl_kernel_member(struct vmh_ep *e, int epfd, int op, int fd, struct 
 	return (int)r;
 }
 
-/* ---- UDP members ---- */
+/* ---- members that rings can make ready ---- */
 
 static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
 {
@@ -102,7 +103,7 @@ static bool arm(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_even
 	VMH_SET(it->disarmed, 0);
 	it->sent = 0;
 	vmh_unlock(&e->rdy_lock);
-	if (vmh_ep_out_edges(it)) {
+	if (vmh_ep_out_edges(it) && atomic_load(&it->member->class_) == VMH_CLASS_UDP) {
 		atomic_store(&e->out_armed, 1);
 		atomic_store(&vmh_sock_of(it->member)->out_edges, 1); /* after events: see vmh_epoll_sent */
 	}
@@ -131,7 +132,7 @@ static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, con
 		}
 	}
 	after->wake = arm(e, it, ev);
-	if (vmh_sock_on_ring(vmh_sock_of(m))) {
+	if (vmh_epitem_on_ring(it)) {
 		__atomic_store_n(&e->hint, it, __ATOMIC_RELAXED);
 		atomic_store(&e->maybe_ring, 1);
 		after->kick = true;
@@ -139,14 +140,27 @@ static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, con
 	return 0;
 }
 
-static int ctl_udp(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op, int fd, struct epoll_event *ev,
+static bool is_parked(struct vmh_obj *m)
+{
+	return atomic_load(&m->class_) == VMH_CLASS_TCP && vmh_tcps_parked(vmh_tcps_of(m));
+}
+
+static int ctl_ring_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op, int fd, struct epoll_event *ev,
 		   struct ctl_after *after)
 {
 	struct vmh_epitem *it;
 	int r;
 
 	vmh_lock(&e->obj.lock);
-	r = (int)vmh_ep_kernel_ctl(epfd, op, fd, ev);
+	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
+		atomic_store(&e->tcp, 1);
+	if (op != EPOLL_CTL_DEL && is_parked(m)) {
+		struct epoll_event silent = { .events = EPOLLONESHOT, .data = ev->data };
+
+		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, &silent);
+	} else {
+		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, ev);
+	}
 	if (atomic_load(&e->obj.closed)) {
 		;
 	} else if (r == 0 && op != EPOLL_CTL_DEL) {
@@ -160,9 +174,18 @@ static int ctl_udp(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op, int fd
 	return r;
 }
 
+static bool is_home(struct vmh_obj *m)
+{
+	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
+		return vmh_tcps_state(vmh_tcps_of(m)) == VMH_TCPS_HOME;
+	return VMH_GET(vmh_sock_of(m)->home);
+}
+
 static void home_nested(struct vmh_obj *m)
 {
-	if (!VMH_GET(vmh_sock_of(m)->home))
+	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
+		vmh_tcps_home(vmh_tcps_of(m), VMH_R_NESTED, false);
+	else if (!VMH_GET(vmh_sock_of(m)->home))
 		vmh_sock_home(vmh_sock_of(m), VMH_R_NESTED, 0);
 }
 
@@ -176,7 +199,7 @@ static void nest(struct vmh_ep *inner)
 		struct vmh_obj *m = NULL;
 
 		vmh_lock(&inner->obj.lock);
-		for (it = inner->items; it && VMH_GET(vmh_sock_of(it->member)->home); it = it->set_next)
+		for (it = inner->items; it && is_home(it->member); it = it->set_next)
 			;
 		if (it) {
 			m = it->member;
@@ -199,8 +222,8 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 
 	if (!m)
 		return ctl_kernel_member(e, epfd, op, fd, ev);
-	if (atomic_load(&m->class_) == VMH_CLASS_UDP) {
-		r = ctl_udp(e, m, epfd, op, fd, ev, &after);
+	if (atomic_load(&m->class_) != VMH_CLASS_EPOLL) {
+		r = ctl_ring_member(e, m, epfd, op, fd, ev, &after);
 		if (r == 0 && op != EPOLL_CTL_DEL && atomic_load(&e->nested))
 			home_nested(m);
 	} else {

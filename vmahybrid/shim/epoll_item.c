@@ -1,6 +1,7 @@
 /* Epoll sets and their items: pools, and who is in which set. */
 #include "vmh_iomux_int.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 
 #define CHUNK_BYTES 65536
 struct chunk {
@@ -82,6 +83,7 @@ static void ep_init(struct vmh_ep *e)
 	atomic_store(&e->maybe_ring, 0);
 	atomic_store(&e->out_armed, 0);
 	atomic_store(&e->nested, 0);
+	atomic_store(&e->tcp, 0);
 	atomic_store(&e->kwait, 0);
 	atomic_store(&e->kick_on, 0);
 	__atomic_store_n(&e->hint, NULL, __ATOMIC_RELAXED);
@@ -249,6 +251,47 @@ void vmh_epoll_sent(struct vmh_sock *s)
 	vmh_unlock(l);
 	if (any)
 		vmh_wake_all();
+}
+
+bool vmh_epitem_parked(const struct vmh_epitem *it)
+{
+	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+
+	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
+	       vmh_tcps_parked((const struct vmh_tcps *)m);
+}
+
+bool vmh_epitem_on_ring(const struct vmh_epitem *it)
+{
+	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+
+	if (vmh_unlikely(atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP))
+		return vmh_tcps_parked((const struct vmh_tcps *)m);
+	return vmh_sock_on_ring((const struct vmh_sock *)m);
+}
+
+#define PARKED_SETS 32 /* that a socket is a member of: in more of them its readiness may be told twice */
+
+/* ONESHOT instead of no events: see disarm_kernel in epoll_set.c. Object lock of the member held. */
+void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
+{
+	struct { struct vmh_ep *e; int fd; struct epoll_event ev; } all[PARKED_SETS];
+	struct vmh_lock *l = items_lock(member);
+	unsigned n = 0;
+
+	vmh_lock(l);
+	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
+		all[n].e = it->set;
+		all[n].fd = it->fd;
+		all[n].ev.events = parked || it->disarmed ? EPOLLONESHOT : it->events;
+		all[n++].ev.data.u64 = it->data;
+		vmh_obj_hold(&it->set->obj);
+	}
+	vmh_unlock(l);
+	for (unsigned i = 0; i < n; i++) {
+		vmh_ep_kernel_ctl(all[i].e->obj.fd, EPOLL_CTL_MOD, all[i].fd, &all[i].ev);
+		vmh_obj_put(&all[i].e->obj);
+	}
 }
 
 /* ---- fork ---- */

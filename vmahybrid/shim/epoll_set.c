@@ -1,6 +1,7 @@
 /* The ready list of an epoll set. */
 #include "vmh_iomux_int.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 
 void vmh_ep_rdy_remove(struct vmh_ep *e, struct vmh_epitem *it) /* ready lock held */
 {
@@ -21,19 +22,31 @@ static void rdy_append(struct vmh_ep *e, struct vmh_epitem *it) /* ready lock he
 			      memory_order_release);
 }
 
+static inline bool is_tcp(const struct vmh_epitem *it)
+{
+	return vmh_unlikely(atomic_load_explicit(&it->member->class_, memory_order_relaxed) == VMH_CLASS_TCP);
+}
+
 static inline bool armed(const struct vmh_epitem *it)
 {
-	return (it->events & VMH_IN) && !it->disarmed;
+	return ((it->events & VMH_IN) || is_tcp(it)) && !it->disarmed;
+}
+
+static inline uint32_t tcp_bits(const struct vmh_epitem *it)
+{
+	return vmh_tcps_bits((const struct vmh_tcps *)it->member) & (it->events | EPOLLERR | EPOLLHUP);
 }
 
 static inline bool member_ready(const struct vmh_epitem *it)
 {
-	return vmh_sock_ready((const struct vmh_sock *)it->member);
+	return is_tcp(it) ? tcp_bits(it) != 0 : vmh_sock_ready((const struct vmh_sock *)it->member);
 }
 
 /* What the item reports now; ready lock held. */
 static inline uint32_t bits_of(const struct vmh_epitem *it)
 {
+	if (is_tcp(it))
+		return armed(it) ? tcp_bits(it) : 0;
 	if (armed(it) && member_ready(it))
 		return it->events & (VMH_IN | VMH_OUT);
 	return vmh_unlikely(it->sent) ? it->events & VMH_OUT : 0;
@@ -131,7 +144,7 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 			VMH_SET(it->disarmed, 1);
 			/* the flags are above the bits that poll knows */
 			fired[nf++] = (struct fired){ it, &out[n], it->fd, VMH_GET(it->member->fd),
-						      it->events & 0xffff & ~(uint32_t)VMH_IN };
+						      is_tcp(it) ? 0 : it->events & 0xffff & ~(uint32_t)VMH_IN };
 		} else if (!(it->events & EPOLLET)) {
 			rdy_append(e, it);
 		}
@@ -186,11 +199,6 @@ bool vmh_epoll_ready(struct vmh_obj *ep)
 	return ready;
 }
 
-static bool item_on_ring(const struct vmh_epitem *it)
-{
-	return vmh_sock_on_ring((const struct vmh_sock *)__atomic_load_n(&it->member, __ATOMIC_RELAXED));
-}
-
 bool vmh_epoll_on_ring(struct vmh_obj *ep)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
@@ -201,12 +209,12 @@ bool vmh_epoll_on_ring(struct vmh_obj *ep)
 		return false;
 	/* items are type-stable: a stale hint says at worst "spin" once too often */
 	it = __atomic_load_n(&e->hint, __ATOMIC_RELAXED);
-	if (it && __atomic_load_n(&it->set, __ATOMIC_ACQUIRE) == e && item_on_ring(it))
+	if (it && __atomic_load_n(&it->set, __ATOMIC_ACQUIRE) == e && vmh_epitem_on_ring(it))
 		return true;
 	vmh_lock(&e->obj.lock);
 	/* cleared before the search: whoever comes on a ring meanwhile sets it again */
 	atomic_store(&e->maybe_ring, 0);
-	for (it = e->items; it && !item_on_ring(it); it = it->set_next)
+	for (it = e->items; it && !vmh_epitem_on_ring(it); it = it->set_next)
 		;
 	found = it != NULL;
 	if (found) {

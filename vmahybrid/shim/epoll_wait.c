@@ -46,6 +46,18 @@ static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
 	return pass;
 }
 
+/* The kernel's event of a parked TCP socket: its readiness is the stack's to tell. */
+static bool parked(struct vmh_ep *e, uint64_t data)
+{
+	bool found = false;
+
+	vmh_lock(&e->obj.lock);
+	for (struct vmh_epitem *it = e->items; it && !found; it = it->set_next)
+		found = it->data == data && vmh_epitem_parked(it);
+	vmh_unlock(&e->obj.lock);
+	return found && !vmh_ep_foreign(e, data);
+}
+
 static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 {
 	int k = 0;
@@ -55,6 +67,8 @@ static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 			vmh_ep_kick_seen(e, epfd);
 			continue;
 		}
+		if (vmh_unlikely(atomic_load_explicit(&e->tcp, memory_order_relaxed)) && parked(e, evs[i].data.u64))
+			continue;
 		if (vmh_unlikely(VMH_GET(e->noneshot)) && !oneshot_pass(e, evs[i].data.u64))
 			continue;
 		evs[k++] = evs[i];

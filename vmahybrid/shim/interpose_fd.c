@@ -6,6 +6,7 @@
 #include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <limits.h>
@@ -85,6 +86,7 @@ void vmh_duplicated(int from, int to)
 
 VMH_EXPORT int dup(int fd)
 {
+	vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 	int r = vmh_real()->dup(fd);
 
 	vmh_duplicated(fd, r);
@@ -100,10 +102,19 @@ static int refuse_hidden(int fd)
 	return -1;
 }
 
+/* Two descriptors of one connection are the kernel's, and so is what dup2() closes. */
+static void dup_over(int oldfd, int newfd)
+{
+	vmh_tcps_home_fd(oldfd, VMH_R_UNKNOWN_CALL);
+	if (oldfd != newfd)
+		vmh_tcps_home_fd(newfd, VMH_R_NONE);
+}
+
 VMH_EXPORT int dup2(int oldfd, int newfd)
 {
 	if (refuse_hidden(newfd))
 		return -1;
+	dup_over(oldfd, newfd);
 	int r = vmh_real()->dup2(oldfd, newfd);
 	vmh_duplicated(oldfd, r);
 	return r;
@@ -113,6 +124,7 @@ VMH_EXPORT int dup3(int oldfd, int newfd, int flags)
 {
 	if (refuse_hidden(newfd))
 		return -1;
+	dup_over(oldfd, newfd);
 	int r = vmh_real()->dup3(oldfd, newfd, flags);
 	vmh_duplicated(oldfd, r);
 	return r;
@@ -128,11 +140,21 @@ VMH_EXPORT int dup3(int oldfd, int newfd, int flags)
 		} \
 	} while (0)
 
+static void accepted(int fd, int flags)
+{
+	int saved = errno;
+
+	if (fd >= 0)
+		vmh_tcps_accepted(fd, flags);
+	errno = saved;
+}
+
 VMH_EXPORT int accept(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
 {
 	int r = vmh_real()->accept(fd, a, len);
 
 	FORGET(r);
+	accepted(r, 0);
 	return r;
 }
 
@@ -141,6 +163,7 @@ VMH_EXPORT int accept4(int fd, struct sockaddr *restrict a, socklen_t *restrict 
 	int r = vmh_real()->accept4(fd, a, len, flags);
 
 	FORGET(r);
+	accepted(r, flags);
 	return r;
 }
 

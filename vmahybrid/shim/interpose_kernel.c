@@ -3,6 +3,7 @@
 #include "vmh_control.h"
 #include "vmh_interpose.h"
 #include "vmh_real.h"
+#include "vmh_tcps.h"
 #include <aio.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -17,6 +18,8 @@ void vmh_kernel_takes(int fd)
 
 	if (s)
 		vmh_sock_home(s, VMH_R_UNKNOWN_CALL, 0);
+	else
+		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 	errno = saved;
 }
 
@@ -54,8 +57,10 @@ VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size
 	{ \
 		REAL(ssize_t, name, (int, const struct iovec *, int, off_t, int)); \
 		struct vmh_sock *s = sock_get(fd); \
-		if (vmh_likely(!s)) \
+		if (vmh_likely(!s)) { \
+			vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL); \
 			return real(fd, iov, n, at, flags); \
+		} \
 		sock_put(s); \
 		if (at == -1 && !flags) \
 			return plain(fd, iov, n); \
@@ -174,6 +179,8 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 {
 	if (cmd == F_SETFL && vmh_unlikely((long)arg & O_ASYNC))
 		vmh_kernel_takes(fd); /* before: what the ring had delivered raises a signal, too, rather than nothing */
+	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC)
+		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 	int r = real(fd, cmd, arg);
 
 	if (r < 0)
@@ -188,6 +195,11 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 		if (s) {
 			nonblock_changed(s, ((long)arg & O_NONBLOCK) != 0);
 			sock_put(s);
+		} else {
+			TCPS_HELD t = vmh_tcps_get(fd);
+
+			if (t)
+				atomic_store(&t->nonblock, ((long)arg & O_NONBLOCK) != 0);
 		}
 	}
 	return r;
@@ -232,6 +244,18 @@ static int stamp_of_last(struct vmh_sock *s, int fd, unsigned long request, void
 	return 0;
 }
 
+static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *arg)
+{
+	if (request == FIONREAD && !vmh_bad_ptr(arg))
+		RETURN(vmh_tcps_fionread(t, fd, arg));
+	if (request != FIONBIO && vmh_tcps_parked(t))
+		vmh_tcps_home(t, VMH_R_UNKNOWN_CALL, false);
+	int r = vmh_real()->ioctl(fd, request, arg);
+	if (!r && request == FIONBIO && arg)
+		atomic_store(&t->nonblock, *(int *)arg != 0);
+	return r;
+}
+
 VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
 {
 	va_list ap;
@@ -240,8 +264,11 @@ VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
 	void *arg = va_arg(ap, void *);
 	va_end(ap);
 	SOCK_HELD s = sock_get(fd);
-	if (vmh_likely(!s))
-		return vmh_real()->ioctl(fd, request, arg);
+	if (vmh_likely(!s)) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+
+		return vmh_likely(!t) ? vmh_real()->ioctl(fd, request, arg) : tcp_ioctl(t, fd, request, arg);
+	}
 	switch (request) {
 	case FIONREAD:
 		if (vmh_bad_ptr(arg))

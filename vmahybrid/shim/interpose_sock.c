@@ -4,6 +4,7 @@
 #include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 #include "vmh_main.h"
 #include <pthread.h>
 
@@ -26,6 +27,34 @@ static inline struct vmh_sock *plain_rx(int fd)
 	struct vmh_sock *s = plain_sock(fd);
 
 	return s && !vmh_sock_ready(s) ? s : NULL; /* what a ring had delivered is read first */
+}
+
+/* A TCP socket of the preview: its class does the call. */
+#define TCP(call) \
+	do { \
+		TCPS_HELD t = vmh_tcps_get(fd); \
+		if (vmh_unlikely(t != NULL)) { \
+			pthread_testcancel(); \
+			ssize_t tcp_ = (call); \
+			RETURN(tcp_); \
+		} \
+	} while (0)
+
+static ssize_t tcp_buffer(struct vmh_tcps *t, int fd, void *buf, size_t len, int flags, bool send)
+{
+	struct iovec iov = { buf, len };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	return send ? vmh_tcps_send(t, fd, &m, flags) : vmh_tcps_recv(t, fd, &m, flags);
+}
+
+static ssize_t tcp_vector(struct vmh_tcps *t, int fd, const struct iovec *iov, int n, bool send)
+{
+	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
+
+	if (n < 0 || n > 1024)
+		return -EINVAL;
+	return send ? vmh_tcps_send(t, fd, &m, 0) : vmh_tcps_recv(t, fd, &m, 0);
 }
 
 static inline ssize_t sent(struct vmh_sock *s, ssize_t r)
@@ -74,6 +103,7 @@ VMH_EXPORT int socket(int domain, int type, int protocol)
 		if (domain == AF_INET || domain == AF_INET6)
 			vmh_session_open(); /* so that status and explain know of programs without UDP, too */
 		vmh_sock_created(fd, domain, type, protocol);
+		vmh_tcps_created(fd, domain, type, protocol);
 		errno = saved;
 	}
 	return fd;
@@ -98,8 +128,13 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 {
 	struct vmh_sock *s = sock_get(fd);
 
-	if (!s)
-		return vmh_real()->connect(fd, addr, len);
+	if (!s) {
+		int r = vmh_real()->connect(fd, addr, len), saved = errno;
+
+		vmh_tcps_connected(fd, r, saved);
+		errno = saved;
+		return r;
+	}
 	int r = vmh_sock_connect(s, fd, addr, len);
 	sock_put(s);
 	RETURN(r);
@@ -108,6 +143,9 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 VMH_EXPORT int shutdown(int fd, int how)
 {
 	struct vmh_sock *s = sock_get(fd);
+
+	if (!s)
+		vmh_tcps_home_fd(fd, VMH_R_SHUTDOWN);
 	int r = vmh_real()->shutdown(fd, how);
 
 	if (!s)
@@ -125,11 +163,25 @@ VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_
 {
 	struct vmh_sock *s = sock_get(fd);
 
-	if (!s)
-		return vmh_real()->setsockopt(fd, level, name, val, len);
+	if (!s) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+
+		if (vmh_likely(!t || vmh_bad_ptr(val)))
+			return vmh_real()->setsockopt(fd, level, name, val, len);
+		RETURN(vmh_tcps_setsockopt(t, fd, level, name, val, len));
+	}
 	int r = vmh_sock_setsockopt(s, fd, level, name, val, len);
 	sock_put(s);
 	RETURN(r);
+}
+
+VMH_EXPORT int getsockopt(int fd, int level, int name, void *restrict val, socklen_t *restrict len)
+{
+	TCPS_HELD t = vmh_tcps_get(fd);
+
+	if (vmh_likely(!t || vmh_bad_ptr(val) || vmh_bad_ptr(len)))
+		return vmh_real()->getsockopt(fd, level, name, val, len);
+	RETURN(vmh_tcps_getsockopt(t, fd, level, name, val, len));
 }
 
 /* --- receive --- */
@@ -162,11 +214,22 @@ VMH_EXPORT ssize_t recv(int fd, void *buf, size_t len, int flags)
 	PLAIN(plain_rx, received, recv(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
 
-	if (!s)
+	if (!s) {
+		TCP(tcp_buffer(t, fd, buf, len, flags, false));
 		return vmh_real()->recv(fd, buf, len, flags);
+	}
 	pthread_testcancel();
 	ssize_t r = do_recv(s, fd, buf, len, flags, NULL, NULL);
 	RETURN(r);
+}
+
+static ssize_t tcp_from(struct vmh_tcps *t, int fd, void *buf, size_t len, int flags, socklen_t *fromlen)
+{
+	ssize_t r = tcp_buffer(t, fd, buf, len, flags, false);
+
+	if (r >= 0)
+		*fromlen = 0; /* as the kernel: a stream names nobody */
+	return r;
 }
 
 VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, struct sockaddr *restrict from,
@@ -175,8 +238,13 @@ VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, s
 	PLAIN(plain_rx, received, recvfrom(fd, buf, len, flags, from, fromlen));
 	SOCK_HELD s = sock_get(fd);
 
-	if (!s)
+	if (!s) {
+		if (!from)
+			TCP(tcp_buffer(t, fd, buf, len, flags, false));
+		else if (!vmh_bad_ptr(fromlen))
+			TCP(tcp_from(t, fd, buf, len, flags, fromlen));
 		return vmh_real()->recvfrom(fd, buf, len, flags, from, fromlen);
+	}
 	pthread_testcancel();
 	ssize_t r = do_recv(s, fd, buf, len, flags, from, fromlen);
 	RETURN(r);
@@ -187,8 +255,11 @@ VMH_EXPORT ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 	PLAIN(plain_rx, received, recvmsg(fd, m, flags));
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
-	if (!s)
+	if (!s) {
+		if (!vmh_bad_ptr(m))
+			TCP(vmh_tcps_recv(t, fd, m, flags));
 		return vmh_real()->recvmsg(fd, m, flags);
+	}
 	pthread_testcancel();
 	ssize_t r = vmh_sock_recvmsg(s, fd, m, flags);
 	RETURN(r);
@@ -198,8 +269,10 @@ VMH_EXPORT int recvmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags, st
 {
 	SOCK_HELD s = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)) ? sock_get(fd) : NULL;
 
-	if (!s)
+	if (!s) {
+		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 		return vmh_real()->recvmmsg(fd, v, n, flags, timeout);
+	}
 	pthread_testcancel();
 	int r = vmh_sock_recvmmsg(s, fd, v, n, flags, timeout);
 	RETURN(r);
@@ -210,8 +283,10 @@ VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 	PLAIN(plain_rx, received, read(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
 
-	if (vmh_likely(!s))
+	if (vmh_likely(!s)) {
+		TCP(len ? tcp_buffer(t, fd, buf, len, 0, false) : 0);
 		return vmh_real()->read(fd, buf, len);
+	}
 	pthread_testcancel();
 	/* read(2) of nothing takes nothing, unlike recv(2) */
 	ssize_t r = len ? do_recv(s, fd, buf, len, 0, NULL, NULL) : 0;
@@ -225,8 +300,11 @@ VMH_EXPORT ssize_t readv(int fd, const struct iovec *iov, int n)
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 	size_t len = 0;
 
-	if (!s)
+	if (!s) {
+		if (!vmh_bad_ptr(iov))
+			TCP(tcp_vector(t, fd, iov, n, false));
 		return vmh_real()->readv(fd, iov, n);
+	}
 	for (int i = 0; i < n; i++)
 		len += iov[i].iov_len;
 	pthread_testcancel();
@@ -252,8 +330,10 @@ VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 	PLAIN(plain_sock, sent, send(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
 
-	if (!s)
+	if (!s) {
+		TCP(tcp_buffer(t, fd, (void *)buf, len, flags, true));
 		return vmh_real()->send(fd, buf, len, flags);
+	}
 	pthread_testcancel();
 	ssize_t r = do_send(s, fd, buf, len, flags, NULL, 0);
 	RETURN(r);
@@ -264,8 +344,10 @@ VMH_EXPORT ssize_t sendto(int fd, const void *buf, size_t len, int flags, const 
 	PLAIN(plain_sock, sent, sendto(fd, buf, len, flags, to, tolen));
 	SOCK_HELD s = sock_get(fd);
 
-	if (!s)
+	if (!s) {
+		TCP(tcp_buffer(t, fd, (void *)buf, len, flags, true)); /* a connected stream socket takes no address */
 		return vmh_real()->sendto(fd, buf, len, flags, to, tolen);
+	}
 	pthread_testcancel();
 	ssize_t r = do_send(s, fd, buf, len, flags, to, tolen);
 	RETURN(r);
@@ -285,6 +367,8 @@ static void fds_leave(const struct msghdr *m)
 			if (s) {
 				vmh_sock_home(s, VMH_R_FD_PASSED, 0);
 				sock_put(s);
+			} else {
+				vmh_tcps_home_fd(fd, VMH_R_FD_PASSED);
 			}
 		}
 	}
@@ -298,6 +382,8 @@ VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 	if (!s) {
 		if (!vmh_bad_ptr(m) && vmh_unlikely(!vmh_bad_ptr(m->msg_control) && m->msg_controllen >= CMSG_LEN(sizeof(int))))
 			fds_leave(m);
+		if (!vmh_bad_ptr(m))
+			TCP(vmh_tcps_send(t, fd, m, flags));
 		return vmh_real()->sendmsg(fd, m, flags);
 	}
 	pthread_testcancel();
@@ -316,6 +402,7 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 			if (vmh_unlikely(!vmh_bad_ptr(v[i].msg_hdr.msg_control) &&
 					 v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
 				fds_leave(&v[i].msg_hdr);
+		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 		return vmh_real()->sendmmsg(fd, v, n, flags);
 	}
 	pthread_testcancel();
@@ -339,8 +426,10 @@ VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 	PLAIN(plain_sock, sent, write(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
 
-	if (vmh_likely(!s))
+	if (vmh_likely(!s)) {
+		TCP(tcp_buffer(t, fd, (void *)buf, len, 0, true));
 		return vmh_real()->write(fd, buf, len);
+	}
 	pthread_testcancel();
 	ssize_t r = do_send(s, fd, buf, len, 0, NULL, 0);
 	RETURN(r);
@@ -352,8 +441,11 @@ VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 
-	if (!s)
+	if (!s) {
+		if (!vmh_bad_ptr(iov))
+			TCP(tcp_vector(t, fd, iov, n, true));
 		return vmh_real()->writev(fd, iov, n);
+	}
 	size_t len = 0;
 	for (int i = 0; i < n; i++)
 		len += iov[i].iov_len;

@@ -1,17 +1,19 @@
 /* poll. */
 #include "vmh_iomux_int.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 
 /* A member of the caller's array that rings can make ready; a reference is held during the call. */
 struct entry {
 	struct vmh_obj *o;
 	unsigned i;
+	int fd; /* of a TCP socket, whose kernel socket is not asked while it is parked */
 };
 
 struct poll_waiter {
 	struct vmh_waiter w; /* first */
 	struct entry *ent;
-	unsigned nent;
+	unsigned nent, tcp; /* tcp: those of them that are TCP sockets */
 	size_t bytes;       /* of ent, where it is not on the stack */
 };
 
@@ -24,6 +26,8 @@ static bool obj_wanted(const struct vmh_obj *o)
 		return !VMH_GET(((const struct vmh_sock *)o)->home) || vmh_sock_ready((const struct vmh_sock *)o);
 	case VMH_CLASS_EPOLL:
 		return VMH_GET(((const struct vmh_ep *)o)->nitems) != 0;
+	case VMH_CLASS_TCP:
+		return vmh_tcps_state((const struct vmh_tcps *)o) != VMH_TCPS_HOME;
 	}
 	return false;
 }
@@ -49,25 +53,43 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
 	return false;
 }
 
-static bool entry_ready(const struct entry *t)
+/* What rings alone say of it. The kernel is not asked each time: what it would say of a UDP socket that can receive is
+ * that it can send, too. */
+static int entry_bits(const struct entry *t, short events)
 {
-	if (atomic_load_explicit(&t->o->class_, memory_order_relaxed) == VMH_CLASS_EPOLL)
-		return vmh_epoll_ready(t->o);
-	return vmh_sock_ready(vmh_sock_of(t->o));
+	switch (atomic_load_explicit(&t->o->class_, memory_order_relaxed)) {
+	case VMH_CLASS_UDP:
+		return (events & VMH_IN) && vmh_sock_ready(vmh_sock_of(t->o)) ? events & (int)(VMH_IN | VMH_OUT) : 0;
+	case VMH_CLASS_EPOLL:
+		return (events & VMH_IN) && vmh_epoll_ready(t->o) ? events & (int)VMH_IN : 0;
+	case VMH_CLASS_TCP:
+		return (int)vmh_tcps_bits(vmh_tcps_of(t->o)) & (events | POLLERR | POLLHUP);
+	}
+	return 0;
+}
+
+static bool is_tcp(const struct entry *t)
+{
+	return atomic_load_explicit(&t->o->class_, memory_order_relaxed) == VMH_CLASS_TCP;
+}
+
+/* poll(2) passes by a negative number. */
+static void hide_parked(const struct poll_waiter *x)
+{
+	for (unsigned k = 0; x->tcp && k < x->nent; k++) {
+		const struct entry *t = &x->ent[k];
+
+		if (is_tcp(t))
+			x->w.fds[t->i].fd = vmh_tcps_parked(vmh_tcps_of(t->o)) ? ~t->fd : t->fd;
+	}
 }
 
 static bool any_ready(const struct poll_waiter *x)
 {
 	for (unsigned k = 0; k < x->nent; k++)
-		if ((x->w.fds[x->ent[k].i].events & VMH_IN) && entry_ready(&x->ent[k]))
+		if (entry_bits(&x->ent[k], x->w.fds[x->ent[k].i].events))
 			return true;
 	return false;
-}
-
-/* The kernel is not asked each time: what it would say of a socket that can receive and send. */
-static int ring_bits(const struct entry *t)
-{
-	return atomic_load_explicit(&t->o->class_, memory_order_relaxed) == VMH_CLASS_UDP ? VMH_IN | VMH_OUT : VMH_IN;
 }
 
 static int add_ring_bits(struct poll_waiter *x)
@@ -77,10 +99,12 @@ static int add_ring_bits(struct poll_waiter *x)
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct pollfd *p = &x->w.fds[x->ent[k].i];
 
-		if (!(p->events & VMH_IN) || (p->revents & POLLNVAL) || !entry_ready(&x->ent[k]))
+		int bits = (p->revents & POLLNVAL) ? 0 : entry_bits(&x->ent[k], p->events);
+
+		if (!bits)
 			continue;
 		more += p->revents == 0;
-		p->revents = (short)(p->revents | (p->events & ring_bits(&x->ent[k])));
+		p->revents = (short)(p->revents | bits);
 		x->w.ring_n++;
 	}
 	return more;
@@ -102,6 +126,7 @@ static int collect(struct vmh_waiter *w, bool os)
 	int n = 0;
 
 	w->ring_n = w->os_n = 0;
+	hide_parked(x);
 	if (!os) {
 		if (!any_ready(x))
 			return 0;
@@ -128,7 +153,9 @@ static bool on_ring(struct vmh_waiter *w)
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct vmh_obj *o = x->ent[k].o;
 
-		if (!(w->fds[x->ent[k].i].events & VMH_IN))
+		if (is_tcp(&x->ent[k]) && vmh_tcps_parked(vmh_tcps_of(o)))
+			return true;
+		if (!(w->fds[x->ent[k].i].events & VMH_IN) || is_tcp(&x->ent[k]))
 			continue;
 		if (atomic_load_explicit(&o->class_, memory_order_relaxed) == VMH_CLASS_EPOLL ?
 		    vmh_epoll_on_ring(o) : vmh_sock_on_ring(vmh_sock_of(o)))
@@ -142,8 +169,11 @@ static bool on_ring(struct vmh_waiter *w)
 /* Also when the thread is cancelled in its wait. */
 static void let_go(struct poll_waiter *x)
 {
-	for (unsigned k = 0; k < x->nent; k++)
+	for (unsigned k = 0; k < x->nent; k++) {
+		if (is_tcp(&x->ent[k]))
+			x->w.fds[x->ent[k].i].fd = x->ent[k].fd;
 		vmh_obj_put(x->ent[k].o);
+	}
 	if (x->bytes)
 		vmh_scratch_free(x->ent, x->bytes);
 }
@@ -174,10 +204,12 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 
 		if (fds[i].fd < 0 || !(o = vmh_fd_get(fds[i].fd)))
 			continue;
-		if (obj_wanted(o))
-			x.ent[x.nent++] = (struct entry){ o, i };
-		else
+		if (!obj_wanted(o)) {
 			vmh_obj_put(o);
+			continue;
+		}
+		x.ent[x.nent++] = (struct entry){ o, i, fds[i].fd };
+		x.tcp += is_tcp(&x.ent[x.nent - 1]);
 	}
 	r = vmh_waiter_run(&x.w, timeout_ns, mask);
 	/* a timeout found by the rings alone has not written the results */

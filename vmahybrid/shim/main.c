@@ -8,6 +8,7 @@
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
+#include "vmh_tcps.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 
@@ -35,6 +36,7 @@ void vmh_started(void)
 		vmh_log_init();
 		vmh_params_report();
 		vmh_stats_init();
+		vmh_tcps_init();
 		own_pid = vmh_sys(SYS_getpid);
 		atomic_store_explicit(&started, 1, memory_order_release);
 	}
@@ -45,6 +47,7 @@ __attribute__((destructor)) static void library_unloaded(void)
 {
 	if (!atomic_load(&started))
 		return;
+	vmh_tcps_home_all(VMH_R_NONE);
 	vmh_session_fini();
 	vmh_stats_fini();
 }
@@ -52,8 +55,10 @@ __attribute__((destructor)) static void library_unloaded(void)
 void vmh_before_exec(void)
 {
 	/* in the child of a vfork the memory is the parent's, who goes on with the sockets */
-	if (atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid)
+	if (atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid) {
+		vmh_tcps_home_all(VMH_R_EXEC);
 		vmh_sock_share_inherited();
+	}
 }
 
 void vmh_before_fork(void)
@@ -61,6 +66,7 @@ void vmh_before_fork(void)
 	if (!atomic_load(&started))
 		return;
 	/* parent and child share the sockets from here on: the kernel serves both */
+	vmh_tcps_home_all(VMH_R_FORK);
 	vmh_sock_share_all();
 	vmh_session_lock();
 	forking = true;
@@ -84,6 +90,7 @@ void vmh_after_fork_child(void)
 	vmh_log_reopen();
 	vmh_stats_fork_child();
 	vmh_sock_fork_child();
+	vmh_tcps_fork_child();
 	vmh_epoll_fork_child();
 	vmh_verbs_fork_child();
 	vmh_rings_fork_child();
@@ -94,6 +101,7 @@ void vmh_before_daemon(void)
 {
 	if (!atomic_load(&started))
 		return;
+	vmh_tcps_home_all(VMH_R_FORK);
 	vmh_sock_home_all(VMH_R_FORK, false);
 	daemon_pid = getpid();
 	vmh_session_lock();

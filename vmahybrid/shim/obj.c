@@ -2,6 +2,7 @@
 #include "vmh_obj.h"
 #include "vmh_iomux.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -62,6 +63,8 @@ void vmh_obj_put(struct vmh_obj *o)
 		return;
 	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
 		vmh_epoll_recycle(o);
+	else if (atomic_load(&o->class_) == VMH_CLASS_TCP)
+		vmh_tcps_recycle(vmh_tcps_of(o));
 	else
 		vmh_sock_recycle(vmh_sock_of(o));
 }
@@ -107,9 +110,13 @@ void vmh_fd_close(int fd)
 			vmh_fd_rename(o);
 		return;
 	}
+	if (atomic_load(&o->class_) == VMH_CLASS_TCP)
+		vmh_tcps_home(vmh_tcps_of(o), VMH_R_NONE, true); /* first: who is in a call goes on at the kernel */
 	atomic_store(&o->closed, 1);
 	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
 		vmh_epoll_closed(o);
+	else if (atomic_load(&o->class_) == VMH_CLASS_TCP)
+		vmh_tcps_closed(vmh_tcps_of(o));
 	else
 		vmh_sock_closed(vmh_sock_of(o));
 	vmh_obj_put(o);
@@ -124,6 +131,8 @@ void vmh_fd_rename(struct vmh_obj *o)
 			o->fd = (int)fd;
 			if (atomic_load(&o->class_) == VMH_CLASS_UDP)
 				VMH_SET(vmh_sock_of(o)->stats->fd, (int)fd);
+			if (atomic_load(&o->class_) == VMH_CLASS_TCP)
+				VMH_SET(vmh_tcps_of(o)->stats->fd, (int)fd);
 			return;
 		}
 	}

@@ -98,13 +98,23 @@ static inline bool pending(struct vmh_ring *r)
 	return false;
 }
 
+static inline void after(struct vmh_ring *r)
+{
+	void (*fn)(struct vmh_ring *) = __atomic_load_n(&r->after, __ATOMIC_RELAXED);
+
+	if (vmh_unlikely(fn != NULL))
+		fn(r);
+}
+
 /* Frames to their sockets; the first datagram for socket `s`, if one is given, to *taken. */
 static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct vmh_buf **taken, unsigned budget)
 {
 	int n = 0;
 
-	if (!pending(r) || !vmh_trylock(&r->lock))
+	if (!pending(r) || !vmh_trylock(&r->lock)) {
+		after(r);
 		return 0;
+	}
 	if (!gone(r)) {
 		r->taker = s;
 		n = r->ops->poll(r, budget);
@@ -115,6 +125,7 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 		}
 	}
 	unlock(r);
+	after(r);
 	if (!n && !r->ops->pending)
 		put_kept(r);
 	return n;
@@ -171,6 +182,7 @@ void vmh_rings_settle(void)
 		if (!gone(r))
 			r->ops->poll(r, DRAIN);
 		unlock(r);
+		after(r);
 	}
 }
 
@@ -184,6 +196,7 @@ void vmh_rings_drain(unsigned budget)
 		if (!gone(r) && r->ops->crowded(r))
 			r->ops->poll(r, budget);
 		unlock(r);
+		after(r);
 	}
 }
 

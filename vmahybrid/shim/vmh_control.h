@@ -18,6 +18,10 @@ struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason);
 int vmh_session_attach(const struct vmh_msg_attach *req, int fd, uint32_t *flow_id, unsigned *reason);
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
+/* Of a TCP connection (vmh_tcps.h): its socket is parked, *state a memory file with the connection; and back. 0, -errno;
+ * -ENOTCONN: there is no service. */
+int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason);
+int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex);
 int vmh_session_neigh(unsigned ifindex, in_addr_t addr);   /* 0 when resolved, -errno */
 void vmh_session_fork_child(void);   /* drop the parent's connection and rings */
 void vmh_session_fini(void);

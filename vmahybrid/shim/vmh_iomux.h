@@ -20,6 +20,8 @@ void vmh_epoll_notify(struct vmh_obj *member);        /* a datagram was queued (
 struct vmh_sock;
 void vmh_epoll_sent(struct vmh_sock *s);              /* by a ring, where out_edges is set: an edge for EPOLLOUT|ET */
 void vmh_epoll_member_closed(struct vmh_obj *member); /* leaves all sets, as the kernel does */
+/* The kernel socket of a TCP member is parked, and says nothing true any more; or it is the connection's again. */
+void vmh_epoll_member_parked(struct vmh_obj *member, bool parked);
 void vmh_epoll_member_on_ring(struct vmh_obj *member); /* rx_on became true: sleeping waits must look at rings */
 
 /* iomux.c */

@@ -87,6 +87,7 @@ struct vmh_ep {
 	_Atomic uint8_t kick_on;
 	_Atomic uint64_t kick_ns;  /* when */
 	uint8_t flip;
+	_Atomic uint8_t tcp;       /* a TCP socket was a member */
 	uint64_t foreign[VMH_EP_FOREIGN]; /* Bloom filter of the data of kernel-only members */
 	struct vmh_oslook look;
 	struct vmh_iomux_stats *stats;
@@ -106,6 +107,10 @@ void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
 struct vmh_ep *vmh_ep_of_member(struct vmh_obj *member, bool (*match)(const struct vmh_ep *e));
 void vmh_ep_mark_ring(struct vmh_obj *member);  /* maybe_ring in all its sets */
 void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork_child */
+
+/* A parked TCP member, of which the kernel knows nothing true. */
+bool vmh_epitem_parked(const struct vmh_epitem *it);
+bool vmh_epitem_on_ring(const struct vmh_epitem *it);
 
 /* epoll_set.c: the ready list */
 void vmh_ep_rdy_remove(struct vmh_ep *e, struct vmh_epitem *it); /* ready lock held */

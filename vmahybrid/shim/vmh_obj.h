@@ -1,4 +1,4 @@
-/* The fd table and the objects behind fds: a UDP socket, or an epoll set. No object: a kernel fd.
+/* The fd table and the objects behind fds: a UDP socket, a TCP socket (vmh_tcps.h), or an epoll set. No object: a kernel fd.
  *
  * Lifetime: objects live in pools and their memory is never given back, so a stale pointer is always
  * readable. vmh_fd_get takes a use reference and checks that the table still says so; the last
@@ -9,7 +9,7 @@
 #include "vmh_base.h"
 #include "vmh_lock.h"
 
-enum vmh_class { VMH_CLASS_FREE = 0, VMH_CLASS_UDP = 1, VMH_CLASS_EPOLL = 2 };
+enum vmh_class { VMH_CLASS_FREE = 0, VMH_CLASS_UDP = 1, VMH_CLASS_EPOLL = 2, VMH_CLASS_TCP = 3 };
 
 struct vmh_epitem; /* epoll.c */
 

@@ -7,6 +7,7 @@
 #include "vmh_params.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
+#include "vmh_tcps.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <poll.h>
@@ -74,8 +75,10 @@ static void ring_gone(unsigned ring_id, unsigned reason)
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
 		if (r->id != ring_id || atomic_load(&r->gone))
 			continue;
+		vmh_tcps_ring_gone(r, reason);
 		vmh_ring_retire(r);
 		vmh_sock_ring_gone(r, reason);
+		vmh_tring_close(r);
 		vmh_ring_close(r);
 		vmh_session_release(ring_id);
 		vmh_info("the ring on %s is gone: %s; the kernel serves its flows", r->ifname, vmh_reason_text(reason));
@@ -87,11 +90,14 @@ static void go_home(void)
 {
 	unsigned reason = vmh_session_reason();
 
+	vmh_tcps_home_all(reason ? reason : VMH_R_SERVICE_GONE);
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
 		vmh_ring_retire(r);
 	vmh_sock_home_all(reason ? reason : VMH_R_SERVICE_GONE, false);
-	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
+		vmh_tring_close(r);
 		vmh_ring_close(r);
+	}
 	vmh_verbs_forget();
 	vmh_wake_all();
 }
@@ -104,6 +110,7 @@ static void handle(const struct vmh_msg_event *ev)
 		break;
 	case VMH_EV_FLOW_HOME:
 		vmh_sock_flow_home(ev->a, ev->hdr.reason);
+		vmh_tcps_flow_home(ev->a, ev->hdr.reason);
 		break;
 	case VMH_EV_BYE:
 		vmh_session_bye();
@@ -143,9 +150,12 @@ static void look_for_change(void)
 
 static void reconnect(void)
 {
-	if (vmh_session_open())
+	if (vmh_session_open()) {
+		vmh_tcps_service_back(); /* it may have waited too long */
 		return;
+	}
 	vmh_info("the service is back: offloading again");
+	vmh_tcps_service_back();
 	vmh_sock_service_back();
 	vmh_session_settled();
 	vmh_sock_service_back(); /* those that were bound or connected meanwhile */
@@ -210,7 +220,10 @@ static void turn(void)
 	struct vmh_msg_event ev = { 0 };
 	int fd = atomic_load(&control_fd);
 	struct pollfd p[2] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
-	int ms = interval_ms();
+	int ms = interval_ms(), tcp = vmh_trings_progress();
+
+	if (tcp >= 0 && (ms < 0 || tcp < ms))
+		ms = tcp;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
 	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2, ms < 0 ? NULL : &ts, NULL, 0);
 	uint64_t bells;

@@ -1,0 +1,170 @@
+/* TCP socket objects: creation and death. */
+#include "vmh_tcps.h"
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_wait.h"
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define CHUNK 16
+
+_Atomic int vmh_tcps_on;
+static struct vmh_lock pool_lock;
+static struct vmh_tcps *free_list;
+static struct vmh_tcps *_Atomic all;
+
+void vmh_tcps_init(void)
+{
+	atomic_store(&vmh_tcps_on, vmh_params.hybrid_tcp != 0 && vmh_params.offloaded_sockets);
+}
+
+static struct vmh_tcps *alloc(void)
+{
+	struct vmh_tcps *s;
+
+	vmh_lock(&pool_lock);
+	if (!free_list) {
+		struct vmh_tcps *chunk = mmap(NULL, CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (chunk == MAP_FAILED) {
+			vmh_unlock(&pool_lock);
+			return NULL;
+		}
+		for (int i = 0; i < CHUNK; i++) {
+			atomic_store(&chunk[i].obj.closed, 2);
+			chunk[i].free_next = free_list;
+			free_list = &chunk[i];
+			chunk[i].all_next = atomic_load(&all);
+			atomic_store_explicit(&all, &chunk[i], memory_order_release);
+		}
+	}
+	s = free_list;
+	free_list = s->free_next;
+	vmh_unlock(&pool_lock);
+	return s;
+}
+
+void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
+{
+	for (struct vmh_tcps *s = atomic_load_explicit(&all, memory_order_acquire); s; s = s->all_next) {
+		if (atomic_load(&s->obj.closed))
+			continue;
+		vmh_obj_hold(&s->obj);
+		if (!atomic_load(&s->obj.closed))
+			fn(s, arg);
+		vmh_obj_put(&s->obj);
+	}
+}
+
+void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason)
+{
+	VMH_SET(s->stats->reason, reason);
+}
+
+static void install(int fd, bool nonblock)
+{
+	const size_t from = offsetof(struct vmh_tcps, state);
+	struct vmh_tcps *s;
+	struct stat st;
+
+	vmh_fdtab_init();
+	if ((unsigned)fd >= vmh_fdtab_size || !(s = alloc()))
+		return;
+	memset((char *)s + from, 0, sizeof(*s) - from);
+	s->blob = -1;
+	s->obj.items = NULL;
+	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
+	atomic_store(&s->nonblock, nonblock);
+	VMH_SET(s->stats, vmh_stats_sock_new(fd));
+	VMH_SET(s->stats->proto, IPPROTO_TCP);
+	VMH_SET(s->stats->family, 4);
+	VMH_SET(s->stats->blocking, !nonblock);
+	vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
+	if (!vmh_sys(SYS_fstat, fd, &st))
+		VMH_SET(s->stats->inode, st.st_ino);
+	vmh_fd_install(fd, &s->obj);
+}
+
+void vmh_tcps_created(int fd, int domain, int type, int protocol)
+{
+	if (!atomic_load(&vmh_tcps_on) || domain != AF_INET || (type & 0xf) != SOCK_STREAM ||
+	    (protocol && protocol != IPPROTO_TCP))
+		return;
+	install(fd, type & SOCK_NONBLOCK);
+}
+
+void vmh_tcps_connected(int fd, int r, int err)
+{
+	TCPS_HELD s = vmh_tcps_get(fd);
+
+	if (!s)
+		return;
+	s->connecting = !r || err == EINPROGRESS || err == EINTR;
+	if (!r && vmh_params.hybrid_tcp == 2)
+		vmh_tcps_adopt(s, fd);
+}
+
+void vmh_tcps_accepted(int fd, int flags)
+{
+	int type = 0, domain = 0;
+	socklen_t len = sizeof(int);
+
+	if (!atomic_load(&vmh_tcps_on))
+		return;
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len);
+	len = sizeof(int);
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
+	if (domain != AF_INET || type != IPPROTO_TCP)
+		return;
+	install(fd, flags & SOCK_NONBLOCK);
+	TCPS_HELD s = vmh_tcps_get(fd);
+	if (!s)
+		return;
+	s->connecting = 1;
+	if (vmh_params.hybrid_tcp == 2)
+		vmh_tcps_adopt(s, fd);
+}
+
+void vmh_tcps_closed(struct vmh_tcps *s)
+{
+	vmh_epoll_member_closed(&s->obj);
+	vmh_wake_all();
+}
+
+void vmh_tcps_recycle(struct vmh_tcps *s)
+{
+	vmh_stats_file_dump(s->stats);
+	vmh_stats_sock_free(s->stats);
+	atomic_store(&s->obj.class_, VMH_CLASS_FREE);
+	vmh_lock(&pool_lock);
+	s->free_next = free_list;
+	free_list = s;
+	vmh_unlock(&pool_lock);
+}
+
+static void child_reset(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	atomic_store(&s->obj.lock.word, 0);
+	atomic_store(&s->io.word, 0);
+	atomic_store(&s->state, VMH_TCPS_HOME);
+	s->conn = NULL;
+	s->tring = NULL;
+	s->flow_id = 0;
+	VMH_SET(s->stats->flow_id, 0);
+	VMH_SET(s->stats->offloaded, 0);
+	vmh_tcps_set_reason(s, VMH_R_FORK);
+}
+
+/* All went home before the fork. The stack's locks may be another thread's of the parent: a child of a process that
+ * had TCP rings leaves new connections to the kernel. */
+void vmh_tcps_fork_child(void)
+{
+	atomic_store(&pool_lock.word, 0);
+	vmh_tcps_each(child_reset, NULL);
+	if (vmh_trings_any())
+		atomic_store(&vmh_tcps_on, 0);
+}

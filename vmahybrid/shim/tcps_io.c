@@ -1,0 +1,474 @@
+/* Calls on TCP sockets: by the stack while the connection is on a ring, by the kernel else. What the stack can't do
+ * sends the connection home first. */
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_real.h"
+#include "vmh_tcps.h"
+#include "vmh_wait.h"
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+
+#define SMALL 4096
+#define POLL_BUDGET 32
+#define CLOCK_EVERY 64
+#define RECV_FLAGS (MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
+#define SEND_FLAGS (MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_CONFIRM | MSG_EOR)
+#define GO_ON (-1000000) /* the state has changed: look again */
+
+/* ---- by the kernel ---- */
+
+static void count_round(struct vmh_tcps *s, bool send, ssize_t r)
+{
+	if (r >= SMALL) {
+		s->rounds = 0;
+	} else if (send) {
+		s->last_sent = 1;
+	} else if (s->last_sent) {
+		s->last_sent = 0;
+		s->rounds++;
+	}
+}
+
+static bool wants_adoption(const struct vmh_tcps *s)
+{
+	return s->connecting && (vmh_params.hybrid_tcp == 2 || s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds);
+}
+
+static ssize_t kernel_call(int fd, struct msghdr *m, int flags, bool send)
+{
+	int saved = errno;
+	ssize_t r = send ? vmh_real()->sendmsg(fd, m, flags) : vmh_real()->recvmsg(fd, m, flags);
+
+	if (r < 0) {
+		r = -errno;
+		errno = saved;
+	}
+	return r;
+}
+
+static void in_kernel_ends(struct vmh_tcps **s)
+{
+	atomic_fetch_sub(&(*s)->in_kernel, 1);
+}
+
+static ssize_t counted_call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
+{
+	__attribute__((cleanup(in_kernel_ends))) struct vmh_tcps *in = s; /* also when the thread is cancelled */
+
+	atomic_fetch_add(&s->in_kernel, 1); /* before the look at state: see vmh_tcps_adopt */
+	if (atomic_load(&in->state) != VMH_TCPS_KERNEL)
+		return GO_ON;
+	return kernel_call(fd, m, flags, send);
+}
+
+static void account(struct vmh_tcps *s, ssize_t r, bool send, bool kernel)
+{
+	struct vmh_sock_stats *st = s->stats;
+
+	if (r < 0)
+		return;
+	if (kernel) {
+		VMH_COUNT(*(send ? &st->tx_os_packets : &st->rx_os_packets), 1);
+		VMH_COUNT(*(send ? &st->tx_os_bytes : &st->rx_os_bytes), (uint64_t)r);
+	} else {
+		VMH_COUNT(*(send ? &st->tx_packets : &st->rx_packets), 1);
+		VMH_COUNT(*(send ? &st->tx_bytes : &st->rx_bytes), (uint64_t)r);
+	}
+}
+
+static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
+{
+	bool may = vmh_tcps_state(s) == VMH_TCPS_KERNEL;
+	ssize_t r;
+
+	if (may && wants_adoption(s)) {
+		vmh_tcps_adopt(s, fd);
+		if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
+			return GO_ON;
+	}
+	r = may ? counted_call(s, fd, m, flags, send) : kernel_call(fd, m, flags, send);
+	if (r != GO_ON)
+		account(s, r, send, true);
+	if (may && r > 0)
+		count_round(s, send, r);
+	return r;
+}
+
+/* ---- by the stack ---- */
+
+struct waiting {
+	uint64_t deadline;         /* 0: none */
+	uint64_t loops;
+	sig_atomic_t any, norestart;
+	bool timed, now;
+	uint32_t wanted;           /* EPOLL* */
+};
+
+static bool interrupted(const struct waiting *w)
+{
+	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
+}
+
+static inline bool changed(const struct vmh_tcps *s, const struct waiting *w)
+{
+	return vmh_tcps_state(s) != VMH_TCPS_RING || atomic_load_explicit(&s->obj.closed, memory_order_relaxed) ||
+	       (atomic_load_explicit(&s->bits, memory_order_acquire) & (w->wanted | EPOLLERR | EPOLLHUP));
+}
+
+static int doze(const struct vmh_tcps *s, const struct waiting *w)
+{
+	int64_t left = -1;
+	int err = 0, wakefd;
+
+	if (w->deadline) {
+		uint64_t now = vmh_now_ns();
+
+		if (now >= w->deadline)
+			return -EAGAIN;
+		left = (int64_t)(w->deadline - now);
+	}
+	wakefd = vmh_sleep_begin();
+	if (interrupted(w)) {
+		vmh_sleep_end();
+		return -EINTR;
+	}
+	if (wakefd < 0 && (left < 0 || left > 1000000))
+		left = 1000000;
+	vmh_rings_poll(POLL_BUDGET);
+	if (!changed(s, w)) {
+		sig_atomic_t any = vmh_signals_any;
+		struct pollfd none = { .fd = -1 };
+
+		err = vmh_sleep(&none, 1, left, NULL, wakefd);
+		if (err == -EINTR && vmh_signals_any != any && !interrupted(w))
+			err = 0;
+	}
+	vmh_sleep_end();
+	return err;
+}
+
+/* Until something may be done. 0, -EAGAIN, -EINTR. */
+static int wait_for(struct vmh_tcps *s, struct waiting *w)
+{
+	int64_t budget = vmh_params.rx_poll;
+	int err;
+
+	for (;;) {
+		vmh_rings_poll(POLL_BUDGET);
+		if (changed(s, w))
+			return 0;
+		if (w->now)
+			return -EAGAIN;
+		if (vmh_unlikely(interrupted(w)))
+			return -EINTR;
+		if (budget < 0 || ++w->loops < (uint64_t)budget) {
+			if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
+				sched_yield();
+			if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
+				pthread_testcancel();
+				if (w->deadline && vmh_now_ns() >= w->deadline)
+					return -EAGAIN;
+			}
+			if (budget < 0)
+				w->loops++;
+			else
+				vmh_cpu_relax();
+			continue;
+		}
+		err = doze(s, w);
+		if (err)
+			return err;
+	}
+}
+
+/* Of a state in which nobody serves the connection now. 0: look again. */
+static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
+{
+	struct pollfd none = { .fd = -1 };
+	int wakefd;
+
+	switch (vmh_tcps_state(s)) {
+	case VMH_TCPS_ADOPTING:
+	case VMH_TCPS_HOMING:
+		vmh_lock(&s->obj.lock); /* whoever moves it has this */
+		vmh_unlock(&s->obj.lock);
+		return 0;
+	case VMH_TCPS_LOST:
+		return -ECONNRESET;
+	}
+	if (w->now)
+		return -EAGAIN;
+	if (interrupted(w))
+		return -EINTR;
+	wakefd = vmh_sleep_begin();
+	vmh_sleep(&none, 1, 20000000, NULL, wakefd);
+	vmh_sleep_end();
+	return w->deadline && vmh_now_ns() >= w->deadline ? -EAGAIN : 0;
+}
+
+static ssize_t stack_call(struct vmh_tcps *s, const struct iovec *iov, int n, int flags, bool send)
+{
+	ssize_t r = GO_ON;
+
+	vmh_lock(&s->io);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING) {
+		r = send ? vmh_tcp_write(s->conn, iov, n, flags & MSG_MORE)
+			 : vmh_tcp_read(s->conn, iov, n, flags & MSG_PEEK);
+		vmh_tcps_refresh(s);
+	}
+	vmh_unlock(&s->io);
+	if (r != GO_ON)
+		vmh_tring_flush(s->tring);
+	return r;
+}
+
+struct rest { /* of the caller's buffers */
+	const struct iovec *iov;
+	size_t n, skip, left;
+};
+
+#define PARTS 16
+
+static int parts_of(const struct rest *t, struct iovec *out)
+{
+	size_t skip = t->skip;
+	int k = 0;
+
+	for (size_t i = 0; i < t->n && k < PARTS; i++) {
+		if (skip >= t->iov[i].iov_len) {
+			skip -= t->iov[i].iov_len;
+			continue;
+		}
+		out[k++] = (struct iovec){ (char *)t->iov[i].iov_base + skip, t->iov[i].iov_len - skip };
+		skip = 0;
+	}
+	return k;
+}
+
+static void waiting_init(struct waiting *w, const struct vmh_tcps *s, int flags, bool send)
+{
+	int64_t timeout = send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns);
+
+	*w = (struct waiting){ .any = vmh_signals_any, .norestart = vmh_signals_norestart,
+			       .wanted = send ? EPOLLOUT : EPOLLIN | EPOLLRDHUP };
+	w->now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
+	if (timeout) {
+		w->deadline = vmh_now_ns() + (uint64_t)timeout;
+		w->timed = true;
+	}
+}
+
+/* As much as the call wants, on the ring. GO_ON: the rest is another's. */
+static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send)
+{
+	struct iovec parts[PARTS];
+	struct waiting w;
+	ssize_t r;
+	int err;
+
+	waiting_init(&w, s, flags, send);
+	for (;;) {
+		if (vmh_unlikely(atomic_load(&s->obj.closed)))
+			return -EBADF;
+		if (vmh_unlikely(vmh_tcps_state(s) != VMH_TCPS_RING)) {
+			err = vmh_tcps_state(s) == VMH_TCPS_HOME || vmh_tcps_state(s) == VMH_TCPS_KERNEL ?
+				GO_ON : wait_for_state(s, &w);
+			if (err)
+				return err;
+			continue;
+		}
+		if (!send)
+			vmh_rings_poll(POLL_BUDGET);
+		r = stack_call(s, parts, parts_of(t, parts), flags, send);
+		if (r > 0) {
+			t->skip += (size_t)r;
+			t->left -= (size_t)r;
+			account(s, r, send, false);
+			if (!t->left || (!send && !(flags & MSG_WAITALL)) || (flags & MSG_PEEK))
+				return r;
+			continue;
+		}
+		if (r == 0 && (!send || !t->left))
+			return 0;
+		if (r != -EAGAIN && r != 0 && r != GO_ON)
+			return r;
+		if (r != GO_ON && (err = wait_for(s, &w)))
+			return err;
+	}
+}
+
+static size_t length_of(const struct msghdr *m)
+{
+	size_t len = 0;
+
+	for (size_t i = 0; i < m->msg_iovlen; i++)
+		len += m->msg_iov[i].iov_len;
+	return len;
+}
+
+/* Is it a call that the stack can't do as it is? */
+static bool kernels(const struct msghdr *m, int flags, bool send)
+{
+	if (flags & ~(send ? SEND_FLAGS : RECV_FLAGS) || m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
+		return true;
+	if (send && (m->msg_controllen || (flags & MSG_FASTOPEN)))
+		return true;
+	for (size_t i = 0; i < m->msg_iovlen; i++)
+		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
+			return true;
+	return false;
+}
+
+/* The rest of a call whose connection went home in between. */
+static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m, const struct rest *t, int flags, bool send)
+{
+	struct iovec parts[PARTS];
+	struct msghdr c = *m;
+
+	if (!t->skip)
+		return by_kernel(s, fd, (struct msghdr *)m, flags, send);
+	c.msg_iov = parts;
+	c.msg_iovlen = (size_t)parts_of(t, parts);
+	return by_kernel(s, fd, &c, flags, send);
+}
+
+static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
+{
+	struct rest t;
+	ssize_t r;
+
+	for (;;) {
+		unsigned state = vmh_tcps_state(s);
+
+		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
+			r = by_kernel(s, fd, m, flags, send);
+			if (r != GO_ON)
+				return r;
+			continue;
+		}
+		if (vmh_unlikely(kernels(m, flags, send))) {
+			if (vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false))
+				return kernel_call(fd, m, flags, send);
+			if (vmh_tcps_state(s) == VMH_TCPS_LOST)
+				return -ECONNRESET;
+			if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
+				return -EAGAIN;
+			continue;
+		}
+		t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m) };
+		r = by_stack(s, &t, flags, send);
+		if (r == GO_ON) {
+			r = rest_by_kernel(s, fd, m, &t, flags, send);
+			if (r == GO_ON && !t.skip)
+				continue;
+		}
+		if (t.skip && !(flags & MSG_PEEK))
+			return (ssize_t)t.skip + (r > 0 && vmh_tcps_state(s) == VMH_TCPS_HOME && t.left ? r : 0);
+		return r;
+	}
+}
+
+ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags)
+{
+	ssize_t r = call(s, fd, m, flags, false);
+
+	if (r >= 0 && vmh_tcps_parked(s)) {
+		m->msg_namelen = 0;
+		m->msg_controllen = 0;
+		m->msg_flags = 0;
+	}
+	return r;
+}
+
+ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags)
+{
+	ssize_t r = call(s, fd, (struct msghdr *)m, flags, true);
+
+	if (r == -EPIPE && !(flags & MSG_NOSIGNAL) && vmh_tcps_parked(s))
+		pthread_kill(pthread_self(), SIGPIPE); /* the kernel has raised its own */
+	return r;
+}
+
+int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
+{
+	struct vmh_tcp_info info;
+	bool here;
+
+	vmh_rings_poll(POLL_BUDGET);
+	vmh_lock(&s->io);
+	here = s->conn && vmh_tcps_state(s) == VMH_TCPS_RING;
+	if (here)
+		vmh_tcp_get_info(s->conn, &info);
+	vmh_unlock(&s->io);
+	if (!here)
+		return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
+	*value = (int)info.unread;
+	return 0;
+}
+
+static void option_to_stack(struct vmh_tcps *s, int name, int value)
+{
+	struct vmh_tcp_options o;
+
+	vmh_lock(&s->io);
+	if (s->conn) {
+		vmh_tcp_get_options(s->conn, &o);
+		if (name == TCP_NODELAY)
+			o.nodelay = value != 0;
+		else
+			o.quickack = value != 0;
+		vmh_tcp_set_options(s->conn, &o);
+	}
+	vmh_unlock(&s->io);
+	if (s->tring)
+		vmh_tring_flush(s->tring);
+}
+
+int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
+{
+	bool both = level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_QUICKACK);
+	bool timeout = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
+	int r;
+
+	if (vmh_tcps_state(s) > VMH_TCPS_KERNEL && vmh_tcps_state(s) < VMH_TCPS_HOME && !both && !timeout)
+		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
+	vmh_lock(&s->obj.lock);
+	r = (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+	if (!r && timeout && len >= sizeof(struct timeval)) {
+		struct timeval tv;
+
+		memcpy(&tv, val, sizeof(tv));
+		int64_t ns = (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
+		VMH_SET(*(name == SO_RCVTIMEO ? &s->rcvtimeo_ns : &s->sndtimeo_ns), ns);
+	}
+	if (!r && both && vmh_tcps_parked(s)) {
+		int v = 0;
+
+		memcpy(&v, val, len < sizeof(v) ? len : sizeof(v));
+		option_to_stack(s, name, v);
+	}
+	vmh_unlock(&s->obj.lock);
+	return r;
+}
+
+int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len)
+{
+	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && len && *len >= sizeof(int)) {
+		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? ECONNRESET : 0;
+
+		vmh_lock(&s->io);
+		if (s->conn) {
+			err = vmh_tcp_error(s->conn);
+			vmh_tcps_refresh(s);
+		}
+		vmh_unlock(&s->io);
+		memcpy(val, &err, sizeof(err));
+		*len = sizeof(err);
+		return 0;
+	}
+	return (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len); /* TCP_INFO: the parked socket's */
+}

@@ -1,0 +1,408 @@
+/* A TCP connection from the kernel onto a ring, and home. Both are the program's calls that wait for the service. */
+#include "vmh_base.h"
+#include "tcp/tcp_state.h"
+#include "vmh_control.h"
+#include "vmh_iomux_int.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_tcps.h"
+#include "vmh_wait.h"
+#include "vmh_worker.h"
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define RETRY_NS 50000000u     /* for a neighbour, or a thread that is in a call */
+#define STRANDED_NS 10000000000u /* that a connection waits for a service */
+
+/* Passes by itself: the connection may be adopted later. */
+static bool passing(unsigned reason)
+{
+	return reason == VMH_R_NO_NEIGHBOUR || reason == VMH_R_NOT_TRIED || reason == VMH_R_NO_SERVICE ||
+	       reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
+}
+
+static int64_t timeout_of(int fd, int name)
+{
+	struct timeval tv = { 0 };
+	socklen_t len = sizeof(tv);
+
+	if (vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, name, &tv, &len) < 0)
+		return 0;
+	return (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
+}
+
+static bool read_ends(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
+{
+	struct sockaddr_in l = { 0 }, r = { 0 };
+	socklen_t len = sizeof(l);
+
+	if (vmh_sys(SYS_getsockname, fd, &l, &len) < 0)
+		return false;
+	len = sizeof(r);
+	if (vmh_sys(SYS_getpeername, fd, &r, &len) < 0 || !r.sin_port)
+		return false;
+	*a = (struct vmh_tcp_addr){ l.sin_addr.s_addr, r.sin_addr.s_addr, l.sin_port, r.sin_port };
+	vmh_map4(s->stats->local_addr, a->laddr);
+	vmh_map4(s->stats->remote_addr, a->raddr);
+	VMH_SET(s->stats->local_port, a->lport);
+	VMH_SET(s->stats->remote_port, a->rport);
+	return true;
+}
+
+/* The ring and the way to the peer: 0, or why there is none. */
+static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
+{
+	struct vmh_nexthop hop = { 0 };
+	struct vmh_ring *r;
+	unsigned reason = vmh_session_open();
+
+	if (reason)
+		return reason;
+	if ((ntohl(a->raddr) >> 24) == 127)
+		return VMH_R_LOOPBACK;
+	vmh_session_serve();
+	reason = vmh_net_resolve(a->raddr, a->laddr, 0, &hop);
+	if (reason == VMH_R_NO_NEIGHBOUR && hop.via)
+		vmh_session_neigh(hop.ifindex, hop.via);
+	if (!reason)
+		reason = vmh_net_link_served(hop.ifindex);
+	if (reason)
+		return reason;
+	r = vmh_session_ring(hop.ifindex, &reason);
+	if (!r)
+		return reason ? reason : VMH_R_RING_FAILED;
+	s->tring = vmh_tring_of(r);
+	s->ifindex = hop.ifindex;
+	if (!s->tring)
+		return VMH_R_RING_FAILED; /* a raw packet QP sends no frames that are not datagrams yet */
+	memcpy(path->dmac, hop.dmac, 6);
+	memcpy(path->smac, r->mac, 6);
+	path->mtu = (uint16_t)(hop.mtu && hop.mtu < r->mtu ? hop.mtu : r->mtu);
+	return 0;
+}
+
+static int import(struct vmh_tcps *s, int blob, const struct vmh_tcp_path *path)
+{
+	struct stat st;
+	long p;
+	int rc;
+
+	if (vmh_sys(SYS_fstat, blob, &st) < 0 || st.st_size < VMH_TCP_STATE_LEN)
+		return -EPROTO;
+	p = vmh_sys(SYS_mmap, NULL, st.st_size, PROT_READ, MAP_PRIVATE, blob, 0);
+	if (p < 0 && p > -4096)
+		return (int)p;
+	vmh_lock(&s->io);
+	rc = vmh_tcp_import(vmh_tring_stack(s->tring), (void *)p, (size_t)st.st_size, path, s, &s->conn);
+	vmh_unlock(&s->io);
+	vmh_sys(SYS_munmap, p, st.st_size);
+	return rc;
+}
+
+static void publish(struct vmh_tcps *s, int fd)
+{
+	long flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
+
+	atomic_store(&s->nonblock, flags >= 0 && (flags & O_NONBLOCK));
+	s->rcvtimeo_ns = timeout_of(fd, SO_RCVTIMEO);
+	s->sndtimeo_ns = timeout_of(fd, SO_SNDTIMEO);
+	vmh_tring_count(s->tring, 1);
+	VMH_SET(s->stats->flow_id, s->flow_id);
+	VMH_SET(s->stats->ring_id, vmh_tring_ring(s->tring)->id);
+	VMH_SET(s->stats->offloaded, 1);
+	VMH_SET(s->stats->rx_offloaded, 1);
+	VMH_SET(s->stats->tx_offloaded, 1);
+	vmh_tcps_set_reason(s, VMH_R_NONE);
+	vmh_lock(&s->io);
+	vmh_tcps_refresh(s);
+	atomic_store(&s->state, VMH_TCPS_RING);
+	vmh_unlock(&s->io);
+	vmh_epoll_member_parked(&s->obj, true);
+	vmh_epoll_member_on_ring(&s->obj);
+	if (vmh_tcps_bits(s))
+		vmh_epoll_notify(&s->obj);
+	vmh_tring_flush(s->tring);
+	vmh_wake_all();
+	vmh_debug("fd %d: the TCP connection is on the ring of %s", fd, vmh_tring_ring(s->tring)->ifname);
+}
+
+/* Object lock held, state ADOPTING. 0, or why not; the connection is the kernel's then. */
+static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *path)
+{
+	struct vmh_msg_attach req = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)fd,
+				      .proto = IPPROTO_TCP, .family = 4, .local_port = a->lport, .remote_port = a->rport };
+	struct vmh_tcps_stash *st;
+	unsigned reason = 0;
+	int blob = -1, err;
+
+	vmh_map4(req.local_addr, a->laddr);
+	vmh_map4(req.remote_addr, a->raddr);
+	st = vmh_tring_stash(s->tring, a);
+	if (!st)
+		return VMH_R_RING_FAILED;
+	vmh_session_attach(&req, fd, &s->flow_id, &reason);
+	if (!reason && vmh_session_tcp_take(fd, s->flow_id, &blob, &reason) == 0)
+		reason = 0;
+	else if (s->flow_id)
+		vmh_session_detach(s->flow_id, reason);
+	if (reason) {
+		vmh_tring_unstash(s->tring, st, false);
+		s->flow_id = 0;
+		return reason;
+	}
+	err = import(s, blob, path);
+	vmh_tring_unstash(s->tring, st, !err);
+	if (err) {
+		vmh_debug("fd %d: the stack does not take the connection: %s", fd, strerror(-err));
+		if (vmh_session_tcp_home(fd, blob, s->flow_id, s->ifindex))
+			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
+		s->flow_id = 0;
+		reason = VMH_R_TCP_STATE;
+	}
+	vmh_sys(SYS_close, blob);
+	return reason;
+}
+
+void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
+{
+	struct vmh_tcp_path path = { 0 };
+	struct vmh_tcp_addr a;
+	unsigned reason;
+
+	if (vmh_now_ns() < s->retry_ns || !vmh_trylock(&s->obj.lock))
+		return;
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !read_ends(s, fd, &a)) {
+		vmh_unlock(&s->obj.lock);
+		return;
+	}
+	reason = find_way(s, &a, &path);
+	if (!reason) {
+		atomic_store(&s->state, VMH_TCPS_ADOPTING);
+		/* a call that sleeps in the kernel would never wake up again */
+		reason = atomic_load(&s->in_kernel) ? VMH_R_NOT_TRIED : move(s, fd, &a, &path);
+	}
+	if (!reason) {
+		publish(s, fd);
+	} else {
+		vmh_tcps_set_reason(s, reason);
+		s->retry_ns = vmh_now_ns() + RETRY_NS;
+		atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+		vmh_debug("fd %d: the TCP connection stays on the kernel: %s", fd, vmh_reason_text(reason));
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+/* ---- home ---- */
+
+/* io held, frozen: the connection as a memory file, or -errno. */
+static int export(struct vmh_tcps *s)
+{
+	ssize_t n = vmh_tcp_export(s->conn, NULL, 0);
+	long p, fd;
+
+	if (n < 0)
+		return (int)n;
+	fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC);
+	if (fd < 0)
+		return (int)fd;
+	p = vmh_sys(SYS_ftruncate, fd, n) < 0 ? -ENOMEM
+		: vmh_sys(SYS_mmap, NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (p < 0 && p > -4096) {
+		vmh_sys(SYS_close, fd);
+		return -ENOMEM;
+	}
+	if (vmh_tcp_export(s->conn, (void *)p, (size_t)n) != n)
+		n = -EAGAIN;
+	vmh_sys(SYS_munmap, p, n < 0 ? -n : n);
+	if (n < 0)
+		vmh_sys(SYS_close, fd);
+	return n < 0 ? (int)n : (int)fd;
+}
+
+/* Object lock held: the stack has it no more. */
+static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abort_)
+{
+	bool had = s->conn != NULL;
+
+	vmh_lock(&s->io);
+	if (had && abort_)
+		vmh_tcp_abort(s->conn);
+	else if (had)
+		vmh_tcp_forget(s->conn);
+	s->conn = NULL;
+	atomic_store(&s->bits, state == VMH_TCPS_LOST ? EPOLLERR | EPOLLHUP | VMH_IN | VMH_OUT : 0);
+	atomic_store(&s->state, state);
+	vmh_unlock(&s->io);
+	if (had) {
+		vmh_tring_flush(s->tring);
+		vmh_tring_count(s->tring, -1);
+	}
+	VMH_SET(s->stats->offloaded, 0);
+	VMH_SET(s->stats->rx_offloaded, 0);
+	VMH_SET(s->stats->tx_offloaded, 0);
+	if (state != VMH_TCPS_STRANDED)
+		VMH_SET(s->stats->flow_id, s->flow_id = 0);
+	vmh_tcps_set_reason(s, reason);
+	if (state == VMH_TCPS_HOME)
+		vmh_epoll_member_parked(&s->obj, false);
+	else if (state == VMH_TCPS_LOST)
+		vmh_epoll_notify(&s->obj);
+	vmh_wake_all();
+}
+
+/* Object lock held. The end of a connection that could not go home. */
+static void lost(struct vmh_tcps *s, unsigned reason, int err)
+{
+	uint32_t flow = s->flow_id;
+
+	vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
+	leave(s, VMH_TCPS_LOST, reason, true);
+	if (flow)
+		vmh_session_detach(flow, reason ? reason : VMH_R_TCP_STATE);
+}
+
+static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
+{
+	int blob, err;
+
+	vmh_lock(&s->io);
+	vmh_tcp_freeze(s->conn);
+	blob = export(s);
+	if (blob == -ENOTSUP) { /* it has ended: the stack answers until close */
+		vmh_tcp_thaw(s->conn);
+		vmh_unlock(&s->io);
+		if (must)
+			lost(s, reason, blob);
+		return must ? 0 : blob;
+	}
+	atomic_store(&s->state, VMH_TCPS_HOMING);
+	vmh_unlock(&s->io);
+	VMH_COUNT(vmh_stats->calls_home, 1);
+	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, s->flow_id, s->ifindex);
+	if (!err) {
+		leave(s, VMH_TCPS_HOME, reason, false);
+	} else if (err == -ENOTCONN && !must) {
+		s->blob = blob;
+		s->stranded_ns = vmh_now_ns();
+		leave(s, VMH_TCPS_STRANDED, reason, false);
+		return 0;
+	} else if (must) {
+		lost(s, reason, err);
+	} else {
+		vmh_lock(&s->io);
+		vmh_tcp_thaw(s->conn);
+		atomic_store(&s->state, VMH_TCPS_RING);
+		vmh_unlock(&s->io);
+		vmh_tring_flush(s->tring);
+	}
+	if (blob >= 0)
+		vmh_sys(SYS_close, blob);
+	return err;
+}
+
+static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
+{
+	int err = vmh_session_tcp_home(s->obj.fd, s->blob, s->flow_id, s->ifindex);
+
+	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
+		return 0;
+	vmh_sys(SYS_close, s->blob);
+	s->blob = -1;
+	if (err)
+		lost(s, reason, err);
+	else
+		leave(s, VMH_TCPS_HOME, reason, false);
+	return err;
+}
+
+int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
+{
+	int err = 0;
+
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+		return 0;
+	vmh_lock(&s->obj.lock);
+	switch (vmh_tcps_state(s)) {
+	case VMH_TCPS_KERNEL:
+		atomic_store(&s->state, VMH_TCPS_HOME);
+		vmh_tcps_set_reason(s, reason);
+		break;
+	case VMH_TCPS_RING:
+		err = home_from_ring(s, reason, must);
+		vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
+		break;
+	case VMH_TCPS_STRANDED:
+		err = home_stranded(s, reason, must);
+		break;
+	}
+	vmh_unlock(&s->obj.lock);
+	return err;
+}
+
+void vmh_tcps_home_fd(int fd, unsigned reason)
+{
+	int saved = errno;
+	TCPS_HELD s = vmh_tcps_get(fd);
+
+	if (s)
+		vmh_tcps_home(s, reason, false);
+	errno = saved;
+}
+
+static void home_one(struct vmh_tcps *s, void *arg)
+{
+	const unsigned *reason = arg;
+
+	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING) /* what has not been adopted yet may be, later */
+		vmh_tcps_home(s, *reason, *reason == VMH_R_FORK || *reason == VMH_R_EXEC || *reason == VMH_R_NONE);
+	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
+		vmh_tcps_home(s, *reason, false);
+}
+
+void vmh_tcps_home_all(unsigned reason)
+{
+	vmh_tcps_each(home_one, &reason);
+}
+
+struct gone {
+	struct vmh_ring *ring;
+	uint32_t flow_id;
+	unsigned reason;
+};
+
+static void gone_one(struct vmh_tcps *s, void *arg)
+{
+	const struct gone *g = arg;
+
+	if (vmh_tcps_parked(s) && ((g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
+				   (g->flow_id && s->flow_id == g->flow_id)))
+		vmh_tcps_home(s, g->reason, false);
+}
+
+void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason)
+{
+	struct gone g = { .flow_id = flow_id, .reason = reason };
+
+	vmh_tcps_each(gone_one, &g);
+}
+
+void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason)
+{
+	struct gone g = { .ring = r, .reason = reason };
+
+	vmh_tcps_each(gone_one, &g);
+}
+
+static void back_one(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
+		vmh_tcps_home(s, VMH_R_SERVICE_GONE, false);
+}
+
+void vmh_tcps_service_back(void)
+{
+	vmh_tcps_each(back_one, NULL);
+}

@@ -1,0 +1,236 @@
+/* The TCP stack on a ring, as the socket class uses it: whoever polls the ring also runs the timers, pushes what the
+ * stack has sent, and tells the sockets whose readiness has changed. */
+#include "vmh_base.h"
+#include "tcp/tcp_ring.h"
+#include "vmh_iomux_int.h"
+#include "vmh_tcps.h"
+#include "vmh_wait.h"
+#include <netinet/in.h>
+#include <stdlib.h>
+
+#define STASH_FRAMES 32
+#define STASH_BYTES 2048
+#define POLL_BUDGET 64
+#define TICK_MAX_NS 1000000u
+#define LOOK_MS 10      /* of the internal thread: a timer that came to be since its last look is found after this */
+#define HOLD_MAX 1024   /* frames that may stay for unread data */
+
+struct vmh_tcps_stash {
+	struct vmh_tcps_stash *next;
+	struct vmh_tcp_addr addr;
+	unsigned n;
+	uint32_t len[STASH_FRAMES];
+	unsigned char frame[STASH_FRAMES][STASH_BYTES];
+};
+
+struct vmh_tring {
+	struct vmh_tcp_ring tr;             /* first: other_arg of the ring */
+	struct vmh_tcps_stash *stashes;     /* ring lock */
+	struct vmh_tcps *_Atomic dirty;
+	_Atomic int conns;
+	bool closed;
+	struct vmh_tring *next;
+};
+
+static struct vmh_lock list_lock;
+static struct vmh_tring *_Atomic trings; /* append only */
+
+struct vmh_ring *vmh_tring_ring(struct vmh_tring *t)
+{
+	return t->tr.ring;
+}
+
+struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t)
+{
+	return t->tr.tcp;
+}
+
+void vmh_tring_count(struct vmh_tring *t, int more)
+{
+	atomic_fetch_add(&t->conns, more);
+}
+
+/* Stack lock held. */
+static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
+{
+	struct vmh_tring *t = arg;
+	struct vmh_tcps *s = user;
+
+	(void)c;
+	if (!s || atomic_exchange(&s->dirty, 1))
+		return;
+	s->dirty_next = atomic_load(&t->dirty);
+	while (!atomic_compare_exchange_weak(&t->dirty, &s->dirty_next, s))
+		;
+}
+
+/* Ring lock held: a frame of no connection may be one of those that are being adopted. */
+static void keep(struct vmh_tring *t, const unsigned char *frame, uint32_t len)
+{
+	const unsigned char *ip = frame + 14, *tcp;
+	struct vmh_tcp_addr a;
+
+	if (len < 54 || len > STASH_BYTES || frame[12] != 8 || frame[13] || ip[9] != IPPROTO_TCP)
+		return;
+	tcp = ip + (ip[0] & 15) * 4;
+	if (tcp + 4 > frame + len)
+		return;
+	memcpy(&a.raddr, ip + 12, 4);
+	memcpy(&a.laddr, ip + 16, 4);
+	memcpy(&a.rport, tcp, 2);
+	memcpy(&a.lport, tcp + 2, 2);
+	for (struct vmh_tcps_stash *st = t->stashes; st; st = st->next) {
+		if (memcmp(&st->addr, &a, sizeof(a)) || st->n == STASH_FRAMES)
+			continue;
+		memcpy(st->frame[st->n], frame, len);
+		st->len[st->n++] = len;
+		return;
+	}
+}
+
+static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
+{
+	struct vmh_tring *t = r->other_arg;
+	int rc = vmh_tcp_input(t->tr.tcp, frame, len, b);
+
+	if (vmh_unlikely(rc == -ENOENT && t->stashes))
+		keep(t, frame, len);
+	return rc > 0;
+}
+
+struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a)
+{
+	struct vmh_tcps_stash *st = vmh_scratch_new(sizeof(*st));
+
+	if (!st)
+		return NULL;
+	st->addr = *a;
+	vmh_lock(&t->tr.ring->lock);
+	st->next = t->stashes;
+	t->stashes = st;
+	vmh_unlock(&t->tr.ring->lock);
+	return st;
+}
+
+void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed)
+{
+	struct vmh_tcps_stash **p = &t->stashes;
+
+	vmh_lock(&t->tr.ring->lock);
+	while (*p && *p != st)
+		p = &(*p)->next;
+	if (*p)
+		*p = st->next;
+	vmh_unlock(&t->tr.ring->lock);
+	for (unsigned i = 0; feed && i < st->n; i++)
+		vmh_tcp_input(t->tr.tcp, st->frame[i], st->len[i], NULL);
+	vmh_scratch_free(st, sizeof(*st));
+}
+
+static uint32_t bits_of(unsigned events)
+{
+	return (events & VMH_TCP_IN ? VMH_IN : 0u) | (events & VMH_TCP_OUT ? VMH_OUT : 0u) |
+	       (events & VMH_TCP_RDHUP ? EPOLLRDHUP | VMH_IN : 0u) | (events & VMH_TCP_HUP ? EPOLLHUP | VMH_IN : 0u) |
+	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
+}
+
+void vmh_tcps_refresh(struct vmh_tcps *s)
+{
+	if (s->conn)
+		atomic_store_explicit(&s->bits, bits_of(vmh_tcp_poll(s->conn)), memory_order_release);
+}
+
+static void tell(struct vmh_tring *t)
+{
+	struct vmh_tcps *s = atomic_exchange(&t->dirty, NULL), *next;
+
+	for (; s; s = next) {
+		next = s->dirty_next;
+		atomic_store(&s->dirty, 0);
+		vmh_lock(&s->io);
+		vmh_tcps_refresh(s);
+		vmh_unlock(&s->io);
+		if (vmh_tcps_bits(s))
+			vmh_epoll_notify(&s->obj);
+	}
+	vmh_wake_all();
+}
+
+/* After each poll of the ring; no lock is held that io would come after. */
+static void after(struct vmh_ring *r)
+{
+	struct vmh_tring *t = r->other_arg;
+	uint64_t now = vmh_now_ns(), next;
+
+	if (vmh_unlikely(now >= atomic_load_explicit(&t->tr.due, memory_order_relaxed))) {
+		next = vmh_tcp_tick(t->tr.tcp);
+		atomic_store_explicit(&t->tr.due, next < now + TICK_MAX_NS ? next : now + TICK_MAX_NS,
+				      memory_order_relaxed);
+	}
+	vmh_tcp_ring_flush(&t->tr);
+	if (atomic_load_explicit(&t->dirty, memory_order_relaxed))
+		tell(t);
+}
+
+void vmh_tring_flush(struct vmh_tring *t)
+{
+	vmh_tcp_ring_flush(&t->tr);
+	if (atomic_load_explicit(&t->dirty, memory_order_relaxed))
+		tell(t);
+}
+
+struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
+{
+	struct vmh_tring *t;
+
+	vmh_lock(&list_lock);
+	for (t = atomic_load(&trings); t && (t->tr.ring != r || t->closed); t = t->next)
+		;
+	if (!t && r->ops->send_frame && !atomic_load(&r->gone) && (t = calloc(1, sizeof(*t)))) {
+		if (vmh_tcp_ring_open(&t->tr, r, r->flags & VMH_RING_F_VERIFY_CSUM, HOLD_MAX, ready, t)) {
+			free(t);
+			t = NULL;
+		} else {
+			vmh_lock(&r->lock);
+			r->other = take;
+			r->after = after;
+			vmh_unlock(&r->lock);
+			t->next = atomic_load(&trings);
+			atomic_store(&trings, t);
+		}
+	}
+	vmh_unlock(&list_lock);
+	return t;
+}
+
+/* The sockets have left it. A thread may still be in after(): the memory stays. */
+void vmh_tring_close(struct vmh_ring *r)
+{
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
+		if (t->tr.ring != r || t->closed)
+			continue;
+		vmh_lock(&r->lock);
+		r->after = NULL;
+		r->other = NULL;
+		vmh_unlock(&r->lock);
+		t->closed = true;
+	}
+}
+
+bool vmh_trings_any(void)
+{
+	return atomic_load(&trings) != NULL;
+}
+
+int vmh_trings_progress(void)
+{
+	bool any = false;
+
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
+		if (t->closed || !atomic_load(&t->conns))
+			continue;
+		any = true;
+		vmh_ring_poll(t->tr.ring, POLL_BUDGET);
+	}
+	return any ? LOOK_MS : -1;
+}
