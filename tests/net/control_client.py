@@ -253,8 +253,9 @@ class Interpreter:
         return list(self.sockets[name].getsockname())
 
     def do_take(self, name: str, flow_id: int) -> dict[str, Any]:
-        reply, self.state = self.client.tcp_take(self.sockets[name].fileno(), flow_id)
-        return _plain(reply) | {"bytes": len(self.state)}
+        reply, state = self.client.tcp_take(self.sockets[name].fileno(), flow_id)
+        self.state = state or self.state
+        return _plain(reply) | {"bytes": len(state)}
 
     def do_state(self) -> str:
         return self.state.hex()

@@ -63,10 +63,13 @@ class TcpMoves:
     async def take(self, flow: Flow, fd: int, session: int, namespace: Namespace) -> int:
         """Park the socket of an attached flow; ``fd`` is taken over. The descriptor of a memory file with the state.
         On any error the flow is gone, and the connection is the kernel's as before."""
+        if self.holds(flow.flow_id):
+            proof.close_slowly(fd)
+            raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
         try:
             found = proof.check(fd, flow, namespace.cookie)
-            if self.holds(flow.flow_id) or found.inode != flow.inode:
-                raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
+            if found.inode != flow.inode:
+                raise proof.not_owner("another socket was attached")
             state = await asyncio.to_thread(self.mover.adopt, fd, _Steering(self._core, flow, namespace))
         except BaseException as error:
             proof.close_slowly(fd)

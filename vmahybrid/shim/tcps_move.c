@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 
 #define RETRY_NS 50000000u     /* for a neighbour, or a thread that is in a call */
+#define NEIGHBOUR_MS 20
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
 /* Passes by itself: the connection may be adopted later. */
@@ -66,6 +67,13 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	reason = vmh_net_resolve(a->raddr, a->laddr, 0, &hop);
 	if (reason == VMH_R_NO_NEIGHBOUR && hop.via)
 		vmh_session_neigh(hop.ifindex, hop.via);
+	/* it has just been spoken to: the page is about to tell */
+	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && i < NEIGHBOUR_MS; i++) {
+		struct timespec ms = { 0, 1000000 };
+
+		vmh_sys(SYS_nanosleep, &ms, NULL);
+		reason = vmh_net_resolve(a->raddr, a->laddr, 0, &hop);
+	}
 	if (!reason)
 		reason = vmh_net_link_served(hop.ifindex);
 	if (reason)
@@ -96,6 +104,8 @@ static int import(struct vmh_tcps *s, int blob, const struct vmh_tcp_path *path)
 		return (int)p;
 	vmh_lock(&s->io);
 	rc = vmh_tcp_import(vmh_tring_stack(s->tring), (void *)p, (size_t)st.st_size, path, s, &s->conn);
+	if (!rc)
+		rc = vmh_tcp_thaw(s->conn);
 	vmh_unlock(&s->io);
 	vmh_sys(SYS_munmap, p, st.st_size);
 	return rc;
