@@ -1,0 +1,194 @@
+"""A program with TCP connections that does what its standard input says, one JSON object per line; run under the shim
+or without it. Everything goes by plain socket calls of Python."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.listener = socket.socket()
+        self.sock = socket.socket()
+        self.thread: threading.Thread | None = None
+
+    def run(self, command: dict[str, Any]) -> Any:
+        return getattr(self, "do_" + command.pop("do"))(**command)
+
+    def do_listen(self, address: str) -> int:
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind((address, 0))
+        self.listener.listen()
+        self.listener.settimeout(5)
+        return int(self.listener.getsockname()[1])
+
+    def do_accept(self) -> int:
+        self.sock = self.listener.accept()[0]
+        self.sock.settimeout(None)
+        return self.sock.fileno()
+
+    def do_connect(self, address: str, port: int, timeout: float = 0) -> int:
+        self.sock = socket.socket()
+        if timeout:
+            self.sock.settimeout(timeout)   # non-blocking inside
+        self.sock.connect((address, port))
+        self.sock.settimeout(None)
+        return self.sock.fileno()
+
+    def do_nodelay(self) -> None:
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def do_echo(self, how: str = "block") -> None:
+        """In a thread: everything comes back, until the end of the stream."""
+        self.thread = threading.Thread(target=getattr(self, "_echo_" + how), daemon=True)
+        self.thread.start()
+
+    def _echo_block(self) -> None:
+        while data := self.sock.recv(65536):
+            self.sock.sendall(data)
+
+    def _echo_select(self) -> None:
+        self._echo_when(lambda: select.select([self.sock], [], [], 5)[0])
+
+    def _echo_poll(self) -> None:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        self._echo_when(lambda: poll.poll(5000))
+
+    def _echo_epoll(self) -> None:
+        with select.epoll() as poll:
+            poll.register(self.sock, select.EPOLLIN | select.EPOLLET)
+            self._echo_when(lambda: poll.poll(5), edge=True)
+
+    def _echo_when(self, ready: Any, edge: bool = False) -> None:
+        self.sock.setblocking(False)
+        while ready():
+            while True:
+                try:
+                    data = self.sock.recv(65536)
+                except BlockingIOError:
+                    break
+                if not data:
+                    self.sock.setblocking(True)
+                    return
+                self._send_all(data)
+                if not edge:
+                    break
+
+    def _send_all(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[self.sock.send(data):]
+            except BlockingIOError:
+                select.select([], [self.sock], [], 5)
+
+    def do_echo_ended(self) -> bool:
+        assert self.thread is not None
+        self.thread.join(5)
+        return not self.thread.is_alive()
+
+    def do_ask(self, count: int, size: int) -> str:
+        """Requests and their echoes; "" or what was wrong."""
+        for number in range(count):
+            data = hashlib.sha256(str(number).encode()).digest() * (size // 32 + 1)
+            data = data[:size]
+            self.sock.sendall(data)
+            if self.do_read(size, raw=True) != data:
+                return f"answer {number} differs"
+        return ""
+
+    def do_bulk(self, size: int) -> str:
+        """Both directions at once; "" if what comes back is what was sent."""
+        data, got = os.urandom(size), bytearray()
+        sender = threading.Thread(target=self.sock.sendall, args=(data,))
+        sender.start()
+        while len(got) < size and (part := self.sock.recv(65536)):
+            got += part
+        sender.join(5)
+        same = hashlib.sha256(got).digest() == hashlib.sha256(data).digest()
+        return "" if same else f"{len(got)} of {size} bytes, or others"
+
+    def do_send(self, data: str) -> None:
+        self.sock.sendall(data.encode())
+
+    def do_read(self, size: int, raw: bool = False, timeout: float = 0) -> Any:
+        """``size`` bytes, or what there is before the end. ``timeout``: an error after it."""
+        got = b""
+        if timeout:
+            self.sock.settimeout(timeout)
+        try:
+            while len(got) < size and (part := self.sock.recv(size - len(got))):
+                got += part
+        finally:
+            if timeout:
+                self.sock.settimeout(None)
+        return got if raw else got.decode()
+
+    def do_peek(self, size: int) -> str:
+        return self.sock.recv(size, socket.MSG_PEEK).decode()
+
+    def do_nowait(self) -> str:
+        try:
+            return self.sock.recv(1, socket.MSG_DONTWAIT).decode()
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+
+    def do_writable(self) -> bool:
+        return bool(select.select([], [self.sock], [], 1)[1])
+
+    def do_dup(self) -> None:
+        self.sock = self.sock.dup()
+
+    def do_shutdown(self) -> None:
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def do_fork(self) -> None:
+        """The child speaks, and ends."""
+        pid = os.fork()
+        if not pid:
+            self.sock.sendall(b"child")
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def do_run(self) -> int:
+        return subprocess.run(["true"], check=False).returncode
+
+    def do_close(self) -> None:
+        self.sock.close()
+
+    def do_exit(self) -> None:
+        sys.exit(0)
+
+    def do_half_rtt(self, count: int, size: int = 14) -> float:
+        """Microseconds, median."""
+        data, times = b"x" * size, []
+        for _ in range(count):
+            start = time.perf_counter_ns()
+            self.sock.sendall(data)
+            self.sock.recv(size)
+            times.append(time.perf_counter_ns() - start)
+        return sorted(times)[count // 2] / 2000
+
+
+def main() -> None:
+    peer = Peer()
+    for line in sys.stdin:
+        try:
+            answer = {"ok": peer.run(json.loads(line))}
+        except Exception as error:
+            answer = {"error": type(error).__name__, "text": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

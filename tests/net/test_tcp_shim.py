@@ -1,0 +1,210 @@
+"""VMA_HYBRID_TCP (a preview): connections of unmodified programs are adopted onto rings and go home."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from net.service_lab import Api, Peer, Refusal, until
+
+from vmahybrid.bench.sandbox import Sandbox, Side, run_command
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PROGRAM = Path(__file__).with_name("tcp_shim_peer.py")
+
+
+class ShimPeer(Peer):
+    """tcp_shim_peer.py, under the shim unless ``policy`` is empty."""
+
+    def __init__(self, service: Service, side: Side, policy: str, rounds: int = 8) -> None:
+        argv, env = [sys.executable, str(PROGRAM)], dict(service.env)
+        if policy:
+            argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
+                                    VMA_RX_POLL="1000")
+        self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        bufsize=1, env={**__import__("os").environ, **env})
+        self.side = side
+
+
+@pytest.fixture(scope="module")
+def netns_pair() -> Iterator[Sandbox]:
+    with Sandbox("test") as sandbox:
+        for side in sandbox.sides:
+            # rings get what the kernel left for a NIC to do otherwise
+            run_command(*side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"]))
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def service(netns_pair: Sandbox) -> Iterator[Service]:
+    with Service(netns_pair) as running:
+        yield running
+
+
+Pair = tuple[ShimPeer, ShimPeer]
+
+
+@pytest.fixture
+def pair(service: Service, netns_pair: Sandbox) -> Iterator[Callable[..., Pair]]:
+    """pair(client's policy, server's) -> the two, connected."""
+    with ExitStack() as stack:
+        def make(client: str, server: str, timeout: float = 0) -> Pair:
+            b = stack.enter_context(ShimPeer(service, netns_pair.b, server))
+            a = stack.enter_context(ShimPeer(service, netns_pair.a, client))
+            port = b.do("listen", address=netns_pair.b.address)
+            a.do("connect", address=netns_pair.b.address, port=port, timeout=timeout)
+            b.do("accept")
+            return a, b
+
+        yield make
+
+
+def flows(service: Service) -> list[Any]:
+    return [flow for flow in Api(service).socket_flows() if flow["proto"] == "tcp" and flow["action"] == "ring"]
+
+
+def on_ring(service: Service, *programs: ShimPeer) -> None:
+    """Each has one TCP flow, that was hit."""
+    def all_there() -> bool:
+        found = flows(service)
+        return len(found) == len(programs) and all(flow["packets"] > 0 for flow in found)
+
+    until(all_there, what=lambda: str(Api(service).status()["flows"]))
+
+
+def at_home(service: Service) -> None:
+    until(lambda: not flows(service), what=lambda: str(flows(service)))
+
+
+def end_of_stream(a: ShimPeer, b: ShimPeer, service: Service) -> None:
+    """``a`` closes, and ``b`` sees a clean end."""
+    a.do("close")
+    assert b.do("echo_ended")
+    at_home(service)
+
+
+@pytest.mark.parametrize("shimmed", ["client", "server", "both"])
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_echo(pair: Callable[..., Pair], service: Service, shimmed: str, policy: str) -> None:
+    a, b = pair(policy if shimmed != "server" else "", policy if shimmed != "client" else "")
+    b.do("echo")
+    assert a.do("ask", count=40, size=100) == ""
+    assert a.do("ask", count=5, size=5000) == ""
+    on_ring(service, *([a, b] if shimmed == "both" else [a]))
+    assert a.do("bulk", 20, size=300000) == ""
+    end_of_stream(a, b, service)
+
+
+@pytest.mark.parametrize("how", ["select", "poll", "epoll"])
+@pytest.mark.parametrize("shimmed", ["server", "both"])
+def test_echo_by_readiness(pair: Callable[..., Pair], service: Service, how: str, shimmed: str) -> None:
+    a, b = pair("offload" if shimmed == "both" else "", "offload")
+    b.do("echo", how=how)
+    assert a.do("ask", count=20, size=100) == ""
+    on_ring(service, *([a, b] if shimmed == "both" else [b]))
+    assert a.do("bulk", 20, size=300000) == ""
+    end_of_stream(a, b, service)
+
+
+def test_a_connection_without_blocking(pair: Callable[..., Pair], service: Service) -> None:
+    a, b = pair("offload", "", timeout=3)
+    b.do("echo")
+    assert a.do("ask", count=10, size=100) == ""
+    on_ring(service, a)
+    end_of_stream(a, b, service)
+
+
+def test_flags(pair: Callable[..., Pair], service: Service) -> None:
+    a, b = pair("offload", "")
+    assert a.do("nowait") == "EAGAIN"
+    assert a.do("writable")
+    b.do("send", data="abc")
+    assert a.do("peek", size=2) == "ab"
+    assert a.do("read", size=3) == "abc"
+    with pytest.raises(Refusal, match="Timeout"):
+        a.do("read", size=1, timeout=0.1)
+    a.do("nodelay")
+    on_ring(service, a)
+    b.do("close")
+    assert a.do("read", size=1) == ""
+    a.do("close")
+    at_home(service)
+
+
+@pytest.mark.parametrize("what", ["dup", "fork", "shutdown"])
+def test_what_sends_it_home(pair: Callable[..., Pair], service: Service, what: str) -> None:
+    a, b = pair("offload", "")
+    a.do("send", data="one")
+    assert b.do("read", size=3) == "one"
+    on_ring(service, a)
+    a.do(what)
+    at_home(service)
+    if what == "fork":
+        assert b.do("read", size=5) == "child"
+    if what != "shutdown":
+        a.do("send", data="two")
+        assert b.do("read", size=3) == "two"
+    b.do("send", data="back")
+    assert a.do("read", size=4) == "back"
+    a.do("close")
+    assert b.do("read", size=1) == ""
+
+
+def test_unread_data_survives_the_way_home(pair: Callable[..., Pair], service: Service) -> None:
+    a, b = pair("offload", "")
+    b.do("send", data="unread")
+    on_ring(service, a)
+    a.do("dup")
+    at_home(service)
+    assert a.do("read", size=6) == "unread"
+
+
+def test_the_peer_of_a_program_that_exits(pair: Callable[..., Pair], service: Service) -> None:
+    a, b = pair("offload", "")
+    a.do("send", data="last")
+    on_ring(service, a)
+    a.close()   # the end of its input
+    assert b.do("read", size=5) == "last"
+    at_home(service)
+
+
+def test_the_peer_of_a_program_that_is_killed(pair: Callable[..., Pair], service: Service) -> None:
+    a, b = pair("offload", "")
+    a.do("send", data="last")
+    assert b.do("read", size=4) == "last"
+    on_ring(service, a)
+    a.kill()
+    at_home(service)
+    with pytest.raises(Refusal, match="ConnectionReset|BrokenPipe"):
+        b.do("send", data="x")
+        b.do("read", size=1, timeout=1)
+
+
+def test_policy_kernel_does_nothing(pair: Callable[..., Pair], service: Service) -> None:
+    a, b = pair("kernel", "")
+    b.do("echo")
+    assert a.do("ask", count=100, size=100) == ""
+    assert flows(service) == []
+    end_of_stream(a, b, service)
+
+
+def test_a_service_that_stops(netns_pair: Sandbox) -> None:
+    with Service(netns_pair) as service, ShimPeer(service, netns_pair.b, "") as b, \
+            ShimPeer(service, netns_pair.a, "offload") as a:
+        port = b.do("listen", address=netns_pair.b.address)
+        a.do("connect", address=netns_pair.b.address, port=port)
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=10, size=100) == ""
+        on_ring(service, a)
+        service.stop()
+        assert a.do("ask", count=10, size=100) == ""
+        a.do("close")
+        assert b.do("echo_ended")
