@@ -6,6 +6,7 @@
 
 #define DEFAULT_TW 65536u
 #define PATH_MTU 1500u
+#define MSS_MIN 48 /* tcp_min_snd_mss of Linux */
 
 void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 {
@@ -153,6 +154,9 @@ static void set_first_window(struct vmh_tcp_conn *c)
 	struct tcp_pcb *pcb = c->pcb;
 	uint32_t max = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff;
 
+	if (c->opt.mss_max && pcb->mss > c->opt.mss_max)
+		pcb->mss = c->opt.mss_max;
+	pcb->mss = LWIP_MAX(pcb->mss, MSS_MIN);
 	pcb->rcv_wnd = pcb->rcv_ann_wnd = LWIP_MIN(c->opt.rcvbuf, max);
 	pcb->rcv_ann_right_edge = pcb->rcv_nxt + LWIP_MIN(c->opt.rcvbuf, 0xffff); /* what the SYN said */
 }
