@@ -444,7 +444,7 @@ static void core_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s)
 		s->listeners++;
 }
 
-extern const struct vmh_tcp_ops vmh_tcp_core __attribute__((visibility("default")));
+extern const struct vmh_tcp_ops vmh_tcp_core; /* scripts/lwip.py renames it in each copy */
 const struct vmh_tcp_ops vmh_tcp_core = {
 	.open = core_open, .destroy = core_destroy, .input = core_input, .tick = core_tick, .listen = core_listen,
 	.accept = core_accept, .connect = core_connect, .write = core_write, .read = core_read, .take = core_take,
