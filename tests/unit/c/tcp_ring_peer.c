@@ -1,6 +1,7 @@
 /* TCP on an AF_XDP ring, against whoever speaks the same small protocol: the first byte of a connection says what it is.
  * E echo. S sink: until the end, then four bytes of CRC. G generate: eight bytes of length, that many bytes come back.
  * tcp_ring_peer IFNAME ADDR MAC PEER-ADDR PEER-MAC server | echo COUNT | sink BYTES | generate BYTES | opens COUNT [LOSS]
+ * ... adopt COUNT FILE: a connection of that protocol (E) from FILE (tcp_state.h), with an echo to read; goes on, and back to FILE
  * LOSS: per cent of the frames, both ways */
 #include "live.h"
 #include "tcp_ring.h"
@@ -229,6 +230,56 @@ static void run_opens(unsigned count)
 	printf("opens %u connections, %.0f per second\n", count, count / ((double)(vmh_now_ns() - start) / 1e9));
 }
 
+/* ---- a connection that the kernel had before and gets afterwards ---- */
+
+static unsigned char blob[16 << 20];
+
+static struct vmh_tcp_conn *adopt(const char *file)
+{
+	struct vmh_tcp_conn *c;
+	FILE *f = fopen(file, "rb");
+	size_t len = f ? fread(blob, 1, sizeof(blob), f) : 0;
+	int rc = vmh_tcp_import(tr.tcp, blob, len, &path, NULL, &c);
+
+	if (rc)
+		live_die("import", rc);
+	fclose(f);
+	vmh_tcp_thaw(c);
+	vmh_tcp_ring_flush(&tr);
+	return c;
+}
+
+static void go_home(struct vmh_tcp_conn *c, const char *file)
+{
+	ssize_t len = vmh_tcp_freeze(c) ? -ENOTCONN : vmh_tcp_export(c, blob, sizeof(blob));
+	FILE *f = fopen(file, "wb");
+
+	if (len < 0 || !f || fwrite(blob, 1, (size_t)len, f) != (size_t)len || fclose(f))
+		live_die("export", (int)len);
+	vmh_tcp_forget(c);
+}
+
+static void run_adopt(unsigned count, const char *file)
+{
+	struct vmh_tcp_conn *c = adopt(file);
+	unsigned char out[MESSAGE], in[MESSAGE];
+	uint64_t until;
+
+	for (unsigned i = 0; i <= count; i++) { /* the first answer was on its way, or here, before */
+		pattern(out, i, sizeof(out));
+		if (i)
+			put_all(c, out, sizeof(out));
+		if (get_all(c, in, sizeof(in)) != sizeof(in) || memcmp(in, out, sizeof(in)))
+			live_die("echo", EPROTO);
+	}
+	pattern(out, 0, sizeof(out));
+	put_all(c, out, sizeof(out)); /* the answer is for the kernel's side */
+	for (until = vmh_now_ns() + 20000000; vmh_now_ns() < until;)
+		progress();
+	go_home(c, file);
+	printf("adopted, %u rounds, and home\n", count);
+}
+
 /* ---- server ---- */
 
 struct served {
@@ -388,6 +439,12 @@ int main(int argc, char **argv)
 	rc = vmh_tcp_ring_open(&tr, ring, false, 1024, NULL, NULL);
 	if (rc)
 		live_die("stack", rc);
+	if (argc > 8 && !strcmp(argv[6], "adopt")) {
+		run_adopt((unsigned)n, argv[8]);
+		vmh_tcp_ring_close(&tr);
+		vmh_ring_close(ring);
+		return 0;
+	}
 	if (argc > 8)
 		lose(ring, atof(argv[8]));
 	if (!strcmp(argv[6], "server"))

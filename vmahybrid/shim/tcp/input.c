@@ -8,6 +8,7 @@
 #define IP_LEN 20
 #define TCP_LEN 20
 #define INVALID_US (500 * MS)
+#define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
 
 static inline uint16_t get16(const uint8_t *p)
 {
@@ -183,8 +184,10 @@ static bool paws_refuses(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
 
-	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST ||
-	    TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > 24ull * 86400 * SEC)
+	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST)
+		return false;
+	/* 0: never heard, after an import; the kernel did not tell (tcp_state.h) */
+	if (!pcb->ts_recent || TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > TS_VALID_US)
 		return false;
 	c->t->stats.paws++;
 	tcp_send_empty_ack(pcb);
