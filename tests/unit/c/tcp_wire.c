@@ -95,6 +95,7 @@ static int send_frame(void *ctx, const void *bytes, size_t len)
 	int to = e == &w->end[0];
 	const uint8_t *b = bytes;
 
+	NEED(len <= WIRE_MTU + 14, "a frame of %zu bytes", len);
 	e->sent++;
 	e->data_bytes += len - 34 - (size_t)(b[46] >> 4) * 4;
 	if (b[47] & 4)
