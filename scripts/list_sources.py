@@ -22,9 +22,8 @@ kinds = {
         "api/**/*.js",
     ),
     "bpf": ("bpf/*.c", "bpf/*.h"),
-    "shim": ("vmahybrid/shim/*.c", "vmahybrid/shim/tcp/tcp_*.c"),
-    "tcp": ("vmahybrid/shim/tcp/[a-s]*.c", "vmahybrid/shim/tcp/timer.c", "vmahybrid/shim/tcp/*.h",
-            "vmahybrid/shim/tcp/port/**/*.h"),
+    "shim": ("vmahybrid/shim/*.c",),
+    "tcp": ("vmahybrid/shim/tcp/**/*.[ch]",),
     "softverbs": ("vmahybrid/verbs/softverbs/*.c",),
 }
 for pattern in kinds[sys.argv[1]]:

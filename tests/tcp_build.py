@@ -20,6 +20,7 @@ STRICT = ["-DVMH_TCP_ASSERT", "-DVMH_TCP_PLAIN_MALLOC"]
 COMPILERS = {
     "gcc": ["gcc", *lwip.RELEASE],
     "sanitized": ["clang-14", "-g", "-O1", *SANITIZE, *STRICT],
+    "threads": ["clang-14", "-g", "-O1", "-fsanitize=thread"],
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim", "vmahybrid/shim/tcp")]

@@ -58,8 +58,24 @@ def test_all_bytes_arrive_over_a_lossy_ring(talk: Callable[..., str], mode: str,
         assert resent and int(resent[1]) > 0, said
 
 
-def test_nothing_is_sent_in_vain_to_the_kernel(talk: Callable[..., str]) -> None:
-    """Its delayed ACKs (40 ms) are no losses: the retransmission timer waits for them."""
-    said = talk("ring", "kernel", "sink", 3000000)
-    vain = re.search(r"in vain (\d+) ", said)
-    assert vain and int(vain[1]) == 0, said
+def test_the_timer_waits_for_delayed_acks_of_the_kernel(talk: Callable[..., str]) -> None:
+    """It holds back the ACK of a small segment for 40 ms, which is no loss. One may be late on a busy machine."""
+    said = talk("ring", "kernel", "trickle", 30)
+    resent = re.search(r"resent (\d+) ", said)
+    assert resent and int(resent[1]) <= 3, said
+
+
+def test_a_connection_of_the_kernel_goes_to_the_ring_and_comes_home(
+    program: Path, netns_pair: Sandbox, tmp_path: Path
+) -> None:
+    """Both halves of homecoming and adoption: TCP_REPAIR (net/tcprepair.py) and the stack's import and export."""
+    pytest.importorskip("vmahybrid.net.tcprepair", reason="the kernel's half of homecoming is not there yet")
+    a, b = netns_pair.sides
+    for side, peer in ((a, b), (b, a)):
+        side.ip("neigh", "replace", peer.address, "lladdr", peer.mac, "dev", side.device, "nud", "permanent")
+        run_command(*side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"]))
+    server = [sys.executable, str(PROGRAMS / "tcp_peer.py"), b.address, "server"]
+    netns_pair.start(b, server).wait_for("ready")
+    ring = [str(program), a.device, a.address, a.mac, b.address, b.mac]
+    mover = [sys.executable, str(Path(__file__).parent / "tcp_mover.py"), b.address, str(tmp_path / "state"), "200"]
+    assert "there and back 200" in netns_pair.start(a, [*mover, *ring]).result(50)

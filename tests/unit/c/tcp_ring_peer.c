@@ -1,6 +1,8 @@
 /* TCP on an AF_XDP ring, against whoever speaks the same small protocol: the first byte of a connection says what it is.
  * E echo. S sink: until the end, then four bytes of CRC. G generate: eight bytes of length, that many bytes come back.
- * tcp_ring_peer IFNAME ADDR MAC PEER-ADDR PEER-MAC server | echo COUNT | sink BYTES | generate BYTES | opens COUNT [LOSS]
+ * tcp_ring_peer IFNAME ADDR MAC PEER-ADDR PEER-MAC MODE [NUMBER [LOSS]]; modes: server, echo COUNT, sink BYTES, trickle COUNT,
+ * generate BYTES, opens COUNT, and adopt COUNT FILE: a connection (E) from FILE (tcp_state.h), with an answer to read; it goes
+ * on here, and back to FILE
  * LOSS: per cent of the frames, both ways */
 #include "live.h"
 #include "tcp_ring.h"
@@ -162,7 +164,8 @@ static void run_echo(unsigned count)
 	vmh_tcp_close(c);
 }
 
-static void run_sink(uint64_t bytes)
+/* pause_ns after each chunk: then the peer has only one small segment at a time to acknowledge */
+static void run_sink(uint64_t bytes, size_t chunk, uint64_t pause_ns)
 {
 	struct vmh_tcp_conn *c = dial(20002);
 	static unsigned char buf[CHUNK];
@@ -171,12 +174,15 @@ static void run_sink(uint64_t bytes)
 
 	put_all(c, "S", 1);
 	for (uint64_t at = 0; at < bytes;) {
-		size_t len = bytes - at < CHUNK ? (size_t)(bytes - at) : CHUNK;
+		size_t len = bytes - at < chunk ? (size_t)(bytes - at) : chunk;
+		uint64_t until;
 
 		pattern(buf, at, len);
 		sum = crc(sum, buf, len);
 		put_all(c, buf, len);
 		at += len;
+		for (until = pause_ns ? vmh_now_ns() + pause_ns : 0; vmh_now_ns() < until;)
+			progress();
 	}
 	vmh_tcp_shutdown(c, SHUT_WR);
 	if (get_all(c, &theirs, 4) != 4 || theirs != sum)
@@ -227,6 +233,56 @@ static void run_opens(unsigned count)
 		vmh_tcp_close(c);
 	}
 	printf("opens %u connections, %.0f per second\n", count, count / ((double)(vmh_now_ns() - start) / 1e9));
+}
+
+/* ---- a connection that the kernel had before and gets afterwards ---- */
+
+static unsigned char blob[16 << 20];
+
+static struct vmh_tcp_conn *adopt(const char *file)
+{
+	struct vmh_tcp_conn *c;
+	FILE *f = fopen(file, "rb");
+	size_t len = f ? fread(blob, 1, sizeof(blob), f) : 0;
+	int rc = vmh_tcp_import(tr.tcp, blob, len, &path, NULL, &c);
+
+	if (rc)
+		live_die("import", rc);
+	fclose(f);
+	vmh_tcp_thaw(c);
+	vmh_tcp_ring_flush(&tr);
+	return c;
+}
+
+static void go_home(struct vmh_tcp_conn *c, const char *file)
+{
+	ssize_t len = vmh_tcp_freeze(c) ? -ENOTCONN : vmh_tcp_export(c, blob, sizeof(blob));
+	FILE *f = fopen(file, "wb");
+
+	if (len < 0 || !f || fwrite(blob, 1, (size_t)len, f) != (size_t)len || fclose(f))
+		live_die("export", (int)len);
+	vmh_tcp_forget(c);
+}
+
+static void run_adopt(unsigned count, const char *file)
+{
+	struct vmh_tcp_conn *c = adopt(file);
+	unsigned char out[MESSAGE], in[MESSAGE];
+	uint64_t until;
+
+	for (unsigned i = 0; i <= count; i++) { /* the first answer was on its way, or here, before */
+		pattern(out, i, sizeof(out));
+		if (i)
+			put_all(c, out, sizeof(out));
+		if (get_all(c, in, sizeof(in)) != sizeof(in) || memcmp(in, out, sizeof(in)))
+			live_die("echo", EPROTO);
+	}
+	pattern(out, 0, sizeof(out));
+	put_all(c, out, sizeof(out)); /* the answer is for the kernel's side */
+	for (until = vmh_now_ns() + 20000000; vmh_now_ns() < until;)
+		progress();
+	go_home(c, file);
+	printf("adopted, %u rounds, and home\n", count);
 }
 
 /* ---- server ---- */
@@ -388,6 +444,12 @@ int main(int argc, char **argv)
 	rc = vmh_tcp_ring_open(&tr, ring, false, 1024, NULL, NULL);
 	if (rc)
 		live_die("stack", rc);
+	if (argc > 8 && !strcmp(argv[6], "adopt")) {
+		run_adopt((unsigned)n, argv[8]);
+		vmh_tcp_ring_close(&tr);
+		vmh_ring_close(ring);
+		return 0;
+	}
 	if (argc > 8)
 		lose(ring, atof(argv[8]));
 	if (!strcmp(argv[6], "server"))
@@ -395,7 +457,9 @@ int main(int argc, char **argv)
 	else if (!strcmp(argv[6], "echo"))
 		run_echo((unsigned)n);
 	else if (!strcmp(argv[6], "sink"))
-		run_sink(n);
+		run_sink(n, CHUNK, 0);
+	else if (!strcmp(argv[6], "trickle"))
+		run_sink(n * MESSAGE, MESSAGE, 50000000);
 	else if (!strcmp(argv[6], "generate"))
 		run_generate(n);
 	else

@@ -1,6 +1,17 @@
 #include "tcp_wire.h"
-#include "check.h"
 #include <sys/socket.h>
+
+/* Ends the program: there is no going on. */
+#define NEED(cond, ...) \
+	do { \
+		if (!(cond)) { \
+			printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
+			printf(__VA_ARGS__); \
+			putchar('\n'); \
+			fflush(stdout); \
+			abort(); \
+		} \
+	} while (0)
 
 struct wire_frame {
 	uint64_t at, seq;
@@ -84,6 +95,7 @@ static int send_frame(void *ctx, const void *bytes, size_t len)
 	int to = e == &w->end[0];
 	const uint8_t *b = bytes;
 
+	NEED(len <= WIRE_MTU + 14, "a frame of %zu bytes", len);
 	e->sent++;
 	e->data_bytes += len - 34 - (size_t)(b[46] >> 4) * 4;
 	if (b[47] & 4)
@@ -141,7 +153,7 @@ void wire_open(struct wire *w, const struct wire_faults *both, unsigned hold_max
 
 		w->end[i].w = w;
 		w->end[i].addr = htonl(0x0a000001u + (unsigned)i);
-		CHECK(vmh_tcp_open(&env, &w->end[i].t) == 0, "open");
+		NEED(vmh_tcp_open(&env, &w->end[i].t) == 0, "open");
 	}
 	wire_faults(w, both);
 }
@@ -153,7 +165,7 @@ void wire_close(struct wire *w)
 
 		vmh_tcp_get_stats(w->end[i].t, &s);
 		vmh_tcp_destroy(w->end[i].t);
-		CHECK(w->end[i].held_frames == 0, "%u frames of end %d are still held", w->end[i].held_frames, i);
+		NEED(w->end[i].held_frames == 0, "%u frames of end %d are still held", w->end[i].held_frames, i);
 	}
 	while (w->n)
 		frame_free(pop(w));
@@ -224,7 +236,7 @@ struct vmh_tcp_conn *wire_listen(struct wire *w, uint16_t port, unsigned backlog
 	struct vmh_tcp_conn *l = NULL;
 
 	vmh_tcp_options_init(&def);
-	CHECK(vmh_tcp_listen(w->end[1].t, w->end[1].addr, htons(port), backlog, o ? o : &def, NULL, &l) == 0, "listen");
+	NEED(vmh_tcp_listen(w->end[1].t, w->end[1].addr, htons(port), backlog, o ? o : &def, NULL, &l) == 0, "listen");
 	return l;
 }
 

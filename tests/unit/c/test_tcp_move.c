@@ -28,6 +28,8 @@ static bool move(struct wire *w, int end, struct vmh_tcp_conn **c, uint64_t froz
 	CHECK(len >= VMH_TCP_STATE_LEN && half == len, "%zd %zd", len, half);
 	vmh_tcp_forget(*c);
 	*c = NULL;
+	if (wire_random(w) < 0.5) /* what comes from the kernel does not know it */
+		memset(blob + offsetof(struct vmh_tcp_state, ts_recent), 0, 4);
 	rc = vmh_tcp_import(w->end[end].t, blob, (size_t)len, &p, NULL, &again);
 	CHECK(rc == 0, "import: %d", rc);
 	if (rc)

@@ -260,6 +260,7 @@ static void test_zero_window(void)
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i;
 	size_t written = 0, got = 0;
+	struct seen seen = {0};
 	struct wire w;
 	ssize_t n;
 
@@ -271,10 +272,22 @@ static void test_zero_window(void)
 	wire_run(&w, 600 * NS); /* nobody reads: the window is zero, probes go on */
 	vmh_tcp_get_info(c, &i);
 	CHECK(i.snd_wnd == 0 && i.probes > 5 && !(vmh_tcp_poll(c) & VMH_TCP_ERR), "wnd %u probes %u", i.snd_wnd, i.probes);
+	for (int k = 0; k < 4; k++) { /* reading a part opens the window by that part */
+		got += (size_t)wire_read(p, buf, 3000);
+		wire_run(&w, NS);
+		vmh_tcp_get_info(p, &i);
+		CHECK(i.unread <= 20000, "%u unread in a buffer of 20000", i.unread);
+	}
+	w.end[1].watch = mute; /* the news that the window is open is lost: only a probe finds out */
+	w.end[1].arg = &seen;
+	while ((n = wire_read(p, buf, sizeof(buf))) > 0)
+		got += (size_t)n;
+	w.end[1].watch = NULL;
+	CHECK(seen.n > 0, "no window update");
 	for (int k = 0; k < 1000 && got < written; k++) {
 		while ((n = wire_read(p, buf, sizeof(buf))) > 0)
 			got += (size_t)n;
-		wire_run(&w, 100000);
+		wire_run(&w, k ? 100000 : 200 * NS);
 	}
 	CHECK(got == written, "%zu of %zu", got, written);
 	close_pair(&w, l, c, p);

@@ -6,6 +6,7 @@
 
 #define DEFAULT_TW 65536u
 #define PATH_MTU 1500u
+#define MSS_MIN 48 /* tcp_min_snd_mss of Linux */
 
 void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 {
@@ -153,6 +154,9 @@ static void set_first_window(struct vmh_tcp_conn *c)
 	struct tcp_pcb *pcb = c->pcb;
 	uint32_t max = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff;
 
+	if (c->opt.mss_max && pcb->mss > c->opt.mss_max)
+		pcb->mss = c->opt.mss_max;
+	pcb->mss = LWIP_MAX(pcb->mss, MSS_MIN);
 	pcb->rcv_wnd = pcb->rcv_ann_wnd = LWIP_MIN(c->opt.rcvbuf, max);
 	pcb->rcv_ann_right_edge = pcb->rcv_nxt + LWIP_MIN(c->opt.rcvbuf, 0xffff); /* what the SYN said */
 }
@@ -440,7 +444,7 @@ static void core_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s)
 		s->listeners++;
 }
 
-extern const struct vmh_tcp_ops vmh_tcp_core __attribute__((visibility("default")));
+extern const struct vmh_tcp_ops vmh_tcp_core; /* scripts/lwip.py renames it in each copy */
 const struct vmh_tcp_ops vmh_tcp_core = {
 	.open = core_open, .destroy = core_destroy, .input = core_input, .tick = core_tick, .listen = core_listen,
 	.accept = core_accept, .connect = core_connect, .write = core_write, .read = core_read, .take = core_take,

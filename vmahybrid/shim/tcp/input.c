@@ -8,6 +8,7 @@
 #define IP_LEN 20
 #define TCP_LEN 20
 #define INVALID_US (500 * MS)
+#define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
 
 static inline uint16_t get16(const uint8_t *p)
 {
@@ -67,7 +68,9 @@ static void read_sacks(struct seg_in *in, const uint8_t *at, unsigned len)
 	}
 }
 
-static void read_segment(const uint8_t *tcp, size_t len, struct seg_in *in)
+/* Also mends what lwIP would misunderstand: broken options end the list, since it would look for the length of the last one
+ * behind the header; and what belongs into a SYN is blanked elsewhere, since it would take an MSS at any time. */
+static void read_segment(uint8_t *tcp, size_t len, struct seg_in *in)
 {
 	unsigned header = (unsigned)(tcp[12] >> 4) * 4;
 
@@ -82,14 +85,18 @@ static void read_segment(const uint8_t *tcp, size_t len, struct seg_in *in)
 			n = 1;
 			continue;
 		}
-		if (i + 1 >= header || (n = tcp[i + 1]) < 2 || i + n > header)
+		if (i + 1 >= header || (n = tcp[i + 1]) < 2 || i + n > header) {
+			memset(tcp + i, 0, header - i);
 			return;
+		}
 		if (tcp[i] == 8 && n == 10) {
 			in->ts = true;
 			in->tsval = get32(tcp + i + 2);
 			in->tsecr = get32(tcp + i + 6);
 		} else if (tcp[i] == 5) {
 			read_sacks(in, tcp + i, n);
+		} else if (tcp[i] <= 4 && !(in->flags & TCP_SYN)) {
+			memset(tcp + i, 1, n);
 		}
 	}
 }
@@ -177,8 +184,10 @@ static bool paws_refuses(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
 
-	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST ||
-	    TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > 24ull * 86400 * SEC)
+	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST)
+		return false;
+	/* 0: never heard, after an import; the kernel did not tell (tcp_state.h) */
+	if (!pcb->ts_recent || TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > TS_VALID_US)
 		return false;
 	c->t->stats.paws++;
 	tcp_send_empty_ack(pcb);
@@ -216,6 +225,10 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	uint32_t una = c->una, acked;
 	int rc;
 
+	if (!sum_ok(t, tcp, len, &c->key)) {
+		t->stats.bad++;
+		return 0;
+	}
 	read_segment(tcp, len, &in);
 	if (c->parent && c->pcb->state == SYN_RCVD && !(in.flags & (TCP_SYN | TCP_RST)) &&
 	    c->parent->listening->ready.n > c->parent->listening->backlog) {
@@ -223,12 +236,6 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		return 0;
 	}
 	core_enter(t, c);
-	/* what follows believes the options, so a broken segment must not come so far */
-	if (!sum_ok(t, tcp, len, &c->key)) {
-		t->stats.bad++;
-		core_leave(t, c);
-		return 0;
-	}
 	if (storm(c, &in) || paws_refuses(c, &in)) {
 		core_leave(t, c);
 		return 0;
@@ -242,6 +249,8 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
 	recovery_before(c);
 	rc = to_lwip(t, tcp, len, &c->key, token);
+	if (c->pcb && c->pcb->mss > c->path.mtu - 40) /* from a second SYN */
+		c->pcb->mss = (u16_t)(c->path.mtu - 40);
 	if (c->pcb && c->pcb->state >= ESTABLISHED && c->pcb->state != TIME_WAIT) {
 		acked = c->pcb->lastack - una;
 		recovery_ack(c, &in, acked, c->pcb->dupacks != 0 && !acked);
@@ -250,7 +259,7 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	return rc;
 }
 
-static int to_tw(struct vmh_tcp *t, struct tw *w, const uint8_t *tcp, size_t len)
+static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 {
 	struct seg_in in;
 
@@ -268,7 +277,7 @@ static int to_tw(struct vmh_tcp *t, struct tw *w, const uint8_t *tcp, size_t len
 	return 0;
 }
 
-static int to_nobody(struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
+static int to_nobody(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k)
 {
 	struct seg_in in;
 
@@ -289,8 +298,10 @@ static int to_nobody(struct vmh_tcp *t, const uint8_t *tcp, size_t len, const st
 static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k)
 {
 	struct vmh_tcp *t = l->t;
+	struct seg_in in;
 	int rc = 0;
 
+	read_segment(tcp, len, &in);
 	core_enter(t, NULL);
 	if (!(tcp[13] & TCP_SYN) || tcp[13] & TCP_ACK || demux_syn_allowed(l)) {
 		tcp_listen_pcbs.listen_pcbs = l->listening->pcb;

@@ -83,7 +83,7 @@ struct vmh_tcp_state {
 	uint32_t pmtu;          /* of the path, IP header included; 0 unknown */
 	/* timestamps */
 	uint32_t tsval_now;
-	uint32_t ts_recent;     /* the peer's clock as last echoed */
+	uint32_t ts_recent;     /* the peer's clock as last echoed; 0 unknown (TCP_REPAIR does not tell) */
 	/* timers and congestion: hints, a kernel socket starts anew */
 	uint32_t srtt_us;       /* 0 unknown */
 	uint32_t rttvar_us;
