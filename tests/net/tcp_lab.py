@@ -82,24 +82,24 @@ class Drop:
     """Frames of a connection are lost while it is steered."""
 
     def __init__(self, lab: Lab) -> None:
-        self._lab, self._port = lab, lab.port()
+        self._lab, self.port = lab, lab.port()
         self.key = b""
 
     def steer(self, sock: socket.socket) -> None:
         self.key = tcp_key(sock)
-        self._port.install(self.key, Action(Act.DROP, 0, RULE).to_bytes())
+        self.port.install(self.key, Action(Act.DROP, 0, RULE).to_bytes())
 
     def unsteer(self) -> int:
         """How many frames came meanwhile."""
         if not self.key:
             return 0
-        self._port.remove(self.key)
-        count = self._port.hits(RULE)[0]
-        self._port.zero_hits(RULE)
+        self.port.remove(self.key)
+        count = self.port.hits(RULE)[0]
+        self.port.zero_hits(RULE)
         return count
 
     def close(self) -> None:
-        self._port.close()
+        self.port.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +114,7 @@ class Hold(Drop):
 
     def __init__(self, lab: Lab) -> None:
         super().__init__(lab)
-        self._ring = open_ring(self._port)
+        self._ring = open_ring(self.port)
         self._view = view(self._ring)
         injector = Injector.open()
         assert injector is not None
@@ -122,7 +122,7 @@ class Hold(Drop):
 
     def steer(self, sock: socket.socket) -> None:
         self.key = tcp_key(sock)
-        self._port.install(self.key, self._ring.action(RULE))
+        self.port.install(self.key, self._ring.action(RULE))
 
     def unsteer(self) -> int:
         super().unsteer()
@@ -134,7 +134,7 @@ class Hold(Drop):
 
     def give(self, frames: list[bytes]) -> None:
         """To the kernel, as if the wire had brought them."""
-        self._lab.b.call(self._injector.inject, self._port.ifindex, frames)
+        self._lab.b.call(self._injector.inject, self.port.ifindex, frames)
 
     def close(self) -> None:
         self._view.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from net.tcp_lab import Hold, connection, streaming, tcp_lab
+from net.tcp_lab import RULE, Hold, connection, streaming, tcp_key, tcp_lab
 from net.test_tcprepair import receive, talk
 from net.xdp_lab import A, B, Lab, run
 
@@ -22,6 +23,7 @@ from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import MoveCounts, Mover
 from vmahybrid.net.tcprepair import MoveFailed
 from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState
+from vmahybrid.steering.keys import Act, Action
 
 pytestmark = pytest.mark.root
 
@@ -247,3 +249,47 @@ def test_refusals_are_counted_and_descriptors_stay(pair: Pair, steered: Steered,
     assert mover.counts() == MoveCounts(adopted=1, homed=1, refused=2)
     assert len(os.listdir("/proc/self/fd")) == before
     talk(*pair)
+
+
+class Lost:
+    """Of one of many connections: its frames are dropped while it moves."""
+
+    def __init__(self, hold: Hold, sock: socket.socket) -> None:
+        self._port, self._key = hold.port, tcp_key(sock)
+
+    def steer(self) -> None:
+        self._port.install(self._key, Action(Act.DROP, 0, RULE).to_bytes())
+
+    def unsteer(self) -> None:
+        self._port.remove(self._key)
+
+    def give_fin(self, state: TcpState) -> None:
+        raise AssertionError("nobody has closed")
+
+
+def test_many_connections_at_once(lab: Lab, hold: Hold, mover: Mover) -> None:
+    """One Mover, a thread for each connection."""
+    errors: list[BaseException] = []
+
+    def moves(peer: socket.socket, moving: socket.socket) -> None:
+        try:
+            steered = Lost(hold, moving)
+            for _ in range(10):
+                mover.home(moving.fileno(), mover.adopt(moving.fileno(), steered), steered)
+                talk(peer, moving)
+        except BaseException as error:
+            errors.append(error)
+
+    with contextlib.ExitStack() as sockets:
+        threads = []
+        for _ in range(8):
+            ends = connection(lab)
+            for end in ends:
+                sockets.enter_context(end)
+            threads.append(threading.Thread(target=moves, args=ends, daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert errors == [] and not any(thread.is_alive() for thread in threads)
+    assert mover.counts() == MoveCounts(adopted=80, homed=80)

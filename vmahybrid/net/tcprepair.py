@@ -200,6 +200,8 @@ def _state(sock: socket.socket, vitals: Vitals, send: bytes, receive: bytes) -> 
     local, peer = _plain(sock.getsockname()), _plain(sock.getpeername())
     flags, linger_s = _flags(sock, info)
     write_seq, rcv_nxt, window = _without_fins(vitals, flags)
+    # The kernel's own idea of its window may be larger than what the header can announce.
+    window = window._replace(rcv_wnd=min(window.rcv_wnd, 0xFFFF << (info.wscales >> 4)))
     return TcpState(
         phase=TcpPhase(info.state), flags=flags,
         laddr=addr_to_bytes(local[0]), lport=local[1], raddr=addr_to_bytes(peer[0]), rport=peer[1],
