@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ class ShimPeer(Peer):
             argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
                                     VMA_RX_POLL="1000")
         self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        bufsize=1, env={**__import__("os").environ, **env})
+                                        bufsize=1, env={**os.environ, **env})
         self.side = side
 
 
@@ -87,6 +88,7 @@ def end_of_stream(a: ShimPeer, b: ShimPeer, service: Service) -> None:
     """``a`` closes, and ``b`` sees a clean end."""
     a.do("close")
     assert b.do("echo_ended")
+    b.do("close")
     at_home(service)
 
 

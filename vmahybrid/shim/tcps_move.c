@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #define RETRY_NS 50000000u     /* for a neighbour, or a thread that is in a call */
-#define NEIGHBOUR_MS 20
+#define NEIGHBOUR_MS 100
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
 /* Passes by itself: the connection may be adopted later. */
@@ -68,7 +68,7 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	if (reason == VMH_R_NO_NEIGHBOUR && hop.via)
 		vmh_session_neigh(hop.ifindex, hop.via);
 	/* it has just been spoken to: the page is about to tell */
-	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && i < NEIGHBOUR_MS; i++) {
+	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && vmh_params.hybrid_tcp == 2 && i < NEIGHBOUR_MS; i++) {
 		struct timespec ms = { 0, 1000000 };
 
 		vmh_sys(SYS_nanosleep, &ms, NULL);
