@@ -121,6 +121,11 @@ class Peer:
     def do_send(self, data: str) -> None:
         self.sock.sendall(data.encode())
 
+    def do_send_and_read(self) -> None:
+        self.sock.settimeout(1)
+        self.sock.send(b"x")
+        self.sock.recv(1)
+
     def do_read(self, size: int, raw: bool = False, timeout: float = 0) -> Any:
         """``size`` bytes, or what there is before the end. ``timeout``: an error after it."""
         got = b""

@@ -2,6 +2,7 @@
 #include "vmh_tcps.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
+#include "vmh_params.h"
 #include "vmh_net.h"
 #include "vmh_wait.h"
 #include <fcntl.h>

@@ -2,6 +2,7 @@
  * sends the connection home first. */
 #include "vmh_control.h"
 #include "vmh_log.h"
+#include "vmh_params.h"
 #include "vmh_real.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"

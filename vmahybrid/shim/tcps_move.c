@@ -5,6 +5,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
+#include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"

@@ -10,7 +10,6 @@
 #include "tcp/tcp_stack.h"
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
-#include "vmh_params.h"
 #include "vmh_stats.h"
 #include <sys/socket.h>
 

@@ -1,3 +1,4 @@
+#include "vmh_tcps.h"
 #include "iomux_fake.h"
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -223,6 +224,26 @@ struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd)
 }
 
 void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
+{
+	(void)s;
+}
+
+/* no TCP sockets here */
+_Atomic int vmh_tcps_on;
+int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
+{
+	(void)s;
+	(void)reason;
+	(void)must;
+	return -ENOTSUP;
+}
+
+void vmh_tcps_closed(struct vmh_tcps *s)
+{
+	(void)s;
+}
+
+void vmh_tcps_recycle(struct vmh_tcps *s)
 {
 	(void)s;
 }
