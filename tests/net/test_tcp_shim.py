@@ -34,13 +34,17 @@ class ShimPeer(Peer):
         self.side = side
 
 
+def without_offloads(sandbox: Sandbox) -> Sandbox:
+    """Rings get what the kernel left for a NIC to do otherwise."""
+    for side in sandbox.sides:
+        run_command(*side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"]))
+    return sandbox
+
+
 @pytest.fixture(scope="module")
 def netns_pair() -> Iterator[Sandbox]:
     with Sandbox("test") as sandbox:
-        for side in sandbox.sides:
-            # rings get what the kernel left for a NIC to do otherwise
-            run_command(*side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"]))
-        yield sandbox
+        yield without_offloads(sandbox)
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +200,11 @@ def test_policy_kernel_does_nothing(pair: Callable[..., Pair], service: Service)
     end_of_stream(a, b, service)
 
 
-def test_a_service_that_stops(netns_pair: Sandbox) -> None:
-    with Service(netns_pair) as service, ShimPeer(service, netns_pair.b, "") as b, \
-            ShimPeer(service, netns_pair.a, "offload") as a:
-        port = b.do("listen", address=netns_pair.b.address)
-        a.do("connect", address=netns_pair.b.address, port=port)
+def test_a_service_that_stops() -> None:
+    with Sandbox("stop") as sandbox, Service(without_offloads(sandbox)) as service, \
+            ShimPeer(service, sandbox.b, "") as b, ShimPeer(service, sandbox.a, "offload") as a:
+        port = b.do("listen", address=sandbox.b.address)
+        a.do("connect", address=sandbox.b.address, port=port)
         b.do("accept")
         b.do("echo")
         assert a.do("ask", count=10, size=100) == ""
