@@ -132,6 +132,11 @@ static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, con
 		}
 	}
 	after->wake = arm(e, it, ev);
+	if (vmh_epitem_parked(it)) { /* it may have been parked since the kernel was told */
+		struct epoll_event silent = { .events = EPOLLONESHOT, .data = ev->data };
+
+		vmh_ep_kernel_ctl(epfd, EPOLL_CTL_MOD, fd, &silent);
+	}
 	if (vmh_epitem_on_ring(it)) {
 		__atomic_store_n(&e->hint, it, __ATOMIC_RELAXED);
 		atomic_store(&e->maybe_ring, 1);

@@ -18,6 +18,7 @@
 #define CLOCK_EVERY 64
 #define RECV_FLAGS (MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
 #define SEND_FLAGS (MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_CONFIRM | MSG_EOR)
+#define TCP_AO 38 /* linux/tcp.h: TCP_AO_ADD_KEY */
 #define GO_ON (-1000000) /* the state has changed: look again */
 
 /* ---- by the kernel ---- */
@@ -85,6 +86,11 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 {
 	bool may = vmh_tcps_state(s) == VMH_TCPS_KERNEL;
 	ssize_t r;
+
+	if (may && vmh_unlikely(send && (flags & MSG_OOB))) { /* the kernel does not tell the service of it */
+		vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false);
+		return GO_ON;
+	}
 
 	if (may && wants_adoption(s)) {
 		vmh_tcps_adopt(s, fd);
@@ -325,7 +331,8 @@ static bool kernels(const struct msghdr *m, int flags, bool send)
 }
 
 /* The rest of a call whose connection went home in between. */
-static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m, const struct rest *t, int flags, bool send)
+static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m, const struct rest *t, int flags,
+			      bool send)
 {
 	struct iovec parts[PARTS];
 	struct msghdr c = *m;
@@ -432,9 +439,12 @@ static void option_to_stack(struct vmh_tcps *s, int name, int value)
 int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
 {
 	bool both = level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_QUICKACK);
+	bool secret = level == IPPROTO_TCP && (name == TCP_MD5SIG || name == TCP_MD5SIG_EXT || name == TCP_AO);
 	bool timeout = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
 	int r;
 
+	if (secret)
+		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
 	if (vmh_tcps_state(s) > VMH_TCPS_KERNEL && vmh_tcps_state(s) < VMH_TCPS_HOME && !both && !timeout)
 		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
 	vmh_lock(&s->obj.lock);
