@@ -119,7 +119,7 @@ def test_status_and_explain_say_it(lab: Lab) -> None:
     lab.on_ring(server, asker)
     assert "all is well" in status(lab, 0)
     a.ip("link", "del", a.device)
-    until(lambda: not lab.flows(server.pid), 2)
+    until(lambda: not lab.flows(server.pid) and not lab.flows(asker.pid), 2)
     said = " ".join(status(lab, 1).split())
     assert f"{a.netns}:{a.device} disappeared" in said and f"{b.netns}:{b.device} disappeared" in said, said
     recreate(lab)
