@@ -137,9 +137,18 @@ void vmh_verbs_pool_recover(struct verbs_pool *p, uint32_t owner_id)
 	vmh_unlock(&p->lock);
 }
 
-uint32_t vmh_verbs_pool_free(struct verbs_pool *p)
+void vmh_verbs_pool_report(struct verbs_ring *x)
 {
-	return p->count - VMH_GET(p->fresh) + VMH_GET(p->nfree);
+	struct verbs_pool *p = x->pool;
+	struct verbs_ring *who = atomic_load_explicit(&p->reporter, memory_order_relaxed);
+	uint32_t n = x->nspare;
+
+	if (vmh_unlikely(who != x && (!who || atomic_load(&who->r.gone))) &&
+	    atomic_compare_exchange_strong(&p->reporter, &who, x))
+		who = x;
+	if (who == x)
+		n += p->count - VMH_GET(p->fresh) + VMH_GET(p->nfree);
+	VMH_SET(x->r.stats->pool_rx_free, n);
 }
 
 /* ---- transmit ---- */
