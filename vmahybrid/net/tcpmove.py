@@ -1,0 +1,201 @@
+"""Moves of TCP connections from end to end, for the service: `adopt` and `home`, each wholly or not at all.
+
+The descriptor is one that a program has passed; it stays the caller's. Everything may be called from any thread, and
+blocks: an adoption for an RCU grace period, what fails for up to ``timeout``. What the callables of the caller take
+comes on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from vmahybrid.errors import Refused
+from vmahybrid.net import tcprepair
+from vmahybrid.net.tcprepair import Kept, MoveFailed
+from vmahybrid.net.tcpstate import TcpFlag, TcpState, seq
+from vmahybrid.steering.reasons import Reason
+
+_T = TypeVar("_T")
+
+_PAUSE = 0.02   # seconds between attempts
+
+
+class Steering(Protocol):
+    """Who gets the frames of one connection. All are idempotent, and may raise anything."""
+
+    def steer(self) -> None:
+        """Not the kernel, from now on: they wait in the ring."""
+        ...
+
+    def unsteer(self) -> None:
+        """The kernel, and those that wait in the ring are given to it."""
+        ...
+
+    def give_fin(self, state: TcpState) -> None:
+        """Give it tcpfin.fin_frame(), too: the peer has ended its stream, and will not say so again."""
+        ...
+
+
+@dataclass(slots=True)
+class MoveCounts:
+    """Since the start of the service. ``rolled_back``: adoptions undone; ``retries``: attempts that did not succeed at
+    first; ``failed``: moves that ended with MoveFailed."""
+
+    adopted: int = 0
+    homed: int = 0
+    refused: int = 0
+    rolled_back: int = 0
+    retries: int = 0
+    failed: int = 0
+
+
+class Mover:
+    """Moves sockets. Two moves of one socket at a time are refused."""
+
+    def __init__(self, timeout: float = 2.0) -> None:
+        """``timeout``: seconds for which a failing step is repeated."""
+        self._timeout = timeout
+        self._counts = MoveCounts()
+        self._lock = threading.Lock()
+        self._moving: set[int] = set()      # inodes
+        self._kept: dict[int, Kept] = {}    # of parked sockets, by inode
+
+    def counts(self) -> MoveCounts:
+        """A copy."""
+        with self._lock:
+            return dataclasses.replace(self._counts)
+
+    def forget(self, inode: int) -> None:
+        """The parked socket with this inode is closed."""
+        with self._lock:
+            self._kept.pop(inode, None)
+
+    def adopt(self, fd: int, steering: Steering, prepare: Callable[[TcpState], None] | None = None) -> TcpState:
+        """Take the connection out of the kernel. ``prepare`` makes the other stack ready to go on from the state, or
+        raises; it begins when adopt() has returned, and with the ``tsval_now`` of the state that is returned.
+
+        Raises Refused, MoveFailed, OSError, what ``steering`` and ``prepare`` raise. The connection is the kernel's
+        then as before, with one exception: MoveFailed with ``alive`` False, after ``timeout`` seconds in which the
+        kernel took it neither back nor as parked. Frames stay steered then, for the other stack to go on if it can.
+        """
+        with self._move(fd) as (sock, inode):
+            tcprepair.examine(sock)     # a refusal takes no frame from whoever has the connection
+            try:
+                steering.steer()
+                started = time.monotonic()
+                state, kept = tcprepair.freeze(sock)
+            except BaseException:
+                self._persist(steering.unsteer)
+                raise
+            try:
+                if prepare is not None:
+                    prepare(state)
+            except BaseException:
+                tcprepair.thaw(sock, kept, probe=False)
+                self._roll_back(sock, state, kept, steering)
+                raise
+            try:
+                state = tcprepair.park(sock, state, kept)
+            except MoveFailed as error:
+                if not error.alive:
+                    late = _later(state, time.monotonic() - started)
+                    self._persist(lambda: tcprepair.rebuild(sock, late, kept, fin_follows=True))
+                self._roll_back(sock, state, kept, steering)
+                raise MoveFailed(error.step, error.__cause__ or error, alive=True) from error
+            with self._lock:
+                self._kept[inode] = kept
+            self._count("adopted")
+            return state
+
+    def home(self, fd: int, state: TcpState, steering: Steering) -> None:
+        """Give the connection back to the kernel, in the state that the other stack left it in; that one stays silent
+        from before the call on.
+
+        Raises Refused, and MoveFailed with ``alive`` False: it is still the other stack's, and home() may be tried
+        again. MoveFailed with ``alive`` True: it is the kernel's, but frames could not be given to it.
+        """
+        with self._move(fd) as (sock, inode):
+            with self._lock:
+                known = self._kept.get(inode)
+            if known is not None and not known.is_of(state):
+                known = None    # of a socket long closed; rebuild() asks this one
+            kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True))
+            self.forget(inode)
+            self._to_kernel(sock, state, kept, steering)
+            self._count("homed")
+
+    def _roll_back(self, sock: socket.socket, state: TcpState, kept: Kept, steering: Steering) -> None:
+        self._count("rolled_back")
+        self._to_kernel(sock, state, kept, steering)
+
+    def _to_kernel(self, sock: socket.socket, state: TcpState, kept: Kept, steering: Steering) -> None:
+        """The socket is the kernel's again: so are the frames."""
+        try:
+            self._persist(steering.unsteer)
+            if state.flags & TcpFlag.PEER_FIN:
+                self._persist(lambda: steering.give_fin(state))
+            tcprepair.nudge(sock, kept)
+        except Exception as error:
+            raise MoveFailed("giving frames to the kernel", error, alive=True) from error
+
+    def _persist(self, step: Callable[[], _T]) -> _T:
+        """Until it succeeds, or ``timeout`` is over. A refusal is final."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return step()
+            except Refused:
+                raise
+            except Exception:
+                if time.monotonic() >= deadline:
+                    raise
+            self._count("retries")
+            time.sleep(_PAUSE)
+
+    @contextlib.contextmanager
+    def _move(self, fd: int) -> Iterator[tuple[socket.socket, int]]:
+        inode = os.fstat(fd).st_ino
+        with self._lock:
+            if inode in self._moving:
+                self._counts.refused += 1
+                raise Refused("TCP connection", "it is being moved already", Reason.TCP_STATE.remedy, Reason.TCP_STATE)
+            self._moving.add(inode)
+        try:
+            with _borrowed(fd) as sock:
+                yield sock, inode
+        except Refused:
+            self._count("refused")
+            raise
+        except MoveFailed:
+            self._count("failed")
+            raise
+        finally:
+            with self._lock:
+                self._moving.discard(inode)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            setattr(self._counts, name, getattr(self._counts, name) + 1)
+
+
+def _later(state: TcpState, seconds: float) -> TcpState:
+    """With a clock that has gone on."""
+    return dataclasses.replace(state, tsval_now=seq(state.tsval_now + int(seconds * 1000) + 2))
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """A socket object of a descriptor that stays the caller's. Raises OSError if it is none."""
+    sock = socket.socket(fileno=fd)
+    try:
+        yield sock
+    finally:
+        sock.detach()
