@@ -71,6 +71,8 @@ struct vmh_sock {
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
 	uint64_t os_looked_ns;    /* when the kernel socket was last read, for callers that never block */
+	uint32_t os_reports;      /* vmh_os_reports when it was last seen empty */
+	uint8_t os_more;          /* the last look at it found something */
 	uint64_t drained_ns;      /* when the rings were last looked at while something was queued */
 	uint8_t heard;            /* something was received since connect: the peer is alive */
 

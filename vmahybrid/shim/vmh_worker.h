@@ -15,6 +15,7 @@ void vmh_worker_fork_child(void);
 /* There was a session, and flows may move from the kernel to a ring at any time from now on: a blocked
  * call must sleep where it can be woken, not in the kernel's recv. */
 extern _Atomic int vmh_worker_runs;
+void vmh_worker_wake(void);                               /* any thread: its intervals may be others now */
 bool vmh_worker_is_me(void);
 
 /* control.c, for the worker */
