@@ -1,6 +1,7 @@
 """Parameters, log and statistics page of the shim, in C, through the driver tests/unit/c/test_params.c."""
 
 import os
+import random
 import re
 import struct
 import subprocess
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from vmahybrid.config import effective
+from vmahybrid.config.catalogue import load
+
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
-SOURCES = [SHIM / f"{name}.c" for name in ("params", "log", "fd", "reasons", "stats", "stats_dump", "lock")]
+SOURCES = [SHIM / f"{name}.c" for name in ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock")]
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +83,7 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
         ["The parameter VMA_RX_SKIP_OS is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead"],
     ),
     ({"VMA_TX_WRE": "16"}, {"tx_wre": "128"}, ["VMA_TX_WRE = 16 does not go with VMA_TX_WRE_BATCHING = 64"]),
-    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "3"}, ["VMA_RX_WRE = 0 is not"]),
+    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "4"}, ["VMA_RX_WRE = 0 is not"]),
     ({"VMA_SPEC": "latency"}, {"origin.rx_wre": "1"}, []),
     ({"VMA_RX_WRE": "128"}, {"cq_moderation_count": "48", "rx_wre": "128"}, []),
     ({"VMA_TCP_TIMER_RESOLUTION_MSEC": "5"}, {"tcp_timer_resolution_msec": "10"}, ["VMA_TIMER_RESOLUTION_MSEC = 10"]),
@@ -241,3 +245,84 @@ def test_no_slots_and_all_slots(driver: Path, tmp_path: Path) -> None:
     for number, expected in (("0", "1030 nsocks=0"), ("1024", "6 nsocks=1024")):
         shown, _ = run(driver, "many", VMA_STATS_FD_NUM=number, VMA_STATS_SHMEM_DIR=str(tmp_path))
         assert shown["over"] == expected
+
+
+POLICY = """\
+# values for all
+VMA_RX_POLL = 7   # a comment
+  VMA_APPLICATION_ID = "a #b"
+VMA_SPEC = latency
+nonsense
+VMA_NOT_THERE = 1
+VMA_RX_SKIP_OS = 5
+VMA_STATS_FD_NUM=5000
+VMA_THREAD_MODE = 9
+[program test_par*]
+VMA_SELECT_POLL = 33
+[program sshd]
+VMA_SELECT_POLL = 44
+[what]
+VMA_SELECT_POLL = 55
+"""
+PROFILE = "VMA_SPEC = ultra-latency\nVMA_RX_POLL = 12\nVMA_TX_WRE = 3\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "policy.conf").write_text(POLICY)
+    (tmp_path / "own.conf").write_text(PROFILE)
+    (tmp_path / "bad.conf").write_bytes(b"VMA_RX_POLL = 1\0\n")
+    return {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf", "VMA_HYBRID_PROFILE_DIR": str(tmp_path)}
+
+
+def test_profile_and_policy_files(driver: Path, files: dict[str, str]) -> None:
+    policy, directory = files.values()
+    shown, log = run(driver, **files)
+    assert (shown["rx_poll"], shown["select_poll"], shown["spec"], shown["rx_wre"]) == ("7", "33", "latency", "256")
+    assert (shown["application_id"], shown["rx_udp_poll_os_ratio"], shown["stats_fd_num"]) == ("a #b", "5", "1024")
+    for line, text in ((5, 'not NAME = VALUE, ignored: "nonsense"'), (6, "VMA_NOT_THERE is not a parameter"),
+                       (8, " Can only monitor"), (9, "VMA_THREAD_MODE = 9 is not one of"),
+                       (14, 'not [program GLOB], what follows is ignored: "[what]"')):  # fmt: skip
+        assert f"{policy}:{line}: {text}" in log
+    shown, log = run(driver, **files, VMA_SPEC="own", VMA_SELECT_POLL="9")
+    assert (shown["spec"], shown["rx_poll"], shown["select_poll"]) == ("own", "7", "9")
+    shown, log = run(driver, VMA_SPEC=f"{directory}/own.conf")
+    assert (shown["spec"], shown["rx_poll"], shown["tx_bufs"]) == (f"{directory}/own.conf", "12", "512")
+    assert shown["tx_wre"] == "8"
+    shown, log = run(driver, VMA_SPEC=f"{directory}/none.conf")
+    assert shown["spec"] == "" and f"VMA_SPEC = {directory}/none.conf can't be read (ENOENT), using none" in log
+    assert "can't be read (ENOENT)" in run(driver, VMA_HYBRID_POLICY="/nonexistent")[1]
+    assert "can't be read (EINVAL)" in run(driver, VMA_HYBRID_POLICY=f"{directory}/bad.conf")[1]
+    assert "can't be read (EINVAL)" in run(driver, VMA_HYBRID_POLICY="/dev/null")[1]
+
+
+def same_as_the_shim(driver: Path, env: dict[str, str]) -> None:
+    shown, _ = run(driver, "all", **env)
+    found = effective.resolve(env, "test_params", 4711)
+    ours = {name: f"{held.origin} {held.value}" for name, held in found.values.items()}
+    assert ours == {name: text for name, text in shown.items()}, env
+
+
+@pytest.mark.parametrize("env", [case[0] for case in CASES], ids=lambda env: str(env)[:60])
+def test_the_command_line_says_what_the_shim_does(driver: Path, env: dict[str, str]) -> None:
+    same_as_the_shim(driver, env)
+
+
+def test_the_command_line_says_what_the_shim_does_with_files(driver: Path, files: dict[str, str]) -> None:
+    same_as_the_shim(driver, files)
+    for spec in ("own", "mcd", "nothing", files["VMA_HYBRID_PROFILE_DIR"] + "/own.conf"):
+        same_as_the_shim(driver, {**files, "VMA_SPEC": spec, "VMA_RX_WRE_BATCHING": "1000"})
+
+
+def test_the_command_line_says_what_the_shim_does_at_random(driver: Path, files: dict[str, str]) -> None:
+    chance = random.Random(1)
+    parameters = [p for p in load().parameters if p.name not in files and p.name not in ("VMA_LOG_FILE",)]
+    for _ in range(60):
+        env = dict(files) if chance.random() < 0.3 else {}
+        for parameter in chance.sample(parameters, 12):
+            words = [word for choice in parameter.choices for word in choice.words]
+            texts = ["", " ", "-1", "0", "1", "+2", "17 ", "1x", "0x10", "on", "NO", "-99999", "2147483648", "1e3", *words,
+                     str(parameter.minimum), str(parameter.maximum), "9" * 25]  # fmt: skip
+            env[parameter.name] = chance.choice(texts)
+        env.pop("VMA_TRACELEVEL", None)
+        same_as_the_shim(driver, env)

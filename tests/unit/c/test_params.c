@@ -23,6 +23,20 @@ static void print_params(void)
 	printf("origin.rx_wre=%d\n", vmh_params_origin(VMH_PARAM_RX_WRE));
 }
 
+/* NAME=ORIGIN VALUE of every parameter */
+static void print_all(void)
+{
+	for (unsigned i = 0; i < VMH_PARAMS_COUNT; i++) {
+		const struct vmh_param_def *d = vmh_param_def(i);
+
+		printf("%s=%d ", d->name, vmh_params_origin(i));
+		if (d->type == VMH_PARAM_STRING)
+			printf("%s\n", vmh_param_string(i));
+		else
+			printf("%lld\n", (long long)vmh_param_number(i));
+	}
+}
+
 static struct vmh_sock_stats *busy_sock(int fd)
 {
 	struct vmh_sock_stats *s = vmh_stats_sock_new(fd);
@@ -136,6 +150,8 @@ int main(int argc, char **argv)
 	vmh_params_report();
 	if (argc < 2)
 		print_params();
+	else if (!strcmp(argv[1], "all"))
+		print_all();
 	else if (!strcmp(argv[1], "stats"))
 		stats();
 	else if (!strcmp(argv[1], "many"))
