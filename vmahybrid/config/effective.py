@@ -92,7 +92,7 @@ class _Resolver:
                 self.take(self.names[line.name], line.name, line.value, origin, source)
         return True
 
-    def _spec_of(self, path: Path) -> str:
+    def spec_of(self, path: Path) -> str:
         try:
             text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
@@ -119,7 +119,7 @@ class _Resolver:
             return
         directory = str(self.found["VMA_HYBRID_PROFILE_DIR"])
         path = Path(name) if "/" in name else Path(directory) / f"{name}.conf"
-        base = self._spec_of(path)
+        base = self.spec_of(path)
         if base and not self._builtin(base, source):
             self._warn(f"{path}: VMA_SPEC = {base} is no built-in profile, starting from none")
         if self._file(path, PROFILE, "profile "):
@@ -199,7 +199,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     has_policy = policy != Path("/")
     if spec := environ.get("VMA_SPEC"):
         made.profile(spec, "-e" if "VMA_SPEC" in environ.get(RUN_E, "").split(",") else "environment")
-    elif has_policy and (spec := made._spec_of(policy)):
+    elif has_policy and (spec := made.spec_of(policy)):
         made.profile(spec, str(policy))
     if has_policy:
         made._file(policy, POLICY, "")
@@ -218,9 +218,18 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     return made.found
 
 
+def policy_profile(environ: Mapping[str, str], program: str = "") -> str:
+    """The profile that the policy file chooses for the program; "": none."""
+    made = _Resolver(environ, program, 0, Path("/"), load())
+    made.environment(made.catalogue["VMA_HYBRID_POLICY"])
+    policy = str(made.found["VMA_HYBRID_POLICY"])
+    return made.spec_of(Path(policy)) if policy else ""
+
+
 def of_process(pid: int) -> Effective:
     """Of a running program, from the environment it was started with. Raises OSError."""
     place = Path(f"/proc/{pid}")
-    pairs = (entry.split("=", 1) for entry in os.fsdecode((place / "environ").read_bytes()).split("\0") if "=" in entry)
+    entries = os.fsdecode((place / "environ").read_bytes()).split("\0")
+    environ = {name: value for name, equals, value in (entry.partition("=") for entry in entries) if equals}
     arguments = os.fsdecode((place / "cmdline").read_bytes()).split("\0")
-    return resolve({name: value for name, value in pairs}, os.path.basename(arguments[0]), pid, place / "root")
+    return resolve(environ, os.path.basename(arguments[0]), pid, place / "root")
