@@ -186,6 +186,12 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
     assert f"{place}/own.conf: ok (values of parameters)\n" in out
     assert f"{place}/y.toml: ok (configuration of the service)\n" in out
     assert main(["config", "check", names[1]]) == 0
+    (place / "libvma.conf").write_text("application-id * *\nuse os udp_connect *:53\n")
+    (place / "rules").write_text("# x\nuse os udp_connect *:53x\n")
+    assert main(["config", "check", str(place / "libvma.conf"), str(place / "rules")]) == 1
+    out, err = capsys.readouterr()
+    assert f"{place}/libvma.conf: ok (libvma.conf: 1 rules in 1 application ids)\n" in out
+    assert err == f'{place}/rules:2: not a port (0 to 65535), a range of ports, or *: "53x"\n'
     assert main(["config", "check", "/nonexistent"]) == 2
 
 

@@ -15,7 +15,7 @@ from vmahybrid.config.catalogue import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
-PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock")
+PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock", "conf", "conf_parse")
 SOURCES = [SHIM / f"{name}.c" for name in PARTS]
 
 
@@ -327,3 +327,82 @@ def test_the_command_line_says_what_the_shim_does_at_random(driver: Path, files:
             env[parameter.name] = chance.choice(texts)
         env.pop("VMA_TRACELEVEL", None)
         same_as_the_shim(driver, env)
+
+
+def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) -> None:
+    env = {"VMA_TRACELEVEL": "details", "VMA_BF": "0", "VMA_RX_POLL": "7", "VMA_TX_WRE": "512", "VMA_SPEC": "latency"}
+    log = run(driver, "effect", **env)[1]
+    assert sorted(line for line in log.splitlines() if "no effect" in line) == [
+        " VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TX_WRE has no effect on xdp"]  # fmt: skip
+    assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
+
+
+SENDER, RECEIVER, CONNECT = 2, 3, 4
+CONF_RULE = 59
+
+
+class Asked:
+    """The rules of libvma.conf in a running process."""
+
+    def __init__(self, driver: Path, log: Path, **env: str) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+        self.log = log
+        self.process = subprocess.Popen([driver, "conf"], env=clean | env | {"VMA_LOG_FILE": str(log)}, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+
+    def ask(self, role: int, first: str, second: str = "0.0.0.0 0") -> int:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{role} {first} {second}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self) -> list[str]:
+        self.process.communicate(timeout=10)
+        assert self.process.returncode == 0
+        return self.log.read_text().splitlines()
+
+
+def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "libvma.conf"
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="info")
+    assert asked.ask(SENDER, "10.0.0.1 53") == 0
+    conf.write_text("use os udp_sender *:53\n")
+    assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE
+    assert asked.ask(SENDER, "10.0.0.1 54") == 0
+    conf.write_text("use os udp_sender *:54\nuse os udp_sendr *:53\n")
+    assert [asked.ask(SENDER, "10.0.0.1 53") for _ in range(3)] == [CONF_RULE] * 3
+    assert asked.ask(SENDER, "10.0.0.1 54") == 0
+    conf.write_bytes(b"use os udp_sender *:55\n\0")
+    assert asked.ask(SENDER, "10.0.0.1 55") == 0
+    conf.write_text("#" * 70000)
+    assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE
+    conf.write_text("use vma udp_sender 10.0.0.0/8:*\nuse os udp_sender *:*\nuse os udp_receiver 239.1.1.1:7\n")
+    assert [asked.ask(SENDER, "10.0.0.1 53"), asked.ask(SENDER, "11.0.0.1 53")] == [0, CONF_RULE]
+    assert [asked.ask(RECEIVER, "239.1.1.1 7"), asked.ask(CONNECT, "239.1.1.1 7", "10.0.0.1 9")] == [CONF_RULE, 0]
+    conf.unlink()
+    assert asked.ask(SENDER, "11.0.0.1 53") == 0
+    log = asked.close()
+    assert [line for line in log if "libvma.conf" in line] == [
+        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT",
+        f" VMA ERROR: {conf}:2: not a role (tcp_server, tcp_client, udp_sender, udp_receiver, udp_connect): "
+        '"udp_sendr". '
+        "The rules stay as they were",
+        f" VMA WARNING: Configuration file {conf} is not a regular file, or no text",
+        f" VMA WARNING: Configuration file {conf} can't be read: EFBIG",
+        f" VMA WARNING: {conf} is gone: no rules of libvma.conf apply",
+        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT"]  # fmt: skip
+
+
+def test_application_id_chooses_the_rules(driver: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "libvma.conf"
+    conf.write_text("application-id test_p* feed\nuse os udp_connect *:53\n"
+                    "application-id no *\nuse os udp_connect *:*\n")
+    for identity, answer, warned in (("feed", CONF_RULE, False), ("VMA_DEFAULT_APPLICATION_ID", 0, True),
+                                     ("*", CONF_RULE, False), ("x", 0, True)):  # fmt: skip
+        asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_APPLICATION_ID=identity)
+        assert asked.ask(CONNECT, "9.9.9.9 53", "10.0.0.1 99") == answer, identity
+        found = any("requested VMA_APPLICATION_ID does not exist in the" in line for line in asked.close())
+        assert found == warned
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf))
+    assert asked.ask(CONNECT, "9.9.9.9 53") == 0
+    assert not any("WARNING" in line for line in asked.close())

@@ -126,6 +126,8 @@ def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def check_file(path: Path) -> tuple[str, list[str]]:
     """What the file is, and what is wrong, each as ``LINE: WHAT: "TOKEN"``. Raises UsageError."""
+    from vmahybrid.config import libvma_conf
+
     text = paramfile.read(path)
     if path.suffix == ".toml":
         from vmahybrid.config import service
@@ -135,6 +137,11 @@ def check_file(path: Path) -> tuple[str, list[str]]:
         except UsageError as error:
             return "configuration of the service", [str(error).removeprefix(f"{path}: ")]
         return "configuration of the service", []
+    if path.name.startswith("libvma") or libvma_conf.looks_like_it(text):
+        rules = libvma_conf.check(text)
+        if isinstance(rules, paramfile.Problem):
+            return "libvma.conf", [str(rules)]
+        return f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids", []
     return "values of parameters", [str(problem) for problem in paramfile.check(text)]
 
 

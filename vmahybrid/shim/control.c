@@ -483,6 +483,10 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		  rep.kind == VMH_RING_VERBS ? req->verbs_device
 		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
 		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
+	if (rep.kind == VMH_RING_VERBS)
+		vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
+	else
+		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
 	return 0;
 }
 

@@ -1,5 +1,6 @@
 /* Start, fork and end of the library in a process. */
 #include "vmh_main.h"
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
@@ -81,6 +82,7 @@ void vmh_after_fork_child(void)
 	forking = false;
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
+	vmh_conf_fork_child();
 	vmh_log_reopen();
 	vmh_stats_fork_child();
 	vmh_sock_fork_child();

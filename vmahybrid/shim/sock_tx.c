@@ -102,6 +102,11 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 		oif = s->mc_if;
 	if (mc && !saddr)
 		saddr = s->mc_if_addr;
+	reason = vmh_sock_kept_sender(d->daddr, d->dport);
+	if (reason) {
+		d->reason = reason;
+		return;
+	}
 	reason = vmh_net_resolve(d->daddr, saddr, oif, &hop);
 	d->generation = hop.generation ? hop.generation : d->generation;
 	if (!reason || reason == VMH_R_NO_NEIGHBOUR) {

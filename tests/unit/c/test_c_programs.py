@@ -40,6 +40,7 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
         ("test_frame.c", ["frame.c"]),
         ("test_net.c", ["net.c", "net_table.c"]),
         ("test_lock.c", ["lock.c"]),
+        ("test_conf.c", ["conf_parse.c"]),
     ],
 )
 def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> None:

@@ -1,8 +1,10 @@
 /* Driver of tests/unit/test_shim_params.py: reads the environment as the shim does and does what its
  * arguments say. Prints to stdout; the log goes where the parameters send it. */
+#include "vmh_conf.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +36,20 @@ static void print_all(void)
 			printf("%s\n", vmh_param_string(i));
 		else
 			printf("%lld\n", (long long)vmh_param_number(i));
+	}
+}
+
+/* "ROLE ADDR PORT ADDR PORT" per line: what the rules say now, as the number of the reason */
+static void conf(void)
+{
+	unsigned role, port, port2;
+	char a[16], b[16];
+
+	while (scanf("%u %15s %u %15s %u", &role, a, &port, b, &port2) == 5) {
+		vmh_conf_refresh();
+		printf("%u\n", vmh_conf_keeps(role, inet_addr(a), htons((uint16_t)port), inet_addr(b),
+					      htons((uint16_t)port2)));
+		fflush(stdout);
 	}
 }
 
@@ -152,6 +168,10 @@ int main(int argc, char **argv)
 		print_params();
 	else if (!strcmp(argv[1], "all"))
 		print_all();
+	else if (!strcmp(argv[1], "conf"))
+		conf();
+	else if (!strcmp(argv[1], "effect"))
+		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp"), vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
 	else if (!strcmp(argv[1], "stats"))
 		stats();
 	else if (!strcmp(argv[1], "many"))
