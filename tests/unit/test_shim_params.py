@@ -1,11 +1,13 @@
 """Parameters, log and statistics page of the shim, in C, through the driver tests/unit/c/test_params.c."""
 
+import json
 import os
 import random
 import re
 import struct
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ from vmahybrid.config.catalogue import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
-PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock", "conf", "conf_parse")
+PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock", "conf", "conf_parse", "banner",
+         "boxes")  # fmt: skip
 SOURCES = [SHIM / f"{name}.c" for name in PARTS]
 
 
@@ -327,6 +330,84 @@ def test_the_command_line_says_what_the_shim_does_at_random(driver: Path, files:
             env[parameter.name] = chance.choice(texts)
         env.pop("VMA_TRACELEVEL", None)
         same_as_the_shim(driver, env)
+
+
+MANUAL = json.loads((Path(__file__).parent / "data" / "manual.json").read_text("utf-8"))["banner"]
+
+
+def test_banner_at_details_is_the_manual_s(driver: Path) -> None:
+    lines = run(driver, BANNER="1", VMA_TRACELEVEL="details")[1].splitlines()
+    assert [line for line in lines if line.endswith("-" * 75)] == [
+        " VMA INFO: " + "-" * 75] * 3  # fmt: skip
+    head = lines[1 : lines.index(lines[0], 1)]
+    (when,) = re.findall("Current Time: (.*) UTC", "\n".join(head))
+    told = datetime.strptime(when, "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC)
+    assert abs((datetime.now(UTC) - told).total_seconds()) < 10
+    assert told.strftime("%a %b %e %H:%M:%S %Y") == when
+    for line, pattern in zip(head, (
+        r"VMA_VERSION: \d\S*-0 Release vmahybrid built on \w{3} [ \d]\d \d{4} \d\d:\d\d:\d\d",
+        r"Cmd Line: \S+/test_params", "Current Time: .*", r"Pid: [ \d]{4}\d+",
+        rf"Architecture: {os.uname().machine}", rf"Node: {re.escape(os.uname().nodename)}"), strict=True):  # fmt: skip
+        assert re.fullmatch(" VMA INFO: " + pattern, line), line
+    shown = {line.rpartition("[")[2].rstrip("]"): line for line in lines if line.endswith("]")}
+    assert [name for name in shown if name in {n for n, _, _ in MANUAL}] == [name for name, _, _ in MANUAL]
+    for name, label, value in MANUAL:
+        level = "INFO" if name == "VMA_TRACELEVEL" else "DETAILS"
+        assert shown[name] == f" VMA {level}: {label:<30} {value:<26} [{name}]"
+    assert "VMA_SPEC" not in shown and "VMA_SPEC_PARAM1" not in shown
+
+
+def test_banner_at_info_shows_what_is_not_the_default(driver: Path) -> None:
+    env = {"VMA_SPEC": "29west", "VMA_TCP_MAX_SYN_RATE": "5", "VMA_RX_CQ_DRAIN_RATE_NSEC": "100", "VMA_LOG_FILE": "",
+           "VMA_PROGRESS_ENGINE_INTERVAL": "0", "VMA_CQ_MODERATION_ENABLE": "0", "VMA_TCP_NODELAY": "1",
+           "VMA_RING_ALLOCATION_LOGIC_TX": "20", "VMA_THREAD_MODE": "2", "VMA_BF": "0", "VMA_TX_BUFS": "200000"}
+    lines = run(driver, BANNER="1", **env)[1].splitlines()
+    assert lines[8:-1] == [
+        " VMA INFO: VMA Spec                       29West LBM Logic           [VMA_SPEC]",
+        " VMA INFO: Param 1:                       5000                       [VMA_SPEC_PARAM1]",
+        " VMA INFO: Param 2:                       50                         [VMA_SPEC_PARAM2]",
+        " VMA INFO: Log Level                      INFO                       [VMA_TRACELEVEL]",
+        " VMA INFO: Ring allocation logic TX       20(Ring per thread)        [VMA_RING_ALLOCATION_LOGIC_TX]",
+        " VMA INFO: TCP max syn rate               5 (per sec)                [VMA_TCP_MAX_SYN_RATE]",
+        " VMA INFO: Rx Poll Loops                  1                          [VMA_RX_POLL]",
+        " VMA INFO: Rx CQ Drain Rate (nsec)        100                        [VMA_RX_CQ_DRAIN_RATE_NSEC]",
+        " VMA INFO: Select Poll OS Ratio           100                        [VMA_SELECT_POLL_OS_RATIO]",
+        " VMA INFO: Select Skip OS                 50                         [VMA_SELECT_SKIP_OS]",
+        " VMA INFO: CQ Drain Thread                Disabled                   [VMA_PROGRESS_ENGINE_INTERVAL]",
+        " VMA INFO: CQ Interrupts Moderation       Disabled                   [VMA_CQ_MODERATION_ENABLE]",
+        " VMA INFO: CQ Adaptive Moderation         Disabled                   [VMA_CQ_AIM_INTERVAL_MSEC]",
+        " VMA INFO: TCP nodelay                    1                          [VMA_TCP_NODELAY]",
+        " VMA INFO: Thread mode                    Multi mutex lock           [VMA_THREAD_MODE]",
+        " VMA INFO: BF (Blue Flame)                Disabled                   [VMA_BF]"]  # fmt: skip
+    assert run(driver, BANNER="1", VMA_TRACELEVEL="warn")[1] == ""
+    log = run(driver, BANNER="1", VMA_SPEC="10", VMA_RX_POLL="x", VMA_TRACELEVEL="debug")[1].splitlines()
+    after = log.index(next(line for line in log if "VMA_RX_POLL = x is not" in line))
+    assert log[after - 1].endswith("VMA INFO: " + "-" * 75) and "high log level" in log[after + 2]
+    assert any("VMA Spec                       Ultra Latency              [VMA_SPEC]" in line for line in log)
+
+
+def on_a_terminal(driver: Path, **env: str) -> str:
+    """The log, where stderr is a terminal."""
+    ours, theirs = os.openpty()
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VMA_", "NO_COLOR"))}
+    with subprocess.Popen([driver, "logs"], env=clean | env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        process.wait(10)
+        text = os.read(ours, 65536).decode()
+    os.close(ours)
+    return text
+
+
+def test_colours_on_a_terminal_only(driver: Path, tmp_path: Path) -> None:
+    text = on_a_terminal(driver)
+    assert "\x1b[0;31m VMA ERROR: x" in text and "\x1b[2;35m VMA WARNING: before\x1b[0m\r\n" in text
+    assert "\n VMA INFO: " in "\n" + text
+    for off in ({"VMA_LOG_COLORS": "0"}, {"NO_COLOR": "1"}):
+        assert "WARNING: before" in on_a_terminal(driver, **off) and "\x1b" not in on_a_terminal(driver, **off)
+    assert "\x1b" not in run(driver, "logs")[1]
+    path = tmp_path / "log"
+    run(driver, "logs", VMA_LOG_FILE=str(path))
+    assert "WARNING: before" in path.read_text() and "\x1b" not in path.read_text()
 
 
 def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) -> None:

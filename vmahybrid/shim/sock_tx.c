@@ -72,6 +72,8 @@ static void decide_sizes(struct vmh_sock *s, struct vmh_dst *d, const struct vmh
 {
 	unsigned mtu = hop->mtu < d->ring->mtu ? hop->mtu : d->ring->mtu;
 
+	if (vmh_params.mtu && mtu > vmh_params.mtu)
+		mtu = (unsigned)vmh_params.mtu;
 	d->link_payload = d->max_payload = d->sure_payload = mtu > 28 ? mtu - 28 : 0;
 	/* nobody but a router answers that a datagram is too big; PROBE, INTERFACE and OMIT don't listen */
 	d->gateway = hop->via && hop->via != d->daddr && s->pmtudisc < IP_PMTUDISC_PROBE;

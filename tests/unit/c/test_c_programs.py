@@ -22,7 +22,7 @@ RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
 
 
 VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c", "ring_verbs_open.c",
-         "fd.c", "frame.c", "lock.c"]
+         "boxes.c", "fd.c", "frame.c", "lock.c"]
 
 
 def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more: str) -> Path:

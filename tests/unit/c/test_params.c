@@ -1,5 +1,6 @@
 /* Driver of tests/unit/test_shim_params.py: reads the environment as the shim does and does what its
  * arguments say. Prints to stdout; the log goes where the parameters send it. */
+#include "vmh_banner.h"
 #include "vmh_conf.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -163,7 +164,10 @@ int main(int argc, char **argv)
 {
 	vmh_params_init();
 	vmh_log_init();
+	if (getenv("BANNER"))
+		vmh_banner();
 	vmh_params_report();
+	vmh_warn_high_level();
 	if (argc < 2)
 		print_params();
 	else if (!strcmp(argv[1], "all"))
