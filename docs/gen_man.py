@@ -135,7 +135,7 @@ def files() -> list[str]:
                                       "token.")]
     lines += [".SH SERVICE: /etc/vmahybrid.toml", roff(
         "TOML; `vmahybrid start --config FILE` names another one. Keys are written as section and name, so "
-        "`ring.frames` is `frames` below `[ring]`. Those marked live can be changed by `vmahybrid config set`.")]  # fmt: skip
+        "`ring.frames` is `frames` below `[ring]`. Those marked live can be changed by `vmahybrid config set`.")]
     for key in KEYS:
         unit = f" {key.unit}" if key.unit else ""
         text = f"{key.description}. Default: {default_of(key)}{unit}."
