@@ -80,6 +80,7 @@ def test_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["VMA_LOG_FILE"] == (f"/x.{program.pid}", "environment")
     assert "VMA_RX_BYTES_MIN" not in found
     assert any("no statistics file" in warning for warning in shown["warnings"])
+    assert any("runs without the shim" in warning for warning in shown["warnings"])
     assert main(["config", "show", str(program.pid)]) == 2
     assert f"process {program.pid}: no such process" in capsys.readouterr().err
 
@@ -113,6 +114,13 @@ def test_import_list_and_use(place: Path, capsys: pytest.CaptureFixture[str]) ->
     (place / "policy.conf").write_text("[program ping]\nVMA_SPEC = rti\n")
     assert "VMA_SPEC" not in environment(None, [], shim, "ping")
     assert environment(None, [], shim, "pong")["VMA_SPEC"] == "safe"
+    (place / "policy.conf").write_text("VMA_SPEC = mine\n")
+    assert main(["config", "check", str(place / "policy.conf")]) == 0
+    assert main(["config", "check", str(place / "profiles" / "mine.conf")]) == 0
+    (place / "profiles" / "next.conf").write_text("VMA_SPEC = mine\n")
+    assert main(["config", "check", str(place / "profiles" / "next.conf")]) == 1
+    assert 'next.conf:1: VMA_SPEC is no built-in profile: "mine"' in capsys.readouterr().err
+    assert effective.resolve(dict(os.environ))["VMA_RX_POLL"] == 50
 
 
 def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:

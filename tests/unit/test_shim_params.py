@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vmahybrid.config import effective
-from vmahybrid.config.catalogue import load
+from vmahybrid.config.catalogue import Profile, load
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
@@ -316,6 +316,37 @@ def test_the_command_line_says_what_the_shim_does_with_files(driver: Path, files
     same_as_the_shim(driver, files)
     for spec in ("own", "mcd", "nothing", files["VMA_HYBRID_PROFILE_DIR"] + "/own.conf"):
         same_as_the_shim(driver, {**files, "VMA_SPEC": spec, "VMA_RX_WRE_BATCHING": "1000"})
+
+
+@pytest.mark.parametrize("profile", load().profiles, ids=lambda p: p.name)
+def test_every_profile_acts(driver: Path, profile: Profile) -> None:
+    """By name, in capitals, by number; its values are those that the catalogue lists, but what they imply."""
+    for spec in filter(None, (profile.name, profile.name.upper(), profile.alias and str(profile.alias))):
+        shown, log = run(driver, "all", VMA_SPEC=spec)
+        same_as_the_shim(driver, {"VMA_SPEC": spec})
+        assert "is no profile" not in log
+        changed = {name: value for name, value in profile.values.items() if value != load()[name].default}
+        for name, value in changed.items():
+            assert shown[name] in (f"1 {value}", f"3 {value}"), name
+            if name == "VMA_CQ_MODERATION_ENABLE":
+                continue
+            same_as_the_shim(driver, {"VMA_SPEC": spec, name: load()[name].show(load()[name].default)})
+
+
+LEVELS = ("none", "panic", "error", "warn", "info", "details", "debug", "fine", "finer", "all")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels(driver: Path, level: str) -> None:
+    """Lines of the level and of those above it, nothing below; never on stdout."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    done = subprocess.run([driver, "logs"], env=clean | {"VMA_TRACELEVEL": level, "VMA_LOG_DETAILS": "0"}, text=True,
+                          capture_output=True, check=True)  # fmt: skip
+    said = {line.split()[1].rstrip(":") for line in done.stderr.splitlines()}
+    reached = LEVELS.index(level)
+    wanted = {name.upper() for name in ("error", "info", "debug") if LEVELS.index(name) <= reached}
+    assert said == wanted | ({"WARNING"} if reached >= LEVELS.index("warn") else set())
+    assert "VMA" not in done.stdout
 
 
 def test_the_command_line_says_what_the_shim_does_at_random(driver: Path, files: dict[str, str]) -> None:

@@ -45,6 +45,12 @@ def of_pid(pid: int) -> effective.Effective:
         raise UsageError(f"process {pid}", "no such process", "vmahybrid status lists those with the shim") from None
     except OSError as error:
         raise VmahybridError(f"process {pid}", str(error.strerror).lower(), "ask as its user, or as root") from None
+    try:
+        shim = b"libvmahybrid" in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        shim = True
+    if not shim:
+        found.warnings.append(f"process {pid} runs without the shim: these values would be used with it")
     _live(found, pid)
     return found
 
@@ -142,7 +148,9 @@ def check_file(path: Path) -> tuple[str, list[str]]:
         if isinstance(rules, paramfile.Problem):
             return "libvma.conf", [str(rules)]
         return f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids", []
-    return "values of parameters", [str(problem) for problem in paramfile.check(text)]
+    in_directory = path.parent.absolute() == profiles.directory().absolute()
+    known = () if in_directory else tuple(profiles.files())
+    return "values of parameters", [str(problem) for problem in paramfile.check(text, known)]
 
 
 def _import(args: argparse.Namespace) -> tuple[dict[str, Any], int]:

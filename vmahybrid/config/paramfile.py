@@ -9,7 +9,7 @@ import fnmatch
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,9 +82,10 @@ def for_program(text: str, program: str) -> Iterator[Line | Problem]:
             yield found
 
 
-def check(text: str, known: Catalogue | None = None) -> list[Problem]:
-    """What is wrong: syntax, unknown names, values out of range."""
-    catalogue = known or load()
+def check(text: str, profiles: Collection[str] = ()) -> list[Problem]:
+    """What is wrong: syntax, unknown names, values out of range. ``profiles``: what VMA_SPEC may name, besides built-in
+    ones; in a profile, nothing."""
+    catalogue = load()
     names = {alias: p for p in catalogue.parameters for alias in (p.name, *p.aliases)}
     problems = [Problem(1, f"longer than {LIMIT} bytes", "")] if len(text.encode()) > LIMIT else []
     for found in parse(text):
@@ -93,8 +94,9 @@ def check(text: str, known: Catalogue | None = None) -> list[Problem]:
         elif found.name not in names:
             problems.append(Problem(found.number, "no such parameter", found.name))
         elif found.name == "VMA_SPEC":
-            problems += [] if _builtin(catalogue, found.value) else [
-                Problem(found.number, "VMA_SPEC is no built-in profile", found.value)]
+            if not _builtin(catalogue, found.value) and found.value not in profiles:
+                what = "no such profile" if profiles else "VMA_SPEC is no built-in profile"
+                problems.append(Problem(found.number, what, found.value))
         else:
             try:
                 names[found.name].parse(found.value)
