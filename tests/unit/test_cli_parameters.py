@@ -14,6 +14,7 @@ from vmahybrid.cli.main import main
 from vmahybrid.cli.run import environment
 from vmahybrid.config import catalogue, effective, paramfile, profiles
 from vmahybrid.errors import UsageError
+from vmahybrid.stats.page import SOCKET_SIZE
 
 OWN = "# Own: for tests\nVMA_SPEC = latency\nVMA_RX_POLL = 50  # loops\n"
 
@@ -83,6 +84,24 @@ def test_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert any("runs without the shim" in warning for warning in shown["warnings"])
     assert main(["config", "show", str(program.pid)]) == 2
     assert f"process {program.pid}: no such process" in capsys.readouterr().err
+
+
+def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from vmahybrid._contracts import ffi, lib
+
+    page = ffi.new("struct vmh_stats_page *")
+    page.magic, page.version, page.sock_size = lib.VMH_STATS_MAGIC, lib.VMH_STATS_VERSION, SOCKET_SIZE
+    page.log_level, page.log_details = 5, 0
+    env = {**os.environ, "VMA_STATS_SHMEM_DIR": str(place)}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=env) as program:
+        (place / f"vmastat.{program.pid}").write_bytes(bytes(ffi.buffer(page)))
+        shown = body(capsys, "show", str(program.pid), "TRACELEVEL", "LOG_DETAILS")
+        assert program.stdin is not None
+        program.stdin.close()
+    rows = shown["parameters"]
+    assert (rows["VMA_TRACELEVEL"]["value"], rows["VMA_TRACELEVEL"]["origin"]) == ("debug", "changed while it runs")
+    assert (rows["VMA_LOG_DETAILS"]["value"], rows["VMA_LOG_DETAILS"]["origin"]) == ("0", "default")
+    assert not any("no statistics file" in warning for warning in shown["warnings"])
 
 
 @pytest.mark.parametrize("profile", catalogue.load().profiles, ids=lambda p: p.name)

@@ -449,6 +449,11 @@ def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) ->
     assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
 
 
+def test_too_many_warnings_are_counted(driver: Path) -> None:
+    log = run(driver, **{f"VMA_NOT_{n}": "1" for n in range(40)})[1]
+    assert log.count("is not a parameter") == 32 and "8 more warnings about parameters" in log
+
+
 SENDER, RECEIVER, CONNECT = 2, 3, 4
 CONF_RULE = 59
 

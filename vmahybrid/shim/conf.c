@@ -29,7 +29,7 @@ static void forget(void)
 	if (loaded)
 		vmh_warn("%s is gone: no rules of libvma.conf apply", vmh_params.config_file);
 	block = -1;
-	loaded = false;
+	VMH_SET(loaded, false);
 }
 
 static void unreadable(int err)
@@ -52,7 +52,7 @@ static void take(struct vmh_conf *fresh)
 	if (block < 0 && asked)
 		vmh_warn("requested VMA_APPLICATION_ID does not exist in the configuration file");
 	current = !current;
-	loaded = true;
+	VMH_SET(loaded, true);
 	vmh_debug("%s: %u rules in %u blocks, block %d is for %s", vmh_params.config_file, fresh->nrules,
 		  fresh->nblocks, block, program_invocation_short_name);
 }

@@ -28,15 +28,15 @@ static char profile_title[64];
 
 void vmh_params_warn(const char *fmt, ...)
 {
-	char *out = warnings[nwarnings];
 	va_list ap;
 	int n = 0;
+	char *out;
 
 	if (nwarnings == WARNINGS) {
 		warnings_lost++;
 		return;
 	}
-	nwarnings++;
+	out = warnings[nwarnings++];
 	if (reading)
 		n = snprintf(out, sizeof(warnings[0]), "%.200s:%u: ", reading->path, reading->line);
 	va_start(ap, fmt);
