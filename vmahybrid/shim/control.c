@@ -483,6 +483,13 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		  rep.kind == VMH_RING_VERBS ? req->verbs_device
 		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
 		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
+	if (vmh_params.mtu && vmh_params.mtu != (*out)->mtu)
+		vmh_warn("Mismatch between interface %s MTU=%u and VMA_MTU=%lld. Make sure VMA_MTU and all offloaded "
+			 "interfaces MTUs match.", name, (*out)->mtu, (long long)vmh_params.mtu);
+	if (rep.kind == VMH_RING_VERBS)
+		vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
+	else
+		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
 	return 0;
 }
 

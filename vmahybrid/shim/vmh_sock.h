@@ -156,6 +156,11 @@ int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, sockl
 void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex); /* object lock held */
 void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex);        /* object lock held */
 
+/* sock_conf.c: VMH_R_CONF_RULE where libvma.conf keeps it on the kernel, else 0 */
+unsigned vmh_sock_kept_connected(const struct vmh_sock *s);
+unsigned vmh_sock_kept_receiver(const struct vmh_sock *s, in_addr_t local); /* local: bound address, or the group */
+unsigned vmh_sock_kept_sender(in_addr_t daddr, in_port_t dport);
+
 /* sock_drain.c: a look at the rings though something is queued, at most once per VMA_RX_CQ_DRAIN_RATE_NSEC */
 void vmh_sock_drain_at_rate(struct vmh_sock *s);
 
