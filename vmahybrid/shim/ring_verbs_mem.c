@@ -165,6 +165,11 @@ void vmh_verbs_pool_recover(struct verbs_pool *p, uint32_t owner_id)
 	vmh_unlock(&p->lock);
 }
 
+uint32_t vmh_verbs_pool_free(const struct verbs_pool *p)
+{
+	return p->count - VMH_GET(p->fresh) + VMH_GET(p->nfree);
+}
+
 void vmh_verbs_pool_report(struct verbs_ring *x)
 {
 	struct verbs_pool *p = x->pool;
@@ -175,7 +180,7 @@ void vmh_verbs_pool_report(struct verbs_ring *x)
 	    atomic_compare_exchange_strong(&p->reporter, &who, x))
 		who = x;
 	if (who == x)
-		n += p->count - VMH_GET(p->fresh) + VMH_GET(p->nfree);
+		n += vmh_verbs_pool_free(p);
 	VMH_SET(x->r.stats->pool_rx_free, n);
 }
 

@@ -23,5 +23,7 @@ void vmh_session_read(void);
 void vmh_session_bye(void);
 void vmh_session_end(unsigned reason);
 void vmh_session_settled(void);
+bool vmh_session_ask_again(void);
+bool vmh_session_muted(void);
 void vmh_session_release(unsigned ring_id);
 #endif

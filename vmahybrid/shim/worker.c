@@ -204,7 +204,7 @@ static bool stamps_wanted(void)
 
 static int interval_ms(void)
 {
-	bool look = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) || vmh_verbs_any();
+	bool look = atomic_load(&control_fd) < 0 || vmh_session_muted() || atomic_load(&vmh_homesick) || vmh_verbs_any();
 	int idle = look ? VMH_RECONNECT_MS : -1;
 
 	if (atomic_load(&vmh_sock_any_shared))
@@ -238,6 +238,8 @@ static void turn(void)
 		reconnect();
 		return;
 	}
+	if (vmh_session_ask_again())
+		vmh_sock_service_back();
 	look_for_change();
 	look_at_shared();
 	look_at_verbs();
