@@ -21,7 +21,7 @@ _Atomic int vmh_homesick;
 static void note_homesick(unsigned reason)
 {
 	switch (reason) {
-	case VMH_R_NO_INTERFACE: case VMH_R_IF_DOWN: case VMH_R_IF_GONE: case VMH_R_NO_ROUTE:
+	case VMH_R_NO_INTERFACE: case VMH_R_IF_DOWN: case VMH_R_IF_GONE: case VMH_R_IF_MAC: case VMH_R_NO_ROUTE:
 	case VMH_R_NOT_OFFLOADABLE_ADDR: case VMH_R_ATTACH_FAILED: case VMH_R_RING_FAILED:
 		atomic_store(&vmh_homesick, 1);
 	}
