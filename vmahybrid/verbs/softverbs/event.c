@@ -60,8 +60,10 @@ void sv_event_queue(struct sv_context *x, enum ibv_event_type type, void *elemen
 
 void sv_device_gone(struct sv_context *x)
 {
-	if (!atomic_exchange(&x->dead, true))
-		sv_event_queue(x, IBV_EVENT_DEVICE_FATAL, NULL);
+	if (atomic_exchange(&x->dead, true))
+		return;
+	sv_engine_device_gone(x);
+	sv_event_queue(x, IBV_EVENT_DEVICE_FATAL, NULL);
 }
 
 static void read_link(struct sv_context *x)
