@@ -313,6 +313,20 @@ static void overrun(void)
 	free_end(&end);
 }
 
+/* What the device says that it has is what one gets, and no more. */
+static void limits(void)
+{
+	struct ibv_device_attr device;
+	struct ibv_cq *cq;
+
+	CHECK(!ibv_query_device(rig.context, &device), "%s", "");
+	cq = ibv_create_cq(rig.context, device.max_cqe, NULL, NULL, 0);
+	CHECK(cq && cq->cqe == device.max_cqe, "%d", cq ? cq->cqe : 0);
+	CHECK(ibv_resize_cq(cq, device.max_cqe + 1) == EINVAL && !ibv_destroy_cq(cq), "%s", "");
+	CHECK(!ibv_create_cq(rig.context, device.max_cqe + 1, NULL, NULL, 0) && errno == EINVAL, "%s", strerror(errno));
+	CHECK(device.max_raw_ethy_qp == 256, "%d", device.max_raw_ethy_qp);
+}
+
 static void states(void)
 {
 	struct ibv_qp_attr attr;
@@ -321,6 +335,7 @@ static void states(void)
 	uint8_t frame[64] = { 0 };
 	struct ibv_wc wc;
 
+	limits();
 	make_end(&end, (struct options){ .recv_wr = 2 });
 	CHECK(!ibv_query_qp(end.qp, &attr, IBV_QP_STATE | IBV_QP_CAP, &init) && attr.qp_state == IBV_QPS_RTS, "%d", attr.qp_state);
 	CHECK(attr.cap.max_recv_wr == 2 && init.qp_type == IBV_QPT_RAW_PACKET, "%u", attr.cap.max_recv_wr);
