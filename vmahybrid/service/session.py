@@ -218,6 +218,9 @@ class Session:
         port, handle = grant.port, grant.handle
         if self.connection.lost or namespace.ports.get(request.body.ifindex) is not port:
             core.drop_ring(grant, namespace)
+            if self.connection.lost:
+                log.info("%s: ended, or waited no longer for its ring on %s", self, port.name)
+                raise ConnectionLost
             raise refuse(f"interface {port.name}", Reason.IF_GONE)
         self._frames = max(self._frames, sum(g.frames for g in core.grants.of_session(self.id)))
         self.released.add(grant.ring_id)
