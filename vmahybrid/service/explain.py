@@ -157,7 +157,7 @@ def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
     for text, reason in session.refused_groups(fd):
         yield _no("flow", reason, f"group {text}: {reason.text}")
     if socket is not None:
-        yield from _sending(socket)
+        yield from _sending(core, session, socket)
         yield _traffic(socket)
 
 
@@ -294,7 +294,7 @@ def _traffic(socket: SocketView) -> ExplainStep:
     return _ok("traffic", text)
 
 
-def _sending(socket: SocketView) -> Iterator[ExplainStep]:
+def _sending(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
     """What is sent is decided per datagram, whatever the receiving flow does."""
     ring, kernel = socket.counters.get("tx_packets", 0), socket.counters.get("tx_os_packets", 0)
     if not ring + kernel:
@@ -302,7 +302,7 @@ def _sending(socket: SocketView) -> Iterator[ExplainStep]:
     text, remedy, slug = f"{ring} datagrams by the ring, {kernel} by the kernel", "", ""
     reason = Reason.from_slug(socket.tx_os_reason)
     if kernel and reason is not Reason.NONE:
-        text, remedy, slug = f"{text}, the last because {reason.text}", reason.remedy, reason.slug
+        text, remedy, slug = f"{text}, the last because {reason.text}", _now(core, session, reason)[1], reason.slug
     yield ExplainStep("sending", not _sends_by_kernel(socket), text, remedy, slug)
 
 
