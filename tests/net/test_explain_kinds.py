@@ -205,7 +205,7 @@ def ring_comm(api: Api, pid: int) -> str:
 WAITING = """
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.bind((sys.argv[1], 7711))
+s.bind((sys.argv[1], 0))
 print("bound", flush=True)
 s.recv(1)
 """
@@ -227,7 +227,7 @@ def test_deleted_down_and_configured_away(running: Service, sandbox: Sandbox) ->
         second.wait_for("bound")
         words = json.dumps(explained(running, str(second.pid)))
         assert "vmahybrid config set backend=auto (now kernel, by api)" in words
-        assert 'under [interface' not in words
+        assert "under [interface" not in words
     finally:
         running.ask("config", "set", "backend=auto")
     sandbox.a.ip("link", "set", sandbox.a.device, "down")
