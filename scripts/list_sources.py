@@ -1,7 +1,7 @@
 """Prints the files of the tree that meson installs or compiles, one per line, relative to the root.
 
 meson.build calls it at configure time and pip reconfigures on every install, so that a new module needs no entry in a
-list. Usage: list_sources.py python|data|bpf|shim|softverbs
+list. Usage: list_sources.py python|data|bpf|shim|tcp|softverbs
 """
 
 import sys
@@ -23,6 +23,7 @@ kinds = {
     ),
     "bpf": ("bpf/*.c", "bpf/*.h"),
     "shim": ("vmahybrid/shim/*.c",),
+    "tcp": ("vmahybrid/shim/tcp/**/*.[ch]",),
     "softverbs": ("vmahybrid/verbs/softverbs/*.c",),
 }
 for pattern in kinds[sys.argv[1]]:

@@ -13,6 +13,7 @@
 
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_want_stamps;
+_Atomic uint32_t vmh_os_reports;
 
 static struct vmh_ring_stats no_stats; /* of closed rings; nobody reads it */
 
@@ -236,6 +237,24 @@ int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struc
 		rc = -ENETDOWN;
 	} else {
 		rc = r->ops->send(r, h, iov, n, len);
+		if (vmh_likely(rc == 0 && !more))
+			rc = r->ops->kick(r);
+	}
+	vmh_unlock(&r->tx_lock);
+	return rc;
+}
+
+int vmh_ring_send_frame(struct vmh_ring *r, const void *frame, size_t len, bool more)
+{
+	int rc;
+
+	if (!r->ops->send_frame)
+		return -EOPNOTSUPP;
+	vmh_lock(&r->tx_lock);
+	if (gone(r)) {
+		rc = -ENETDOWN;
+	} else {
+		rc = r->ops->send_frame(r, frame, len);
 		if (vmh_likely(rc == 0 && !more))
 			rc = r->ops->kick(r);
 	}

@@ -78,6 +78,20 @@ static uint64_t wall_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len, struct taken *t)
+{
+	if (x->r.other) {
+		t->bytes += len;
+		if (x->r.other(&x->r, data, len, &x->bufs[frame].b) > 0) {
+			t->taken++;
+			return;
+		}
+	} else {
+		t->bad++;
+	}
+	free_rx_frame(x, frame);
+}
+
 static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, struct taken *t)
 {
 	uint64_t addr = d->addr, frame = addr >> x->frame_shift;
@@ -90,10 +104,13 @@ static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, str
 		return;
 	}
 	b = &x->bufs[frame].b;
-	if (vmh_unlikely((addr & (x->frame_size - 1)) + len > x->frame_size || (d->options & XDP_OPT_CONTD) ||
-			 vmh_frame_parse(x->umem + addr, len, x->verify, b))) {
+	if (vmh_unlikely((addr & (x->frame_size - 1)) + len > x->frame_size || (d->options & XDP_OPT_CONTD))) {
 		t->bad++;
 		free_rx_frame(x, (uint32_t)frame);
+		return;
+	}
+	if (vmh_unlikely(vmh_frame_parse(x->umem + addr, len, x->verify, b))) {
+		receive_other(x, (uint32_t)frame, x->umem + addr, len, t);
 		return;
 	}
 	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? wall_ns() : 0;
@@ -300,44 +317,76 @@ static bool tx_ready(struct xdp_ring *x)
 	return vmh_likely(x->tx_nfree && room(&x->q[0].tx, 1));
 }
 
+/* A frame and a descriptor are there afterwards, or -EAGAIN. */
+static int make_room(struct vmh_ring *r)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+	int rc;
+
+	if (vmh_likely(tx_ready(x)))
+		return 0;
+	rc = vmh_xdp_kick(r); /* what was posted with `more` */
+	if (rc)
+		return rc;
+	reap(x);
+	if (!x->tx_nfree)
+		VMH_COUNT(r->stats->pool_tx_empty, 1);
+	if (tx_ready(x))
+		return 0;
+	VMH_COUNT(r->stats->tx_full, 1);
+	return -EAGAIN;
+}
+
+static void post(struct xdp_ring *x, uint64_t addr, size_t size)
+{
+	struct xring *g = &x->q[0].tx;
+	struct xdp_desc *d = desc_at(g, g->here);
+
+	x->tx_nfree--;
+	d->addr = addr;
+	d->len = (uint32_t)size;
+	d->options = 0;
+	publish(g->prod, ++g->here);
+	VMH_COUNT(x->r.stats->tx_packets, 1);
+	VMH_COUNT(x->r.stats->tx_bytes, size);
+	VMH_SET(x->r.stats->pool_tx_free, x->tx_nfree);
+}
+
 int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len)
 {
 	struct xdp_ring *x = xdp_ring_of(r);
-	struct xring *g = &x->q[0].tx;
-	struct vmh_ring_stats *s = r->stats;
-	struct xdp_desc *d;
 	uint64_t addr;
 	size_t size;
+	int rc;
 
 	if (vmh_unlikely(len + 28 > r->mtu || len + HEADERS > x->frame_size))
 		return -EMSGSIZE;
-	if (vmh_unlikely(!tx_ready(x))) {
-		int rc = vmh_xdp_kick(r); /* what was posted with `more` */
-
-		if (rc)
-			return rc;
-		reap(x);
-		if (!x->tx_nfree)
-			VMH_COUNT(s->pool_tx_empty, 1);
-		if (!tx_ready(x)) {
-			VMH_COUNT(s->tx_full, 1);
-			return -EAGAIN;
-		}
-	}
+	rc = make_room(r);
+	if (vmh_unlikely(rc))
+		return rc;
 	addr = (uint64_t)x->tx_free[x->tx_nfree - 1] << x->frame_shift;
 	size = vmh_frame_build(x->umem + addr, h, x->ip_id, iov, n, len);
 	if (vmh_unlikely(!size))
 		return -EINVAL;
 	x->ip_id++;
-	x->tx_nfree--;
-	d = desc_at(g, g->here);
-	d->addr = addr;
-	d->len = (uint32_t)size;
-	d->options = 0;
-	publish(g->prod, ++g->here);
-	VMH_COUNT(s->tx_packets, 1);
-	VMH_COUNT(s->tx_bytes, size);
-	VMH_SET(s->pool_tx_free, x->tx_nfree);
+	post(x, addr, size);
+	return 0;
+}
+
+int vmh_xdp_send_frame(struct vmh_ring *r, const void *frame, size_t len)
+{
+	struct xdp_ring *x = xdp_ring_of(r);
+	uint64_t addr;
+	int rc;
+
+	if (vmh_unlikely(len > r->mtu + 14u || len > x->frame_size))
+		return -EMSGSIZE;
+	rc = make_room(r);
+	if (vmh_unlikely(rc))
+		return rc;
+	addr = (uint64_t)x->tx_free[x->tx_nfree - 1] << x->frame_shift;
+	memcpy(x->umem + addr, frame, len);
+	post(x, addr, len);
 	return 0;
 }
 

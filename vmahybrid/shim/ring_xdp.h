@@ -113,6 +113,7 @@ int vmh_xdp_poll(struct vmh_ring *r, unsigned budget);
 bool vmh_xdp_pending(struct vmh_ring *r); /* no lock held */
 void vmh_xdp_put(struct vmh_ring *r, struct vmh_buf *b);
 int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
+int vmh_xdp_send_frame(struct vmh_ring *r, const void *frame, size_t len);
 int vmh_xdp_kick(struct vmh_ring *r);
 void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q);
 /* ring_xdp_open.c */

@@ -89,6 +89,7 @@ static const struct vmh_ring_ops xdp_ops = {
 	.pending = vmh_xdp_pending,
 	.put = vmh_xdp_put,
 	.send = vmh_xdp_send,
+	.send_frame = vmh_xdp_send_frame,
 	.kick = vmh_xdp_kick,
 	.wait_fds = xdp_wait_fds,
 	.crowded = xdp_crowded,

@@ -3,6 +3,7 @@
 #include "vmh_control.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <linux/udp.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -133,10 +134,10 @@ static void set_timestamp(struct vmh_sock *s, int name, bool on)
 	if (!!was == !!s->opt_timestamp)
 		return;
 	atomic_store(&s->want_stamp, !!s->opt_timestamp);
-	if (s->opt_timestamp)
-		atomic_fetch_add(&vmh_want_stamps, 1);
-	else
+	if (!s->opt_timestamp)
 		atomic_fetch_sub(&vmh_want_stamps, 1);
+	else if (!atomic_fetch_add(&vmh_want_stamps, 1))
+		vmh_worker_wake(); /* it looks at the rings more often from now on */
 }
 
 /* The interface of an ip_mreq or ip_mreqn; 0: the kernel chose by route. */

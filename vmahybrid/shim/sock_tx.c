@@ -74,6 +74,8 @@ static void decide_sizes(struct vmh_sock *s, struct vmh_dst *d, const struct vmh
 {
 	unsigned mtu = hop->mtu < d->ring->mtu ? hop->mtu : d->ring->mtu;
 
+	if (vmh_params.mtu && mtu > vmh_params.mtu)
+		mtu = (unsigned)vmh_params.mtu;
 	d->link_payload = d->max_payload = d->sure_payload = mtu > 28 ? mtu - 28 : 0;
 	/* nobody but a router answers that a datagram is too big; PROBE, INTERFACE and OMIT don't listen */
 	d->gateway = hop->via && hop->via != d->daddr && s->pmtudisc < IP_PMTUDISC_PROBE;
@@ -104,6 +106,11 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 		oif = s->mc_if;
 	if (mc && !saddr)
 		saddr = s->mc_if_addr;
+	reason = vmh_sock_kept_sender(d->daddr, d->dport);
+	if (reason) {
+		d->reason = reason;
+		return;
+	}
 	reason = vmh_net_resolve(d->daddr, saddr, oif, &hop);
 	d->generation = hop.generation ? hop.generation : d->generation;
 	if (!reason || reason == VMH_R_NO_NEIGHBOUR) {

@@ -50,6 +50,8 @@ struct vmh_ring_ops {
 	void (*put)(struct vmh_ring *r, struct vmh_buf *b); /* lock held */
 	/* tx_lock held; 0, or -EAGAIN without a free frame or descriptor, -ENETDOWN when gone, -EMSGSIZE */
 	int (*send)(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
+	/* tx_lock held; the same for a whole frame, Ethernet header first; NULL: not on this kind of ring */
+	int (*send_frame)(struct vmh_ring *r, const void *frame, size_t len);
 	int (*kick)(struct vmh_ring *r);                   /* tx_lock held; pushes posted frames to the wire */
 	int (*wait_fds)(struct vmh_ring *r, int *fds, int max); /* lock held; fds that become readable with RX */
 	/* lock held, before each sleep; NULL where the fds need no arming. Asks for a notification, and delivers what
@@ -83,6 +85,9 @@ struct vmh_ring {
 	const struct vmh_sock *taker; /* whose next datagram the poller wants in hand, not queued; under lock */
 	struct vmh_buf *taken;
 	struct vmh_taker_memo memo;   /* sock.c's; under lock */
+	/* A frame that is no datagram, under lock, may be NULL: 1 if it stays (b goes back by vmh_ring_put), 0 if not. */
+	int (*other)(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b);
+	void *other_arg;
 	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
 	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	struct vmh_buf *_Atomic kept; /* read by a receiver that is in a hurry: goes back when there is time */
@@ -119,6 +124,16 @@ extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone o
 extern _Atomic uint32_t vmh_bindings;       /* changes with every socket's port or address */
 extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp_ns */
 
+/* How often the kernel told of readiness in a program with rings: what a receiver knew of an empty kernel socket before
+ * is out of date. */
+extern _Atomic uint32_t vmh_os_reports;
+static inline int vmh_os_reported(int n) /* returns it */
+{
+	if (n > 0 && vmh_unlikely(atomic_load_explicit(&vmh_rings, memory_order_relaxed)))
+		atomic_fetch_add_explicit(&vmh_os_reports, 1, memory_order_release);
+	return n;
+}
+
 /* Poll one ring if nobody else does. Frames taken, 0 if none or busy. */
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */
@@ -138,6 +153,7 @@ void vmh_ring_put_later(struct vmh_buf *b);
  * gone or the interface down (then the frame may be posted all the same). */
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
 		  bool more); /* more: do not kick yet */
+int vmh_ring_send_frame(struct vmh_ring *r, const void *frame, size_t len, bool more); /* -EOPNOTSUPP: not this ring */
 int vmh_ring_kick(struct vmh_ring *r);
 /* Poll those rings that nobody has looked at until they are half full: the internal thread does. */
 void vmh_rings_drain(unsigned budget);

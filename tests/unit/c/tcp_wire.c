@@ -1,0 +1,378 @@
+#include "tcp_wire.h"
+#include <sys/socket.h>
+
+/* Ends the program: there is no going on. */
+#define NEED(cond, ...) \
+	do { \
+		if (!(cond)) { \
+			printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
+			printf(__VA_ARGS__); \
+			putchar('\n'); \
+			fflush(stdout); \
+			abort(); \
+		} \
+	} while (0)
+
+struct wire_frame {
+	uint64_t at, seq;
+	int to;
+	size_t len;
+	bool held;
+	uint8_t *bytes; /* exactly as long as the frame: a sanitizer sees a read beyond it */
+};
+
+double wire_random(struct wire *w)
+{
+	w->random ^= w->random << 13;
+	w->random ^= w->random >> 7;
+	w->random ^= w->random << 17;
+	return (double)(w->random >> 11) / 9007199254740992.0;
+}
+
+static bool before(const struct wire_frame *a, const struct wire_frame *b)
+{
+	return a->at < b->at || (a->at == b->at && a->seq < b->seq);
+}
+
+static void push(struct wire *w, struct wire_frame *f)
+{
+	unsigned at;
+
+	if (w->n + 2 > w->size) {
+		w->size = w->size ? 2 * w->size : 64;
+		w->heap = realloc(w->heap, w->size * sizeof(*w->heap));
+	}
+	f->seq = w->seq++;
+	for (at = ++w->n; at > 1 && before(f, w->heap[at / 2]); at /= 2)
+		w->heap[at] = w->heap[at / 2];
+	w->heap[at] = f;
+}
+
+static struct wire_frame *pop(struct wire *w)
+{
+	struct wire_frame *first = w->heap[1], *last = w->heap[w->n--];
+	unsigned at = 1, child;
+
+	for (; (child = 2 * at) <= w->n; at = child) {
+		if (child < w->n && before(w->heap[child + 1], w->heap[child]))
+			child++;
+		if (!before(w->heap[child], last))
+			break;
+		w->heap[at] = w->heap[child];
+	}
+	w->heap[at] = last;
+	return first;
+}
+
+static struct wire_frame *frame_new(const void *bytes, size_t len, int to, uint64_t at)
+{
+	struct wire_frame *f = calloc(1, sizeof(*f));
+
+	f->bytes = malloc(len);
+	memcpy(f->bytes, bytes, len);
+	f->len = len;
+	f->to = to;
+	f->at = at;
+	return f;
+}
+
+static void frame_free(struct wire_frame *f)
+{
+	free(f->bytes);
+	free(f);
+}
+
+static uint64_t now_ns(void *ctx)
+{
+	return ((struct wire_end *)ctx)->w->now;
+}
+
+static int send_frame(void *ctx, const void *bytes, size_t len)
+{
+	struct wire_end *e = ctx;
+	struct wire *w = e->w;
+	const struct wire_faults *f = &e->faults;
+	int to = e == &w->end[0];
+	const uint8_t *b = bytes;
+
+	NEED(len <= WIRE_MTU + 14, "a frame of %zu bytes", len);
+	e->sent++;
+	e->data_bytes += len - 34 - (size_t)(b[46] >> 4) * 4;
+	if (b[47] & 4)
+		e->resets++;
+	if ((e->watch && e->watch(e->arg, bytes, len)) || wire_random(w) < f->loss ||
+	    (f->queue && e->in_flight >= f->queue)) {
+		e->lost++;
+		return 0;
+	}
+	if (e->free_at < w->now)
+		e->free_at = w->now;
+	if (f->gbit > 0)
+		e->free_at += (uint64_t)((double)(len + 24) * 8 / f->gbit);
+	for (int copy = wire_random(w) < f->duplicate ? 2 : 1; copy; copy--) {
+		uint64_t at = e->free_at + f->delay_ns;
+		struct wire_frame *frame;
+
+		if (wire_random(w) < f->reorder)
+			at += f->reorder_ns;
+		frame = frame_new(bytes, len, to, at);
+		if (wire_random(w) < f->corrupt)
+			frame->bytes[14 + (size_t)(wire_random(w) * (double)(len - 14))] ^= (uint8_t)(1 << (int)(wire_random(w) * 8));
+		e->in_flight++;
+		push(w, frame);
+	}
+	return 0;
+}
+
+static void release(void *ctx, void *token)
+{
+	((struct wire_end *)ctx)->held_frames--;
+	frame_free(token);
+}
+
+static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)
+{
+	(void)user, (void)c;
+	((struct wire_end *)ctx)->ready++;
+}
+
+void wire_faults(struct wire *w, const struct wire_faults *both)
+{
+	w->end[0].faults = w->end[1].faults = *both;
+}
+
+void wire_open(struct wire *w, const struct wire_faults *both, unsigned hold_max)
+{
+	memset(w, 0, sizeof(*w));
+	w->now = 1000000000;
+	w->random = 88172645463325252u;
+	w->zero_copy = hold_max;
+	for (int i = 0; i < 2; i++) {
+		struct vmh_tcp_env env = {.ctx = &w->end[i], .now_ns = now_ns, .send = send_frame, .release = release,
+					  .ready = ready, .hold_max = hold_max, .verify = true, .reset_unknown = true};
+
+		w->end[i].w = w;
+		w->end[i].addr = htonl(0x0a000001u + (unsigned)i);
+		NEED(vmh_tcp_open(&env, &w->end[i].t) == 0, "open");
+	}
+	wire_faults(w, both);
+}
+
+void wire_close(struct wire *w)
+{
+	for (int i = 0; i < 2; i++) {
+		struct vmh_tcp_stats s;
+
+		vmh_tcp_get_stats(w->end[i].t, &s);
+		vmh_tcp_destroy(w->end[i].t);
+		NEED(w->end[i].held_frames == 0, "%u frames of end %d are still held", w->end[i].held_frames, i);
+	}
+	while (w->n)
+		frame_free(pop(w));
+	free(w->heap);
+}
+
+static void arrive(struct wire *w, struct wire_frame *f)
+{
+	struct wire_end *e = &w->end[f->to];
+	int rc;
+
+	e->held_frames++; /* release may come at any time from here on */
+	rc = vmh_tcp_input(e->t, f->bytes, f->len, w->zero_copy ? f : NULL);
+	if (rc == 1)
+		return;
+	e->held_frames--;
+	frame_free(f);
+}
+
+void wire_inject(struct wire *w, int to, const void *frame, size_t len)
+{
+	arrive(w, frame_new(frame, len, to, w->now));
+}
+
+bool wire_step(struct wire *w, uint64_t until)
+{
+	uint64_t timer[2] = {vmh_tcp_tick(w->end[0].t), vmh_tcp_tick(w->end[1].t)}, next;
+	bool frame;
+
+	next = timer[0] < timer[1] ? timer[0] : timer[1];
+	frame = w->n && w->heap[1]->at <= next;
+	if (frame)
+		next = w->heap[1]->at;
+	if (next > until)
+		return false;
+	if (next > w->now)
+		w->now = next;
+	if (frame) {
+		struct wire_frame *f = pop(w);
+
+		w->end[!f->to].in_flight -= w->end[!f->to].in_flight > 0;
+		arrive(w, f);
+	}
+	return true;
+}
+
+void wire_run(struct wire *w, uint64_t ns)
+{
+	uint64_t until = w->now + ns;
+
+	while (wire_step(w, until))
+		;
+	w->now = until;
+	vmh_tcp_tick(w->end[0].t);
+	vmh_tcp_tick(w->end[1].t);
+}
+
+struct vmh_tcp_path wire_path(int end)
+{
+	struct vmh_tcp_path p = {{2, 0, 0, 0, 0, (uint8_t)(2 - end)}, {2, 0, 0, 0, 0, (uint8_t)(1 + end)}, WIRE_MTU};
+
+	return p;
+}
+
+struct vmh_tcp_conn *wire_listen(struct wire *w, uint16_t port, unsigned backlog, const struct vmh_tcp_options *o)
+{
+	struct vmh_tcp_options def;
+	struct vmh_tcp_conn *l = NULL;
+
+	vmh_tcp_options_init(&def);
+	NEED(vmh_tcp_listen(w->end[1].t, w->end[1].addr, htons(port), backlog, o ? o : &def, NULL, &l) == 0, "listen");
+	return l;
+}
+
+struct vmh_tcp_conn *wire_connect(struct wire *w, uint16_t from, uint16_t port, const struct vmh_tcp_options *o)
+{
+	struct vmh_tcp_addr a = {w->end[0].addr, w->end[1].addr, htons(from), htons(port)};
+	struct vmh_tcp_path p = wire_path(0);
+	struct vmh_tcp_options def;
+	struct vmh_tcp_conn *c = NULL;
+
+	vmh_tcp_options_init(&def);
+	if (vmh_tcp_connect(w->end[0].t, &a, &p, o ? o : &def, NULL, &c))
+		return NULL;
+	return c;
+}
+
+ssize_t wire_write(struct vmh_tcp_conn *c, const void *data, size_t len)
+{
+	struct iovec v = {(void *)(uintptr_t)data, len};
+
+	return vmh_tcp_write(c, &v, 1, false);
+}
+
+ssize_t wire_read(struct vmh_tcp_conn *c, void *data, size_t len)
+{
+	struct iovec v = {data, len};
+
+	return vmh_tcp_read(c, &v, 1, false);
+}
+
+static uint32_t sum16(const uint8_t *p, size_t len)
+{
+	uint32_t sum = 0;
+
+	for (size_t i = 0; i < len; i++)
+		sum += (uint32_t)p[i] << (i & 1 ? 0 : 8);
+	return sum;
+}
+
+static void put_sum(uint8_t *at, uint32_t sum)
+{
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	at[0] = (uint8_t)(~sum >> 8);
+	at[1] = (uint8_t)~sum;
+}
+
+size_t wire_segment(struct wire *w, uint8_t *frame, int from, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack,
+		    uint8_t flags, uint16_t wnd, const void *options, size_t options_len, const void *data, size_t len)
+{
+	struct vmh_tcp_path p = wire_path(from);
+	uint8_t *ip = frame + 14, *tcp = ip + 20;
+	size_t tcp_len = 20 + options_len + len;
+	uint16_t ports[2] = {htons(sport), htons(dport)}, total = htons((uint16_t)(20 + tcp_len));
+	uint32_t numbers[2] = {htonl(seq), htonl(ack)};
+
+	memcpy(frame, p.dmac, 6);
+	memcpy(frame + 6, p.smac, 6);
+	memcpy(frame + 12, "\10\0", 2);
+	memset(ip, 0, 40);
+	ip[0] = 0x45;
+	memcpy(ip + 2, &total, 2);
+	ip[8] = 64;
+	ip[9] = 6;
+	memcpy(ip + 12, &w->end[from].addr, 4);
+	memcpy(ip + 16, &w->end[!from].addr, 4);
+	put_sum(ip + 10, sum16(ip, 20));
+	memcpy(tcp, ports, 4);
+	memcpy(tcp + 4, numbers, 8);
+	tcp[12] = (uint8_t)((20 + options_len) / 4 << 4);
+	tcp[13] = flags;
+	tcp[14] = (uint8_t)(wnd >> 8);
+	tcp[15] = (uint8_t)wnd;
+	if (options_len)
+		memcpy(tcp + 20, options, options_len);
+	if (len)
+		memcpy(tcp + 20 + options_len, data, len);
+	put_sum(tcp + 16, sum16(ip + 12, 8) + 6 + (uint32_t)tcp_len + sum16(tcp, tcp_len));
+	return 34 + tcp_len;
+}
+
+static uint8_t byte_at(uint64_t at)
+{
+	return (uint8_t)((at * 2654435761u) >> 13 ^ at >> 32);
+}
+
+void stream_pump(struct stream *s)
+{
+	static uint8_t buf[60000];
+	uint32_t chunk = s->chunk ? s->chunk : sizeof(buf), max = s->read_max ? s->read_max : sizeof(buf);
+	ssize_t n;
+
+	while (s->written < s->total && s->from && vmh_tcp_poll(s->from) & VMH_TCP_OUT) {
+		size_t len = s->total - s->written < chunk ? (size_t)(s->total - s->written) : chunk;
+
+		for (size_t i = 0; i < len; i++)
+			buf[i] = byte_at(s->written + i);
+		n = wire_write(s->from, buf, len);
+		if (n < 0) {
+			s->failed |= n != -EAGAIN;
+			break;
+		}
+		s->written += (uint64_t)n;
+		if ((size_t)n < len)
+			break;
+	}
+	if (s->written == s->total && !s->shut && s->from) {
+		s->shut = true;
+		vmh_tcp_shutdown(s->from, SHUT_WR);
+	}
+	while (s->to && !s->ended) {
+		n = wire_read(s->to, buf, max);
+		if (n <= 0) {
+			s->ended = n == 0;
+			s->failed |= n < 0 && n != -EAGAIN;
+			break;
+		}
+		for (ssize_t i = 0; i < n; i++)
+			s->bad |= buf[i] != byte_at(s->read + (uint64_t)i);
+		s->read += (uint64_t)n;
+	}
+}
+
+bool stream_run(struct wire *w, struct stream *s, int n, uint64_t ns)
+{
+	uint64_t until = w->now + ns;
+
+	for (;;) {
+		bool done = true;
+
+		for (int i = 0; i < n; i++) {
+			if (!s[i].ended && !s[i].failed)
+				stream_pump(&s[i]);
+			done &= s[i].ended || s[i].failed;
+		}
+		if (done || !wire_step(w, until))
+			return done;
+	}
+}

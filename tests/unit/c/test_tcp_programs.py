@@ -1,0 +1,46 @@
+"""The TCP stack: two instances on a wire made of memory, as released and with the sanitizers."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tcp_build import build
+
+HERE = Path(__file__).resolve().parent
+BOTH = ["gcc", "sanitized"]
+
+
+def run(program: Path, *arguments: str) -> str:
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("compiler", BOTH)
+@pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_threads.c"])
+def test_stack(tmp_path: Path, compiler: str, test: str) -> None:
+    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"))
+
+
+@pytest.mark.parametrize("compiler", BOTH)
+def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_faults.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program)
+
+
+@pytest.mark.parametrize(("compiler", "moves"), [("gcc", 1000), ("sanitized", 200)])
+def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_move.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program, str(moves))
+
+
+@pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), ("sanitized", ["20000", "leaks only"])])
+def test_many_connections(tmp_path: Path, compiler: str, arguments: list[str]) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_many.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program, *arguments)
+
+
+@pytest.mark.slow
+def test_instances_in_threads_do_not_share_memory(tmp_path: Path) -> None:
+    program = build(tmp_path / "program", "threads", HERE / "test_tcp_threads.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program)

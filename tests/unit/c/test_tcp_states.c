@@ -1,0 +1,551 @@
+/* Segments that a peer should not send, in every state; floods; timers; options. Segments are made by hand here. */
+#include "tcp_wire.h"
+#include "check.h"
+#include <sys/socket.h>
+
+#define FIN 1
+#define SYN 2
+#define RST 4
+#define ACK 16
+#define NS 1000000000ul
+
+static const struct wire_faults perfect = {.delay_ns = 20000};
+
+struct seen { /* the last frame that went out of an end */
+	unsigned n;
+	uint32_t seq, ack, tsval;
+	uint8_t flags;
+	size_t payload;
+};
+
+static int look(void *arg, const uint8_t *frame, size_t len)
+{
+	struct seen *s = arg;
+	const uint8_t *tcp = frame + 34;
+
+	s->n++;
+	memcpy(&s->seq, tcp + 4, 4);
+	memcpy(&s->ack, tcp + 8, 4);
+	s->seq = ntohl(s->seq);
+	s->ack = ntohl(s->ack);
+	if (tcp[12] >> 4 == 8) { /* two NOPs and a timestamp */
+		memcpy(&s->tsval, tcp + 24, 4);
+		s->tsval = ntohl(s->tsval);
+	}
+	s->flags = tcp[13];
+	s->payload = len - 34 - (size_t)(tcp[12] >> 4) * 4;
+	return 0;
+}
+
+static int mute(void *arg, const uint8_t *frame, size_t len)
+{
+	look(arg, frame, len);
+	return 1;
+}
+
+static struct vmh_tcp_stats stats(struct wire *w, int end)
+{
+	struct vmh_tcp_stats s;
+
+	vmh_tcp_get_stats(w->end[end].t, &s);
+	return s;
+}
+
+static void inject(struct wire *w, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack, uint8_t flags,
+		   const void *data, size_t len)
+{
+	uint8_t frame[1600];
+
+	wire_inject(w, 1, frame, wire_segment(w, frame, 0, sport, dport, seq, ack, flags, 1000, NULL, 0, data, len));
+}
+
+/* End 1 is brought to a state by hand-made segments of end 0; returns the next numbers. */
+enum state { LISTENING, SYN_RECEIVED, OPENED, PEER_CLOSED, CLOSED_FIRST, HALF_CLOSED, BOTH_CLOSING, LAST, WAITING, STATES };
+
+static struct vmh_tcp_conn *bring(struct wire *w, struct vmh_tcp_conn **l, enum state state, struct seen *seen, uint32_t *seq,
+				  uint32_t *ack)
+{
+	struct vmh_tcp_conn *p = NULL;
+
+	wire_open(w, &perfect, 16);
+	w->end[1].watch = mute;
+	w->end[1].arg = seen;
+	*l = wire_listen(w, 80, 4, NULL);
+	*seq = 1000;
+	*ack = 0;
+	if (state == LISTENING)
+		return NULL;
+	inject(w, 4000, 80, 999, 0, SYN, NULL, 0);
+	CHECK(seen->flags == (SYN | ACK) && seen->ack == 1000, "%x", seen->flags);
+	*ack = seen->seq + 1;
+	if (state == SYN_RECEIVED)
+		return NULL;
+	inject(w, 4000, 80, *seq, *ack, ACK, NULL, 0);
+	CHECK(vmh_tcp_accept(*l, NULL, &p) == 0, "accept");
+	if (state == PEER_CLOSED || state == LAST)
+		inject(w, 4000, 80, (*seq)++, *ack, FIN | ACK, NULL, 0);
+	if (state >= CLOSED_FIRST) {
+		vmh_tcp_shutdown(p, SHUT_WR);
+		CHECK(seen->flags & FIN, "%x", seen->flags);
+	}
+	if (state == HALF_CLOSED || state == WAITING)
+		inject(w, 4000, 80, *seq, ++*ack, ACK, NULL, 0);
+	if (state == BOTH_CLOSING || state == WAITING)
+		inject(w, 4000, 80, (*seq)++, *ack, FIN | ACK, NULL, 0);
+	return p;
+}
+
+/* Every combination of flags, at every interesting place, in every state: no crash, no leak; a reset at the right place
+ * ends a connection, one beside it does not. */
+static void test_any_segment(void)
+{
+	static const int places[] = {0, -1, 1, 5, 100000, -100000};
+
+	for (int state = 0; state < STATES; state++)
+		for (unsigned flags = 0; flags < 64; flags++)
+			for (unsigned at = 0; at < 36; at++) {
+				struct vmh_tcp_conn *l, *p;
+				struct seen seen = {0};
+				struct wire w;
+				uint32_t seq, ack;
+
+				p = bring(&w, &l, (enum state)state, &seen, &seq, &ack);
+				inject(&w, 4000, 80, seq + (uint32_t)places[at % 6], ack + (uint32_t)places[at / 6],
+				       (uint8_t)flags, "data", flags & 8 ? 4 : 0);
+				inject(&w, 4000, 80, seq, ack, ACK, "more", 4);
+				if (state == OPENED && flags == RST)
+					CHECK((vmh_tcp_poll(p) & VMH_TCP_ERR) == (at % 6 ? 0 : VMH_TCP_ERR), "RST at %d: %x",
+					      places[at % 6], vmh_tcp_poll(p));
+				if (state == WAITING && flags & RST)
+					CHECK(stats(&w, 1).time_wait == 1, "RFC 1337");
+				wire_run(&w, NS);
+				if (p || vmh_tcp_accept(l, NULL, &p) == 0)
+					vmh_tcp_close(p);
+				wire_run(&w, 300 * NS);
+				CHECK(stats(&w, 1).conns == 0, "state %d flags %x place %d: a connection is left", state, flags, at);
+				vmh_tcp_close(l);
+				wire_close(&w);
+			}
+}
+
+static void test_syn_flood(void)
+{
+	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct seen seen = {0};
+	struct wire w;
+
+	wire_open(&w, &perfect, 16);
+	l = wire_listen(&w, 80, 100, NULL);
+	w.end[1].watch = mute;
+	w.end[1].arg = &seen;
+	for (unsigned i = 0; i < 50000; i++) {
+		inject(&w, (uint16_t)(10000 + i), 80, i, 0, SYN, NULL, 0);
+		if (i % 100 == 0)
+			wire_run(&w, 10000000);
+	}
+	CHECK(stats(&w, 1).conns <= 128, "%u half-open ones", stats(&w, 1).conns);
+	CHECK(stats(&w, 1).syn_dropped > 40000, "%lu", stats(&w, 1).syn_dropped);
+	w.end[1].watch = NULL;
+	wire_run(&w, 2 * NS);
+	c = wire_connect(&w, 4000, 80, NULL); /* the old ones give way */
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "no place for an honest one");
+	wire_run(&w, 120 * NS);
+	CHECK(stats(&w, 1).conns == (p != NULL), "%u", stats(&w, 1).conns);
+	vmh_tcp_close(c);
+	if (p)
+		vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+static void test_backlog(void)
+{
+	struct vmh_tcp_conn *l, *c[8], *p[8] = {NULL};
+	struct vmh_tcp_options o;
+	unsigned n = 0, ok = 0;
+	struct wire w;
+
+	wire_open(&w, &perfect, 16);
+	l = wire_listen(&w, 80, 2, NULL);
+	for (int i = 0; i < 8; i++)
+		c[i] = wire_connect(&w, (uint16_t)(4000 + i), 80, NULL);
+	wire_run(&w, NS / 2);
+	for (int i = 0; i < 8; i++)
+		n += vmh_tcp_accept(l, NULL, &p[i]) == 0;
+	CHECK(n == 3, "backlog 2 holds 3, as in Linux, not %u", n);
+	for (int k = 0; k < 20; k++) {
+		wire_run(&w, NS);
+		for (int i = 0; i < 8; i++)
+			if (!p[i])
+				n += vmh_tcp_accept(l, NULL, &p[i]) == 0;
+	}
+	CHECK(n == 8, "the others come later: %u", n);
+	for (int i = 0; i < 8; i++) {
+		ok += vmh_tcp_poll(c[i]) == (VMH_TCP_OUT | VMH_TCP_DRAINED);
+		vmh_tcp_close(c[i]);
+		if (p[i])
+			vmh_tcp_close(p[i]);
+	}
+	CHECK(ok == 8, "%u", ok);
+	vmh_tcp_close(l);
+	vmh_tcp_options_init(&o);
+	o.syn_rate = 5;
+	l = wire_listen(&w, 81, 100, &o);
+	for (int i = 0; i < 8; i++)
+		c[i] = wire_connect(&w, (uint16_t)(5000 + i), 81, NULL);
+	wire_run(&w, NS / 2);
+	for (n = 0; vmh_tcp_accept(l, NULL, &p[0]) == 0; n++)
+		vmh_tcp_abort(p[0]);
+	CHECK(n == 5, "SYN rate: %u", n);
+	for (int i = 0; i < 8; i++)
+		vmh_tcp_abort(c[i]);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+static void test_refused_and_timed_out(void)
+{
+	struct vmh_tcp_conn *c;
+	struct seen seen = {0};
+	struct wire w;
+	uint64_t start;
+
+	wire_open(&w, &perfect, 16);
+	c = wire_connect(&w, 4000, 80, NULL);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_error(c) == ECONNREFUSED, "refused");
+	vmh_tcp_close(c);
+	w.end[0].watch = mute;
+	w.end[0].arg = &seen;
+	c = wire_connect(&w, 4001, 80, NULL);
+	start = w.now;
+	for (int i = 0; i < 200 && !(vmh_tcp_poll(c) & VMH_TCP_ERR); i++)
+		wire_run(&w, NS);
+	CHECK(vmh_tcp_error(c) == ETIMEDOUT, "timed out");
+	CHECK(seen.n == 7 && w.now - start >= 126 * NS && w.now - start <= 128 * NS, "%u SYNs in %lu s, as in Linux 7 in 127",
+	      seen.n, (w.now - start) / NS);
+	vmh_tcp_close(c);
+	c = wire_connect(&w, 4002, 80, NULL);
+	CHECK(vmh_tcp_fail(c, EHOSTUNREACH) == 0 && vmh_tcp_error(c) == EHOSTUNREACH, "told from outside");
+	vmh_tcp_close(c);
+	wire_close(&w);
+}
+
+static void open_pair(struct wire *w, struct vmh_tcp_conn **l, struct vmh_tcp_conn **c, struct vmh_tcp_conn **p,
+		      const struct vmh_tcp_options *o)
+{
+	wire_open(w, &perfect, 64);
+	*l = wire_listen(w, 80, 10, o);
+	*c = wire_connect(w, 4000, 80, o);
+	wire_run(w, 10000000);
+	*p = NULL;
+	CHECK(vmh_tcp_accept(*l, NULL, p) == 0, "accept");
+}
+
+static void close_pair(struct wire *w, struct vmh_tcp_conn *l, struct vmh_tcp_conn *c, struct vmh_tcp_conn *p)
+{
+	vmh_tcp_close(c);
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_run(w, 300 * NS);
+	CHECK(stats(w, 0).conns + stats(w, 1).conns == 0, "left");
+	wire_close(w);
+}
+
+static void test_zero_window(void)
+{
+	static char buf[300000];
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i;
+	size_t written = 0, got = 0;
+	struct seen seen = {0};
+	struct wire w;
+	ssize_t n;
+
+	vmh_tcp_options_init(&o);
+	o.rcvbuf = 20000;
+	open_pair(&w, &l, &c, &p, &o);
+	for (; written < 200000 && (n = wire_write(c, buf, 30000)) > 0; written += (size_t)n)
+		;
+	wire_run(&w, 600 * NS); /* nobody reads: the window is zero, probes go on */
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.snd_wnd == 0 && i.probes > 5 && !(vmh_tcp_poll(c) & VMH_TCP_ERR), "wnd %u probes %u", i.snd_wnd, i.probes);
+	for (int k = 0; k < 4; k++) { /* reading a part opens the window by that part */
+		got += (size_t)wire_read(p, buf, 3000);
+		wire_run(&w, NS);
+		vmh_tcp_get_info(p, &i);
+		CHECK(i.unread <= 20000, "%u unread in a buffer of 20000", i.unread);
+	}
+	w.end[1].watch = mute; /* the news that the window is open is lost: only a probe finds out */
+	w.end[1].arg = &seen;
+	while ((n = wire_read(p, buf, sizeof(buf))) > 0)
+		got += (size_t)n;
+	w.end[1].watch = NULL;
+	CHECK(seen.n > 0, "no window update");
+	for (int k = 0; k < 1000 && got < written; k++) {
+		while ((n = wire_read(p, buf, sizeof(buf))) > 0)
+			got += (size_t)n;
+		wire_run(&w, k ? 100000 : 200 * NS);
+	}
+	CHECK(got == written, "%zu of %zu", got, written);
+	close_pair(&w, l, c, p);
+}
+
+static void test_keepalive_and_user_timeout(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_options o;
+	struct seen seen = {0};
+	struct wire w;
+	uint64_t start;
+
+	vmh_tcp_options_init(&o);
+	o.keepalive = true;
+	o.keep_idle_s = 10;
+	o.keep_intvl_s = 2;
+	o.keep_cnt = 3;
+	open_pair(&w, &l, &c, &p, &o);
+	wire_run(&w, 1000 * NS);
+	CHECK(vmh_tcp_poll(c) == (VMH_TCP_OUT | VMH_TCP_DRAINED), "a peer that answers is kept");
+	w.end[0].watch = w.end[1].watch = mute;
+	w.end[0].arg = w.end[1].arg = &seen;
+	start = w.now;
+	for (int i = 0; i < 100 && !(vmh_tcp_poll(c) & VMH_TCP_ERR); i++)
+		wire_run(&w, NS);
+	CHECK(vmh_tcp_error(c) == ETIMEDOUT && w.now - start >= 6 * NS && w.now - start <= 17 * NS, "after %lu s",
+	      (w.now - start) / NS);
+	w.end[0].watch = w.end[1].watch = NULL;
+	vmh_tcp_abort(p);
+	p = NULL;
+	vmh_tcp_close(c);
+	vmh_tcp_options_init(&o);
+	o.user_timeout_ms = 3000;
+	c = wire_connect(&w, 4001, 80, &o);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "accept");
+	w.end[0].watch = mute;
+	w.end[0].arg = &seen;
+	wire_write(c, "x", 1);
+	start = w.now;
+	for (int i = 0; i < 1000 && !(vmh_tcp_poll(c) & VMH_TCP_ERR); i++)
+		wire_run(&w, NS / 100);
+	CHECK(vmh_tcp_error(c) == ETIMEDOUT && w.now - start >= 3 * NS && w.now - start < 7 * NS, "after %lu ms",
+	      (w.now - start) / 1000000);
+	w.end[0].watch = NULL;
+	close_pair(&w, l, c, p);
+}
+
+/* One small segment, whose ACK a Linux peer may hold back for 40 ms: never sent twice. When it is lost: soon. */
+static void test_lone_segment(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_info i;
+	struct seen seen = {0};
+	struct wire w;
+	char buf[10];
+	uint64_t start;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	for (int k = 0; k < 50; k++) {
+		CHECK(wire_write(c, "x", 1) == 1, "write");
+		wire_run(&w, 200000000); /* the ACK comes after 40 ms */
+	}
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.retransmits == 0 && i.dsacks == 0, "%u sent again", i.retransmits);
+	CHECK(wire_read(p, buf, 10) == 10, "read");
+	w.end[0].watch = mute;
+	w.end[0].arg = &seen;
+	wire_write(c, "y", 1);
+	w.end[0].watch = NULL;
+	start = w.now;
+	while (wire_read(p, buf, 10) != 1 && w.now - start < NS)
+		wire_run(&w, 1000000);
+	while (wire_read(p, buf, 10) > 0)
+		;
+	CHECK(w.now - start < 200000000, "lost for %lu ms", (w.now - start) / 1000000);
+	close_pair(&w, l, c, p);
+}
+
+static void test_nagle_cork_quickack(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_options o;
+	struct wire w;
+	uint64_t before;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	before = w.end[0].sent;
+	for (int k = 0; k < 10; k++)
+		wire_write(c, "x", 1);
+	CHECK(w.end[0].sent == before + 1, "Nagle: %lu segments", w.end[0].sent - before);
+	wire_run(&w, NS);
+	vmh_tcp_get_options(c, &o);
+	o.nodelay = true;
+	vmh_tcp_set_options(c, &o);
+	before = w.end[0].sent;
+	for (int k = 0; k < 10; k++)
+		wire_write(c, "x", 1);
+	CHECK(w.end[0].sent == before + 10, "no Nagle: %lu segments", w.end[0].sent - before);
+	wire_run(&w, NS);
+	o.cork = true;
+	vmh_tcp_set_options(c, &o);
+	before = w.end[0].sent;
+	for (int k = 0; k < 10; k++)
+		wire_write(c, "x", 1);
+	CHECK(w.end[0].sent == before, "cork: %lu segments", w.end[0].sent - before);
+	o.cork = false;
+	vmh_tcp_set_options(c, &o);
+	CHECK(w.end[0].sent == before + 1, "uncorked: %lu segments", w.end[0].sent - before);
+	wire_run(&w, NS);
+	vmh_tcp_get_options(p, &o);
+	o.quickack = true;
+	vmh_tcp_set_options(p, &o);
+	before = w.end[1].sent;
+	wire_write(c, "x", 1);
+	wire_run(&w, 100000);
+	CHECK(w.end[1].sent == before + 1, "quick ACK: %lu segments", w.end[1].sent - before);
+	close_pair(&w, l, c, p);
+}
+
+/* Frames that are too long for the path vanish, until set_path says how long they may be. */
+static int narrow(void *arg, const uint8_t *frame, size_t len)
+{
+	(void)frame;
+	return len > *(size_t *)arg + 14;
+}
+
+static void test_path_mtu(void)
+{
+	struct vmh_tcp_path path = wire_path(0);
+	struct vmh_tcp_conn *l, *c, *p;
+	struct wire w;
+	size_t mtu = 600;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	w.end[0].watch = narrow;
+	w.end[0].arg = &mtu;
+	struct stream s = {.from = c, .to = p, .total = 300000};
+	CHECK(!stream_run(&w, &s, 1, 100000000), "nothing can have come through");
+	path.mtu = (uint16_t)mtu;
+	vmh_tcp_set_path(c, &path);
+	CHECK(stream_run(&w, &s, 1, 2 * NS) && !s.bad && s.read == s.total, "%lu of %lu", s.read, s.total);
+	close_pair(&w, l, c, p);
+}
+
+static void test_paws_and_isn(void)
+{
+	uint8_t frame[200], options[12] = {1, 1, 8, 10};
+	struct vmh_tcp_conn *l, *c, *p;
+	struct seen seen = {0};
+	struct wire w;
+	uint32_t isn[4], old;
+	uint64_t before;
+	char buf[10];
+
+	open_pair(&w, &l, &c, &p, NULL);
+	w.end[0].watch = look;
+	w.end[0].arg = &seen;
+	wire_write(c, "x", 1);
+	wire_run(&w, NS);
+	/* in order, but older than what was seen last: after a wrap of sequence numbers it would be old data */
+	old = htonl(seen.tsval - 1000);
+	memcpy(options + 4, &old, 4);
+	wire_inject(&w, 1, frame, wire_segment(&w, frame, 0, 4000, 80, seen.seq + 1, seen.ack, ACK | 8, 1000, options, 12,
+					       "old", 3));
+	CHECK(stats(&w, 1).paws == 1, "%lu", stats(&w, 1).paws);
+	CHECK(wire_read(p, buf, 10) == 1, "the data of before only");
+	/* the two disagree about what was sent: an answer to each answer would never end */
+	old = htonl(seen.tsval + 1000);
+	memcpy(options + 4, &old, 4);
+	before = w.end[1].sent;
+	wire_inject(&w, 1, frame, wire_segment(&w, frame, 0, 4000, 80, seen.seq + 1, seen.ack, ACK | 8, 1000, options, 12,
+					       "new", 3));
+	wire_run(&w, 10 * NS);
+	CHECK(wire_read(p, buf, 10) == 3 && w.end[1].sent - before < 50, "%lu segments", w.end[1].sent - before);
+	wire_inject(&w, 1, frame, wire_segment(&w, frame, 0, 4000, 80, seen.seq, seen.ack, RST, 0, NULL, 0, NULL, 0));
+	close_pair(&w, l, c, p);
+	wire_open(&w, &perfect, 0);
+	w.end[0].watch = mute;
+	w.end[0].arg = &seen;
+	for (int i = 0; i < 4; i++) {
+		c = wire_connect(&w, (uint16_t)(4000 + i / 2), 80, NULL);
+		isn[i] = seen.seq;
+		vmh_tcp_abort(c);
+		wire_run(&w, NS);
+	}
+	CHECK(isn[1] - isn[0] > 240000 && isn[1] - isn[0] < 260000, "the same name: a clock of 4 us: %u", isn[1] - isn[0]);
+	CHECK(isn[2] - isn[1] > 1000000, "another name: a different start: %u", isn[2] - isn[1]);
+	wire_close(&w);
+}
+
+static void test_reset_of_unread(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct wire w;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	wire_write(c, "unread", 6);
+	wire_run(&w, NS);
+	vmh_tcp_close(p);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_error(c) == ECONNRESET, "a close with unread bytes resets");
+	p = NULL;
+	vmh_tcp_close(c);
+	c = wire_connect(&w, 4001, 80, NULL);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "accept");
+	vmh_tcp_close(p);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_poll(c) & VMH_TCP_RDHUP && !(vmh_tcp_poll(c) & VMH_TCP_ERR), "an orderly end");
+	CHECK(wire_write(c, "x", 1) == 1, "still takes a write");
+	wire_run(&w, NS);
+	CHECK(wire_write(c, "x", 1) == -EPIPE, "and then it has been told by a reset");
+	vmh_tcp_close(c);
+	vmh_tcp_close(l);
+	wire_run(&w, 100 * NS);
+	CHECK(stats(&w, 0).conns + stats(&w, 1).conns == 0, "left");
+	wire_close(&w);
+}
+
+static void test_take_and_give(void)
+{
+	struct vmh_tcp_piece pieces[8];
+	struct vmh_tcp_conn *l, *c, *p;
+	struct wire w;
+	int n;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	wire_write(c, "zero", 4);
+	wire_run(&w, 100000);
+	n = vmh_tcp_take(p, pieces, 8);
+	CHECK(n == 1 && pieces[0].len == 4 && !memcmp(pieces[0].data, "zero", 4), "%d", n);
+	CHECK(stats(&w, 1).held == 1 && w.end[1].held_frames == 1, "it is the received frame itself");
+	CHECK(vmh_tcp_take(p, pieces + 1, 7) == -EAGAIN, "no more");
+	vmh_tcp_close(p);
+	CHECK(!memcmp(pieces[0].data, "zero", 4), "ours beyond the close");
+	vmh_tcp_give(w.end[1].t, pieces[0].handle);
+	CHECK(w.end[1].held_frames == 0, "given back");
+	vmh_tcp_close(c);
+	vmh_tcp_close(l);
+	wire_run(&w, 100 * NS);
+	wire_close(&w);
+}
+
+int main(void)
+{
+	test_any_segment();
+	test_syn_flood();
+	test_backlog();
+	test_refused_and_timed_out();
+	test_zero_window();
+	test_keepalive_and_user_timeout();
+	test_lone_segment();
+	test_nagle_cork_quickack();
+	test_path_mtu();
+	test_paws_and_isn();
+	test_reset_of_unread();
+	test_take_and_give();
+	return check_result();
+}

@@ -1,0 +1,404 @@
+/* What the holder of a connection calls. */
+#include "core.h"
+#include <stdlib.h>
+#include <sys/socket.h>
+
+static void inside(struct vmh_tcp_conn *c)
+{
+	core_enter(c->t, c);
+}
+
+static void outside(struct vmh_tcp_conn *c)
+{
+	core_leave(c->t, c);
+}
+
+int core_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
+		void *user, struct vmh_tcp_conn **out)
+{
+	struct key k = {.laddr = laddr, .lport = lport};
+	struct vmh_tcp_conn *l, *other = demux_listener(t, laddr, lport);
+	ip_addr_t addr = {laddr};
+	struct tcp_pcb *pcb;
+
+	if (other && other->key.laddr == laddr)
+		return -EADDRINUSE;
+	l = core_conn_new(t, &k, o);
+	if (l)
+		l->listening = calloc(1, sizeof(*l->listening));
+	if (!l || !l->listening) {
+		free(l);
+		return -ENOMEM;
+	}
+	l->user = user;
+	l->listening->backlog = backlog;
+	core_enter(t, NULL);
+	pcb = tcp_new();
+	if (pcb) {
+		tcp_bind(pcb, &addr, lwip_ntohs(lport));
+		pcb = tcp_listen_with_backlog(pcb, 255);
+	}
+	tcp_bound_pcbs = NULL;
+	tcp_listen_pcbs.pcbs = NULL;
+	core_leave(t, NULL);
+	if (!pcb) {
+		core_conn_free(l);
+		return -ENOMEM;
+	}
+	core_callbacks(l, pcb);
+	l->listening->pcb = (struct tcp_pcb_listen *)pcb;
+	l->listening->next = t->listeners;
+	t->listeners = l;
+	*out = l;
+	return 0;
+}
+
+int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out)
+{
+	struct vmh_tcp_conn *c = l->listening ? l->listening->ready.head : NULL;
+
+	if (!l->listening)
+		return -EINVAL;
+	if (!c)
+		return -EAGAIN;
+	list_remove(&l->listening->ready, c);
+	c->in_accept_queue = false;
+	c->parent = NULL;
+	c->user = user;
+	l->events = core_events(l);
+	*out = c;
+	return 0;
+}
+
+int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
+		 const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out)
+{
+	struct key k = {a->laddr, a->raddr, a->lport, a->rport};
+	struct vmh_tcp_conn *c;
+	ip_addr_t from = {a->laddr}, to = {a->raddr};
+	struct tw *w = demux_tw(t, &k);
+	struct tcp_pcb *pcb;
+	err_t err;
+
+	if (!a->lport || !a->rport || !a->laddr || !a->raddr)
+		return -EINVAL;
+	c = core_conn_new(t, &k, o);
+	if (!c)
+		return -ENOMEM;
+	c->path = *p;
+	c->user = user;
+	if (demux_add(c)) {
+		free(c);
+		return -EADDRNOTAVAIL;
+	}
+	if (w)
+		demux_tw_remove(t, w); /* our sequence number is a clock's, far beyond the old one */
+	core_enter(t, c);
+	pcb = tcp_new();
+	err = ERR_MEM;
+	if (pcb) {
+		core_callbacks(c, pcb);
+		tcp_bind(pcb, &from, lwip_ntohs(a->lport));
+		err = tcp_connect(pcb, &to, lwip_ntohs(a->rport), pcb->connected);
+		if (err != ERR_OK)
+			tcp_abandon(pcb, 0);
+		else
+			c->una = pcb->lastack;
+	}
+	tcp_bound_pcbs = NULL;
+	if (err != ERR_OK) {
+		c->parent = NULL;
+		demux_remove(c);
+		timer_remove(c);
+		tcp_active_pcbs = NULL;
+		core_now = NULL;
+		core_conn = NULL;
+		core_conn_free(c);
+		return -ENOMEM;
+	}
+	core_leave(t, c);
+	*out = c;
+	return 0;
+}
+
+static bool corked(const struct vmh_tcp_conn *c, bool more)
+{
+	const struct tcp_seg *s = c->pcb->unsent;
+
+	return (more || c->opt.cork) && s && !s->next && s->len < c->pcb->mss;
+}
+
+/* -EPIPE and the like before anything is written */
+static int may_write(struct vmh_tcp_conn *c)
+{
+	int err = c->error;
+
+	if (c->listening)
+		return -ENOTCONN;
+	if (err && !c->shut_wr) {
+		c->error = 0;
+		return -err;
+	}
+	if (c->shut_wr || (c->established && !c->pcb))
+		return -EPIPE;
+	if (!c->pcb)
+		return -ENOTCONN;
+	return c->established && !c->frozen ? 0 : -EAGAIN;
+}
+
+static uint32_t room(const struct vmh_tcp_conn *c)
+{
+	uint32_t used = TCP_SND_BUF - c->pcb->snd_buf;
+
+	return used < c->opt.sndbuf ? LWIP_MIN(c->opt.sndbuf - used, c->pcb->snd_buf) : 0;
+}
+
+static size_t queue(struct vmh_tcp_conn *c, const uint8_t *data, size_t len, bool more)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		size_t part = LWIP_MIN(len - done, LWIP_MIN(room(c), 0xf000u));
+
+		if (!part ||
+		    tcp_write(c->pcb, data + done, (u16_t)part,
+			      TCP_WRITE_FLAG_COPY | (more || done + part < len ? TCP_WRITE_FLAG_MORE : 0)) != ERR_OK)
+			break;
+		done += part;
+	}
+	return done;
+}
+
+ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more)
+{
+	size_t total = 0, wanted = 0, part;
+	int rc = may_write(c);
+
+	if (rc)
+		return rc;
+	for (int i = 0; i < n; i++)
+		wanted += iov[i].iov_len;
+	inside(c);
+	for (int i = 0; i < n; i++) {
+		part = queue(c, iov[i].iov_base, iov[i].iov_len, more || i + 1 < n);
+		total += part;
+		if (part < iov[i].iov_len)
+			break;
+	}
+	if (total < wanted || !corked(c, more))
+		recovery_output(c);
+	tcp_clear_flags(c->pcb, total < wanted && !room(c) ? TF_NAGLEMEMERR : 0); /* a full buffer is no failed send */
+	outside(c);
+	c->events = core_events(c);
+	return total || !wanted ? (ssize_t)total : -EAGAIN;
+}
+
+/* What a read gives when there is no data. */
+static int no_data(struct vmh_tcp_conn *c)
+{
+	int err = c->error;
+
+	if (c->listening)
+		return -ENOTCONN;
+	if (err) {
+		c->error = 0;
+		return -err;
+	}
+	if (c->eof || c->shut_rd || (c->established && !c->pcb))
+		return 0;
+	return c->pcb ? -EAGAIN : -ENOTCONN;
+}
+
+static struct pbuf *pop(struct vmh_tcp_conn *c)
+{
+	struct pbuf *p = c->rx_head;
+
+	c->rx_head = p->next;
+	if (!c->rx_head)
+		c->rx_tail = NULL;
+	c->rx_bytes -= p->len - c->rx_off;
+	c->rx_off = 0;
+	p->next = NULL;
+	return p;
+}
+
+static void was_read(struct vmh_tcp_conn *c)
+{
+	if (c->pcb && c->established && !c->frozen) {
+		inside(c);
+		core_window(c);
+		outside(c);
+	}
+	c->events = core_events(c);
+}
+
+static size_t peek(const struct vmh_tcp_conn *c, const struct iovec *iov, int n)
+{
+	const struct pbuf *p = c->rx_head;
+	size_t off = c->rx_off, total = 0;
+
+	for (int i = 0; i < n && p; i++)
+		for (size_t at = 0; at < iov[i].iov_len && p;) {
+			size_t part = LWIP_MIN(p->len - off, iov[i].iov_len - at);
+
+			memcpy((uint8_t *)iov[i].iov_base + at, (uint8_t *)p->payload + off, part);
+			at += part;
+			off += part;
+			total += part;
+			if (off == p->len) {
+				p = p->next;
+				off = 0;
+			}
+		}
+	return total;
+}
+
+ssize_t core_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool only_peek)
+{
+	size_t total, left;
+
+	if (!c->rx_head)
+		return no_data(c);
+	total = peek(c, iov, n);
+	if (only_peek || !total)
+		return (ssize_t)total;
+	for (left = total; left;) {
+		size_t part = LWIP_MIN(c->rx_head->len - c->rx_off, left);
+
+		left -= part;
+		if (c->rx_off + part < c->rx_head->len) {
+			c->rx_off += (uint32_t)part;
+			c->rx_bytes -= (uint32_t)part;
+		} else {
+			pbuf_free(pop(c));
+		}
+	}
+	was_read(c);
+	return (ssize_t)total;
+}
+
+int core_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max)
+{
+	int n;
+
+	if (!c->rx_head)
+		return no_data(c);
+	for (n = 0; n < max && c->rx_head; n++) {
+		uint32_t off = c->rx_off;
+		struct pbuf *p = pop(c);
+
+		pieces[n] = (struct vmh_tcp_piece){(uint8_t *)p->payload + off, p->len - off, p};
+	}
+	was_read(c);
+	return n;
+}
+
+void core_give(struct vmh_tcp *t, void *handle)
+{
+	(void)t;
+	pbuf_free(handle);
+}
+
+static void drop_unread(struct vmh_tcp_conn *c)
+{
+	while (c->rx_head)
+		pbuf_free(pop(c));
+}
+
+int core_shutdown(struct vmh_tcp_conn *c, int how)
+{
+	bool rd = how != SHUT_WR, wr = how != SHUT_RD;
+
+	if (c->listening || (!c->established && c->pcb) || (!c->pcb && !c->eof && !c->fin_acked))
+		return -ENOTCONN;
+	inside(c);
+	if (rd && !c->shut_rd) {
+		c->shut_rd = true;
+		drop_unread(c);
+		if (c->pcb)
+			core_window(c);
+	}
+	if (wr && !c->shut_wr) {
+		c->shut_wr = true;
+		if (c->pcb) {
+			if (c->recovery == OPEN && !c->sacked_any)
+				c->pcb->cwnd = c->cwnd;
+			tcp_shutdown(c->pcb, 0, 1);
+		}
+	}
+	outside(c);
+	return 0;
+}
+
+static void close_listener(struct vmh_tcp_conn *l)
+{
+	struct listener *s = l->listening;
+	struct vmh_tcp_conn *c, **at;
+	struct vmh_tcp *t = l->t;
+
+	while ((c = s->half_open.head)) {
+		core_enter(t, c);
+		c->pcb->listener = NULL;
+		core_drop(c, 0, false);
+		core_leave(t, c);
+	}
+	while ((c = s->ready.head)) {
+		list_remove(&s->ready, c);
+		c->in_accept_queue = false;
+		c->parent = NULL;
+		core_close(c, true);
+	}
+	for (at = &t->listeners; *at != l; at = &(*at)->listening->next)
+		;
+	*at = s->next;
+	core_enter(t, NULL);
+	tcp_listen_pcbs.listen_pcbs = s->pcb;
+	s->pcb->next = NULL;
+	tcp_close((struct tcp_pcb *)s->pcb);
+	core_leave(t, NULL);
+	core_conn_free(l);
+}
+
+void core_close(struct vmh_tcp_conn *c, bool reset)
+{
+	if (c->listening) {
+		close_listener(c);
+		return;
+	}
+	c->app_closed = true;
+	c->frozen = false;
+	if (!c->pcb) {
+		core_conn_free(c);
+		return;
+	}
+	reset |= c->rx_bytes != 0; /* RFC 2525, 2.17 */
+	drop_unread(c);
+	inside(c);
+	if (!c->established) {
+		core_drop(c, 0, reset);
+	} else if (reset) {
+		core_drop(c, 0, true);
+	} else {
+		c->shut_wr = true;
+		tcp_set_flags(c->pcb, TF_RXCLOSED); /* data that comes from now on is answered by a reset */
+		if (c->recovery == OPEN && !c->sacked_any)
+			c->pcb->cwnd = c->cwnd;
+		tcp_shutdown(c->pcb, 0, 1);
+	}
+	outside(c);
+}
+
+int core_fail(struct vmh_tcp_conn *c, int err)
+{
+	if (c->listening)
+		return -EINVAL;
+	if (!c->pcb || c->established) {
+		if (c->established) /* a soft error: Linux keeps it to itself, timers decide */
+			return 0;
+		return -ENOTCONN;
+	}
+	inside(c);
+	core_drop(c, err, false);
+	outside(c);
+	return 0;
+}

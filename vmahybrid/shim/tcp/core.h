@@ -1,0 +1,235 @@
+/* Private to the core: lwIP's state machine, and around it what lwIP lacks. Compiled once, linked VMH_TCP_INSTANCES
+ * times, each copy with its own globals (lwIP has many).
+ *
+ * Between two calls lwIP's lists are empty: a connection's pcb is put there alone before lwIP is entered and taken off
+ * afterwards (core_enter, core_leave). So lwIP finds any pcb at once, however many there are, and all connections of a
+ * copy may even belong to several instances. lwIP's timers are never called; timer.c has a heap of due connections.
+ */
+#ifndef VMH_TCP_CORE_H
+#define VMH_TCP_CORE_H
+#include "tcp_stack.h"
+#include "lwip/opt.h"
+#include "lwip/ip.h"
+#include "lwip/netif.h"
+#include "lwip/pbuf.h"
+#include "lwip/priv/tcp_priv.h"
+#include "lwip/tcp.h"
+#include <errno.h>
+#include <string.h>
+
+#define MS 1000u          /* times are in microseconds */
+#define SEC 1000000ull
+#define TIME_WAIT_US (60 * SEC)
+#define FIN_WAIT2_US (60 * SEC)
+#define ORPHAN_US (100 * SEC) /* closed by the program, and the peer does not answer */
+#define GIVE_UP_US (924 * SEC) /* what tcp_retries2 = 15 comes to in Linux */
+#define DELAYED_ACK_US (40 * MS)
+
+/* bits that lwIP leaves alone in tcp_seg.flags: the scoreboard of RFC 6675 */
+#define SEG_SACKED 0x20u
+#define SEG_LOST 0x40u
+#define SEG_RETRANS 0x80u
+
+#define MAX_SACKS 4
+
+struct key {
+	uint32_t laddr, raddr;
+	uint16_t lport, rport;
+};
+
+/* options of a received segment */
+struct seg_in {
+	uint32_t seq, ack, tsval, tsecr;
+	uint16_t payload;
+	uint8_t flags, nsacks;
+	bool ts;
+	struct {
+		uint32_t from, to;
+	} sack[MAX_SACKS];
+};
+
+enum timer { T_RTO, T_PROBE, T_REORDER, T_ACK, T_PERSIST, T_KEEP, T_LIFE, T_RETRY, TIMERS };
+
+enum recovery { OPEN, RECOVERY, LOSS };
+
+struct cubic {
+	double w_max, k, w_est, origin; /* in segments */
+	uint64_t epoch;                 /* us, 0: none */
+	uint32_t acked;
+};
+
+struct listener;
+
+struct vmh_tcp_conn {
+	const struct vmh_tcp_ops *ops; /* first: the wrappers look here */
+	struct vmh_tcp *t;
+	struct key key;
+	struct vmh_tcp_conn *hash_next;
+	struct tcp_pcb *pcb;      /* NULL: closed, or a listener */
+	struct listener *listening;
+	struct vmh_tcp_conn *parent; /* listener, until accepted */
+	struct vmh_tcp_conn *q_next, *q_prev; /* its SYN or accept queue */
+	void *user;
+	struct vmh_tcp_path path;
+	struct vmh_tcp_options opt;
+	/* what the holder knows or did */
+	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
+	uint8_t last_state;       /* when the pcb went */
+	int error;
+	unsigned events;
+	/* received and unread; pbuf->next links them, tot_len is void */
+	struct pbuf *rx_head, *rx_tail;
+	uint32_t rx_bytes, rx_off; /* rx_off: read of the head */
+	/* timers */
+	uint64_t due[TIMERS];     /* us, 0: off */
+	uint64_t heap_due;
+	uint32_t heap_at;         /* 0: not in the heap */
+	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
+	uint64_t answered_at;     /* the last segment that made no sense */
+	uint8_t retries, persist_shift, keep_sent;
+	/* round trip, us */
+	uint32_t srtt, rttvar, rto, min_rtt, rtt_seq;
+	uint64_t rtt_at;          /* 0: no sample under way */
+	uint32_t ts_offset;
+	/* sender */
+	uint32_t una, nxt;        /* as last seen */
+	uint32_t cwnd, ssthresh, recover, retrans_mark, fack, probe_end;
+	uint32_t dupacks, pipe;
+	uint8_t recovery, probed;
+	bool sacked_any, cwnd_limited;
+	struct cubic cubic;
+	struct vmh_tcp_info count; /* only its counters */
+};
+
+struct conn_list {
+	struct vmh_tcp_conn *head, *tail;
+	unsigned n;
+};
+
+struct listener {
+	struct tcp_pcb_listen *pcb;
+	struct vmh_tcp_conn *next; /* of the instance */
+	unsigned backlog, rate_used;
+	uint64_t rate_since;
+	struct conn_list half_open, ready;
+};
+
+/* TIME_WAIT: all that is left */
+struct tw {
+	struct tw *hash_next, *next;
+	struct key key;
+	uint32_t snd_nxt, rcv_nxt, ts_recent, ts_offset;
+	uint64_t until;
+	struct vmh_tcp_path path;
+	bool ts;
+};
+
+struct held { /* a received frame inside lwIP or unread */
+	struct pbuf_custom p;
+	void *token;
+	struct vmh_tcp *t;
+	struct held *next;
+};
+
+struct vmh_tcp {
+	const struct vmh_tcp_ops *ops; /* first: the wrappers look here */
+	unsigned core;                 /* which copy: its lock is ours */
+	struct vmh_tcp_env env;
+	uint64_t now;                  /* us, at core_enter */
+	uint64_t secret[2];
+	struct netif netif;
+	struct vmh_tcp_path reply;     /* back to where the frame came from */
+	struct vmh_tcp_conn **table, *last;
+	uint32_t table_mask, nconns;
+	struct vmh_tcp_conn *listeners;
+	struct tw **tw_table, *tw_first, **tw_end;
+	uint32_t tw_mask, ntw, held_max;
+	struct vmh_tcp_conn **heap;
+	uint32_t heap_n, heap_size;
+	struct held *free_held;
+	struct vmh_tcp_conn *new_conn; /* made by passive_open during this call */
+	uint16_t ip_id;
+	struct vmh_tcp_stats stats;
+};
+
+extern struct vmh_tcp *core_now;      /* the instance that is inside lwIP */
+extern struct vmh_tcp_conn *core_conn;
+
+/* core.c */
+void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c);
+void core_leave(struct vmh_tcp *t, struct vmh_tcp_conn *c);
+void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb);
+struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const struct vmh_tcp_options *o);
+void core_conn_free(struct vmh_tcp_conn *c);
+void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
+void core_window(struct vmh_tcp_conn *c);
+unsigned core_events(struct vmh_tcp_conn *c);
+/* input.c */
+int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
+/* ip.c */
+int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
+		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts);
+uint64_t core_siphash(const uint64_t secret[2], uint64_t a, uint64_t b);
+/* demux.c */
+int demux_open(struct vmh_tcp *t);
+void demux_close(struct vmh_tcp *t);
+struct vmh_tcp_conn *demux_find(struct vmh_tcp *t, const struct key *k);
+int demux_add(struct vmh_tcp_conn *c);
+void demux_remove(struct vmh_tcp_conn *c);
+struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, uint32_t laddr, uint16_t lport);
+struct tw *demux_tw(struct vmh_tcp *t, const struct key *k);
+void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb);
+void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
+uint64_t demux_tw_expire(struct vmh_tcp *t);
+bool demux_syn_allowed(struct vmh_tcp_conn *l);
+void list_add(struct conn_list *l, struct vmh_tcp_conn *c);
+void list_remove(struct conn_list *l, struct vmh_tcp_conn *c);
+/* timer.c */
+void timer_sync(struct vmh_tcp_conn *c);
+void timer_arm(struct vmh_tcp_conn *c);
+void timer_remove(struct vmh_tcp_conn *c);
+uint64_t core_tick(struct vmh_tcp *t);
+/* recovery.c */
+void recovery_start(struct vmh_tcp_conn *c);
+void recovery_before(struct vmh_tcp_conn *c);
+void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acked, bool dup);
+void recovery_rto(struct vmh_tcp_conn *c);
+void recovery_probe(struct vmh_tcp_conn *c);
+void recovery_reorder(struct vmh_tcp_conn *c);
+void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us);
+uint32_t recovery_rto_us(const struct vmh_tcp_conn *c);
+uint32_t recovery_flight(const struct vmh_tcp_conn *c);
+bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at);
+uint32_t recovery_probe_us(const struct vmh_tcp_conn *c);
+void recovery_output(struct vmh_tcp_conn *c);
+/* cubic.c */
+void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd);
+void cc_loss(struct vmh_tcp_conn *c, bool timeout);
+/* conn.c, the calls of the holder */
+int core_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
+		void *user, struct vmh_tcp_conn **out);
+int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
+int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
+		 const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
+ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more);
+ssize_t core_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool peek);
+int core_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max);
+void core_give(struct vmh_tcp *t, void *handle);
+int core_shutdown(struct vmh_tcp_conn *c, int how);
+void core_close(struct vmh_tcp_conn *c, bool reset);
+int core_fail(struct vmh_tcp_conn *c, int err);
+/* info.c */
+int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o);
+void core_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p);
+void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
+uint8_t core_state(const struct vmh_tcp_conn *c);
+/* state.c */
+int core_freeze(struct vmh_tcp_conn *c, bool frozen);
+ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size);
+void core_forget(struct vmh_tcp_conn *c);
+int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,
+		struct vmh_tcp_conn **out);
+
+/* What the wrappers of tcp_stack.c call: the one name that leaves a copy. */
+struct vmh_tcp_ops;
+#endif

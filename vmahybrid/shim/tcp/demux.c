@@ -1,0 +1,263 @@
+/* Whose is this segment: connections, TIME_WAIT and listeners by their names. */
+#include "core.h"
+#include <stdlib.h>
+
+#define FIRST_SIZE 256u
+#define HALF_OPEN_MIN 128u
+#define HALF_OPEN_OLD (1 * SEC) /* then one that was not answered makes room for a new one */
+
+static uint32_t hash(const struct vmh_tcp *t, const struct key *k)
+{
+	return (uint32_t)core_siphash(t->secret, (uint64_t)k->laddr << 32 | k->raddr,
+				      (uint64_t)k->lport << 16 | k->rport | 1ull << 32);
+}
+
+static inline bool same(const struct key *a, const struct key *b)
+{
+	return a->raddr == b->raddr && a->rport == b->rport && a->lport == b->lport && a->laddr == b->laddr;
+}
+
+int demux_open(struct vmh_tcp *t)
+{
+	t->table = calloc(FIRST_SIZE, sizeof(*t->table));
+	t->tw_table = calloc(FIRST_SIZE, sizeof(*t->tw_table));
+	if (!t->table || !t->tw_table) {
+		demux_close(t);
+		return -ENOMEM;
+	}
+	t->table_mask = t->tw_mask = FIRST_SIZE - 1;
+	t->tw_end = &t->tw_first;
+	return 0;
+}
+
+void demux_close(struct vmh_tcp *t)
+{
+	while (t->tw_first)
+		demux_tw_remove(t, t->tw_first);
+	free(t->table);
+	free(t->tw_table);
+}
+
+struct vmh_tcp_conn *demux_find(struct vmh_tcp *t, const struct key *k)
+{
+	struct vmh_tcp_conn *c = t->last;
+
+	if (c && same(&c->key, k))
+		return c;
+	for (c = t->table[hash(t, k) & t->table_mask]; c; c = c->hash_next)
+		if (same(&c->key, k))
+			return t->last = c;
+	return NULL;
+}
+
+static void grow(struct vmh_tcp *t)
+{
+	uint32_t mask = t->table_mask * 2 + 1;
+	struct vmh_tcp_conn **table = calloc((size_t)mask + 1, sizeof(*table)), *c, *next;
+
+	if (!table)
+		return;
+	for (uint32_t i = 0; i <= t->table_mask; i++)
+		for (c = t->table[i]; c; c = next) {
+			uint32_t at = hash(t, &c->key) & mask;
+
+			next = c->hash_next;
+			c->hash_next = table[at];
+			table[at] = c;
+		}
+	free(t->table);
+	t->table = table;
+	t->table_mask = mask;
+}
+
+int demux_add(struct vmh_tcp_conn *c)
+{
+	struct vmh_tcp *t = c->t;
+	struct vmh_tcp_conn **at;
+
+	if (demux_find(t, &c->key))
+		return -EADDRNOTAVAIL;
+	if (t->nconns > t->table_mask)
+		grow(t);
+	at = &t->table[hash(t, &c->key) & t->table_mask];
+	c->hash_next = *at;
+	*at = c;
+	c->hashed = true;
+	t->nconns++;
+	return 0;
+}
+
+void demux_remove(struct vmh_tcp_conn *c)
+{
+	struct vmh_tcp *t = c->t;
+	struct vmh_tcp_conn **at;
+
+	if (!c->hashed)
+		return;
+	for (at = &t->table[hash(t, &c->key) & t->table_mask]; *at != c; at = &(*at)->hash_next)
+		;
+	*at = c->hash_next;
+	c->hashed = false;
+	t->nconns--;
+	if (t->last == c)
+		t->last = NULL;
+}
+
+struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, uint32_t laddr, uint16_t lport)
+{
+	struct vmh_tcp_conn *any = NULL;
+
+	for (struct vmh_tcp_conn *l = t->listeners; l; l = l->listening->next) {
+		if (l->key.lport != lport)
+			continue;
+		if (l->key.laddr == laddr)
+			return l;
+		if (!l->key.laddr)
+			any = l;
+	}
+	return any;
+}
+
+struct tw *demux_tw(struct vmh_tcp *t, const struct key *k)
+{
+	struct tw *w = t->ntw ? t->tw_table[hash(t, k) & t->tw_mask] : NULL;
+
+	while (w && !same(&w->key, k))
+		w = w->hash_next;
+	return w;
+}
+
+static void tw_grow(struct vmh_tcp *t)
+{
+	uint32_t mask = t->tw_mask * 2 + 1;
+	struct tw **table = calloc((size_t)mask + 1, sizeof(*table));
+
+	if (!table)
+		return;
+	for (struct tw *w = t->tw_first; w; w = w->next) {
+		struct tw **at = &table[hash(t, &w->key) & mask];
+
+		if (!w->until) /* a blank */
+			continue;
+		w->hash_next = *at;
+		*at = w;
+	}
+	free(t->tw_table);
+	t->tw_table = table;
+	t->tw_mask = mask;
+}
+
+/* All stay equally long, so the list is in the order of their ends. */
+void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb)
+{
+	struct vmh_tcp *t = c->t;
+	struct tw *w = calloc(1, sizeof(*w)), **at;
+
+	if (!w)
+		return;
+	if (t->ntw >= t->env.tw_max) {
+		t->stats.tw_dropped++;
+		demux_tw_remove(t, t->tw_first);
+	}
+	if (t->ntw > t->tw_mask)
+		tw_grow(t);
+	w->key = c->key;
+	w->path = c->path;
+	w->snd_nxt = pcb->snd_nxt;
+	w->rcv_nxt = pcb->rcv_nxt;
+	w->ts = pcb->flags & TF_TIMESTAMP;
+	w->ts_recent = pcb->ts_recent;
+	w->ts_offset = c->ts_offset;
+	w->until = t->now + TIME_WAIT_US;
+	at = &t->tw_table[hash(t, &w->key) & t->tw_mask];
+	w->hash_next = *at;
+	*at = w;
+	*t->tw_end = w;
+	t->tw_end = &w->next;
+	t->ntw++;
+}
+
+/* Not the first one is removed only when its name is used anew. */
+void demux_tw_remove(struct vmh_tcp *t, struct tw *w)
+{
+	struct tw **at, **in = &t->tw_first;
+
+	for (at = &t->tw_table[hash(t, &w->key) & t->tw_mask]; *at != w; at = &(*at)->hash_next)
+		;
+	*at = w->hash_next;
+	t->ntw--;
+	if (w != t->tw_first) { /* stays in the list as a blank */
+		w->until = 0;
+		return;
+	}
+	do {
+		*in = w->next;
+		free(w);
+		w = *in;
+	} while (w && !w->until);
+	if (!t->tw_first)
+		t->tw_end = &t->tw_first;
+}
+
+uint64_t demux_tw_expire(struct vmh_tcp *t)
+{
+	while (t->tw_first && t->tw_first->until <= t->now)
+		demux_tw_remove(t, t->tw_first);
+	return t->tw_first ? t->tw_first->until : UINT64_MAX;
+}
+
+void list_add(struct conn_list *l, struct vmh_tcp_conn *c)
+{
+	c->q_next = NULL;
+	c->q_prev = l->tail;
+	if (l->tail)
+		l->tail->q_next = c;
+	else
+		l->head = c;
+	l->tail = c;
+	l->n++;
+}
+
+void list_remove(struct conn_list *l, struct vmh_tcp_conn *c)
+{
+	if (c->q_prev)
+		c->q_prev->q_next = c->q_next;
+	else
+		l->head = c->q_next;
+	if (c->q_next)
+		c->q_next->q_prev = c->q_prev;
+	else
+		l->tail = c->q_prev;
+	c->q_next = c->q_prev = NULL;
+	l->n--;
+}
+
+/* Inside. A flood of SYNs takes the half-open ones' places, never those of established connections. */
+bool demux_syn_allowed(struct vmh_tcp_conn *l)
+{
+	struct listener *s = l->listening;
+	struct vmh_tcp *t = l->t;
+	struct vmh_tcp_conn *oldest = s->half_open.head;
+
+	if (l->opt.syn_rate) {
+		if (t->now - s->rate_since >= SEC) {
+			s->rate_since = t->now;
+			s->rate_used = 0;
+		}
+		if (s->rate_used >= l->opt.syn_rate)
+			return false;
+	}
+	if (s->ready.n > s->backlog) /* as Linux: one more than it says */
+		return false;
+	if (s->half_open.n >= LWIP_MAX(s->backlog, HALF_OPEN_MIN)) {
+		if (t->now - oldest->heard_at < HALF_OPEN_OLD)
+			return false;
+		core_leave(t, NULL);
+		core_enter(t, oldest);
+		core_drop(oldest, ETIMEDOUT, false);
+		core_leave(t, oldest);
+		core_enter(t, NULL);
+	}
+	s->rate_used++;
+	return true;
+}

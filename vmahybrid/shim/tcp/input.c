@@ -1,0 +1,346 @@
+/* A frame from the wire: checked, given to its connection's pcb, and what came of it. */
+#include "core.h"
+#include "lwip/inet_chksum.h"
+#include <arpa/inet.h>
+#include <stdlib.h>
+
+#define ETH_LEN 14
+#define IP_LEN 20
+#define TCP_LEN 20
+#define INVALID_US (500 * MS)
+#define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
+
+static inline uint16_t get16(const uint8_t *p)
+{
+	return (uint16_t)(p[0] << 8 | p[1]);
+}
+
+static inline uint32_t get32(const uint8_t *p)
+{
+	return (uint32_t)get16(p) << 16 | get16(p + 2);
+}
+
+static bool ip_sum_ok(const uint8_t *ip, size_t len)
+{
+	uint32_t sum = 0;
+
+	for (size_t i = 0; i < len; i += 2)
+		sum += get16(ip + i);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ((sum + (sum >> 16)) & 0xffff) == 0xffff;
+}
+
+/* The TCP segment in a frame, and its length; NULL: not one for us. The rules of vmh_frame_parse. */
+static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
+{
+	size_t off = ETH_LEN, ihl, total;
+	uint8_t *ip, *tcp;
+
+	if (len < ETH_LEN + IP_LEN + TCP_LEN)
+		return NULL;
+	for (int tags = 0; get16(frame + off - 2) == 0x8100 || get16(frame + off - 2) == 0x88a8; tags++, off += 4)
+		if (tags == 2 || len < off + 4 + IP_LEN + TCP_LEN || get16(frame + off) & 0xfff)
+			return NULL;
+	ip = frame + off;
+	ihl = (size_t)(ip[0] & 15) * 4;
+	total = get16(ip + 2);
+	if (get16(frame + off - 2) != 0x0800 || ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl + TCP_LEN ||
+	    total > len - off || ip[9] != IPPROTO_TCP || get16(ip + 6) & 0x3fff || !ip_sum_ok(ip, ihl))
+		return NULL;
+	if (ip[12] == 0 || ip[12] == 127 || ip[12] >= 224 || ip[16] >= 224)
+		return NULL;
+	tcp = ip + ihl;
+	*tcp_len = total - ihl;
+	if ((size_t)(tcp[12] >> 4) * 4 < TCP_LEN || (size_t)(tcp[12] >> 4) * 4 > *tcp_len)
+		return NULL;
+	memcpy(&k->raddr, ip + 12, 4);
+	memcpy(&k->laddr, ip + 16, 4);
+	memcpy(&k->rport, tcp, 2);
+	memcpy(&k->lport, tcp + 2, 2);
+	return tcp;
+}
+
+static void read_sacks(struct seg_in *in, const uint8_t *at, unsigned len)
+{
+	for (unsigned i = 2; i + 8 <= len && in->nsacks < MAX_SACKS; i += 8) {
+		in->sack[in->nsacks].from = get32(at + i);
+		in->sack[in->nsacks++].to = get32(at + i + 4);
+	}
+}
+
+/* Also mends what lwIP would misunderstand: broken options end the list, since it would look for the length of the last one
+ * behind the header; and what belongs into a SYN is blanked elsewhere, since it would take an MSS at any time. */
+static void read_segment(uint8_t *tcp, size_t len, struct seg_in *in)
+{
+	unsigned header = (unsigned)(tcp[12] >> 4) * 4;
+
+	in->seq = get32(tcp + 4);
+	in->ack = get32(tcp + 8);
+	in->flags = tcp[13];
+	in->payload = (uint16_t)(len - header);
+	in->nsacks = 0;
+	in->ts = false;
+	for (unsigned i = TCP_LEN, n; i < header && tcp[i]; i += n) {
+		if (tcp[i] == 1) {
+			n = 1;
+			continue;
+		}
+		if (i + 1 >= header || (n = tcp[i + 1]) < 2 || i + n > header) {
+			memset(tcp + i, 0, header - i);
+			return;
+		}
+		if (tcp[i] == 8 && n == 10) {
+			in->ts = true;
+			in->tsval = get32(tcp + i + 2);
+			in->tsecr = get32(tcp + i + 6);
+		} else if (tcp[i] == 5) {
+			read_sacks(in, tcp + i, n);
+		} else if (tcp[i] <= 4 && !(in->flags & TCP_SYN)) {
+			memset(tcp + i, 1, n);
+		}
+	}
+}
+
+static void held_free(struct pbuf *p)
+{
+	struct held *h = (struct held *)p;
+	struct vmh_tcp *t = h->t;
+	void *token = h->token;
+
+	h->token = NULL;
+	if (h->next == h) /* still inside core_input, which tells its caller */
+		return;
+	t->stats.held--;
+	h->next = t->free_held;
+	t->free_held = h;
+	t->env.release(t->env.ctx, token);
+}
+
+static struct held *held_new(struct vmh_tcp *t)
+{
+	struct held *h = t->free_held;
+
+	if (t->stats.held >= t->env.hold_max)
+		return NULL;
+	if (h)
+		t->free_held = h->next;
+	else
+		h = calloc(1, sizeof(*h));
+	return h;
+}
+
+static struct pbuf *wrap(struct vmh_tcp *t, uint8_t *tcp, size_t len, void *token, struct held **held)
+{
+	struct held *h = token ? held_new(t) : NULL;
+	struct pbuf *p;
+
+	*held = h;
+	if (!h) {
+		p = pbuf_alloc(PBUF_RAW, (u16_t)len, PBUF_RAM);
+		if (p)
+			memcpy(p->payload, tcp, len);
+		t->stats.copied++;
+		return p;
+	}
+	h->p.custom_free_function = held_free;
+	h->token = token;
+	h->t = t;
+	h->next = h;
+	return pbuf_alloced_custom(PBUF_RAW, (u16_t)len, PBUF_REF, &h->p, tcp, (u16_t)len);
+}
+
+/* 1 if the frame stays with us */
+static int unwrap(struct vmh_tcp *t, struct held *h)
+{
+	if (!h)
+		return 0;
+	if (!h->token) {
+		h->next = t->free_held;
+		t->free_held = h;
+		return 0;
+	}
+	h->next = NULL;
+	t->stats.held++;
+	t->stats.kept++;
+	return 1;
+}
+
+static int to_lwip(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k, void *token)
+{
+	struct held *held;
+	struct pbuf *p = wrap(t, tcp, len, token, &held);
+
+	if (!p)
+		return 0;
+	ip_data.current_iphdr_src.addr = k->raddr;
+	ip_data.current_iphdr_dest.addr = k->laddr;
+	ip_data.current_netif = ip_data.current_input_netif = &t->netif;
+	tcp_input(p, &t->netif);
+	return unwrap(t, held);
+}
+
+/* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are. */
+static bool paws_refuses(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	struct tcp_pcb *pcb = c->pcb;
+
+	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST)
+		return false;
+	/* 0: never heard, after an import; the kernel did not tell (tcp_state.h) */
+	if (!pcb->ts_recent || TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > TS_VALID_US)
+		return false;
+	c->t->stats.paws++;
+	tcp_send_empty_ack(pcb);
+	return true;
+}
+
+/* Answered by an ACK, and if the peer thinks the same of that one, they go on for ever. So, as in Linux, not more often than
+ * tcp_invalid_ratelimit. */
+static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	bool answered = in->payload == 0 && !(in->flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
+			!TCP_SEQ_BETWEEN(in->seq, pcb->rcv_nxt, pcb->rcv_nxt + pcb->rcv_wnd);
+
+	if (pcb->state < ESTABLISHED || (!answered && (!(in->flags & TCP_ACK) || TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))))
+		return false;
+	if (c->t->now - c->answered_at < INVALID_US)
+		return true;
+	c->answered_at = c->t->now;
+	return false;
+}
+
+static bool sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
+{
+	ip4_addr_t src = {k->raddr}, dst = {k->laddr};
+	struct pbuf p = {.payload = (void *)(uintptr_t)tcp, .len = (u16_t)len, .tot_len = (u16_t)len, .ref = 1};
+
+	return !t->env.verify || !inet_chksum_pseudo(&p, IPPROTO_TCP, (u16_t)len, &src, &dst);
+}
+
+static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
+{
+	struct vmh_tcp *t = c->t;
+	struct seg_in in;
+	uint32_t una = c->una, acked;
+	int rc;
+
+	if (!sum_ok(t, tcp, len, &c->key)) {
+		t->stats.bad++;
+		return 0;
+	}
+	read_segment(tcp, len, &in);
+	if (c->parent && c->pcb->state == SYN_RCVD && !(in.flags & (TCP_SYN | TCP_RST)) &&
+	    c->parent->listening->ready.n > c->parent->listening->backlog) {
+		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
+		return 0;
+	}
+	core_enter(t, c);
+	if (storm(c, &in) || paws_refuses(c, &in)) {
+		core_leave(t, c);
+		return 0;
+	}
+	c->heard_at = t->now;
+	c->keep_sent = 0;
+	c->count.segs_in++;
+	if (in.payload && TCP_SEQ_GT(in.seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
+		c->count.ooo_in++;
+	if (c->opt.quickack && in.payload)
+		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
+	recovery_before(c);
+	rc = to_lwip(t, tcp, len, &c->key, token);
+	if (c->pcb && c->pcb->mss > c->path.mtu - 40) /* from a second SYN */
+		c->pcb->mss = (u16_t)(c->path.mtu - 40);
+	if (c->pcb && c->pcb->state >= ESTABLISHED && c->pcb->state != TIME_WAIT) {
+		acked = c->pcb->lastack - una;
+		recovery_ack(c, &in, acked, c->pcb->dupacks != 0 && !acked);
+	}
+	core_leave(t, c);
+	return rc;
+}
+
+static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
+{
+	struct seg_in in;
+
+	read_segment(tcp, len, &in);
+	if (in.flags & TCP_RST) /* RFC 1337 */
+		return 0;
+	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, w->key.laddr, w->key.lport) &&
+	    (TCP_SEQ_GT(in.seq, w->rcv_nxt) || (w->ts && in.ts && TCP_SEQ_GT(in.tsval, w->ts_recent)))) {
+		demux_tw_remove(t, w); /* RFC 6191: a new connection */
+		return -ENOENT;
+	}
+	if (in.payload || in.flags & (TCP_FIN | TCP_SYN))
+		core_send_segment(t, &w->path, &w->key, w->snd_nxt, w->rcv_nxt, TCP_ACK,
+				  (uint32_t)(t->now / 1000) + w->ts_offset, w->ts_recent, w->ts);
+	return 0;
+}
+
+static int to_nobody(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k)
+{
+	struct seg_in in;
+
+	t->stats.no_conn++;
+	if (!t->env.reset_unknown)
+		return -ENOENT;
+	read_segment(tcp, len, &in);
+	if (in.flags & TCP_RST)
+		return 0;
+	if (in.flags & TCP_ACK)
+		core_send_segment(t, &t->reply, k, in.ack, 0, TCP_RST, 0, 0, false);
+	else
+		core_send_segment(t, &t->reply, k, 0, in.seq + in.payload + !!(in.flags & TCP_SYN) + !!(in.flags & TCP_FIN),
+				  TCP_RST | TCP_ACK, 0, 0, false);
+	return 0;
+}
+
+static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k)
+{
+	struct vmh_tcp *t = l->t;
+	struct seg_in in;
+	int rc = 0;
+
+	read_segment(tcp, len, &in);
+	core_enter(t, NULL);
+	if (!(tcp[13] & TCP_SYN) || tcp[13] & TCP_ACK || demux_syn_allowed(l)) {
+		tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
+		l->listening->pcb->next = NULL;
+		rc = to_lwip(t, tcp, len, k, NULL);
+		tcp_listen_pcbs.listen_pcbs = NULL;
+	} else {
+		t->stats.syn_dropped++;
+	}
+	core_leave(t, NULL);
+	return rc;
+}
+
+int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
+{
+	struct vmh_tcp_conn *c;
+	struct tw *w;
+	struct key k;
+	size_t tcp_len;
+	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
+
+	t->stats.in++;
+	if (!tcp) {
+		t->stats.bad++;
+		return -EBADMSG;
+	}
+	c = demux_find(t, &k);
+	if (c)
+		return c->frozen ? -EBUSY : to_conn(c, tcp, tcp_len, token);
+	if (!sum_ok(t, tcp, tcp_len, &k)) {
+		t->stats.bad++;
+		return -EBADMSG;
+	}
+	t->now = t->env.now_ns(t->env.ctx) / 1000;
+	memcpy(t->reply.dmac, (uint8_t *)frame + 6, 6);
+	memcpy(t->reply.smac, frame, 6);
+	w = demux_tw(t, &k);
+	if (w && to_tw(t, w, tcp, tcp_len) == 0)
+		return 0;
+	c = demux_listener(t, k.laddr, k.lport);
+	return c ? to_listener(c, tcp, tcp_len, &k) : to_nobody(t, tcp, tcp_len, &k);
+}

@@ -1,0 +1,292 @@
+/* Below lwIP's TCP: IPv4 and Ethernet headers, the clock, initial sequence numbers, memory. */
+#include "core.h"
+#include <arpa/inet.h>
+
+#define ETH_LEN 14
+#define IP_LEN 20
+#define TCP_LEN 20
+#define TS_LEN 12
+
+struct vmh_tcp *core_now;
+struct vmh_tcp_conn *core_conn;
+
+static inline uint64_t rotl(uint64_t x, int b)
+{
+	return x << b | x >> (64 - b);
+}
+
+static inline void sip_round(uint64_t v[4])
+{
+	v[0] += v[1];
+	v[1] = rotl(v[1], 13) ^ v[0];
+	v[0] = rotl(v[0], 32);
+	v[2] += v[3];
+	v[3] = rotl(v[3], 16) ^ v[2];
+	v[0] += v[3];
+	v[3] = rotl(v[3], 21) ^ v[0];
+	v[2] += v[1];
+	v[1] = rotl(v[1], 17) ^ v[2];
+	v[2] = rotl(v[2], 32);
+}
+
+static inline void sip_word(uint64_t v[4], uint64_t m)
+{
+	v[3] ^= m;
+	sip_round(v);
+	sip_round(v);
+	v[0] ^= m;
+}
+
+/* SipHash-2-4 (Aumasson and Bernstein) of the 16 bytes a, b. */
+uint64_t core_siphash(const uint64_t secret[2], uint64_t a, uint64_t b)
+{
+	uint64_t v[4] = {secret[0] ^ 0x736f6d6570736575u, secret[1] ^ 0x646f72616e646f6du,
+			 secret[0] ^ 0x6c7967656e657261u, secret[1] ^ 0x7465646279746573u};
+
+	sip_word(v, a);
+	sip_word(v, b);
+	sip_word(v, 16ull << 56);
+	v[2] ^= 0xff;
+	for (int i = 0; i < 4; i++)
+		sip_round(v);
+	return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* RFC 6528: a clock of 4 us and a keyed hash of the connection's name. */
+u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_t rport)
+{
+	uint64_t hash = core_siphash(core_now->secret, (uint64_t)laddr->addr << 32 | raddr->addr,
+				     (uint64_t)lport << 16 | rport);
+
+	return (u32_t)hash + (u32_t)(core_now->now / 4);
+}
+
+/* The clock of the timestamp option, which begins elsewhere for each connection. */
+u32_t sys_now(void)
+{
+	return (u32_t)(core_now->now / 1000) + (core_conn ? core_conn->ts_offset : 0);
+}
+
+void tcp_timer_needed(void)
+{
+}
+
+struct netif *netif_get_by_index(u8_t index)
+{
+	(void)index;
+	return core_now ? &core_now->netif : NULL;
+}
+
+struct netif *ip4_route(const ip4_addr_t *dest)
+{
+	(void)dest;
+	return &core_now->netif;
+}
+
+static void hide_option(uint8_t *at, const uint8_t *end, uint8_t kind)
+{
+	while (at < end && *at) {
+		uint8_t len = *at == 1 ? 1 : at[1];
+
+		if (*at == kind)
+			memset(at, 1, len);
+		at += len;
+	}
+}
+
+/* Called when lwIP has written the options of a segment. */
+u32_t *core_options_out(struct pbuf *p, struct tcp_hdr *hdr, const struct tcp_pcb *pcb, u32_t *end)
+{
+	struct vmh_tcp_conn *c = pcb ? core_conn : NULL;
+	uint8_t *options = (uint8_t *)(hdr + 1);
+
+	(void)p;
+	if (!c || !(TCPH_FLAGS(hdr) & TCP_SYN))
+		return end;
+	if (c->opt.rcvbuf < 0xffff)
+		hdr->wnd = lwip_htons((u16_t)c->opt.rcvbuf);
+	if (c->opt.mss_max && *options == 2) {
+		u16_t mss = LWIP_MIN(c->opt.mss_max, (u16_t)(options[2] << 8 | options[3]));
+
+		options[2] = (uint8_t)(mss >> 8);
+		options[3] = (uint8_t)mss;
+	}
+	if (c->opt.no_timestamps)
+		hide_option(options, (uint8_t *)end, 8);
+	if (c->opt.no_wscale)
+		hide_option(options, (uint8_t *)end, 3);
+	if (c->opt.no_sack)
+		hide_option(options, (uint8_t *)end, 4);
+	return end;
+}
+
+static uint16_t header_sum(const uint8_t *ip)
+{
+	uint32_t sum = 0;
+
+	for (int i = 0; i < IP_LEN; i += 2)
+		sum += (uint32_t)(ip[i] << 8 | ip[i + 1]);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	return htons((uint16_t)~sum);
+}
+
+static void fill_headers(struct vmh_tcp *t, const struct vmh_tcp_path *path, uint8_t *frame, size_t tcp_len, uint32_t src,
+			 uint32_t dst, uint8_t ttl, uint8_t tos)
+{
+	uint8_t *ip = frame + ETH_LEN;
+	uint16_t total = htons((uint16_t)(IP_LEN + tcp_len)), id = htons(t->ip_id++), sum;
+
+	memcpy(frame, path->dmac, 6);
+	memcpy(frame + 6, path->smac, 6);
+	frame[12] = 8;
+	frame[13] = 0;
+	memset(ip, 0, IP_LEN);
+	ip[0] = 0x45;
+	ip[1] = tos;
+	memcpy(ip + 2, &total, 2);
+	memcpy(ip + 4, &id, 2);
+	ip[6] = 0x40; /* don't fragment: the path's MTU is told by ICMP */
+	ip[8] = ttl;
+	ip[9] = IPPROTO_TCP;
+	memcpy(ip + 12, &src, 4);
+	memcpy(ip + 16, &dst, 4);
+	sum = header_sum(ip);
+	memcpy(ip + 10, &sum, 2);
+}
+
+static int put_on_wire(struct vmh_tcp *t, const void *frame, size_t len)
+{
+	int rc = t->env.send(t->env.ctx, frame, len);
+
+	if (rc)
+		t->stats.send_failed++;
+	else
+		t->stats.out++;
+	return rc;
+}
+
+/* lwIP's way down; p's payload begins with the TCP header. */
+err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
+		    struct netif *netif)
+{
+	struct vmh_tcp *t = core_now;
+	size_t tcp_len = p->tot_len;
+
+	(void)proto, (void)netif;
+	if (pbuf_add_header(p, ETH_LEN + IP_LEN))
+		return ERR_BUF;
+	fill_headers(t, core_conn ? &core_conn->path : &t->reply, p->payload, tcp_len, src->addr, dest->addr, ttl, tos);
+	if (TCPH_FLAGS((struct tcp_hdr *)((uint8_t *)p->payload + ETH_LEN + IP_LEN)) & TCP_RST)
+		t->stats.resets_out++;
+	if (core_conn)
+		core_conn->count.segs_out++;
+	return put_on_wire(t, p->payload, p->len) ? ERR_MEM : ERR_OK;
+}
+
+/* A segment without data and without a pcb. */
+int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
+		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts)
+{
+	uint8_t frame[ETH_LEN + IP_LEN + TCP_LEN + TS_LEN], *tcp = frame + ETH_LEN + IP_LEN;
+	size_t len = TCP_LEN + (ts ? TS_LEN : 0);
+	uint32_t words[5] = {htonl(seq), htonl(ack), 0, htonl(tsval), htonl(tsecr)}, sum;
+
+	memset(tcp, 0, len);
+	memcpy(tcp, &k->lport, 2);
+	memcpy(tcp + 2, &k->rport, 2);
+	memcpy(tcp + 4, words, 8);
+	tcp[12] = (uint8_t)(len / 4 << 4);
+	tcp[13] = flags;
+	if (flags & TCP_RST)
+		t->stats.resets_out++;
+	else
+		tcp[14] = 0xff;
+	if (ts) {
+		memcpy(tcp + TCP_LEN, "\1\1\10\12", 4);
+		memcpy(tcp + TCP_LEN + 4, words + 3, 8);
+	}
+	sum = (uint32_t)IPPROTO_TCP + (uint32_t)len;
+	for (int i = 0; i < 2; i++) {
+		uint32_t addr = ntohl(i ? k->raddr : k->laddr);
+
+		sum += (addr >> 16) + (addr & 0xffff);
+	}
+	for (size_t i = 0; i < len; i += 2)
+		sum += (uint32_t)(tcp[i] << 8 | tcp[i + 1]);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	tcp[16] = (uint8_t)(~sum >> 8);
+	tcp[17] = (uint8_t)~sum;
+	fill_headers(t, path, frame, len, k->laddr, k->raddr, 64, 0);
+	return put_on_wire(t, frame, ETH_LEN + IP_LEN + len);
+}
+
+/* Blocks of a few sizes are kept for the next time: one connection takes and gives the same ones over and over. */
+#define CLASSES 4
+#define KEEP_MAX 512 /* of each */
+
+static const size_t class_size[CLASSES] = {128, 512, 1664, 9216};
+
+struct block {
+	union {
+		struct block *next;
+		size_t class_;
+		char align[16];
+	};
+};
+
+#ifndef VMH_TCP_PLAIN_MALLOC /* with it a sanitizer sees every block by itself */
+static struct block *kept[CLASSES];
+static unsigned nkept[CLASSES];
+#endif
+
+void *core_malloc(size_t len)
+{
+	struct block *b;
+	size_t k = 0;
+
+	while (k < CLASSES && len > class_size[k])
+		k++;
+#ifdef VMH_TCP_PLAIN_MALLOC
+	b = malloc(sizeof(*b) + len);
+#else
+	if (k < CLASSES && kept[k]) {
+		b = kept[k];
+		kept[k] = b->next;
+		nkept[k]--;
+	} else {
+		b = malloc(sizeof(*b) + (k < CLASSES ? class_size[k] : len));
+	}
+#endif
+	if (!b)
+		return NULL;
+	b->class_ = k;
+	return b + 1;
+}
+
+void core_free(void *p)
+{
+	struct block *b = p ? (struct block *)p - 1 : NULL;
+	size_t k = b ? b->class_ : 0;
+
+	if (!b)
+		return;
+#ifndef VMH_TCP_PLAIN_MALLOC
+	if (k < CLASSES && nkept[k] < KEEP_MAX) {
+		b->next = kept[k];
+		kept[k] = b;
+		nkept[k]++;
+		return;
+	}
+#endif
+	(void)k;
+	free(b);
+}
+
+void *core_calloc(size_t n, size_t len)
+{
+	void *p = len && n > SIZE_MAX / len ? NULL : core_malloc(n * len);
+
+	return p ? memset(p, 0, n * len) : NULL;
+}

@@ -1,0 +1,379 @@
+/* Loss recovery of the sender: RFC 6675 on SACK, NewReno without it, a tail loss probe after RFC 8985, the
+ * retransmission timer after RFC 6298.
+ *
+ * The scoreboard is three bits in each segment on lwIP's unacked list. lwIP's own fast retransmit never starts, since
+ * its count of duplicate ACKs is reset before each segment; it holds back new data while we recover, because its
+ * congestion window is what we say.
+ */
+#include "core.h"
+
+#define INITIAL_SEGMENTS 10u /* RFC 6928 */
+#define DUP_THRESHOLD 3u
+#define RTO_MIN (10 * MS)
+/* one small segment may wait for the peer's delayed ACK: 40 ms in Linux, and a tick of its timer */
+#define RTO_MIN_LONE (60 * MS)
+#define RTO_MAX (120 * SEC)
+#define PROBE_MIN (2 * MS)
+#define REORDER_MIN (1 * MS)
+
+struct board {
+	uint32_t sacked, sacked_segs, pipe, to_resend, holes; /* bytes, but sacked_segs; holes: not (yet) lost below fack */
+};
+
+static inline uint32_t seq_of(const struct tcp_seg *s)
+{
+	return lwip_ntohl(s->tcphdr->seqno);
+}
+
+static inline uint32_t end_of(const struct tcp_seg *s)
+{
+	return seq_of(s) + TCP_TCPLEN(s);
+}
+
+uint32_t recovery_flight(const struct vmh_tcp_conn *c)
+{
+	return c->pcb->snd_nxt - c->pcb->lastack;
+}
+
+uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
+{
+	uint64_t rto = c->srtt ? (uint64_t)c->srtt + 4ull * c->rttvar : SEC;
+	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : RTO_MIN_LONE;
+
+	rto = LWIP_MAX(rto, least) << LWIP_MIN(c->retries, 16);
+	return (uint32_t)LWIP_MIN(rto, RTO_MAX);
+}
+
+void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us)
+{
+	uint32_t error;
+
+	if (!us)
+		us = 1;
+	if (!c->min_rtt || us < c->min_rtt)
+		c->min_rtt = us;
+	if (!c->srtt) {
+		c->srtt = us;
+		c->rttvar = us / 2;
+	} else {
+		error = us > c->srtt ? us - c->srtt : c->srtt - us;
+		c->rttvar = (3 * c->rttvar + error) / 4;
+		c->srtt = (uint32_t)((7ull * c->srtt + us) / 8);
+	}
+}
+
+void recovery_start(struct vmh_tcp_conn *c)
+{
+	c->cwnd = INITIAL_SEGMENTS * c->pcb->mss;
+	c->ssthresh = 1u << 30;
+	c->recovery = OPEN;
+	if (c->opt.cc == VMH_TCP_CC_NONE)
+		c->cwnd = c->ssthresh;
+}
+
+/* Before lwIP sees a segment. */
+void recovery_before(struct vmh_tcp_conn *c)
+{
+	struct tcp_pcb *pcb = c->pcb;
+
+	pcb->dupacks = 0;
+	if (pcb->state < ESTABLISHED)
+		return;
+	c->cwnd_limited = recovery_flight(c) + pcb->mss >= c->cwnd;
+	if (c->recovery == OPEN && !c->sacked_any) {
+		pcb->cwnd = c->cwnd;
+		pcb->ssthresh = c->ssthresh;
+	} else {
+		pcb->cwnd = pcb->ssthresh = 0; /* it sends nothing new on this ACK; output() will */
+	}
+}
+
+/* Sends the segment at *at, which is unacked, again. It keeps its place. False: not possible now. */
+bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	struct tcp_seg *s = *at, *unsent = pcb->unsent;
+	u16_t oversize = pcb->unsent_oversize;
+	uint32_t cwnd = pcb->cwnd, wnd = pcb->snd_wnd;
+
+	*at = s->next;
+	s->next = NULL;
+	pcb->unsent = s;
+	pcb->cwnd = pcb->snd_wnd = UINT32_MAX / 2;
+	tcp_set_flags(pcb, TF_NAGLEMEMERR); /* no Nagle */
+	tcp_output(pcb);
+	pcb->cwnd = cwnd;
+	pcb->snd_wnd = wnd;
+	c->rtt_at = 0; /* Karn */
+	if (pcb->unsent == s) {
+		s->next = *at;
+		*at = s;
+	} else {
+		c->count.retransmits++;
+	}
+	s = pcb->unsent == s ? NULL : s;
+	pcb->unsent = unsent;
+	pcb->unsent_oversize = oversize;
+	return s != NULL;
+}
+
+static void mark_sacked(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	struct tcp_pcb *pcb = c->pcb;
+
+	for (unsigned i = 0; i < in->nsacks; i++) {
+		uint32_t from = in->sack[i].from, to = in->sack[i].to;
+
+		if (TCP_SEQ_LEQ(to, pcb->lastack)) { /* RFC 2883: it came twice */
+			c->count.dsacks++;
+			continue;
+		}
+		if (!TCP_SEQ_LT(from, to) || TCP_SEQ_LEQ(from, pcb->lastack) || TCP_SEQ_GT(to, pcb->snd_nxt))
+			continue;
+		for (struct tcp_seg *s = pcb->unacked; s && TCP_SEQ_LT(seq_of(s), to); s = s->next)
+			if (TCP_SEQ_GEQ(seq_of(s), from) && TCP_SEQ_LEQ(end_of(s), to))
+				s->flags = (u8_t)((s->flags | SEG_SACKED) & ~SEG_LOST);
+		if (!c->sacked_any || TCP_SEQ_GT(to, c->fack))
+			c->fack = to;
+		c->sacked_any = true;
+	}
+}
+
+static struct board scan(struct vmh_tcp_conn *c)
+{
+	struct board b = {0};
+
+	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next) {
+		uint32_t len = TCP_TCPLEN(s);
+
+		if (s->flags & SEG_SACKED) {
+			b.sacked += len;
+			b.sacked_segs++;
+			continue;
+		}
+		if (!(s->flags & SEG_LOST) || s->flags & SEG_RETRANS)
+			b.pipe += len;
+		if (!(s->flags & SEG_LOST) && c->sacked_any && TCP_SEQ_LT(seq_of(s), c->fack))
+			b.holes += len;
+		if ((s->flags & (SEG_LOST | SEG_RETRANS)) == SEG_LOST)
+			b.to_resend += len;
+	}
+	c->sacked_any = b.sacked != 0;
+	return b;
+}
+
+/* IsLost() of RFC 6675 for every segment. `all`: whatever lies below the highest SACK. True: something was lost. */
+static bool mark_lost(struct vmh_tcp_conn *c, const struct board *b, bool all)
+{
+	uint32_t bytes = b->sacked, segs = b->sacked_segs, limit = (DUP_THRESHOLD - 1) * c->pcb->mss;
+	bool again = TCP_SEQ_GT(c->fack, c->retrans_mark + limit), found = false;
+
+	for (struct tcp_seg *s = c->pcb->unacked; s && segs; s = s->next) {
+		if (s->flags & SEG_SACKED) {
+			bytes -= TCP_TCPLEN(s);
+			segs--;
+			continue;
+		}
+		if (s->flags & SEG_RETRANS && again) { /* what was sent after it has arrived: lost a second time */
+			s->flags &= (u8_t)~SEG_RETRANS;
+			found = true;
+		}
+		if (!(s->flags & SEG_LOST) && (all || segs >= DUP_THRESHOLD || bytes > limit)) {
+			s->flags |= SEG_LOST;
+			found = true;
+		}
+	}
+	if (found && again)
+		c->retrans_mark = c->pcb->snd_nxt;
+	return found;
+}
+
+static void enter(struct vmh_tcp_conn *c)
+{
+	if (c->recovery != OPEN)
+		return;
+	c->recovery = RECOVERY;
+	c->recover = c->retrans_mark = c->pcb->snd_nxt;
+	c->count.fast_recoveries++;
+	cc_loss(c, false);
+}
+
+static void leave(struct vmh_tcp_conn *c)
+{
+	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next)
+		s->flags &= (u8_t)~(SEG_LOST | SEG_RETRANS);
+	c->recovery = OPEN;
+	c->dupacks = 0;
+}
+
+/* What RFC 6675 calls NextSeg(): lost segments first, then new data, while the pipe has room. */
+static void output(struct vmh_tcp_conn *c, bool force)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	struct board b = scan(c);
+	uint32_t inflated = pcb->flags & TF_SACK ? 0 : c->dupacks * pcb->mss;
+
+	b.pipe -= LWIP_MIN(b.pipe, inflated);
+	for (struct tcp_seg **at = &pcb->unacked; b.to_resend && *at; at = &(*at)->next) {
+		uint32_t len = TCP_TCPLEN(*at);
+
+		if (((*at)->flags & (SEG_LOST | SEG_RETRANS | SEG_SACKED)) != SEG_LOST)
+			continue;
+		if (b.pipe + len > c->cwnd && !force)
+			break;
+		if (!recovery_resend(c, at))
+			break;
+		(*at)->flags |= SEG_RETRANS;
+		c->retrans_mark = pcb->snd_nxt;
+		b.pipe += len;
+		b.to_resend -= len;
+		force = false;
+	}
+	pcb->cwnd = recovery_flight(c) + (c->cwnd > b.pipe && !b.to_resend ? c->cwnd - b.pipe : 0);
+	tcp_output(pcb);
+	if (c->recovery == OPEN && !c->sacked_any)
+		pcb->cwnd = c->cwnd;
+	c->due[T_REORDER] = 0;
+	if (b.holes)
+		c->due[T_REORDER] = c->t->now + LWIP_MAX(c->srtt / 4, REORDER_MIN);
+}
+
+/* After lwIP saw a segment: `acked` new bytes, or `dup`. */
+void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acked, bool dup)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	struct board b;
+	bool force = false;
+
+	if (in->nsacks && pcb->flags & TF_SACK)
+		mark_sacked(c, in);
+	if (acked)
+		c->dupacks = 0;
+	else if (dup && !(pcb->flags & TF_SACK))
+		c->dupacks++;
+	if (c->recovery == OPEN && !c->sacked_any && !c->dupacks) {
+		if (acked)
+			cc_ack(c, acked, pcb->cwnd);
+		if (pcb->cwnd != c->cwnd) {
+			pcb->cwnd = c->cwnd;
+			if (pcb->unsent)
+				tcp_output(pcb);
+		}
+		return;
+	}
+	if (acked && c->recovery != OPEN && TCP_SEQ_GEQ(pcb->lastack, c->recover))
+		leave(c);
+	else if (acked && c->recovery == LOSS)
+		cc_ack(c, acked, 0);
+	if (pcb->unacked && !(pcb->flags & TF_SACK) &&
+	    (c->dupacks >= DUP_THRESHOLD || (acked && c->recovery == RECOVERY))) {
+		if (c->recovery == OPEN || acked)
+			pcb->unacked->flags = (u8_t)((pcb->unacked->flags | SEG_LOST) & ~SEG_RETRANS);
+		force = c->recovery == OPEN;
+		enter(c);
+	}
+	b = scan(c);
+	if (b.sacked && mark_lost(c, &b, c->probed && c->recovery == OPEN && TCP_SEQ_GEQ(c->fack, c->probe_end))) {
+		force = c->recovery == OPEN;
+		enter(c);
+	}
+	output(c, force);
+}
+
+/* A hole has stayed for a quarter of the round trip: not reordering, a loss (the idea of RFC 8985). */
+void recovery_reorder(struct vmh_tcp_conn *c)
+{
+	struct board b = scan(c);
+	bool force = c->recovery == OPEN;
+
+	if (!b.sacked || !mark_lost(c, &b, true))
+		return;
+	enter(c);
+	output(c, force);
+}
+
+/* The timer has run out; c->retries counts it already. */
+void recovery_rto(struct vmh_tcp_conn *c)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	bool reneged = pcb->unacked->flags & SEG_SACKED; /* RFC 2018: then nothing of it counts */
+
+	c->count.rtos++;
+	if (pcb->state < ESTABLISHED) {
+		recovery_resend(c, &pcb->unacked);
+		return;
+	}
+	for (struct tcp_seg *s = pcb->unacked; s; s = s->next) {
+		if (reneged)
+			s->flags &= (u8_t)~SEG_SACKED;
+		s->flags &= (u8_t)~SEG_RETRANS;
+		if (!(s->flags & SEG_SACKED))
+			s->flags |= SEG_LOST;
+	}
+	if (c->recovery != LOSS)
+		cc_loss(c, true);
+	else if (c->opt.cc != VMH_TCP_CC_NONE)
+		c->cwnd = pcb->mss;
+	c->recovery = LOSS;
+	c->recover = pcb->snd_nxt;
+	c->dupacks = 0;
+	output(c, true);
+}
+
+/* A probe while we recover: what was sent again may be lost again. With a hole the peer answers each segment at once, so
+ * there is no delayed ACK to wait for. */
+static void probe_first(struct vmh_tcp_conn *c)
+{
+	struct tcp_seg **at = &c->pcb->unacked;
+
+	while (*at && (*at)->flags & SEG_SACKED)
+		at = &(*at)->next;
+	if (!*at)
+		return;
+	(*at)->flags |= SEG_LOST | SEG_RETRANS;
+	recovery_resend(c, at);
+}
+
+/* Nothing came for two round trips: the end of the flight may be lost, and nobody would tell. The last segment, never new
+ * data as RFC 8985 prefers: what the peer has already, or what leaves a hole, is answered at once; new data after 40 ms. */
+void recovery_probe(struct vmh_tcp_conn *c)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	struct tcp_seg **last = &pcb->unacked;
+
+	c->count.probes++;
+	c->probed = true;
+	if (c->recovery != OPEN || c->sacked_any) {
+		probe_first(c);
+		return;
+	}
+	while ((*last)->next)
+		last = &(*last)->next;
+	recovery_resend(c, last);
+	c->probe_end = pcb->snd_nxt;
+}
+
+/* When to probe; 0: not at all. */
+uint32_t recovery_probe_us(const struct vmh_tcp_conn *c)
+{
+	uint32_t wait;
+
+	if (c->probed || !c->srtt || c->pcb->state < ESTABLISHED)
+		return 0;
+	wait = 2 * c->srtt + PROBE_MIN;
+	if (c->recovery == OPEN && recovery_flight(c) < 2u * c->pcb->mss)
+		wait += DELAYED_ACK_US + 10 * MS;
+	return wait;
+}
+
+/* For whoever queued data. */
+void recovery_output(struct vmh_tcp_conn *c)
+{
+	if (c->recovery == OPEN && !c->sacked_any) {
+		if (c->established)
+			c->pcb->cwnd = c->cwnd;
+		tcp_output(c->pcb);
+	} else {
+		output(c, false);
+	}
+}

@@ -1,0 +1,95 @@
+#include "tcp_ring.h"
+
+#define TICK_MAX_NS 1000000u /* a timer that came to be since the last tick is found after this time at the latest */
+
+static uint64_t now_ns(void *ctx)
+{
+	(void)ctx;
+	return vmh_now_ns();
+}
+
+static int send_frame(void *ctx, const void *frame, size_t len)
+{
+	struct vmh_tcp_ring *tr = ctx;
+	int rc = vmh_ring_send_frame(tr->ring, frame, len, true);
+
+	if (!rc)
+		atomic_store_explicit(&tr->posted, true, memory_order_relaxed);
+	return rc;
+}
+
+static void release(void *ctx, void *token)
+{
+	(void)ctx;
+	vmh_ring_put(token);
+}
+
+static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	if (tr->ready)
+		tr->ready(tr->arg, user, c);
+}
+
+static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
+{
+	struct vmh_tcp_ring *tr = r->other_arg;
+	int rc = vmh_tcp_input(tr->tcp, frame, len, b);
+
+	if (vmh_unlikely(rc < 0))
+		VMH_COUNT(tr->unwanted, 1);
+	return rc > 0;
+}
+
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned hold_max,
+		      void (*told)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg)
+{
+	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .ready = ready,
+				  .hold_max = hold_max, .verify = verify};
+	int rc;
+
+	memset(tr, 0, sizeof(*tr));
+	tr->ring = r;
+	tr->ready = told;
+	tr->arg = arg;
+	if (!r->ops->send_frame)
+		return -EOPNOTSUPP;
+	rc = vmh_tcp_open(&env, &tr->tcp);
+	if (rc)
+		return rc;
+	vmh_lock(&r->lock);
+	r->other_arg = tr;
+	r->other = take;
+	vmh_unlock(&r->lock);
+	return 0;
+}
+
+void vmh_tcp_ring_flush(struct vmh_tcp_ring *tr)
+{
+	if (atomic_load_explicit(&tr->posted, memory_order_relaxed)) {
+		atomic_store_explicit(&tr->posted, false, memory_order_relaxed);
+		vmh_ring_kick(tr->ring);
+	}
+}
+
+int vmh_tcp_ring_poll(struct vmh_tcp_ring *tr, unsigned budget)
+{
+	int n = vmh_ring_poll(tr->ring, budget);
+	uint64_t now = vmh_now_ns(), next;
+
+	if (vmh_unlikely(now >= atomic_load_explicit(&tr->due, memory_order_relaxed))) {
+		next = vmh_tcp_tick(tr->tcp);
+		atomic_store_explicit(&tr->due, next < now + TICK_MAX_NS ? next : now + TICK_MAX_NS, memory_order_relaxed);
+	}
+	vmh_tcp_ring_flush(tr);
+	return n;
+}
+
+void vmh_tcp_ring_close(struct vmh_tcp_ring *tr)
+{
+	vmh_lock(&tr->ring->lock);
+	tr->ring->other = NULL;
+	vmh_unlock(&tr->ring->lock);
+	vmh_tcp_destroy(tr->tcp);
+}

@@ -1,0 +1,28 @@
+/* An instance of the TCP stack on a ring: frames in, frames out, and the two held together.
+ *
+ * What the ring receives and is no UDP datagram goes to the stack; a frame stays in the UMEM until its bytes are read.
+ * What the stack sends is posted at once and pushed to the wire by vmh_tcp_ring_flush, so that a burst costs one system
+ * call. Lock order: ring lock, stack, tx_lock. */
+#ifndef VMH_TCP_RING_H
+#define VMH_TCP_RING_H
+#include "tcp_stack.h"
+#include "vmh_ring.h"
+
+struct vmh_tcp_ring {
+	struct vmh_ring *ring;
+	struct vmh_tcp *tcp;
+	_Atomic bool posted;        /* frames that flush has to push */
+	_Atomic uint64_t due;       /* ns of the next timer */
+	uint64_t unwanted;          /* frames of no connection; the service steers none here, so they are few */
+	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
+	void *arg;
+};
+
+/* verify: TCP checksums, not where local senders leave them out (veth). hold_max: frames for unread data. */
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned hold_max,
+		      void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg);
+/* Frames, timers, and a flush. Frames taken. */
+int vmh_tcp_ring_poll(struct vmh_tcp_ring *tr, unsigned budget);
+void vmh_tcp_ring_flush(struct vmh_tcp_ring *tr); /* after calls that may have sent */
+void vmh_tcp_ring_close(struct vmh_tcp_ring *tr); /* before vmh_ring_close */
+#endif

@@ -1,0 +1,136 @@
+/* The TCP stack: what a ring, a socket class and the service's half of homecoming need of it.
+ *
+ * An instance (struct vmh_tcp) belongs to a ring. It knows nothing of rings and sockets: frames come in by
+ * vmh_tcp_input and leave by env.send, time is env.now_ns, and what happened to a connection is told by env.ready. So
+ * the tests join two instances by a wire made of memory, with a clock of their own.
+ *
+ * Invariants
+ *  1. Every function takes the lock of its instance and none calls another instance; the env functions are called
+ *     with it held and must not call back. Order: ring lock, then this one, then the ring's tx_lock.
+ *  2. A connection is its holder's until vmh_tcp_close or vmh_tcp_forget, whatever happens to it on the wire.
+ *  3. A frame that vmh_tcp_input kept (1) is given back exactly once by env.release, at the latest by vmh_tcp_destroy.
+ *  4. Addresses and ports are in network order. Functions return 0 or a count, or -errno.
+ */
+#ifndef VMH_TCP_STACK_H
+#define VMH_TCP_STACK_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+struct vmh_tcp;
+struct vmh_tcp_conn; /* a connection or a listener */
+
+#define VMH_TCP_INSTANCES 8 /* that run at the same time without waiting for each other; more share */
+
+struct vmh_tcp_env {
+	void *ctx;
+	uint64_t (*now_ns)(void *ctx); /* monotonic */
+	int (*send)(void *ctx, const void *frame, size_t len); /* copied before it returns; 0 or -errno: tried again later */
+	void (*release)(void *ctx, void *token);
+	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* look at vmh_tcp_poll; may be NULL */
+	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
+	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
+	bool verify;         /* TCP checksums of received frames */
+	bool reset_unknown;  /* answer segments of no connection by a reset; else they are the caller's (-ENOENT) */
+};
+
+struct vmh_tcp_addr {
+	uint32_t laddr, raddr;
+	uint16_t lport, rport;
+};
+
+struct vmh_tcp_path {
+	uint8_t dmac[6], smac[6];
+	uint16_t mtu; /* of IP */
+};
+
+enum vmh_tcp_cc { VMH_TCP_CC_LWIP, VMH_TCP_CC_CUBIC, VMH_TCP_CC_NONE }; /* as VMA_TCP_CC_ALGO */
+
+struct vmh_tcp_options {
+	bool nodelay, cork, quickack, keepalive;
+	bool no_timestamps, no_sack, no_wscale; /* before the SYN */
+	uint8_t ttl, tos, keep_cnt, cc;
+	uint16_t mss_max;         /* 0: what the path allows */
+	uint32_t keep_idle_s, keep_intvl_s, user_timeout_ms;
+	uint32_t sndbuf, rcvbuf;  /* bytes */
+	uint32_t syn_retries, syn_rate; /* syn_rate: of a listener, per second; 0: no limit */
+};
+
+/* events of vmh_tcp_poll */
+#define VMH_TCP_IN      0x01u /* data, end of stream, or a connection to accept */
+#define VMH_TCP_OUT     0x02u /* room to write, or the connect came to its end */
+#define VMH_TCP_RDHUP   0x04u /* the peer has closed its side */
+#define VMH_TCP_HUP     0x08u /* both sides are closed */
+#define VMH_TCP_ERR     0x10u /* vmh_tcp_error tells */
+#define VMH_TCP_DRAINED 0x20u /* all that was written is acknowledged, our FIN as well */
+
+struct vmh_tcp_info {
+	uint8_t state;            /* as in linux/tcp_states.h */
+	uint8_t ca_state;         /* TCP_CA_Open 0, Recovery 3, Loss 4 */
+	uint8_t snd_wscale, rcv_wscale, retries, timestamps, sack, wscale;
+	uint32_t rto_us, rtt_us, rttvar_us, min_rtt_us, snd_mss, rcv_mss, cwnd, ssthresh, snd_wnd, rcv_wnd;
+	uint32_t unacked, unsent, unread; /* bytes */
+	uint32_t retransmits, probes, rtos, dsacks, fast_recoveries;
+	uint32_t segs_in, segs_out, ooo_in, held;
+	uint64_t bytes_acked, bytes_received;
+};
+
+struct vmh_tcp_stats { /* of an instance */
+	uint64_t in, out, bad, no_conn, paws, copied, kept, syn_dropped, accept_dropped, resets_out, send_failed, tw_dropped;
+	uint32_t conns, listeners, time_wait, held;
+};
+
+/* unread bytes where they lie, until given back */
+struct vmh_tcp_piece {
+	const void *data;
+	size_t len;
+	void *handle;
+};
+
+int vmh_tcp_open(const struct vmh_tcp_env *env, struct vmh_tcp **out);
+void vmh_tcp_destroy(struct vmh_tcp *t); /* no resets; connections and listeners are gone with it */
+
+/* A frame, Ethernet header first. 1: kept until env.release(token); 0: taken; -EBADMSG: not TCP over IPv4, or broken;
+ * -ENOENT: of no connection or listener; -EBUSY: of a frozen connection. token NULL: never kept. The frame's TCP header
+ * may be changed if the answer is not negative. */
+int vmh_tcp_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
+uint64_t vmh_tcp_tick(struct vmh_tcp *t); /* runs timers; ns of the next one, UINT64_MAX if there is none */
+
+int vmh_tcp_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog,
+		   const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
+int vmh_tcp_accept(struct vmh_tcp_conn *listener, void *user, struct vmh_tcp_conn **out); /* -EAGAIN: none */
+int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
+		    const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
+
+ssize_t vmh_tcp_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more); /* -EAGAIN, -EPIPE, ... */
+ssize_t vmh_tcp_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool peek);  /* 0: end of stream */
+int vmh_tcp_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max); /* number of pieces, 0: end, -EAGAIN */
+void vmh_tcp_give(struct vmh_tcp *t, void *handle); /* any time, also after close */
+int vmh_tcp_shutdown(struct vmh_tcp_conn *c, int how); /* SHUT_RD, SHUT_WR, SHUT_RDWR */
+void vmh_tcp_close(struct vmh_tcp_conn *c);  /* a reset if bytes are unread, as in Linux; else the stack goes on closing */
+void vmh_tcp_abort(struct vmh_tcp_conn *c);  /* reset (SO_LINGER 0), and close */
+unsigned vmh_tcp_poll(struct vmh_tcp_conn *c);
+int vmh_tcp_error(struct vmh_tcp_conn *c);   /* SO_ERROR: a positive errno once, 0 if none */
+int vmh_tcp_fail(struct vmh_tcp_conn *c, int err); /* from outside (ICMP, no neighbour): fails a connect that waits */
+
+void vmh_tcp_options_init(struct vmh_tcp_options *o);
+int vmh_tcp_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o);
+void vmh_tcp_get_options(struct vmh_tcp_conn *c, struct vmh_tcp_options *o);
+void vmh_tcp_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p); /* a smaller MTU cuts what is queued again */
+void vmh_tcp_set_user(struct vmh_tcp_conn *c, void *user);
+void vmh_tcp_address(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a);
+void vmh_tcp_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
+void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s);
+
+/* Homecoming and adoption, see tcp_state.h. freeze: nothing is sent, frames are refused (-EBUSY), timers stand still.
+ * export works on a frozen connection: bytes needed, and written if size suffices; -ENOTSUP in a state that can't move.
+ * forget: gone without a segment. thaw: as if nothing had been, timers run anew. */
+int vmh_tcp_freeze(struct vmh_tcp_conn *c);
+ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
+int vmh_tcp_thaw(struct vmh_tcp_conn *c);
+void vmh_tcp_forget(struct vmh_tcp_conn *c);
+int vmh_tcp_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,
+		   struct vmh_tcp_conn **out);
+#endif
