@@ -109,8 +109,8 @@ def _now(core: Core, session: Session, reason: Reason) -> tuple[Reason, str]:
     links = [] if session.namespace is None else [
         link for link in session.namespace.watcher.links() if not link.name.startswith(OWN_VETHS)]
     served = {link.name: session.namespace.served(link) for link in links} if session.namespace is not None else {}
-    if reason is Reason.NO_INTERFACE and Reason.NONE not in served.values() and Reason.IF_DOWN in served.values():
-        reason = Reason.IF_DOWN
+    if reason is Reason.NO_INTERFACE and Reason.NONE not in served.values():
+        reason = next((why for why in (Reason.IF_DOWN, Reason.BACKEND_CONFIG) if why in served.values()), reason)
     names = [name for name, why in served.items() if why is reason]
     return reason, _remedy(core, reason, names[0] if len(names) == 1 else "IF")
 
