@@ -56,7 +56,7 @@ class Core:
         self.version = version()
         self.ready = False
         self.closing = False
-        self.connections = 0  # also those that have not said HELLO
+        self.connections: set[Session] = set()  # also those that have not said HELLO
         self.namespaces = Namespaces(lambda: self.config, backend, make_watcher, self.namespace_changed)
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -102,6 +102,9 @@ struct vmh_sock {
 	uint32_t tx_cfg;          /* changes with any option that alters headers */
 	_Atomic uint8_t out_edges; /* an epoll set wants EPOLLOUT after each send; a hint */
 	uint32_t tx_since_rx;     /* sends since anything was received: when to look for ICMP errors */
+	uint32_t error_alert;     /* sends that look for one all the same */
+	uint64_t error_asked_ns;
+	uint8_t recverr;          /* IP_RECVERR: the sends of an unconnected socket fail too */
 	struct vmh_dst dsts[VMH_SOCK_DSTS];
 
 	struct vmh_sock *demux_next; /* sock.c: hash chain by local port */
