@@ -294,6 +294,8 @@ class Parameter(View):
     unit: str = note("unit of the value; empty if it has none")
     expected: str = note("what may be given, in words")
     acts: str = note("`now` if it changes what this version does; else `tcp`, `verbs`, `later` or `never`")
+    backends: list[str] = note("kinds of rings on which it has an effect: `verbs`, `xdp`")
+    live: bool = note("can be changed while the program runs: POST /v1/processes/{pid}/log")
     text: str = note("what it does")
 
 

@@ -44,6 +44,8 @@ async def parameters() -> Parameters:
                 unit=p.unit,
                 expected=p.expected(),
                 acts=p.acts,
+                backends=list(p.backends),
+                live=p.live,
                 text=p.text,
             )
             for p in known.parameters

@@ -154,14 +154,13 @@ static void shutdown_wakes(int arg)
 	close(fd);
 }
 
-static void fork_child_uses(int arg)
+static void fork_child_uses(int bare)
 {
 	int fd = udp_connected(7001), status = 0;
 
-	(void)arg;
 	echo(fd, "before fork");
 	fflush(stdout);
-	pid_t pid = fork();
+	pid_t pid = bare ? _Fork() : fork();
 	if (pid == 0) {
 		echo(fd, "in the child");
 		fflush(stdout);
@@ -482,7 +481,8 @@ const struct call_case life_cases[] = {
 	{ "use after close", use_after_close, 0 }, { "reopen port", reopen_port, 0 },
 	{ "shutdown rd", shutdowns, SHUT_RD }, { "shutdown wr", shutdowns, SHUT_WR }, { "shutdown rdwr", shutdowns, SHUT_RDWR },
 	{ "shutdown wakes", shutdown_wakes, 0 },
-	{ "fork child uses", fork_child_uses, 0 }, { "fork server", fork_server, 0 },
+	{ "fork child uses", fork_child_uses, 0 }, { "_Fork child uses", fork_child_uses, 1 },
+	{ "fork server", fork_server, 0 },
 	{ "fork new in child", fork_new_in_child, 0 },
 	{ "fork queued", fork_queued, 0 }, { "fork queued, connected", fork_queued, 1 },
 	{ "exec queued", exec_queued, 0 }, { "exec fails", exec_fails, 0 }, { "pass fd queued", pass_queued, 0 },

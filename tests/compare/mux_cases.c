@@ -581,6 +581,75 @@ static void say_wait(int ep, int ms, const char *what)
 	say("  events", out[0].events);
 }
 
+/* A socket on a ring whose datagrams come by the kernel, from this host: EAGAIN must not hide one. */
+static int fed_locally(int *sender, struct sockaddr_in *to)
+{
+	int fd = udp_any();
+	socklen_t len = sizeof(*to);
+
+	ask(fd, 7001, "warm");
+	settle();
+	fcntl(fd, F_SETFL, O_NONBLOCK);
+	while (recv(fd, &(char){ 0 }, 1, 0) >= 0)
+		;
+	getsockname(fd, (void *)to, &len);
+	inet_pton(AF_INET, my_ip, &to->sin_addr);
+	*sender = udp();
+	return fd;
+}
+
+static void local_edges(int in_between)
+{
+	struct epoll_event ev = { .events = EPOLLIN | EPOLLET }, out;
+	struct sockaddr_in to;
+	int sender, fd = fed_locally(&sender, &to), ep = epoll_create1(0), got = 0;
+	char buf[16];
+
+	epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev);
+	epoll_wait(ep, &out, 1, 0);
+	for (int i = 0; i < 20; i++) {
+		for (int k = 0; k < 3; k++)
+			sendto(sender, "local", 5, 0, (void *)&to, sizeof(to));
+		if (epoll_wait(ep, &out, 1, 300) != 1)
+			break;
+		for (int k = 0; recv(fd, buf, sizeof(buf), 0) >= 0; k++, got++)
+			if (in_between && k == 1)
+				sendto(sender, "more", 4, 0, (void *)&to, sizeof(to));
+	}
+	say("received", got);
+	close(sender), close(fd), close(ep);
+}
+
+static void local_looks(int way)
+{
+	struct sockaddr_in to;
+	struct mmsghdr v[8] = { 0 };
+	struct iovec iov[8];
+	char buf[8][16];
+	int sender, fd = fed_locally(&sender, &to), n = 0;
+	short got;
+
+	for (int k = 0; k < 8; k++) {
+		iov[k] = (struct iovec){ buf[k], sizeof(buf[k]) };
+		v[k].msg_hdr = (struct msghdr){ .msg_iov = &iov[k], .msg_iovlen = 1 };
+	}
+	for (int i = 0; i < 20; i++) {
+		for (int k = 0; k < (way < 0 ? 5 : 1); k++)
+			sendto(sender, "local", 5, 0, (void *)&to, sizeof(to));
+		if (way < 0)
+			wait_for(POLL, fd, POLLIN, 300, &got);
+		else
+			n += wait_for(way, fd, POLLIN, 300, &got) == 1;
+		if (way < 0)
+			n += recvmmsg(fd, v, 8, way == -1 ? MSG_DONTWAIT : MSG_WAITFORONE, NULL);
+		else
+			n += recv(fd, buf[0], 16, MSG_PEEK) == 5 && recv(fd, buf[0], 16, 0) == 5;
+	}
+	say("found", n);
+	say("no more", recv(fd, buf[0], 16, 0));
+	close(sender), close(fd);
+}
+
 /* The kernel wakes a writer when the packet has left: an edge after each send. */
 static void edge_of_send(int in)
 {
@@ -672,6 +741,10 @@ const struct call_case mux_cases[] = {
 	{ "epoll edge", edge, EPOLLIN }, { "epoll edge in and out", edge, EPOLLIN | EPOLLOUT },
 	{ "epoll edge of a send", edge_of_send, 0 }, { "epoll edge of a send and in", edge_of_send, EPOLLIN },
 	{ "epoll edge of a send wakes", edge_wakes, 0 },
+	{ "epoll edge by the kernel", local_edges, 0 }, { "epoll edge by the kernel, more", local_edges, 1 },
+	{ "by the kernel: poll", local_looks, POLL }, { "by the kernel: select", local_looks, SELECT },
+	{ "by the kernel: epoll", local_looks, EPOLL }, { "by the kernel: recvmmsg", local_looks, -1 },
+	{ "by the kernel: recvmmsg WAITFORONE", local_looks, -2 },
 	{ "epoll level", level, 0 },
 	{ "epoll oneshot", oneshot, 0 }, { "epoll oneshot edge", oneshot, (int)EPOLLET },
 	{ "epoll modify", modify, 0 }, { "epoll errors", ctl_errors, 0 }, { "epoll two sets", two_sets, 0 },

@@ -105,6 +105,37 @@ static void refused(int way)
 	close(fd);
 }
 
+/* Every second one fails, also after an answer, and on an unconnected socket that asks for it. */
+static void refused_again(int recverr)
+{
+	struct sockaddr_in closed = peer(7004);
+	int fd = recverr ? udp_bound() : udp_connected(7001);
+
+	ask(fd, 7001, "first");
+	back(fd);
+	if (recverr)
+		setsockopt(fd, IPPROTO_IP, IP_RECVERR, &(int){ 1 }, sizeof(int));
+	else
+		say("connect", connect(fd, (void *)&closed, sizeof(closed)));
+	for (int i = 0; i < 4; i++) {
+		say("send", recverr ? sendto(fd, "x", 1, 0, (void *)&closed, sizeof(closed)) : send(fd, "x", 1, 0));
+		settle();
+	}
+	close(fd);
+}
+
+static void negative_length(int arg)
+{
+	struct sockaddr_in a = peer(7001);
+	volatile size_t len = SIZE_MAX; /* the compiler would warn */
+	int fd = udp_connected(7001);
+
+	(void)arg;
+	say("send", send(fd, "x", len, 0));
+	say("sendto", sendto(fd, "x", len, 0, (void *)&a, sizeof(a)));
+	close(fd);
+}
+
 static void after_shutdown(int way)
 {
 	int fd = udp_connected(7001);
@@ -264,6 +295,8 @@ const struct call_case send_cases[] = {
 	PER_WAY("send too long", too_long),
 	PER_WAY("send above mtu", above_mtu),
 	PER_WAY("send refused", refused),
+	{ "send refused again", refused_again, 0 }, { "send refused, IP_RECVERR", refused_again, 1 },
+	{ "send negative length", negative_length, 0 },
 	PER_WAY("send after shutdown", after_shutdown),
 	PER_TO("send elsewhere", other_destination),
 	{ "send bad address", bad_address, 0 },

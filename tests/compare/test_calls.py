@@ -47,7 +47,8 @@ class Rig:
     said: str = ""
 
     def run(self, cases: list[str], settle_ms: int = 30, **variables: str) -> Transcript:
-        argv = self.service.run_argv(command(self.sandbox, cases), profile=self.profile, **variables)
+        quiet = {"VMA_TRACELEVEL": "warn"}  # no banner: what a program says before it dies is compared, too
+        argv = self.service.run_argv(command(self.sandbox, cases), profile=self.profile, **quiet, **variables)
         # the sanitizer build of the shim runs the same suite
         mine = {name: os.environ[name] for name in ("VMAHYBRID_LIB", "LD_PRELOAD") if name in os.environ}
         env = {**settled(settle_ms), **self.service.env, **mine}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 from net.death_lab import Lab, count, longest_gap, progresses, reports, summary, until
 
-from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.sandbox import Program, Sandbox, Side
 from vmahybrid.bench.served import Service, tool
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -119,9 +121,51 @@ def test_status_and_explain_say_it(lab: Lab) -> None:
     lab.on_ring(server, asker)
     assert "all is well" in status(lab, 0)
     a.ip("link", "del", a.device)
-    until(lambda: not lab.flows(server.pid), 2)
+    until(lambda: not lab.flows(server.pid) and not lab.flows(asker.pid), 2)
     said = " ".join(status(lab, 1).split())
     assert f"{a.netns}:{a.device} disappeared" in said and f"{b.netns}:{b.device} disappeared" in said, said
     recreate(lab)
     lab.on_ring(server, asker)
     assert "all is well" in status(lab, 0)
+
+
+def test_another_mac_address(lab: Lab) -> None:
+    """Rings are made anew, and what is sent has the new address."""
+    a, b = lab.sandbox.sides
+    server = lab.role(b, "serve", b.address, PORT)
+    lab.on_ring(server)
+    asker = lab.plain(a, "ask", b.address, PORT)
+    progresses(asker)
+    mac = "02:76:6d:68:00:77"
+    rings = ring_ids(lab)
+    b.ip("link", "set", b.device, "address", mac)
+    a.ip("neigh", "replace", b.address, "lladdr", mac, "dev", a.device)
+    until(lambda: not rings & ring_ids(lab), 5, "the old ring stays")
+    lab.on_ring(server)
+    progresses(asker)
+    assert source_of_replies(a, PORT) == mac
+    sent = lab.flows(server.pid)[0]["packets"]
+    progresses(asker)
+    assert lab.flows(server.pid)[0]["packets"] > sent
+
+
+def ring_ids(lab: Lab) -> set[int]:
+    return {ring["ring_id"] for ring in lab.api.call("GET", "/v1/rings")[1]}
+
+
+def source_of_replies(side: Side, port: int) -> str:
+    """Who sent the next datagram from the port that the kernel of the side receives."""
+    sniffer = f"""
+import socket
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x800)) as sock:
+    sock.bind(("{side.device}", 0))
+    sock.settimeout(5)
+    while True:
+        frame, where = sock.recvfrom(2000)
+        if where[2] != socket.PACKET_OUTGOING and frame[23] == 17 and int.from_bytes(frame[34:36]) == {port}:
+            print(frame[6:12].hex(":"))
+            break
+"""
+    done = subprocess.run(side.command([sys.executable, "-S", "-E", "-c", sniffer]), capture_output=True, text=True,
+                          timeout=20, check=True)
+    return done.stdout.strip()

@@ -30,7 +30,8 @@ def unstarted(netns_pair: Sandbox) -> Iterator[Lab]:
 
 
 def said_by_shim(errors: str) -> list[str]:
-    return [line for line in errors.splitlines() if "VMA" in line.upper()]
+    """After the banner."""
+    return [line for line in errors.rpartition("-" * 75 + "\n")[2].splitlines() if "VMA" in line.upper()]
 
 
 def exchange(lab: Lab, prefix: list[str]) -> list[str]:

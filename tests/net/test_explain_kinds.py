@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -199,3 +200,50 @@ def test_a_burst_that_the_ring_could_not_hold(running: Service, sandbox: Sandbox
 
 def ring_comm(api: Api, pid: int) -> str:
     return str(api.call("GET", f"/v1/processes/{pid}")[1]["comm"])
+
+
+WAITING = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], 0))
+print("bound", flush=True)
+s.recv(1)
+"""
+
+
+def test_deleted_down_and_configured_away(running: Service, sandbox: Sandbox) -> None:
+    """Each has its own reason with a remedy that helps."""
+    argv = [tool("vmahybrid"), "run", "--", sys.executable, "-c", WAITING]
+    first = sandbox.start(sandbox.a, [*argv, sandbox.a.address], env=running.env)
+    first.wait_for("bound")
+    (flow,) = [flow for flow in Api(running).socket_flows() if flow["pid"] == first.pid]
+    running.ask("flows", "delete", str(flow["flow_id"]))
+    until(lambda: any(step["reason"] == "flow-deleted" and "next connect" in step["remedy"]
+                      for step in explained(running, str(first.pid))))
+
+    running.ask("config", "set", "backend=kernel")
+    second = sandbox.start(sandbox.a, [*argv, "0.0.0.0"], env=running.env)
+    try:
+        second.wait_for("bound")
+        words = json.dumps(explained(running, str(second.pid)))
+        assert "vmahybrid config set backend=auto (now kernel, by api)" in words
+        assert "under [interface" not in words
+    finally:
+        running.ask("config", "set", "backend=auto")
+    sandbox.a.ip("link", "set", sandbox.a.device, "down")
+    try:
+        third = sandbox.start(sandbox.a, [*argv, "0.0.0.0"], env=running.env)
+        third.wait_for("bound")
+        until(lambda: any(step["reason"] == "interface-down"
+                          and step["remedy"] == f"ip link set {sandbox.a.device} up"
+                          for step in explained(running, str(third.pid))))
+    finally:
+        sandbox.a.ip("link", "set", sandbox.a.device, "up")
+        for program in (first, second, third):
+            program.stop(signal.SIGKILL)
+
+
+def test_a_rule_for_remote_hosts_is_not_named_for_an_own_address(running: Service, sandbox: Sandbox) -> None:
+    for own in ("[::1]:53", "127.0.0.1:53", f"{sandbox.a.address}:53"):
+        assert "rule" not in {step["step"] for step in explained(running, own)}, own
+    assert "rule" in {step["step"] for step in explained(running, "10.77.0.99:53")}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -266,6 +268,9 @@ def test_the_daemon_returns_when_ready(netns_pair: Sandbox, tmp_path: Path) -> N
     (["--interface", "a:b:c"], "interfaces"),
     (["--log-level", "loud"], "log.level"),
     (["--frobnicate"], "--frobnicate"),
+    (["--control", ""], "control.path"),
+    (["--config", ""], "--config"),
+    (["--control", __file__], f"{__file__}: there is a file that is no socket"),
 ])
 def test_wrong_arguments_name_the_token(arguments: list[str], said: str, tmp_path: Path) -> None:
     done = subprocess.run([tool("vmahybrid"), "start", "--foreground", *arguments], capture_output=True, text=True,
@@ -280,3 +285,37 @@ def test_it_costs_little(service: Service, netns_pair: Sandbox) -> None:
         time.sleep(2)
         assert idle_cpu(service.program.pid, 5) < 0.01  # ticks of 10 ms: 0.5 % is 2.5 of them
     assert resident_mib(service.program.pid) < 100
+
+
+def test_silent_connections_do_not_hold_the_shutdown(make_service: Callable[..., Service], netns_pair: Sandbox) -> None:
+    """Any user may connect and say nothing."""
+    with make_service() as service, Peer(service, netns_pair.a) as peer, contextlib.ExitStack() as stack:
+        peer.do("ring", ifname="va")
+        assert peer.do("neigh", ifname="va", address="10.77.0.2")["status"] == 0
+        assert "managed" in netns_pair.a.ip("neigh", "show", "dev", "va")
+        for _ in range(3):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            silent.connect(service.env["VMA_HYBRID_SOCKET"])
+        udp = stack.enter_context(Peer(service, netns_pair.a))  # accepted after them
+        assert udp.do("ring", ifname="va")["status"] == 0
+        begun = time.monotonic()
+        service.program.process.send_signal(signal.SIGTERM)
+        assert service.program.wait(3) == 0
+        assert time.monotonic() - begun < 1.8
+        assert "ERROR" not in service.program.errors
+        assert "managed" not in netns_pair.a.ip("neigh", "show", "dev", "va")
+
+
+def test_directories_that_it_made_are_removed(tmp_path: Path) -> None:
+    control, api = tmp_path / "a" / "b" / "c.sock", tmp_path / "a" / "d" / "api.sock"
+    file = tmp_path / "c.toml"
+    file.write_text(f'control.path = "{control}"\napi.unix = "{api}"\n')
+    with subprocess.Popen([tool("vmahybrid"), "start", "--foreground", "--config", str(file)],
+                          stderr=subprocess.PIPE, env={**os.environ, "VMAHYBRID_RUNDIR": str(tmp_path)}) as service:
+        try:
+            until(api.exists, 10)
+            until(control.exists, 10)
+        finally:
+            service.terminate()
+        assert service.wait(5) == 0
+    assert list(tmp_path.iterdir()) == [file]

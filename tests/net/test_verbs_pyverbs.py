@@ -114,8 +114,22 @@ def test_the_selftest_passes(netns_pair: Sandbox) -> None:
     code, checks = doctor(netns_pair, "--verbs-selftest", "va")
     assert (code, {step["verdict"] for step in checks}) == (0, {"ok"}), checks
     assert [step["name"] for step in checks] == [
-        "library", "device of the interface", "raw packet QPs", "device", "memory", "completion queues",
+        "library", "device of the interface", "raw packet QPs", "device", "port", "memory", "completion queues",
         "raw packet QP", "ready to send", "receive requests", "flow rule", "send", "loopback", "close"]
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_the_selftest_of_a_link_that_is_down(netns_pair: Sandbox, side: str) -> None:
+    """The interface itself, or the other end of its cable."""
+    at, device = (netns_pair.a, "va") if side == "a" else (netns_pair.b, "vb")
+    at.ip("link", "set", device, "down")
+    try:
+        code, checks = doctor(netns_pair, "--verbs-selftest", "va")
+    finally:
+        at.ip("link", "set", device, "up")
+    assert code == 1 and not {"send", "ready to send"} & {step["name"] for step in checks}
+    failed = next(step for step in checks if step["verdict"] == "fail")
+    assert failed["name"] == "port" and "ip link set va up" in failed["remedy"]
 
 
 def test_the_selftest_without_the_capability(netns_pair: Sandbox) -> None:

@@ -8,6 +8,8 @@ one line of JSON on standard output.
     ask ADDRESS PORT SIZES [FROM]                     one request per size (comma-separated), each answered within 1 s
     send ADDRESS PORT COUNT SIZE [PAUSE-EVERY]        sends numbered datagrams, 1 ms of pause after each PAUSE-EVERY
     hold ADDRESS PORT                                 binds, says "bound", reads nothing
+    child ADDRESS PORT COUNT                          binds the next port and forks; the child binds PORT, says
+                                                      {"bound": its pid}, and echoes COUNT datagrams
     fork ADDRESS PORT                                 takes one datagram, forks; the child echoes, then the parent
 
 WAITING: block, poll, epoll.
@@ -162,6 +164,23 @@ def fork(address, port):
         sock.sendto(data, peer)
 
 
+def child(address, port, count):
+    parents = bound(address, int(port) + 1)
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        parents.close()
+        return
+    signal.alarm(30)  # the parent's is not inherited
+    sock = bound(address, int(port))
+    print(json.dumps({"bound": os.getpid()}), flush=True)
+    for _ in range(int(count)):
+        data, peer = sock.recvfrom(65535)
+        sock.sendto(data, peer)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     signal.alarm(60)  # whoever started this may be dead
-    {"sink": sink, "echo": echo, "ask": ask, "send": send, "hold": hold, "fork": fork}[sys.argv[1]](*sys.argv[2:])
+    {"sink": sink, "echo": echo, "ask": ask, "send": send, "hold": hold, "fork": fork,
+     "child": child}[sys.argv[1]](*sys.argv[2:])

@@ -79,6 +79,14 @@ static void priorities(void)
 	rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
 	add_udp(&rule, 0, 6000);
 	copy = attach(&b, &rule);
+	rule = new_flow(IBV_FLOW_ATTR_NORMAL, 2);
+	rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
+	add_ipv4(&rule, NULL, OWN_IP);
+	errno = 0;
+	CHECK(!attach(&a, &rule) && errno == EOPNOTSUPP, "%s", "a second copy of some frames");
+	add_udp(&rule, 0, 6001);
+	twin = attach(&a, &rule);
+	CHECK(twin && !ibv_destroy_flow(twin), "%s", strerror(errno));
 	datagram(6000, 5, 'p');
 	expect(&b, 5, "the copy"), expect(&a, 5, "and the frame");
 	rule = new_flow(IBV_FLOW_ATTR_NORMAL, 0);

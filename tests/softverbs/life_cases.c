@@ -3,10 +3,13 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 static bool readable(int fd, int ms)
@@ -248,6 +251,82 @@ static void device_removed(void)
 	free_end(&end);
 }
 
+/* Another interface with the name and the index of one that was deleted, while the old one's context is open. */
+static void device_recreated(void)
+{
+	struct rig before = rig;
+	struct flow rule = new_flow(IBV_FLOW_ATTR_NORMAL, 0);
+	struct ibv_flow *old, *flow;
+	struct end gone, end;
+	uint8_t frame[128];
+	char command[256];
+	struct ibv_wc wc;
+
+	make_end(&gone, (struct options){ 0 });
+	old = attach_udp(&gone, 7400, 0, 0);
+	snprintf(command, sizeof(command), "ip link del %s && ip link add %s index %u up type veth peer name other0 && "
+		 "ip link set other0 up", rig.netdev, rig.netdev, if_nametoindex(rig.netdev));
+	run(command);
+	open_device(rig.netdev);
+	make_end(&end, (struct options){ 0 });
+	add_udp(&rule, 0, 7401);
+	flow = attach(&end, &rule);
+	CHECK(flow, "%s", strerror(errno));
+	CHECK(!post(&end, frame, udp4(frame, (struct udp){ rig.own, PEER_IP, OWN_IP, 9, 7401, 0, 0 }, 5, 'u'), 1, 0), "%s", "");
+	CHECK(completion(end.rx, &wc) && wc.byte_len == 47, "%s", "its own QPs' frames come back");
+	CHECK(flow && !ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+	CHECK(!ibv_dealloc_pd(rig.pd) && !ibv_close_device(rig.context), "%s", "");
+	rig = before;
+	CHECK(!ibv_destroy_flow(old), "%s", "");
+	free_end(&gone);
+}
+
+static int kernel_socket_of(const char *netns, uint16_t port)
+{
+	int own = open("/proc/self/ns/net", O_RDONLY), other = open(netns, O_RDONLY), fd;
+
+	CHECK(!setns(other, CLONE_NEWNET), "%s", netns);
+	fd = kernel_socket(port);
+	CHECK(!setns(own, CLONE_NEWNET), "%s", "");
+	close(own);
+	close(other);
+	return fd;
+}
+
+/* The interface goes to the other namespace: with the event its frames are that one's. */
+static void device_moved(void)
+{
+	struct ibv_async_event event;
+	struct ibv_flow *flow;
+	char command[512];
+	struct end end;
+	int fd;
+
+	make_end(&end, (struct options){ 0 });
+	flow = attach_udp(&end, 7800, 0, 0);
+	snprintf(command, sizeof(command), "ip link set %s netns %s && nsenter --net=%s sh -c 'ip addr flush dev %s; "
+		 "ip addr add " OWN_IP "/24 dev %s; ip link set %s up'", rig.netdev, rig.other, rig.other, rig.peer_netdev,
+		 rig.netdev, rig.netdev);
+	run(command);
+	fd = kernel_socket_of(rig.other, 7800);
+	do
+		CHECK(readable(rig.context->async_fd, 2000) && !ibv_get_async_event(rig.context, &event), "%s", "");
+	while (!failures && event.event_type != IBV_EVENT_DEVICE_FATAL);
+	for (int i = 0; i < 100; i++) { /* the carrier comes a little later */
+		uint8_t frame[128];
+		uint32_t length = udp4(frame, (struct udp){ rig.own, PEER_IP, OWN_IP, 9, 7800, 0, 0 }, 5, 'm');
+
+		if (send(rig.wire, frame, length, 0) > 0 && kernel_gets(fd, 10) == 5)
+			break;
+	}
+	datagram(7800, 6, 'm');
+	CHECK(kernel_gets(fd, 1000) == 6, "%s", "");
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+	close(fd);
+}
+
 /* A killed process leaves nothing: its frames are the kernel's again. */
 static void killed(void)
 {
@@ -259,14 +338,9 @@ static void killed(void)
 	CHECK(!pipe(ready), "%s", "");
 	child = fork();
 	if (!child) {
-		struct ibv_device **list = ibv_get_device_list(NULL);
-
 		/* what the parent opened is not the child's */
 		CHECK(!ibv_create_cq(rig.context, 1, NULL, NULL, 0) && errno == EIO, "%s", strerror(errno));
-		for (int i = 0; list[i]; i++)
-			if (!strcmp(ibv_get_device_name(list[i]) + 3, rig.netdev))
-				rig.context = ibv_open_device(list[i]);
-		rig.pd = ibv_alloc_pd(rig.context);
+		open_device(rig.netdev);
 		make_end(&end, (struct options){ 0 });
 		attach_udp(&end, 7500, 0, 0);
 		CHECK(write(ready[1], failures ? "n" : "y", 1) == 1, "%s", "");
@@ -288,16 +362,41 @@ static void killed(void)
 	close(fd);
 }
 
+/* In the child of a fork: the device opened anew is as good as the parent's. */
+static void device_of_child(void)
+{
+	struct rig parents = rig;
+	struct flow rule = new_flow(IBV_FLOW_ATTR_NORMAL, 0);
+	struct ibv_flow *flow;
+	struct ibv_wc wc;
+	struct end end;
+
+	open_device(rig.netdev);
+	make_end(&end, (struct options){ 0 });
+	add_udp(&rule, 0, 7601);
+	flow = attach(&end, &rule);
+	CHECK(flow, "%s", strerror(errno));
+	datagram(7601, 6, 'c');
+	CHECK(completion(end.rx, &wc) && wc.byte_len == 48, "%s", "");
+	CHECK(flow && !ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+	CHECK(!ibv_dealloc_pd(rig.pd) && !ibv_close_device(rig.context), "%s", "");
+	rig = parents;
+}
+
 /* A child that lives on does not keep the parent's rules; the parent does not notice that it was forked. */
 static void forked(void)
 {
 	int fd = kernel_socket(7600), status, hold[2];
 	struct ibv_flow *flow;
+	struct ibv_cq *cq;
 	struct ibv_wc wc;
 	struct end end;
+	void *context;
 	pid_t child;
 
-	make_end(&end, (struct options){ 0 });
+	make_end(&end, (struct options){ .events = true });
+	ibv_req_notify_cq(end.rx, 0);
 	flow = attach_udp(&end, 7600, 0, 0);
 	CHECK(!ibv_fork_init() && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED && !pipe(hold), "%s", "");
 	child = fork();
@@ -306,6 +405,9 @@ static void forked(void)
 
 		CHECK(post(&end, end.memory, 60, 1, 0) == EIO, "%s", "");
 		CHECK(ibv_poll_cq(end.rx, 1, &wc) == 0 && to_state(end.qp, IBV_QPS_ERR) == EIO, "%s", "");
+		CHECK(ibv_get_cq_event(end.channel, &cq, &context) == -1 && errno == EIO, "%s", "the parent's event");
+		CHECK(ibv_req_notify_cq(end.rx, 0) == EIO, "%s", "");
+		device_of_child();
 		close(hold[1]);
 		CHECK(read(hold[0], &byte, 1) == 0, "%s", "until the parent has looked");
 		CHECK(!ibv_destroy_flow(flow), "%s", "");
@@ -315,6 +417,8 @@ static void forked(void)
 	}
 	close(hold[0]);
 	datagram(7600, 6, 'f');
+	CHECK(readable(end.channel->fd, 1000) && !ibv_get_cq_event(end.channel, &cq, &context), "%s", "");
+	ibv_ack_cq_events(cq, 1);
 	CHECK(completion(end.rx, &wc) && wc.byte_len == 48, "%u", wc.byte_len);
 	CHECK(!ibv_destroy_flow(flow), "%s", "");
 	free_end(&end);
@@ -329,5 +433,6 @@ static void forked(void)
 
 const struct named_case life_cases[] = {
 	{ "events", events }, { "threads", threads }, { "cycles", cycles }, { "link-state", link_state },
-	{ "device-removed", device_removed }, { "killed", killed }, { "forked", forked }, { NULL, NULL },
+	{ "device-removed", device_removed }, { "device-recreated", device_recreated }, { "device-moved", device_moved },
+	{ "killed", killed }, { "forked", forked }, { NULL, NULL },
 };

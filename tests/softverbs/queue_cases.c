@@ -1,5 +1,6 @@
 /* Memory, queues, completions. */
 #include "rig.h"
+#include <fcntl.h>
 #include <sys/mman.h>
 
 static void send_inline_limit(void)
@@ -147,6 +148,18 @@ static void memory_regions(void)
 	munmap(memory, 8192);
 	errno = 0;
 	CHECK(!ibv_reg_mr(rig.pd, memory, 4096, 0) && errno == EFAULT, "%s", strerror(errno));
+	memory = mmap(NULL, 12288, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(!ibv_reg_mr(rig.pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT, "%s", strerror(errno));
+	mr = ibv_reg_mr(rig.pd, memory, 8192, 0);
+	CHECK(mr && ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT, "%s",
+	      "what cannot be written to");
+	CHECK(!mprotect(memory, 4096, PROT_READ | PROT_WRITE) && !mprotect(memory + 8192, 4096, PROT_NONE), "%s", "");
+	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS | IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 4096,
+			    IBV_ACCESS_LOCAL_WRITE), "%s", strerror(errno));
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 8192, 0) && errno == EFAULT, "%s", "half of it");
+	CHECK(!ibv_dereg_mr(mr), "%s", "");
+	CHECK(!ibv_reg_mr(rig.pd, memory + 8191, 2, 0) && errno == EFAULT, "%s", "one octet cannot be read");
+	munmap(memory, 12288);
 	CHECK(!ibv_reg_mr(rig.pd, rig.own, 6, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "%s", strerror(errno));
 	CHECK(!ibv_reg_mr(rig.pd, rig.own, 6, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP, "%s", strerror(errno));
 }
@@ -208,6 +221,73 @@ static void memory_addresses(void)
 	free(memory);
 }
 
+/* Memory that went after its registration: the request fails, the program lives. */
+static void memory_gone(void)
+{
+	for (int way = 0; way < 5; way++) {
+		uint8_t *memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct ibv_mr *mr = ibv_reg_mr(rig.pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE);
+		struct ibv_sge sge = { (uintptr_t)memory + 4090, 60, mr->lkey }; /* six octets on the first page */
+		struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+					    .send_flags = way ? IBV_SEND_IP_CSUM : 0 }, *bad;
+		struct ibv_flow *flow;
+		struct ibv_wc wc;
+		struct end end;
+
+		make_end(&end, (struct options){ .recv_wr = 1 });
+		flow = attach_udp(&end, 7000, 0, 0);
+		if (way == 4)
+			mprotect(memory + 4096, 4096, PROT_READ);
+		else
+			munmap(way == 2 ? memory + 4096 : memory, way == 2 ? 4096 : 8192);
+		if (way < 3) {
+			CHECK(!ibv_post_send(end.qp, &send, &bad) && completion(end.tx, &wc), "%d", way);
+		} else {
+			datagram(7000, 18, 'x');
+			CHECK(completion(end.rx, &wc) && !wc.status, "%s", "the rig's buffer is used up");
+			receive_at(&end, mr, sge.addr);
+			datagram(7000, 18, 'g');
+			CHECK(completion(end.rx, &wc) && wc.wr_id == 77, "%d", way);
+		}
+		CHECK(wc.status == IBV_WC_LOC_PROT_ERR, "%d: %s", way, ibv_wc_status_str(wc.status));
+		CHECK(!ibv_destroy_flow(flow) && !ibv_dereg_mr(mr), "%d", way);
+		free_end(&end);
+		munmap(memory, 8192);
+	}
+}
+
+/* A full CQ whose program waits for an event: the frame stays where it is until there is room. */
+static void full_queue(void)
+{
+	struct ibv_flow *flow;
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+	struct end end;
+	void *context;
+	int n = 0;
+
+	make_end(&end, (struct options){ .events = true, .cqe = 3, .recv_wr = 16 });
+	flow = attach_udp(&end, 7000, 0, 0);
+	fcntl(end.channel->fd, F_SETFL, O_NONBLOCK);
+	for (; n < 3; n++) {
+		CHECK(!ibv_req_notify_cq(end.rx, 0), "%d", n);
+		datagram(7000, 3, 'c');
+		CHECK(!ibv_get_cq_event(end.channel, &cq, &context), "%d: %s", n, strerror(errno));
+		ibv_ack_cq_events(cq, 1);
+	}
+	CHECK(!ibv_req_notify_cq(end.rx, 0), "%s", "");
+	datagram(7000, 3, 'c');
+	CHECK(ibv_get_cq_event(end.channel, &cq, &context) == -1 && errno == EAGAIN, "%s", strerror(errno));
+	CHECK(completion(end.rx, &wc) && !wc.status, "%d", wc.status);
+	CHECK(!ibv_get_cq_event(end.channel, &cq, &context), "%s", "there is room for it now");
+	ibv_ack_cq_events(cq, 1);
+	for (n = 0; ibv_poll_cq(end.rx, 1, &wc) == 1; n++)
+		CHECK(!wc.status, "%d", wc.status);
+	CHECK(n == 3, "%d", n);
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+}
+
 static void overrun(void)
 {
 	struct end end;
@@ -233,6 +313,20 @@ static void overrun(void)
 	free_end(&end);
 }
 
+/* What the device says that it has is what one gets, and no more. */
+static void limits(void)
+{
+	struct ibv_device_attr device;
+	struct ibv_cq *cq;
+
+	CHECK(!ibv_query_device(rig.context, &device), "%s", "");
+	cq = ibv_create_cq(rig.context, device.max_cqe, NULL, NULL, 0);
+	CHECK(cq && cq->cqe == device.max_cqe, "%d", cq ? cq->cqe : 0);
+	CHECK(ibv_resize_cq(cq, device.max_cqe + 1) == EINVAL && !ibv_destroy_cq(cq), "%s", "");
+	CHECK(!ibv_create_cq(rig.context, device.max_cqe + 1, NULL, NULL, 0) && errno == EINVAL, "%s", strerror(errno));
+	CHECK(device.max_raw_ethy_qp == 256, "%d", device.max_raw_ethy_qp);
+}
+
 static void states(void)
 {
 	struct ibv_qp_attr attr;
@@ -241,6 +335,7 @@ static void states(void)
 	uint8_t frame[64] = { 0 };
 	struct ibv_wc wc;
 
+	limits();
 	make_end(&end, (struct options){ .recv_wr = 2 });
 	CHECK(!ibv_query_qp(end.qp, &attr, IBV_QP_STATE | IBV_QP_CAP, &init) && attr.qp_state == IBV_QPS_RTS, "%d", attr.qp_state);
 	CHECK(attr.cap.max_recv_wr == 2 && init.qp_type == IBV_QPT_RAW_PACKET, "%u", attr.cap.max_recv_wr);
@@ -308,7 +403,7 @@ static void built_requests(void)
 const struct named_case queue_cases[] = {
 	{ "inline-limit", send_inline_limit }, { "signalled", send_signalled }, { "checksums", send_checksums },
 	{ "receive-faults", receive_faults },  { "send-faults", send_faults },  { "memory-regions", memory_regions },
-	{ "memory-addresses", memory_addresses },
+	{ "memory-addresses", memory_addresses }, { "memory-gone", memory_gone }, { "full-queue", full_queue },
 	{ "overrun", overrun },		       { "states", states },		{ "built-requests", built_requests },
 	{ NULL, NULL },
 };

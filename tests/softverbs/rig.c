@@ -56,7 +56,7 @@ static void open_wire(const char *netns, const char *netdev)
 	close(other);
 }
 
-static void open_device(const char *netdev)
+void open_device(const char *netdev)
 {
 	char name[64];
 	int count;
@@ -64,6 +64,7 @@ static void open_device(const char *netdev)
 
 	snprintf(name, sizeof(name), "sv_%s", netdev);
 	rig.netdev = netdev;
+	rig.context = NULL;
 	for (int i = 0; list && i < count; i++)
 		if (!strcmp(ibv_get_device_name(list[i]), name))
 			rig.context = ibv_open_device(list[i]);
@@ -228,6 +229,8 @@ int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
+	rig.other = argv[2];
+	rig.peer_netdev = argv[3];
 	open_wire(argv[2], argv[3]);
 	open_device(argv[1]);
 	if (!run_case(queue_cases, argv[4]) && !run_case(flow_cases, argv[4]) && !run_case(life_cases, argv[4]))

@@ -36,6 +36,7 @@ struct rig {
 	struct ibv_pd *pd;
 	int wire;           /* AF_PACKET on the peer's interface */
 	const char *netdev; /* the device's */
+	const char *other, *peer_netdev; /* path of the peer's namespace, its interface there */
 	uint8_t own[6], peer[6];
 };
 extern struct rig rig;
@@ -56,6 +57,8 @@ struct options {
 	uint64_t wc_flags;
 };
 
+/* Sets the rig's context and PD anew. */
+void open_device(const char *netdev);
 /* A QP that is ready to send, with `recv_wr` buffers posted. */
 void make_end(struct end *end, struct options options);
 void free_end(struct end *end);

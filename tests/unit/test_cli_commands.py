@@ -1,5 +1,6 @@
 """The command vmahybrid against the real API over a Unix socket: texts, JSON, exit codes, errors."""
 
+import glob
 import json
 import os
 import subprocess
@@ -213,6 +214,12 @@ def test_completion_is_valid(shell: str) -> None:
     (["vmahybrid", "flows", ""], {"add", "delete", "--json", "-h", "--help"}),
     (["vmahybrid", "flows", "add", "k"], {"kernel"}),
     (["vmahybrid", "run", "-p", "lat"], {"latency"}),
+    (["vmahybrid", "run", "-p", "/etc/passw"], {"/etc/passwd", *glob.glob("/etc/passwd?")}),
+    (["vmahybrid", "config", "show", "VMA_RX_POLL_"],
+     {"VMA_RX_POLL_INIT", "VMA_RX_POLL_ON_TX_TCP", "VMA_RX_POLL_YIELD"}),
+    (["vmahybrid", "config", "set", "limits.s"], {"limits.sessions="}),
+    (["vmahybrid", "config", "diff", "thr"], {"throughput"}),
+    (["vmahybrid", "config", "check", "/etc/passw"], {"/etc/passwd", *glob.glob("/etc/passwd?")}),
     (["vmahybrid", "completion", ""], {"bash", "zsh", "-h", "--help"}),
 ])  # fmt: skip
 def test_bash_completes(words: list[str], expected: set[str]) -> None:

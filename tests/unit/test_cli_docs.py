@@ -1,13 +1,21 @@
 """The man pages and docs name every command, option and route."""
 
 import argparse
+import re
+import runpy
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from fake_view import FakeView
 
 from api import create_app
 from vmahybrid.cli.main import COMMANDS, build_parser
+from vmahybrid.config import catalogue
+from vmahybrid.config.service import KEYS
+from vmahybrid.steering.reasons import ROWS
 from vmahybrid.vma_stats.options import LONG, USAGE
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,8 +41,37 @@ def test_man_page_of_vmahybrid() -> None:
     assert [command for command in COMMANDS if command not in text] == []
 
 
+def test_man_pages_are_those_of_the_catalogue() -> None:
+    made = runpy.run_path(str(DOCS / "gen_man.py"))["pages"]()
+    for name, text in made.items():
+        assert (DOCS / "man" / name).read_text() == text, "run: .venv/bin/python docs/gen_man.py"
+    library, conf, tool = (made[name] for name in ("libvmahybrid.7", "vmahybrid.conf.5", "vmahybrid.1"))
+    known = catalogue.load()
+    assert [p.name for p in known.parameters if f".B {p.name}\n" not in library] == []
+    assert [p.name for p in known.profiles if f"\n.B {p.name}".replace("-", "\\-") not in library] == []
+    assert [p.name for p in known.profiles if f"\n.B {p.name}".replace("-", "\\-") not in tool] == []
+    assert [key.name for key in KEYS if f".B {key.name}\n" not in conf] == []
+    assert [row.slug for row in ROWS if f".B {row.slug}\n".replace("-", "\\-") not in library] == []
+
+
+@pytest.mark.parametrize("name", ["vmahybrid.1", "vmahybrid.conf.5", "libvmahybrid.7", "vma_stats.8"])
+def test_man_page_is_roff(name: str) -> None:
+    """Known requests only, balanced, and no text that begins as a request by accident."""
+    lines = (DOCS / "man" / name).read_text("ascii").splitlines()
+    assert lines[0].startswith(".TH ") and lines[1] == ".SH NAME"
+    requests = [line.split()[0] for line in lines if line.startswith((".", "'"))]
+    known = ".TH .SH .TP .PP .B .I .BR .RB .RI .IR .BI .br .nf .fi .RS .RE"
+    assert set(requests) <= {*known.split(), '.\\"'}
+    assert requests.count(".nf") == requests.count(".fi") and requests.count(".RS") == requests.count(".RE")
+    assert not [line for line in lines if re.search(r"\\(?![-e&\"]|f[BIR])", line.removesuffix("\\"))]
+    if shutil.which("groff"):
+        command = ["groff", "-man", "-Tascii", "-ww", "-z"]
+        done = subprocess.run(command, input="\n".join(lines), text=True, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_man_page_and_help_of_vma_stats() -> None:
-    text = page("vma_stats.1")
+    text = page("vma_stats.8")
     assert [name for name in LONG if f"--{name.rstrip('=')}" not in text] == []
     assert [name for name in LONG if f"--{name.rstrip('=')}" not in USAGE] == []
 

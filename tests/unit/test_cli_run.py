@@ -48,9 +48,12 @@ def test_what_the_program_gets(shim: Path) -> None:
     assert "VMA_HYBRID_SOCKET" not in found
 
 
-def test_without_options_nothing_but_the_preload_changes(shim: Path) -> None:
+def test_without_options_the_profile_is_safe_unless_one_is_chosen(shim: Path) -> None:
     found = environment_of(vmahybrid_run(shim, "env"))
-    assert [name for name in found if name.startswith("VMA_")] == []
+    assert {name: value for name, value in found.items() if name.startswith("VMA")} == {
+        "VMA_SPEC": "safe", "VMA_HYBRID_PROFILE": "safe", "VMAHYBRID_LIB": str(shim)}  # fmt: skip
+    found = environment_of(vmahybrid_run(shim, "env", VMA_SPEC="rti"))
+    assert found["VMA_SPEC"] == "rti" and "VMA_HYBRID_PROFILE" not in found
 
 
 def test_other_preloads_stay_behind_the_shim(shim: Path) -> None:
@@ -114,7 +117,7 @@ def test_softverbs_without_a_command(shim: Path) -> None:
 
 
 @pytest.mark.parametrize(("argv", "code", "text"), [
-    (["-p", "lat", "--", "x"], 2, "profile 'lat': unknown. the profiles are none, latency, ultra-latency"),
+    (["-p", "lat", "--", "x"], 2, "profile 'lat': unknown. the profiles are none, safe, adaptive, throughput"),
     (["-e", "VMA_RX_POL=1", "--", "x"], 2, "-e VMA_RX_POL: no such parameter. did you mean VMA_RX_POLL?"),
     (["-e", "PATH=/x", "--", "x"], 2, "-e PATH: no such parameter"),
     (["-e", "VMA_RX_POLL", "--", "x"], 2, "-e 'VMA_RX_POLL': not VMA_NAME=VALUE"),

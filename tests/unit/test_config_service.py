@@ -62,6 +62,9 @@ def test_backends(tmp_path: Path) -> None:
                                  '[interface."eth1"]\nmode = "kernel"\n'))
     assert [config.backend_of(name) for name in ("eth0", "eth1", "eth2")] == ["verbs", "xdp", "xdp"]
     assert (config.mode_of("eth0"), config.mode_of("eth1")) == ("native", "kernel")
+    assert '[interface."eth0"]' in config.backend_remedy("eth0")
+    assert config.changed({"backend": "kernel"}).backend_remedy("eth1") == (
+        "vmahybrid config set backend=auto (now kernel, by api)")
     live = config.changed({"backend": "auto"})
     assert [live.backend_of(name) for name in ("eth0", "eth2")] == ["verbs", "auto"]
 
@@ -73,6 +76,7 @@ def test_backends(tmp_path: Path) -> None:
     ("ring = 1", 'unknown key "ring"'),
     ('[ring]\nframes = "many"', "ring.frames = 'many'"),
     ("[ring]\nframes = 1000", "ring.frames = 1000"),
+    ("[ring]\nframes = 1048576", "not a power of two from 64 to 131072"),
     ("[ring]\nframes = true", "ring.frames = True"),
     ("[ring]\nframes = 1024", "ring.frames: 1024 frames"),
     ('[ring]\ndirect = "always"', "ring.direct = 'always' is not one of first, never"),

@@ -28,7 +28,7 @@ from vmahybrid.contracts import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = ["bpf/vmh_flow.h", "vmahybrid/contracts/control.h", "vmahybrid/contracts/net_page.h",
-           "vmahybrid/contracts/stats_page.h"]
+           "vmahybrid/contracts/stats_page.h", "vmahybrid/shim/vmh_conf_rules.h"]
 
 
 def test_every_struct_and_constant_of_the_headers_is_there(tmp_path: Path) -> None:

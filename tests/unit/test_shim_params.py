@@ -1,17 +1,25 @@
 """Parameters, log and statistics page of the shim, in C, through the driver tests/unit/c/test_params.c."""
 
+import json
 import os
+import random
 import re
 import struct
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from vmahybrid.config import effective
+from vmahybrid.config.catalogue import Profile, load
+
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
-SOURCES = [SHIM / f"{name}.c" for name in ("params", "log", "fd", "reasons", "stats", "stats_dump", "lock")]
+PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock", "conf", "conf_parse", "banner",
+         "boxes")  # fmt: skip
+SOURCES = [SHIM / f"{name}.c" for name in PARTS]
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +87,7 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
         ["The parameter VMA_RX_SKIP_OS is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead"],
     ),
     ({"VMA_TX_WRE": "16"}, {"tx_wre": "128"}, ["VMA_TX_WRE = 16 does not go with VMA_TX_WRE_BATCHING = 64"]),
-    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "3"}, ["VMA_RX_WRE = 0 is not"]),
+    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "4"}, ["VMA_RX_WRE = 0 is not"]),
     ({"VMA_SPEC": "latency"}, {"origin.rx_wre": "1"}, []),
     ({"VMA_RX_WRE": "128"}, {"cq_moderation_count": "48", "rx_wre": "128"}, []),
     ({"VMA_TCP_TIMER_RESOLUTION_MSEC": "5"}, {"tcp_timer_resolution_msec": "10"}, ["VMA_TIMER_RESOLUTION_MSEC = 10"]),
@@ -241,3 +249,277 @@ def test_no_slots_and_all_slots(driver: Path, tmp_path: Path) -> None:
     for number, expected in (("0", "1030 nsocks=0"), ("1024", "6 nsocks=1024")):
         shown, _ = run(driver, "many", VMA_STATS_FD_NUM=number, VMA_STATS_SHMEM_DIR=str(tmp_path))
         assert shown["over"] == expected
+
+
+POLICY = """\
+# values for all
+VMA_RX_POLL = 7   # a comment
+  VMA_APPLICATION_ID = "a #b"
+VMA_SPEC = latency
+nonsense
+VMA_NOT_THERE = 1
+VMA_RX_SKIP_OS = 5
+VMA_STATS_FD_NUM=5000
+VMA_THREAD_MODE = 9
+[program test_par*]
+VMA_SELECT_POLL = 33
+[program sshd]
+VMA_SELECT_POLL = 44
+[what]
+VMA_SELECT_POLL = 55
+"""
+PROFILE = "VMA_SPEC = ultra-latency\nVMA_RX_POLL = 12\nVMA_TX_WRE = 3\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "policy.conf").write_text(POLICY)
+    (tmp_path / "own.conf").write_text(PROFILE)
+    (tmp_path / "bad.conf").write_bytes(b"VMA_RX_POLL = 1\0\n")
+    return {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf", "VMA_HYBRID_PROFILE_DIR": str(tmp_path)}
+
+
+def test_profile_and_policy_files(driver: Path, files: dict[str, str]) -> None:
+    policy, directory = files.values()
+    shown, log = run(driver, **files)
+    assert (shown["rx_poll"], shown["select_poll"], shown["spec"], shown["rx_wre"]) == ("7", "33", "latency", "256")
+    assert (shown["application_id"], shown["rx_udp_poll_os_ratio"], shown["stats_fd_num"]) == ("a #b", "5", "1024")
+    for line, text in ((5, 'not NAME = VALUE, ignored: "nonsense"'), (6, "VMA_NOT_THERE is not a parameter"),
+                       (8, " Can only monitor"), (9, "VMA_THREAD_MODE = 9 is not one of"),
+                       (14, 'not [program GLOB], what follows is ignored: "[what]"')):  # fmt: skip
+        assert f"{policy}:{line}: {text}" in log
+    shown, log = run(driver, **files, VMA_SPEC="own", VMA_SELECT_POLL="9")
+    assert (shown["spec"], shown["rx_poll"], shown["select_poll"]) == ("own", "7", "9")
+    shown, log = run(driver, VMA_SPEC=f"{directory}/own.conf")
+    assert (shown["spec"], shown["rx_poll"], shown["tx_bufs"]) == (f"{directory}/own.conf", "12", "512")
+    assert shown["tx_wre"] == "8"
+    shown, log = run(driver, VMA_SPEC=f"{directory}/none.conf")
+    assert shown["spec"] == "" and f"VMA_SPEC = {directory}/none.conf can't be read (ENOENT), using none" in log
+    assert "can't be read (ENOENT)" in run(driver, VMA_HYBRID_POLICY="/nonexistent")[1]
+    assert "can't be read (EINVAL)" in run(driver, VMA_HYBRID_POLICY=f"{directory}/bad.conf")[1]
+    assert "can't be read (EINVAL)" in run(driver, VMA_HYBRID_POLICY="/dev/null")[1]
+
+
+def same_as_the_shim(driver: Path, env: dict[str, str]) -> None:
+    shown, _ = run(driver, "all", **env)
+    found = effective.resolve(env, "test_params", 4711)
+    ours = {name: f"{held.origin} {held.value}" for name, held in found.values.items()}
+    assert ours == shown, env
+
+
+@pytest.mark.parametrize("env", [case[0] for case in CASES], ids=lambda env: str(env)[:60])
+def test_the_command_line_says_what_the_shim_does(driver: Path, env: dict[str, str]) -> None:
+    same_as_the_shim(driver, env)
+
+
+def test_the_command_line_says_what_the_shim_does_with_files(driver: Path, files: dict[str, str]) -> None:
+    same_as_the_shim(driver, files)
+    for spec in ("own", "mcd", "nothing", files["VMA_HYBRID_PROFILE_DIR"] + "/own.conf"):
+        same_as_the_shim(driver, {**files, "VMA_SPEC": spec, "VMA_RX_WRE_BATCHING": "1000"})
+
+
+@pytest.mark.parametrize("profile", load().profiles, ids=lambda p: p.name)
+def test_every_profile_acts(driver: Path, profile: Profile) -> None:
+    """By name, in capitals, by number; its values are those that the catalogue lists, but what they imply."""
+    for spec in filter(None, (profile.name, profile.name.upper(), profile.alias and str(profile.alias))):
+        shown, log = run(driver, "all", VMA_SPEC=spec)
+        same_as_the_shim(driver, {"VMA_SPEC": spec})
+        assert "is no profile" not in log
+        changed = {name: value for name, value in profile.values.items() if value != load()[name].default}
+        for name, value in changed.items():
+            assert shown[name] in (f"1 {value}", f"3 {value}"), name
+            if name == "VMA_CQ_MODERATION_ENABLE":
+                continue
+            same_as_the_shim(driver, {"VMA_SPEC": spec, name: load()[name].show(load()[name].default)})
+
+
+LEVELS = ("none", "panic", "error", "warn", "info", "details", "debug", "fine", "finer", "all")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels(driver: Path, level: str) -> None:
+    """Lines of the level and of those above it, nothing below; never on stdout."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    done = subprocess.run([driver, "logs"], env=clean | {"VMA_TRACELEVEL": level, "VMA_LOG_DETAILS": "0"}, text=True,
+                          capture_output=True, check=True)  # fmt: skip
+    said = {line.split()[1].rstrip(":") for line in done.stderr.splitlines()}
+    reached = LEVELS.index(level)
+    wanted = {name.upper() for name in ("error", "info", "debug") if LEVELS.index(name) <= reached}
+    assert said == wanted | ({"WARNING"} if reached >= LEVELS.index("warn") else set())
+    assert "VMA" not in done.stdout
+
+
+def test_the_command_line_says_what_the_shim_does_at_random(driver: Path, files: dict[str, str]) -> None:
+    chance = random.Random(1)
+    parameters = [p for p in load().parameters if p.name not in files and p.name not in ("VMA_LOG_FILE",)]
+    for _ in range(60):
+        env = dict(files) if chance.random() < 0.3 else {}
+        for parameter in chance.sample(parameters, 12):
+            words = [word for choice in parameter.choices for word in choice.words]
+            texts = ["", " ", "-1", "0", "1", "+2", "17 ", "1x", "0x10", "on", "NO", "-99999", "2147483648", "1e3",
+                     *words, str(parameter.minimum), str(parameter.maximum), "9" * 25]  # fmt: skip
+            env[parameter.name] = chance.choice(texts)
+        env.pop("VMA_TRACELEVEL", None)
+        same_as_the_shim(driver, env)
+
+
+MANUAL = json.loads((Path(__file__).parent / "data" / "manual.json").read_text("utf-8"))["banner"]
+
+
+def test_banner_at_details_is_the_manual_s(driver: Path) -> None:
+    lines = run(driver, BANNER="1", VMA_TRACELEVEL="details")[1].splitlines()
+    assert [line for line in lines if line.endswith("-" * 75)] == [
+        " VMA INFO: " + "-" * 75] * 3  # fmt: skip
+    head = lines[1 : lines.index(lines[0], 1)]
+    (when,) = re.findall("Current Time: (.*) UTC", "\n".join(head))
+    told = datetime.strptime(when, "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC)
+    assert abs((datetime.now(UTC) - told).total_seconds()) < 10
+    assert told.strftime("%a %b %e %H:%M:%S %Y") == when
+    for line, pattern in zip(head, (
+        r"VMA_VERSION: \d\S*-0 Release vmahybrid built on \w{3} [ \d]\d \d{4} \d\d:\d\d:\d\d",
+        r"Cmd Line: \S+/test_params", "Current Time: .*", r"Pid: [ \d]{4}\d+",
+        rf"Architecture: {os.uname().machine}", rf"Node: {re.escape(os.uname().nodename)}"), strict=True):  # fmt: skip
+        assert re.fullmatch(" VMA INFO: " + pattern, line), line
+    shown = {line.rpartition("[")[2].rstrip("]"): line for line in lines if line.endswith("]")}
+    assert [name for name in shown if name in {n for n, _, _ in MANUAL}] == [name for name, _, _ in MANUAL]
+    for name, label, value in MANUAL:
+        level = "INFO" if name == "VMA_TRACELEVEL" else "DETAILS"
+        assert shown[name] == f" VMA {level}: {label:<30} {value:<26} [{name}]"
+    assert "VMA_SPEC" not in shown and "VMA_SPEC_PARAM1" not in shown
+
+
+def test_banner_at_info_shows_what_is_not_the_default(driver: Path) -> None:
+    env = {"VMA_SPEC": "29west", "VMA_TCP_MAX_SYN_RATE": "5", "VMA_RX_CQ_DRAIN_RATE_NSEC": "100", "VMA_LOG_FILE": "",
+           "VMA_PROGRESS_ENGINE_INTERVAL": "0", "VMA_CQ_MODERATION_ENABLE": "0", "VMA_TCP_NODELAY": "1",
+           "VMA_RING_ALLOCATION_LOGIC_TX": "20", "VMA_THREAD_MODE": "2", "VMA_BF": "0", "VMA_TX_BUFS": "200000"}
+    lines = run(driver, BANNER="1", **env)[1].splitlines()
+    assert lines[8:-1] == [
+        " VMA INFO: VMA Spec                       29West LBM Logic           [VMA_SPEC]",
+        " VMA INFO: Param 1:                       5000                       [VMA_SPEC_PARAM1]",
+        " VMA INFO: Param 2:                       50                         [VMA_SPEC_PARAM2]",
+        " VMA INFO: Log Level                      INFO                       [VMA_TRACELEVEL]",
+        " VMA INFO: Ring allocation logic TX       20(Ring per thread)        [VMA_RING_ALLOCATION_LOGIC_TX]",
+        " VMA INFO: TCP max syn rate               5 (per sec)                [VMA_TCP_MAX_SYN_RATE]",
+        " VMA INFO: Rx Poll Loops                  1                          [VMA_RX_POLL]",
+        " VMA INFO: Rx CQ Drain Rate (nsec)        100                        [VMA_RX_CQ_DRAIN_RATE_NSEC]",
+        " VMA INFO: Select Poll OS Ratio           100                        [VMA_SELECT_POLL_OS_RATIO]",
+        " VMA INFO: Select Skip OS                 50                         [VMA_SELECT_SKIP_OS]",
+        " VMA INFO: CQ Drain Thread                Disabled                   [VMA_PROGRESS_ENGINE_INTERVAL]",
+        " VMA INFO: CQ Interrupts Moderation       Disabled                   [VMA_CQ_MODERATION_ENABLE]",
+        " VMA INFO: CQ Adaptive Moderation         Disabled                   [VMA_CQ_AIM_INTERVAL_MSEC]",
+        " VMA INFO: TCP nodelay                    1                          [VMA_TCP_NODELAY]",
+        " VMA INFO: Thread mode                    Multi mutex lock           [VMA_THREAD_MODE]",
+        " VMA INFO: BF (Blue Flame)                Disabled                   [VMA_BF]"]  # fmt: skip
+    assert run(driver, BANNER="1", VMA_TRACELEVEL="warn")[1] == ""
+    log = run(driver, BANNER="1", VMA_SPEC="10", VMA_RX_POLL="x", VMA_TRACELEVEL="debug")[1].splitlines()
+    after = log.index(next(line for line in log if "VMA_RX_POLL = x is not" in line))
+    assert log[after - 1].endswith("VMA INFO: " + "-" * 75) and "high log level" in log[after + 2]
+    assert any("VMA Spec                       Ultra Latency              [VMA_SPEC]" in line for line in log)
+
+
+def on_a_terminal(driver: Path, **env: str) -> str:
+    """The log, where stderr is a terminal."""
+    ours, theirs = os.openpty()
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VMA_", "NO_COLOR"))}
+    with subprocess.Popen([driver, "logs"], env=clean | env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        process.wait(10)
+        text = os.read(ours, 65536).decode()
+    os.close(ours)
+    return text
+
+
+def test_colours_on_a_terminal_only(driver: Path, tmp_path: Path) -> None:
+    text = on_a_terminal(driver)
+    assert "\x1b[0;31m VMA ERROR: x" in text and "\x1b[2;35m VMA WARNING: before\x1b[0m\r\n" in text
+    assert "\n VMA INFO: " in "\n" + text
+    for off in ({"VMA_LOG_COLORS": "0"}, {"NO_COLOR": "1"}):
+        assert "WARNING: before" in on_a_terminal(driver, **off) and "\x1b" not in on_a_terminal(driver, **off)
+    assert "\x1b" not in run(driver, "logs")[1]
+    path = tmp_path / "log"
+    run(driver, "logs", VMA_LOG_FILE=str(path))
+    assert "WARNING: before" in path.read_text() and "\x1b" not in path.read_text()
+
+
+def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) -> None:
+    env = {"VMA_TRACELEVEL": "details", "VMA_BF": "0", "VMA_RX_POLL": "7", "VMA_TX_WRE": "512", "VMA_SPEC": "latency"}
+    log = run(driver, "effect", **env)[1]
+    assert sorted(line for line in log.splitlines() if "no effect" in line) == [
+        " VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TX_WRE has no effect on xdp"]  # fmt: skip
+    assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
+
+
+def test_too_many_warnings_are_counted(driver: Path) -> None:
+    log = run(driver, **{f"VMA_NOT_{n}": "1" for n in range(40)})[1]
+    assert log.count("is not a parameter") == 32 and "8 more warnings about parameters" in log
+
+
+SENDER, RECEIVER, CONNECT = 2, 3, 4
+CONF_RULE = 59
+
+
+class Asked:
+    """The rules of libvma.conf in a running process."""
+
+    def __init__(self, driver: Path, log: Path, **env: str) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+        self.log = log
+        self.process = subprocess.Popen([driver, "conf"], env=clean | env | {"VMA_LOG_FILE": str(log)}, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+
+    def ask(self, role: int, first: str, second: str = "0.0.0.0 0") -> int:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{role} {first} {second}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self) -> list[str]:
+        self.process.communicate(timeout=10)
+        assert self.process.returncode == 0
+        return self.log.read_text().splitlines()
+
+
+def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "libvma.conf"
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="info")
+    assert asked.ask(SENDER, "10.0.0.1 53") == 0
+    conf.write_text("use os udp_sender *:53\n")
+    assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE
+    assert asked.ask(SENDER, "10.0.0.1 54") == 0
+    conf.write_text("use os udp_sender *:54\nuse os udp_sendr *:53\n")
+    assert [asked.ask(SENDER, "10.0.0.1 53") for _ in range(3)] == [CONF_RULE] * 3
+    assert asked.ask(SENDER, "10.0.0.1 54") == 0
+    conf.write_bytes(b"use os udp_sender *:55\n\0")
+    assert asked.ask(SENDER, "10.0.0.1 55") == 0
+    conf.write_text("#" * 70000)
+    assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE
+    conf.write_text("use vma udp_sender 10.0.0.0/8:*\nuse os udp_sender *:*\nuse os udp_receiver 239.1.1.1:7\n")
+    assert [asked.ask(SENDER, "10.0.0.1 53"), asked.ask(SENDER, "11.0.0.1 53")] == [0, CONF_RULE]
+    assert [asked.ask(RECEIVER, "239.1.1.1 7"), asked.ask(CONNECT, "239.1.1.1 7", "10.0.0.1 9")] == [CONF_RULE, 0]
+    conf.unlink()
+    assert asked.ask(SENDER, "11.0.0.1 53") == 0
+    log = asked.close()
+    assert [line for line in log if "libvma.conf" in line] == [
+        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT",
+        f" VMA ERROR: {conf}:2: not a role (tcp_server, tcp_client, udp_sender, udp_receiver, udp_connect): "
+        '"udp_sendr". '
+        "The rules stay as they were",
+        f" VMA WARNING: Configuration file {conf} is not a regular file, or no text",
+        f" VMA WARNING: Configuration file {conf} can't be read: EFBIG",
+        f" VMA WARNING: {conf} is gone: no rules of libvma.conf apply",
+        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT"]  # fmt: skip
+
+
+def test_application_id_chooses_the_rules(driver: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "libvma.conf"
+    conf.write_text("application-id test_p* feed\nuse os udp_connect *:53\n"
+                    "application-id no *\nuse os udp_connect *:*\n")
+    for identity, answer, warned in (("feed", CONF_RULE, False), ("VMA_DEFAULT_APPLICATION_ID", 0, True),
+                                     ("*", CONF_RULE, False), ("x", 0, True)):  # fmt: skip
+        asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_APPLICATION_ID=identity)
+        assert asked.ask(CONNECT, "9.9.9.9 53", "10.0.0.1 99") == answer, identity
+        found = any("requested VMA_APPLICATION_ID does not exist in the" in line for line in asked.close())
+        assert found == warned
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf))
+    assert asked.ask(CONNECT, "9.9.9.9 53") == 0
+    assert not any("WARNING" in line for line in asked.close())

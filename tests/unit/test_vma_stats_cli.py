@@ -119,6 +119,7 @@ def test_no_process(view: FakeView, run: Run) -> None:
     code, out, err = run()
     assert (code, err) == (1, "vmastat: Failed to identify process...\n")
     assert "Usage:" in out
+    assert run("--json") == (1, "", "vmastat: Failed to identify process...\n")
     code, out, err = run("-v5")
     assert (code, err) == (0, "")
     assert out.startswith("Proto Offloaded")

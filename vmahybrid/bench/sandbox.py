@@ -101,7 +101,9 @@ class Program:
         deadline = time.monotonic() + timeout
         while True:
             alive = self.running  # before reading: what it said last is not missed
-            found = re.search(pattern, self.output) or re.search(pattern, self.errors)
+            # the shim's banner shows the command line, in which what the program will print may be written
+            errors = re.sub(r"(?m)^.*VMA INFO: Cmd Line: .*$", "", self.errors)
+            found = re.search(pattern, self.output) or re.search(pattern, errors)
             if found:
                 return found
             if not alive or time.monotonic() > deadline:

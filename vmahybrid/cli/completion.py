@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from vmahybrid.config import catalogue
+from vmahybrid.config.service import BY_NAME
 
 BASH = """# bash completion of vmahybrid; vmahybrid completion bash printed it
 _vmahybrid() {{
@@ -19,11 +20,14 @@ _vmahybrid() {{
         fi
     done
     case "$path:$prev" in
-        run:-p|run:--profile) COMPREPLY=($(compgen -W "{profiles}" -- "$cur")); return ;;
+        run:-p|run:--profile) COMPREPLY=($(compgen -W "{profiles}" -- "$cur") $(compgen -f -- "$cur")); return ;;
+        "config check":*|"config import":*)
+            COMPREPLY=($(compgen -f -- "$cur") $(compgen -W "--json" -- "$cur")); return ;;
         run:-e|run:--env) compopt -o nospace; COMPREPLY=($(compgen -S = -W "{parameters}" -- "$cur")); return ;;
         doctor:*)
             COMPREPLY=($(compgen -W "--json --verbs-selftest $(ls /sys/class/net 2>/dev/null)" -- "$cur")); return ;;
     esac
+    [[ $path == "config set" ]] && compopt -o nospace 2>/dev/null
     case "$path" in
 {words}
     esac
@@ -34,14 +38,22 @@ complete -F _vmahybrid vmahybrid
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
     known = catalogue.load()
-    levels = list(_levels(parser, ""))
+    names = [parameter.name for parameter in known.parameters]
+    profiles = [profile.name for profile in known.profiles]
+    more = {
+        "config show": names,
+        "config set": [f"{name}=" for name in (*names, *BY_NAME)],
+        "config profiles": profiles,
+        "config diff": ["default", "env", *profiles],
+    }
+    levels = [(path, words + more.get(path, [])) for path, words in _levels(parser, "")]
     nest = [f'            "{path.rpartition(" ")[0]}:{path.split()[-1]}") path="{path}" ;;' for path, _ in levels[1:]]
     words = [f'        "{path}") COMPREPLY=($(compgen -W "{" ".join(found)}" -- "$cur")) ;;' for path, found in levels]
     bash = BASH.format(
         nest="\n".join(nest),
         words="\n".join(words),
-        profiles=" ".join(profile.name for profile in known.profiles),
-        parameters=" ".join(parameter.name for parameter in known.parameters),
+        profiles=" ".join(profiles),
+        parameters=" ".join(names),
     )
     if shell == "bash":
         return bash

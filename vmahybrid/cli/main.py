@@ -13,7 +13,7 @@ from vmahybrid.cli.output import Style, emit
 from vmahybrid.errors import UsageError, VmahybridError
 
 COMMANDS = ("status", "flows", "explain", "run", "softverbs", "start", "doctor", "config", "completion", "version")
-RUN_USAGE = "vmahybrid run [-p PROFILE] [-e VMA_X=Y]... [--softverbs] -- COMMAND ARG..."
+RUN_USAGE = "vmahybrid run [-p PROFILE|FILE] [-e VMA_X=Y]... [--softverbs] -- COMMAND ARG..."
 SOFTVERBS_USAGE = "vmahybrid softverbs -- COMMAND ARG..."
 _TOP = ("-h", "--help", "--version")
 
@@ -58,7 +58,7 @@ def build_parser(with_start: bool = True) -> Parser:
     doctor.add_argument("--verbs-selftest", metavar="IF", help="only try each step of a raw packet QP on this "
                         "interface")  # fmt: skip
     _json(doctor)
-    _config(add("config", "show the configuration of the running service, or change it"))
+    _config(add("config", "show the configuration of the running service, or change it; parameters of programs"))
     completion = add("completion", "print a completion script for the shell")
     completion.add_argument("shell", choices=("bash", "zsh"), help="eval \"$(vmahybrid completion bash)\"")
     add("version", "print the version")
@@ -89,7 +89,8 @@ def _flows(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--profile", help="profile (VMA_SPEC): latency, ultra-latency ...")
+    parser.add_argument("-p", "--profile", metavar="PROFILE|FILE", help="profile (VMA_SPEC): safe (the default), "
+                        "adaptive, throughput, latency ...; vmahybrid config profiles lists them")  # fmt: skip
     parser.add_argument("-e", "--env", metavar="VMA_X=Y", action="append", default=[], help="parameter of the shim")
     parser.add_argument("--softverbs", action="store_true", help="with the software RDMA device: every Ethernet "
                         "interface has raw packet QPs (the program needs CAP_NET_RAW)")  # fmt: skip
@@ -99,9 +100,31 @@ def _run(parser: argparse.ArgumentParser) -> None:
 def _config(parser: argparse.ArgumentParser) -> None:
     _json(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    change = verbs.add_parser("set", help="change settings that are live; all are taken or none", allow_abbrev=False)
-    _json(change, verb=True)
-    change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="for example limits.rules=2048")
+    change = verbs.add_parser("set", help="change settings of the service that are live, or VMA_* parameters in the "
+                              "policy file; all are taken or none", allow_abbrev=False)  # fmt: skip
+    change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="limits.rules=2048, VMA_RX_POLL=1000 ...")
+    where = change.add_mutually_exclusive_group()
+    where.add_argument("--program", metavar="GLOB", help="VMA_*: only for programs of this name")
+    where.add_argument("--pid", type=int, help="VMA_TRACELEVEL, VMA_LOG_DETAILS: in this running program")
+    show = verbs.add_parser("show", help="the VMA_* parameters as the shim would take them here, or as a running "
+                            "program's shim did, and where each came from", allow_abbrev=False)  # fmt: skip
+    show.add_argument("what", metavar="PID|PARAMETER", nargs="*", help="a program; parameters (default: all)")
+    show.add_argument("--changed", action="store_true", help="only those that something has set")
+    show.add_argument("--program", metavar="NAME", default="", help="program name, for the policy file's sections")
+    diff = verbs.add_parser("diff", help="parameters that differ between two of: default, env, PID, PROFILE, FILE",
+                            allow_abbrev=False)  # fmt: skip
+    diff.add_argument("sources", metavar="SOURCE", nargs="*", help="one: against default; none: env against default")
+    check = verbs.add_parser("check", help="check files: libvma.conf, profiles, the policy, the service's TOML",
+                             allow_abbrev=False)  # fmt: skip
+    check.add_argument("files", metavar="FILE", nargs="+", help="what is wrong is printed with line and token")
+    imported = verbs.add_parser("import", help="check a profile file and copy it to the profile directory",
+                                allow_abbrev=False)  # fmt: skip
+    imported.add_argument("file", metavar="FILE", help="lines VMA_X = VALUE")
+    imported.add_argument("name", metavar="NAME", nargs="?", help="name of the profile (default: that of the file)")
+    listed = verbs.add_parser("profiles", help="list profiles, or print one as a commented file", allow_abbrev=False)
+    listed.add_argument("name", metavar="NAME", nargs="?", help="profile")
+    for verb in (change, show, diff, check, imported, listed):
+        _json(verb, verb=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -137,13 +160,17 @@ def dispatch(argv: list[str]) -> int:
 
 
 def _ask(name: str, args: argparse.Namespace) -> int:
-    """Commands that ask the service."""
-    from vmahybrid.cli import config, explain, flows, status
+    """Commands that ask the service, and those of their verbs that need not."""
+    from vmahybrid.cli import config, explain, flows, parameters, status
     from vmahybrid.cli.client import Client
 
     module: ModuleType = {"status": status, "flows": flows, "explain": explain, "config": config}[name]
-    with Client() as client:
-        body, code = module.run(args, client)
+    if name == "config" and parameters.is_local(args):
+        module = parameters
+        body, code = parameters.run(args)
+    else:
+        with Client() as client:
+            body, code = module.run(args, client)
     show(body, args.json, lambda: module.lines(body, Style.of(sys.stdout)))
     return int(code)
 

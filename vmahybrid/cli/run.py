@@ -11,18 +11,19 @@ from pathlib import Path
 import vmahybrid
 from vmahybrid.cli.elf import SHIM, SOFTVERBS, preload_problem
 from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
-from vmahybrid.config import catalogue
+from vmahybrid.config import catalogue, effective, profiles
 from vmahybrid.errors import NotPossibleHere, UsageError
 from vmahybrid.verbs.library import softverbs_environment
 
 LIBRARY = "libvmahybrid.so"
+DEFAULT_PROFILE = "safe"
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as env(1)
 
 
 def run(args: argparse.Namespace) -> int:
     """Does not return when the program could be started. Raises UsageError, NotPossibleHere."""
     command = _command(args, "run", "vmahybrid run [-p PROFILE] [-e VMA_X=Y] [--softverbs] -- COMMAND ARG...")
-    changes = environment(args.profile, args.env, library())
+    changes = environment(args.profile, args.env, library(), os.path.basename(command[0]))
     if args.softverbs:
         changes |= softverbs_environment()
     _warn(command[0], SHIM)
@@ -61,14 +62,20 @@ def _execute(command: list[str], changes: dict[str, str]) -> int:
         return code
 
 
-def environment(profile: str | None, assignments: list[str], shim: Path) -> dict[str, str]:
+def environment(profile: str | None, assignments: list[str], shim: Path, program: str = "") -> dict[str, str]:
     """What is set for the program. Raises UsageError."""
     changes = {"LD_PRELOAD": _preload(shim)}
     if rundir() != DEFAULT_RUNDIR and "VMA_HYBRID_SOCKET" not in os.environ:
         changes["VMA_HYBRID_SOCKET"] = str(control_socket())
+    set_here = dict(map(assignment, assignments))
     if profile is not None:
-        changes["VMA_SPEC"] = changes["VMA_HYBRID_PROFILE"] = known_profile(profile)
-    return changes | dict(map(assignment, assignments))
+        changes["VMA_SPEC"], changes["VMA_HYBRID_PROFILE"] = profiles.find(profile)
+    elif not os.environ.get("VMA_SPEC") and not effective.policy_profile(os.environ, program):
+        changes["VMA_SPEC"] = changes["VMA_HYBRID_PROFILE"] = DEFAULT_PROFILE
+    if set_here:
+        before = [name for name in os.environ.get(effective.RUN_E, "").split(",") if name and name not in set_here]
+        changes[effective.RUN_E] = ",".join([*before, *set_here])
+    return changes | set_here
 
 
 def _preload(shim: Path) -> str:
@@ -94,30 +101,21 @@ def library() -> Path:
     raise NotPossibleHere(LIBRARY, f"not found as {where}", "make build, or set VMAHYBRID_LIB to its path")
 
 
-def known_profile(name: str) -> str:
-    known = catalogue.load()
-    try:
-        return known.profile(name).name
-    except KeyError:
-        names = ", ".join(profile.name for profile in known.profiles)
-        raise UsageError(f"profile {name!r}", "unknown", f"the profiles are {names}") from None
-
-
-def assignment(text: str) -> tuple[str, str]:
-    """``VMA_RX_POLL=-1``, checked against the catalogue of parameters."""
+def assignment(text: str, option: str = "-e ") -> tuple[str, str]:
+    """``VMA_RX_POLL=-1``, checked against the catalogue of parameters. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"-e {text!r}", "not VMA_NAME=VALUE", "for example -e VMA_RX_POLL=-1")
+        raise UsageError(f"{option}{text!r}", "not VMA_NAME=VALUE", f"for example {option}VMA_RX_POLL=-1")
     known = {alias: p for p in catalogue.load().parameters for alias in (p.name, *p.aliases)}
     if name == "VMA_SPEC" and value:
-        return name, known_profile(value)
+        return name, profiles.find(value)[0]
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UsageError(f"-e {name}", "no such parameter", f"{hint}docs/parameters.md lists them")
+        raise UsageError(f"{option}{name}", "no such parameter", f"{hint}docs/parameters.md lists them")
     try:
         known[name].parse(value)
     except ValueError as error:
         why = str(error).removeprefix(f"{known[name].name}: ")
-        raise UsageError(f"-e {name}", why, "docs/parameters.md describes it") from None
+        raise UsageError(f"{option}{name}", why, "docs/parameters.md describes it") from None
     return name, value

@@ -43,6 +43,11 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
     yield from _ladders(interfaces, style)
     yield ""
     yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
+    for p in status["processes"]:
+        if p["sockets_over"]:
+            note = (f"{p['pid']}: {p['sockets_over']} socket(s) more found no slot in its statistics page: raise "
+                    "VMA_STATS_FD_NUM to see them")
+            yield from (f"  {line}" for line in wrap(note, style.width - 2, "  "))
     yield ""
     flows = status["flows"]
     yield from _section("flows", FLOWS, map(flow_row, flows[:FLOWS_SHOWN]), style)

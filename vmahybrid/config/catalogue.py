@@ -17,6 +17,7 @@ INT_LIMIT = 2**31 - 1
 
 Kind = Literal["int", "bool", "string", "enum"]
 Acts = Literal["now", "tcp", "verbs", "later", "never"]
+BACKENDS = ("verbs", "xdp")
 KINDS: tuple[Kind, ...] = ("int", "bool", "string", "enum")
 ACTS: Mapping[str, str] = {
     "now": "acts in this version",
@@ -29,7 +30,7 @@ TRUE_WORDS = ("true", "yes", "on", "enable", "enabled")
 FALSE_WORDS = ("false", "no", "off", "disable", "disabled")
 _KEYS = {
     "name", "label", "type", "default", "unit", "text", "min", "max", "outside", "warning", "zero", "also", "choices",
-    "max_length", "pid", "aliases", "floor", "ceiling", "acts", "since",
+    "max_length", "pid", "aliases", "floor", "ceiling", "acts", "since", "banner", "backends", "live",
 }  # fmt: skip
 
 
@@ -51,6 +52,18 @@ class Bound:
     other: str
     times: int
     divisor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """How the start-up banner shows a parameter; empty texts: as its type."""
+
+    zero: str = ""  # instead of 0
+    zero_note: str = ""  # behind 0
+    note: str = ""  # behind another number
+    zero_label: str = ""
+    label: str = ""  # where it is not 0
+    number: bool = False  # a switch as 0 or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,9 @@ class Parameter:
     floor: Bound | None = None
     ceiling: Bound | None = None
     since: str = ""
+    banner: Banner = Banner()
+    backends: tuple[str, ...] = BACKENDS
+    live: bool = False
 
     @property
     def field(self) -> str:
@@ -122,6 +138,25 @@ class Parameter:
     def show(self, value: int | str) -> str:
         """``value`` as a user would write it."""
         return next((choice.words[0] for choice in self.choices if choice.value == value), str(value))
+
+
+    def banner_value(self, value: int | str) -> tuple[str, str]:
+        """Label and value of its line in the start-up banner, the value as in the manual."""
+        look = self.banner
+        label = (look.label if value else look.zero_label) or self.label
+        if isinstance(value, str):
+            return label, value
+        if self.type == "bool" and not look.number:
+            return label, "Enabled" if value else "Disabled"
+        note = look.note if value else look.zero_note
+        for choice in self.choices:
+            if choice.value == value:
+                if not choice.text.startswith("("):
+                    return label, choice.text
+                note = choice.text
+        if not value and look.zero:
+            return label, look.zero
+        return label, f"{value:<2d}{note}" if note else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +230,9 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         floor=_bound(raw.get("floor")),
         ceiling=_bound(raw.get("ceiling")),
         since=raw.get("since", ""),
+        banner=Banner(**raw.get("banner", {})),
+        backends=tuple(raw.get("backends", BACKENDS)),
+        live=raw.get("live", False),
     )
     if parameter.type == "int" and (parameter.minimum is None or parameter.maximum is None or "outside" not in raw):
         raise CatalogueError(f"{name}: an int needs min, max and outside")

@@ -15,9 +15,11 @@ sys.path.insert(0, str(ROOT))
 
 from vmahybrid.config.catalogue import (  # noqa: E402
     ACTS,
+    BACKENDS,
     FALSE_WORDS,
     STRING_SIZE,
     TRUE_WORDS,
+    Banner,
     Bound,
     Catalogue,
     Parameter,
@@ -36,7 +38,9 @@ PREAMBLE = """\
 
 TABLE_TYPES = """\
 enum vmh_param_type { VMH_PARAM_INT, VMH_PARAM_BOOL, VMH_PARAM_STRING, VMH_PARAM_ENUM };
-struct vmh_param_word { const char *word; int64_t value; };
+enum { VMH_PARAM_ON_VERBS = 1, VMH_PARAM_ON_XDP = 2 }; /* backends where it makes a difference */
+struct vmh_param_word { const char *word; int64_t value; const char *text; };
+struct vmh_param_banner { const char *zero, *zero_note, *note, *zero_label, *label; uint8_t number; }; /* NULL: none */
 struct vmh_param_bound { int16_t other; int16_t times, divisor; }; /* other < 0: none */
 struct vmh_param_def {
 	const char *name, *label;
@@ -50,10 +54,12 @@ struct vmh_param_def {
 	const char *expected;
 	const char *const *aliases;         /* ends with NULL */
 	struct vmh_param_bound floor, ceiling;
+	struct vmh_param_banner banner;
+	uint8_t backends;                   /* 0: it has no effect anywhere */
 };
 struct vmh_param_profile_value { uint16_t param; int64_t number; const char *string; };
 struct vmh_param_profile {
-	const char *name, *alias; /* alias NULL: none */
+	const char *name, *alias, *title; /* alias NULL: none */
 	unsigned nvalues;
 	const struct vmh_param_profile_value *values;
 };
@@ -75,10 +81,21 @@ def struct_lines(catalogue: Catalogue) -> Iterator[str]:
     yield "};"
 
 
-def words_of(parameter: Parameter) -> list[tuple[str, int]]:
+def words_of(parameter: Parameter) -> list[tuple[str, int, str]]:
+    """Word, value and how the banner shows it."""
     if parameter.type == "bool":
-        return [(word, 1) for word in TRUE_WORDS] + [(word, 0) for word in FALSE_WORDS]
-    return [(word, choice.value) for choice in parameter.choices for word in choice.words]
+        return [(word, 1, "Enabled") for word in TRUE_WORDS] + [(word, 0, "Disabled") for word in FALSE_WORDS]
+    return [(word, choice.value, choice.text) for choice in parameter.choices for word in choice.words]
+
+
+def c_banner(banner: Banner) -> str:
+    texts = (banner.zero, banner.zero_note, banner.note, banner.zero_label, banner.label)
+    return "{ " + ", ".join(c_string(text) if text else "NULL" for text in texts) + f", {int(banner.number)} }}"
+
+
+def backends_of(parameter: Parameter) -> int:
+    """As enum of the header: what is accepted only has no effect anywhere."""
+    return 0 if parameter.acts == "never" else sum(1 << BACKENDS.index(name) for name in parameter.backends)
 
 
 def c_bound(bound: Bound | None, index: dict[str, int]) -> str:
@@ -86,7 +103,7 @@ def c_bound(bound: Bound | None, index: dict[str, int]) -> str:
 
 
 def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
-    words = "".join(f"{{ {c_string(word)}, {value} }}, " for word, value in words_of(parameter))
+    words = "".join(f"{{ {c_string(word)}, {value}, {c_string(text)} }}, " for word, value, text in words_of(parameter))
     aliases = "".join(f"{c_string(alias)}, " for alias in parameter.aliases)
     numeric = parameter.type != "string"
     yield "\t{"
@@ -106,10 +123,11 @@ def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
         yield f"\t\t.has_also = 1, .also = {also},"
     if parameter.warning:
         yield f"\t\t.warning = {c_string(parameter.warning)},"
-    yield f"\t\t.words = (const struct vmh_param_word[]){{ {words}{{ NULL, 0 }} }},"
+    yield f"\t\t.words = (const struct vmh_param_word[]){{ {words}{{ NULL, 0, NULL }} }},"
     yield f"\t\t.expected = {c_string(parameter.expected())},"
     yield f"\t\t.aliases = (const char *const[]){{ {aliases}NULL }},"
     yield f"\t\t.floor = {c_bound(parameter.floor, index)}, .ceiling = {c_bound(parameter.ceiling, index)},"
+    yield f"\t\t.banner = {c_banner(parameter.banner)}, .backends = {backends_of(parameter)},"
     yield "\t},"
 
 
@@ -117,7 +135,8 @@ def profile_lines(catalogue: Catalogue, index: dict[str, int]) -> Iterator[str]:
     yield "static const struct vmh_param_profile vmh_param_profiles[] = {"
     for profile in catalogue.profiles:
         alias = c_string(str(profile.alias)) if profile.alias is not None else "NULL"
-        yield f"\t{{ .name = {c_string(profile.name)}, .alias = {alias}, .nvalues = {len(profile.values)},"
+        yield f"\t{{ .name = {c_string(profile.name)}, .alias = {alias}, .title = {c_string(profile.title)},"
+        yield f"\t  .nvalues = {len(profile.values)},"
         yield "\t  .values = (const struct vmh_param_profile_value[]){"
         for name, value in profile.values.items():
             if isinstance(value, str):
@@ -138,7 +157,7 @@ def header(catalogue: Catalogue) -> str:
     lines += [
         f"#define VMH_PARAM_{parameter.field.upper()} {index[parameter.name]}" for parameter in catalogue.parameters
     ]
-    lines += ["", "#ifdef VMH_PARAMS_TABLE", TABLE_TYPES]
+    lines += ["", TABLE_TYPES, "#ifdef VMH_PARAMS_TABLE"]
     lines += ["static const struct vmh_param_def vmh_param_defs[VMH_PARAMS_COUNT] = {"]
     for parameter in catalogue.parameters:
         lines += def_lines(parameter, index)
@@ -157,8 +176,9 @@ MARKDOWN_HEAD = """\
 <!-- Generated by vmahybrid/config/gen_params.py from parameters.toml: do not edit. -->
 
 Set them in the environment of the program, or with `vmahybrid run -e NAME=VALUE`. Precedence: default, then the
-profile of `VMA_SPEC`, then the environment. A value that can't be used is warned about by name and replaced as the
-table says; it never ends the program.
+profile of `VMA_SPEC`, then the operator's policy file (`VMA_HYBRID_POLICY`), then the environment, then `run -e`;
+`vmahybrid config show` says where each value came from. A value that can't be used is warned about by name and
+replaced as the table says; it never ends the program. *verbs*: it has no effect on AF_XDP rings.
 
 Where this differs from libvma:
 - A number must be a decimal number. libvma reads `abc` as 0 and `10ms` as 10; here both are warned about and the
@@ -215,6 +235,10 @@ def markdown(catalogue: Catalogue) -> str:
         for parameter in catalogue.parameters:
             if parameter.acts == acts:
                 text = parameter.text
+                if acts == "now" and len(parameter.backends) == 1:
+                    text = f"*{parameter.backends[0]}* {text}"
+                if parameter.live:
+                    text += " *live*: `vmahybrid config set --pid PID`, `vma_stats`."
                 if parameter.aliases:
                     text += " Older names: " + ", ".join(f"`{alias}`" for alias in parameter.aliases) + "."
                 cells = (f"`{parameter.name}`", describe_default(parameter), parameter.unit, allowed(parameter), text)

@@ -22,6 +22,7 @@ DEFAULT_FILE = Path("/etc/vmahybrid.toml")
 RUNDIR_VARIABLE = "VMAHYBRID_RUNDIR"
 MODES = ("auto", "native", "generic", "kernel")
 BACKENDS = ("auto", "verbs", "xdp", "kernel")
+FRAMES_MAX = 1 << 17  # 256 MiB of 2048 bytes: more takes longer to make than a program waits
 INTERFACE_KEYS = {"mode": MODES, "backend": BACKENDS}  # of [interface."NAME"]
 
 
@@ -123,7 +124,7 @@ KEYS = (
     Key("api.mode", 0o660, _file_mode, "file mode of the API's socket", "octal"),
     Key("api.tcp", "", _address, "ADDR:PORT of the REST API over TCP; empty: none. Needs api.token_file"),
     Key("api.token_file", "", _file, "file with the bearer token of the REST API over TCP"),
-    Key("ring.frames", 8192, _integer(64, 1 << 20, power=True), "packet buffers of a ring", "frames", live=True),
+    Key("ring.frames", 8192, _integer(64, FRAMES_MAX, power=True), "packet buffers of a ring", "frames", live=True),
     Key("ring.rx_size", 2048, _integer(16, 1 << 16, power=True), "receive descriptors per queue", "descriptors",
         live=True),
     Key("ring.tx_size", 1024, _integer(16, 1 << 16, power=True), "transmit descriptors per queue", "descriptors",
@@ -164,6 +165,12 @@ class ServiceConfig:
     def backend_of(self, interface: str) -> str:
         """"auto", "verbs", "xdp" or "kernel" for an interface's name."""
         return str(self.interface_settings.get(interface, {}).get("backend", self["backend"]))
+
+    def backend_remedy(self, interface: str) -> str:
+        """What allows every backend on an interface that the configuration keeps off one: names the key that is set."""
+        if "backend" in self.interface_settings.get(interface, {}):
+            return f'backend = "auto" under [interface."{interface}"] in the configuration allows each'
+        return f"vmahybrid config set backend=auto (now {self['backend']}, by {self.origin('backend')})"
 
     def changed(self, changes: Mapping[str, Any], origin: str = "api") -> ServiceConfig:
         """With live changes, all or none. Raises UsageError naming the key."""

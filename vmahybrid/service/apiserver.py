@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import uvicorn
 
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import UsageError, VmahybridError
-from vmahybrid.service.instance import listener, remove_socket
+from vmahybrid.service.instance import listener, refuse_other_files, remove_socket
 from vmahybrid.service.view import ServiceView
 
 GRACE_SECONDS = 1  # for requests under way when the service stops
@@ -31,8 +32,9 @@ class _Server(uvicorn.Server):
 class ApiServer:
     """``open`` binds and serves, ``close`` ends it and removes the Unix socket."""
 
-    def __init__(self, config: ServiceConfig, view: ServiceView, version: str) -> None:
-        self._config, self._view, self._version = config, view, version
+    def __init__(self, config: ServiceConfig, view: ServiceView, version: str,
+                 make_directory: Callable[[Path], None]) -> None:
+        self._config, self._view, self._version, self._make_directory = config, view, version, make_directory
         self._sockets: list[socket.socket] = []
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -58,7 +60,11 @@ class ApiServer:
             await asyncio.sleep(0.005)
 
     def _bind_unix(self, path: Path) -> None:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        refuse_other_files("api.unix", path)
+        try:
+            self._make_directory(path)
+        except OSError as error:
+            raise VmahybridError("api.unix", f"{error.filename}: {error.strerror}", "choose another path") from None
         if (pid := listener(path)) is not None:
             raise VmahybridError(f"api socket {path}", f"process {pid} listens there", "set api.unix to another path")
         remove_socket(path)
@@ -108,9 +114,13 @@ def read_token(file: str) -> str:
     """The bearer token of a file: its first line. Raises UsageError, also for one that others may read."""
     try:
         mode = os.stat(file).st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError("api.token_file", f"{file} is no regular file", "openssl rand -hex 32 > FILE")
         token = Path(file).read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("api.token_file", f"{file}: {error}") from None
+    except OSError as error:
+        raise UsageError("api.token_file", f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError("api.token_file", f"{file} is not ASCII text", "openssl rand -hex 32 > FILE") from None
     if mode & 0o077:
         raise UsageError("api.token_file", f"{file} may be read by others (mode {mode & 0o777:04o})",
                          f"chmod 600 {file}")

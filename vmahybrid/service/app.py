@@ -53,7 +53,7 @@ class Service:
         self._instance = Instance(Path(config["control.path"]))
         self._control = ControlServer(config["control.path"], config["control.mode"], _group(config["control.group"]),
                                       self._accept)
-        self._api = ApiServer(config, Facade(self.core), self.core.version)
+        self._api = ApiServer(config, Facade(self.core), self.core.version, self._instance.make_directory)
         self._stop = asyncio.Event()
         self._stops = 0
         self._closed = False
@@ -122,6 +122,8 @@ class Service:
     async def _wind_down(self) -> None:
         core = self.core
         self._control.close()
+        for silent in core.connections.difference(core.sessions.values()):
+            silent.connection.close()  # nothing to say goodbye for
         for session in list(core.sessions.values()):
             for flow in core.table.of_owner(session.id):
                 if not core.tcp.holds(flow.flow_id):    # a connection is steered until it is the kernel's again
@@ -137,7 +139,7 @@ class Service:
         core.events.close()
         await self._api.close()
         await self._programs_gone()
-        for session in list(core.sessions.values()):
+        for session in list(core.connections):
             session.connection.close()
         await core.settle()
         await core.namespaces.close()
@@ -163,7 +165,7 @@ class Service:
         self._stop.set()
 
     def _accept(self, sock: socket.socket) -> None:
-        if self.core.connections >= self.core.config["limits.sessions"] + SPARE_CONNECTIONS:
+        if len(self.core.connections) >= self.core.config["limits.sessions"] + SPARE_CONNECTIONS:
             self.core.counters["refused_total"] += 1
             sock.close()
             return

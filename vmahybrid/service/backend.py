@@ -112,6 +112,10 @@ class PortHandle(Protocol):
         """The interface's MTU changed."""
         ...
 
+    def set_mac(self, mac: bytes) -> None:
+        """The interface's MAC address changed: rings from now on have it. Quick."""
+        ...
+
     def close(self) -> None:
         """Detach the program. Idempotent; the interface may be gone."""
         ...

@@ -130,6 +130,9 @@ class XdpPortHandle:
     def set_mtu(self, mtu: int) -> None:
         self._port.set_mtu(mtu)
 
+    def set_mac(self, mac: bytes) -> None:
+        self._port.set_mac(mac)
+
     def close(self) -> None:
         self._port.close()
 

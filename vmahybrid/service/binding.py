@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from vmahybrid.errors import Refused, VmahybridError
+from vmahybrid.service.control import ConnectionLost
 from vmahybrid.service.grants import Grant
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -46,7 +47,7 @@ def expect(session: Session, grant: Grant, namespace: Namespace) -> None:
 async def bind(session: Session, ring_id: int, namespace: Namespace) -> Grant:
     """The program has mapped it. A ring that can't be bound is released before the error is raised.
 
-    Raises Refused (NOT_OWNER, RING_FAILED, IF_GONE), OSError of bind(2)."""
+    Raises Refused (NOT_OWNER, RING_FAILED, IF_GONE), OSError of bind(2), ConnectionLost."""
     core = session.core
     grant = core.grants.all.get(ring_id)
     if grant is None or grant.session != session.id:
@@ -68,5 +69,5 @@ async def bind(session: Session, ring_id: int, namespace: Namespace) -> Grant:
         raise refuse(f"interface {grant.port.name}", Reason.IF_GONE)
     if session.connection.lost:
         core.drop_ring(grant, namespace)
-        raise refuse(f"interface {grant.port.name}", Reason.IF_GONE)
+        raise ConnectionLost
     return grant

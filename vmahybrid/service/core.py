@@ -57,7 +57,7 @@ class Core:
         self.version = version()
         self.ready = False
         self.closing = False
-        self.connections = 0  # also those that have not said HELLO
+        self.connections: set[Session] = set()  # also those that have not said HELLO
         self.namespaces = Namespaces(lambda: self.config, backend, make_watcher, self.namespace_changed)
         self.tcp = TcpMoves(self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,8 +180,13 @@ class Core:
                 self.port_lost(namespace, port, Reason.IF_GONE)
                 continue
             port.name = link.name
+            address_changed, port.mac = link.mac != port.mac, link.mac
+            if address_changed and port.handle is not None:
+                port.handle.set_mac(link.mac)
             if not link.up and (port.ring_ids or (port.handle and not port.explicit)):
                 self.port_lost(namespace, port, Reason.IF_DOWN)
+            elif address_changed and port.ring_ids:
+                self.port_lost(namespace, port, Reason.IF_MAC)
             elif port.mtu != link.mtu:
                 port.mtu = link.mtu
                 if port.handle is not None:
@@ -197,7 +202,7 @@ class Core:
         await namespace.worker.call_async(handle.set_mtu, mtu)
 
     def port_lost(self, namespace: Namespace, port: Port, reason: Reason) -> None:
-        """An interface is gone or down: its flows go home, its rings are closed."""
+        """An interface is gone or down, or no longer what its rings know: its flows go home, its rings are closed."""
         log.warning("interface %s:%s: %s", namespace.name, port.name, reason.text)
         self.events.add("interface-lost", f"{port.name}: {reason.text}", interface=port.name, reason=reason.slug)
         grants = [self.grants.all[ring_id] for ring_id in sorted(port.ring_ids)]
@@ -222,7 +227,7 @@ class Core:
         self.converge()
         if port.handle is None:
             self.table.drop_port(port.id)
-        elif reason is Reason.IF_GONE or not port.explicit:
+        elif reason is Reason.IF_GONE or (reason is Reason.IF_DOWN and not port.explicit):
             if reason is not Reason.IF_GONE:
                 self.table.drop_port(port.id)
             self.spawn(namespace.close_port(port), f"detach {port.name}")

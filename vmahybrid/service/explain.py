@@ -12,7 +12,8 @@ from vmahybrid.service import fds, views
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.ladder import KERNEL, VERBS_REASONS, Ladder
-from vmahybrid.service.namespaces import Namespace
+from vmahybrid.service.namespaces import LinkRow, Namespace
+from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import ExplainStep, SocketView
 from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind
@@ -75,7 +76,7 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
     for ifindex, ladder in session.ladders.items():
         link = session.namespace.link(ifindex) if session.namespace is not None else None
         if link is not None:
-            yield from _ladder(link.name, ladder)
+            yield from _ladder(core, link, ladder)
     page = views.read_stats(session)
     if page is None:
         yield ExplainStep("family", False, "the program handed over no statistics page: its sockets can't be listed",
@@ -83,22 +84,48 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
         return
     if not page.sockets:
         yield ExplainStep("family", False, "the program has no socket that could be offloaded", "")
-    yield from map(_summary, page.sockets)
-    yield from fds.explain_others(pid)
+    for socket in page.sockets:
+        yield _summary(core, session, socket)
+    yield from fds.explain_others(pid, _own_packet_sockets(core, session))
 
 
-def _summary(socket: SocketView) -> ExplainStep:
+def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:
     """A socket in one line. One whose flow is on a ring while all that it did was to send by the kernel is at fault."""
     name = f"{socket.socket_id} {socket.proto} {socket.local}"
     if not socket.offloaded:
-        return ExplainStep("flow", False, f"{name}: on the kernel: {socket.reason_text}", socket.remedy,
-                           _slug(Reason.from_slug(socket.reason)))
+        reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
+        return ExplainStep("flow", False, f"{name}: on the kernel: {reason.text}", remedy, _slug(reason))
     if not _sends_by_kernel(socket):
         return _ok("flow", f"{name}: offloaded")
     reason = Reason.from_slug(socket.tx_os_reason)
     way = "receives by a ring" if socket.counters.get("rx_packets", 0) else "would receive by a ring"
     why = f": {reason.text}" if reason is not Reason.NONE else ""
     return _no("flow", reason, f"{name}: {way}, but sends by the kernel{why}")
+
+
+def _now(core: Core, session: Session, reason: Reason) -> tuple[Reason, str]:
+    """The reason with its remedy for this host: no interface is there because the one that was named is down, and the
+    configuration keeps a backend off by a key that has a name."""
+    links = [] if session.namespace is None else [
+        link for link in session.namespace.watcher.links() if not link.name.startswith(OWN_VETHS)]
+    served = {link.name: session.namespace.served(link) for link in links} if session.namespace is not None else {}
+    if reason is Reason.NO_INTERFACE and Reason.NONE not in served.values():
+        reason = next((why for why in (Reason.IF_DOWN, Reason.BACKEND_CONFIG) if why in served.values()), reason)
+    names = [name for name, why in served.items() if why is reason]
+    return reason, _remedy(core, reason, names[0] if len(names) == 1 else "IF")
+
+
+def _remedy(core: Core, reason: Reason, interface: str) -> str:
+    if reason is Reason.BACKEND_CONFIG:
+        return core.config.backend_remedy(interface)
+    if reason is Reason.IF_DOWN:
+        return reason.remedy.replace("IF", interface)
+    return reason.remedy
+
+
+def _own_packet_sockets(core: Core, session: Session) -> bool:
+    return any(isinstance(grant.handle, VerbsRingHandle) and grant.handle.software
+               for grant in core.grants.of_session(session.id))
 
 
 def _sends_by_kernel(socket: SocketView) -> bool:
@@ -124,13 +151,13 @@ def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
             flow = core.table.flows.get(socket.flow_id)
     if flow is not None:
         yield from _of_flow(core, session, flow)
-        yield from (_rules(core, other) for other in flows[1:])
+        yield from (_rules(core, other, session) for other in flows[1:])
     elif socket is not None:
         yield from _without_flow(core, session, socket)
     for text, reason in session.refused_groups(fd):
         yield _no("flow", reason, f"group {text}: {reason.text}")
     if socket is not None:
-        yield from _sending(socket)
+        yield from _sending(core, session, socket)
         yield _traffic(socket)
 
 
@@ -156,7 +183,8 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
         names = ", ".join(sorted({addr_to_text(key.dst) for _, key in places}))
         yield _ok("address", f"served address(es): {names}")
     else:
-        yield _no("address", flow.reason)
+        reason, remedy = _now(core, session, flow.reason)
+        yield ExplainStep("address", False, reason.text, remedy, _slug(reason))
     ports = {port for port, _ in places}
     found = [found[1] for port in sorted(ports) if (found := core.port(port)) is not None]
     for port in found:
@@ -166,27 +194,38 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
             yield _ok("interface", f"{port.name} is served, XDP in {mode} mode{why}")
     for grant in core.grants.of_session(session.id):
         if grant.port.id in ports:
-            yield from _ladder(grant.port.name, grant.ladder)
+            yield from _carried(core, grant.port.name, grant.ladder)
             kind = "direct" if grant.handle.direct else f"ring veth ({grant.handle.reason.text})"
             if isinstance(grant.handle, VerbsRingHandle):
                 kind = f"a raw packet QP of the program on {grant.handle.device or 'its RDMA device'}"
             yield _ok("ring", f"ring {grant.ring_id} on {grant.port.name}, {kind}")
-    yield _rules(core, flow)
+    yield _rules(core, flow, session)
 
 
-def _ladder(interface: str, ladder: Ladder) -> Iterator[ExplainStep]:
+def _ladder(core: Core, link: LinkRow, ladder: Ladder) -> Iterator[ExplainStep]:
+    """As it was climbed last, unless nothing can carry a ring now."""
+    if link.up:
+        yield from _carried(core, link.name, ladder)
+    else:
+        yield ExplainStep("ladder", False, f"{link.name}: {Reason.IF_DOWN.text}",
+                          _remedy(core, Reason.IF_DOWN, link.name), Reason.IF_DOWN.slug)
+
+
+def _carried(core: Core, interface: str, ladder: Ladder) -> Iterator[ExplainStep]:
     """Every backend that was tried; that a better one was passed is no fault while another carries the ring."""
     carried = bool(ladder) and ladder[-1].taken and ladder[-1].backend != KERNEL
     for rung in ladder:
         ok = carried or (rung.taken and rung.backend != KERNEL)
-        yield ExplainStep("ladder", ok, f"{interface}: {rung.sentence}", rung.reason.remedy, _slug(rung.reason))
+        yield ExplainStep("ladder", ok, f"{interface}: {rung.sentence}", _remedy(core, rung.reason, interface),
+                          _slug(rung.reason))
 
 
-def _rules(core: Core, flow: Flow) -> ExplainStep:
+def _rules(core: Core, flow: Flow, session: Session) -> ExplainStep:
     name = f"flow {flow.flow_id}" + (f", group {flow.local_text}," if flow.kind is Kind.MULTICAST else "")
     count = core.table.rule_count(flow)
     if not count:
-        return _no("flow", flow.reason, f"{name} has no rule now: {flow.reason.text}")
+        reason, remedy = _now(core, session, flow.reason)
+        return ExplainStep("flow", False, f"{name} has no rule now: {reason.text}", remedy, _slug(reason))
     packets, size = core.hits(flow)
     places = {port for port, _ in core.table.rules_of(flow.flow_id)}
     rings = [ring for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
@@ -206,7 +245,7 @@ def _past_xdp(core: Core, flow: Flow) -> str:
 
 def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
     """The socket is not steered: the reason belongs to one of the steps."""
-    reason = Reason.from_slug(socket.reason)
+    reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
     if socket.reason in FAMILY_REASONS + UNBOUND_REASONS or (reason is Reason.NONE and not socket.tx_offloaded):
         return
     steps = {Reason.RULE: "rule", Reason.LOOPBACK: "address", Reason.NOT_OFFLOADABLE_ADDR: "address",
@@ -218,17 +257,19 @@ def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[
     step = steps.get(reason, "flow")
     detail = f" ({socket.reason_detail})" if socket.reason_detail else ""
     if reason is not Reason.NONE:
-        yield _no(step, reason, reason.text + detail)
+        yield ExplainStep(step, False, reason.text + detail, remedy, _slug(reason))
     for ifindex, ladder in session.ladders.items():
         link = session.namespace.link(ifindex) if session.namespace is not None else None
-        if link is not None and ladder[-1].backend == KERNEL:
-            yield from _ladder(link.name, ladder)
+        if link is not None and link.up and ladder[-1].backend == KERNEL:
+            yield from _ladder(core, link, ladder)
     if step == "interface" and session.namespace is not None:
-        yield from _interfaces(session.namespace)
+        yield from _interfaces(core, session.namespace)
 
 
-def _interfaces(namespace: Namespace) -> Iterator[ExplainStep]:
+def _interfaces(core: Core, namespace: Namespace) -> Iterator[ExplainStep]:
     for link in namespace.watcher.links():
+        if link.name.startswith(OWN_VETHS):
+            continue
         reason = namespace.served(link)
         port = namespace.ports.get(link.ifindex)
         if reason is Reason.NONE:
@@ -236,7 +277,7 @@ def _interfaces(namespace: Namespace) -> Iterator[ExplainStep]:
         else:
             error = port.error if port is not None else None
             yield ExplainStep("interface", False, f"{link.name}: {error.why if error else reason.text}",
-                              error.remedy if error else reason.remedy)
+                              error.remedy if error else _remedy(core, reason, link.name))
 
 
 def _traffic(socket: SocketView) -> ExplainStep:
@@ -253,7 +294,7 @@ def _traffic(socket: SocketView) -> ExplainStep:
     return _ok("traffic", text)
 
 
-def _sending(socket: SocketView) -> Iterator[ExplainStep]:
+def _sending(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
     """What is sent is decided per datagram, whatever the receiving flow does."""
     ring, kernel = socket.counters.get("tx_packets", 0), socket.counters.get("tx_os_packets", 0)
     if not ring + kernel:
@@ -261,7 +302,7 @@ def _sending(socket: SocketView) -> Iterator[ExplainStep]:
     text, remedy, slug = f"{ring} datagrams by the ring, {kernel} by the kernel", "", ""
     reason = Reason.from_slug(socket.tx_os_reason)
     if kernel and reason is not Reason.NONE:
-        text, remedy, slug = f"{text}, the last because {reason.text}", reason.remedy, reason.slug
+        text, remedy, slug = f"{text}, the last because {reason.text}", _now(core, session, reason)[1], reason.slug
     yield ExplainStep("sending", not _sends_by_kernel(socket), text, remedy, slug)
 
 
@@ -276,7 +317,8 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
     if any(flow.owner and _at(flow, address, port) for flow in core.table.flows.values()):
         return
     for rule in views.operator_flows(core):
-        if _meets(rule.local, rule.local_port, address, port) or _meets(rule.remote, rule.remote_port, address, port):
+        if _meets(rule.local, rule.local_port, address, port) or (
+                not _is_here(core, address) and _meets(rule.remote, rule.remote_port, address, port)):
             packets, _ = core.hits(rule)
             what = f"{rule.action.value} {PROTO_NAMES[rule.proto]} {rule.local_text} {rule.remote_text}"
             yield _no("rule", Reason.RULE, f"rule {rule.flow_id} of the operator: {what}: {packets} packets")
@@ -292,6 +334,14 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
                 what = f"{namespace.name}:{link.name} has the address"
                 yield _ok("interface", what) if reason is Reason.NONE else _no("interface", reason,
                                                                                f"{what}: {reason.text}")
+
+
+def _is_here(core: Core, address: bytes) -> bool:
+    """An address of this host, which is the remote end of nothing that a ring carries; or of IPv6, which none does."""
+    text = addr_to_text(address)
+    return ":" in text or text.startswith("127.") or any(
+        address in namespace.addresses(link.ifindex)
+        for namespace in core.namespaces.all.values() for link in namespace.watcher.links())
 
 
 def _at(flow: Flow, address: bytes, port: int) -> bool:

@@ -141,7 +141,7 @@ class Facade:
             core.table.remove(flow_id)
             core.events.add("flow-removed", f"rule {flow.local_text} {flow.remote_text}", flow_id=flow_id)
         else:
-            core.table.evict(flow_id, Reason.RULE)
+            core.table.evict(flow_id, Reason.FLOW_DELETED)
         core.converge([flow.owner])
 
     async def zero(self, pid: int) -> None:

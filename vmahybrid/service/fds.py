@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -112,11 +113,23 @@ def explain_one(pid: int, fd: int, over: bool) -> ExplainStep:
                        found.reason.slug)
 
 
-def explain_others(pid: int) -> Iterator[ExplainStep]:
-    """A step for each kind of IP socket that the shim leaves alone."""
+def _first_hidden(pid: int) -> int:
+    """The shim and the software verbs device keep their descriptors from here on."""
+    with contextlib.suppress(OSError):
+        soft = resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+        top = 65536 if soft == resource.RLIM_INFINITY else min(soft, 65536)
+        return top - 256 if top > 512 else top // 2  # as vmh_fd_hide
+    return 0
+
+
+def explain_others(pid: int, own_packet_sockets: bool) -> Iterator[ExplainStep]:
+    """A step for each kind of socket that the shim leaves alone. ``own_packet_sockets``: the software verbs device in
+    the program has some."""
+    own_from = _first_hidden(pid) if own_packet_sockets else None
     kinds: defaultdict[str, list[int]] = defaultdict(list)
     for found in of_process(pid):
-        if found.protocol not in LOCAL_KINDS:
+        own = own_from is not None and found.protocol == "PACKET" and found.fd >= own_from
+        if found.protocol not in LOCAL_KINDS and not own:
             kinds[found.protocol].append(found.fd)
     for protocol, fds in kinds.items():
         names = ", ".join(f"{pid}:{fd}" for fd in sorted(fds)[:FDS_SHOWN])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from vmahybrid.config.service import ServiceConfig
+from vmahybrid.config.service import FRAMES_MAX, ServiceConfig
 from vmahybrid.errors import Refused
 from vmahybrid.service.backend import RingHandle, RingSizes
 from vmahybrid.service.backend_verbs import VerbsRingHandle
@@ -16,7 +16,7 @@ from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import RingRef, refuse
 
 FRAME_SIZE = 2048  # bytes, for the limit before the backend has decided
-SIZE_MAX, FRAMES_MAX = 1 << 16, 1 << 20
+SIZE_MAX = 1 << 16
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vmahybrid.errors import NotPossibleHere, VmahybridError
+from vmahybrid.errors import NotPossibleHere, UsageError, VmahybridError
 from vmahybrid.net.netns import NAMED, Netns, NetnsWorker
 from vmahybrid.service.ports import OWN_VETHS
 
@@ -32,13 +32,13 @@ class Instance:
         self.control = control
         self.lock_path = control.with_name(control.name + ".lock")
         self._fd = -1
-        self._made_directory = False
+        self._made: list[Path] = []  # directories, the innermost first
 
     def acquire(self) -> None:
         """Make the directory, take the lock, remove a dead service's sockets. Raises VmahybridError."""
+        refuse_other_files("control.path", self.control)
         try:
-            self._made_directory = not self.control.parent.exists()
-            self.control.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self.make_directory(self.control)
             self._fd = self._lock()
         except PermissionError as error:
             raise NotPossibleHere("service", f"{error.filename}: {error.strerror}",
@@ -76,16 +76,23 @@ class Instance:
                               f"stop it{f' (kill {pid})' if pid else ''}, or choose another socket with --control")
 
     def release(self) -> None:
-        """Remove the lock file and, if we made it and it is empty, the directory. Idempotent."""
-        if self._fd < 0:
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(self.lock_path)
-        os.close(self._fd)
-        self._fd = -1
-        if self._made_directory:
+        """Remove the lock file and the directories that we made and that are empty. Idempotent."""
+        if self._fd >= 0:
             with contextlib.suppress(OSError):
-                self.control.parent.rmdir()
+                os.unlink(self.lock_path)
+            os.close(self._fd)
+            self._fd = -1
+        for directory in self._made:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        self._made.clear()
+
+    def make_directory(self, socket_path: Path) -> None:
+        """Make the directories that lead to a socket and note them for ``release``. Raises OSError."""
+        missing = [path for path in socket_path.parents if not path.exists()]
+        for directory in reversed(missing):
+            directory.mkdir(mode=0o755, exist_ok=True)
+            self._made.insert(0, directory)
 
 
 def listener(path: Path) -> int | None:
@@ -101,6 +108,13 @@ def listener(path: Path) -> int | None:
             pid: int = struct.unpack("=iII", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             return pid
     return None
+
+
+def refuse_other_files(key: str, path: Path) -> None:
+    """Raise UsageError if there is a file at ``path`` that is no socket: it is not ours to replace."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"{key} {path}", "there is a file that is no socket", f"choose another {key}")
 
 
 def remove_socket(path: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vmahybrid.config.service import ServiceConfig, load
-from vmahybrid.errors import VmahybridError
+from vmahybrid.errors import UsageError, VmahybridError
 
 log = logging.getLogger("vmahybrid.service")
 
@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the service. Exit codes: 0, 1 failed, 2 usage, 77 not possible here; messages go to stderr."""
     try:
+        if args.config == "":
+            raise UsageError("--config", "it is empty", "name a file, or leave it out")
         config = load(Path(args.config) if args.config else None, _from_command_line(args))
         if args.foreground:
             _log_to(logging.StreamHandler(), config)
@@ -57,9 +59,9 @@ def _from_command_line(args: argparse.Namespace) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if args.interface:
         values["interfaces"] = list(args.interface)
-    if args.control:
-        values["control.path"] = os.path.abspath(args.control)
-    if args.log_level:
+    if args.control is not None:
+        values["control.path"] = os.path.abspath(args.control) if args.control else ""
+    if args.log_level is not None:
         values["log.level"] = args.log_level
     return values
 

@@ -112,7 +112,7 @@ class Namespace:
 
     def _port(self, link: LinkRow) -> Port:
         if link.ifindex not in self.ports:
-            self.ports[link.ifindex] = Port(PortId(self.netns, link.ifindex), link.name, False, link.mtu)
+            self.ports[link.ifindex] = Port(PortId(self.netns, link.ifindex), link.name, False, link.mtu, link.mac)
         return self.ports[link.ifindex]
 
     def _check_served(self, port: Port, link: LinkRow) -> None:

@@ -99,6 +99,7 @@ class Port:
     name: str
     explicit: bool
     mtu: int
+    mac: bytes = b""
     handle: PortHandle | None = None
     reason: Reason = Reason.NOT_TRIED
     error: Refused | None = None

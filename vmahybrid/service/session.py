@@ -59,7 +59,7 @@ class Session:
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
         self._pidfd = peer_pidfd(sock)
         self.connection = Connection(sock, self.loop)
-        core.connections += 1
+        core.connections.add(self)
         self.loop.add_reader(self._pidfd, self._died)
         self._handlers: dict[int, Handler] = {
             lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_RING_MAPPED: self._ring_mapped, lib.VMH_MSG_ATTACH: self._attach,
@@ -137,7 +137,7 @@ class Session:
     async def _end(self) -> None:
         core = self.core
         self.connection.close()
-        core.connections -= 1
+        core.connections.discard(self)
         self.loop.remove_reader(self._pidfd)
         dead = _ended(self._pidfd)
         os.close(self._pidfd)
@@ -223,6 +223,9 @@ class Session:
         port, handle = grant.port, grant.handle
         if self.connection.lost or namespace.ports.get(request.body.ifindex) is not port:
             core.drop_ring(grant, namespace)
+            if self.connection.lost:
+                log.info("%s: ended, or waited no longer for its ring on %s", self, port.name)
+                raise ConnectionLost
             raise refuse(f"interface {port.name}", Reason.IF_GONE)
         self._frames = max(self._frames, sum(g.frames for g in core.grants.of_session(self.id)))
         self.released.add(grant.ring_id)

@@ -35,6 +35,8 @@ static _Atomic uint32_t why_none = VMH_R_NOT_TRIED;
 static _Atomic uint64_t next_try_ns;
 static bool opened_late;               /* the program had been told that there is no service */
 static _Atomic int settling;           /* a session after a loss: the worker brings the sockets to it */
+static uint64_t mute_until;            /* a service that did not answer is left alone until then */
+static _Atomic int ask_again;          /* ... and the worker looks what it missed */
 static int told;                       /* the one line about why there is no session was logged */
 
 static struct {
@@ -138,6 +140,14 @@ static void lose(unsigned reason)
 	vmh_worker_lost(); /* takes the sockets home, after a last look at the rings */
 }
 
+/* lock held. A service that hangs: what it has granted goes on, and it is asked for nothing more until later. */
+static void mute(void)
+{
+	mute_until = vmh_now_ns() + vmh_patience_retry_ns(RETRY_NS);
+	atomic_store(&ask_again, 1);
+	vmh_warn("the service does not answer: what is on rings stays there, the kernel serves what is new");
+}
+
 static bool on_event(const void *msg, size_t len)
 {
 	const struct vmh_msg_event *ev = msg;
@@ -154,6 +164,28 @@ union message {
 	char bytes[VMH_MSG_MAX];
 };
 
+/* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */
+static void decline(const union message *late, size_t len)
+{
+	union {
+		struct vmh_msg_detach detach;
+		struct vmh_msg_release release;
+	} no = { 0 };
+
+	if (late->h.status)
+		return;
+	if (late->h.type == (VMH_MSG_ATTACH | VMH_MSG_REPLY) && len >= sizeof(struct vmh_msg_attach_reply)) {
+		header(&no.detach.hdr, VMH_MSG_DETACH, sizeof(no.detach));
+		no.detach.flow_id = ((const struct vmh_msg_attach_reply *)late)->flow_id;
+	} else if (late->h.type == (VMH_MSG_RING | VMH_MSG_REPLY) && len >= sizeof(struct vmh_msg_ring_reply)) {
+		header(&no.release.hdr, VMH_MSG_RELEASE, sizeof(no.release));
+		no.release.ring_id = ((const struct vmh_msg_ring_reply *)late)->ring_id;
+	} else {
+		return;
+	}
+	send_msg(&no, no.detach.hdr.len, -1, -1);
+}
+
 /* lock held. The reply to req, of whatever length; bytes, or -errno. */
 static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint64_t deadline, int *fds, int *nfds)
 {
@@ -166,8 +198,12 @@ static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint6
 		if (r < 0 && r != -EAGAIN && r != -EINTR)
 			return r;
 		if (r > 0) {
-			if (!on_event(buf, (size_t)r) && buf->h.seq == req->seq)
+			bool event = on_event(buf, (size_t)r);
+
+			if (!event && buf->h.seq == req->seq)
 				return r;
+			if (!event)
+				decline(buf, (size_t)r);
 			close_fds(fds, *nfds); /* an event, or the reply to something we no longer wait for */
 			*nfds = 0;
 		}
@@ -184,7 +220,16 @@ static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint6
 	}
 }
 
-/* lock held. Reply of at least reply_len bytes into reply, all zero where there is none; its fds belong
+/* lock held. To a service that hangs: what it has to know when it comes to itself, and nothing else. */
+static int tell_muted(const struct vmh_msg_hdr *req, struct vmh_msg_hdr *reply)
+{
+	reply->reason = VMH_R_NO_ANSWER;
+	if ((req->type == VMH_MSG_DETACH || req->type == VMH_MSG_RELEASE) && send_msg(req, req->len, -1, -1) < 0)
+		lose(VMH_R_SERVICE_GONE);
+	return -ETIMEDOUT;
+}
+
+/* lock held. Reply of at least reply_len bytes into reply, all zero but a reason where there is none; its fds belong
  * to the caller on success. */
 static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t reply_len, int *fds, int *nfds)
 {
@@ -192,9 +237,12 @@ static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t re
 	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
 	union message buf;
 	int got[MAX_FDS], ngot = 0;
-	long r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd, fd2);
+	long r;
 
 	memset(reply, 0, reply_len);
+	if (sock_fd >= 0 && atomic_load(&session) && vmh_unlikely(start < mute_until))
+		return tell_muted(req, reply);
+	r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd, fd2);
 	if (r == 0) {
 		r = await_reply(req, &buf, deadline, got, &ngot);
 		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
@@ -205,7 +253,10 @@ static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t re
 		close_fds(got, ngot);
 		ngot = 0;
 	}
-	if (r < 0 && sock_fd >= 0) {
+	if (r == -ETIMEDOUT && atomic_load(&session)) {
+		mute();
+		((struct vmh_msg_hdr *)reply)->reason = VMH_R_NO_ANSWER;
+	} else if (r < 0 && sock_fd >= 0) {
 		vmh_warn("the service does not answer (%s): the kernel serves this program", strerror((int)-r));
 		lose(r == -EPROTO ? VMH_R_PROTOCOL : VMH_R_SERVICE_GONE);
 	}
@@ -330,6 +381,7 @@ static unsigned open_locked(void)
 		goto none;
 	}
 	sock_fd = fd;
+	mute_until = 0;
 	memset(refused, 0, sizeof(refused));
 	reason = hello();
 	if (reason) {
@@ -378,6 +430,26 @@ unsigned vmh_session_open(void)
 	r = open_locked();
 	vmh_unlock(&lock);
 	return r;
+}
+
+/* For the worker: is it time to ask for what a service that hung did not grant? */
+bool vmh_session_ask_again(void)
+{
+	bool due;
+
+	if (vmh_likely(!atomic_load_explicit(&ask_again, memory_order_relaxed)))
+		return false;
+	vmh_lock(&lock);
+	due = vmh_now_ns() >= mute_until;
+	if (due)
+		atomic_store(&ask_again, 0);
+	vmh_unlock(&lock);
+	return due;
+}
+
+bool vmh_session_muted(void)
+{
+	return atomic_load_explicit(&ask_again, memory_order_relaxed);
 }
 
 /* The worker has brought the sockets to the new session. */
@@ -490,6 +562,13 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		  rep.kind == VMH_RING_VERBS ? req->verbs_device
 		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
 		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
+	if (vmh_params.mtu && vmh_params.mtu != (*out)->mtu)
+		vmh_warn("Mismatch between interface %s MTU=%u and VMA_MTU=%lld. Make sure VMA_MTU and all offloaded "
+			 "interfaces MTUs match.", name, (*out)->mtu, (long long)vmh_params.mtu);
+	if (rep.kind == VMH_RING_VERBS)
+		vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
+	else
+		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
 	return 0;
 }
 
@@ -636,7 +715,7 @@ int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex)
 	vmh_lock(&lock);
 	header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
 	err = rpc2(&req.hdr, fd, state, &ack, sizeof(ack), NULL, NULL);
-	if (err && sock_fd < 0)
+	if (err && (sock_fd < 0 || err == -ETIMEDOUT))
 		err = -ENOTCONN;
 	vmh_unlock(&lock);
 	return err;
@@ -658,10 +737,7 @@ void vmh_session_release(unsigned ring_id)
 /* For the worker: something is readable. Takes what is there. */
 void vmh_session_read(void)
 {
-	union {
-		struct vmh_msg_hdr h;
-		char bytes[VMH_MSG_MAX];
-	} buf;
+	union message buf;
 	int fds[MAX_FDS], nfds;
 
 	vmh_lock(&lock);
@@ -677,7 +753,8 @@ void vmh_session_read(void)
 			lose(VMH_R_SERVICE_GONE);
 			break;
 		}
-		on_event(&buf, (size_t)r);
+		if (!on_event(&buf, (size_t)r))
+			decline(&buf, (size_t)r);
 		close_fds(fds, nfds);
 	}
 	vmh_unlock(&lock);

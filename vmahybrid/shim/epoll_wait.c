@@ -85,6 +85,7 @@ static int kernel_now(struct ep_waiter *x, struct epoll_event *evs, int max)
 		n = (int)vmh_sys(SYS_epoll_pwait, x->epfd, evs, max, 0, x->w.os_mask, sizeof(uint64_t));
 		if (n <= 0)
 			return n;
+		vmh_os_reported(n);
 		k = settle(x->e, x->epfd, evs, n);
 	}
 	return k;
@@ -192,7 +193,7 @@ out:
 		n = -errno;
 		errno = saved;
 	}
-	return n;
+	return vmh_os_reported(n);
 }
 
 #define LOOK_AT_RINGS INT_MIN

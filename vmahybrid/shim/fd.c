@@ -55,6 +55,36 @@ int vmh_file_open(struct vmh_file *f, const char *path, int flags, unsigned mode
 	return 0;
 }
 
+int vmh_file_load(const char *path, char *buf, size_t size, struct stat *st)
+{
+	struct stat own;
+	long fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0), n = 0;
+	size_t have = 0;
+
+	if (fd < 0)
+		return (int)fd;
+	if (!st)
+		st = &own;
+	if (!identify((int)fd, st) || !S_ISREG(st->st_mode))
+		n = -EINVAL;
+	while (n >= 0 && have < size) {
+		n = vmh_sys(SYS_read, (int)fd, buf + have, size - have);
+		if (n == 0)
+			break;
+		if (n > 0)
+			have += (size_t)n;
+		else if (n == -EINTR)
+			n = 0;
+	}
+	vmh_sys(SYS_close, (int)fd);
+	if (n < 0)
+		return (int)n;
+	if (have == size)
+		return -EFBIG;
+	buf[have] = 0;
+	return memchr(buf, 0, have) ? -EINVAL : 0;
+}
+
 int vmh_file_truncate(struct vmh_file *f)
 {
 	return (int)vmh_sys(SYS_ftruncate, f->fd, 0L);

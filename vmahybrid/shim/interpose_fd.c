@@ -226,13 +226,13 @@ PAIR(pipe, (int fds[2]), (fds), fds)
 PAIR(pipe2, (int fds[2], int flags), (fds, flags), fds)
 PAIR(socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds), fds)
 
-VMH_EXPORT pid_t fork(void)
+static pid_t forked(pid_t (*real)(void))
 {
 	int saved = errno;
 
 	vmh_before_fork();
 	errno = saved;
-	pid_t pid = vmh_real()->fork();
+	pid_t pid = real();
 	saved = errno;
 	if (pid == 0)
 		vmh_after_fork_child();
@@ -240,6 +240,18 @@ VMH_EXPORT pid_t fork(void)
 		vmh_after_fork_parent();
 	errno = saved;
 	return pid;
+}
+
+VMH_EXPORT pid_t fork(void)
+{
+	return forked(vmh_real()->fork);
+}
+
+/* Of glibc 2.34. What is done around it makes system calls and takes the shim's own locks alone, which a signal handler
+ * never finds held (vmh_lock.h). */
+VMH_EXPORT pid_t _Fork(void)
+{
+	return forked(vmh_real()->_Fork ? vmh_real()->_Fork : vmh_real()->fork);
 }
 
 /* libc's daemon() forks inside: the parent ends at once, so the child owns the sockets alone. */

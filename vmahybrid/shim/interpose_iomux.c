@@ -3,6 +3,7 @@
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
+#include "vmh_ring.h"
 #include <limits.h>
 
 #define RETURN(r) \
@@ -119,7 +120,7 @@ VMH_EXPORT int pselect(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set 
 	RETURN(vmh_select(nfds, r, w, e, from_timespec(timeout), mask));
 }
 
-/* --- epoll --- */
+/* --- epoll: a set that is no object of ours came by other ways (SCM_RIGHTS, before an exec) --- */
 
 static struct vmh_obj *epoll_get(int epfd)
 {
@@ -196,7 +197,7 @@ VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeou
 	struct vmh_obj *ep = bad_args(evs, max, NULL) ? NULL : epoll_get(epfd);
 
 	if (!ep)
-		return vmh_real()->epoll_wait(epfd, evs, max, timeout);
+		return vmh_os_reported(vmh_real()->epoll_wait(epfd, evs, max, timeout));
 	return wait_on(ep, epfd, evs, max, from_ms(timeout), NULL);
 }
 
@@ -205,7 +206,7 @@ VMH_EXPORT int epoll_pwait(int epfd, struct epoll_event *evs, int max, int timeo
 	struct vmh_obj *ep = bad_args(evs, max, mask) ? NULL : epoll_get(epfd);
 
 	if (!ep)
-		return vmh_real()->epoll_pwait(epfd, evs, max, timeout, mask);
+		return vmh_os_reported(vmh_real()->epoll_pwait(epfd, evs, max, timeout, mask));
 	return wait_on(ep, epfd, evs, max, from_ms(timeout), mask);
 }
 
@@ -215,6 +216,6 @@ VMH_EXPORT int epoll_pwait2(int epfd, struct epoll_event *evs, int max, const st
 	struct vmh_obj *ep = bad_args(evs, max, mask) || bad_timespec(timeout) ? NULL : epoll_get(epfd);
 
 	if (!ep)
-		return vmh_real()->epoll_pwait2(epfd, evs, max, timeout, mask);
+		return vmh_os_reported(vmh_real()->epoll_pwait2(epfd, evs, max, timeout, mask));
 	return wait_on(ep, epfd, evs, max, from_timespec(timeout), mask);
 }

@@ -320,8 +320,10 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 	struct iovec iov = { (void *)buf, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = (void *)to, .msg_namelen = to ? tolen : 0 };
 
-	if (vmh_unlikely(to && (tolen < sizeof(struct sockaddr_in) || tolen > sizeof(struct sockaddr_storage))))
-		return vmh_sys(SYS_sendto, fd, buf, len, flags, to, tolen); /* sendmsg(2) takes some of these lengths */
+	/* sendmsg(2) takes some of these lengths of an address, and has another error for a negative one of data */
+	if (vmh_unlikely((ssize_t)len < 0 ||
+			 (to && (tolen < sizeof(struct sockaddr_in) || tolen > sizeof(struct sockaddr_storage)))))
+		return vmh_sys(SYS_sendto, fd, buf, len, flags, to, tolen);
 	return vmh_sock_sendmsg(s, fd, &m, flags, false);
 }
 

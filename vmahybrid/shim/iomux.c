@@ -143,7 +143,7 @@ static int collect(struct vmh_waiter *w, bool os)
 		for (unsigned i = 0; i < w->nfds; i++)
 			w->fds[i].revents = 0;
 	}
-	return n + add_ring_bits(x);
+	return vmh_os_reported(n) + add_ring_bits(x);
 }
 
 static bool on_ring(struct vmh_waiter *w)

@@ -40,21 +40,6 @@ static int open_file(int truncate)
 	return vmh_file_open(&file, vmh_params.log_file, O_WRONLY | O_CREAT | O_APPEND | truncate, 0644, false);
 }
 
-static void high_level_box(void)
-{
-	static const char *const box[] = {
-		"*************************************************************",
-		"* VMA is currently configured with high log level           *",
-		"* Application performance will decrease in this log level!  *",
-		"* This log level is recommended for debugging purposes only *",
-		"*************************************************************",
-	};
-	unsigned i;
-
-	for (i = 0; i < sizeof(box) / sizeof(box[0]); i++)
-		vmh_warn("%s", box[i]);
-}
-
 void vmh_log_init(void)
 {
 	const char *no_color = getenv("NO_COLOR");
@@ -71,8 +56,6 @@ void vmh_log_init(void)
 		to_file = false;
 		vmh_error("Failed to open logfile: %s (%s), logging to stderr", vmh_params.log_file, strerrorname_np(-err));
 	}
-	if (vmh_params.tracelevel >= VMH_LOG_DEBUG)
-		high_level_box();
 }
 
 /* A name with %d gives the child a file of its own; else parent and child append to the same one. */

@@ -1,5 +1,7 @@
 /* Start, fork and end of the library in a process. */
 #include "vmh_main.h"
+#include "vmh_banner.h"
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
@@ -34,7 +36,9 @@ void vmh_started(void)
 		vmh_fdtab_init();
 		vmh_params_init();
 		vmh_log_init();
+		vmh_banner();
 		vmh_params_report();
+		vmh_warn_high_level();
 		vmh_stats_init();
 		vmh_tcps_init();
 		own_pid = vmh_sys(SYS_getpid);
@@ -87,6 +91,7 @@ void vmh_after_fork_child(void)
 	forking = false;
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
+	vmh_conf_fork_child();
 	vmh_log_reopen();
 	vmh_stats_fork_child();
 	vmh_sock_fork_child();

@@ -19,19 +19,28 @@ extern char **environ;
 struct vmh_params vmh_params;
 
 static uint8_t origins[VMH_PARAMS_COUNT];
-static char warnings[WARNINGS][256];
+static char warnings[WARNINGS][400];
 static unsigned nwarnings, warnings_lost;
+static const struct vmh_paramfile *reading; /* the file that values come from now */
+static char profile_title[64];
 
-static void __attribute__((format(printf, 1, 2))) warn(const char *fmt, ...)
+#define warn vmh_params_warn
+
+void vmh_params_warn(const char *fmt, ...)
 {
 	va_list ap;
+	int n = 0;
+	char *out;
 
 	if (nwarnings == WARNINGS) {
 		warnings_lost++;
 		return;
 	}
+	out = warnings[nwarnings++];
+	if (reading)
+		n = snprintf(out, sizeof(warnings[0]), "%.200s:%u: ", reading->path, reading->line);
 	va_start(ap, fmt);
-	vsnprintf(warnings[nwarnings++], sizeof(warnings[0]), fmt, ap);
+	vsnprintf(out + n, sizeof(warnings[0]) - (size_t)n, fmt, ap);
 	va_end(ap);
 }
 
@@ -66,7 +75,7 @@ static void set_string(unsigned param, const char *text, enum vmh_param_origin o
 	if (expand(d, text, string_of(d))) {
 		warn("%s: the text is longer than %u bytes, using the default [%s]", d->name, d->max_length, d->string);
 		expand(d, d->string, string_of(d));
-		return;
+		origin = VMH_FROM_DEFAULT;
 	}
 	origins[param] = origin;
 }
@@ -120,20 +129,21 @@ static bool parse_word(const struct vmh_param_def *d, const char *text, int64_t 
 	return false;
 }
 
-static void from_environment(unsigned param, const char *name, const char *text)
+/* A value as a user writes it, in the environment or in a file. */
+static void take(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
 	int64_t value;
 
 	if (d->type == VMH_PARAM_STRING) {
-		set_string(param, text, VMH_FROM_ENV);
+		set_string(param, text, origin);
 		return;
 	}
 	text += strspn(text, " \t");
 	if (!*text)
 		return;
 	if (parse_word(d, text, &value)) {
-		set_number(param, value, VMH_FROM_ENV);
+		set_number(param, value, origin);
 		return;
 	}
 	if (!parse_number(text, &value)) {
@@ -143,7 +153,7 @@ static void from_environment(unsigned param, const char *name, const char *text)
 		return;
 	}
 	if (d->type == VMH_PARAM_BOOL) {
-		set_number(param, value != 0, VMH_FROM_ENV);
+		set_number(param, value != 0, origin);
 	} else if (d->type == VMH_PARAM_ENUM) {
 		warn_value(d, name, text, d->number);
 		set_number(param, d->number, VMH_FROM_DEFAULT);
@@ -151,13 +161,13 @@ static void from_environment(unsigned param, const char *name, const char *text)
 		int64_t used = !d->clamps ? d->number : value < d->min ? d->min : d->max;
 
 		warn_value(d, name, text, used);
-		set_number(param, used, d->clamps ? VMH_FROM_ENV : VMH_FROM_DEFAULT);
+		set_number(param, used, d->clamps ? origin : VMH_FROM_DEFAULT);
 	} else {
-		set_number(param, d->has_zero && !value ? d->zero : value, VMH_FROM_ENV);
+		set_number(param, d->has_zero && !value ? d->zero : value, origin);
 	}
 }
 
-static void apply_profile(const char *name)
+static bool apply_builtin(const char *name)
 {
 	unsigned i, k;
 
@@ -173,10 +183,91 @@ static void apply_profile(const char *name)
 				set_number(p->values[k].param, p->values[k].number, VMH_FROM_PROFILE);
 		}
 		set_string(VMH_PARAM_SPEC, i ? p->name : "", VMH_FROM_ENV);
+		snprintf(profile_title, sizeof(profile_title), "%s", i ? p->title : "");
+		return true;
+	}
+	return false;
+}
+
+/* The file says which profile it, or the program, starts from. */
+static void use_spec(const struct vmh_paramfile *f, const char *name, const char *value)
+{
+	if (!strcmp(name, "VMA_SPEC"))
+		snprintf(f->arg, sizeof(vmh_params.spec), "%s", value);
+}
+
+static void use_value(const struct vmh_paramfile *f, const char *name, const char *value)
+{
+	int param = vmh_param_find(name, strlen(name));
+
+	reading = f;
+	if (param < 0)
+		warn("%.64s is not a parameter, ignored", name);
+	else if (param != VMH_PARAM_SPEC)
+		take((unsigned)param, name, value, *(const enum vmh_param_origin *)f->arg);
+	reading = NULL;
+}
+
+static int apply_file(const char *path, enum vmh_param_origin origin)
+{
+	struct vmh_paramfile f = { .path = path, .program = program_invocation_short_name, .use = use_value,
+				   .arg = &origin };
+
+	return vmh_paramfile_read(&f);
+}
+
+static void spec_of_file(const char *path, char *spec)
+{
+	struct vmh_paramfile f = { .path = path, .program = program_invocation_short_name, .use = use_spec,
+				   .quiet = true, .arg = spec };
+
+	spec[0] = 0;
+	vmh_paramfile_read(&f);
+}
+
+static void apply_profile(const char *name)
+{
+	char path[512], base[sizeof(vmh_params.spec)];
+	const char *slash = strrchr(name, '/');
+	int err;
+
+	if (apply_builtin(name))
+		return;
+	if (slash)
+		snprintf(path, sizeof(path), "%s", name);
+	else
+		snprintf(path, sizeof(path), "%s/%s.conf", vmh_params.hybrid_profile_dir, name);
+	spec_of_file(path, base);
+	if (base[0] && !apply_builtin(base))
+		warn("%.200s: VMA_SPEC = %.64s is no built-in profile, starting from none", path, base);
+	err = apply_file(path, VMH_FROM_PROFILE);
+	if (!err) {
+		set_string(VMH_PARAM_SPEC, name, VMH_FROM_ENV);
+		snprintf(profile_title, sizeof(profile_title), "%s", slash ? slash + 1 : name);
 		return;
 	}
-	warn("VMA_SPEC = %.64s is no profile, using none. `vmahybrid run --help` lists them", name);
 	string_of(&vmh_param_defs[VMH_PARAM_SPEC])[0] = 0;
+	if (slash || err != -ENOENT)
+		warn("VMA_SPEC = %.200s can't be read (%s), using none", path, strerrorname_np(-err));
+	else
+		warn("VMA_SPEC = %.64s is no profile, using none. `vmahybrid config profiles` lists them", name);
+}
+
+static void apply_policy(bool spec_is_set)
+{
+	char spec[sizeof(vmh_params.spec)] = "";
+	int err;
+
+	if (!vmh_params.hybrid_policy[0])
+		return;
+	if (!spec_is_set) {
+		spec_of_file(vmh_params.hybrid_policy, spec);
+		if (spec[0])
+			apply_profile(spec);
+	}
+	err = apply_file(vmh_params.hybrid_policy, VMH_FROM_POLICY);
+	if (err && (err != -ENOENT || origins[VMH_PARAM_HYBRID_POLICY] == VMH_FROM_ENV))
+		warn("VMA_HYBRID_POLICY = %s can't be read (%s)", vmh_params.hybrid_policy, strerrorname_np(-err));
 }
 
 static void apply_aliases(unsigned param)
@@ -189,7 +280,7 @@ static void apply_aliases(unsigned param)
 		text = getenv(*alias);
 		if (!text)
 			continue;
-		from_environment(param, *alias, text);
+		take(param, *alias, text, VMH_FROM_ENV);
 		warn("The parameter %s is no longer in use. Parameter %s was set to %lld instead", *alias, d->name,
 		     (long long)*number_of(d));
 	}
@@ -214,7 +305,7 @@ static void apply_bounds(unsigned param)
 		value = bound_value(&d->ceiling);
 	if (value == asked)
 		return;
-	if (origins[param] == VMH_FROM_ENV)
+	if (origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY)
 		warn("%s = %lld does not go with %s = %lld, using [%lld]", d->name, (long long)asked,
 		     vmh_param_defs[value > asked ? d->floor.other : d->ceiling.other].name,
 		     (long long)*number_of(&vmh_param_defs[value > asked ? d->floor.other : d->ceiling.other]),
@@ -249,19 +340,12 @@ static void apply_implied(void)
 static void warn_unknown(void)
 {
 	char **entry;
-	unsigned i, k;
+	unsigned k;
 
 	for (entry = environ; entry && *entry; entry++) {
 		size_t n = strcspn(*entry, "=");
-		bool known = strncmp(*entry, "VMA_", 4) != 0;
+		bool known = strncmp(*entry, "VMA_", 4) != 0 || vmh_param_find(*entry, n) >= 0;
 
-		for (i = 0; !known && i < VMH_PARAMS_COUNT; i++) {
-			const char *const *alias = vmh_param_defs[i].aliases;
-
-			known = strlen(vmh_param_defs[i].name) == n && !memcmp(*entry, vmh_param_defs[i].name, n);
-			for (; !known && *alias; alias++)
-				known = strlen(*alias) == n && !memcmp(*entry, *alias, n);
-		}
 		for (k = 0; !known && k < COUNT(vmh_param_obsoletes); k++)
 			known = strlen(vmh_param_obsoletes[k].name) == n &&
 				!memcmp(*entry, vmh_param_obsoletes[k].name, n);
@@ -281,12 +365,22 @@ static void warn_obsolete(void)
 				warn("%s", *line);
 }
 
+static void from_environment(unsigned param)
+{
+	const char *text = getenv(vmh_param_defs[param].name);
+
+	apply_aliases(param);
+	if (text)
+		take(param, vmh_param_defs[param].name, text, VMH_FROM_ENV);
+}
+
 void vmh_params_init(void)
 {
 	const char *text;
 	unsigned i;
 
 	nwarnings = warnings_lost = 0;
+	profile_title[0] = 0;
 	memset(origins, VMH_FROM_DEFAULT, sizeof(origins));
 	for (i = 0; i < VMH_PARAMS_COUNT; i++) {
 		const struct vmh_param_def *d = &vmh_param_defs[i];
@@ -296,15 +390,15 @@ void vmh_params_init(void)
 		else
 			*number_of(d) = d->number;
 	}
+	from_environment(VMH_PARAM_HYBRID_POLICY);
+	from_environment(VMH_PARAM_HYBRID_PROFILE_DIR);
 	text = getenv("VMA_SPEC");
 	if (text && *text)
 		apply_profile(text);
-	for (i = 0; i < VMH_PARAMS_COUNT; i++) {
-		apply_aliases(i);
-		text = i == VMH_PARAM_SPEC ? NULL : getenv(vmh_param_defs[i].name);
-		if (text)
-			from_environment(i, vmh_param_defs[i].name, text);
-	}
+	apply_policy(text && *text);
+	for (i = 0; i < VMH_PARAMS_COUNT; i++)
+		if (i != VMH_PARAM_SPEC && i != VMH_PARAM_HYBRID_POLICY && i != VMH_PARAM_HYBRID_PROFILE_DIR)
+			from_environment(i);
 	apply_implied();
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
 		apply_bounds(i);
@@ -326,6 +420,52 @@ void vmh_params_report(void)
 enum vmh_param_origin vmh_params_origin(unsigned param)
 {
 	return param < VMH_PARAMS_COUNT ? (enum vmh_param_origin)origins[param] : VMH_FROM_DEFAULT;
+}
+
+const struct vmh_param_def *vmh_param_def(unsigned param)
+{
+	return &vmh_param_defs[param];
+}
+
+int vmh_param_find(const char *name, size_t len)
+{
+	for (int i = 0; i < VMH_PARAMS_COUNT; i++) {
+		const char *const *alias = vmh_param_defs[i].aliases;
+
+		if (strlen(vmh_param_defs[i].name) == len && !memcmp(name, vmh_param_defs[i].name, len))
+			return i;
+		for (; *alias; alias++)
+			if (strlen(*alias) == len && !memcmp(name, *alias, len))
+				return i;
+	}
+	return -1;
+}
+
+int64_t vmh_param_number(unsigned param)
+{
+	return *number_of(&vmh_param_defs[param]);
+}
+
+const char *vmh_param_string(unsigned param)
+{
+	return string_of(&vmh_param_defs[param]);
+}
+
+const char *vmh_params_profile(void)
+{
+	return profile_title[0] ? profile_title : NULL;
+}
+
+void vmh_params_no_effect(unsigned backend, const char *name)
+{
+	static _Atomic unsigned said;
+	unsigned i;
+
+	if (atomic_fetch_or(&said, backend) & backend)
+		return;
+	for (i = 0; i < VMH_PARAMS_COUNT; i++)
+		if (origins[i] == VMH_FROM_ENV && !(vmh_param_defs[i].backends & backend))
+			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
 }
 
 int vmh_params_expand_again(unsigned param)

@@ -13,6 +13,7 @@
 
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_want_stamps;
+_Atomic uint32_t vmh_os_reports;
 
 static struct vmh_ring_stats no_stats; /* of closed rings; nobody reads it */
 

@@ -254,7 +254,7 @@ static void count_received(struct verbs_ring *x, uint32_t frames, const struct t
 	if (vmh_unlikely(frames > VMH_GET(s->drained_max)))
 		VMH_SET(s->drained_max, frames);
 	VMH_SET(s->queue_len, out);
-	VMH_SET(s->pool_rx_free, x->nspare + vmh_verbs_pool_free(x->pool));
+	vmh_verbs_pool_report(x);
 }
 
 int vmh_verbs_poll(struct vmh_ring *r, unsigned budget)

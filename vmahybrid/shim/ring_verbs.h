@@ -70,6 +70,7 @@ struct verbs_pool {
 	struct vmh_lock lock; /* free, nfree, fresh */
 	uint32_t *free, nfree;
 	uint32_t fresh;       /* buffers from here on were never used, nor their memory touched */
+	struct verbs_ring *_Atomic reporter; /* whose statistics count what is free here: one's, since views add rings up */
 };
 
 struct verbs_dm { /* memory on the device, a ring of frames on their way; guarded by r.tx_lock */
@@ -140,7 +141,8 @@ int vmh_verbs_pool_get(struct verbs_ring *x);            /* sets pool and rx_mr 
 uint32_t vmh_verbs_pool_take(struct verbs_pool *p, uint32_t *ids, uint32_t n);
 void vmh_verbs_pool_give(struct verbs_pool *p, const uint32_t *ids, uint32_t n);
 void vmh_verbs_pool_recover(struct verbs_pool *p, uint32_t owner_id); /* what the ring's QP still held */
-uint32_t vmh_verbs_pool_free(struct verbs_pool *p);      /* a gauge */
+uint32_t vmh_verbs_pool_free(const struct verbs_pool *p);
+void vmh_verbs_pool_report(struct verbs_ring *x);        /* the gauge of free receive buffers */
 int vmh_verbs_tx_memory(struct verbs_ring *x);           /* tx_mem, tx_mr, slot_dm and dm */
 void vmh_verbs_tx_memory_free(struct verbs_ring *x);
 void *vmh_verbs_map(size_t len);                         /* zeroed; NULL */

@@ -1,6 +1,7 @@
 /* Packet memory of the verbs rings: one block for receiving per size of frames and process (VMA_RX_BUFS), which every
  * ring registers with its device, and a block per ring for sending. */
 #include "ring_verbs.h"
+#include "vmh_banner.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #define SIZE_STEP 512u   /* buffers of 2048 bytes for 1500, of 9216 for 9000: whole multiples, cache line aligned */
 #define RX_BUFS_LEAST 64u
 #define DM_ALIGN 64u
+#define HUGE_PAGE ((size_t)2 << 20)
 
 static struct vmh_lock list_lock;
 static struct verbs_pool *pools;
@@ -20,6 +22,31 @@ void *vmh_verbs_map(size_t len)
 			 0L);
 
 	return p < 0 && p > -4096 ? NULL : (void *)p;
+}
+
+/* Packet memory as VMA_MEM_ALLOC_TYPE wants it: 2 huge pages, 1 (and where there are not enough) pages that the kernel
+ * may make huge, 0 plain pages. *len grows to whole huge pages. */
+static void *packet_memory(size_t *len)
+{
+	size_t whole = (*len + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	void *mem;
+	long p;
+
+	if (vmh_params.mem_alloc_type == 2) {
+		/* reserved at once: without that, a page that is not there is a SIGBUS later */
+		p = vmh_sys(SYS_mmap, NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1,
+			    0L);
+		if (p >= 0 || p <= -4096) {
+			*len = whole;
+			return (void *)p;
+		}
+		vmh_warn_huge_pages();
+	}
+	mem = vmh_verbs_map(*len);
+	/* a ring goes round through thousands of buffers */
+	if (mem && vmh_params.mem_alloc_type)
+		vmh_sys(SYS_madvise, mem, *len, MADV_HUGEPAGE);
+	return mem;
 }
 
 static uint32_t frame_room(uint32_t mtu)
@@ -48,15 +75,14 @@ static struct verbs_pool *pool_new(uint32_t buf_size, uint32_t count)
 	p->buf_size = buf_size;
 	p->mem_len = (size_t)count * buf_size;
 	p->tables_len = (size_t)count * (sizeof(struct verbs_buf) + sizeof(uint32_t));
-	p->mem = vmh_verbs_map(p->mem_len);
+	p->mem = packet_memory(&p->mem_len);
 	p->bufs = vmh_verbs_map(p->tables_len);
 	if (!p->mem || !p->bufs) {
 		pool_free(p);
 		return NULL;
 	}
 	p->free = (uint32_t *)(p->bufs + count);
-	/* a ring goes round through thousands of buffers; and a dump of them helps nobody */
-	vmh_sys(SYS_madvise, p->mem, p->mem_len, MADV_HUGEPAGE);
+	/* a dump of them helps nobody */
 	vmh_sys(SYS_madvise, p->mem, p->mem_len, MADV_DONTDUMP);
 	return p;
 }
@@ -95,6 +121,8 @@ int vmh_verbs_pool_get(struct verbs_ring *x)
 			p->next = pools;
 			pools = p;
 		}
+		if (err || p->count < wanted)
+			vmh_warn_locked_memory();
 		if (!err && p->count < wanted)
 			vmh_warn("memory for %u receive buffers only, VMA_RX_BUFS asks for %u: raise ulimit -l",
 				 p->count, wanted);
@@ -137,9 +165,23 @@ void vmh_verbs_pool_recover(struct verbs_pool *p, uint32_t owner_id)
 	vmh_unlock(&p->lock);
 }
 
-uint32_t vmh_verbs_pool_free(struct verbs_pool *p)
+uint32_t vmh_verbs_pool_free(const struct verbs_pool *p)
 {
 	return p->count - VMH_GET(p->fresh) + VMH_GET(p->nfree);
+}
+
+void vmh_verbs_pool_report(struct verbs_ring *x)
+{
+	struct verbs_pool *p = x->pool;
+	struct verbs_ring *who = atomic_load_explicit(&p->reporter, memory_order_relaxed);
+	uint32_t n = x->nspare;
+
+	if (vmh_unlikely(who != x && (!who || atomic_load(&who->r.gone))) &&
+	    atomic_compare_exchange_strong(&p->reporter, &who, x))
+		who = x;
+	if (who == x)
+		n += vmh_verbs_pool_free(p);
+	VMH_SET(x->r.stats->pool_rx_free, n);
 }
 
 /* ---- transmit ---- */
@@ -180,12 +222,16 @@ int vmh_verbs_tx_memory(struct verbs_ring *x)
 		size = (wanted + 63) & ~63u;
 	x->tx_buf_size = size;
 	x->tx_mem_len = (size_t)x->tx_slots * size;
-	x->tx_mem = vmh_verbs_map(x->tx_mem_len);
+	x->tx_mem = packet_memory(&x->tx_mem_len);
 	if (!x->tx_mem)
 		return -ENOMEM;
 	x->tx_mr = reg(x, x->tx_mem, x->tx_mem_len);
-	if (!x->tx_mr)
-		return -errno;
+	if (!x->tx_mr) {
+		int err = errno;
+
+		vmh_warn_locked_memory();
+		return -err;
+	}
 	device_memory(x);
 	return 0;
 }

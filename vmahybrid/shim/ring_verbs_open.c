@@ -236,7 +236,7 @@ int vmh_ring_verbs_open(const struct vmh_msg_ring_reply *grant, const char *ifna
 	describe(x, grant);
 	x->debt = x->rx_wr;
 	vmh_verbs_refill(x);
-	VMH_SET(x->r.stats->pool_rx_free, x->nspare + vmh_verbs_pool_free(x->pool));
+	vmh_verbs_pool_report(x);
 	vmh_verbs_moderation_start(x);
 	vmh_fd_guard(x->channel->fd);
 	vmh_fd_guard(x->dev->ctx->cmd_fd);

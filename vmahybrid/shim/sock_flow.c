@@ -1,4 +1,5 @@
 /* Where the flows of a UDP socket live: on a ring while the service grants it, on the kernel else. */
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_iomux.h"
 #include "vmh_log.h"
@@ -20,7 +21,7 @@ _Atomic int vmh_homesick;
 static void note_homesick(unsigned reason)
 {
 	switch (reason) {
-	case VMH_R_NO_INTERFACE: case VMH_R_IF_DOWN: case VMH_R_IF_GONE: case VMH_R_NO_ROUTE:
+	case VMH_R_NO_INTERFACE: case VMH_R_IF_DOWN: case VMH_R_IF_GONE: case VMH_R_IF_MAC: case VMH_R_NO_ROUTE:
 	case VMH_R_NOT_OFFLOADABLE_ADDR: case VMH_R_ATTACH_FAILED: case VMH_R_RING_FAILED:
 		atomic_store(&vmh_homesick, 1);
 	}
@@ -141,6 +142,9 @@ static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 	*f = (struct vmh_flow){ .kind = VMH_FLOW_3T, .laddr = s->laddr, .lport = s->lport };
 	if (is_loopback(s->laddr))
 		return VMH_R_LOOPBACK;
+	reason = vmh_sock_kept_receiver(s, s->laddr);
+	if (reason)
+		return reason;
 	if (s->rport) {
 		struct vmh_nexthop hop;
 
@@ -230,7 +234,9 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 		return 0;
 	if (s->laddr && s->laddr != m->group)
 		return VMH_R_NONE; /* bound to another address: the kernel would not deliver the group either */
-	reason = vmh_net_link_served(m->ifindex);
+	reason = vmh_sock_kept_receiver(s, m->group);
+	if (!reason)
+		reason = vmh_net_link_served(m->ifindex);
 	if (!reason)
 		reason = attach(s, fd, &f);
 	m->flow_id = reason ? 0 : f.id;
@@ -308,6 +314,7 @@ void vmh_sock_update(struct vmh_sock *s, int fd)
 
 void vmh_sock_bound(struct vmh_sock *s, int fd)
 {
+	vmh_conf_refresh();
 	vmh_lock(&s->obj.lock);
 	read_addresses(s, fd);
 	vmh_sock_update(s, fd);
@@ -316,8 +323,10 @@ void vmh_sock_bound(struct vmh_sock *s, int fd)
 
 int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len)
 {
+	unsigned kept;
 	long r;
 
+	vmh_conf_refresh();
 	vmh_lock(&s->obj.lock);
 	/* what came before the call stays readable, from whomever it is */
 	if (any_flow(s))
@@ -326,8 +335,12 @@ int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, sockl
 	VMH_SET(s->heard, 0);
 	VMH_SET(s->tx_since_rx, 0);
 	read_addresses(s, fd);
-	vmh_sock_update(s, fd);
+	kept = vmh_sock_kept_connected(s);
+	if (!kept)
+		vmh_sock_update(s, fd);
 	vmh_unlock(&s->obj.lock);
+	if (kept)
+		vmh_sock_home(s, kept, 0); /* for good, as the manual says of such a rule */
 	return (int)r;
 }
 

@@ -3,6 +3,7 @@
 #include "vmh_control.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <linux/udp.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -78,7 +79,7 @@ enum effect {
 	E_IGNORE,      /* no meaning for a ring, or the same with and without */
 	E_HOME,        /* only the kernel does this */
 	E_RCVBUF, E_RCVTIMEO, E_SNDTIMEO, E_REUSEADDR, E_REUSEPORT, E_DEVICE, E_TIMESTAMP,
-	E_TTL, E_TOS, E_PKTINFO, E_RECVTTL, E_RECVTOS, E_MTU, E_MC_IF, E_MC_TTL, E_MC_LOOP, E_MC_ALL,
+	E_TTL, E_TOS, E_PKTINFO, E_RECVTTL, E_RECVTOS, E_MTU, E_RECVERR, E_MC_IF, E_MC_TTL, E_MC_LOOP, E_MC_ALL,
 	E_JOIN, E_LEAVE, E_GROUP_JOIN, E_GROUP_LEAVE, E_SOURCE,
 };
 
@@ -101,7 +102,7 @@ static const struct option {
 	{ IPPROTO_IP, IP_TTL, E_TTL },              { IPPROTO_IP, IP_TOS, E_TOS },
 	{ IPPROTO_IP, IP_PKTINFO, E_PKTINFO },      { IPPROTO_IP, IP_RECVTTL, E_RECVTTL },
 	{ IPPROTO_IP, IP_RECVTOS, E_RECVTOS },      { IPPROTO_IP, IP_MTU_DISCOVER, E_MTU },
-	{ IPPROTO_IP, IP_RECVERR, E_IGNORE },       { IPPROTO_IP, IP_FREEBIND, E_IGNORE },
+	{ IPPROTO_IP, IP_RECVERR, E_RECVERR },       { IPPROTO_IP, IP_FREEBIND, E_IGNORE },
 	{ IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, E_IGNORE },
 	{ IPPROTO_IP, IP_MULTICAST_IF, E_MC_IF },   { IPPROTO_IP, IP_MULTICAST_TTL, E_MC_TTL },
 	{ IPPROTO_IP, IP_MULTICAST_LOOP, E_MC_LOOP }, { IPPROTO_IP, IP_MULTICAST_ALL, E_MC_ALL },
@@ -133,10 +134,10 @@ static void set_timestamp(struct vmh_sock *s, int name, bool on)
 	if (!!was == !!s->opt_timestamp)
 		return;
 	atomic_store(&s->want_stamp, !!s->opt_timestamp);
-	if (s->opt_timestamp)
-		atomic_fetch_add(&vmh_want_stamps, 1);
-	else
+	if (!s->opt_timestamp)
 		atomic_fetch_sub(&vmh_want_stamps, 1);
+	else if (!atomic_fetch_add(&vmh_want_stamps, 1))
+		vmh_worker_wake(); /* it looks at the rings more often from now on */
 }
 
 /* The interface of an ip_mreq or ip_mreqn; 0: the kernel chose by route. */
@@ -216,6 +217,7 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 	case E_RECVTTL: s->opt_recvttl = v != 0; break;
 	case E_RECVTOS: s->opt_recvtos = v != 0; break;
 	case E_MTU: s->pmtudisc = (uint8_t)v; break;
+	case E_RECVERR: s->recverr = v != 0; break;
 	case E_MC_IF: set_mc_if(s, fd, val, len); break;
 	case E_MC_TTL: s->mc_ttl = (uint8_t)get_int(fd, IPPROTO_IP, IP_MULTICAST_TTL, 1); break;
 	case E_MC_LOOP:

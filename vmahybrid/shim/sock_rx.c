@@ -228,6 +228,7 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 		*m = copy;
 		if (!(flags & MSG_PEEK) || r < 0)
 			count_os(s, r);
+		VMH_SET(s->os_more, 1);
 		if (r >= 0)
 			VMH_SET(s->heard, 1);
 	}
@@ -271,15 +272,36 @@ static bool os_turn(struct vmh_sock *s)
  * whichever call meets it. */
 static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
+	uint32_t reports = atomic_load(&vmh_os_reports); /* before the look: a later one calls for another */
 	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
 
 	if (r >= 0)
 		r = kernel_now(s, fd, m, flags);
 	else if (r != -EAGAIN)
 		count_os(s, r);
-	if (r == -EAGAIN)
+	if (r == -EAGAIN) {
 		atomic_store_explicit(&s->os_check, 0, memory_order_relaxed);
+		VMH_SET(s->os_reports, reports);
+		VMH_SET(s->os_more, 0);
+	}
 	return r;
+}
+
+/* The ratio is for those who call in a tight loop; who comes seldom is told the truth each time. Nobody hears EAGAIN
+ * while the kernel socket is known to have something: it was found there, or select, poll or epoll reported of it. */
+static bool os_due(struct vmh_sock *s)
+{
+	uint64_t now;
+
+	if (VMH_GET(s->os_more) || VMH_GET(s->os_reports) != atomic_load_explicit(&vmh_os_reports, memory_order_relaxed))
+		return true;
+	if (!vmh_params.rx_udp_poll_os_ratio)
+		return false;
+	now = vmh_now_ns();
+	if (now - VMH_GET(s->os_looked_ns) < OS_LOOK_NS)
+		return false;
+	VMH_SET(s->os_looked_ns, now);
+	return true;
 }
 
 struct waiting {
@@ -442,7 +464,6 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool peek = flags & MSG_PEEK;
 	struct vmh_buf *b = peek ? NULL : in_hand(s);
-	uint64_t now;
 
 	if (peek)
 		vmh_rings_poll(POLL_BUDGET);
@@ -452,14 +473,8 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 		return r;
 	}
 	VMH_COUNT(s->stats->rx_poll_miss, 1);
-	/* the ratio is for those who call in a tight loop; who comes seldom is told the truth each time */
-	now = vmh_now_ns();
-	if (!vmh_params.rx_udp_poll_os_ratio || now - VMH_GET(s->os_looked_ns) < OS_LOOK_NS) {
-		VMH_COUNT(s->stats->rx_eagain, 1);
-		return -EAGAIN;
-	}
-	VMH_SET(s->os_looked_ns, now);
-	r = look_at_kernel(s, fd, m, flags);
+	if (os_due(s))
+		r = look_at_kernel(s, fd, m, flags);
 	if (r == -EAGAIN)
 		VMH_COUNT(s->stats->rx_eagain, 1);
 	return r;
@@ -470,8 +485,9 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 	ssize_t r;
 
-	if (vmh_unlikely(flags & (MSG_ERRQUEUE | MSG_OOB)))
+	if (vmh_unlikely(flags & MSG_ERRQUEUE))
 		return kernel_as_asked(s, fd, m, flags);
+	flags &= ~MSG_OOB; /* UDP does not look at it */
 	if (!atomic_load_explicit(&s->rx_on, memory_order_relaxed) && !vmh_sock_ready(s)) {
 		if (vmh_unlikely(atomic_load_explicit(&s->shared, memory_order_relaxed)))
 			if (!vmh_session_open())
@@ -548,10 +564,13 @@ ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	if (vmh_unlikely(m->msg_iovlen > 1024 || (m->msg_name && (int)m->msg_namelen < 0) ||
 			 (m->msg_iovlen && vmh_bad_ptr(m->msg_iov))))
 		return kernel_as_asked(s, fd, m, flags); /* EMSGSIZE, EINVAL and EFAULT are the kernel's to say */
-	flags &= ~MSG_CMSG_CLOEXEC;
-	if (vmh_unlikely(bad_target(m)))
-		return recv_to_bad(s, fd, m, flags);
-	return recv_some(s, fd, m, flags);
+	int cloexec = flags & MSG_CMSG_CLOEXEC; /* nothing comes that it would apply to, but the kernel says it back */
+	ssize_t r = vmh_unlikely(bad_target(m)) ? recv_to_bad(s, fd, m, flags & ~cloexec)
+						 : recv_some(s, fd, m, flags & ~cloexec);
+
+	if (vmh_unlikely(cloexec) && r >= 0)
+		m->msg_flags |= cloexec;
+	return r;
 }
 
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)

@@ -12,8 +12,10 @@
 
 #define FULL_RETRIES 256  /* kicks before a full ring hands a datagram to the kernel */
 #define NEVER_ON_RING (MSG_OOB | MSG_MORE | MSG_DONTROUTE | MSG_PROXY | MSG_ZEROCOPY | MSG_FASTOPEN)
-#define ERROR_CHECK_FIRST 16
+#define ERROR_CHECK_FIRST 16         /* sends to a peer that never answered */
 #define ERROR_CHECK_EVERY 128
+#define ERROR_CHECK_NS 1000000ull
+#define ERROR_ALERT 64               /* sends after an error: more are to be expected */
 
 /* why: of reasons.def, for the statistics; 0 where the call is bound to fail or no reason is known. */
 static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
@@ -72,6 +74,8 @@ static void decide_sizes(struct vmh_sock *s, struct vmh_dst *d, const struct vmh
 {
 	unsigned mtu = hop->mtu < d->ring->mtu ? hop->mtu : d->ring->mtu;
 
+	if (vmh_params.mtu && mtu > vmh_params.mtu)
+		mtu = (unsigned)vmh_params.mtu;
 	d->link_payload = d->max_payload = d->sure_payload = mtu > 28 ? mtu - 28 : 0;
 	/* nobody but a router answers that a datagram is too big; PROBE, INTERFACE and OMIT don't listen */
 	d->gateway = hop->via && hop->via != d->daddr && s->pmtudisc < IP_PMTUDISC_PROBE;
@@ -102,6 +106,11 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 		oif = s->mc_if;
 	if (mc && !saddr)
 		saddr = s->mc_if_addr;
+	reason = vmh_sock_kept_sender(d->daddr, d->dport);
+	if (reason) {
+		d->reason = reason;
+		return;
+	}
 	reason = vmh_net_resolve(d->daddr, saddr, oif, &hop);
 	d->generation = hop.generation ? hop.generation : d->generation;
 	if (!reason || reason == VMH_R_NO_NEIGHBOUR) {
@@ -179,7 +188,30 @@ void vmh_sock_path_shrank(struct vmh_sock *s)
 	vmh_unlock(&s->tx_lock);
 }
 
-/* A connected peer that never answered may have sent ICMP errors: the kernel socket has them. */
+/* ICMP errors are in the kernel socket, and asking it is a system call: at every send where errors are wanted
+ * (IP_RECVERR) or came lately, else by time, and not at all while every send is answered. */
+static bool error_due(struct vmh_sock *s, uint32_t n)
+{
+	uint32_t alert = VMH_GET(s->error_alert);
+	uint64_t now;
+
+	if (s->recverr)
+		return true;
+	if (alert) {
+		VMH_SET(s->error_alert, alert - 1);
+		return true;
+	}
+	if (n == 1)
+		return false;
+	if ((n <= ERROR_CHECK_FIRST && !VMH_GET(s->heard)) || n % ERROR_CHECK_EVERY == 0)
+		return true;
+	now = vmh_now_ns();
+	if (now - VMH_GET(s->error_asked_ns) < ERROR_CHECK_NS)
+		return false;
+	VMH_SET(s->error_asked_ns, now);
+	return true;
+}
+
 static int pending_error(struct vmh_sock *s, int fd)
 {
 	int err = 0;
@@ -187,11 +219,11 @@ static int pending_error(struct vmh_sock *s, int fd)
 	uint32_t n = VMH_GET(s->tx_since_rx) + 1;
 
 	VMH_SET(s->tx_since_rx, n);
-	if (VMH_GET(s->heard) ? n % ERROR_CHECK_EVERY : (n > ERROR_CHECK_FIRST && n % ERROR_CHECK_EVERY))
-		return 0;
-	if (n == 1)
+	if (!error_due(s, n))
 		return 0;
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_ERROR, &err, &len);
+	if (err)
+		VMH_SET(s->error_alert, ERROR_ALERT);
 	if (err == EMSGSIZE)
 		vmh_sock_path_shrank(s);
 	return -err;
@@ -278,7 +310,7 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 	why = vmh_session_open();
 	if (vmh_unlikely(why))
 		return by_kernel(s, fd, m, flags, why);
-	if (s->rport) {
+	if (s->rport || vmh_unlikely(s->recverr)) {
 		int err = pending_error(s, fd);
 
 		if (err) {

@@ -59,6 +59,7 @@
 	X(int, epoll_pwait, (int, struct epoll_event *, int, int, const sigset_t *)) \
 	X(int, epoll_pwait2, (int, struct epoll_event *, int, const struct timespec *, const sigset_t *)) \
 	X(pid_t, fork, (void)) \
+	X(pid_t, _Fork, (void)) \
 	X(int, daemon, (int, int)) \
 	X(int, sigaction, (int, const struct sigaction *, struct sigaction *)) \
 	X(sighandler_t, signal, (int, sighandler_t)) \

@@ -125,6 +125,16 @@ extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone o
 extern _Atomic uint32_t vmh_bindings;       /* changes with every socket's port or address */
 extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp_ns */
 
+/* How often the kernel told of readiness in a program with rings: what a receiver knew of an empty kernel socket before
+ * is out of date. */
+extern _Atomic uint32_t vmh_os_reports;
+static inline int vmh_os_reported(int n) /* returns it */
+{
+	if (n > 0 && vmh_unlikely(atomic_load_explicit(&vmh_rings, memory_order_relaxed)))
+		atomic_fetch_add_explicit(&vmh_os_reports, 1, memory_order_release);
+	return n;
+}
+
 /* Poll one ring if nobody else does. Frames taken, 0 if none or busy. */
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */

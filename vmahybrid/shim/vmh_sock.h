@@ -71,6 +71,8 @@ struct vmh_sock {
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
 	uint64_t os_looked_ns;    /* when the kernel socket was last read, for callers that never block */
+	uint32_t os_reports;      /* vmh_os_reports when it was last seen empty */
+	uint8_t os_more;          /* the last look at it found something */
 	uint64_t drained_ns;      /* when the rings were last looked at while something was queued */
 	uint8_t heard;            /* something was received since connect: the peer is alive */
 
@@ -100,6 +102,9 @@ struct vmh_sock {
 	uint32_t tx_cfg;          /* changes with any option that alters headers */
 	_Atomic uint8_t out_edges; /* an epoll set wants EPOLLOUT after each send; a hint */
 	uint32_t tx_since_rx;     /* sends since anything was received: when to look for ICMP errors */
+	uint32_t error_alert;     /* sends that look for one all the same */
+	uint64_t error_asked_ns;
+	uint8_t recverr;          /* IP_RECVERR: the sends of an unconnected socket fail too */
 	struct vmh_dst dsts[VMH_SOCK_DSTS];
 
 	struct vmh_sock *demux_next; /* sock.c: hash chain by local port */
@@ -153,6 +158,11 @@ void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail);
 int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, socklen_t len); /* 0 / -errno */
 void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex); /* object lock held */
 void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex);        /* object lock held */
+
+/* sock_conf.c: VMH_R_CONF_RULE where libvma.conf keeps it on the kernel, else 0 */
+unsigned vmh_sock_kept_connected(const struct vmh_sock *s);
+unsigned vmh_sock_kept_receiver(const struct vmh_sock *s, in_addr_t local); /* local: bound address, or the group */
+unsigned vmh_sock_kept_sender(in_addr_t daddr, in_port_t dport);
 
 /* sock_drain.c: a look at the rings though something is queued, at most once per VMA_RX_CQ_DRAIN_RATE_NSEC */
 void vmh_sock_drain_at_rate(struct vmh_sock *s);

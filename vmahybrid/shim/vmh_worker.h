@@ -15,6 +15,7 @@ void vmh_worker_fork_child(void);
 /* There was a session, and flows may move from the kernel to a ring at any time from now on: a blocked
  * call must sleep where it can be woken, not in the kernel's recv. */
 extern _Atomic int vmh_worker_runs;
+void vmh_worker_wake(void);                               /* any thread: its intervals may be others now */
 bool vmh_worker_is_me(void);
 
 /* control.c, for the worker */
@@ -22,5 +23,7 @@ void vmh_session_read(void);
 void vmh_session_bye(void);
 void vmh_session_end(unsigned reason);
 void vmh_session_settled(void);
+bool vmh_session_ask_again(void);
+bool vmh_session_muted(void);
 void vmh_session_release(unsigned ring_id);
 #endif

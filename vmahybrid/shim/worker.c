@@ -29,7 +29,7 @@ static _Atomic int lost;
 static _Atomic int behind; /* the first session came after sockets were bound: they are not on rings yet */
 static int bell = -1;
 
-static void ring_bell(void)
+void vmh_worker_wake(void)
 {
 	uint64_t one = 1;
 
@@ -45,14 +45,14 @@ void vmh_worker_event(const struct vmh_msg_event *ev)
 	else
 		atomic_store(&lost, 1); /* cannot follow: everything goes home and comes back */
 	vmh_unlock(&lock);
-	ring_bell();
+	vmh_worker_wake();
 }
 
 void vmh_worker_lost(void)
 {
 	atomic_store(&control_fd, -1);
 	atomic_store(&lost, 1);
-	ring_bell();
+	vmh_worker_wake();
 }
 
 static bool next_event(struct vmh_msg_event *ev)
@@ -203,13 +203,24 @@ static void look_at_verbs(void)
 	vmh_sock_service_back();
 }
 
+#define STAMPS_MS 1
+#define STAMPS_BUDGET 2048 /* frames of each ring */
+
+/* A datagram is stamped when somebody looks at its ring. */
+static bool stamps_wanted(void)
+{
+	return atomic_load(&vmh_want_stamps) && any_ring();
+}
+
 static int interval_ms(void)
 {
-	bool look = atomic_load(&control_fd) < 0 || atomic_load(&vmh_homesick) || vmh_verbs_any();
+	bool look = atomic_load(&control_fd) < 0 || vmh_session_muted() || atomic_load(&vmh_homesick) || vmh_verbs_any();
 	int idle = look ? VMH_RECONNECT_MS : -1;
 
 	if (atomic_load(&vmh_sock_any_shared))
 		idle = SHARED_MS;
+	if (stamps_wanted())
+		return STAMPS_MS;
 	if (!any_ring() || !vmh_params.progress_engine_interval || !vmh_params.progress_engine_wce_max)
 		return idle;
 	return (int)vmh_params.progress_engine_interval;
@@ -240,10 +251,14 @@ static void turn(void)
 		reconnect();
 		return;
 	}
+	if (vmh_session_ask_again())
+		vmh_sock_service_back();
 	look_for_change();
 	look_at_shared();
 	look_at_verbs();
-	if (vmh_params.progress_engine_interval)
+	if (stamps_wanted())
+		vmh_rings_poll(STAMPS_BUDGET);
+	else if (vmh_params.progress_engine_interval)
 		vmh_rings_drain((unsigned)vmh_params.progress_engine_wce_max);
 }
 
@@ -272,7 +287,7 @@ void vmh_worker_start(int fd, bool late)
 	atomic_store(&control_fd, fd);
 	atomic_store(&behind, late);
 	if (atomic_load(&vmh_worker_runs)) {
-		ring_bell();
+		vmh_worker_wake();
 		return;
 	}
 	bell = vmh_fd_hide((int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK));

@@ -31,6 +31,7 @@ _REMEDIES = {
     "library": library.PYVERBS,
     "device": "apt-get install ibverbs-providers; ls -l /dev/infiniband; dmesg | grep -i infiniband",
     "memory": "ulimit -l unlimited",
+    "port": "ip link set IF up; is its cable in, and the other end up? ibv_devinfo",
     "ready to send": "is the port up? ip link set IF up; ibv_devinfo",
     "flow rule": "flow steering may be off: ConnectX-3 wants mlx4_core log_num_mgm_entry_size=-1; ethtool -k IF has "
                  "ntuple-filters on; dmesg",
@@ -83,6 +84,8 @@ def _steps(ifname: str, found: _Found) -> Iterator[Step]:
             yield _failed(name, error, ifname)
             return
         yield Step(name, "ok", _said(name, qp))
+        if name == "device":
+            yield _port(qp, ifname)
     yield from _traffic(ifname, found, qp)
 
 
@@ -125,6 +128,20 @@ def _capabilities(found: _Found) -> Step:
     raw = ", ".join(able.raw_caps) or "no offloads"
     return Step("raw packet QPs", "ok", f"{raw}; {able.max_qp_wr} work requests, {able.max_cqe} completions, "
                 f"{able.max_sge} segments, {able.max_inline} bytes inline; link layer {able.link_layer}")
+
+
+def _port(qp: RawQp, ifname: str) -> Step:
+    """A QP becomes ready on a port that is down, and sends complete there: nothing of what follows would be noticed."""
+    import pyverbs.enums as e
+
+    where = f"{qp.device} port {qp.port}"
+    try:
+        state = attempt(where, qp.context.query_port, qp.port).state
+    except VmahybridError as error:
+        return _failed("port", error, ifname)
+    if state != e.IBV_PORT_ACTIVE:
+        return _failed("port", VmahybridError(where, "it is not active: no frame would leave or come"), ifname)
+    return Step("port", "ok", f"{where} is active")
 
 
 def _said(name: str, qp: RawQp) -> str:

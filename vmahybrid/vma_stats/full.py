@@ -144,7 +144,7 @@ def ring_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
 
 
 def pool_blocks(rings: list[dict[str, Any]]) -> Iterator[str]:
-    """One pool per direction, summed over the rings: each ring has its own packet memory."""
+    """One pool per direction, summed over the rings: each has memory of its own, or one counts what they share."""
     for number, way in enumerate(("rx", "tx") if rings else ()):
         yield EDGE
         yield f"\tBUFFER_POOL({way.upper()})=[{number}]"

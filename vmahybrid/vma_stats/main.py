@@ -120,7 +120,8 @@ def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
         found = [process for process in processes if options.name is None or goes_by(process, options.name)]
         if not found:
             error("Failed to identify process...")
-            print(USAGE, end="")
+            if not options.json:
+                print(USAGE, end="")
             raise Failed
     return found[0]
 

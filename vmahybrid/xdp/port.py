@@ -8,6 +8,7 @@ things waits for the worker of the interface's namespace.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import struct
 import threading
 from typing import TYPE_CHECKING, Self
@@ -55,8 +56,9 @@ class _Slots:
 class XdpPort:
     """The program `steer` on one interface of one namespace.
 
-    ``info`` is the interface as it was when opened; ``mtu`` follows set_mtu(). ``mode`` is "native" or "generic",
-    ``reason`` and ``detail`` say why not better. ``rings`` are those open now. ``switch``: what is attached just now.
+    ``info`` is the interface as it was when opened; ``mtu`` follows set_mtu(), its ``mac`` set_mac(). ``mode``
+    is "native" or "generic", ``reason`` and ``detail`` say why not better. ``rings`` are those open now. ``switch``:
+    what is attached just now.
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
@@ -240,6 +242,10 @@ class XdpPort:
                 self.rings.remove(ring)
             if not self.closed:
                 self._apply_config()
+
+    def set_mac(self, mac: bytes) -> None:
+        """The interface's MAC address is now ``mac``; rings that are open keep the old one."""
+        self.info = self.switch.info = dataclasses.replace(self.info, mac=mac)
 
     def set_mtu(self, mtu: int) -> None:
         """The interface's MTU has changed to ``mtu`` bytes: longer frames go to the kernel, ring veths follow.

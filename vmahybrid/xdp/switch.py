@@ -60,7 +60,7 @@ class Switch:
         self.tcx = False
         self.switches = self.failures = 0
         self.problem = ""
-        self._worker, self._image, self._info = worker, image, info
+        self._worker, self._image, self.info = worker, image, info
         self._steer: BpfProgram = programs.programs["steer"]
         self._maps = programs.maps
         self._tc: ProgramSet | None = None
@@ -107,8 +107,8 @@ class Switch:
         self.prepare()
         if self.ready and self._far is None:
             try:
-                self._far = RingVeth.open(self._worker, self._image, out_ifindex=self._info.ifindex,
-                                          mac=self._info.mac, mtu=FAR_MTU, native=False, prefix=FAR_PREFIX)
+                self._far = RingVeth.open(self._worker, self._image, out_ifindex=self.info.ifindex,
+                                          mac=self.info.mac, mtu=FAR_MTU, native=False, prefix=FAR_PREFIX)
             except (OSError, VmahybridError) as error:
                 self.failed(f"no second way into a direct ring: {error}")
         return self._far
@@ -125,7 +125,7 @@ class Switch:
         if self.tcx or not self.ready or self._tc is None:
             return False
         try:
-            new = attach_tcx(self._tc.programs["tc_steer"], self._info.ifindex)
+            new = attach_tcx(self._tc.programs["tc_steer"], self.info.ifindex)
         except VmahybridError as error:
             self.failed(f"tcx: {error.why}")
             return False
@@ -136,7 +136,7 @@ class Switch:
         if not self.tcx:
             return False
         try:
-            new = attach(self._steer, self._info.ifindex, "generic", driver=self._info.driver)
+            new = attach(self._steer, self.info.ifindex, "generic", driver=self.info.driver)
         except VmahybridError as error:
             self.failed(f"XDP: {error.why}")
             return False

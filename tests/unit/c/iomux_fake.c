@@ -89,6 +89,9 @@ void fake_ring_rx(int fd)
 	CHECK(write(ring_fd, &one, 8) == 8);
 }
 
+struct vmh_ring *_Atomic vmh_rings;
+_Atomic uint32_t vmh_os_reports;
+
 int vmh_rings_poll(unsigned budget)
 {
 	uint64_t v;

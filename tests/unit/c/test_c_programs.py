@@ -22,7 +22,7 @@ RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
 
 
 VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c", "ring_verbs_open.c",
-         "fd.c", "frame.c", "lock.c"]
+         "boxes.c", "fd.c", "frame.c", "lock.c"]
 
 
 def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more: str) -> Path:
@@ -40,6 +40,7 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
         ("test_frame.c", ["frame.c"]),
         ("test_net.c", ["net.c", "net_table.c"]),
         ("test_lock.c", ["lock.c"]),
+        ("test_conf.c", ["conf_parse.c"]),
     ],
 )
 def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> None:

@@ -1,6 +1,7 @@
 /* select, poll, epoll, waiting and signals over the fakes of iomux_fake.c. Arguments: names of tests (all
  * when none) and, as a number, the iterations of the races. Prints "ok NAME" for each. */
 #include "iomux_fake.h"
+#include "vmh_real.h"
 #include <sys/wait.h>
 
 int iomux_races = 20000;
@@ -36,6 +37,7 @@ static const struct {
 
 int main(int argc, char **argv)
 {
+	vmh_real_init(); /* as the shim's constructor does, before there are threads */
 	for (int k = 1; k < argc; k++)
 		if (atoi(argv[k]) > 0)
 			iomux_races = atoi(argv[k]);

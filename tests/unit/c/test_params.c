@@ -1,8 +1,11 @@
 /* Driver of tests/unit/test_shim_params.py: reads the environment as the shim does and does what its
  * arguments say. Prints to stdout; the log goes where the parameters send it. */
+#include "vmh_banner.h"
+#include "vmh_conf.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +24,34 @@ static void print_params(void)
 	NUMBER(cq_aim_interval_msec), NUMBER(ring_allocation_logic_tx), NUMBER(tcp_timer_resolution_msec);
 	NUMBER(rx_prefetch_bytes_before_poll), NUMBER(tcp_max_syn_rate), NUMBER(udp_3t_rules), NUMBER(tx_bufs);
 	printf("origin.rx_wre=%d\n", vmh_params_origin(VMH_PARAM_RX_WRE));
+}
+
+/* NAME=ORIGIN VALUE of every parameter */
+static void print_all(void)
+{
+	for (unsigned i = 0; i < VMH_PARAMS_COUNT; i++) {
+		const struct vmh_param_def *d = vmh_param_def(i);
+
+		printf("%s=%d ", d->name, vmh_params_origin(i));
+		if (d->type == VMH_PARAM_STRING)
+			printf("%s\n", vmh_param_string(i));
+		else
+			printf("%lld\n", (long long)vmh_param_number(i));
+	}
+}
+
+/* "ROLE ADDR PORT ADDR PORT" per line: what the rules say now, as the number of the reason */
+static void conf(void)
+{
+	unsigned role, port, port2;
+	char a[16], b[16];
+
+	while (scanf("%u %15s %u %15s %u", &role, a, &port, b, &port2) == 5) {
+		vmh_conf_refresh();
+		printf("%u\n", vmh_conf_keeps(role, inet_addr(a), htons((uint16_t)port), inet_addr(b),
+					      htons((uint16_t)port2)));
+		fflush(stdout);
+	}
 }
 
 static struct vmh_sock_stats *busy_sock(int fd)
@@ -133,9 +164,18 @@ int main(int argc, char **argv)
 {
 	vmh_params_init();
 	vmh_log_init();
+	if (getenv("BANNER"))
+		vmh_banner();
 	vmh_params_report();
+	vmh_warn_high_level();
 	if (argc < 2)
 		print_params();
+	else if (!strcmp(argv[1], "all"))
+		print_all();
+	else if (!strcmp(argv[1], "conf"))
+		conf();
+	else if (!strcmp(argv[1], "effect"))
+		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp"), vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
 	else if (!strcmp(argv[1], "stats"))
 		stats();
 	else if (!strcmp(argv[1], "many"))

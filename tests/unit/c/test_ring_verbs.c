@@ -9,8 +9,11 @@
 #include "vmh_stats.h"
 #include "vmh_wait.h"
 #include <arpa/inet.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 #define WRS 64
 
@@ -18,7 +21,19 @@ struct vmh_params vmh_params;
 struct verbs_lib vmh_ibv;
 _Atomic int vmh_log_level_now = -1, vmh_sleepers;
 static struct vmh_ring_stats stats;
-void vmh_log_write(int level, const char *fmt, ...) { (void)level; (void)fmt; }
+static char said[8192];
+
+void vmh_log_write(int level, const char *fmt, ...)
+{
+	size_t n = strlen(said);
+	va_list ap;
+
+	va_start(ap, fmt);
+	n += (size_t)vsnprintf(said + n, sizeof(said) - n, fmt, ap);
+	va_end(ap);
+	if (n < sizeof(said) - 20)
+		snprintf(said + n, sizeof(said) - n, " %d\n", level);
+}
 struct vmh_ring_stats *vmh_stats_ring_new(void) { memset(&stats, 0, sizeof(stats)); return &stats; }
 void vmh_stats_ring_free(struct vmh_ring_stats *s) { (void)s; }
 void vmh_wake_all_slow(void) {}
@@ -128,7 +143,15 @@ static int to_dm(struct ibv_dm *d, uint64_t at, const void *from, size_t len)
 	memcpy(device_memory + at, from, len);
 	return 0;
 }
-static struct ibv_mr *reg_mr(struct ibv_pd *p, void *m, size_t l, int a) { (void)p; (void)m; (void)l; (void)a; return &mr; }
+static size_t lockable = SIZE_MAX;
+static struct ibv_mr *reg_mr(struct ibv_pd *p, void *m, size_t l, int a)
+{
+	(void)p; (void)m; (void)a;
+	if (l <= lockable)
+		return &mr;
+	errno = ENOMEM;
+	return NULL;
+}
 static int dereg_mr(struct ibv_mr *m) { (void)m; return 0; }
 static struct ibv_comp_channel *new_channel(struct ibv_context *c) { (void)c; channel.fd = eventfd(0, 0); return &channel; }
 static int del_channel(struct ibv_comp_channel *c) { close(c->fd); return 0; }
@@ -382,6 +405,58 @@ static void test_flows_refused(void)
 	CHECK(!vmh_verbs_failed() && !cqs, "closed");
 }
 
+static bool huge_pages_are_there(size_t len)
+{
+	void *p = mmap(NULL, (len + (2 << 20) - 1) & ~(size_t)((2 << 20) - 1), PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+
+	return p != MAP_FAILED;
+}
+
+/* The manual's boxes: each where what it says is so, and once. */
+static void test_memory(void)
+{
+	struct verbs_dev dev = { .pd = &pd };
+	struct verbs_ring x = { .dev = &dev, .r.mtu = 3000 };
+	struct rlimit limit = { 12345, 12345 }, unlimited = { RLIM_INFINITY, RLIM_INFINITY };
+	bool there = huge_pages_are_there(256 * 3072);
+	int old = atomic_exchange(&vmh_log_level_now, VMH_LOG_INFO);
+
+	vmh_params.mem_alloc_type = 1;
+	CHECK(vmh_verbs_pool_get(&x) == 0 && !said[0], "%s", said);
+	vmh_params.mem_alloc_type = 2;
+	x.r.mtu = 4000;
+	CHECK(vmh_verbs_pool_get(&x) == 0 && x.pool->count == 256, "works on");
+	CHECK(!!strstr(said, "* Not enough hugepage resources for VMA memory allocation.    * 2\n") == !there, "%s", said);
+	CHECK(!!strstr(said, "*              (VMA_MEM_ALLOC_TYPE= 0 or 1)                   * 3\n") == !there, "%s", said);
+	CHECK(there == (x.pool->mem_len % (2 << 20) == 0), "%zu", x.pool->mem_len);
+	said[0] = 0;
+	x.tx_slots = 4;
+	CHECK(vmh_verbs_tx_memory(&x) == 0 && !said[0], "%s", said);
+	vmh_verbs_tx_memory_free(&x);
+	vmh_params.mem_alloc_type = 0;
+	x.r.mtu = 5000;
+	lockable = 128 * 5120;
+	if (!setrlimit(RLIMIT_MEMLOCK, &unlimited)) { /* root */
+		CHECK(vmh_verbs_pool_get(&x) == 0 && !strstr(said, "max locked memory"), "%s", said);
+		x.r.mtu = 5600;
+	}
+	lockable = 128 * 5632;
+	said[0] = 0;
+	CHECK(!setrlimit(RLIMIT_MEMLOCK, &limit), "%m");
+	CHECK(vmh_verbs_pool_get(&x) == 0 && x.pool->count < 256, "%u", x.pool->count);
+	CHECK(strstr(said, "Your current max locked memory is: 12345. Please change it to unlimited. 2\n"), "%s", said);
+	CHECK(strstr(said, "buffers only, VMA_RX_BUFS asks for 256: raise ulimit -l"), "%s", said);
+	said[0] = 0;
+	x.r.mtu = 6200;
+	lockable = 0;
+	CHECK(vmh_verbs_pool_get(&x) == -ENOMEM && !said[0], "told already: %s", said);
+	CHECK(vmh_verbs_tx_memory(&x) == -ENOMEM, "nothing can be locked");
+	vmh_verbs_tx_memory_free(&x);
+	lockable = SIZE_MAX;
+	atomic_store(&vmh_log_level_now, old);
+}
+
 int main(void)
 {
 	v = (struct verbs_context){ .alloc_dm = alloc_dm, .free_dm = free_dm, .reg_dm_mr = reg_dm,
@@ -405,6 +480,7 @@ int main(void)
 	vmh_params.tx_max_inline = 204;
 	vmh_params.qp_compensation_level = 8;
 	vmh_params.cq_poll_batch_max = 16;
+	test_memory();
 	test_sending();
 	test_device_memory();
 	test_receiving();

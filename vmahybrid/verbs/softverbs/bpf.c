@@ -188,6 +188,21 @@ void sv_steering_close(struct sv_steering *steering)
 	steering->control = NULL;
 }
 
+/* A link outlives its interface, and names none then. */
+bool sv_steering_attached(const struct sv_steering *steering, int ifindex)
+{
+	struct bpf_link_info info;
+	union bpf_attr attr;
+
+	memset(&info, 0, sizeof(info));
+	memset(&attr, 0, sizeof(attr));
+	attr.info.bpf_fd = (uint32_t)steering->ingress;
+	attr.info.info_len = sizeof(info);
+	attr.info.info = (uintptr_t)&info;
+	/* tcx.ifindex, which Debian 12's headers have not, is at the same place */
+	return sv_bpf(BPF_OBJ_GET_INFO_BY_FD, &attr) || info.xdp.ifindex == (uint32_t)ifindex;
+}
+
 /* `size`: of the data, a power of two. Linux maps it twice in a row, so that no record is torn. */
 int sv_ring_open(size_t size, struct sv_ring *ring)
 {

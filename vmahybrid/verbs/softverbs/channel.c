@@ -122,17 +122,35 @@ void sv_channel_disarm(struct sv_cq *cq)
 			__atomic_store_n(&q->slot->armed, 0, __ATOMIC_RELAXED);
 }
 
+/* Frames of a full CQ stay in their rings, and are told when something was taken out of it: sv_channel_room(). */
+static void arm_all(struct sv_cq *cq, bool but_starved)
+{
+	cq->blocked = !sv_cq_room(cq);
+	if (cq->blocked)
+		return;
+	for (struct sv_qp *q = cq->receivers; q; q = q->cq_next)
+		if (!but_starved || !q->starved)
+			sv_channel_arm(cq, q);
+}
+
+void sv_channel_room(struct sv_cq *cq)
+{
+	if (cq->blocked && cq->armed == SV_ARMED && !sv_context(cq->base.context)->dead)
+		arm_all(cq, true);
+}
+
 int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
 {
 	struct sv_cq *cq = sv_cq(base);
 
+	if (sv_context(base->context)->forked)
+		return EIO;
 	pthread_mutex_lock(&cq->lock);
 	if (cq->armed != SV_ARMED)
 		cq->armed = solicited_only ? SV_ARMED_SOLICITED : SV_ARMED;
 	/* no received frame is solicited */
 	if (cq->armed == SV_ARMED && base->channel && !sv_context(base->context)->dead)
-		for (struct sv_qp *q = cq->receivers; q; q = q->cq_next)
-			sv_channel_arm(cq, q);
+		arm_all(cq, false);
 	pthread_mutex_unlock(&cq->lock);
 	return 0;
 }
@@ -161,9 +179,7 @@ static bool take_event(struct sv_cq *cq)
 	} else if (cq->armed == SV_ARMED) {
 		/* nothing yet, for instance because a frame is still being written. A ring whose frames find no receive
 		 * buffer waits for sv_post_recv() */
-		for (struct sv_qp *q = cq->receivers; q; q = q->cq_next)
-			if (!q->starved)
-				sv_channel_arm(cq, q);
+		arm_all(cq, true);
 	}
 	pthread_mutex_unlock(&cq->lock);
 	return taken;
@@ -177,7 +193,7 @@ SV_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
 		bool blocking = !(sv_fcntl(base->fd, F_GETFL, 0) & O_NONBLOCK);
 		struct epoll_event event;
 		struct sv_cq *found;
-		int n = sv_epoll_wait(base->fd, &event, 1, blocking ? -1 : 0);
+		int n = sv_context(base->context)->forked ? -EIO : sv_epoll_wait(base->fd, &event, 1, blocking ? -1 : 0);
 
 		if (n <= 0) {
 			errno = n < 0 ? -n : EAGAIN;

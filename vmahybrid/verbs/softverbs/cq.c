@@ -45,6 +45,8 @@ bool sv_cq_take(struct sv_cq *cq, struct sv_cqe *cqe, uint32_t wanted)
 	if (cq->head == cq->tail)
 		return false;
 	*cqe = cq->ring[cq->head++ & (cq->size - 1)];
+	if (cq->blocked)
+		sv_channel_room(cq);
 	if (cqe->retires)
 		atomic_fetch_add(&cqe->qp->sq_retired, cqe->retires);
 	return true;
@@ -59,6 +61,7 @@ void sv_cq_forget(struct sv_cq *cq, struct sv_qp *qp)
 		if (cq->ring[from & (cq->size - 1)].qp != qp)
 			cq->ring[to++ & (cq->size - 1)] = cq->ring[from & (cq->size - 1)];
 	cq->tail = to;
+	sv_channel_room(cq);
 }
 
 int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
@@ -171,6 +174,7 @@ SV_EXPORT int ibv_resize_cq(struct ibv_cq *base, int cqe)
 	cq->head = 0;
 	cq->tail = used;
 	base->cqe = (int)size - 1;
+	sv_channel_room(cq);
 	pthread_mutex_unlock(&cq->lock);
 	return 0;
 }

@@ -28,6 +28,7 @@ struct sv_engine {
 	int ifindex;
 	uint64_t netns;
 	int contexts;
+	bool gone; /* the device, or this is the child of a fork: nothing is steered any more. Set once; atomic */
 	pthread_mutex_t lock;
 	struct sv_steering steering;
 	struct sv_flow *flows;
@@ -38,14 +39,30 @@ struct sv_engine {
 
 static struct sv_engine *engines; /* registry lock */
 
+static bool is_gone(struct sv_engine *e)
+{
+	return __atomic_load_n(&e->gone, __ATOMIC_ACQUIRE);
+}
+
+/* An engine that serves the device of a context. One whose interface was deleted does not, though another interface may
+ * have come to its index. */
+static struct sv_engine *find_engine(const struct sv_context *x)
+{
+	struct sv_engine *e;
+
+	for (e = engines; e; e = e->next)
+		if (e->ifindex == x->device->ifindex && e->netns == x->device->netns && !is_gone(e) &&
+		    sv_steering_attached(&e->steering, e->ifindex))
+			break;
+	return e;
+}
+
 static struct sv_engine *engine_join(struct sv_context *x, int *error)
 {
 	struct sv_engine *e;
 
 	sv_registry_lock();
-	for (e = engines; e; e = e->next)
-		if (e->ifindex == x->device->ifindex && e->netns == x->device->netns)
-			break;
+	e = x->engine ? x->engine : find_engine(x);
 	if (!e && (e = calloc(1, sizeof(*e)))) {
 		e->ifindex = x->device->ifindex;
 		e->netns = x->device->netns;
@@ -61,7 +78,7 @@ static struct sv_engine *engine_join(struct sv_context *x, int *error)
 	}
 	if (e && !x->engine) {
 		e->contexts++;
-		x->engine = e;
+		__atomic_store_n(&x->engine, e, __ATOMIC_RELEASE);
 	}
 	sv_registry_unlock();
 	return e;
@@ -89,9 +106,10 @@ void sv_engine_leave(struct sv_context *x)
 		sv_registry_unlock();
 		return;
 	}
-	for (at = &engines; *at != e; at = &(*at)->next)
+	for (at = &engines; *at && *at != e; at = &(*at)->next)
 		;
-	*at = e->next;
+	if (*at) /* not in the child of a fork */
+		*at = e->next;
 	sv_registry_unlock();
 	/* links first: nothing writes to the rings any more */
 	sv_close(&e->steering.ingress);
@@ -106,11 +124,32 @@ void sv_engine_leave(struct sv_context *x)
 	free(e);
 }
 
-/* In the child of a fork: the links must not outlive the parent here. The mappings were not inherited. */
+/* The interface may live on, in another namespace: its frames are not ours there. The context's lock keeps forks away, whose
+ * child closes the links as well. */
+void sv_engine_device_gone(struct sv_context *x)
+{
+	struct sv_engine *e = __atomic_load_n(&x->engine, __ATOMIC_ACQUIRE);
+
+	if (!e)
+		return;
+	pthread_mutex_lock(&x->lock);
+	if (!__atomic_exchange_n(&e->gone, true, __ATOMIC_ACQ_REL)) {
+		sv_close(&e->steering.ingress);
+		sv_close(&e->steering.egress);
+	}
+	pthread_mutex_unlock(&x->lock);
+}
+
+/* In the child of a fork: the links must not outlive the parent here. The mappings were not inherited. No context of the
+ * child's own finds these engines; its copies of the parent's free them. */
 void sv_engines_after_fork(void)
 {
-	for (struct sv_engine *e = engines; e; e = e->next) {
+	struct sv_engine *inherited = engines;
+
+	engines = NULL;
+	for (struct sv_engine *e = inherited; e; e = e->next) {
 		pthread_mutex_init(&e->lock, NULL);
+		e->gone = true;
 		e->steering.control = NULL;
 		sv_steering_close(&e->steering);
 		for (uint32_t i = 0; i < SV_SLOTS; i++)
@@ -366,6 +405,28 @@ static void unlink_flow(struct sv_engine *e, struct sv_flow *flow)
 		drop_mask(e, mask);
 }
 
+/* Would a frame be copied to both? The programs give out the copies of one rule. */
+static bool copies_too(const struct sv_flow *a, const struct sv_flow *b)
+{
+	bool same = a->rank == b->rank && !memcmp(&a->mask, &b->mask, sizeof(a->mask)) &&
+		    !memcmp(&a->value, &b->value, sizeof(a->value));
+
+	if (!a->pass || !b->pass || a->sniffer || b->sniffer || same)
+		return false;
+	for (int i = 0; i < SV_WORDS; i++)
+		if ((a->value.w[i] ^ b->value.w[i]) & a->mask.w[i] & b->mask.w[i])
+			return false;
+	return true;
+}
+
+static int check_copies(const struct sv_engine *e, const struct sv_flow *flow)
+{
+	for (const struct sv_flow *f = e->flows; f; f = f->next)
+		if (copies_too(f, flow))
+			return -EOPNOTSUPP;
+	return 0;
+}
+
 int sv_engine_add(struct sv_context *x, struct sv_flow *flow)
 {
 	int error = -ENOMEM;
@@ -374,9 +435,8 @@ int sv_engine_add(struct sv_context *x, struct sv_flow *flow)
 	if (!e)
 		return error;
 	pthread_mutex_lock(&e->lock);
-	if (!e->steering.control)
-		error = -EIO;
-	else
+	error = is_gone(e) ? -EIO : check_copies(e, flow);
+	if (!error)
 		error = own_slot(e, flow->qp);
 	if (!error) {
 		flow->next = e->flows;

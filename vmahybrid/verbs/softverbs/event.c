@@ -60,11 +60,13 @@ void sv_event_queue(struct sv_context *x, enum ibv_event_type type, void *elemen
 
 void sv_device_gone(struct sv_context *x)
 {
-	if (!atomic_exchange(&x->dead, true))
-		sv_event_queue(x, IBV_EVENT_DEVICE_FATAL, NULL);
+	if (atomic_exchange(&x->dead, true))
+		return;
+	sv_engine_device_gone(x);
+	sv_event_queue(x, IBV_EVENT_DEVICE_FATAL, NULL);
 }
 
-static void read_link(struct sv_context *x)
+static bool read_link(struct sv_context *x)
 {
 	union {
 		char bytes[16384];
@@ -77,7 +79,7 @@ static void read_link(struct sv_context *x)
 	if (size == -ENOBUFS) /* lost some; what counts is the present */
 		state = sv_link_of(x->device->ifindex, &link) ? -1 : sv_link_active(&link);
 	else if (size <= 0)
-		return;
+		return false;
 	else
 		state = sv_netlink_state(&buffer, (size_t)size, x->device->ifindex);
 	if (state == -1) {
@@ -86,6 +88,7 @@ static void read_link(struct sv_context *x)
 		x->was_active = state == 1;
 		sv_event_queue(x, state ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, NULL);
 	}
+	return true;
 }
 
 static bool take(struct sv_context *x, struct ibv_async_event *out)
@@ -128,8 +131,9 @@ SV_EXPORT int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
 			errno = n < 0 ? -n : EAGAIN;
 			return -1;
 		}
-		if (ready.data.u64 == LINK)
-			read_link(x);
+		/* all: a program that reads no further than the port's error is to lose a device that is gone */
+		while (ready.data.u64 == LINK && read_link(x))
+			;
 		if (take(x, event))
 			return 0;
 	}

@@ -41,25 +41,6 @@ static int check_access(unsigned int access)
 	return 0;
 }
 
-/* mincore(2) knows whether there is memory; a NIC's driver would fail to pin it. */
-static int check_range(const void *address, size_t length)
-{
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)address & ~(page - 1), end;
-	unsigned char map[512];
-
-	if (__builtin_add_overflow((uintptr_t)address, length, &end))
-		return EINVAL;
-	while (start < end) {
-		size_t part = end - start < sizeof(map) * page ? end - start : sizeof(map) * page;
-		long error = SV_CALL(SYS_mincore, start, part, map);
-
-		if (error)
-			return error == -ENOMEM ? EFAULT : (int)-error;
-		start += part;
-	}
-	return 0;
-}
-
 static int place(struct sv_context *x, struct sv_mr *mr)
 {
 	uint32_t index, slots = x->mr_slots;
@@ -96,7 +77,7 @@ static struct ibv_mr *reg(struct ibv_pd *pd, void *address, size_t length, uint6
 	if (!error && x->dead)
 		error = EIO;
 	if (!error)
-		error = check_range(address, length);
+		error = sv_memory_check(address, length, access & IBV_ACCESS_LOCAL_WRITE);
 	if (error)
 		return SV_NULL(error);
 	mr = calloc(1, sizeof(*mr));
@@ -143,6 +124,7 @@ SV_EXPORT int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, vo
 	struct sv_context *x = sv_context(base->context);
 	struct sv_mr *mr = (struct sv_mr *)base;
 	bool moves = flags & IBV_REREG_MR_CHANGE_TRANSLATION;
+	bool writes = (flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access) & IBV_ACCESS_LOCAL_WRITE;
 
 	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || !flags || (moves && (!address || !length)) ||
 	    (flags & IBV_REREG_MR_CHANGE_PD && !pd)) {
@@ -150,8 +132,8 @@ SV_EXPORT int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, vo
 		return IBV_REREG_MR_ERR_INPUT;
 	}
 	errno = flags & IBV_REREG_MR_CHANGE_ACCESS ? check_access((unsigned int)access) : 0;
-	if (!errno && moves)
-		errno = check_range(address, length);
+	if (!errno && flags & (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS))
+		errno = sv_memory_check(moves ? address : base->addr, moves ? length : base->length, writes);
 	if (errno)
 		return IBV_REREG_MR_ERR_INPUT;
 	pthread_rwlock_wrlock(&x->mr_lock);

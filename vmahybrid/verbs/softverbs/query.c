@@ -39,7 +39,7 @@ static void fill_device(struct ibv_context *context, struct ibv_device_attr *att
 	attr->max_cqe = SV_MAX_CQE;
 	attr->max_pkeys = 1;
 	attr->phys_port_cnt = 1;
-	attr->max_raw_ethy_qp = SV_MAX_OBJECTS;
+	attr->max_raw_ethy_qp = SV_SLOTS; /* that receive */
 	attr->device_cap_flags = IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
 }
 

@@ -98,7 +98,7 @@ static enum ibv_wc_status scatter(struct sv_qp *q, const struct sv_recv *recv, c
 		uint8_t *to = sv_mr_at(x, sv_qp_public(q)->pd, sge, IBV_ACCESS_LOCAL_WRITE);
 		uint32_t room = sge->length, start = at;
 
-		if (!to && room)
+		if (room && (!to || !sv_memory_writable(to, room < frame->length - at ? room : frame->length - at)))
 			return IBV_WC_LOC_PROT_ERR;
 		while (room && at < frame->length) {
 			const struct iovec *from = &frame->piece[piece];

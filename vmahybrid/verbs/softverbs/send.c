@@ -159,8 +159,9 @@ static bool transmit(struct sv_qp *q)
 	return good;
 }
 
-/* Copies the headers aside, as the program's memory is not ours to write to, and has the kernel do the rest. */
-static void offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t length)
+/* Copies the headers aside, as the program's memory is not ours to write to, and has the kernel do the rest. False: the
+ * memory is gone. */
+static bool offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t length)
 {
 	struct iovec *piece = tx->piece[slot];
 	struct virtio_net_hdr *header = &tx->offload[slot];
@@ -170,6 +171,8 @@ static void offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t l
 	while (from < pieces && have < SV_HEADERS) {
 		size_t part = piece[from].iov_len < SV_HEADERS - have ? piece[from].iov_len : SV_HEADERS - have;
 
+		if (!sv_memory_readable(piece[from].iov_base, part))
+			return false;
 		memcpy(tx->head[slot] + have, piece[from].iov_base, part);
 		have += (uint32_t)part;
 		piece[from].iov_base = (uint8_t *)piece[from].iov_base + part;
@@ -184,6 +187,7 @@ static void offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t l
 		header->csum_start = sums.start;
 		header->csum_offset = sums.offset;
 	}
+	return true;
 }
 
 /* SUCCESS when the request is in the batch. With the memory regions locked. */
@@ -210,8 +214,8 @@ static enum ibv_wc_status gather(struct sv_qp *q, struct ibv_send_wr *wr)
 	}
 	if (length < ETH_HLEN)
 		return IBV_WC_LOC_LEN_ERR;
-	if (wr->send_flags & IBV_SEND_IP_CSUM)
-		offload(tx, slot, pieces, length);
+	if (wr->send_flags & IBV_SEND_IP_CSUM && !offload(tx, slot, pieces, length))
+		return IBV_WC_LOC_PROT_ERR;
 	tx->message[slot].msg_hdr = (struct msghdr){ .msg_iov = piece, .msg_iovlen = pieces };
 	tx->wr[slot] = wr;
 	tx->count++;

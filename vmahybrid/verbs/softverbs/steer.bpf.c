@@ -1,6 +1,7 @@
 /* The device's receive side: which frame goes to which QP. Runs at tcx ingress (frames that a rule takes are gone for
  * the kernel) and egress (loopback of frames that QPs send, and the sniffers' view). One look at a frame decides both
- * who gets it and whether the kernel does, so that it can be neither lost nor seen twice while rules change. */
+ * who gets it and whether the kernel does, so that it cannot be seen twice while rules change, nor lost but in the case of
+ * SV_TABLES. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>

@@ -5,7 +5,9 @@
 
 #define SV_SLOTS 256   /* receiving QPs of a device and process */
 #define SV_MASKS 32    /* different (priority, set of matched fields) at a time */
-#define SV_TABLES 8    /* versions of the mask table; a program that started on one has long left when it is reused */
+/* Versions of the mask table. A program that is interrupted while 8 changes of the masks pass reads a mixture: nothing
+ * waits for it, as a grace period per change would take milliseconds. */
+#define SV_TABLES 8
 #define SV_DESTS 8     /* QPs that share one rule */
 #define SV_SNIFFERS 4
 #define SV_WORDS 8     /* 64-bit words of a key */

@@ -26,7 +26,7 @@
 #include "sys.h"
 
 enum {
-	SV_MAX_CQE = 1 << 17,
+	SV_MAX_CQE = (1 << 17) - 1, /* a ring of a power of two has one entry more */
 	SV_MAX_WR = 32768,
 	SV_MAX_SGE = 16,
 	SV_MAX_INLINE = 1024,
@@ -122,6 +122,7 @@ struct sv_cq {
 	uint64_t wc_flags;
 	bool extended, single_threaded, overrun, overrun_told;
 	uint8_t armed;     /* one shot, separate from events that wait to be read */
+	bool blocked;      /* was full when its rings were to be armed */
 	uint32_t pending;  /* in event_fd */
 	uint32_t told;     /* got from the channel; acknowledged ones: base.comp_events_completed */
 	uint32_t async_told;
@@ -239,6 +240,11 @@ int sv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_att
 int sv_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values);
 int64_t sv_clock(int which);
 
+/* memory.c. The first returns 0 or an errno; the others are for memory that was registered, and may be gone since. */
+int sv_memory_check(const void *address, size_t length, bool write);
+bool sv_memory_readable(const void *at, size_t length);
+bool sv_memory_writable(void *at, size_t length);
+
 /* mr.c: the program's memory behind a scatter/gather entry, or NULL. The caller holds mr_lock for reading. */
 void *sv_mr_at(struct sv_context *x, struct ibv_pd *pd, const struct ibv_sge *sge, unsigned int access);
 
@@ -258,6 +264,7 @@ void sv_channel_watch(struct sv_cq *cq, struct sv_qp *qp);
 void sv_channel_unwatch(struct sv_cq *cq, struct sv_qp *qp);
 void sv_channel_arm(struct sv_cq *cq, struct sv_qp *qp);
 void sv_channel_disarm(struct sv_cq *cq);
+void sv_channel_room(struct sv_cq *cq); /* something was taken out of it */
 int sv_channel_join(struct sv_channel *channel, struct sv_cq *cq);
 void sv_channel_leave(struct sv_channel *channel, struct sv_cq *cq);
 int sv_req_notify_cq(struct ibv_cq *cq, int solicited_only);
@@ -309,6 +316,7 @@ int sv_flow_parse(const struct ibv_flow_attr *attr, struct sv_flow *flow);
 int sv_engine_add(struct sv_context *x, struct sv_flow *flow);
 void sv_engine_remove(struct sv_context *x, struct sv_flow *flow);
 void sv_engine_leave(struct sv_context *x);
+void sv_engine_device_gone(struct sv_context *x);
 void sv_engine_release_slot(struct sv_qp *qp);
 
 /* bpf.c */
@@ -319,6 +327,7 @@ struct sv_steering {
 };
 int sv_steering_open(int ifindex, struct sv_steering *steering);
 void sv_steering_close(struct sv_steering *steering);
+bool sv_steering_attached(const struct sv_steering *steering, int ifindex);
 int sv_map_update(int map, const void *key, const void *value);
 int sv_map_delete(int map, const void *key);
 int sv_ring_open(size_t size, struct sv_ring *ring);

@@ -1,0 +1,229 @@
+"""vmahybrid config show, diff, check, import, profiles, set: parameters, profiles and the policy file."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmahybrid.cli.main import main
+from vmahybrid.cli.run import environment
+from vmahybrid.config import catalogue, effective, paramfile, profiles
+from vmahybrid.errors import UsageError
+from vmahybrid.stats.page import SOCKET_SIZE
+
+OWN = "# Own: for tests\nVMA_SPEC = latency\nVMA_RX_POLL = 50  # loops\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in list(os.environ):
+        if name.startswith("VMA"):
+            monkeypatch.delenv(name)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "own.conf").write_text(OWN)
+    monkeypatch.setenv("VMA_HYBRID_PROFILE_DIR", str(tmp_path / "profiles"))
+    monkeypatch.setenv("VMA_HYBRID_POLICY", str(tmp_path / "policy.conf"))
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
+    return tmp_path
+
+
+def body(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
+    assert main(["config", *argv, "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == 1
+    return dict(found)
+
+
+def test_every_origin_is_shown(place: Path, capsys: pytest.CaptureFixture[str],
+                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    (place / "policy.conf").write_text("VMA_RX_POLL = 9\nVMA_STATS_FD_NUM = 7\n[program ping]\nVMA_RX_WRE = 512\n")
+    for name, value in (("VMA_SPEC", "latency"), ("VMA_STATS_FD_NUM", "8"), ("VMA_TX_WRE", "1024"),
+                        (effective.RUN_E, "VMA_TX_WRE")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    shown = body(capsys, "show", "--program", "ping")["parameters"]
+    assert len(shown) == len(catalogue.load().parameters)
+    found = {name: (shown[name]["value"], shown[name]["origin"]) for name in shown}
+    assert found["VMA_RX_BYTES_MIN"] == ("65536", "default")
+    assert found["VMA_SELECT_POLL"] == ("-1", "profile latency")
+    assert found["VMA_RX_POLL"] == ("9", f"{place}/policy.conf:1")
+    assert found["VMA_RX_WRE"] == ("512", f"{place}/policy.conf:4")
+    assert found["VMA_STATS_FD_NUM"] == ("8", "environment")
+    assert found["VMA_TX_WRE"] == ("1024", "-e")
+    assert found["VMA_CQ_MODERATION_ENABLE"] == ("0", "derived from VMA_SELECT_POLL")
+
+
+def test_effects(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = body(capsys, "show", "VMA_BF", "RX_POLL", "VMA_CLOSE_ON_DUP2", "vma_tx_wre")["parameters"]
+    assert {name: row["effect"] for name, row in shown.items()} == {
+        "VMA_BF": "no effect on xdp", "VMA_RX_POLL": "", "VMA_CLOSE_ON_DUP2": "no effect",
+        "VMA_TX_WRE": "no effect on xdp"}  # fmt: skip
+    assert main(["config", "show", "VMA_BF"]) == 0
+    assert "VMA_BF     1      default  no effect on xdp" in capsys.readouterr().out
+    assert main(["config", "show", "VMA_BFF"]) == 2
+    assert "VMA_BFF: no such parameter" in capsys.readouterr().err
+
+
+def test_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = {**os.environ, "VMA_SPEC": str(place / "own.conf"), "VMA_TX_WRE": "99", "VMA_LOG_FILE": "/x.%d",
+           "VMA_STATS_SHMEM_DIR": str(place)}  # fmt: skip
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=env) as program:
+        shown = body(capsys, "show", str(program.pid), "--changed")
+        assert program.stdin is not None
+        program.stdin.close()
+    found = {name: (row["value"], row["origin"]) for name, row in shown["parameters"].items()}
+    assert found["VMA_RX_POLL"] == ("50", f"profile {place}/own.conf:3")
+    assert found["VMA_TX_WRE"] == ("99", "environment")
+    assert found["VMA_LOG_FILE"] == (f"/x.{program.pid}", "environment")
+    assert "VMA_RX_BYTES_MIN" not in found
+    assert any("no statistics file" in warning for warning in shown["warnings"])
+    assert any("runs without the shim" in warning for warning in shown["warnings"])
+    assert main(["config", "show", str(program.pid)]) == 2
+    assert f"process {program.pid}: no such process" in capsys.readouterr().err
+
+
+def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from vmahybrid._contracts import ffi, lib
+
+    page = ffi.new("struct vmh_stats_page *")
+    page.magic, page.version, page.sock_size = lib.VMH_STATS_MAGIC, lib.VMH_STATS_VERSION, SOCKET_SIZE
+    page.log_level, page.log_details = 5, 0
+    env = {**os.environ, "VMA_STATS_SHMEM_DIR": str(place)}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=env) as program:
+        (place / f"vmastat.{program.pid}").write_bytes(bytes(ffi.buffer(page)))
+        shown = body(capsys, "show", str(program.pid), "TRACELEVEL", "LOG_DETAILS")
+        assert program.stdin is not None
+        program.stdin.close()
+    rows = shown["parameters"]
+    assert (rows["VMA_TRACELEVEL"]["value"], rows["VMA_TRACELEVEL"]["origin"]) == ("debug", "changed while it runs")
+    assert (rows["VMA_LOG_DETAILS"]["value"], rows["VMA_LOG_DETAILS"]["origin"]) == ("0", "default")
+    assert not any("no statistics file" in warning for warning in shown["warnings"])
+
+
+@pytest.mark.parametrize("profile", catalogue.load().profiles, ids=lambda p: p.name)
+def test_a_built_in_profile_as_a_file_is_the_profile(profile: catalogue.Profile, place: Path) -> None:
+    text = profiles.text_of(profile.name)
+    assert paramfile.check(text) == []
+    lines = text.split("\n")
+    assert all(before.startswith("#") for before, line in pairwise(lines) if line.startswith("VMA"))
+    (place / "copy.conf").write_text(text)
+    found = effective.resolve({"VMA_SPEC": str(place / "copy.conf")})
+    original = effective.resolve({"VMA_SPEC": profile.name})
+    assert {n: v.value for n, v in found.values.items() if n != "VMA_SPEC"} == {
+        n: v.value for n, v in original.values.items() if n != "VMA_SPEC"}  # fmt: skip
+
+
+def test_import_list_and_use(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "import", str(place / "own.conf"), "mine"]) == 0
+    assert (place / "profiles" / "mine.conf").read_text() == OWN
+    listed = body(capsys_cleared(capsys), "profiles")["profiles"]
+    assert {"profile": "mine", "text": "Own: for tests", "file": f"{place}/profiles/mine.conf"} in listed
+    assert len(listed) == len(catalogue.load().profiles) + 1
+    shim = Path("/x.so")
+    changes = environment("mine", [], shim)
+    assert (changes["VMA_SPEC"], changes["VMA_HYBRID_PROFILE"]) == ("mine", "mine")
+    changes = environment(str(place / "own.conf"), ["VMA_RX_POLL=1", "VMA_BF=0"], shim)
+    assert (changes["VMA_SPEC"], changes["VMA_HYBRID_PROFILE"]) == (f"{place}/own.conf", "own")
+    assert changes[effective.RUN_E] == "VMA_RX_POLL,VMA_BF"
+    assert environment(None, [], shim)["VMA_SPEC"] == "safe"
+    (place / "policy.conf").write_text("[program ping]\nVMA_SPEC = rti\n")
+    assert "VMA_SPEC" not in environment(None, [], shim, "ping")
+    assert environment(None, [], shim, "pong")["VMA_SPEC"] == "safe"
+    (place / "policy.conf").write_text("VMA_SPEC = mine\n")
+    assert main(["config", "check", str(place / "policy.conf")]) == 0
+    assert main(["config", "check", str(place / "profiles" / "mine.conf")]) == 0
+    (place / "profiles" / "next.conf").write_text("VMA_SPEC = mine\n")
+    assert main(["config", "check", str(place / "profiles" / "next.conf")]) == 1
+    assert 'next.conf:1: VMA_SPEC is no built-in profile: "mine"' in capsys.readouterr().err
+    assert effective.resolve(dict(os.environ))["VMA_RX_POLL"] == 50
+
+
+def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
+    capsys.readouterr()
+    return capsys
+
+
+@pytest.mark.parametrize(("text", "name", "why"), [
+    ("VMA_RX_POL = 1\n", "new", 'bad.conf:1: no such parameter: "VMA_RX_POL"'),
+    ("\nVMA_RX_POLL = x\n", "new", "bad.conf:2: VMA_RX_POLL: 'x' is not a number from -1 to 100000000"),
+    ("VMA_RX_POLL 1\n", "new", 'bad.conf:1: not NAME = VALUE, ignored: "VMA_RX_POLL 1"'),
+    ("VMA_SPEC = fast\n", "new", 'VMA_SPEC is no built-in profile: "fast"'),
+    ("[program x]\nVMA_RX_POLL = 1\n", "new", "a profile has no [program GLOB]"),
+    (OWN, "latency", "a built-in profile has it"),
+    (OWN, "../x", "not letters"),
+])  # fmt: skip
+def test_a_wrong_profile_is_not_imported(place: Path, capsys: pytest.CaptureFixture[str], text: str, name: str,
+                                         why: str) -> None:  # fmt: skip
+    (place / "bad.conf").write_text(text)
+    assert main(["config", "import", str(place / "bad.conf"), name]) == 2
+    err = capsys.readouterr().err
+    assert why in err and err.count("\n") == 1
+    assert list((place / "profiles").iterdir()) == []
+    if text != OWN and "[" not in text:
+        with pytest.raises(UsageError, match="not a profile"):
+            environment(str(place / "bad.conf"), [], Path("/x"))
+
+
+def test_set_writes_the_policy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place / "policy.conf"
+    assert main(["config", "set", "VMA_RX_POLL=5"]) == 0
+    assert capsys.readouterr().out == f"{policy}: VMA_RX_POLL = 5\n"
+    assert main(["config", "set", "--program", "ping*", "VMA_RX_POLL=6", "VMA_APPLICATION_ID=a #b"]) == 0
+    assert main(["config", "set", "VMA_BF=0"]) == 0
+    policy.write_text(policy.read_text().replace("VMA_RX_POLL = 5", "VMA_RX_POLL = 5 # why"))
+    assert main(["config", "set", "VMA_RX_POLL=7"]) == 0
+    assert policy.read_text().splitlines()[1:] == [
+        "VMA_RX_POLL = 7  # why", "VMA_BF = 0", "", "[program ping*]", "VMA_RX_POLL = 6",
+        'VMA_APPLICATION_ID = "a #b"']  # fmt: skip
+    before = policy.read_text()
+    for wrong in ("VMA_RX_POLL=-5", "VMA_RX_POL=5", "limits.rules=2"):
+        assert main(["config", "set", "VMA_BF=1", wrong]) == 2
+        assert wrong.split("=")[0] in capsys.readouterr().err
+    assert policy.read_text() == before
+    assert main(["config", "set", "VMA_RX_POLL=1", "--pid", "1"]) == 2
+    assert "VMA_RX_POLL: it does not change while a program runs" in capsys.readouterr().err
+
+
+def test_diff(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {name: str(value) for name, value in catalogue.load().profile("rti").values.items()}
+    found = body(capsys, "diff", "rti")["differences"]
+    assert {n: row["right"] for n, row in found.items() if row["right_origin"] == "profile rti"} == changed
+    assert body(capsys, "diff", "latency", str(place / "own.conf"))["differences"].keys() == {"VMA_RX_POLL"}
+    monkeypatch.setenv("VMA_TX_BUFS", "12")
+    assert body(capsys, "diff")["differences"]["VMA_TX_BUFS"]["right"] == "12"
+    assert main(["config", "diff", "a", "b", "c"]) == 2
+    assert main(["config", "diff", "rti", "rti"]) == 0
+    assert "profile rti and profile rti: no difference" in capsys.readouterr().out
+
+
+def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "bad.conf").write_text("VMA_RX_POLL = 1\nVMA_MTU = wide\n[program]\n")
+    (place / "x.toml").write_text("[ring]\nframes = 3\n")
+    (place / "y.toml").write_text("[ring]\nframes = 8192\n")
+    names = [str(place / name) for name in ("bad.conf", "own.conf", "x.toml", "y.toml")]
+    assert main(["config", "check", *names]) == 1
+    out, err = capsys.readouterr()
+    assert f"{place}/bad.conf:2: VMA_MTU: 'wide' is not a number from 0 to 65535: \"wide\"\n" in err
+    assert f'{place}/bad.conf:3: not [program GLOB], what follows is ignored: "[program]"\n' in err
+    assert f"{place}/x.toml:ring.frames = 3 is not" in err
+    assert f"{place}/own.conf: ok (values of parameters)\n" in out
+    assert f"{place}/y.toml: ok (configuration of the service)\n" in out
+    assert main(["config", "check", names[1]]) == 0
+    (place / "libvma.conf").write_text("application-id * *\nuse os udp_connect *:53\n")
+    (place / "rules").write_text("# x\nuse os udp_connect *:53x\n")
+    assert main(["config", "check", str(place / "libvma.conf"), str(place / "rules")]) == 1
+    out, err = capsys.readouterr()
+    assert f"{place}/libvma.conf: ok (libvma.conf: 1 rules in 1 application ids)\n" in out
+    assert err == f'{place}/rules:2: not a port (0 to 65535), a range of ports, or *: "53x"\n'
+    assert main(["config", "check", "/nonexistent"]) == 2
+
+
+def test_from_the_command_line(place: Path) -> None:
+    argv = [sys.executable, "-m", "vmahybrid.cli.main", "config", "show", "--changed", "--json"]
+    env = {**os.environ, "VMA_MTU": "9000"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["parameters"]["VMA_MTU"]["origin"] == "environment"

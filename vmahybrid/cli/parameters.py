@@ -1,0 +1,235 @@
+"""vmahybrid config show, diff, check, import, profiles, and set of VMA_*: parameters of programs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vmahybrid.cli.output import Column, Style, table, wrap
+from vmahybrid.config import catalogue, effective, paramfile, profiles
+from vmahybrid.config.catalogue import Parameter
+from vmahybrid.errors import UsageError, VmahybridError
+
+SCHEMA = 1
+VERBS = ("show", "diff", "check", "import", "profiles")
+LIVE = {"VMA_TRACELEVEL": "log_level", "VMA_LOG_DETAILS": "log_details"}
+SHOW = [Column("PARAMETER"), Column("VALUE", shrink=1), Column("ORIGIN", shrink=2, floor=20), Column("EFFECT")]
+EFFECTS = {"tcp": "with offloaded TCP", "later": "not yet", "never": "no effect"}
+
+
+def is_local(args: argparse.Namespace) -> bool:
+    """Answered without the service."""
+    return args.verb in VERBS or (args.verb == "set" and any(text.startswith("VMA_") for text in args.changes))
+
+
+def run(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    return {"show": _show, "diff": _diff, "check": _check, "import": _import, "profiles": _profiles,
+            "set": _set}[args.verb](args)  # fmt: skip
+
+
+def effect(parameter: Parameter) -> str:
+    """"" where it acts on every backend, else what limits it."""
+    if parameter.acts in EFFECTS:
+        return EFFECTS[parameter.acts]
+    missing = [name for name in catalogue.BACKENDS if name not in parameter.backends]
+    return f"no effect on {', '.join(missing)}" if missing else ""
+
+
+def of_pid(pid: int) -> effective.Effective:
+    """What a running program's shim uses; log level and details as they are now. Raises VmahybridError."""
+    try:
+        found = effective.of_process(pid)
+    except FileNotFoundError:
+        raise UsageError(f"process {pid}", "no such process", "vmahybrid status lists those with the shim") from None
+    except OSError as error:
+        raise VmahybridError(f"process {pid}", str(error.strerror).lower(), "ask as its user, or as root") from None
+    try:
+        shim = b"libvmahybrid" in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        shim = True
+    if not shim:
+        found.warnings.append(f"process {pid} runs without the shim: these values would be used with it")
+    _live(found, pid)
+    return found
+
+
+def _live(found: effective.Effective, pid: int) -> None:
+    from vmahybrid.stats.page import PageError, decode_bytes
+
+    directory = str(found["VMA_STATS_SHMEM_DIR"])
+    path = Path(f"/proc/{pid}/root", directory.lstrip("/"), f"vmastat.{pid}")
+    try:
+        page = decode_bytes(path.read_bytes(), pid) if directory else None
+    except (OSError, PageError):
+        page = None
+    if page is None:
+        found.warnings.append(f"no statistics file of process {pid}: what was changed while it runs is not known")
+        return
+    for name, attribute in LIVE.items():
+        held, now = found.values[name], getattr(page, attribute)
+        if held.value != now:
+            held.value, held.source = now, "changed while it runs"
+
+
+def _source(text: str) -> tuple[str, effective.Effective]:
+    """Of a word of `config diff`: a process, ``env``, ``default``, a profile, a file."""
+    if text.isdecimal() and text.isascii():
+        return f"process {text}", of_pid(int(text))
+    if text == "env":
+        return "the environment", effective.resolve(os.environ, pid=os.getpid())
+    none = {"VMA_HYBRID_POLICY": "", "VMA_HYBRID_PROFILE_DIR": str(profiles.directory())}
+    if text == "default":
+        return "the defaults", effective.resolve(none)
+    spec, name = profiles.find(text)
+    return f"profile {name}", effective.resolve(none | {"VMA_SPEC": spec})
+
+
+def _show(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    what = args.what
+    pid = int(what[0]) if what and what[0].isdecimal() else None
+    wanted = [name.upper() for name in what[pid is not None:]]
+    known = catalogue.load()
+    names = {alias: p.name for p in known.parameters for alias in (p.name, *p.aliases)}
+    chosen = []
+    for name in wanted:
+        full = name if name.startswith("VMA_") else f"VMA_{name}"
+        if full not in names:
+            raise UsageError(name, "no such parameter", "docs/parameters.md lists them")
+        chosen.append(names[full])
+    found = effective.resolve(os.environ, args.program, os.getpid()) if pid is None else of_pid(pid)
+    rows = {name: _described(held) for name, held in found.values.items()
+            if (name in chosen or not chosen) and (not args.changed or held.source != "default")}  # fmt: skip
+    return {"schema": SCHEMA, "pid": pid, "parameters": rows, "warnings": found.warnings}, 0
+
+
+def _described(held: effective.Value) -> dict[str, Any]:
+    parameter = held.parameter
+    return {"value": parameter.show(held.value), "default": parameter.show(parameter.default), "origin": held.source,
+            "unit": parameter.unit, "effect": effect(parameter), "live": parameter.live, "acts": parameter.acts}
+
+
+def _diff(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    if len(args.sources) > 2:
+        raise UsageError(args.sources[2], "a difference is between two", "vmahybrid config diff [A [B]]")
+    words = (["default", *args.sources] if len(args.sources) == 1 else args.sources) or ["default", "env"]
+    (left, a), (right, b) = map(_source, words)
+    own = {"VMA_SPEC", *(name for name in a.values if name.startswith("VMA_HYBRID_"))}
+    differing = {name: {"left": a.values[name].parameter.show(a[name]), "right": b.values[name].parameter.show(b[name]),
+                        "left_origin": a.values[name].source, "right_origin": b.values[name].source}
+                 for name in a.values if a[name] != b[name] and name not in own}  # fmt: skip
+    return {"schema": SCHEMA, "left": left, "right": right, "differences": differing}, 0
+
+
+def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    files = []
+    for name in args.files:
+        kind, problems = check_file(Path(name))
+        files.append({"file": name, "kind": kind, "problems": problems})
+    return {"schema": SCHEMA, "files": files}, int(any(entry["problems"] for entry in files))
+
+
+def check_file(path: Path) -> tuple[str, list[str]]:
+    """What the file is, and what is wrong, each as ``LINE: WHAT: "TOKEN"``. Raises UsageError."""
+    from vmahybrid.config import libvma_conf
+
+    text = paramfile.read(path)
+    if path.suffix == ".toml":
+        from vmahybrid.config import service
+
+        try:
+            service.load(path)
+        except UsageError as error:
+            return "configuration of the service", [str(error).removeprefix(f"{path}: ")]
+        return "configuration of the service", []
+    if path.name.startswith("libvma") or libvma_conf.looks_like_it(text):
+        rules = libvma_conf.check(text)
+        if isinstance(rules, paramfile.Problem):
+            return "libvma.conf", [str(rules)]
+        return f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids", []
+    in_directory = path.parent.absolute() == profiles.directory().absolute()
+    known = () if in_directory else tuple(profiles.files())
+    return "values of parameters", [str(problem) for problem in paramfile.check(text, known)]
+
+
+def _import(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    source = Path(args.file)
+    target = profiles.import_file(source, args.name or source.stem)
+    return {"schema": SCHEMA, "profile": target.stem, "file": str(target)}, 0
+
+
+def _profiles(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    if args.name:
+        return {"schema": SCHEMA, "profile": args.name, "text": profiles.text_of(args.name)}, 0
+    known = catalogue.load()
+    rows: list[dict[str, Any]] = [{"profile": p.name, "text": p.text, "file": None} for p in known.profiles]
+    for name, path in profiles.files().items():
+        first = paramfile.read(path).partition("\n")[0]
+        rows.append({"profile": name, "text": first.removeprefix("#").strip() if first[:1] == "#" else "",
+                     "file": str(path)})  # fmt: skip
+    return {"schema": SCHEMA, "directory": str(profiles.directory()), "profiles": rows}, 0
+
+
+def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    from vmahybrid.cli.run import assignment
+
+    changes = [assignment(text, "") for text in args.changes]
+    if args.pid is not None:
+        return _set_live(args.pid, changes), 0
+    path = Path(os.environ.get("VMA_HYBRID_POLICY") or str(catalogue.load()["VMA_HYBRID_POLICY"].default))
+    text = paramfile.read(path) if path.exists() else "# Values of the operator for programs: see vmahybrid.conf(5).\n"
+    text = paramfile.replace_values(text, changes, args.program)
+    paramfile.write(path, text)
+    return {"schema": SCHEMA, "file": str(path), "program": args.program, "set": dict(changes)}, 0
+
+
+def _set_live(pid: int, changes: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    from vmahybrid.cli.client import Client
+
+    known = catalogue.load()
+    body: dict[str, Any] = {}
+    for name, value in changes:
+        if not known[name].live:
+            raise UsageError(name, "it does not change while a program runs", "leave --pid out and start it again")
+        body[{"VMA_TRACELEVEL": "level", "VMA_LOG_DETAILS": "details"}[name]] = known[name].parse(value)
+    with Client() as client:
+        client.post("v1", "processes", pid, "log", body=body)
+    return {"schema": SCHEMA, "pid": pid, "set": dict(changes)}
+
+
+def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
+    if "parameters" in body:
+        rows = [[name, row["value"] + (f" {row['unit']}" if row["unit"] else ""), row["origin"], row["effect"]]
+                for name, row in body["parameters"].items()]  # fmt: skip
+        yield from _table(SHOW, rows, style)
+        for warning in body["warnings"]:
+            yield from wrap(style.paint("warning: ", "yellow") + warning, style.width, "  ")
+    elif "differences" in body:
+        columns = [Column("PARAMETER"), Column(body["left"], shrink=1), Column(body["right"], shrink=1)]
+        rows = [[name, *(row[side] or "(empty)" for side in ("left", "right"))]
+                for name, row in body["differences"].items()]  # fmt: skip
+        yield from _table(columns, rows, style) if rows else [f"{body['left']} and {body['right']}: no difference"]
+    elif "files" in body:
+        for entry in body["files"]:
+            for problem in entry["problems"]:
+                print(f"{entry['file']}:{problem}", file=sys.stderr)
+            if not entry["problems"]:
+                yield f"{entry['file']}: ok ({entry['kind']})"
+    elif "profiles" in body:
+        rows = [[row["profile"], row["file"] or "built in", row["text"]] for row in body["profiles"]]
+        yield from _table([Column("PROFILE"), Column("FILE"), Column("MEANING", shrink=1)], rows, style)
+    elif "text" in body:
+        yield from body["text"].rstrip("\n").split("\n")
+    elif "profile" in body:
+        yield f"imported as profile {body['profile']}: {body['file']}"
+    else:
+        where = f"process {body['pid']}" if "pid" in body else body["file"]
+        yield f"{where}: " + ", ".join(f"{name} = {value}" for name, value in body["set"].items())
+
+
+def _table(columns: list[Column], rows: list[list[Any]], style: Style) -> Iterator[str]:
+    found = table(columns, rows, style.width)
+    if found:
+        yield style.paint(found[0], "bold")
+        yield from found[1:]

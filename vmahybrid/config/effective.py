@@ -1,0 +1,235 @@
+"""What the shim makes of an environment: every parameter with its value and where that came from.
+
+The same steps as vmahybrid/shim/params.c, for people who look at it from outside; a test compares the two.
+Precedence: default < profile < policy file < environment < ``run -e``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmahybrid.config import paramfile
+from vmahybrid.config.catalogue import FALSE_WORDS, INT_LIMIT, TRUE_WORDS, Bound, Catalogue, Parameter, load
+
+RUN_E = "VMAHYBRID_RUN_E"  # names that `run -e` set, for those who ask where a value came from
+DEFAULT, PROFILE, POLICY, DERIVED, ENVIRONMENT = range(5)  # enum vmh_param_origin
+_NUMBER = re.compile(r"\s*[+-]?[0-9]+[ \t]*", re.ASCII)
+
+
+@dataclass(slots=True)
+class Value:
+    """``source`` is for people: ``profile latency``, ``/etc/vmahybrid/policy.conf:3``, ``-e``."""
+
+    parameter: Parameter
+    value: int | str
+    origin: int = DEFAULT
+    source: str = "default"
+
+
+@dataclass(slots=True)
+class Effective:
+    """``values`` by name, in the order of the catalogue."""
+
+    values: dict[str, Value]
+    warnings: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> int | str:
+        return self.values[name].value
+
+
+class _Resolver:
+    def __init__(self, environ: Mapping[str, str], program: str, pid: int, root: Path, catalogue: Catalogue) -> None:
+        self.environ, self.program, self.pid, self.root, self.catalogue = environ, program, pid, root, catalogue
+        self.names = {alias: p for p in catalogue.parameters for alias in (p.name, *p.aliases)}
+        self.found = Effective({p.name: Value(p, self._expand(p, str(p.default)) if p.type == "string" else p.default)
+                                for p in catalogue.parameters})
+
+    def _warn(self, text: str) -> None:
+        self.found.warnings.append(text)
+
+    def _expand(self, parameter: Parameter, text: str) -> str:
+        return text.replace("%d", str(self.pid), 1) if parameter.pid else text
+
+    def _set(self, parameter: Parameter, value: int | str, origin: int, source: str) -> None:
+        self.found.values[parameter.name] = Value(parameter, value, origin, source if origin else "default")
+
+    def take(self, parameter: Parameter, name: str, text: str, origin: int, source: str) -> None:
+        """A value as a user writes it."""
+        where = f"{source}: " if origin in (PROFILE, POLICY) else ""
+        if parameter.type == "string":
+            value = self._expand(parameter, text)
+            if len(value.encode()) > parameter.max_length:
+                self._warn(f"{where}{name}: the text is longer than {parameter.max_length} bytes, using the default")
+                value, origin = self._expand(parameter, str(parameter.default)), DEFAULT
+            self._set(parameter, value, origin, source)
+            return
+        text = text.lstrip(" \t")
+        if text:
+            used, kept = _number(parameter, text)
+            if kept is not True:
+                self._warn(f"{where}{name} = {text} is not {parameter.expected()}, using "
+                           f"[{parameter.show(used)}]")
+            self._set(parameter, used, DEFAULT if kept is False else origin, source)
+
+    def _file(self, path: Path, origin: int, label: str) -> bool:
+        try:
+            text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            if not isinstance(error, FileNotFoundError) or origin == PROFILE:
+                self._warn(f"{path} can't be read ({error})")
+            return False
+        for line in paramfile.for_program(text, self.program):
+            source = f"{label}{path}:{line.number}"
+            if isinstance(line, paramfile.Problem):
+                self._warn(f"{path}:{line}")
+            elif line.name not in self.names:
+                self._warn(f"{path}:{line.number}: {line.name} is not a parameter, ignored")
+            elif line.name != "VMA_SPEC":
+                self.take(self.names[line.name], line.name, line.value, origin, source)
+        return True
+
+    def spec_of(self, path: Path) -> str:
+        try:
+            text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ""
+        found = [line.value for line in paramfile.for_program(text, self.program)
+                 if isinstance(line, paramfile.Line) and line.name == "VMA_SPEC"]
+        return found[-1] if found else ""
+
+    def _builtin(self, name: str, source: str) -> bool:
+        try:
+            profile = self.catalogue.profile(name)
+        except KeyError:
+            return False
+        for key, value in profile.values.items():
+            parameter = self.catalogue[key]
+            shown = self._expand(parameter, value) if isinstance(value, str) else value
+            self._set(parameter, shown, PROFILE, f"profile {profile.name}")
+        spec = "" if profile is self.catalogue.profiles[0] else profile.name
+        self._set(self.catalogue["VMA_SPEC"], spec, ENVIRONMENT, source)
+        return True
+
+    def profile(self, name: str, source: str) -> None:
+        if self._builtin(name, source):
+            return
+        directory = str(self.found["VMA_HYBRID_PROFILE_DIR"])
+        path = Path(name) if "/" in name else Path(directory) / f"{name}.conf"
+        base = self.spec_of(path)
+        if base and not self._builtin(base, source):
+            self._warn(f"{path}: VMA_SPEC = {base} is no built-in profile, starting from none")
+        if self._file(path, PROFILE, "profile "):
+            self._set(self.catalogue["VMA_SPEC"], name, ENVIRONMENT, source)
+        else:
+            self._set(self.catalogue["VMA_SPEC"], "", DEFAULT, "default")
+
+    def environment(self, parameter: Parameter) -> None:
+        run = self.environ.get(RUN_E, "").split(",")
+        for name in (*parameter.aliases, parameter.name):
+            if (text := self.environ.get(name)) is not None:
+                self.take(parameter, name, text, ENVIRONMENT, "-e" if name in run else "environment")
+
+    def imply(self, name: str, value: int, by: str, always: bool = False) -> None:
+        """As imply() of the shim; ``always``: whatever set it."""
+        if always or self.found.values[name].origin < self.found.values[by].origin:
+            self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+
+    def implied(self) -> None:
+        found = self.found
+        if found["VMA_SELECT_POLL_OS_FORCE"]:
+            self.imply("VMA_SELECT_POLL_OS_RATIO", 1, "VMA_SELECT_POLL_OS_FORCE")
+            self.imply("VMA_SELECT_SKIP_OS", 1, "VMA_SELECT_POLL_OS_FORCE")
+        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin != ENVIRONMENT:
+            self.imply("VMA_LOG_DETAILS", 2, "VMA_TRACELEVEL", always=True)
+        for name in ("VMA_RX_POLL", "VMA_SELECT_POLL"):
+            if int(found[name]) < 0:
+                self.imply("VMA_CQ_MODERATION_ENABLE", 0, name, always=True)
+        if not found["VMA_CQ_MODERATION_ENABLE"]:
+            self.imply("VMA_CQ_AIM_INTERVAL_MSEC", 0, "VMA_CQ_MODERATION_ENABLE", always=True)
+        if not found["VMA_PROGRESS_ENGINE_WCE_MAX"]:
+            self.imply("VMA_PROGRESS_ENGINE_INTERVAL", 0, "VMA_PROGRESS_ENGINE_WCE_MAX", always=True)
+
+    def _limit(self, bound: Bound) -> int:
+        return int(self.found[bound.other]) * bound.times // bound.divisor
+
+    def bounds(self) -> None:
+        for name, held in self.found.values.items():
+            asked = held.value
+            floor, ceiling = held.parameter.floor, held.parameter.ceiling
+            if floor and int(held.value) < self._limit(floor):
+                held.value = self._limit(floor)
+            if ceiling and int(held.value) > self._limit(ceiling):
+                held.value = self._limit(ceiling)
+            if held.value != asked and held.origin in (ENVIRONMENT, POLICY):
+                self._warn(f"{name} = {asked} does not go with other parameters, using [{held.value}]")
+
+
+def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:
+    """The number used, and True: as asked; None: the nearest limit; False: the default."""
+    words = {word: choice.value for choice in parameter.choices for word in choice.words}
+    if parameter.type == "bool":
+        words |= dict.fromkeys(TRUE_WORDS, 1) | dict.fromkeys(FALSE_WORDS, 0)
+    default = int(parameter.default)
+    if text.lower() in words:
+        return words[text.lower()], True
+    number = int(text) if _NUMBER.fullmatch(text) and len(text) < 4000 else None
+    if number is None or not -(2**63) <= number < 2**63 or parameter.type == "enum":
+        return default, False
+    if parameter.type == "bool":
+        return int(number != 0), True
+    low = -INT_LIMIT - 1 if parameter.minimum is None else parameter.minimum
+    high = INT_LIMIT if parameter.maximum is None else parameter.maximum
+    if not low <= number <= high and number not in parameter.also:
+        return (max(low, min(number, high)), None) if parameter.clamps else (default, False)
+    return (parameter.zero if number == 0 and parameter.zero is not None else number), True
+
+
+def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: Path = Path("/"),
+            catalogue: Catalogue | None = None) -> Effective:  # fmt: skip
+    """``program`` is the base name that the policy file's sections match; ``root`` where absolute paths begin."""
+    made = _Resolver(environ, program, pid, root, catalogue or load())
+    early = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")
+    for name in early:
+        made.environment(made.catalogue[name])
+    policy = Path(str(made.found["VMA_HYBRID_POLICY"]) or "/")
+    has_policy = policy != Path("/")
+    if spec := environ.get("VMA_SPEC"):
+        made.profile(spec, "-e" if "VMA_SPEC" in environ.get(RUN_E, "").split(",") else "environment")
+    elif has_policy and (spec := made.spec_of(policy)):
+        made.profile(spec, str(policy))
+    if has_policy:
+        made._file(policy, POLICY, "")
+    for parameter in made.catalogue.parameters:
+        if parameter.name not in (*early, "VMA_SPEC"):
+            made.environment(parameter)
+    made.implied()
+    made.bounds()
+    known = made.names.keys() | {obsolete.name for obsolete in made.catalogue.obsolete}
+    for name in environ:
+        if name.startswith("VMA_") and name not in known:
+            made._warn(f"{name} is not a parameter, ignored")
+    for obsolete in made.catalogue.obsolete:
+        if obsolete.name in environ:
+            made.found.warnings += obsolete.lines
+    return made.found
+
+
+def policy_profile(environ: Mapping[str, str], program: str = "") -> str:
+    """The profile that the policy file chooses for the program; "": none."""
+    made = _Resolver(environ, program, 0, Path("/"), load())
+    made.environment(made.catalogue["VMA_HYBRID_POLICY"])
+    policy = str(made.found["VMA_HYBRID_POLICY"])
+    return made.spec_of(Path(policy)) if policy else ""
+
+
+def of_process(pid: int) -> Effective:
+    """Of a running program, from the environment it was started with. Raises OSError."""
+    place = Path(f"/proc/{pid}")
+    entries = os.fsdecode((place / "environ").read_bytes()).split("\0")
+    environ = {name: value for name, equals, value in (entry.partition("=") for entry in entries) if equals}
+    arguments = os.fsdecode((place / "cmdline").read_bytes()).split("\0")
+    return resolve(environ, os.path.basename(arguments[0]), pid, place / "root")

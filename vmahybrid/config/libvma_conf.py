@@ -1,0 +1,41 @@
+"""Checks a libvma.conf with the parser of the shim (shim/conf_parse.c), which alone knows the grammar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vmahybrid._contracts import ffi, lib
+from vmahybrid.config.paramfile import Problem
+
+LIMIT = 65535  # bytes that the shim reads
+STATEMENTS = ("application-id", "use", "log")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``blocks`` are (program, id)."""
+
+    blocks: tuple[tuple[str, str], ...]
+    rules: int
+
+
+def looks_like_it(text: str) -> bool:
+    """Does the first line with something in it begin a statement of libvma.conf?"""
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    first = next((words for words in lines if words), [""])
+    return first[0] in STATEMENTS
+
+
+def check(text: str) -> Rules | Problem:
+    data = text.encode()
+    if len(data) > LIMIT:
+        return Problem(1, f"longer than {LIMIT} bytes", "")
+    if b"\0" in data:
+        return Problem(data[: data.index(b"\0")].count(b"\n") + 1, "a zero byte", "\\0")
+    found, error = ffi.new("struct vmh_conf *"), ffi.new("struct vmh_conf_error *")
+    if lib.vmh_conf_parse(data, found, error):
+        token = ffi.string(error.token).decode(errors="replace")
+        return Problem(error.line, ffi.string(error.what).decode(), token)
+    blocks = [found.blocks[i] for i in range(found.nblocks)]
+    names = [tuple(ffi.string(part).decode(errors="replace") for part in (b.program, b.id)) for b in blocks]
+    return Rules(tuple((program, identity) for program, identity in names), found.nrules)

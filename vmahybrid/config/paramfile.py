@@ -1,0 +1,176 @@
+"""Files of parameter values (profiles and the policy file): ``VMA_X = VALUE``, ``# comment``, ``[program GLOB]``.
+
+The shim reads them itself (vmahybrid/shim/paramfile.c); a test compares the two readers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmahybrid.config.catalogue import Catalogue, Profile, load
+from vmahybrid.errors import UsageError, VmahybridError
+
+LIMIT = 32767  # bytes that the shim reads
+_COMMENT = re.compile(r"#(?:.*)$")
+_SECTION = re.compile(r"\[program\s(?P<glob>.*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One value; ``glob`` names the programs it is for, None all."""
+
+    number: int
+    name: str
+    value: str
+    glob: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    number: int
+    what: str
+    token: str
+
+    def __str__(self) -> str:
+        return f'{self.number}: {self.what}: "{self.token}"'
+
+
+def _without_comment(line: str) -> str:
+    quoted = False
+    for place, letter in enumerate(line):
+        if letter == '"':
+            quoted = not quoted
+        elif letter == "#" and not quoted and (not place or line[place - 1].isspace()):
+            return line[:place]
+    return line
+
+
+def parse(text: str) -> Iterator[Line | Problem]:
+    """Lines with values in their order, and what is none."""
+    glob: str | None = None
+    ignored = False
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = _without_comment(raw).strip(" \t\n\v\f\r")
+        if not line:
+            continue
+        if line.startswith("["):
+            section = _SECTION.fullmatch(line)
+            ignored = section is None
+            if section is None:
+                yield Problem(number, "not [program GLOB], what follows is ignored", line)
+            else:
+                glob = section["glob"].strip()
+        elif "=" not in line:
+            yield Problem(number, "not NAME = VALUE, ignored", line)
+        elif not ignored:
+            name, _, value = (part.strip(" \t\v\f\r") for part in line.partition("="))
+            if len(value) > 1 and value[0] == value[-1] == '"':
+                value = value[1:-1]
+            yield Line(number, name, value, glob)
+
+
+def for_program(text: str, program: str) -> Iterator[Line | Problem]:
+    """What the program of that name takes of the file."""
+    for found in parse(text):
+        if isinstance(found, Problem) or found.glob is None or fnmatch.fnmatchcase(program, found.glob):
+            yield found
+
+
+def check(text: str, profiles: Collection[str] = ()) -> list[Problem]:
+    """What is wrong: syntax, unknown names, values out of range. ``profiles``: what VMA_SPEC may name, besides built-in
+    ones; in a profile, nothing."""
+    catalogue = load()
+    names = {alias: p for p in catalogue.parameters for alias in (p.name, *p.aliases)}
+    problems = [Problem(1, f"longer than {LIMIT} bytes", "")] if len(text.encode()) > LIMIT else []
+    for found in parse(text):
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif found.name not in names:
+            problems.append(Problem(found.number, "no such parameter", found.name))
+        elif found.name == "VMA_SPEC":
+            if not _builtin(catalogue, found.value) and found.value not in profiles:
+                what = "no such profile" if profiles else "VMA_SPEC is no built-in profile"
+                problems.append(Problem(found.number, what, found.value))
+        else:
+            try:
+                names[found.name].parse(found.value)
+            except ValueError as error:
+                problems.append(Problem(found.number, str(error), found.value))
+    return problems
+
+
+def _builtin(catalogue: Catalogue, name: str) -> bool:
+    try:
+        catalogue.profile(name)
+    except KeyError:
+        return False
+    return True
+
+
+def render(profile: Profile, catalogue: Catalogue) -> str:
+    """A built-in profile as such a file: every line with what it means."""
+    lines = [f"# Profile {profile.name}: {profile.text}.",
+             "# Use it with `vmahybrid run -p`, or VMA_SPEC; what is set in the environment wins over it.", ""]
+    for name, value in profile.values.items():
+        parameter = catalogue[name]
+        default = f"Default {parameter.show(parameter.default)}." if parameter.default != "" else "Default: empty."
+        lines += [f"# {parameter.text} {default}", f"{name} = {parameter.show(value)}", ""]
+    return "\n".join(lines)
+
+
+def read(path: Path) -> str:
+    """Raises UsageError where it is no readable text."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(str(path), error.strerror or str(error), "name a file that can be read") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(str(path), f"not a text in UTF-8: {error}") from None
+
+
+def replace_values(text: str, changes: Sequence[tuple[str, str]], glob: str | None) -> str:
+    """With the values set in the part for ``glob``; comments and the rest stay."""
+    lines = text.split("\n")
+    section: str | None = None
+    places: dict[str, int] = {}
+    end = None  # behind the last line of the part
+    for number, raw in enumerate(lines):
+        line = _without_comment(raw).strip()
+        if match := _SECTION.fullmatch(line):
+            section = match["glob"].strip()
+        if section == glob:
+            end = number + 1 if line or end is None else end
+            places[line.partition("=")[0].strip()] = number
+    if end is None:
+        end = len(lines)
+        if glob is not None:
+            lines += [f"[program {glob}]"]
+            end += 1
+    for name, value in changes:
+        shown = f'"{value}"' if not value or re.search(r"[#\"]|^\s|\s$", value) else value
+        if name in places:
+            comment = lines[places[name]][len(_without_comment(lines[places[name]])):]
+            lines[places[name]] = f"{name} = {shown}" + (f"  {comment}" if comment else "")
+        else:
+            lines.insert(end, f"{name} = {shown}")
+            places[name], end = end, end + 1
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all. Raises VmahybridError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as new:
+            new.write(text)
+        os.chmod(new.name, mode)
+        os.replace(new.name, path)
+    except OSError as error:
+        raise VmahybridError(str(path), error.strerror or str(error), "do it as a user who may write there") from None

@@ -1,0 +1,111 @@
+/* See vmh_conf.h. Two sets of rules: one in use, one that a changed file is read into. */
+#include "vmh_conf.h"
+#include "vmh_fd.h"
+#include "vmh_lock.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include <fcntl.h>
+
+#define TEXT 65536
+
+static struct vmh_lock lock;  /* a leaf: guards all below, taken with any other lock held */
+static struct vmh_conf sets[2];
+static unsigned current;      /* of sets */
+static int block = -1;        /* of the current set, which decides for this program; -1: none */
+static bool loaded;
+static struct stat seen;      /* the file as it was read, right or wrong */
+static int seen_err = -ENODATA; /* not looked yet */
+static char text[TEXT];
+
+static bool changed(const struct stat *now)
+{
+	return now->st_ino != seen.st_ino || now->st_dev != seen.st_dev || now->st_size != seen.st_size ||
+	       now->st_mtim.tv_sec != seen.st_mtim.tv_sec || now->st_mtim.tv_nsec != seen.st_mtim.tv_nsec ||
+	       now->st_ctim.tv_sec != seen.st_ctim.tv_sec || now->st_ctim.tv_nsec != seen.st_ctim.tv_nsec;
+}
+
+static void forget(void)
+{
+	if (loaded)
+		vmh_warn("%s is gone: no rules of libvma.conf apply", vmh_params.config_file);
+	block = -1;
+	VMH_SET(loaded, false);
+}
+
+static void unreadable(int err)
+{
+	static const char file[] = "Configuration file";
+
+	if (err == -ENOENT && vmh_params_origin(VMH_PARAM_CONFIG_FILE) == VMH_FROM_DEFAULT)
+		return;
+	if (err == -EINVAL)
+		vmh_warn("%s %s is not a regular file, or no text", file, vmh_params.config_file);
+	else
+		vmh_warn("%s %s can't be read: %s", file, vmh_params.config_file, strerrorname_np(-err));
+}
+
+static void take(struct vmh_conf *fresh)
+{
+	bool asked = vmh_params_origin(VMH_PARAM_APPLICATION_ID) != VMH_FROM_DEFAULT;
+
+	block = vmh_conf_block_of(fresh, program_invocation_short_name, vmh_params.application_id);
+	if (block < 0 && asked)
+		vmh_warn("requested VMA_APPLICATION_ID does not exist in the configuration file");
+	current = !current;
+	VMH_SET(loaded, true);
+	vmh_debug("%s: %u rules in %u blocks, block %d is for %s", vmh_params.config_file, fresh->nrules,
+		  fresh->nblocks, block, program_invocation_short_name);
+}
+
+static void load(void)
+{
+	struct vmh_conf_error error;
+	int err = vmh_file_load(vmh_params.config_file, text, sizeof(text), &seen);
+
+	seen_err = err;
+	if (err == -ENOENT)
+		forget();
+	if (err) {
+		unreadable(err);
+		return;
+	}
+	if (vmh_conf_parse(text, &sets[!current], &error) == 0)
+		take(&sets[!current]);
+	else
+		vmh_error("%s:%u: %s: \"%s\". %s", vmh_params.config_file, error.line, error.what, error.token,
+			  loaded ? "The rules stay as they were" : "No rule of it applies");
+}
+
+void vmh_conf_refresh(void)
+{
+	struct stat now;
+	long err;
+
+	if (!vmh_params.config_file[0])
+		return;
+	vmh_lock(&lock);
+	err = vmh_sys(SYS_newfstatat, AT_FDCWD, vmh_params.config_file, &now, 0);
+	if (err ? err != seen_err : seen_err || changed(&now))
+		load();
+	vmh_unlock(&lock);
+}
+
+unsigned vmh_conf_keeps(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)
+{
+	const struct vmh_conf_rule *r = NULL;
+	bool os;
+
+	if (!VMH_GET(loaded))
+		return 0;
+	vmh_lock(&lock);
+	if (block >= 0)
+		r = vmh_conf_match(&sets[current], block, (int)role, addr, port, addr2, port2);
+	os = r && r->os;
+	vmh_unlock(&lock);
+	return os ? VMH_R_CONF_RULE : 0;
+}
+
+void vmh_conf_fork_child(void)
+{
+	atomic_store(&lock.word, 0); /* a thread of the parent may have held it; what it wrote is not in use */
+}
