@@ -10,7 +10,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SV_CALL(...) ({ long sv_r_ = syscall(__VA_ARGS__); sv_r_ < 0 ? -(long)errno : sv_r_; })
+#define SV_CALL(...) ({ \
+	int sv_kept_ = errno; \
+	long sv_r_ = syscall(__VA_ARGS__); \
+	if (sv_r_ < 0) { \
+		sv_r_ = -(long)errno; \
+		errno = sv_kept_; /* the program's, or that of the call that we are in */ \
+	} \
+	sv_r_; \
+})
 
 /* A preloaded vmahybrid keeps these descriptors from programs that close all they have. A NIC's library has no others
  * than the public ones, which vmahybrid knows. */
