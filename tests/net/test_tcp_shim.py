@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -204,6 +205,11 @@ def test_a_service_that_stops() -> None:
     with Sandbox("stop") as sandbox, Service(without_offloads(sandbox)) as service, \
             ShimPeer(service, sandbox.b, "") as b, ShimPeer(service, sandbox.a, "offload") as a:
         port = b.do("listen", address=sandbox.b.address)
+        # a peer that nobody has spoken to may not be known yet, and its connection stays the kernel's
+        knock = f"import socket; socket.create_connection(({sandbox.b.address!r}, {port}))"
+        sandbox.start(sandbox.a, [sys.executable, "-S", "-E", "-c", knock]).result(10)
+        b.do("accept")
+        time.sleep(0.5)
         a.do("connect", address=sandbox.b.address, port=port)
         b.do("accept")
         b.do("echo")
