@@ -68,6 +68,14 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
         sock.detach()
 
 
+def close(fd: int) -> None:
+    """Close what a program passed, without blocking."""
+    if is_plain_udp(fd):
+        os.close(fd)
+    else:
+        close_slowly(fd)
+
+
 def close_slowly(fd: int) -> None:
     """Close what may not be a UDP socket, off the event loop."""
     close_foreign([fd])

@@ -246,19 +246,16 @@ class Session:
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, namespace = self.core, self._namespace()
         flow, found, fd = self._proved(request, fds, namespace)
-        if flow.proto == socket.IPPROTO_UDP:
-            os.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
-        else:
-            proof.close_slowly(fd)
+        proof.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
         flow.fd = request.body.fd
         if request.body.flags & lib.VMH_ATTACH_F_WAS_SHARED and await asyncio.to_thread(
             held_elsewhere, found.inode, self.pid
         ):
             raise refuse(f"flow {flow.local_text}", Reason.FORK)
         flow.ifindex = flow.ifindex or found.device  # on another interface the port is not its own
-        flow.inode, flow.shared_port = found.inode, found.reuse_addr or flow.kind is Kind.MULTICAST
-        if flow.proto == socket.IPPROTO_TCP:
-            flow.shared_port = False    # a connection is one of a kind, whatever the listener's options
+        flow.inode = found.inode
+        # a TCP connection is one of a kind, whatever its listener's options
+        flow.shared_port = flow.proto == socket.IPPROTO_UDP and (found.reuse_addr or flow.kind is Kind.MULTICAST)
         try:
             if flow.shared_port:
                 await self._refuse_shared(flow, namespace)
@@ -286,10 +283,7 @@ class Session:
             flow = self._flow_of(request)
             return flow, proof.check(fd, flow, namespace.cookie), fd
         except BaseException:
-            if proof.is_plain_udp(fd):
-                os.close(fd)
-            else:
-                proof.close_slowly(fd)
+            proof.close(fd)
             raise
 
     def _flow_of(self, request: Request) -> Flow:

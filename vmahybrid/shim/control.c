@@ -303,13 +303,14 @@ static int connect_service(void)
 		return fd;
 	fill_text(a.sun_path, sizeof(a.sun_path), vmh_params.hybrid_socket);
 	/* a listener whose backlog is full must not hold the program up */
-	uint64_t start = vmh_now_ns(), may = vmh_patience_ns(start, vmh_worker_is_me());
+	bool internal = vmh_worker_is_me();
+	uint64_t start = vmh_now_ns(), may = vmh_patience_ns(start, internal);
 	struct timeval tv = { (time_t)(may / 1000000000), (suseconds_t)(may % 1000000000 / 1000) };
 	if (may > CONNECT_NS)
 		tv = (struct timeval){ .tv_sec = 1 };
 	vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
 	long r = vmh_sys(SYS_connect, fd, &a, sizeof(a));
-	vmh_patience_spent(start, vmh_now_ns(), r == -EAGAIN, vmh_worker_is_me());
+	vmh_patience_spent(start, vmh_now_ns(), r == -EAGAIN, internal);
 	if (r < 0) {
 		vmh_sys(SYS_close, fd);
 		return (int)r;

@@ -237,13 +237,8 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 
 static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	int saved = errno;
-	long r = vmh_real()->recvmsg(fd, m, flags); /* libc's: it may block, then it is a cancellation point */
+	ssize_t r = vmh_real_recvmsg(fd, m, flags);
 
-	if (r < 0) {
-		r = -errno;
-		errno = saved;
-	}
 	if (!(flags & MSG_PEEK) || r < 0)
 		count_os(s, r);
 	return r;

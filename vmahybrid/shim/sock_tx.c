@@ -20,13 +20,8 @@
 /* why: of reasons.def, for the statistics; 0 where the call is bound to fail or no reason is known. */
 static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
 {
-	int saved = errno;
-	long r = vmh_real()->sendmsg(fd, m, flags); /* libc's: it may block, then it is a cancellation point */
+	ssize_t r = vmh_real_sendmsg(fd, m, flags);
 
-	if (r < 0) {
-		r = -errno;
-		errno = saved;
-	}
 	if (r >= 0) {
 		VMH_COUNT(s->stats->tx_os_packets, 1);
 		VMH_COUNT(s->stats->tx_os_bytes, (uint64_t)r);

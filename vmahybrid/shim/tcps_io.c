@@ -42,14 +42,7 @@ static bool wants_adoption(const struct vmh_tcps *s)
 
 static ssize_t kernel_call(int fd, struct msghdr *m, int flags, bool send)
 {
-	int saved = errno;
-	ssize_t r = send ? vmh_real()->sendmsg(fd, m, flags) : vmh_real()->recvmsg(fd, m, flags);
-
-	if (r < 0) {
-		r = -errno;
-		errno = saved;
-	}
-	return r;
+	return send ? vmh_real_sendmsg(fd, m, flags) : vmh_real_recvmsg(fd, m, flags);
 }
 
 static void in_kernel_ends(struct vmh_tcps **s)

@@ -85,4 +85,29 @@ static inline struct vmh_real *vmh_real(void)
 		vmh_real_init();
 	return &vmh_real_table;
 }
+
+/* libc's, which may block and then is a cancellation point: bytes, or -errno with the program's errno kept. */
+static inline ssize_t vmh_real_recvmsg(int fd, struct msghdr *m, int flags)
+{
+	int saved = errno;
+	ssize_t r = vmh_real()->recvmsg(fd, m, flags);
+
+	if (r < 0) {
+		r = -errno;
+		errno = saved;
+	}
+	return r;
+}
+
+static inline ssize_t vmh_real_sendmsg(int fd, const struct msghdr *m, int flags)
+{
+	int saved = errno;
+	ssize_t r = vmh_real()->sendmsg(fd, m, flags);
+
+	if (r < 0) {
+		r = -errno;
+		errno = saved;
+	}
+	return r;
+}
 #endif
