@@ -51,6 +51,16 @@ def test_verdict(value: float, target: dict[str, float], passed: bool | None) ->
     assert ("MISS" in bench.table([figure])) is (passed is False)
 
 
+def test_a_miss_shows_what_raw_af_xdp_reaches() -> None:
+    part = figures.Part([figures.Figure("mmsg", "kernel", 10, "msg/s")])
+    limit = figures.ratio_of_medians([19, 20, 40], [10, 10, 10])
+    part.ratio("shim / kernel", [18, 19, 18], [10, 10, 10], at_least=2.3, limit=limit)
+    part.ratio("absent / kernel", [], [10], at_least=2.3)
+    assert len(part.figures) == 2
+    assert part.figures[1].verdict == "MISS (raw AF_XDP: 2)"
+    assert part.figures[1].as_json()["limit"] == 2
+
+
 def test_interleave_turns_round_and_keeps_going_after_a_failure() -> None:
     order: list[str] = []
 

@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the bench. ``at_least`` or ``at_most`` is the target, in the figure's unit; None: shown only."""
+    """One line of the bench. ``at_least`` or ``at_most`` is the target, in the figure's unit; None: shown only.
+
+    ``limit`` is what raw AF_XDP reaches in the same run, with no shim at all: a target beyond it is beyond this machine.
+    """
 
     part: str
     name: str
@@ -23,6 +26,7 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
     samples: list[float] = field(default_factory=list)
+    limit: float | None = None
 
     @property
     def passed(self) -> bool | None:
@@ -40,6 +44,8 @@ class Figure:
 
     @property
     def verdict(self) -> str:
+        if self.passed is False and self.limit is not None:
+            return f"MISS (raw AF_XDP: {self.limit:.3g})"
         return {True: "pass", False: "MISS", None: ""}[self.passed]
 
     def as_json(self) -> dict[str, Any]:
@@ -48,6 +54,11 @@ class Figure:
 
 def median_figure(part: str, name: str, samples: list[float], unit: str, at_most: float | None = None) -> Figure:
     return Figure(part, name, statistics.median(samples), unit, at_most=at_most, samples=samples)
+
+
+def ratio_of_medians(over: list[float], under: list[float]) -> float | None:
+    """None when there are no samples of one of them."""
+    return statistics.median(over) / statistics.median(under) if over and under else None
 
 
 @dataclass
@@ -94,9 +105,9 @@ class Part:
         under: list[float],
         at_least: float | None = None,
         at_most: float | None = None,
+        limit: float | None = None,
     ) -> None:
         """Adds median(over) / median(under) unless one of them failed."""
-        if over and under:
-            part = self.figures[0].part
-            value = statistics.median(over) / statistics.median(under)
-            self.figures.append(Figure(part, name, value, "x", at_least, at_most))
+        value = ratio_of_medians(over, under)
+        if value is not None:
+            self.figures.append(Figure(self.figures[0].part, name, value, "x", at_least, at_most, limit=limit))

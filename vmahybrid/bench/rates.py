@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Part, Runs, interleave, median_figure
+from vmahybrid.bench.figures import Part, Runs, interleave, median_figure, ratio_of_medians
 from vmahybrid.bench.latency import SHIM, SOFTVERBS, bench_program, on_rings, served
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -17,7 +17,7 @@ from vmahybrid.bench.sockperf import Rate
 
 BATCH = 64
 PORT = 12345
-KERNEL = "kernel"
+KERNEL, RAW = "kernel", "raw AF_XDP"
 
 
 def mmsg(sandbox: Sandbox, seconds: float, service: Service | None = None) -> Rate:
@@ -42,6 +42,20 @@ def mmsg(sandbox: Sandbox, seconds: float, service: Service | None = None) -> Ra
     return Rate(sent["rate"], received["messages"] / sent["seconds"])
 
 
+def raw_one_way(sandbox: Sandbox, seconds: float) -> Rate:
+    """The limit: frames from ring to ring, a kick for each batch of 64."""
+    program = bench_program("xsk_raw")
+    a, b = sandbox.sides
+    sink = sandbox.start(b, [program, "sink", b.device], sockperf.SERVER_CPU)
+    sink.wait_for("ready")
+    sender = sandbox.start(a, [program, "send", a.device, f"{seconds:g}", str(BATCH)], sockperf.CLIENT_CPU)
+    sent = json.loads(sender.result(seconds + 20))
+    time.sleep(0.2)
+    sink.stop(signal.SIGINT)
+    received = json.loads(sink.output.splitlines()[-1])
+    return Rate(sent["rate"], received["messages"] / sent["seconds"])
+
+
 def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
     made = Part(failures={f"{name}, {variant}": text for variant, text in runs.failures.items()})
     sent = {variant: runs.of(variant, lambda run: run.sent) for variant in runs.results}
@@ -50,8 +64,9 @@ def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
         if sent[variant]:
             made.figures.append(median_figure(part, f"{name}, {variant}, sent", sent[variant], "msg/s"))
             made.figures.append(median_figure(part, f"{name}, {variant}, received", received[variant], "msg/s"))
-    made.ratio(f"{name}, sent, shim / kernel", sent[SHIM], sent[KERNEL], at_least=target)
-    made.ratio(f"{name}, received, shim / kernel", received[SHIM], received[KERNEL], at_least=target)
+    for way, rates in (("sent", sent), ("received", received)):
+        limit = ratio_of_medians(rates[RAW], rates[KERNEL]) if RAW in rates else None
+        made.ratio(f"{name}, {way}, shim / kernel", rates[SHIM], rates[KERNEL], at_least=target, limit=limit)
     if SOFTVERBS in runs.results:
         made.ratio(f"{name}, received, softverbs / kernel", received[SOFTVERBS], received[KERNEL])
     return made
@@ -78,6 +93,7 @@ def measure_mmsg(repeats: int, seconds: float, say: Callable[[str], None]) -> Pa
     with Sandbox("bench") as plain, served() as service:
         sandbox = service.sandbox
         variants: dict[str, Callable[[], Rate]] = {
+            RAW: partial(raw_one_way, plain, seconds),
             KERNEL: partial(mmsg, plain, seconds),
             SHIM: on_rings(sandbox, service, partial(mmsg, sandbox, seconds, service)),
         }

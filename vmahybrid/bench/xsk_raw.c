@@ -1,8 +1,10 @@
-/* The raw limit: frames of a 64-byte UDP message bounced between two AF_XDP sockets, generic mode, busy polling,
- * nothing between program and ring. What the shim adds is measured against this.
+/* The raw limit: frames of a 64-byte UDP message between two AF_XDP sockets, generic mode, busy polling, bounced or one
+ * way, nothing between program and ring. What the shim adds is measured against this.
  *
- *   xsk_pingpong server IFACE
- *   xsk_pingpong client IFACE SECONDS      prints {"samples":N,"p50":US,"p99":US}, half round trips
+ *   xsk_raw server IFACE
+ *   xsk_raw client IFACE SECONDS           prints {"samples":N,"p50":US,"p99":US}, half round trips
+ *   xsk_raw sink IFACE                     counts until SIGINT or SIGTERM, prints {"messages":N}
+ *   xsk_raw send IFACE SECONDS BATCH       one way, BATCH frames a kick, prints {"messages":N,"seconds":S,"rate":R}
  *
  * Every frame of IFACE goes to the socket while it runs, so the interface must be a sandbox's.
  */
@@ -57,7 +59,7 @@ static void on_signal(int number)
 
 static void die(const char *what)
 {
-	fprintf(stderr, "xsk_pingpong: %s: %s\n", what, strerror(errno));
+	fprintf(stderr, "xsk_raw: %s: %s\n", what, strerror(errno));
 	exit(1);
 }
 
@@ -180,8 +182,7 @@ static void open_port(struct port *port, const char *name)
 	atomic_store_explicit(port->fill.producer, RING, memory_order_release);
 }
 
-/* One frame is in flight at a time, so a plain send of frame RING + (n mod RING) needs no bookkeeping. */
-static void send_frame(struct port *port, const uint8_t *frame)
+static void post(struct port *port, const uint8_t *frame)
 {
 	uint32_t at = atomic_load_explicit(port->tx.producer, memory_order_relaxed);
 	uint64_t address = (uint64_t)(RING + at % RING) * FRAME_SIZE;
@@ -190,10 +191,21 @@ static void send_frame(struct port *port, const uint8_t *frame)
 	memcpy(port->umem + address, frame, FRAME_LEN);
 	*desc = (struct xdp_desc){.addr = address, .len = FRAME_LEN};
 	atomic_store_explicit(port->tx.producer, at + 1, memory_order_release);
+}
+
+static void kick(struct port *port)
+{
 	if (sendto(port->fd, NULL, 0, MSG_DONTWAIT, NULL, 0) < 0 && errno != EAGAIN && errno != EBUSY && errno != ENOBUFS)
 		die("kick");
 	atomic_store_explicit(port->comp.consumer, atomic_load_explicit(port->comp.producer, memory_order_acquire),
 			      memory_order_release);
+}
+
+/* One frame is in flight at a time, so a plain send of frame RING + (n mod RING) needs no bookkeeping. */
+static void send_frame(struct port *port, const uint8_t *frame)
+{
+	post(port, frame);
+	kick(port);
 }
 
 /* Copies the next frame of the test into frame; false when there is none now. */
@@ -229,6 +241,40 @@ static void serve(struct port *port)
 			send_frame(port, frame);
 }
 
+static const uint8_t test_frame[FRAME_LEN] = {[0 ... 5] = 0xff, [12] = ETHERTYPE_TEST >> 8, [13] = ETHERTYPE_TEST & 0xff};
+
+static void sink(struct port *port)
+{
+	uint8_t frame[FRAME_LEN];
+	uint64_t count = 0;
+
+	puts("ready");
+	fflush(stdout);
+	while (!stopped)
+		count += receive(port, frame);
+	printf("{\"messages\":%llu}\n", (unsigned long long)count);
+}
+
+/* A kick may leave frames behind (the kernel takes so many of a kick), hence the wait for the ring to be empty, after
+ * which every frame is the program's again: in copy mode it is completed before the kick returns, or shortly after. */
+static void blast(struct port *port, double seconds, uint32_t batch)
+{
+	uint64_t start = now_ns(), end = start + (uint64_t)(seconds * 1e9), count = 0, took;
+
+	while (!stopped && now_ns() < end) {
+		for (uint32_t i = 0; i < batch; i++)
+			post(port, test_frame);
+		do
+			kick(port);
+		while (!stopped && atomic_load_explicit(port->comp.producer, memory_order_acquire) !=
+				   atomic_load_explicit(port->tx.producer, memory_order_relaxed));
+		count += batch;
+	}
+	took = now_ns() - start;
+	printf("{\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f}\n", (unsigned long long)count, (double)took / 1e9,
+	       (double)count * 1e9 / (double)took);
+}
+
 static int by_value(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -238,7 +284,7 @@ static int by_value(const void *a, const void *b)
 
 static void measure(struct port *port, double seconds)
 {
-	uint8_t frame[FRAME_LEN] = {[0 ... 5] = 0xff, [12] = ETHERTYPE_TEST >> 8, [13] = ETHERTYPE_TEST & 0xff};
+	uint8_t frame[FRAME_LEN];
 	uint32_t *samples = calloc(20000000, sizeof(*samples));
 	uint64_t start = now_ns(), end = start + WARMUP_NS + (uint64_t)(seconds * 1e9), sent, got;
 	uint32_t count = 0;
@@ -246,7 +292,7 @@ static void measure(struct port *port, double seconds)
 	if (!samples)
 		die("calloc");
 	while (!stopped && (sent = now_ns()) < end && count < 20000000) {
-		send_frame(port, frame);
+		send_frame(port, test_frame);
 		while (!receive(port, frame) && !stopped)
 			if (now_ns() - sent > LOST_NS)
 				break; /* the peer is not there yet, or a frame was lost */
@@ -255,7 +301,7 @@ static void measure(struct port *port, double seconds)
 			samples[count++] = (uint32_t)(got - sent);
 	}
 	if (!count) {
-		fprintf(stderr, "xsk_pingpong: no frame came back: is the server running on the other end?\n");
+		fprintf(stderr, "xsk_raw: no frame came back: is the server running on the other end?\n");
 		exit(1);
 	}
 	qsort(samples, count, sizeof(*samples), by_value);
@@ -264,21 +310,35 @@ static void measure(struct port *port, double seconds)
 	free(samples);
 }
 
+static int usage(void)
+{
+	fprintf(stderr, "usage: xsk_raw server IFACE | client IFACE SECONDS | sink IFACE | send IFACE SECONDS BATCH\n");
+	return 2;
+}
+
 int main(int argc, char **argv)
 {
+	const char *role = argc > 1 ? argv[1] : "";
+	bool timed = !strcmp(role, "client") || !strcmp(role, "send");
+	int wanted = !strcmp(role, "send") ? 5 : timed ? 4 : 3;
+	uint32_t batch = wanted == 5 && argc == 5 ? (uint32_t)atoi(argv[4]) : 1;
 	struct port port;
 
-	if (argc == 3 && !strcmp(argv[1], "server")) {
+	if (argc != wanted || (timed && !(atof(argv[3]) > 0)) || batch < 1 || batch > RING ||
+	    (!timed && strcmp(role, "server") && strcmp(role, "sink")))
+		return usage();
+	if (!timed) {
 		signal(SIGINT, on_signal);
 		signal(SIGTERM, on_signal);
-		open_port(&port, argv[2]);
-		serve(&port);
-	} else if (argc == 4 && !strcmp(argv[1], "client") && atof(argv[3]) > 0) {
-		open_port(&port, argv[2]);
-		measure(&port, atof(argv[3]));
-	} else {
-		fprintf(stderr, "usage: xsk_pingpong server IFACE | client IFACE SECONDS\n");
-		return 2;
 	}
+	open_port(&port, argv[2]);
+	if (!strcmp(role, "server"))
+		serve(&port);
+	else if (!strcmp(role, "sink"))
+		sink(&port);
+	else if (!strcmp(role, "client"))
+		measure(&port, atof(argv[3]));
+	else
+		blast(&port, atof(argv[3]), batch);
 	return 0;
 }
