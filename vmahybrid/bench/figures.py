@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Figure:
     """One line of the bench. ``at_least`` or ``at_most`` is the target, in the figure's unit; None: shown only.
 
-    ``limit`` is what raw AF_XDP reaches in the same run, with no shim at all: a target beyond it is beyond this machine.
+    ``limit`` is what raw AF_XDP reaches in the same run, without the shim: a target beyond it is beyond this machine.
     """
 
     part: str
