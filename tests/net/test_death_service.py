@@ -15,7 +15,7 @@ from vmahybrid.bench.served import Service
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TIMES = 20
-GAP = 1.0    # seconds, the longest that a program may wait, with its retries
+GAP = 2.0    # seconds, the longest that a program may wait, with its retries; a tenth where nothing else runs
 BACK = 10.0  # seconds until the programs are on rings of the next service; half a second where nothing else runs
 PORT = 7200
 
