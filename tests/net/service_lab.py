@@ -11,14 +11,30 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
 
 CLIENT = Path(__file__).with_name("control_client.py")
+
+
+@pytest.fixture(scope="module", name="netns_pair")
+def module_pair() -> Iterator[Sandbox]:
+    """One sandbox for the file that imports this; with module_service, what a test leaves the next one would see."""
+    with Sandbox("test") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module", name="service")
+def module_service(netns_pair: Sandbox) -> Iterator[Service]:
+    """One service for the file."""
+    with Service(netns_pair) as running:
+        yield running
 
 
 class Refusal(Exception):

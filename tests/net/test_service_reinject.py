@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from net.control_client import REINJECT_HEAD
-from net.service_lab import Api, Peer, Refusal, udp_from
+from net.service_lab import Api, Peer, Refusal, module_pair, module_service, udp_from  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -17,18 +17,6 @@ from vmahybrid.steering.reasons import Reason
 pytestmark = pytest.mark.root
 
 FAR = ["10.77.0.2", 7000]
-
-
-@pytest.fixture(scope="module")
-def netns_pair() -> Iterator[Sandbox]:
-    with Sandbox("test") as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
-def service(netns_pair: Sandbox) -> Iterator[Service]:
-    with Service(netns_pair) as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from net.service_lab import Api, Peer, udp_from, until, veths
+from net.service_lab import Api, Peer, module_pair, module_service, udp_from, until, veths  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -13,19 +13,6 @@ from vmahybrid.contracts import lib
 from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture(scope="module")
-def netns_pair() -> Iterator[Sandbox]:
-    """One sandbox and one service for the file: what a test leaves, the next one would see."""
-    with Sandbox("test") as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
-def service(netns_pair: Sandbox) -> Iterator[Service]:
-    with Service(netns_pair) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

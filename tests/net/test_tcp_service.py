@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, open_files, until
+from net.service_lab import Api, Peer, module_pair, module_service, open_files, until  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -18,18 +18,6 @@ from vmahybrid.net.tcpstate import TcpState
 from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture(scope="module")
-def netns_pair() -> Iterator[Sandbox]:
-    with Sandbox("test") as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
-def service(netns_pair: Sandbox) -> Iterator[Service]:
-    with Service(netns_pair) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

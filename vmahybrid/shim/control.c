@@ -5,6 +5,7 @@
  * answer in time (vmh_patience.h) is treated as gone. Nothing that it says is taken for granted.
  */
 #include "vmh_control.h"
+#include "vmh_exception.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
 #include "vmh_obj.h"
@@ -345,7 +346,8 @@ static unsigned hello(void)
 	req.pid = (unsigned)getpid();
 	read_proc("/proc/self/comm", req.comm, sizeof(req.comm));
 	read_proc("/proc/self/cmdline", req.cmdline, sizeof(req.cmdline));
-	fill_text(req.profile, sizeof(req.profile), vmh_params.spec);
+	fill_text(req.profile, sizeof(req.profile),
+		  vmh_params.hybrid_profile[0] ? vmh_params.hybrid_profile : vmh_params.spec);
 	fill_text(req.app_id, sizeof(req.app_id), vmh_params.application_id);
 	vmh_stats_show();
 	int err = rpc(&req.hdr, vmh_stats_fd(), &rep, sizeof(rep), fds, &nfds);
@@ -430,6 +432,8 @@ unsigned vmh_session_open(void)
 	vmh_lock(&lock);
 	r = open_locked();
 	vmh_unlock(&lock);
+	if (vmh_unlikely(r) && r != VMH_R_DISABLED && !sessions_opened)
+		vmh_exception_start(r);
 	return r;
 }
 

@@ -1,6 +1,7 @@
 /* Calls that end in the kernel by a way that we don't see: between descriptors, or inside libc, whose stdio and aio
  * use system calls that no preload can stand before. The socket goes home first. And what changes a descriptor's flags. */
 #include "vmh_control.h"
+#include "vmh_exception.h"
 #include "vmh_interpose.h"
 #include "vmh_real.h"
 #include "vmh_tcps.h"
@@ -11,16 +12,27 @@
 #include <stdio.h>
 #include <sys/ioctl.h>
 
-void vmh_kernel_takes(int fd)
+/* A socket that is at home already is not asked about. */
+static int go_home(struct vmh_sock *s, int fd, uint32_t detail)
 {
-	int saved = errno;
+	int r = s->home ? 0 : vmh_exception(fd, VMH_R_UNKNOWN_CALL);
+
+	if (!r)
+		vmh_sock_home(s, VMH_R_UNKNOWN_CALL, detail);
+	return r;
+}
+
+int vmh_kernel_takes(int fd)
+{
+	int saved = errno, r = 0;
 	SOCK_HELD s = sock_get(fd);
 
 	if (s)
-		vmh_sock_home(s, VMH_R_UNKNOWN_CALL, 0);
+		r = go_home(s, fd, 0);
 	else
 		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
-	errno = saved;
+	errno = r ? -r : saved;
+	return r ? -1 : 0;
 }
 
 /* libc's function of the same name */
@@ -33,20 +45,22 @@ void vmh_kernel_takes(int fd)
 
 VMH_EXPORT ssize_t sendfile(int out, int in, off_t *off, size_t n)
 {
-	vmh_kernel_takes(out);
+	if (vmh_kernel_takes(out))
+		return -1;
 	return vmh_real()->sendfile(out, in, off, n);
 }
 
 VMH_EXPORT ssize_t sendfile64(int out, int in, off64_t *off, size_t n)
 {
-	vmh_kernel_takes(out);
+	if (vmh_kernel_takes(out))
+		return -1;
 	return vmh_real()->sendfile64(out, in, off, n);
 }
 
 VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags)
 {
-	vmh_kernel_takes(in);
-	vmh_kernel_takes(out);
+	if (vmh_kernel_takes(in) || vmh_kernel_takes(out))
+		return -1;
 	return vmh_real()->splice(in, inoff, out, outoff, n, flags);
 }
 
@@ -64,8 +78,8 @@ VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size
 		sock_put(s); \
 		if (at == -1 && !flags) \
 			return plain(fd, iov, n); \
-		if (at == -1) \
-			vmh_kernel_takes(fd); \
+		if (at == -1 && vmh_kernel_takes(fd)) \
+			return -1; \
 		return real(fd, iov, n, at, flags); \
 	}
 
@@ -80,7 +94,8 @@ VECTOR_AT(pwritev64v2, writev)
 	VMH_EXPORT FILE *name(int fd, const char *mode) \
 	{ \
 		REAL(FILE *, name, (int, const char *)); \
-		vmh_kernel_takes(fd); \
+		if (vmh_kernel_takes(fd)) \
+			return NULL; \
 		return real(fd, mode); \
 	}
 
@@ -106,7 +121,8 @@ REOPEN(freopen64)
 VMH_EXPORT int vdprintf(int fd, const char *restrict format, va_list ap)
 {
 	REAL(int, vdprintf, (int, const char *, va_list));
-	vmh_kernel_takes(fd);
+	if (vmh_kernel_takes(fd))
+		return -1;
 	return real(fd, format, ap);
 }
 
@@ -124,7 +140,8 @@ int __vdprintf_chk(int fd, int flag, const char *format, va_list ap);
 VMH_EXPORT int __vdprintf_chk(int fd, int flag, const char *format, va_list ap)
 {
 	REAL(int, __vdprintf_chk, (int, int, const char *, va_list));
-	vmh_kernel_takes(fd);
+	if (vmh_kernel_takes(fd))
+		return -1;
 	return real(fd, flag, format, ap);
 }
 
@@ -145,7 +162,8 @@ VMH_EXPORT int __dprintf_chk(int fd, int flag, const char *format, ...)
 	VMH_EXPORT int name(struct block *cb) \
 	{ \
 		REAL(int, name, (struct block *)); \
-		vmh_kernel_takes(cb->aio_fildes); \
+		if (vmh_kernel_takes(cb->aio_fildes)) \
+			return -1; \
 		return real(cb); \
 	}
 
@@ -159,8 +177,8 @@ AIO(aio_write64, aiocb64)
 	{ \
 		REAL(int, name, (int, struct block *const *, int, struct sigevent *)); \
 		for (int i = 0; i < n; i++) \
-			if (list[i]) \
-				vmh_kernel_takes(list[i]->aio_fildes); \
+			if (list[i] && vmh_kernel_takes(list[i]->aio_fildes)) \
+				return -1; \
 		return real(mode, list, n, ev); \
 	}
 
@@ -177,8 +195,9 @@ static void nonblock_changed(struct vmh_sock *s, bool on)
 
 static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 {
-	if (cmd == F_SETFL && vmh_unlikely((long)arg & O_ASYNC))
-		vmh_kernel_takes(fd); /* before: what the ring had delivered raises a signal, too, rather than nothing */
+	/* before: what the ring had delivered raises a signal, too, rather than nothing */
+	if (cmd == F_SETFL && vmh_unlikely((long)arg & O_ASYNC) && vmh_kernel_takes(fd))
+		return -1;
 	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC)
 		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 	int r = real(fd, cmd, arg);
@@ -232,7 +251,9 @@ static int stamp_of_last(struct vmh_sock *s, int fd, unsigned long request, void
 	struct timespec now;
 	int saved = errno, r;
 
-	vmh_sock_home(s, VMH_R_UNKNOWN_CALL, (uint32_t)request);
+	r = go_home(s, fd, (uint32_t)request);
+	if (r)
+		RETURN(r);
 	r = vmh_real()->ioctl(fd, request, arg);
 	if (r >= 0 || errno != ENOENT || !VMH_GET(s->stats->rx_packets) || vmh_bad_ptr(arg))
 		return r;
@@ -275,8 +296,12 @@ VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
 			break;
 		RETURN(vmh_sock_fionread(s, fd, arg));
 	case FIOASYNC:
-		if (!vmh_bad_ptr(arg) && *(int *)arg)
-			vmh_sock_home(s, VMH_R_UNKNOWN_CALL, (uint32_t)request);
+		if (!vmh_bad_ptr(arg) && *(int *)arg) {
+			int refused = go_home(s, fd, (uint32_t)request);
+
+			if (refused)
+				RETURN(refused);
+		}
 		break;
 	case SIOCGSTAMP_OLD:
 	case SIOCGSTAMPNS_OLD:

@@ -6,6 +6,7 @@
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_main.h"
+#include "vmh_params.h"
 #include <pthread.h>
 
 /* A socket that only the kernel serves: the program's own system call, nothing but a count around it. No
@@ -173,6 +174,19 @@ VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_
 	int r = vmh_sock_setsockopt(s, fd, level, name, val, len);
 	sock_put(s);
 	RETURN(r);
+}
+
+VMH_EXPORT int getsockname(int fd, struct sockaddr *restrict addr, socklen_t *restrict len)
+{
+	int r = vmh_real()->getsockname(fd, addr, len);
+
+	if (!r && vmh_unlikely(vmh_params.trigger_dummy_send_getsockname)) {
+		SOCK_HELD s = sock_get(fd);
+
+		if (s)
+			vmh_sock_dummy_send(s, fd);
+	}
+	return r;
 }
 
 VMH_EXPORT int getsockopt(int fd, int level, int name, void *restrict val, socklen_t *restrict len)

@@ -39,6 +39,7 @@ void vmh_started(void)
 		vmh_banner();
 		vmh_params_report();
 		vmh_warn_high_level();
+		vmh_crash_init();
 		vmh_stats_init();
 		vmh_tcps_init();
 		own_pid = vmh_sys(SYS_getpid);

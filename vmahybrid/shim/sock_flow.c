@@ -302,6 +302,8 @@ static bool is_plain(const struct vmh_sock *s)
 		return true;
 	if (atomic_load(&s->shared) || any_flow(s) || !s->lport)
 		return false;
+	if (vmh_params.rx_poll_init)
+		return false; /* its receives have something to do first */
 	return VMH_GET(s->stats->reason) == VMH_R_LOOPBACK || !atomic_load(&vmh_worker_runs);
 }
 
@@ -517,6 +519,7 @@ void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex
 	}
 	for (i = 0; i < s->nmembers && s->members[i].group; i++)
 		;
+	VMH_SET(s->joined_ns, vmh_now_ns());
 	if (i == VMH_SOCK_GROUPS)
 		return; /* the kernel has joined and delivers it */
 	s->members[i] = (struct vmh_member){ .group = group, .ifindex = ifindex };

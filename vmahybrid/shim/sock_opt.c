@@ -1,6 +1,7 @@
 /* Socket options of UDP sockets. The kernel socket gets every option first, so its errors are the
  * program's; then a table says what the ring path must know, ignore, or leave to the kernel for good. */
 #include "vmh_control.h"
+#include "vmh_exception.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -238,15 +239,20 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len)
 {
 	enum effect e = effect_of(level, name);
+	unsigned why = e == E_SOURCE ? VMH_R_SOURCE_MEMBERSHIP : VMH_R_SOCKOPT;
 	bool only_kernel;
 	long r;
 
+	if (vmh_unlikely(e == E_HOME || e == E_SOURCE) && !s->home) {
+		r = vmh_exception(fd, why);
+		if (r)
+			return (int)r;
+	}
 	vmh_lock(&s->obj.lock);
 	r = vmh_sys(SYS_setsockopt, fd, level, name, val, len);
 	only_kernel = r >= 0 && !s->home && apply(s, fd, e, level, name, val, len);
 	vmh_unlock(&s->obj.lock);
 	if (only_kernel)
-		vmh_sock_home(s, e == E_SOURCE ? VMH_R_SOURCE_MEMBERSHIP : VMH_R_SOCKOPT,
-			      (uint32_t)level << 16 | (uint32_t)(name & 0xffff));
+		vmh_sock_home(s, why, (uint32_t)level << 16 | (uint32_t)(name & 0xffff));
 	return (int)r;
 }

@@ -475,6 +475,27 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 	return r;
 }
 
+/* VMA_RX_POLL_INIT: looks at the kernel socket before sleeping, while no flow of this one is on a ring. */
+static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	struct waiting w = { .any = vmh_signals_any, .norestart = vmh_signals_norestart };
+	int64_t loops = vmh_params.rx_poll_init, timeout = VMH_GET(s->rcvtimeo_ns);
+	ssize_t r = -EAGAIN;
+
+	w.timed = timeout != 0;
+	w.deadline = timeout ? vmh_now_ns() + (uint64_t)timeout : 0;
+	for (int64_t i = 0; r == -EAGAIN && (loops < 0 || i < loops); i++) {
+		if (interrupted(&w))
+			return -EINTR;
+		if (s->home || atomic_load(&s->rx_on) || atomic_load(&s->rd_shut) || atomic_load(&s->obj.closed) ||
+		    (w.deadline && vmh_now_ns() >= w.deadline))
+			break;
+		r = kernel_now(s, fd, m, flags);
+		pthread_testcancel();
+	}
+	return r;
+}
+
 static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
@@ -487,6 +508,11 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 		if (vmh_unlikely(atomic_load_explicit(&s->shared, memory_order_relaxed)))
 			if (!vmh_session_open())
 				vmh_session_serve(); /* the child of a fork: the worker brings the socket back */
+		if (!now && vmh_unlikely(vmh_params.rx_poll_init)) {
+			r = poll_init(s, fd, m, flags);
+			if (r != -EAGAIN)
+				return r;
+		}
 		if (now || kernel_only(s))
 			return kernel_as_asked(s, fd, m, flags);
 		r = kernel_now(s, fd, m, flags);

@@ -1,5 +1,6 @@
 /* Sending on a UDP socket: over a ring where the destination is worth it, through the kernel else. */
 #include "vmh_control.h"
+#include "vmh_exception.h"
 #include "vmh_iomux.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -15,6 +16,7 @@
 #define ERROR_CHECK_FIRST 16         /* sends to a peer that never answered */
 #define ERROR_CHECK_EVERY 128
 #define ERROR_CHECK_NS 1000000ull
+#define DUMMY_BYTES 264              /* as the peer's */
 #define ERROR_ALERT 64               /* sends after an error: more are to be expected */
 
 /* why: of reasons.def, for the statistics; 0 where the call is bound to fail or no reason is known. */
@@ -139,11 +141,25 @@ static inline bool current(const struct vmh_sock *s, const struct vmh_dst *d, in
 	       d->generation == vmh_net_generation() && (!d->ring || !atomic_load_explicit(&d->ring->gone, memory_order_relaxed));
 }
 
+/* VMA_WAIT_AFTER_JOIN_MSEC: a switch may take its time for a new member, whose own first packet would be lost. */
+static void wait_after_join(const struct vmh_sock *s, in_addr_t group)
+{
+	uint64_t end = VMH_GET(s->joined_ns) + (uint64_t)vmh_params.wait_after_join_msec * 1000000u, now = vmh_now_ns();
+	struct timespec left;
+
+	if (!VMH_GET(s->joined_ns) || !is_multicast(group) || now >= end)
+		return;
+	left = (struct timespec){ (time_t)((end - now) / 1000000000u), (long)((end - now) % 1000000000u) };
+	vmh_sys(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &left, NULL);
+}
+
 /* Make the cache slot current. The socket gets its port here if it has none and a ring will be used. */
 static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 {
 	struct vmh_dst d = { .daddr = addr, .dport = port };
 
+	if (vmh_unlikely(vmh_params.wait_after_join_msec))
+		wait_after_join(s, addr);
 	vmh_lock(&s->obj.lock);
 	decide(s, &d);
 	if (!d.reason && !s->lport) {
@@ -173,6 +189,25 @@ static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 	else if (!d.reason && !s->home && !s->nmembers && VMH_GET(s->stats->reason) == VMH_R_NOT_TRIED)
 		vmh_sock_set_reason(s, VMH_R_NONE, 0);
 	vmh_unlock(&s->obj.lock);
+}
+
+/* VMA_TRIGGER_DUMMY_SEND_GETSOCKNAME: everything that a send touches but the ring's descriptors. */
+void vmh_sock_dummy_send(struct vmh_sock *s, int fd)
+{
+	static const unsigned char nothing[DUMMY_BYTES];
+	const struct iovec v = { .iov_base = (void *)nothing, .iov_len = sizeof(nothing) };
+	unsigned char frame[DUMMY_BYTES + 64];
+	struct vmh_dst *d;
+
+	if (s->home || !s->rport || vmh_session_open())
+		return;
+	d = &s->dsts[slot_of(s->raddr, s->rport)];
+	if (!current(s, d, s->raddr, s->rport))
+		refresh(s, fd, s->raddr, s->rport);
+	vmh_lock(&s->tx_lock);
+	if (!d->reason && d->ring && vmh_frame_build(frame, &d->hdr, 0, &v, 1, sizeof(nothing)))
+		VMH_COUNT(s->stats->tx_dummy, 1);
+	vmh_unlock(&s->tx_lock);
 }
 
 void vmh_sock_path_shrank(struct vmh_sock *s)
@@ -277,8 +312,13 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 	uint32_t why;
 
 	if (s->home || vmh_unlikely((flags & NEVER_ON_RING) || m->msg_controllen || atomic_load(&s->wr_shut))) {
-		if (flags & MSG_MORE) /* the kernel holds a half-made datagram: what follows belongs to it */
+		if (flags & MSG_MORE) { /* the kernel holds a half-made datagram: what follows belongs to it */
+			int refused = s->home ? 0 : vmh_exception(fd, VMH_R_UNKNOWN_CALL);
+
+			if (refused)
+				return refused;
 			vmh_sock_home(s, VMH_R_UNKNOWN_CALL, MSG_MORE);
+		}
 		return by_kernel(s, fd, m, flags, s->home ? s->home : VMH_R_SEND_FLAGS);
 	}
 	if (m->msg_name) {

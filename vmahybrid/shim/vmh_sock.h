@@ -91,6 +91,7 @@ struct vmh_sock {
 	uint8_t share_tries;
 	uint64_t share_next_ns;   /* when the worker asks again */
 	struct vmh_flow flow;     /* the unicast flow; id 0: none */
+	uint64_t joined_ns;       /* the last join */
 	uint32_t nmembers;        /* slots of members[] in use up to */
 	struct vmh_member members[VMH_SOCK_GROUPS];
 	uint8_t mc_all;           /* IP_MULTICAST_ALL */
@@ -180,6 +181,7 @@ void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b);
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
 ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */
+void vmh_sock_dummy_send(struct vmh_sock *s, int fd); /* warms the path of a connected socket's sends */
 void vmh_sock_path_shrank(struct vmh_sock *s);        /* the peer of a connected socket answered EMSGSIZE */
 
 /* path_mtu.c; tx_lock held. Does the path take a datagram of len bytes whole, as far as the kernel knows? Asks it at

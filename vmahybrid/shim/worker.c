@@ -1,5 +1,6 @@
 /* See vmh_worker.h. The thread holds no lock when it calls into sockets or the session. */
 #include "vmh_worker.h"
+#include "vmh_affinity.h"
 #include "vmh_control.h"
 #include "vmh_lock.h"
 #include "vmh_log.h"
@@ -204,7 +205,7 @@ static void look_at_verbs(void)
 }
 
 #define STAMPS_MS 1
-#define STAMPS_BUDGET 2048 /* frames of each ring */
+#define PROMPT_BUDGET 2048 /* frames of each ring */
 
 /* A datagram is stamped when somebody looks at its ring. */
 static bool stamps_wanted(void)
@@ -226,23 +227,38 @@ static int interval_ms(void)
 	return (int)vmh_params.progress_engine_interval;
 }
 
+/* VMA_INTERNAL_THREAD_ARM_CQ: each packet wakes this thread, which brings it to its socket. */
+static int watch_rings(struct pollfd *p)
+{
+	int fds[VMH_RING_WAIT_FDS];
+	int n = vmh_params.internal_thread_arm_cq ? vmh_rings_wait_fds(fds, VMH_RING_WAIT_FDS) : 0;
+
+	for (int i = 0; i < n; i++)
+		p[i] = (struct pollfd){ .fd = fds[i], .events = POLLIN };
+	if (n)
+		vmh_rings_poll(PROMPT_BUDGET); /* what came before the CQ was armed raises no event */
+	return n;
+}
+
 static void turn(void)
 {
 	struct vmh_msg_event ev = { 0 };
 	int fd = atomic_load(&control_fd);
-	struct pollfd p[2] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
-	int ms = interval_ms(), tcp = vmh_trings_progress();
+	struct pollfd p[2 + VMH_RING_WAIT_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
+	int ms = interval_ms(), tcp = vmh_trings_progress(), rings = fd < 0 ? 0 : watch_rings(p + 2);
 
 	if (tcp >= 0 && (ms < 0 || tcp < ms))
 		ms = tcp;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
-	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2, ms < 0 ? NULL : &ts, NULL, 0);
+	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2 + rings, ms < 0 ? NULL : &ts, NULL, 0);
 	uint64_t bells;
 
 	if (n > 0 && p[0].revents)
 		vmh_sys(SYS_read, bell, &bells, sizeof(bells));
 	if (n > 0 && fd >= 0 && p[1].revents)
 		vmh_session_read();
+	if (n > 0 && rings)
+		vmh_rings_woken(p + 2, rings);
 	while (next_event(&ev))
 		handle(&ev);
 	if (atomic_exchange(&lost, 0))
@@ -256,8 +272,8 @@ static void turn(void)
 	look_for_change();
 	look_at_shared();
 	look_at_verbs();
-	if (stamps_wanted())
-		vmh_rings_poll(STAMPS_BUDGET);
+	if (stamps_wanted() || rings)
+		vmh_rings_poll(PROMPT_BUDGET);
 	else if (vmh_params.progress_engine_interval)
 		vmh_rings_drain((unsigned)vmh_params.progress_engine_wce_max);
 }
@@ -266,6 +282,7 @@ static void *loop(void *arg)
 {
 	(void)arg;
 	atomic_store(&my_tid, vmh_tid());
+	vmh_affinity_apply();
 	if (atomic_load(&behind))
 		vmh_sock_service_back();
 	for (;;)

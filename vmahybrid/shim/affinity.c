@@ -1,0 +1,125 @@
+/* Where the internal thread runs: VMA_INTERNAL_THREAD_AFFINITY and VMA_INTERNAL_THREAD_CPUSET. */
+#include "vmh_affinity.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_real.h"
+#include <ctype.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+static bool put(struct vmh_cpus *cpus, unsigned long cpu)
+{
+	if (cpu >= VMH_CPUS)
+		return false;
+	cpus->words[cpu / 64] |= 1ull << cpu % 64;
+	return true;
+}
+
+static bool mask(const char *text, struct vmh_cpus *cpus)
+{
+	size_t digits = strlen(text);
+
+	for (size_t i = 0; i < digits; i++) {
+		char c = text[digits - 1 - i];
+		unsigned nibble = (unsigned)(isdigit((unsigned char)c) ? c - '0' : tolower((unsigned char)c) - 'a' + 10);
+
+		if (!isxdigit((unsigned char)c))
+			return false;
+		for (unsigned bit = 0; bit < 4; bit++)
+			if (nibble >> bit & 1 && !put(cpus, i * 4 + bit))
+				return false;
+	}
+	return digits > 0;
+}
+
+static bool number(const char **text, unsigned long *value)
+{
+	if (!isdigit((unsigned char)**text))
+		return false;
+	*value = 0;
+	while (isdigit((unsigned char)**text) && *value < VMH_CPUS)
+		*value = *value * 10 + (unsigned long)(*(*text)++ - '0');
+	return !isdigit((unsigned char)**text);
+}
+
+static bool list(const char *text, struct vmh_cpus *cpus)
+{
+	unsigned long first, last;
+
+	for (;;) {
+		if (!number(&text, &first))
+			return false;
+		last = first;
+		if (*text == '-' && (text++, !number(&text, &last) || last < first))
+			return false;
+		for (; first <= last; first++)
+			if (!put(cpus, first))
+				return false;
+		if (!*text)
+			return true;
+		if (*text++ != ',')
+			return false;
+	}
+}
+
+bool vmh_cpus_parse(const char *text, struct vmh_cpus *cpus)
+{
+	bool any = false;
+
+	*cpus = (struct vmh_cpus){ 0 };
+	if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X') ? !mask(text + 2, cpus) : !list(text, cpus))
+		return false;
+	for (unsigned i = 0; i < VMH_CPUS / 64; i++)
+		any = any || cpus->words[i];
+	return any;
+}
+
+static void pin(void)
+{
+	struct vmh_cpus cpus;
+
+	if (!strcmp(vmh_params.internal_thread_affinity, "-1"))
+		return;
+	if (vmh_cpus_parse(vmh_params.internal_thread_affinity, &cpus) &&
+	    vmh_sys(SYS_sched_setaffinity, 0, sizeof(cpus.words), cpus.words) >= 0)
+		return;
+	vmh_warn(" Failed to set internal thread affinity: %s...  deferring to cpu-0.", vmh_params.internal_thread_affinity);
+	cpus = (struct vmh_cpus){ { 1 } };
+	vmh_sys(SYS_sched_setaffinity, 0, sizeof(cpus.words), cpus.words);
+}
+
+static long write_to(const char *path, const char *text, size_t len)
+{
+	long fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC), r;
+
+	if (fd < 0)
+		return fd;
+	r = vmh_sys(SYS_write, fd, text, len);
+	vmh_sys(SYS_close, fd);
+	return r;
+}
+
+/* cgroup v1 and the cpuset file system have tasks; a threaded cgroup of v2 has cgroup.threads. */
+static void join_cpuset(void)
+{
+	static const char *const files[] = { "tasks", "cgroup.threads" };
+	char path[512], tid[16];
+	int len = snprintf(tid, sizeof(tid), "%u\n", (unsigned)vmh_sys(SYS_gettid));
+	long r = -ENOENT;
+
+	if (!vmh_params.internal_thread_cpuset[0])
+		return;
+	for (unsigned i = 0; i < 2 && r == -ENOENT; i++) {
+		snprintf(path, sizeof(path), "%s/%s", vmh_params.internal_thread_cpuset, files[i]);
+		r = write_to(path, tid, (size_t)len);
+	}
+	if (r < 0)
+		vmh_warn("VMA_INTERNAL_THREAD_CPUSET = %s: the internal thread can't join it (%s), it stays in that of the process",
+			 vmh_params.internal_thread_cpuset, strerrorname_np((int)-r));
+}
+
+void vmh_affinity_apply(void)
+{
+	join_cpuset();
+	pin();
+}
