@@ -107,5 +107,5 @@ unsigned vmh_conf_keeps(enum vmh_conf_role role, uint32_t addr, uint16_t port, u
 
 void vmh_conf_fork_child(void)
 {
-	atomic_store(&lock.word, 0); /* a thread of the parent may have held it; what it wrote is not in use */
+	vmh_lock_reset(&lock); /* a thread of the parent may have held it; what it wrote is not in use */
 }

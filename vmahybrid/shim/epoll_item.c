@@ -306,8 +306,8 @@ static void sets_fork_child(void)
 
 			if (!e->stats)
 				continue; /* free */
-			atomic_store(&e->obj.lock.word, 0);
-			atomic_store(&e->rdy_lock.word, 0);
+			vmh_lock_reset(&e->obj.lock);
+			vmh_lock_reset(&e->rdy_lock);
 			ep_init(e);
 			atomic_store(&e->nested, nested); /* the kernel's nesting was inherited */
 			e->stats = vmh_stats_epoll_new(e->obj.fd);
@@ -324,9 +324,9 @@ static bool survives(const struct vmh_epitem *it)
  * anew from the items. Members stay: after daemon() they come back on rings. */
 void vmh_epoll_fork_child(void)
 {
-	atomic_store(&pool_lock.word, 0);
+	vmh_lock_reset(&pool_lock);
 	for (unsigned i = 0; i < ITEMS_LOCKS; i++)
-		atomic_store(&items_locks[i].word, 0);
+		vmh_lock_reset(&items_locks[i]);
 	vmh_ep_kick_fork_child();
 	sets_fork_child();
 	free_items = NULL;

@@ -107,5 +107,5 @@ void vmh_ep_kernel_leave(struct vmh_ep *e, int epfd)
  * and the fd, because a set takes the same eventfd once only. */
 void vmh_ep_kick_fork_child(void)
 {
-	atomic_store(&make_lock.word, 0);
+	vmh_lock_reset(&make_lock);
 }

@@ -1,8 +1,17 @@
 /* The slow path of vmh_lock: Drepper's three-state mutex ("Futexes are tricky", mutex 2). */
 #include "vmh_lock.h"
+#include <linux/membarrier.h>
+#include <sched.h>
 #include <signal.h>
 
 #define SPINS 100 /* holders are gone after some 100 ns, unless they were preempted */
+#define NAP_AFTER 1000
+#define NAP_NS 50000
+
+enum { SINGLE, SPIN, MUTEX, MANY_THREADS }; /* VMA_THREAD_MODE */
+
+_Atomic int vmh_lock_biased;
+static int mode = SPIN;
 
 __thread struct vmh_held vmh_held;
 
@@ -18,8 +27,11 @@ void vmh_let_signals_in(void)
 
 void vmh_lock_slow(struct vmh_lock *l)
 {
-	for (int i = 0; i < SPINS; i++) {
-		vmh_cpu_relax();
+	for (int i = mode == MUTEX ? SPINS : 0; i < SPINS; i++) {
+		if (mode == MANY_THREADS)
+			sched_yield();
+		else
+			vmh_cpu_relax();
 		if (atomic_load_explicit(&l->word, memory_order_relaxed) == 0 && vmh_lock_grab(l))
 			return;
 	}
@@ -27,4 +39,52 @@ void vmh_lock_slow(struct vmh_lock *l)
 	 * unlock wakes the next one. */
 	while (atomic_exchange_explicit(&l->word, 2, memory_order_acquire) != 0)
 		vmh_sys(SYS_futex, &l->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+
+static long barrier(int command)
+{
+	return vmh_sys(SYS_membarrier, command, 0, 0);
+}
+
+bool vmh_lock_set_mode(int wanted)
+{
+	mode = wanted;
+	if (wanted != SINGLE)
+		return true;
+	if (barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) < 0) {
+		mode = SPIN;
+		return false;
+	}
+	atomic_store(&vmh_lock_biased, 1);
+	/* who took a word without seeing that has done so for everybody to see */
+	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	vmh_held.owner = true;
+	return true;
+}
+
+void vmh_lock_fork_child(void)
+{
+	vmh_held.owner = atomic_load(&vmh_lock_biased);
+}
+
+bool vmh_lock_try_oust(struct vmh_lock *l)
+{
+	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	if (!atomic_load_explicit(&l->own, memory_order_acquire))
+		return true;
+	vmh_unlock_word(l);
+	return false;
+}
+
+void vmh_lock_oust(struct vmh_lock *l)
+{
+	const struct timespec nap = { 0, NAP_NS };
+
+	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	for (int i = 0; atomic_load_explicit(&l->own, memory_order_acquire); i++) {
+		if (i < NAP_AFTER)
+			vmh_cpu_relax();
+		else /* preempted, or in a call to the service; it does not know that somebody waits */
+			vmh_sys(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &nap, NULL);
+	}
 }

@@ -39,6 +39,8 @@ void vmh_started(void)
 		vmh_banner();
 		vmh_params_report();
 		vmh_warn_high_level();
+		if (!vmh_lock_set_mode((int)vmh_params.thread_mode))
+			vmh_warn("VMA_THREAD_MODE = 0: the kernel refuses membarrier(2), locks are taken as with 1");
 		vmh_crash_init();
 		vmh_stats_init();
 		vmh_tcps_init();
@@ -90,6 +92,7 @@ void vmh_after_fork_child(void)
 		return;
 	own_pid = vmh_sys(SYS_getpid);
 	forking = false;
+	vmh_lock_fork_child();
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
 	vmh_conf_fork_child();

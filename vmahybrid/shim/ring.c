@@ -342,8 +342,8 @@ void vmh_rings_fork_child(void)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
 		/* threads that held the locks do not exist here */
-		atomic_store(&r->lock.word, 0);
-		atomic_store(&r->tx_lock.word, 0);
+		vmh_lock_reset(&r->lock);
+		vmh_lock_reset(&r->tx_lock);
 		if (atomic_exchange(&r->kept, NULL)) /* else the memory would stay mapped for it */
 			atomic_store(&r->bufs_out, atomic_load(&r->bufs_out) - 1);
 		r->stats = &no_stats; /* the other page is the parent's */

@@ -383,7 +383,7 @@ void vmh_verbs_follow(void)
 void vmh_verbs_flows_fork_child(void)
 {
 	/* the rules are the parent's: forgotten, not destroyed */
-	atomic_store(&lock.word, 0);
+	vmh_lock_reset(&lock);
 	flows = NULL;
 	incomplete = false;
 	for (uint32_t i = 0; i < TAGS; i++)

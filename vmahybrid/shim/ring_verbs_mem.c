@@ -257,5 +257,5 @@ void vmh_verbs_mem_fork_child(void)
 {
 	/* the parent's, and by ibv_fork_init perhaps not mapped here */
 	pools = NULL;
-	atomic_store(&list_lock.word, 0);
+	vmh_lock_reset(&list_lock);
 }

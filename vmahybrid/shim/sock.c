@@ -381,9 +381,9 @@ static void child_reset(struct vmh_sock *s, void *arg)
 {
 	(void)arg;
 	/* locks may have been held by threads that do not exist here */
-	atomic_store(&s->obj.lock.word, 0);
-	atomic_store(&s->rxq_lock.word, 0);
-	atomic_store(&s->tx_lock.word, 0);
+	vmh_lock_reset(&s->obj.lock);
+	vmh_lock_reset(&s->rxq_lock);
+	vmh_lock_reset(&s->tx_lock);
 	/* what the parent's ring delivered is the parent's to read */
 	s->rxq_head = NULL;
 	s->rxq_tail = &s->rxq_head;
@@ -402,7 +402,7 @@ static void child_reset(struct vmh_sock *s, void *arg)
 
 void vmh_sock_fork_child(void)
 {
-	atomic_store(&pool_lock.word, 0);
-	atomic_store(&demux_lock.word, 0);
+	vmh_lock_reset(&pool_lock);
+	vmh_lock_reset(&demux_lock);
 	vmh_sock_each(child_reset, NULL);
 }

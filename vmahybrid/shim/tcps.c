@@ -149,8 +149,8 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 static void child_reset(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
-	atomic_store(&s->obj.lock.word, 0);
-	atomic_store(&s->io.word, 0);
+	vmh_lock_reset(&s->obj.lock);
+	vmh_lock_reset(&s->io);
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	s->conn = NULL;
 	s->tring = NULL;
@@ -164,7 +164,7 @@ static void child_reset(struct vmh_tcps *s, void *arg)
  * had TCP rings leaves new connections to the kernel. */
 void vmh_tcps_fork_child(void)
 {
-	atomic_store(&pool_lock.word, 0);
+	vmh_lock_reset(&pool_lock);
 	vmh_tcps_each(child_reset, NULL);
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);

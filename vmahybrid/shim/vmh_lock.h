@@ -23,6 +23,7 @@
 
 struct vmh_lock {
 	_Atomic uint32_t word; /* 0 free, 1 held, 2 held and somebody sleeps */
+	_Atomic uint32_t own;  /* VMA_THREAD_MODE=0: the owner thread has it */
 };
 
 /* Per thread; volatile, because a handler on the same thread reads and writes it. */
@@ -30,10 +31,26 @@ struct vmh_held {
 	volatile unsigned depth;
 	volatile unsigned put_off; /* a handler waits, and every signal that can is blocked */
 	uint64_t mask;             /* what was blocked before that */
+	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread */
 };
 extern __thread struct vmh_held vmh_held __attribute__((tls_model("initial-exec")));
 
+/* VMA_THREAD_MODE=0: one thread, the owner, takes and gives every lock by plain stores. The internal thread, and any
+ * further thread of the program, takes the word, has the kernel put a barrier into the owner (membarrier(2)), and
+ * waits for it to be out: dear for them, and right however many threads there are. */
+extern _Atomic int vmh_lock_biased;
+
 void vmh_lock_slow(struct vmh_lock *l);
+void vmh_lock_oust(struct vmh_lock *l);    /* has the word: waits for the owner */
+bool vmh_lock_try_oust(struct vmh_lock *l); /* has the word: is the owner out? Else the word is given back. */
+/* By VMA_THREAD_MODE; the caller becomes the owner. false: no membarrier here, locks are as with mode 1. */
+bool vmh_lock_set_mode(int mode);
+void vmh_lock_fork_child(void);            /* the caller is the only thread */
+static inline void vmh_lock_reset(struct vmh_lock *l) /* who held it does not exist in this process */
+{
+	atomic_store(&l->word, 0);
+	atomic_store(&l->own, 0);
+}
 void vmh_let_signals_in(void);
 
 static inline void vmh_held_enter(void)
@@ -58,11 +75,28 @@ static inline bool vmh_lock_grab(struct vmh_lock *l)
 	return atomic_compare_exchange_strong_explicit(&l->word, &free_, 1, memory_order_acquire, memory_order_relaxed);
 }
 
+/* false: somebody has the word, and the caller must take it as anybody does */
+static inline bool vmh_lock_owned(struct vmh_lock *l)
+{
+	atomic_store_explicit(&l->own, 1, memory_order_relaxed);
+	atomic_signal_fence(memory_order_seq_cst); /* for the compiler; for the processor membarrier stands in */
+	if (vmh_likely(atomic_load_explicit(&l->word, memory_order_acquire) == 0))
+		return true;
+	atomic_store_explicit(&l->own, 0, memory_order_release);
+	return false;
+}
+
 static inline bool vmh_trylock(struct vmh_lock *l)
 {
 	vmh_held_enter();
-	if (vmh_likely(vmh_lock_grab(l)))
+	if (vmh_held.owner) {
+		/* a caller further up may have it */
+		if (!atomic_load_explicit(&l->own, memory_order_relaxed) && vmh_lock_owned(l))
+			return true;
+	} else if (vmh_likely(vmh_lock_grab(l)) &&
+		   (vmh_likely(!atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) || vmh_lock_try_oust(l))) {
 		return true;
+	}
 	vmh_held_leave();
 	return false;
 }
@@ -70,14 +104,26 @@ static inline bool vmh_trylock(struct vmh_lock *l)
 static inline void vmh_lock(struct vmh_lock *l)
 {
 	vmh_held_enter();
+	if (vmh_held.owner && vmh_lock_owned(l))
+		return;
 	if (vmh_unlikely(!vmh_lock_grab(l)))
 		vmh_lock_slow(l);
+	if (vmh_unlikely(atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) && !vmh_held.owner)
+		vmh_lock_oust(l);
+}
+
+static inline void vmh_unlock_word(struct vmh_lock *l)
+{
+	if (vmh_unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2))
+		vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 static inline void vmh_unlock(struct vmh_lock *l)
 {
-	if (vmh_unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2))
-		vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	if (vmh_held.owner && atomic_load_explicit(&l->own, memory_order_relaxed))
+		atomic_store_explicit(&l->own, 0, memory_order_release);
+	else
+		vmh_unlock_word(l);
 	vmh_held_leave();
 }
 #endif

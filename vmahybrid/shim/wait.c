@@ -208,7 +208,7 @@ int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t
 
 void vmh_wait_fork_child(void)
 {
-	atomic_store(&list_lock.word, 0);
+	vmh_lock_reset(&list_lock);
 	atomic_store(&vmh_sleepers, 0);
 	/* the eventfds are shared with the parent: reading ours would take away its wake-ups */
 	for (struct sleeper *s = all; s; s = s->all_next)

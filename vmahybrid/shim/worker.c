@@ -331,7 +331,7 @@ void vmh_worker_fork_child(void)
 	atomic_store(&vmh_worker_runs, 0);
 	atomic_store(&my_tid, 0);
 	head = count = 0;
-	atomic_store(&lock.word, 0);
+	vmh_lock_reset(&lock);
 	atomic_store(&control_fd, -1);
 	atomic_store(&lost, 0);
 }

@@ -2,9 +2,11 @@
 #include "check.h"
 #include "vmh_lock.h"
 #include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
 
 #define THREADS 6
-#define ROUNDS 100000
+#define ROUNDS 40000
 
 static struct vmh_lock lock;
 static uint64_t guarded[2];
@@ -33,6 +35,14 @@ static void *count(void *arg)
 	return NULL;
 }
 
+static _Atomic int yields;
+
+int sched_yield(void) /* libc's, counted */
+{
+	yields++;
+	return (int)syscall(SYS_sched_yield);
+}
+
 static void *wait_asleep(void *arg)
 {
 	struct timespec *cpu = arg;
@@ -44,7 +54,7 @@ static void *wait_asleep(void *arg)
 }
 
 /* Who waits for long sleeps. */
-static void test_sleep(void)
+static void test_sleep(int mode)
 {
 	struct timespec cpu, hold = {0, 200000000};
 	pthread_t t;
@@ -54,25 +64,71 @@ static void test_sleep(void)
 	nanosleep(&hold, NULL);
 	vmh_unlock(&lock);
 	pthread_join(t, NULL);
+	CHECK((mode == 3) == (yields != 0), "mode %d: %d yields", mode, yields);
+	yields = 0;
 	CHECK(cpu.tv_sec == 0 && cpu.tv_nsec < 50000000, "%ld ns of CPU burnt in 200 ms of waiting", cpu.tv_nsec);
 }
 
-int main(void)
+static void test_taken(void)
 {
-	pthread_t t[THREADS];
-
 	CHECK(vmh_trylock(&lock), "a new lock is free");
 	CHECK(!vmh_trylock(&lock), "taken twice");
 	vmh_unlock(&lock);
-	CHECK(lock.word == 0, "free again");
-	test_sleep();
-	for (uintptr_t i = 0; i < THREADS; i++)
+	CHECK(lock.word == 0 && lock.own == 0, "free again");
+}
+
+/* With this thread among the others, which is the owner where there is one. */
+static void test_threads(void)
+{
+	pthread_t t[THREADS];
+
+	guarded[0] = guarded[1] = 0;
+	for (uintptr_t i = 1; i < THREADS; i++)
 		pthread_create(&t[i], NULL, count, (void *)(i * 10));
-	for (int i = 0; i < THREADS; i++)
+	count(NULL);
+	for (int i = 1; i < THREADS; i++)
 		pthread_join(t[i], NULL);
 	CHECK(intruders == 0, "%d times two holders", intruders);
 	CHECK(guarded[0] == THREADS * ROUNDS && guarded[1] == guarded[0], "%ju and %ju", (uintmax_t)guarded[0],
 	      (uintmax_t)guarded[1]);
-	CHECK(lock.word == 0, "free at the end, not %u", lock.word);
+	CHECK(lock.word == 0 && lock.own == 0, "free at the end, not %u, %u", lock.word, lock.own);
+}
+
+static void *word_while_owned(void *arg)
+{
+	struct vmh_lock *l = arg;
+
+	return (void *)(uintptr_t)(vmh_trylock(l) ? 1 : l->word == 0 ? 0 : 2);
+}
+
+/* The owner leaves the word alone, and the others are kept out all the same. */
+static void test_owner(void)
+{
+	pthread_t t;
+	void *got;
+
+	yields = 0;
+	CHECK(vmh_lock_set_mode(0), "membarrier");
+	test_taken();
+	vmh_lock(&lock);
+	CHECK(lock.word == 0 && lock.own == 1, "word %u, own %u", lock.word, lock.own);
+	pthread_create(&t, NULL, word_while_owned, &lock);
+	pthread_join(t, &got);
+	CHECK(got == NULL, "another thread: %p", got);
+	vmh_unlock(&lock);
+	test_sleep(0);
+	test_threads();
+}
+
+int main(void)
+{
+	for (int mode = 1; mode <= 3; mode++) {
+		CHECK(vmh_lock_set_mode(mode), "mode %d", mode);
+		test_taken();
+		test_sleep(mode);
+		test_threads();
+		yields = 0;
+	}
+	test_owner();
 	return check_result();
 }
