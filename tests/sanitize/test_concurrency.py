@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.apps, pytest.mark.slow, pytest.mark.timeout(300)]
 SECONDS = os.environ.get("VMH_STRESS_SECONDS", "1")
 SIGNALS = os.environ.get("VMH_STRESS_SIGNALS", "1000")
 PORT = "7001"
-ON = [("xdp", "kernel"), ("xdp", "shim"), ("xdp", "asan"), ("softverbs", "shim"), ("softverbs", "asan")]
+# single: the shim with VMA_THREAD_MODE=0, which must be right with several threads, too
+ON = [("xdp", on) for on in ("kernel", "shim", "single", "asan")] + [("softverbs", on) for on in ("shim", "asan")]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,8 @@ def counted(served: tuple[Sandbox, Service], on: str, reports: Path, argv: list[
     reports.mkdir()
     with sanitized(reports) if on == "asan" else nullcontext():
         command = argv if on == "kernel" else service.run_argv(argv, profile="none")
-        program = sandbox.start(sandbox.a, command, env=service.env)
+        env = {**service.env, "VMA_THREAD_MODE": "0"} if on == "single" else service.env
+        program = sandbox.start(sandbox.a, command, env=env)
     deadline = time.monotonic() + 10
     while on != "kernel" and program.running and not service.ring_flows(program.pid):
         assert time.monotonic() < deadline, service.ask("explain", str(program.pid))
