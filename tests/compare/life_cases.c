@@ -474,6 +474,40 @@ static void errno_kept(int arg)
 	close(fd);
 }
 
+/* How Python's subprocess starts a program: the child closes what it does not need, in the memory of its parent. */
+static void vfork_child_closes(int how)
+{
+	int fd = udp_connected(7001), more = udp_bound(), ep = epoll_create1(0), status;
+	struct epoll_event ev = { .events = EPOLLIN, .data.fd = fd };
+
+	epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev);
+	pid_t pid = vfork();
+	if (pid == 0) {
+		if (how == 0)
+			close_range(3, ~0u, 0);
+		else if (how == 1)
+			close(fd), close(more), close(ep);
+		else
+			dup2(fd, more), dup2(1, fd), open("/dev/null", O_RDONLY);
+		_exit(0);
+	}
+	waitpid(pid, &status, 0);
+	say("ended with", status);
+	echo(fd, "still there");
+	send(fd, "one more", 8, 0);
+	say("waited", epoll_wait(ep, &ev, 1, 500));
+	int late = udp_connected(7001); /* a socket that is made after it joins the set */
+	epoll_ctl(ep, EPOLL_CTL_DEL, fd, NULL);
+	epoll_ctl(ep, EPOLL_CTL_ADD, late, &ev);
+	send(late, "late", 4, 0);
+	say("waited for the late one", epoll_wait(ep, &ev, 1, 500));
+	ask(more, 7001, "the other");
+	settle();
+	char buf[16];
+	say_data("the other", buf, recv(more, buf, sizeof(buf), MSG_DONTWAIT));
+	close(fd), close(more), close(late), close(ep);
+}
+
 const struct call_case life_cases[] = {
 	{ "dup", dups, 0 }, { "dup2", dups, 1 }, { "dup3", dups, 2 }, { "F_DUPFD", dups, 3 }, { "F_DUPFD_CLOEXEC", dups, 4 },
 	{ "dup onto a socket", dup_onto_socket, 0 },
@@ -489,6 +523,8 @@ const struct call_case life_cases[] = {
 	{ "pass fd", pass_fd, 0 }, { "close_range", close_range_all, 0 },
 	{ "threads share", threads_share, 0 }, { "other sockets", other_sockets, 0 }, { "loopback", loopback, 0 },
 	{ "reuseaddr newest wins", reuse_newest_wins, 0 }, { "wildcard and specific", wildcard_and_specific, 0 },
+	{ "vfork child: close_range", vfork_child_closes, 0 }, { "vfork child: close", vfork_child_closes, 1 },
+	{ "vfork child: dup2", vfork_child_closes, 2 },
 	{ "errno kept", errno_kept, 0 },
 	{ 0 },
 };

@@ -45,6 +45,7 @@ void vmh_started(void)
 		vmh_stats_init();
 		vmh_tcps_init();
 		own_pid = vmh_sys(SYS_getpid);
+		vmh_fdtab_own();
 		atomic_store_explicit(&started, 1, memory_order_release);
 	}
 	vmh_unlock(&start_lock);
@@ -91,6 +92,7 @@ void vmh_after_fork_child(void)
 	if (!forking)
 		return;
 	own_pid = vmh_sys(SYS_getpid);
+	vmh_fdtab_own();
 	forking = false;
 	vmh_lock_fork_child();
 	vmh_wait_fork_child();

@@ -31,6 +31,27 @@ void vmh_fdtab_init(void)
 	vmh_fdtab_size = (unsigned)n;
 }
 
+/* The pid of this process, in a page that a fork leaves empty. */
+static long *owner;
+
+void vmh_fdtab_own(void)
+{
+	if (!owner) {
+		void *p = mmap(NULL, sizeof(*owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (p == MAP_FAILED || madvise(p, sizeof(*owner), MADV_WIPEONFORK) < 0)
+			return;
+		owner = p;
+	}
+	*owner = vmh_sys(SYS_getpid);
+}
+
+/* The child of a vfork has descriptors of its own in the memory of its parent: what it closes stays the parent's. */
+static bool borrowed(void)
+{
+	return vmh_unlikely(owner && *owner && *owner != vmh_sys(SYS_getpid));
+}
+
 struct vmh_obj *vmh_fd_get_slow(int fd)
 {
 	for (;;) {
@@ -91,6 +112,10 @@ void vmh_fd_dup(int oldfd, int newfd)
 	o = vmh_fd_get(oldfd);
 	if (!o)
 		return;
+	if (borrowed()) {
+		vmh_obj_put(o);
+		return;
+	}
 	atomic_fetch_add(&o->nfds, 1);
 	atomic_store_explicit(&vmh_fdtab[newfd], o, memory_order_release);
 	vmh_obj_put(o);
@@ -100,7 +125,7 @@ void vmh_fd_close(int fd)
 {
 	struct vmh_obj *o;
 
-	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed))
+	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) || borrowed())
 		return;
 	o = atomic_exchange(&vmh_fdtab[fd], NULL);
 	if (!o)

@@ -41,6 +41,7 @@ int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
 void vmh_fdtab_init(void);
+void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
 void vmh_fd_rename(struct vmh_obj *o);
 
 /* Fds of the shim itself: moved to a high number, close-on-exec, and kept out of reach of the program's
