@@ -1,4 +1,5 @@
 #include "calls.h"
+#include <net/if.h>
 
 static void echo(int fd, const char *what)
 {
@@ -452,6 +453,32 @@ static void wildcard_and_specific(int arg)
 	close(any);
 }
 
+/* The newer one is bound to the interface, the older one to the address: the kernel asks for an address first. */
+static void device_and_specific(int arg)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	int one = udp(), any = udp(), on = 1;
+	char buf[16], name[IF_NAMESIZE];
+
+	(void)arg;
+	setsockopt(any, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	setsockopt(one, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	for (unsigned i = 1; i < 20; i++)
+		if (if_indextoname(i, name) && strcmp(name, "lo"))
+			break;
+	say("device", setsockopt(any, SOL_SOCKET, SO_BINDTODEVICE, name, (socklen_t)strlen(name)));
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	bind(one, (void *)&a, sizeof(a));
+	a.sin_port = htons(my_port(one));
+	a.sin_addr.s_addr = 0;
+	say("wildcard", bind(any, (void *)&a, sizeof(a)));
+	ask(one, 7001, "best match");
+	settle();
+	say_data("any", buf, recv(any, buf, sizeof(buf), MSG_DONTWAIT));
+	say_data("one", buf, recv(one, buf, sizeof(buf), MSG_DONTWAIT));
+	close(one), close(any);
+}
+
 static void errno_kept(int arg)
 {
 	int fd = udp_connected(7001);
@@ -523,6 +550,7 @@ const struct call_case life_cases[] = {
 	{ "pass fd", pass_fd, 0 }, { "close_range", close_range_all, 0 },
 	{ "threads share", threads_share, 0 }, { "other sockets", other_sockets, 0 }, { "loopback", loopback, 0 },
 	{ "reuseaddr newest wins", reuse_newest_wins, 0 }, { "wildcard and specific", wildcard_and_specific, 0 },
+	{ "device and specific", device_and_specific, 0 },
 	{ "vfork child: close_range", vfork_child_closes, 0 }, { "vfork child: close", vfork_child_closes, 1 },
 	{ "vfork child: dup2", vfork_child_closes, 2 },
 	{ "errno kept", errno_kept, 0 },

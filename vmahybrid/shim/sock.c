@@ -202,7 +202,8 @@ static bool wants_multicast(const struct vmh_sock *s, const struct vmh_ring *r, 
 	return is_member(s, b->daddr, r->ifindex) || s->mc_all;
 }
 
-/* The kernel's compute_score, as far as it applies; -1: not for this socket. */
+/* The kernel's compute_score, as far as it applies; -1: not for this socket. One bound to the address comes before all
+ * wildcards, which the kernel looks at only where it finds none (udp4_lib_lookup). */
 static int score(const struct vmh_sock *s, const struct vmh_ring *r, const struct vmh_buf *b)
 {
 	int n = 0;
@@ -210,7 +211,7 @@ static int score(const struct vmh_sock *s, const struct vmh_ring *r, const struc
 	if (s->laddr) {
 		if (s->laddr != b->daddr)
 			return -1;
-		n += 4;
+		n += 16;
 	}
 	if (s->rport) {
 		if (s->rport != b->sport || s->raddr != b->saddr)
