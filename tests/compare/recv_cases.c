@@ -399,6 +399,34 @@ static void queued_before_disconnect(int arg)
 	{ label " recv", fn, RECV }, { label " recvfrom", fn, RECVFROM }, { label " recvmsg", fn, RECVMSG }, \
 	{ label " recvmmsg", fn, RECVMMSG }
 
+/* One datagram behind many of another socket: who looks once finds it. */
+static void behind_others(int how)
+{
+	int busy = udp_bound(), fd = udp_bound(), n = -1;
+	struct epoll_event ev = { .events = EPOLLIN };
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	int ep = epoll_create1(0);
+	char buf[16];
+	fd_set set;
+
+	epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ev);
+	ask(busy, 7003, "100 10");
+	settle();
+	ask(fd, 7001, "behind");
+	settle();
+	FD_ZERO(&set);
+	FD_SET(fd, &set);
+	switch (how) {
+	case 0: say_data("recv", buf, recv(fd, buf, sizeof(buf), MSG_DONTWAIT)); break;
+	case 1: say_data("peek", buf, recv(fd, buf, sizeof(buf), MSG_DONTWAIT | MSG_PEEK)); break;
+	case 2: say("poll", poll(&p, 1, 0)); break;
+	case 3: say("select", select(fd + 1, &set, NULL, NULL, &(struct timeval){ 0 })); break;
+	case 4: say("epoll", epoll_wait(ep, &ev, 1, 0)); break;
+	case 5: say("FIONREAD", ioctl(fd, FIONREAD, &n) ? -1 : n); break;
+	}
+	close(busy), close(fd), close(ep);
+}
+
 const struct call_case recv_cases[] = {
 	PER_WAY("echo unconnected", echo_unconnected),
 	PER_WAY("echo any", echo_any),
@@ -423,6 +451,9 @@ const struct call_case recv_cases[] = {
 	{ "queued before disconnect", queued_before_disconnect, 0 },
 	{ "bad receive arguments", bad_arguments, 0 },
 	{ "fionread", fionread, 0 },
+	{ "recv behind others", behind_others, 0 }, { "peek behind others", behind_others, 1 },
+	{ "poll behind others", behind_others, 2 }, { "select behind others", behind_others, 3 },
+	{ "epoll behind others", behind_others, 4 }, { "fionread behind others", behind_others, 5 },
 	{ "big 1472", big_datagram, 1472 }, { "big 1473", big_datagram, 1473 }, { "big 9000", big_datagram, 9000 },
 	{ "big 60000", big_datagram, 60000 },
 	{ 0 },

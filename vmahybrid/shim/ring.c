@@ -145,12 +145,13 @@ bool vmh_rings_pending(void)
 	return false;
 }
 
-struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget)
+struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget, int *frames)
 {
 	struct vmh_buf *b = NULL;
 
+	*frames = 0;
 	for (struct vmh_ring *r = first(); r; r = next_of(r))
-		poll_for(r, b ? NULL : s, &b, budget);
+		*frames += poll_for(r, b ? NULL : s, &b, budget);
 	return b;
 }
 
@@ -172,6 +173,17 @@ int vmh_rings_poll(unsigned budget)
 	for (struct vmh_ring *r = first(); r; r = next_of(r))
 		n += vmh_ring_poll(r, budget);
 	return n;
+}
+
+void vmh_rings_catch_up(unsigned budget)
+{
+	unsigned n = 0;
+	int got;
+
+	do {
+		got = vmh_rings_poll(budget);
+		n += (unsigned)got;
+	} while (got > 0 && n < VMH_CATCH_UP);
 }
 
 void vmh_rings_settle(void)

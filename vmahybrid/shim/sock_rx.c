@@ -347,12 +347,12 @@ static int doze(struct vmh_sock *s, int fd, const struct waiting *w)
 
 /* No signal handler runs while a datagram is in hand: one that reads would get a later one before it, one that jumps
  * out would lose it. handed() ends that. */
-static struct vmh_buf *in_hand(struct vmh_sock *s)
+static struct vmh_buf *in_hand(struct vmh_sock *s, int *frames)
 {
 	struct vmh_buf *b;
 
 	vmh_held_enter();
-	b = vmh_rings_take(s, POLL_BUDGET);
+	b = vmh_rings_take(s, POLL_BUDGET, frames);
 	if (!b)
 		vmh_held_leave();
 	return b;
@@ -369,9 +369,11 @@ static ssize_t handed(struct vmh_sock *s, struct msghdr *m, int flags, struct vm
 /* Polls the rings once: with several looks, since a look costs a fraction of what is done between polls. */
 static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
 {
+	int frames;
+
 	for (int i = 0; i < LOOKS && !vmh_rings_pending(); i++)
 		;
-	return peek ? vmh_rings_poll(POLL_BUDGET), NULL : in_hand(s);
+	return peek ? vmh_rings_poll(POLL_BUDGET), NULL : in_hand(s, &frames);
 }
 
 /* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
@@ -458,10 +460,11 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool peek = flags & MSG_PEEK;
-	struct vmh_buf *b = peek ? NULL : in_hand(s);
+	int frames = 0;
+	struct vmh_buf *b = peek ? NULL : in_hand(s, &frames);
 
-	if (peek)
-		vmh_rings_poll(POLL_BUDGET);
+	if (peek || (!b && frames && !vmh_sock_ready(s)))
+		vmh_rings_catch_up(POLL_BUDGET); /* before it may lie frames of others */
 	ssize_t r = b ? handed(s, m, flags, b) : take(s, m, flags);
 	if (r != -EAGAIN) {
 		VMH_COUNT(s->stats->rx_poll_hit, 1);
@@ -596,7 +599,7 @@ ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)
 {
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_catch_up(POLL_BUDGET);
 	vmh_lock(&s->rxq_lock);
 	bool any = s->rxq_head != NULL;
 	if (any)

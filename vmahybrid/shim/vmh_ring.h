@@ -139,11 +139,14 @@ static inline int vmh_os_reported(int n) /* returns it */
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */
 int vmh_rings_poll(unsigned budget);
+/* Until nothing is there, for a call that says "not ready" of what is not delivered; under a flood not for ever. */
+#define VMH_CATCH_UP 8192 /* frames */
+void vmh_rings_catch_up(unsigned budget);
 /* All that the rings hold goes to its sockets as they are now; waits for a thread that is polling. */
 void vmh_rings_settle(void);
 /* Poll for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
- * never queued. NULL: none, or it was queued. */
-struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget);
+ * never queued. NULL: none, or it was queued. *frames: how many were polled, of all sockets. */
+struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget, int *frames);
 /* Is there anything to poll? Reads indexes, takes no lock. */
 bool vmh_rings_pending(void);
 /* Any thread, any time, gone rings too; never waits for a lock, so vmh_deliver may call it as well. */
