@@ -224,6 +224,12 @@ def test_a_broken_probe_is_one_line() -> None:
     assert "odd machine" in check.text
 
 
+def test_our_own_veths_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(1, "lo"), (2, "eth0"), (3, "vmhr7"), (4, "vmhf0")]
+    monkeypatch.setattr("socket.if_nameindex", lambda: found)
+    assert nic.names() == ["eth0"]
+
+
 def test_interface_that_is_gone() -> None:
     assert not nic.exists("nope0")
     assert not nic.exists("")

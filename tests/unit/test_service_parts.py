@@ -163,12 +163,20 @@ def test_an_interface_that_the_configuration_leaves_to_the_kernel(tmp_path: Path
     assert serving(config, "host", Link("eth1"), True) is Reason.BACKEND_CONFIG
 
 
+def test_a_pattern_names_nothing_that_can_not_be_served() -> None:
+    config = load(command_line={"interfaces": ["blue:*", "br0"]})
+    lo, ours, port = Link("lo", loopback=True, arphrd=772), Link("vmhr3"), Link("va", master=4)
+    assert not any(named(config, "blue", link) for link in (lo, ours, Link("vmhf0"), port))
+    assert named(config, "blue", Link("vb"))
+    assert named(config, "host", Link("br0", master=4))  # by its name: status says why it is not served
+
+
 def test_what_is_attached_at_the_start() -> None:
     config = load(command_line={"interfaces": ["eth0", "blue:v*"]})
-    assert named(config, "host", "eth0")
-    assert not named(config, "blue", "eth0")  # served there, but on demand
-    assert named(config, "blue", "va")
-    assert not named(config, "red", "va")
+    assert named(config, "host", Link("eth0"))
+    assert not named(config, "blue", Link("eth0"))  # served there, but on demand
+    assert named(config, "blue", Link("va"))
+    assert not named(config, "red", Link("va"))
     assert InterfaceGlob.parse("a:b") == InterfaceGlob("a", "b")
     assert InterfaceGlob.parse("b") == InterfaceGlob("", "b")
 

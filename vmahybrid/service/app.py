@@ -197,7 +197,7 @@ class Service:
                 log.warning("network namespace %s: %s", path, error)
                 continue
             for link in list(namespace.watcher.links()):
-                if named(self.core.config, namespace.name, link.name):
+                if named(self.core.config, namespace.name, link):
                     await self.core.open_explicit(namespace, link.ifindex)
         for sentence in health.absent(self.core):
             log.warning("%s", sentence)

@@ -195,7 +195,7 @@ class Core:
         for link in links.values():
             known = namespace.ports.get(link.ifindex)
             if (link.up and namespace.kept and (known is None or known.handle is None)
-                    and named(self.config, namespace.name, link.name)):
+                    and named(self.config, namespace.name, link)):
                 self.spawn(self.open_explicit(namespace, link.ifindex), f"attach {link.name}")
 
     async def _set_mtu(self, namespace: Namespace, handle: PortHandle, mtu: int) -> None:

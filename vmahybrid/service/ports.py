@@ -65,10 +65,13 @@ class InterfaceGlob:
         return not any(c in self.name for c in "*?[")
 
 
-def named(config: ServiceConfig, netns: str, name: str) -> bool:
-    """Was this interface named, so that it is attached as soon as it is there?"""
+def named(config: ServiceConfig, netns: str, link: LinkLike) -> bool:
+    """Was this interface named, so that it is attached as soon as it is there? A pattern does not mean what can't be
+    served, so that "*" does not complain of lo and of our own veths, which come and go."""
+    servable = not link.loopback and link.arphrd == ARPHRD_ETHER and not link.master
     globs = [InterfaceGlob.parse(text) for text in config["interfaces"]]
-    return any(glob.enters(netns) and glob.matches(netns, name) for glob in globs)
+    return not link.name.startswith(OWN_VETHS) and any(
+        glob.enters(netns) and glob.matches(netns, link.name) and (servable or glob.literal) for glob in globs)
 
 
 def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool) -> Reason:

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator
 
 from vmahybrid.cli.probes import Check
+from vmahybrid.service.ports import OWN_VETHS
 
 TOPIC = "interfaces"
 SIOCETHTOOL = 0x8946
@@ -140,8 +141,8 @@ def _holders(name: str, ifindex: int) -> Iterator[Check]:
 
 
 def names() -> list[str]:
-    """Interfaces of this namespace, the loopback left out."""
-    return [name for _, name in socket.if_nameindex() if name != "lo"]
+    """Interfaces of this namespace, the loopback and our own veths left out."""
+    return [name for _, name in socket.if_nameindex() if name != "lo" and not name.startswith(OWN_VETHS)]
 
 
 def exists(name: str) -> bool:
