@@ -116,6 +116,23 @@ def test_softverbs_without_a_command(shim: Path) -> None:
         2, "vmahybrid: softverbs: no command is given. vmahybrid softverbs -- COMMAND ARG...\n")
 
 
+@pytest.mark.parametrize("command", ["run", "softverbs"])
+def test_signals_are_as_without_us(shim: Path, software: str, command: str) -> None:
+    """Python ignores SIGPIPE and SIGXFSZ, which an exec would hand down."""
+    done = vmahybrid_run(shim, "--", "grep", "SigIgn", "/proc/self/status", command=command,
+                         VMAHYBRID_SOFTVERBS=software)  # fmt: skip
+    assert int(done.stdout.split()[1], 16) & (1 << 12 | 1 << 24) == 0
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}])
+def test_the_locale_is_as_without_us(shim: Path, locale: dict[str, str]) -> None:
+    """Python sets LC_CTYPE where it finds the C locale."""
+    called = {"PATH": os.environ["PATH"], "VMAHYBRID_LIB": str(shim), **locale}
+    done = subprocess.run([sys.executable, "-m", "vmahybrid.cli.main", "run", "env"], env=called, cwd=ROOT, text=True,
+                          capture_output=True)  # fmt: skip
+    assert {name: value for name, value in environment_of(done).items() if name.startswith("LC_")} == locale
+
+
 @pytest.mark.parametrize(("argv", "code", "text"), [
     (["-p", "lat", "--", "x"], 2, "profile 'lat': unknown. the profiles are none, safe, adaptive, throughput"),
     (["-e", "VMA_RX_POL=1", "--", "x"], 2, "-e VMA_RX_POL: no such parameter. did you mean VMA_RX_POLL?"),

@@ -5,6 +5,7 @@ import difflib
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -54,12 +55,26 @@ def _command(args: argparse.Namespace, name: str, usage: str) -> list[str]:
 def _execute(command: list[str], changes: dict[str, str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and an exec would hand that down
+        signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execvpe(command[0], command, os.environ | changes)
+        os.execvpe(command[0], command, _own_environment() | changes)
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError | NotADirectoryError) else NOT_RUNNABLE
         print(f"vmahybrid: {command[0]}: {error.strerror}. Give a program in PATH, or its path", file=sys.stderr)
         return code
+
+
+def _own_environment() -> dict[str, str]:
+    """What we were called with: in the C locale Python sets LC_CTYPE (PEP 538)."""
+    found = dict(os.environ)
+    try:
+        block = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return found
+    ctype = next((os.fsdecode(entry[9:]) for entry in block if entry.startswith(b"LC_CTYPE=")), None)
+    found.pop("LC_CTYPE", None)
+    return found if ctype is None else found | {"LC_CTYPE": ctype}
 
 
 def environment(profile: str | None, assignments: list[str], shim: Path, program: str = "") -> dict[str, str]:
