@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -523,3 +524,23 @@ def test_application_id_chooses_the_rules(driver: Path, tmp_path: Path) -> None:
     asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf))
     assert asked.ask(CONNECT, "9.9.9.9 53") == 0
     assert not any("WARNING" in line for line in asked.close())
+
+
+def test_a_stderr_that_is_a_connection_now_is_spared(driver: Path) -> None:
+    """A program that has closed its stderr gets the number for its next socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        other = server.accept()[0]
+        subprocess.run([driver, "logs"], stdout=subprocess.DEVNULL, stderr=mine, timeout=20, check=True)
+        mine.close()
+        with other:
+            assert other.recv(100) == b""
+
+
+def test_a_stderr_that_nobody_reads_does_not_kill(driver: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([driver, "logs"], stdout=subprocess.DEVNULL, stderr=writer, timeout=20)
+    finally:
+        os.close(writer)
+    assert done.returncode == 0

@@ -4,10 +4,13 @@
 #include "vmh_params.h"
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <time.h>
 #include <asm/termbits.h> /* not termios.h: only the size of the kernel's struct matters */
 
 #define LINE_MAX_ 512
@@ -86,6 +89,35 @@ void vmh_log_reopen(void)
 		to_file = false;
 }
 
+/* The program may have closed its stderr, and the number is a connection now. */
+static bool stderr_is_a_connection(void)
+{
+	int domain = 0;
+	socklen_t n = sizeof(domain);
+
+	return vmh_sys(SYS_getsockopt, 2, SOL_SOCKET, SO_DOMAIN, &domain, &n) == 0 &&
+	       (domain == AF_INET || domain == AF_INET6);
+}
+
+/* A pipe whose reader has gone must not end a program that writes nothing itself. */
+static void to_stderr(const char *line, size_t len)
+{
+	uint64_t pipe_bit = 1ull << (SIGPIPE - 1), mask, pending = 0;
+	struct timespec now = { 0 };
+	long r;
+
+	if (stderr_is_a_connection())
+		return;
+	vmh_sys(SYS_rt_sigpending, &pending, sizeof(pending));
+	vmh_sys(SYS_rt_sigprocmask, SIG_BLOCK, &pipe_bit, &mask, sizeof(mask));
+	do
+		r = vmh_sys(SYS_write, 2, line, len);
+	while (r == -EINTR);
+	if (r == -EPIPE && !(pending & pipe_bit))
+		vmh_sys(SYS_rt_sigtimedwait, &pipe_bit, NULL, &now, sizeof(pipe_bit));
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
+}
+
 static void put(const char *line, size_t len)
 {
 	if (to_file) {
@@ -96,8 +128,7 @@ static void put(const char *line, size_t len)
 			return;
 		return; /* disk full and the like: stderr is not where the user looks */
 	}
-	while (vmh_sys(SYS_write, 2, line, len) == -EINTR)
-		;
+	to_stderr(line, len);
 }
 
 /* The prefix that VMA_LOG_DETAILS asks for. Bytes written. */
