@@ -283,6 +283,15 @@ def test_a_new_mtu_reaches_program_and_ring_veth(lab: Lab, port: XdpPort) -> Non
         assert [len(payload(f)) for f in receive(mine, 1)] == [1672]
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_an_interface_that_is_renamed_gives_rings(lab: Lab, port: XdpPort, direct: bool) -> None:
+    for change in (("vb", "down"), ("vb", "name", "renamed"), ("renamed", "up")):
+        run(lab.b, "ip", "link", "set", *change)
+    ring = open_ring(port, direct_allowed=direct)
+    assert (ring.kind == "direct") is direct
+    assert port.ifname == "renamed"
+
+
 def test_a_ring_veth_is_quiet_and_named(lab: Lab, port: XdpPort) -> None:
     ring = open_ring(port, direct_allowed=False)
     near = next(name for name in lab.links() if name.startswith("vmhr"))

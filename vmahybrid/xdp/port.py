@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 import struct
 import threading
 from typing import TYPE_CHECKING, Self
@@ -242,6 +243,11 @@ class XdpPort:
                 self.rings.remove(ring)
             if not self.closed:
                 self._apply_config()
+
+    def follow_name(self) -> None:
+        """The interface may have been renamed; one that is gone keeps its name."""
+        with contextlib.suppress(OSError):
+            self.ifname = self.worker.call(socket.if_indextoname, self.ifindex)
 
     def set_mac(self, mac: bytes) -> None:
         """The interface's MAC address is now ``mac``; rings that are open keep the old one."""

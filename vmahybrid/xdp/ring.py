@@ -299,6 +299,7 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
 
 def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool, bind_after: bool) -> Ring:
     port.check_open()
+    port.follow_name()
     try:
         ring, reason = (_open_direct(port, frames, sizes, bind_after) if direct_allowed
                         else (None, Reason.VETH_POLICY))
