@@ -250,6 +250,8 @@ static unsigned resolve_multicast(const struct vmh_net_page *p, in_addr_t group,
 			return VMH_R_NOT_OFFLOADABLE_ADDR;
 		oif = a->ifindex;
 	}
+	if (oif && !out->saddr) /* chosen by the device alone, before the route is looked up */
+		out->saddr = vmh_net_select_addr(p, oif, 0);
 	r = vmh_net_find_route(p, group, oif);
 	if (r || !oif) {
 		reason = route_reason(r);

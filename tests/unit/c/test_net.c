@@ -220,6 +220,7 @@ static const struct route_case cases[] = {
 	/* multicast: default route and its source; the device; the address's device */
 	{"224.1.1.1", NULL, 0, NONE, ETH0, "10.5.0.1", NULL, 1500, 0x01},
 	{"224.1.1.1", NULL, ETH1, NONE, ETH1, "10.9.0.1", NULL, 9000, 0x01},
+	{"224.1.1.1", NULL, ETH0, NONE, ETH0, "192.168.0.1", NULL, 1500, 0x01}, /* not that of the route */
 	{"224.1.1.1", "10.9.0.1", 0, NONE, ETH1, "10.9.0.1", NULL, 9000, 0x01},
 	{"239.129.2.254", "10.9.0.1", ETH0, NONE, ETH0, "10.9.0.1", NULL, 1500, 0xfe},
 	{"224.1.1.1", "203.0.113.1", 0, VMH_R_NOT_OFFLOADABLE_ADDR, 0, NULL, NULL, 0, 0},
