@@ -1,5 +1,6 @@
 #include "calls.h"
 #include <net/if.h>
+#include <pty.h>
 
 static void echo(int fd, const char *what)
 {
@@ -501,6 +502,33 @@ static void errno_kept(int arg)
 	close(fd);
 }
 
+/* It forks inside libc. */
+static void forkpty_child(int arg)
+{
+	int fd = udp_connected(7001), master = -1;
+	char c;
+
+	(void)arg;
+	echo(fd, "before");
+	pid_t pid = forkpty(&master, NULL, NULL, NULL);
+	if (pid == 0) {
+		int own = udp_connected(7001);
+
+		echo(own, "of its own");
+		close(own), close(fd);
+		_exit(0);
+	}
+	char text[256] = "";
+	size_t n = 0;
+	while (n < sizeof(text) - 1 && read(master, &c, 1) == 1)
+		text[n++] = c;
+	waitpid(pid, NULL, 0);
+	text[strcspn(text, "\r")] = 0;
+	say_text("the child said", text);
+	echo(fd, "after");
+	close(fd), close(master);
+}
+
 /* How Python's subprocess starts a program: the child closes what it does not need, in the memory of its parent. */
 static void vfork_child_closes(int how)
 {
@@ -551,6 +579,7 @@ const struct call_case life_cases[] = {
 	{ "threads share", threads_share, 0 }, { "other sockets", other_sockets, 0 }, { "loopback", loopback, 0 },
 	{ "reuseaddr newest wins", reuse_newest_wins, 0 }, { "wildcard and specific", wildcard_and_specific, 0 },
 	{ "device and specific", device_and_specific, 0 },
+	{ "forkpty", forkpty_child, 0 },
 	{ "vfork child: close_range", vfork_child_closes, 0 }, { "vfork child: close", vfork_child_closes, 1 },
 	{ "vfork child: dup2", vfork_child_closes, 2 },
 	{ "errno kept", errno_kept, 0 },

@@ -226,20 +226,25 @@ PAIR(pipe, (int fds[2]), (fds), fds)
 PAIR(pipe2, (int fds[2], int flags), (fds, flags), fds)
 PAIR(socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds), fds)
 
-static pid_t forked(pid_t (*real)(void))
+static pid_t forked_now(pid_t pid)
 {
 	int saved = errno;
 
-	vmh_before_fork();
-	errno = saved;
-	pid_t pid = real();
-	saved = errno;
 	if (pid == 0)
 		vmh_after_fork_child();
 	else
 		vmh_after_fork_parent();
 	errno = saved;
 	return pid;
+}
+
+static pid_t forked(pid_t (*real)(void))
+{
+	int saved = errno;
+
+	vmh_before_fork();
+	errno = saved;
+	return forked_now(real());
 }
 
 VMH_EXPORT pid_t fork(void)
@@ -252,6 +257,22 @@ VMH_EXPORT pid_t fork(void)
 VMH_EXPORT pid_t _Fork(void)
 {
 	return forked(vmh_real()->_Fork ? vmh_real()->_Fork : vmh_real()->fork);
+}
+
+struct termios;
+struct winsize;
+/* forks inside libc, where no preload sees it */
+VMH_EXPORT pid_t forkpty(int *master, char *name, const struct termios *tio, const struct winsize *win);
+VMH_EXPORT pid_t forkpty(int *master, char *name, const struct termios *tio, const struct winsize *win)
+{
+	static pid_t (*real)(int *, char *, const struct termios *, const struct winsize *);
+	int saved = errno;
+
+	if (!real)
+		vmh_real_find(&real, "forkpty");
+	vmh_before_fork();
+	errno = saved;
+	return forked_now(real(master, name, tio, win));
 }
 
 /* libc's daemon() forks inside: the parent ends at once, so the child owns the sockets alone. */
