@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import signal
 import subprocess
@@ -299,6 +300,44 @@ wait()
     program = start(text)
     told(program)
     assert socket_of(service, program, 5012)["counters"]["tx_dummy"] == 0
+
+
+RING_THAT_STAYS_FULL = """
+libc = ctypes.CDLL(None, use_errno=True)
+class Filter(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+class Program(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Filter))]
+s = udp(5016)
+for _ in range(100):      # until the neighbour is known
+    s.sendto(b"x", (there, 5017))
+    time.sleep(0.005)
+s.setblocking(False)
+# a kick of the ring, sendto() of nothing, does nothing from here on: seccomp(2) says EAGAIN
+code = (Filter * 6)((0x20, 0, 0, 0), (0x15, 0, 3, SENDTO), (0x20, 0, 0, 32), (0x15, 0, 1, 0),
+                    (0x06, 0, 0, 0x00050000 | 11), (0x06, 0, 0, 0x7fff0000))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Program(6, code)), 0, 0) == 0
+refused = 0
+for _ in range(3000):
+    try:
+        assert s.sendto(b"x", (there, 5017)) == 1
+    except BlockingIOError:
+        refused += 1
+tell(refused=refused)
+wait()
+"""
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_a_full_ring(start: Run, service: Service, switch: str) -> None:
+    numbers = {"x86_64": 44, "aarch64": 206}
+    text = RING_THAT_STAYS_FULL.replace("SENDTO", str(numbers[platform.machine()]))
+    program = start(text, VMA_TX_NONBLOCKED_EAGAINS=switch, VMA_TX_WRE="256")
+    refused = told(program)["refused"]
+    counters = socket_of(service, program, 5016)["counters"]
+    assert (refused > 0) is (switch == "1")
+    assert counters["tx_eagain"] == refused
+    assert (counters["tx_os_packets"] > 1000) is (switch == "0")
 
 
 def test_the_profile_of_run_is_shown(start: Run, service: Service) -> None:

@@ -294,6 +294,11 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	s->last_ring = d->ring;
 	r = post(d->ring, &d->hdr, m, len, more);
 	vmh_unlock(&s->tx_lock);
+	if (vmh_unlikely(r == -EAGAIN) && vmh_params.tx_nonblocked_eagains &&
+	    ((flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed))) {
+		VMH_COUNT(s->stats->tx_eagain, 1);
+		return r;
+	}
 	if (vmh_unlikely(r)) /* the ring counts tx_full */
 		return by_kernel(s, fd, m, flags, r == -EAGAIN ? VMH_R_RING_FULL : VMH_R_IF_GONE);
 	VMH_COUNT(s->stats->tx_packets, 1);
