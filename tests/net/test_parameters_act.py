@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.lying_service import LyingService
 from net.service_lab import Api, module_pair, module_service, until  # noqa: F401
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, tool
 from vmahybrid.cli.client import Client
+from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
 
@@ -300,6 +302,37 @@ wait()
     program = start(text)
     told(program)
     assert socket_of(service, program, 5012)["counters"]["tx_dummy"] == 0
+
+
+BOXES = {
+    Reason.BOND_MODE: """\
+ VMA WARNING: ******************************************************************************
+ VMA WARNING: VMA doesn't support current bonding configuration of va.
+ VMA WARNING: The only supported bonding mode is "802.3ad(#4)" or "active-backup(#1)"
+ VMA WARNING: with "fail_over_mac=1" or "fail_over_mac=0".
+ VMA WARNING: The effect of working in unsupported bonding mode is undefined.
+ VMA WARNING: Read more about Bonding in the VMA's User Manual
+ VMA WARNING: ******************************************************************************
+""",
+    Reason.BOND_VLAN: """\
+ VMA WARNING: ******************************************************************
+ VMA WARNING: va: vlan over bond while fail_over_mac=1 is not offloaded
+ VMA WARNING: ******************************************************************
+""",
+}
+
+
+@pytest.mark.parametrize("reason", BOXES)
+def test_warning_of_a_bond(netns_pair: Sandbox, start: Run, tmp_path: Path, reason: Reason) -> None:
+    """No kernel with bonds here: a service that says so of the veth."""
+    lying = LyingService(netns_pair, tmp_path / "control", 1, lies=0.0, link_reason=int(reason))
+    try:
+        program = start("s = udp(5018); t = udp(5019); s.sendto(b'x', (there, 5020)); tell(done=1)",
+                        VMA_HYBRID_SOCKET=str(tmp_path / "control"))  # fmt: skip
+        assert program.wait(20) == 0, program.errors
+    finally:
+        lying.close()
+    assert program.errors.count(BOXES[reason]) == 1, program.errors
 
 
 RING_THAT_STAYS_FULL = """

@@ -2,6 +2,7 @@
 #include "vmh_control.h"
 #include "vmh_exception.h"
 #include "vmh_iomux.h"
+#include "vmh_links.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
@@ -48,7 +49,7 @@ static bool is_multicast(in_addr_t a)
 /* Why the socket may not send by a ring on the interface; 0 and the ring if it may. */
 static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, struct vmh_ring **ring)
 {
-	unsigned why = vmh_net_link_served(ifindex);
+	unsigned why = vmh_link_served(ifindex);
 
 	if (why)
 		return why;
