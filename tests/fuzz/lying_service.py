@@ -36,16 +36,18 @@ LIES = ("seq", "type", "short", "long", "noise", "magic", "status", "fields", "m
 
 class LyingService:
     """Listens on ``path``. ``lies`` is how often a reply is one, 0 to 1; ``only`` restricts what kind.
+    ``link_reason`` says why the interface is not served.
 
     The sandbox's side a is where the program lives. ``told`` counts the messages by what they were.
     """
 
-    def __init__(self, sandbox: Sandbox, path: Path, seed: int, lies: float = 0.3, only: Sequence[str] = LIES) -> None:
+    def __init__(self, sandbox: Sandbox, path: Path, seed: int, lies: float = 0.3, only: Sequence[str] = LIES,
+                 link_reason: int = 0) -> None:
         self.random, self.lies, self.only = random.Random(seed), lies, only
         self.told: dict[str, int] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._page = _page(sandbox)
+        self._page = _page(sandbox, link_reason)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen(16)
@@ -197,13 +199,14 @@ def _ring_fds() -> list[int]:
         return [memory, xsk.detach()]
 
 
-def _page(sandbox: Sandbox) -> NetPage:
-    """The true page of side a."""
+def _page(sandbox: Sandbox, link_reason: int) -> NetPage:
+    """The page of side a, true but for the reason."""
     a, b = sandbox.sides
     ifindex = int(a.ip("-o", "link", "show", "dev", a.device).split(":")[0])
     mine, net, peer = addr_to_bytes(a.address), addr_to_bytes("10.77.0.0"), addr_to_bytes(b.address)
     page = NetPage("lie")
-    page.set_links([LinkInfo(ifindex, a.device, 1500, bytes.fromhex(a.mac.replace(":", "")), True, False, 1)])
+    mac = bytes.fromhex(a.mac.replace(":", ""))
+    page.set_links([LinkInfo(ifindex, a.device, 1500, mac, True, False, 1, reason=link_reason)])
     page.set_addresses([AddressInfo(ifindex, 4, 24, mine, addr_to_bytes("10.77.0.255"))])
     page.set_routes([RouteInfo(4, 24, lib.VMH_ROUTE_UNICAST, False, ifindex, 0, 0, net, bytes(16), mine),
                      RouteInfo(4, 32, lib.VMH_ROUTE_LOCAL, False, ifindex, 0, 0, mine, bytes(16), mine)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import signal
 import subprocess
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.lying_service import LyingService
 from net.service_lab import Api, module_pair, module_service, until  # noqa: F401
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, tool
 from vmahybrid.cli.client import Client
+from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
 
@@ -299,6 +302,75 @@ wait()
     program = start(text)
     told(program)
     assert socket_of(service, program, 5012)["counters"]["tx_dummy"] == 0
+
+
+BOXES = {
+    Reason.BOND_MODE: """\
+ VMA WARNING: ******************************************************************************
+ VMA WARNING: VMA doesn't support current bonding configuration of va.
+ VMA WARNING: The only supported bonding mode is "802.3ad(#4)" or "active-backup(#1)"
+ VMA WARNING: with "fail_over_mac=1" or "fail_over_mac=0".
+ VMA WARNING: The effect of working in unsupported bonding mode is undefined.
+ VMA WARNING: Read more about Bonding in the VMA's User Manual
+ VMA WARNING: ******************************************************************************
+""",
+    Reason.BOND_VLAN: """\
+ VMA WARNING: ******************************************************************
+ VMA WARNING: va: vlan over bond while fail_over_mac=1 is not offloaded
+ VMA WARNING: ******************************************************************
+""",
+}
+
+
+@pytest.mark.parametrize("reason", BOXES)
+def test_warning_of_a_bond(netns_pair: Sandbox, start: Run, tmp_path: Path, reason: Reason) -> None:
+    """No kernel with bonds here: a service that says so of the veth."""
+    lying = LyingService(netns_pair, tmp_path / "control", 1, lies=0.0, link_reason=int(reason))
+    try:
+        program = start("s = udp(5018); t = udp(5019); s.sendto(b'x', (there, 5020)); tell(done=1)",
+                        VMA_HYBRID_SOCKET=str(tmp_path / "control"))  # fmt: skip
+        assert program.wait(20) == 0, program.errors
+    finally:
+        lying.close()
+    assert program.errors.count(BOXES[reason]) == 1, program.errors
+
+
+RING_THAT_STAYS_FULL = """
+libc = ctypes.CDLL(None, use_errno=True)
+class Filter(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+class Program(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Filter))]
+s = udp(5016)
+for _ in range(100):      # until the neighbour is known
+    s.sendto(b"x", (there, 5017))
+    time.sleep(0.005)
+s.setblocking(False)
+# a kick of the ring, sendto() of nothing, does nothing from here on: seccomp(2) says EAGAIN
+code = (Filter * 6)((0x20, 0, 0, 0), (0x15, 0, 3, SENDTO), (0x20, 0, 0, 32), (0x15, 0, 1, 0),
+                    (0x06, 0, 0, 0x00050000 | 11), (0x06, 0, 0, 0x7fff0000))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Program(6, code)), 0, 0) == 0
+refused = 0
+for _ in range(3000):
+    try:
+        assert s.sendto(b"x", (there, 5017)) == 1
+    except BlockingIOError:
+        refused += 1
+tell(refused=refused)
+wait()
+"""
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_a_full_ring(start: Run, service: Service, switch: str) -> None:
+    numbers = {"x86_64": 44, "aarch64": 206}
+    text = RING_THAT_STAYS_FULL.replace("SENDTO", str(numbers[platform.machine()]))
+    program = start(text, VMA_TX_NONBLOCKED_EAGAINS=switch, VMA_TX_WRE="256")
+    refused = told(program)["refused"]
+    counters = socket_of(service, program, 5016)["counters"]
+    assert (refused > 0) is (switch == "1")
+    assert counters["tx_eagain"] == refused
+    assert (counters["tx_os_packets"] > 1000) is (switch == "0")
 
 
 def test_the_profile_of_run_is_shown(start: Run, service: Service) -> None:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from vmahybrid.config.service import load
 from vmahybrid.contracts import addr_to_bytes, lib, pack, size_of
 from vmahybrid.errors import UsageError, VmahybridError
+from vmahybrid.net.bond import Bond
+from vmahybrid.net.rtnl import link_info
 from vmahybrid.service.apiserver import read_token
 from vmahybrid.service.control import TokenBucket
 from vmahybrid.service.drops import WINDOW, Drops, dropped, sentence
@@ -134,6 +137,8 @@ class Link:
     loopback: bool = False
     arphrd: int = 1
     master: int = 0
+    kind: str = ""
+    bond: Bond | None = None
 
 
 @pytest.mark.parametrize(("link", "interfaces", "address", "reason"), [
@@ -153,6 +158,45 @@ class Link:
 def test_which_interfaces_are_served(link: Link, interfaces: list[str], address: bool, reason: Reason) -> None:
     config = load(command_line={"interfaces": interfaces})
     assert serving(config, "blue", link, address) is reason
+
+
+def bond(mode: int, fail_over_mac: int = 0) -> Link:
+    return Link("bond0", kind="bond", bond=Bond(mode, fail_over_mac))
+
+
+@pytest.mark.parametrize(("link", "lower", "reason"), [
+    (bond(1), None, Reason.NONE),
+    (bond(1, 1), None, Reason.NONE),
+    (bond(4), None, Reason.NONE),
+    (bond(1, 2), None, Reason.BOND_MODE),
+    *((bond(mode), None, Reason.BOND_MODE) for mode in (0, 2, 3, 5, 6)),
+    (Link("bond0.10", kind="vlan"), bond(1), Reason.NONE),
+    (Link("bond0.10", kind="vlan"), bond(4, 1), Reason.BOND_VLAN),
+    (Link("bond0.10", kind="vlan"), bond(0), Reason.BOND_MODE),
+    (Link("eth0.10", kind="vlan"), Link("eth0"), Reason.NONE),
+    (Link("macvlan0", kind="macvlan"), bond(0), Reason.NONE),
+])
+def test_bonds(link: Link, lower: Link | None, reason: Reason) -> None:
+    assert serving(load(), "host", link, True, lower) is reason
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+@pytest.mark.parametrize(("data", "expected"), [
+    (attribute(1, b"\x01") + attribute(13, b"\x02"), Bond(1, 2)),
+    (attribute(1, b"\x04"), Bond(4, 0)),
+    (b"", Bond(0, 0)),
+])
+def test_bonds_as_the_kernel_reports_them(data: bytes, expected: Bond) -> None:
+    """IFLA_LINKINFO { IFLA_INFO_KIND, IFLA_INFO_DATA { IFLA_BOND_MODE, IFLA_BOND_FAIL_OVER_MAC } } of RTM_NEWLINK."""
+    linkinfo = attribute(1, b"bond\0") + attribute(2, data)
+    body = struct.pack("=BxHiII", 0, 1, 7, 0x11043, 0) + attribute(3, b"bond0\0") + attribute(18, linkinfo)
+    message = ifinfmsg(struct.pack("=IHHII", 16 + len(body), 16, 0, 1, 0) + body)
+    message.decode()
+    link = link_info(message)
+    assert (link.name, link.kind, link.up, link.bond) == ("bond0", "bond", True, expected)
 
 
 def test_an_interface_that_the_configuration_leaves_to_the_kernel(tmp_path: Path) -> None:

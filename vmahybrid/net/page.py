@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmahybrid.contracts import ffi, lib, size_of
+from vmahybrid.net.bond import Bond
 
 ZERO = bytes(16)
 _TSO = platform.machine() in ("x86_64", "i686")
@@ -43,6 +44,7 @@ class LinkInfo:
     master: int = 0         # ifindex of the bond, bridge or VRF it is part of
     lower: int = 0          # ifindex of the device under it (VLAN) or its peer (veth)
     reason: int = 0
+    bond: Bond | None = None  # of a bond
 
     @property
     def flags(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from vmahybrid.contracts import lib
+from vmahybrid.net.bond import Bond
 from vmahybrid.net.page import ZERO, AddressInfo, LinkInfo, NeighbourInfo, RouteInfo
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
@@ -230,6 +231,8 @@ _COMPLEX_ATTRS = (
 
 def link_info(message: Any) -> LinkInfo:
     info = message.get_attr("IFLA_LINKINFO")
+    kind = (info.get_attr("IFLA_INFO_KIND") or "") if info else ""
+    data = info.get_attr("IFLA_INFO_DATA") if kind == "bond" else None
     return LinkInfo(
         ifindex=message["index"],
         name=message.get_attr("IFLA_IFNAME") or "",
@@ -238,9 +241,10 @@ def link_info(message: Any) -> LinkInfo:
         up=message["flags"] & 0x10001 == 0x10001,       # IFF_UP, IFF_LOWER_UP
         loopback=bool(message["flags"] & 8),
         arphrd=message["ifi_type"],
-        kind=(info.get_attr("IFLA_INFO_KIND") or "") if info else "",
+        kind=kind,
         master=message.get_attr("IFLA_MASTER") or 0,
         lower=message.get_attr("IFLA_LINK") or 0,
+        bond=Bond.of(data) if data is not None else None,
     )
 
 

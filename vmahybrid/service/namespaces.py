@@ -36,6 +36,10 @@ class LinkRow(LinkLike, Protocol):
     def mtu(self) -> int: ...
     @property
     def mac(self) -> bytes: ...
+    @property
+    def lower(self) -> int:
+        """ifindex of the device under it, or 0."""
+        ...
 
 
 class AddressRow(Protocol):
@@ -92,9 +96,13 @@ class Namespace:
         """Of an interface, 16 bytes each, in the kernel's order."""
         return [row.address for row in self.watcher.addresses(ifindex)]
 
+    def _serving(self, link: LinkRow) -> Reason:
+        lower = self.link(link.lower) if link.kind == "vlan" and link.lower else None
+        return serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)), lower)
+
     def served(self, link: LinkRow) -> Reason:
         """The policy, then what was found out when the interface was asked for."""
-        reason = serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)))
+        reason = self._serving(link)
         port = self.ports.get(link.ifindex)
         if reason is Reason.NONE and port and port.handle is None and port.error and not port.asked_verbs:
             return port.reason
@@ -116,7 +124,7 @@ class Namespace:
         return self.ports[link.ifindex]
 
     def _check_served(self, port: Port, link: LinkRow) -> None:
-        reason = serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)))
+        reason = self._serving(link)
         if reason is not Reason.NONE:
             if port.handle is None:
                 port.reason = reason

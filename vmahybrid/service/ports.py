@@ -10,6 +10,7 @@ from typing import Protocol
 
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
+from vmahybrid.net.bond import Bond
 from vmahybrid.service.backend import PortHandle
 from vmahybrid.service.ladder import Ladder
 from vmahybrid.steering.keys import PortId
@@ -39,6 +40,12 @@ class LinkLike(Protocol):
     def master(self) -> int:
         """ifindex of the bridge, bond, team or VRF it is part of, or 0."""
         ...
+    @property
+    def kind(self) -> str:
+        """IFLA_INFO_KIND, "" of hardware."""
+        ...
+    @property
+    def bond(self) -> Bond | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,13 @@ def named(config: ServiceConfig, netns: str, link: LinkLike) -> bool:
         glob.enters(netns) and glob.matches(netns, link.name) and (servable or glob.literal) for glob in globs)
 
 
-def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool) -> Reason:
-    """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not."""
+def serving(
+    config: ServiceConfig, netns: str, link: LinkLike, has_address: bool, lower: LinkLike | None = None
+) -> Reason:
+    """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not.
+
+    ``lower`` is the device under it, of a VLAN.
+    """
     if link.loopback:
         return Reason.LOOPBACK
     if link.arphrd != ARPHRD_ETHER or link.master or link.name.startswith(OWN_VETHS):
@@ -89,6 +101,11 @@ def serving(config: ServiceConfig, netns: str, link: LinkLike, has_address: bool
         return Reason.BACKEND_CONFIG
     if not link.up:
         return Reason.IF_DOWN
+    bonded = link.bond.refusal if link.bond else Reason.NONE
+    if link.kind == "vlan" and lower and lower.bond:
+        bonded = lower.bond.vlan_refusal
+    if bonded is not Reason.NONE:
+        return bonded
     if not globs and not has_address:
         return Reason.NOT_OFFLOADABLE_ADDR
     return Reason.NONE

@@ -1,6 +1,7 @@
 /* Where the flows of a UDP socket live: on a ring while the service grants it, on the kernel else. */
 #include "vmh_conf.h"
 #include "vmh_control.h"
+#include "vmh_links.h"
 #include "vmh_iomux.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -168,10 +169,10 @@ static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 			return VMH_R_BROADCAST;
 		if (!vmh_net_is_local(s->laddr, &f->ifindex))
 			return VMH_R_NOT_OFFLOADABLE_ADDR;
-		return vmh_net_link_served(f->ifindex);
+		return vmh_link_served(f->ifindex);
 	}
 	f->ifindex = s->bound_if;
-	return s->bound_if ? vmh_net_link_served(s->bound_if) : 0;
+	return s->bound_if ? vmh_link_served(s->bound_if) : 0;
 }
 
 /* The rings that the flow needs; 0 if at least one is there. */
@@ -236,7 +237,7 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 		return VMH_R_NONE; /* bound to another address: the kernel would not deliver the group either */
 	reason = vmh_sock_kept_receiver(s, m->group);
 	if (!reason)
-		reason = vmh_net_link_served(m->ifindex);
+		reason = vmh_link_served(m->ifindex);
 	if (!reason)
 		reason = attach(s, fd, &f);
 	m->flow_id = reason ? 0 : f.id;

@@ -2,6 +2,7 @@
 #include "vmh_control.h"
 #include "vmh_exception.h"
 #include "vmh_iomux.h"
+#include "vmh_links.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
@@ -48,7 +49,7 @@ static bool is_multicast(in_addr_t a)
 /* Why the socket may not send by a ring on the interface; 0 and the ring if it may. */
 static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, struct vmh_ring **ring)
 {
-	unsigned why = vmh_net_link_served(ifindex);
+	unsigned why = vmh_link_served(ifindex);
 
 	if (why)
 		return why;
@@ -294,6 +295,11 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	s->last_ring = d->ring;
 	r = post(d->ring, &d->hdr, m, len, more);
 	vmh_unlock(&s->tx_lock);
+	if (vmh_unlikely(r == -EAGAIN) && vmh_params.tx_nonblocked_eagains &&
+	    ((flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed))) {
+		VMH_COUNT(s->stats->tx_eagain, 1);
+		return r;
+	}
 	if (vmh_unlikely(r)) /* the ring counts tx_full */
 		return by_kernel(s, fd, m, flags, r == -EAGAIN ? VMH_R_RING_FULL : VMH_R_IF_GONE);
 	VMH_COUNT(s->stats->tx_packets, 1);

@@ -1,4 +1,5 @@
 /* A TCP connection from the kernel onto a ring, and home. Both are the program's calls that wait for the service. */
+#include "vmh_links.h"
 #include "vmh_base.h"
 #include "tcp/tcp_state.h"
 #include "vmh_control.h"
@@ -76,7 +77,7 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 		reason = vmh_net_resolve(a->raddr, a->laddr, 0, &hop);
 	}
 	if (!reason)
-		reason = vmh_net_link_served(hop.ifindex);
+		reason = vmh_link_served(hop.ifindex);
 	if (reason)
 		return reason;
 	r = vmh_session_ring(hop.ifindex, &reason);

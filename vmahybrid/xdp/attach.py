@@ -29,7 +29,7 @@ _FLAGS: dict[Mode, int] = {"generic": 1 << 1, "native": 1 << 2}  # XDP_FLAGS_SKB
 # rings are not faster (research/afxdp.md, E). virtio_net is not here: its host side is a real path.
 VIRTUAL_DRIVERS = frozenset({
     "", "veth", "tun", "bridge", "dummy", "802.1Q VLAN Support", "macvlan", "ipvlan", "vxlan", "geneve", "gretap",
-    "ifb", "netkit", "openvswitch", "xen_netback",
+    "ifb", "netkit", "openvswitch", "xen_netback", "bonding",
 })
 
 _SIOCETHTOOL = 0x8946

@@ -1,0 +1,7 @@
+#ifndef VMH_LINKS_H
+#define VMH_LINKS_H
+#include "vmh_base.h"
+
+/* As vmh_net_link_served; says what the manual says where a bond is the reason. */
+unsigned vmh_link_served(unsigned ifindex);
+#endif
