@@ -127,7 +127,7 @@ static void set_timestamp(struct vmh_sock *s, int name, bool on)
 {
 	uint8_t was = s->opt_timestamp;
 
-	/* the last one set wins; clearing one that is not set leaves the other */
+	/* as in the kernel: the last one set wins, and clearing either clears both */
 	if (on)
 		s->opt_timestamp = (uint8_t)name;
 	else
