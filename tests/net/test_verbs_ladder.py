@@ -136,6 +136,12 @@ def test_what_the_configuration_chooses(configured: Callable[[str], Service], ne
         if (backend, device) == ("verbs", None):
             assert rungs(interface["ladder"]) == [("verbs", "no-raw-packet-qp"), ("xdp", "backend-config"),
                                                   ("kernel", "taken")]
+        if backend == "kernel":
+            assert rungs(interface["ladder"]) == [("verbs", "backend-config"), ("xdp", "backend-config"),
+                                                  ("kernel", "taken")]
+            explained = " ".join(service.ask("explain", str(peer.pid)).split())
+            for rung in 'verbs: the configuration says backend = "kernel"', "kernel: taken":
+                assert f"no ladder va: {rung}" in explained
         if backend == "xdp":
             assert rungs(interface["ladder"]) == [("verbs", "backend-config"), ("xdp", "taken")]
 

@@ -105,7 +105,7 @@ def test_a_frame_to_the_kernel_of_the_other_side(netns_pair: Sandbox) -> None:
 
 def doctor(sandbox: Sandbox, *argv: str, prefix: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]]]:
     process = softverbs(sandbox, tool("vmahybrid"), "doctor", "--json", *argv, prefix=prefix)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=100)
     assert not errors, errors
     return process.returncode, json.loads(out)["checks"]
 
@@ -154,3 +154,8 @@ def test_the_lines_of_doctor(netns_pair: Sandbox) -> None:
     assert lines["sv_va"]["data"]["raw_packet"] is True
     assert "(the software device)" in lines["libibverbs"]["text"]
     assert lines["softverbs"]["verdict"] == "ok"
+    speed = lines["speed"]  # measured, whatever it is
+    soft, kernel = speed["data"]["softverbs"], speed["data"]["kernel"]
+    assert 0.5 < soft["half_rtt_us"] < 1000 and soft["rate"] > 1000 and kernel["rate"] > 1000
+    loses = soft["half_rtt_us"] > kernel["half_rtt_us"] or soft["rate"] < kernel["rate"]
+    assert ("slower than the kernel's UDP" in speed["text"], speed["verdict"]) == (loses, "warn" if loses else "ok")

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from fake_view import FakeView, serve
 
+from vmahybrid.bench import beside
+from vmahybrid.bench.beside import Beside, Speed
+from vmahybrid.bench.sandbox import SandboxError
 from vmahybrid.cli import doctor
 from vmahybrid.cli.main import main
 from vmahybrid.cli.output import Style
@@ -191,7 +194,39 @@ def test_softverbs_that_is_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (tmp_path / "libibverbs.so.1").touch()
     (check,) = verbs.softverbs()
     assert (check.verdict, check.data) == ("ok", {"path": str(tmp_path)})
-    assert "kernel's UDP" in check.text
+    assert "may be slower than the kernel's UDP: vmahybrid softverbs -- vmahybrid doctor measures it" in check.text
+
+
+@pytest.mark.parametrize(("softverbs", "kernel", "verdict", "said"), [
+    (Speed(1.9, 300_000), Speed(2.0, 200_000), "ok", "softverbs 1.9 us and 300,000 messages/s, the kernel's UDP 2"),
+    (Speed(2.4, 300_000), Speed(2.0, 200_000), "warn", "slower than the kernel's UDP here: half round trip. "),
+    (Speed(1.9, 190_000), Speed(2.0, 200_000), "warn", "slower than the kernel's UDP here: rate one way. "),
+    (Speed(2.4, 190_000), Speed(2.0, 200_000), "warn", "here: half round trip and rate one way. sockperf, 64 bytes"),
+])
+def test_the_speed_of_softverbs(monkeypatch: pytest.MonkeyPatch, softverbs: Speed, kernel: Speed, verdict: str,
+                                said: str) -> None:
+    """What was measured on this machine, and a warning where the kernel is better in anything."""
+    monkeypatch.setattr(library, "loaded", lambda: str(library.softverbs_directory() / library.LIBRARY))
+    monkeypatch.setattr(beside, "obstacle", lambda: ("", ""))
+    monkeypatch.setattr(beside, "measure", lambda: Beside(softverbs, kernel))
+    (check,) = verbs.speed()
+    assert (check.verdict, said in check.text, bool(check.remedy)) == (verdict, True, verdict == "warn"), check
+    assert check.data["softverbs"] == {"half_rtt_us": softverbs.half_rtt_us, "rate": softverbs.rate}
+
+
+def test_the_speed_that_can_not_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Beside:
+        raise SandboxError("no ring")
+
+    assert list(verbs.speed()) == []  # not on the software device: nobody's processors are taken
+    monkeypatch.setattr(library, "loaded", lambda: str(library.softverbs_directory() / library.LIBRARY))
+    monkeypatch.setattr(beside, "measure", fails)
+    monkeypatch.setattr(beside, "obstacle", lambda: ("sockperf is not there", "apt-get install sockperf"))
+    (check,) = verbs.speed()
+    assert (check.verdict, check.remedy) == ("warn", "apt-get install sockperf")
+    monkeypatch.setattr(beside, "obstacle", lambda: ("", ""))
+    (check,) = verbs.speed()
+    assert (check.verdict, "no ring" in check.text, check.remedy) == ("warn", True, "make bench")
 
 
 @pytest.mark.parametrize(("argv", "said"), [

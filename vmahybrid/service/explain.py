@@ -11,7 +11,7 @@ from vmahybrid.errors import NotFound, UsageError
 from vmahybrid.service import fds, views
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
-from vmahybrid.service.ladder import KERNEL, VERBS_REASONS, Ladder
+from vmahybrid.service.ladder import KERNEL, VERBS_REASONS, Ladder, forced_home
 from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
@@ -73,10 +73,8 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
     yield step
     if session is None:
         return
-    for ifindex, ladder in session.ladders.items():
-        link = session.namespace.link(ifindex) if session.namespace is not None else None
-        if link is not None:
-            yield from _ladder(core, link, ladder)
+    for link, ladder in _ladders(core, session):
+        yield from _ladder(core, link, ladder)
     page = views.read_stats(session)
     if page is None:
         yield ExplainStep("family", False, "the program handed over no statistics page: its sockets can't be listed",
@@ -202,6 +200,16 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
     yield _rules(core, flow, session)
 
 
+def _ladders(core: Core, session: Session) -> Iterator[tuple[LinkRow, Ladder]]:
+    """Of the rings that the program asked for, and of the interfaces where it need not ask."""
+    for link in session.namespace.watcher.links() if session.namespace is not None else ():
+        ladder = session.ladders.get(link.ifindex, ())
+        if not ladder and session.namespace is not None and session.namespace.served(link) is Reason.BACKEND_CONFIG:
+            ladder = forced_home(core.config.backend_of(link.name))
+        if ladder:
+            yield link, ladder
+
+
 def _ladder(core: Core, link: LinkRow, ladder: Ladder) -> Iterator[ExplainStep]:
     """As it was climbed last, unless nothing can carry a ring now."""
     if link.up:
@@ -258,9 +266,8 @@ def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[
     detail = f" ({socket.reason_detail})" if socket.reason_detail else ""
     if reason is not Reason.NONE:
         yield ExplainStep(step, False, reason.text + detail, remedy, _slug(reason))
-    for ifindex, ladder in session.ladders.items():
-        link = session.namespace.link(ifindex) if session.namespace is not None else None
-        if link is not None and link.up and ladder[-1].backend == KERNEL:
+    for link, ladder in _ladders(core, session):
+        if link.up and ladder[-1].backend == KERNEL:
             yield from _ladder(core, link, ladder)
     if step == "interface" and session.namespace is not None:
         yield from _interfaces(core, session.namespace)

@@ -74,6 +74,14 @@ def xdp_forbidden(backend: str) -> Rung | None:
     return Rung(XDP, Reason.BACKEND_CONFIG, f'the configuration says backend = "{backend}"')
 
 
+def forced_home(backend: str) -> Ladder:
+    """Where the configuration alone decides, and no program gets to ask; empty where one may."""
+    forbidden = xdp_forbidden(backend)
+    if backend != KERNEL or forbidden is None:
+        return ()
+    return on_kernel((verbs_rung(backend, Asked(False, Reason.BACKEND_CONFIG, "")), forbidden))
+
+
 def xdp_refused(error: Refused) -> Rung:
     reason = Reason.from_code(error.reason)
     return Rung(XDP, reason if reason is not Reason.NONE else Reason.RING_FAILED, error.why)

@@ -9,7 +9,7 @@ from vmahybrid.errors import VmahybridError
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.grants import Grant
-from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder, xdp_forbidden
+from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder, forced_home, xdp_forbidden
 from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import Port
 from vmahybrid.service.session import Session
@@ -38,6 +38,7 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
     handle = port.handle if port is not None else None
     reason = handle.reason if handle is not None and link.up else namespace.served(link)
     refused = port.error if port is not None and handle is None else None
+    forced = forced_home(wanted) if not grants and namespace.served(link) is Reason.BACKEND_CONFIG else ()
     view = InterfaceView(
         name=link.name, ifindex=link.ifindex, netns=namespace.name,
         backend=VERBS if devices else XDP if handle and _xdp_carries(grants, wanted) else KERNEL,
@@ -50,7 +51,7 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
         switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
         wanted=wanted,
         device=next(iter(devices), known.name if known is not None else ""),
-        ladder=rung_views(port.ladder if port is not None and port.ladder else known.ladder if known else ()))
+        ladder=rung_views(forced or (port is not None and port.ladder) or (known.ladder if known else ())))
     if handle is None and reason is Reason.NONE:
         view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""
     return view
