@@ -21,7 +21,15 @@ static int send_frame(void *ctx, const void *frame, size_t len)
 static void release(void *ctx, void *token)
 {
 	(void)ctx;
-	vmh_ring_put(token);
+	vmh_ring_put_later(token);
+}
+
+static void level(void *ctx, void *user, unsigned events)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	if (tr->level)
+		tr->level(tr->arg, user, events);
 }
 
 static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)
@@ -45,7 +53,7 @@ static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct v
 int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned hold_max,
 		      void (*told)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg)
 {
-	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .ready = ready,
+	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
 				  .hold_max = hold_max, .verify = verify};
 	int rc;
 

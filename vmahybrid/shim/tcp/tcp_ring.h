@@ -15,6 +15,7 @@ struct vmh_tcp_ring {
 	_Atomic uint64_t due;       /* ns of the next timer */
 	uint64_t unwanted;          /* frames of no connection; the service steers none here, so they are few */
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
+	void (*level)(void *arg, void *user, unsigned events); /* may be set after vmh_tcp_ring_open */
 	void *arg;
 };
 
