@@ -82,8 +82,9 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 	/* who waits for room has been told when there was some */
 	if (!s || !((atomic_load_explicit(&s->bits, memory_order_relaxed) & ~(uint32_t)VMH_OUT) | s->edge))
 		return;
-	vmh_epoll_notify(&s->obj);
-	atomic_store_explicit(&t->news, true, memory_order_release);
+	vmh_epoll_notify(&s->obj); /* with a fence between the bits and whoever sleeps, as in vmh_wake_all */
+	if (atomic_load_explicit(&vmh_sleepers, memory_order_relaxed))
+		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
 /* Ring lock held: a frame of no connection may be one of those that are being adopted. */
