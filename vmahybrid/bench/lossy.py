@@ -19,7 +19,7 @@ __attribute__((section("xdp"), used)) int wire(void *ctx)
 		return 1;
 	return (int)redirect(OTHER, 0);
 }
-char license[] __attribute__((section("license"), used)) = "GPL";
+char gpl[] __attribute__((section("license"), used)) = "GPL";
 """
 
 

@@ -157,7 +157,7 @@ static void run_client(const struct sockaddr_in *address, unsigned connections, 
 	double start = 0, end = 0;
 	int ep = epoll_create1(0);
 	uint64_t count = 0;
-	unsigned first = 0;
+	unsigned first = 0, closed = 0;
 
 	for (unsigned i = 0; i < connections; i++)
 		connect_one(ep, address);
@@ -182,6 +182,9 @@ static void run_client(const struct sockaddr_in *address, unsigned connections, 
 			count = 0;
 	}
 	seconds = end ? now() - start : 0;
+	for (int fd = 0; fd < CONNECTIONS_MAX * 2 && closed < connections; fd++)
+		if (answered[fd] && !close(fd))
+			closed++;
 	printf("{\"connections\":%u,\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f}\n", first, (unsigned long long)count,
 	       seconds, seconds > 0 ? (double)count / seconds : 0.0);
 }
