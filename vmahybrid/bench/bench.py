@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from vmahybrid.bench import costs, latency, rates
+from vmahybrid.bench import costs, latency, rates, tcp_bulk, tcp_conns, tcp_latency, tcp_servers
 from vmahybrid.bench.figures import Figure, Part
 from vmahybrid.bench.sandbox import SandboxError, sweep
 
@@ -32,7 +32,15 @@ PARTS: dict[str, tuple[Measure, float]] = {  # and the seconds of one run
     "toll": (costs.measure_toll, 3.0),
     "overhead": (costs.measure_overhead, 0.0),
     "service": (costs.measure_service, 0.0),
+    "tcp-latency": (tcp_latency.measure, 3.0),
+    "tcp-conns": (tcp_conns.measure, 3.0),
+    "tcp-bulk": (tcp_bulk.measure, 3.0),
+    "tcp-loss": (tcp_bulk.measure_loss, 3.0),
+    "tcp-redis": (tcp_servers.measure_redis, 2.0),
+    "tcp-memcached": (tcp_servers.measure_memcached, 2.0),
+    "tcp-nginx": (tcp_servers.measure_nginx, 2.0),
 }
+GROUPS = {"tcp": [name for name in PARTS if name.startswith("tcp-")]}
 
 
 BUSY = 0.1  # share of all CPU time
@@ -47,13 +55,15 @@ class Options:
 
 def parse_arguments(argv: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="vmahybrid.bench", description="figures of vmahybrid beside their targets")
-    parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--only", action="append", choices=[*PARTS, *GROUPS], metavar="PART",
+                        help=f"{', '.join([*PARTS, *GROUPS])}; may be given several times")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per variant (5); medians are shown")
     parser.add_argument("--json", action="store_true", help="JSON on stdout, progress on stderr")
     parsed = parser.parse_args(argv)
     if parsed.repeats < 1:
         parser.error(f"--repeats {parsed.repeats}: at least 1")
-    return Options(parsed.only or list(PARTS), parsed.repeats, parsed.json)
+    only = [part for name in parsed.only or PARTS for part in GROUPS.get(name, [name])]
+    return Options(list(dict.fromkeys(only)), parsed.repeats, parsed.json)
 
 
 def measure(options: Options, say: Callable[[str], None]) -> Part:

@@ -21,7 +21,7 @@ from typing import Self
 
 PREFIX = "vmh-"
 _NETNS_DIR = Path("/run/netns")
-_NAME = re.compile(r"vmh-[a-z]+-(\d+)-\d+[ab]")
+_NAME = re.compile(r"vmh-[a-z]+-(\d+)-\d+[abm]")
 _numbers = itertools.count()
 
 
@@ -220,10 +220,10 @@ class Sandbox:
             program.close()
         self._programs.clear()
         for side in self.sides:
-            _remove(side.netns)
+            remove_netns(side.netns)
 
 
-def _remove(netns: str) -> None:
+def remove_netns(netns: str) -> None:
     if not (_NETNS_DIR / netns).exists():
         return
     for pid in run_command("ip", "netns", "pids", netns).split():
@@ -240,6 +240,6 @@ def sweep() -> list[str]:
     for path in sorted(_NETNS_DIR.glob(f"{PREFIX}*")):
         named = _NAME.fullmatch(path.name)
         if named and not Path(f"/proc/{named[1]}").exists():
-            _remove(path.name)
+            remove_netns(path.name)
             gone.append(path.name)
     return gone

@@ -59,7 +59,7 @@ def server(
     program = _start(sandbox, sandbox.b, argv, SERVER_CPU, service)
     try:
         program.wait_for(r"\[SERVER\] listen on", 15)
-        _wait_bound(sandbox.b, PORT)
+        wait_bound(sandbox.b, PORT)
         yield program
     finally:
         program.stop(signal.SIGINT)
@@ -120,14 +120,14 @@ def _start(sandbox: Sandbox, side: Side, argv: list[str], cpu: int, service: Ser
     return sandbox.start(side, service.run_argv(argv), cpu, env=service.env)
 
 
-def _wait_bound(side: Side, port: int, timeout: float = 5.0) -> None:
-    """Waits until a UDP socket is bound to the port: the kernel socket of an offloaded one is bound as well."""
+def wait_bound(side: Side, port: int, protocol: str = "udp", timeout: float = 5.0) -> None:
+    """Waits until a socket is bound to the port: the kernel socket of an offloaded one is bound as well."""
     wanted = f":{port:04X} "
     deadline = time.monotonic() + timeout
-    listing = side.command(["cat", "/proc/net/udp"])
+    listing = side.command(["cat", f"/proc/net/{protocol}"])
     while wanted not in subprocess.run(listing, capture_output=True, text=True, check=True).stdout:
         if time.monotonic() > deadline:
-            raise SandboxError(f"nothing is bound to UDP port {port} in {side.netns} after {timeout:g} s")
+            raise SandboxError(f"nothing is bound to {protocol} port {port} in {side.netns} after {timeout:g} s")
         time.sleep(0.02)
 
 

@@ -12,7 +12,6 @@
 
 #define READ_TRIES 8
 #define WRITER_SPINS 64 /* pauses per try */
-#define NEVER UINT64_MAX /* a generation that no page has */
 
 /* One per mapped page; never freed, so that readers need no lock. Generations of different pages must
  * differ, since decisions cached from an older page may not survive: each view counts on from the last. */
@@ -322,7 +321,7 @@ unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct 
 		if (!read_again(&r))
 			return reason;
 	}
-	*out = (struct vmh_nexthop){.generation = r.page ? NEVER : 0, .saddr = saddr};
+	*out = (struct vmh_nexthop){.generation = r.page ? VMH_NET_UNSURE : 0, .saddr = saddr};
 	return r.page ? VMH_R_NO_ROUTE : VMH_R_NO_SERVICE;
 }
 

@@ -99,12 +99,12 @@ static inline bool pending(struct vmh_ring *r)
 	return false;
 }
 
-static inline void after(struct vmh_ring *r)
+static inline void after(struct vmh_ring *r, int frames)
 {
-	void (*fn)(struct vmh_ring *) = __atomic_load_n(&r->after, __ATOMIC_RELAXED);
+	void (*fn)(struct vmh_ring *, int) = __atomic_load_n(&r->after, __ATOMIC_RELAXED);
 
 	if (vmh_unlikely(fn != NULL))
-		fn(r);
+		fn(r, frames);
 }
 
 /* Frames to their sockets; the first datagram for socket `s`, if one is given, to *taken. */
@@ -113,7 +113,7 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 	int n = 0;
 
 	if (!pending(r) || !vmh_trylock(&r->lock)) {
-		after(r);
+		after(r, 0);
 		return 0;
 	}
 	if (!gone(r)) {
@@ -126,7 +126,7 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 		}
 	}
 	unlock(r);
-	after(r);
+	after(r, n);
 	if (!n && !r->ops->pending)
 		put_kept(r);
 	return n;
@@ -192,10 +192,9 @@ void vmh_rings_settle(void)
 		if (gone(r))
 			continue;
 		vmh_lock(&r->lock);
-		if (!gone(r))
-			r->ops->poll(r, DRAIN);
+		int n = gone(r) ? 0 : r->ops->poll(r, DRAIN);
 		unlock(r);
-		after(r);
+		after(r, n);
 	}
 }
 
@@ -206,10 +205,9 @@ void vmh_rings_drain(unsigned budget)
 		if (gone(r) || !vmh_trylock(&r->lock))
 			continue;
 		/* what waits in the ring costs nobody anything; moved to a socket it would count against its buffer */
-		if (!gone(r) && r->ops->crowded(r))
-			r->ops->poll(r, budget);
+		int n = !gone(r) && r->ops->crowded(r) ? r->ops->poll(r, budget) : 0;
 		unlock(r);
-		after(r);
+		after(r, n);
 	}
 }
 

@@ -299,49 +299,22 @@ static bool os_due(struct vmh_sock *s)
 	return true;
 }
 
-struct waiting {
-	uint64_t deadline;         /* 0: none */
-	sig_atomic_t any, norestart;
-	bool timed;                /* SO_RCVTIMEO: no handler restarts the call (signal(7)) */
-};
-
-static bool interrupted(const struct waiting *w)
+static bool may_go_on(void *arg)
 {
-	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
+	struct vmh_sock *s = arg;
+
+	return vmh_sock_ready(s) || atomic_load(&s->obj.closed) ||
+	       (atomic_load(&s->rx_on) && vmh_rings_poll(POLL_BUDGET) && vmh_sock_ready(s));
 }
 
-/* Sleep until something may have changed. 0: look again. -EAGAIN: timed out. -EINTR. -EBADF. */
-static int doze(struct vmh_sock *s, int fd, const struct waiting *w)
+/* Sleep until something may have changed. 0: look again. -EAGAIN: timed out. -EINTR. */
+static int doze(struct vmh_sock *s, int fd, const struct vmh_waiting *w)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
-	int64_t left = -1;
-	int err = 0, wakefd;
+	int err = vmh_doze(w, &p, may_go_on, s);
 
-	if (w->deadline) {
-		uint64_t now = vmh_now_ns();
-
-		if (now >= w->deadline)
-			return -EAGAIN;
-		left = (int64_t)(w->deadline - now);
-	}
-	wakefd = vmh_sleep_begin();
-	/* a handler that ran before begin is seen here; one that runs after it wakes the sleep */
-	if (interrupted(w)) {
-		vmh_sleep_end();
-		return -EINTR;
-	}
-	if (!vmh_sock_ready(s) && !atomic_load(&s->obj.closed) &&
-	    !(atomic_load(&s->rx_on) && vmh_rings_poll(POLL_BUDGET) && vmh_sock_ready(s))) {
-		sig_atomic_t any = vmh_signals_any;
-
-		err = vmh_sleep(&p, 1, left, NULL, wakefd);
-		if (p.revents)
-			atomic_store(&s->os_check, 1);
-		/* a handler with SA_RESTART ended the sleep, not the call */
-		if (err == -EINTR && vmh_signals_any != any && !interrupted(w))
-			err = 0;
-	}
-	vmh_sleep_end();
+	if (p.revents)
+		atomic_store(&s->os_check, 1);
 	return err;
 }
 
@@ -377,7 +350,7 @@ static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
 }
 
 /* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
-static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops, bool peek, struct vmh_buf **b)
+static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops, bool peek, struct vmh_buf **b)
 {
 	int64_t budget = vmh_params.rx_poll;
 
@@ -386,7 +359,7 @@ static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops, bo
 		if (*b || vmh_sock_ready(s))
 			return 0;
 		++*loops;
-		if (vmh_unlikely(interrupted(w)))
+		if (vmh_unlikely(vmh_interrupted(w)))
 			return -EINTR;
 		if (vmh_unlikely(!atomic_load_explicit(&s->rx_on, memory_order_relaxed) ||
 				 atomic_load_explicit(&s->rd_shut, memory_order_relaxed) ||
@@ -410,22 +383,18 @@ static int spin(struct vmh_sock *s, const struct waiting *w, uint64_t *loops, bo
 
 static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	struct waiting w = { .any = vmh_signals_any, .norestart = vmh_signals_norestart };
+	struct vmh_waiting w;
 	uint64_t loops = 0;
-	int64_t timeout = VMH_GET(s->rcvtimeo_ns);
 	struct vmh_buf *b = NULL;
 	ssize_t r;
 
-	if (timeout) {
-		w.deadline = vmh_now_ns() + (uint64_t)timeout;
-		w.timed = true;
-	}
+	vmh_waiting_begin(&w, VMH_GET(s->rcvtimeo_ns));
 	for (;;) {
 		if (vmh_unlikely(atomic_load(&s->obj.closed)))
 			return -EBADF;
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
-		r = interrupted(&w) ? -EINTR :
+		r = vmh_interrupted(&w) ? -EINTR :
 		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
 			r = b ? handed(s, m, flags, b) : take(s, m, flags);

@@ -15,7 +15,8 @@
 
 #define SMALL 4096
 #define POLL_BUDGET 32
-#define CLOCK_EVERY 64
+#define LOOKS 8         /* at the rings' indexes per poll of a waiting call */
+#define CLOCK_EVERY 64  /* spins between looks at the clock */
 #define RECV_FLAGS (MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
 #define SEND_FLAGS (MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_CONFIRM | MSG_EOR)
 #define TCP_AO 38 /* linux/tcp.h: TCP_AO_ADD_KEY */
@@ -100,88 +101,70 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 
 /* ---- by the stack ---- */
 
+#define READABLE (EPOLLIN | EPOLLRDHUP | EPOLLERR | EPOLLHUP)
+#define WRITABLE (EPOLLOUT | EPOLLERR | EPOLLHUP)
+
 struct waiting {
-	uint64_t deadline;         /* 0: none */
+	struct vmh_waiting w;
+	struct vmh_tcps *s;
 	uint64_t loops;
-	sig_atomic_t any, norestart;
-	bool timed, now;
+	bool now;
 	uint32_t wanted;           /* EPOLL* */
 };
 
-static bool interrupted(const struct waiting *w)
+static inline bool changed(const struct waiting *w)
 {
-	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
-}
+	const struct vmh_tcps *s = w->s;
 
-static inline bool changed(const struct vmh_tcps *s, const struct waiting *w)
-{
 	return vmh_tcps_state(s) != VMH_TCPS_RING || atomic_load_explicit(&s->obj.closed, memory_order_relaxed) ||
-	       (atomic_load_explicit(&s->bits, memory_order_acquire) & (w->wanted | EPOLLERR | EPOLLHUP));
+	       (atomic_load_explicit(&s->bits, memory_order_acquire) & w->wanted);
 }
 
-static int doze(const struct vmh_tcps *s, const struct waiting *w)
+static bool may_go_on(void *arg)
 {
-	int64_t left = -1;
-	int err = 0, wakefd;
-
-	if (w->deadline) {
-		uint64_t now = vmh_now_ns();
-
-		if (now >= w->deadline)
-			return -EAGAIN;
-		left = (int64_t)(w->deadline - now);
-	}
-	wakefd = vmh_sleep_begin();
-	if (interrupted(w)) {
-		vmh_sleep_end();
-		return -EINTR;
-	}
-	if (wakefd < 0 && (left < 0 || left > 1000000))
-		left = 1000000;
 	vmh_rings_poll(POLL_BUDGET);
-	if (!changed(s, w)) {
-		sig_atomic_t any = vmh_signals_any;
-		struct pollfd none = { .fd = -1 };
-
-		err = vmh_sleep(&none, 1, left, NULL, wakefd);
-		if (err == -EINTR && vmh_signals_any != any && !interrupted(w))
-			err = 0;
-	}
-	vmh_sleep_end();
-	return err;
+	return changed(arg);
 }
 
-/* Until something may be done. 0, -EAGAIN, -EINTR. */
-static int wait_for(struct vmh_tcps *s, struct waiting *w)
+/* Several looks per poll: a look costs a fraction of what is done between polls. */
+static inline void poll_once(void)
+{
+	for (int i = 0; i < LOOKS && !vmh_rings_pending(); i++)
+		;
+	vmh_rings_poll(POLL_BUDGET);
+}
+
+/* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
+static int wait_for(struct waiting *w)
 {
 	int64_t budget = vmh_params.rx_poll;
+	struct pollfd none = { .fd = -1 };
 	int err;
 
 	for (;;) {
-		vmh_rings_poll(POLL_BUDGET);
-		if (changed(s, w))
+		poll_once();
+		if (changed(w))
 			return 0;
 		if (w->now)
 			return -EAGAIN;
-		if (vmh_unlikely(interrupted(w)))
+		if (vmh_unlikely(vmh_interrupted(&w->w)))
 			return -EINTR;
-		if (budget < 0 || ++w->loops < (uint64_t)budget) {
-			if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
-				sched_yield();
-			if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
-				pthread_testcancel();
-				if (w->deadline && vmh_now_ns() >= w->deadline)
-					return -EAGAIN;
-			}
-			if (budget < 0)
-				w->loops++;
-			else
-				vmh_cpu_relax();
+		if (budget >= 0 && w->loops >= (uint64_t)budget) {
+			err = vmh_doze(&w->w, &none, may_go_on, w);
+			if (err)
+				return err;
 			continue;
 		}
-		err = doze(s, w);
-		if (err)
-			return err;
+		w->loops++;
+		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
+			sched_yield();
+		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
+			pthread_testcancel();
+			if (w->w.deadline && vmh_now_ns() >= w->w.deadline)
+				return -EAGAIN;
+		}
+		if (budget >= 0)
+			vmh_cpu_relax(); /* who polls for ever has paid for the core */
 	}
 }
 
@@ -202,12 +185,12 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 	}
 	if (w->now)
 		return -EAGAIN;
-	if (interrupted(w))
+	if (vmh_interrupted(&w->w))
 		return -EINTR;
 	wakefd = vmh_sleep_begin();
 	vmh_sleep(&none, 1, 20000000, NULL, wakefd);
 	vmh_sleep_end();
-	return w->deadline && vmh_now_ns() >= w->deadline ? -EAGAIN : 0;
+	return w->w.deadline && vmh_now_ns() >= w->w.deadline ? -EAGAIN : 0;
 }
 
 static ssize_t stack_call(struct vmh_tcps *s, const struct iovec *iov, int n, int flags, bool send)
@@ -218,7 +201,6 @@ static ssize_t stack_call(struct vmh_tcps *s, const struct iovec *iov, int n, in
 	if (vmh_tcps_state(s) == VMH_TCPS_RING) {
 		r = send ? vmh_tcp_write(s->conn, iov, n, flags & MSG_MORE)
 			 : vmh_tcp_read(s->conn, iov, n, flags & MSG_PEEK);
-		vmh_tcps_refresh(s);
 	}
 	vmh_unlock(&s->io);
 	if (r != GO_ON)
@@ -249,17 +231,11 @@ static int parts_of(const struct rest *t, struct iovec *out)
 	return k;
 }
 
-static void waiting_init(struct waiting *w, const struct vmh_tcps *s, int flags, bool send)
+static void waiting_init(struct waiting *w, struct vmh_tcps *s, int flags, bool send)
 {
-	int64_t timeout = send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns);
-
-	*w = (struct waiting){ .any = vmh_signals_any, .norestart = vmh_signals_norestart,
-			       .wanted = send ? EPOLLOUT : EPOLLIN | EPOLLRDHUP };
+	*w = (struct waiting){ .s = s, .wanted = send ? WRITABLE : READABLE };
 	w->now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
-	if (timeout) {
-		w->deadline = vmh_now_ns() + (uint64_t)timeout;
-		w->timed = true;
-	}
+	vmh_waiting_begin(&w->w, send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns));
 }
 
 /* As much as the call wants, on the ring. GO_ON: the rest is another's. */
@@ -267,6 +243,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 {
 	struct iovec parts[PARTS];
 	struct waiting w;
+	bool again = false;
 	ssize_t r;
 	int err;
 
@@ -281,8 +258,11 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 				return err;
 			continue;
 		}
-		if (!send)
-			vmh_rings_poll(POLL_BUDGET);
+		if (!send && !(atomic_load_explicit(&s->bits, memory_order_acquire) & READABLE)) {
+			if ((err = wait_for(&w)))
+				return err;
+			continue;
+		}
 		r = stack_call(s, parts, parts_of(t, parts), flags, send);
 		if (r > 0) {
 			t->skip += (size_t)r;
@@ -296,8 +276,11 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 			return 0;
 		if (r != -EAGAIN && r != 0 && r != GO_ON)
 			return r;
-		if (r != GO_ON && (err = wait_for(s, &w)))
+		if (r == GO_ON)
+			continue;
+		if ((err = w.now && again ? -EAGAIN : wait_for(&w)))
 			return err;
+		again = true;
 	}
 }
 

@@ -54,6 +54,31 @@ static bool read_ends(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 	return true;
 }
 
+/* Is it worth to ask again soon? The peer has just been spoken to, so its neighbour's entry is about to come, and while
+ * the page is being written nothing is known at all. */
+static bool too_early(unsigned reason, const struct vmh_nexthop *hop)
+{
+	return hop->generation == VMH_NET_UNSURE || (reason == VMH_R_NO_NEIGHBOUR && vmh_params.hybrid_tcp == 2);
+}
+
+static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_nexthop *hop)
+{
+	struct timespec ms = { 0, 1000000 };
+	bool asked = false;
+	unsigned reason;
+
+	for (int i = 0;; i++) {
+		reason = vmh_net_resolve(a->raddr, a->laddr, 0, hop);
+		if (reason == VMH_R_NO_NEIGHBOUR && hop->via && !asked) {
+			vmh_session_neigh(hop->ifindex, hop->via);
+			asked = true;
+		}
+		if (!too_early(reason, hop) || i == NEIGHBOUR_MS)
+			return hop->generation == VMH_NET_UNSURE ? VMH_R_NOT_TRIED : reason;
+		vmh_sys(SYS_nanosleep, &ms, NULL);
+	}
+}
+
 /* The ring and the way to the peer: 0, or why there is none. */
 static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
 {
@@ -66,16 +91,7 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	if ((ntohl(a->raddr) >> 24) == 127)
 		return VMH_R_LOOPBACK;
 	vmh_session_serve();
-	reason = vmh_net_resolve(a->raddr, a->laddr, 0, &hop);
-	if (reason == VMH_R_NO_NEIGHBOUR && hop.via)
-		vmh_session_neigh(hop.ifindex, hop.via);
-	/* it has just been spoken to: the page is about to tell */
-	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && vmh_params.hybrid_tcp == 2 && i < NEIGHBOUR_MS; i++) {
-		struct timespec ms = { 0, 1000000 };
-
-		vmh_sys(SYS_nanosleep, &ms, NULL);
-		reason = vmh_net_resolve(a->raddr, a->laddr, 0, &hop);
-	}
+	reason = next_hop(a, &hop);
 	if (!reason)
 		reason = vmh_link_served(hop.ifindex);
 	if (reason)

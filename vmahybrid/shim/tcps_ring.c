@@ -12,6 +12,7 @@
 #define STASH_BYTES 2048
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
+#define CLOCK_EVERY 64  /* polls and frames */
 #define LOOK_MS 10      /* of the internal thread: a timer that came to be since its last look is found after this */
 #define HOLD_MAX 1024   /* frames that may stay for unread data */
 
@@ -26,7 +27,8 @@ struct vmh_tcps_stash {
 struct vmh_tring {
 	struct vmh_tcp_ring tr;             /* first: other_arg of the ring */
 	struct vmh_tcps_stash *stashes;     /* ring lock */
-	struct vmh_tcps *_Atomic dirty;
+	_Atomic bool news;                  /* for those who sleep */
+	uint32_t polls;
 	_Atomic int conns;
 	bool closed;
 	struct vmh_tring *next;
@@ -50,18 +52,39 @@ void vmh_tring_count(struct vmh_tring *t, int more)
 	atomic_fetch_add(&t->conns, more);
 }
 
-/* Stack lock held. */
+static uint32_t bits_of(unsigned events)
+{
+	return (events & VMH_TCP_IN ? VMH_IN : 0u) | (events & VMH_TCP_OUT ? VMH_OUT : 0u) |
+	       (events & VMH_TCP_RDHUP ? EPOLLRDHUP | VMH_IN : 0u) | (events & VMH_TCP_HUP ? EPOLLHUP | VMH_IN : 0u) |
+	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
+}
+
+/* Stack lock held: so no older state ever overwrites a newer one. */
+static void level(void *arg, void *user, unsigned events)
+{
+	struct vmh_tcps *s = user;
+	uint32_t bits = bits_of(events);
+
+	(void)arg;
+	if (!s)
+		return;
+	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
+	atomic_store_explicit(&s->bits, bits, memory_order_release);
+}
+
+/* Stack lock held, and often the ring's: sleepers are woken later. */
 static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 {
 	struct vmh_tring *t = arg;
 	struct vmh_tcps *s = user;
 
 	(void)c;
-	if (!s || atomic_exchange(&s->dirty, 1))
+	/* who waits for room has been told when there was some */
+	if (!s || !((atomic_load_explicit(&s->bits, memory_order_relaxed) & ~(uint32_t)VMH_OUT) | s->edge))
 		return;
-	s->dirty_next = atomic_load(&t->dirty);
-	while (!atomic_compare_exchange_weak(&t->dirty, &s->dirty_next, s))
-		;
+	vmh_epoll_notify(&s->obj); /* with a fence between the bits and whoever sleeps, as in vmh_wake_all */
+	if (atomic_load_explicit(&vmh_sleepers, memory_order_relaxed))
+		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
 /* Ring lock held: a frame of no connection may be one of those that are being adopted. */
@@ -127,56 +150,42 @@ void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed
 	vmh_scratch_free(st, sizeof(*st));
 }
 
-static uint32_t bits_of(unsigned events)
-{
-	return (events & VMH_TCP_IN ? VMH_IN : 0u) | (events & VMH_TCP_OUT ? VMH_OUT : 0u) |
-	       (events & VMH_TCP_RDHUP ? EPOLLRDHUP | VMH_IN : 0u) | (events & VMH_TCP_HUP ? EPOLLHUP | VMH_IN : 0u) |
-	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
-}
-
 void vmh_tcps_refresh(struct vmh_tcps *s)
 {
 	if (s->conn)
-		atomic_store_explicit(&s->bits, bits_of(vmh_tcp_poll(s->conn)), memory_order_release);
+		vmh_tcp_poll(s->conn);
 }
 
-static void tell(struct vmh_tring *t)
+static void look_at_clock(struct vmh_tring *t)
 {
-	struct vmh_tcps *s = atomic_exchange(&t->dirty, NULL), *next;
-
-	for (; s; s = next) {
-		next = s->dirty_next;
-		atomic_store(&s->dirty, 0);
-		vmh_lock(&s->io);
-		vmh_tcps_refresh(s);
-		vmh_unlock(&s->io);
-		if (vmh_tcps_bits(s))
-			vmh_epoll_notify(&s->obj);
-	}
-	vmh_wake_all();
-}
-
-/* After each poll of the ring; no lock is held that io would come after. */
-static void after(struct vmh_ring *r)
-{
-	struct vmh_tring *t = r->other_arg;
 	uint64_t now = vmh_now_ns(), next;
 
-	if (vmh_unlikely(now >= atomic_load_explicit(&t->tr.due, memory_order_relaxed))) {
-		next = vmh_tcp_tick(t->tr.tcp);
-		atomic_store_explicit(&t->tr.due, next < now + TICK_MAX_NS ? next : now + TICK_MAX_NS,
-				      memory_order_relaxed);
-	}
-	vmh_tcp_ring_flush(&t->tr);
-	if (atomic_load_explicit(&t->dirty, memory_order_relaxed))
-		tell(t);
+	if (vmh_likely(now < atomic_load_explicit(&t->tr.due, memory_order_relaxed)))
+		return;
+	next = vmh_tcp_tick(t->tr.tcp);
+	atomic_store_explicit(&t->tr.due, next < now + TICK_MAX_NS ? next : now + TICK_MAX_NS, memory_order_relaxed);
 }
 
 void vmh_tring_flush(struct vmh_tring *t)
 {
 	vmh_tcp_ring_flush(&t->tr);
-	if (atomic_load_explicit(&t->dirty, memory_order_relaxed))
-		tell(t);
+	if (atomic_load_explicit(&t->news, memory_order_relaxed) &&
+	    atomic_exchange_explicit(&t->news, false, memory_order_acquire))
+		vmh_wake_all();
+}
+
+/* After each poll of the ring; no lock is held. A look at the clock costs as much as several polls. */
+static void after(struct vmh_ring *r, int frames)
+{
+	struct vmh_tring *t = r->other_arg;
+	uint32_t polls = VMH_GET(t->polls) + 1 + (uint32_t)frames;
+
+	if (vmh_unlikely(polls >= CLOCK_EVERY)) {
+		polls = 0;
+		look_at_clock(t);
+	}
+	VMH_SET(t->polls, polls);
+	vmh_tring_flush(t);
 }
 
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
@@ -192,6 +201,7 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 			t = NULL;
 		} else {
 			vmh_lock(&r->lock);
+			t->tr.level = level;
 			r->other = take;
 			r->after = after;
 			vmh_unlock(&r->lock);
@@ -231,6 +241,8 @@ int vmh_trings_progress(void)
 			continue;
 		any = true;
 		vmh_ring_poll(t->tr.ring, POLL_BUDGET);
+		look_at_clock(t);
+		vmh_tring_flush(t);
 	}
 	return any ? LOOK_MS : -1;
 }

@@ -29,10 +29,12 @@ struct vmh_nexthop {
 	in_addr_t via;        /* neighbour to resolve: gateway or daddr; 0 for multicast */
 	unsigned char dmac[6];
 };
+#define VMH_NET_UNSURE UINT64_MAX /* a generation that no page has */
+
 /* How would the kernel send to daddr? saddr 0 = any, oif 0 = any (SO_BINDTODEVICE, IP_MULTICAST_IF).
  * Returns 0, or the reason (enum vmh_reason) for which the kernel must send; VMH_R_NO_NEIGHBOUR has
  * ifindex, saddr, via and mtu filled in. out->generation is set whatever is returned; where the writer kept
- * the page locked for longer than a reader waits, it is one that never comes, so that the next send asks again. */
+ * the page locked for longer than a reader waits, it is VMH_NET_UNSURE, so that the next send asks again. */
 unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct vmh_nexthop *out);
 
 bool vmh_net_is_local(in_addr_t addr, unsigned *ifindex);   /* an address of this namespace */

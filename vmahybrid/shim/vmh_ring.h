@@ -88,7 +88,7 @@ struct vmh_ring {
 	/* A frame that is no datagram, under lock, may be NULL: 1 if it stays (b goes back by vmh_ring_put), 0 if not. */
 	int (*other)(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b);
 	void *other_arg;
-	void (*after)(struct vmh_ring *r); /* after each poll, no lock held; may be NULL */
+	void (*after)(struct vmh_ring *r, int frames); /* after each poll, no lock held; may be NULL */
 	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
 	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	struct vmh_buf *_Atomic kept; /* read by a receiver that is in a hurry: goes back when there is time */

@@ -29,13 +29,12 @@ struct vmh_tcps {
 	struct vmh_obj obj; /* first: class TCP */
 	struct vmh_sock_stats *stats;
 	struct vmh_lock io;
-	_Atomic uint8_t dirty;            /* on the ring's list */
-	struct vmh_tcps *dirty_next;
 	struct vmh_tcps *all_next, *free_next;
 	/* zero in a new object from here on */
 	_Atomic uint8_t state;
 	_Atomic uint8_t nonblock;
-	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it */
+	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
+	uint32_t edge;                    /* which of them came last; stack's lock */
 	_Atomic uint32_t in_kernel;       /* calls on the kernel socket that may sleep there */
 	uint8_t last_sent, connecting;
 	uint32_t rounds;
@@ -123,7 +122,7 @@ void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed
 void vmh_tring_flush(struct vmh_tring *t);
 void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
-void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits from the stack */
+void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
 #endif

@@ -25,8 +25,23 @@ static inline void vmh_wake_all(void)
  * timeout_ns < 0: for ever. mask: as ppoll. 0 = woken or timed out, -EINTR, other -errno. */
 int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd);
 
+/* A call that blocks: what ends it besides that for which it waits. Both socket classes have it. */
+struct vmh_waiting {
+	uint64_t deadline;         /* 0: none */
+	sig_atomic_t any, norestart;
+	bool timed;                /* SO_RCVTIMEO: no handler restarts the call (signal(7)) */
+};
+void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns); /* 0: for ever */
+/* One sleep, on `p` as well, unless ready(arg) after a poll of the rings. 0: look again. -EAGAIN: timed out. -EINTR. */
+int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg);
+
 /* Signals (signal.c wraps the handlers that the program installs): how many handlers without
  * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
 extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
 extern __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
+
+static inline bool vmh_interrupted(const struct vmh_waiting *w)
+{
+	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
+}
 #endif

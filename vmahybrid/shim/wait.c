@@ -206,6 +206,47 @@ int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t
 	return r < 0 ? (int)r : 0;
 }
 
+void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns)
+{
+	*w = (struct vmh_waiting){ .any = vmh_signals_any, .norestart = vmh_signals_norestart };
+	if (timeout_ns) {
+		w->deadline = vmh_now_ns() + (uint64_t)timeout_ns;
+		w->timed = true;
+	}
+}
+
+int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg)
+{
+	int64_t left = -1;
+	int err = 0, wakefd;
+
+	if (w->deadline) {
+		uint64_t now = vmh_now_ns();
+
+		if (now >= w->deadline)
+			return -EAGAIN;
+		left = (int64_t)(w->deadline - now);
+	}
+	wakefd = vmh_sleep_begin();
+	/* a handler that ran before begin is seen here; one that runs after it wakes the sleep */
+	if (vmh_interrupted(w)) {
+		vmh_sleep_end();
+		return -EINTR;
+	}
+	if (wakefd < 0 && (left < 0 || left > 1000000))
+		left = 1000000; /* no eventfd to be had: look again every millisecond */
+	if (!ready(arg)) {
+		sig_atomic_t any = vmh_signals_any;
+
+		err = vmh_sleep(p, 1, left, NULL, wakefd);
+		/* a handler with SA_RESTART ended the sleep, not the call */
+		if (err == -EINTR && vmh_signals_any != any && !vmh_interrupted(w))
+			err = 0;
+	}
+	vmh_sleep_end();
+	return err;
+}
+
 void vmh_wait_fork_child(void)
 {
 	vmh_lock_reset(&list_lock);

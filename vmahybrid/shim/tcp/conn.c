@@ -65,7 +65,7 @@ int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out)
 	c->in_accept_queue = false;
 	c->parent = NULL;
 	c->user = user;
-	l->events = core_events(l);
+	core_note(l);
 	*out = c;
 	return 0;
 }
@@ -128,6 +128,13 @@ static bool corked(const struct vmh_tcp_conn *c, bool more)
 	return (more || c->opt.cork) && s && !s->next && s->len < c->pcb->mss;
 }
 
+/* An error is told once. */
+static int told(struct vmh_tcp_conn *c, int rc)
+{
+	core_note(c);
+	return rc;
+}
+
 /* -EPIPE and the like before anything is written */
 static int may_write(struct vmh_tcp_conn *c)
 {
@@ -175,7 +182,7 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 	int rc = may_write(c);
 
 	if (rc)
-		return rc;
+		return told(c, rc);
 	for (int i = 0; i < n; i++)
 		wanted += iov[i].iov_len;
 	inside(c);
@@ -189,7 +196,7 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 		recovery_output(c);
 	tcp_clear_flags(c->pcb, total < wanted && !room(c) ? TF_NAGLEMEMERR : 0); /* a full buffer is no failed send */
 	outside(c);
-	c->events = core_events(c);
+	core_note(c);
 	return total || !wanted ? (ssize_t)total : -EAGAIN;
 }
 
@@ -224,12 +231,13 @@ static struct pbuf *pop(struct vmh_tcp_conn *c)
 
 static void was_read(struct vmh_tcp_conn *c)
 {
-	if (c->pcb && c->established && !c->frozen) {
+	if (c->pcb && c->established && !c->frozen && core_window_due(c)) {
 		inside(c);
-		core_window(c);
+		tcp_ack_now(c->pcb);
+		tcp_output(c->pcb);
 		outside(c);
 	}
-	c->events = core_events(c);
+	core_note(c);
 }
 
 static size_t peek(const struct vmh_tcp_conn *c, const struct iovec *iov, int n)
@@ -258,7 +266,7 @@ ssize_t core_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool o
 	size_t total, left;
 
 	if (!c->rx_head)
-		return no_data(c);
+		return told(c, no_data(c));
 	total = peek(c, iov, n);
 	if (only_peek || !total)
 		return (ssize_t)total;
@@ -282,7 +290,7 @@ int core_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max)
 	int n;
 
 	if (!c->rx_head)
-		return no_data(c);
+		return told(c, no_data(c));
 	for (n = 0; n < max && c->rx_head; n++) {
 		uint32_t off = c->rx_off;
 		struct pbuf *p = pop(c);

@@ -21,12 +21,20 @@ void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 	}
 }
 
+void core_note(struct vmh_tcp_conn *c)
+{
+	c->events = core_events(c);
+	if (c->t->env.level)
+		c->t->env.level(c->t->env.ctx, c->user, c->events);
+}
+
 static void tell(struct vmh_tcp_conn *c)
 {
-	unsigned events = core_events(c);
-	bool news = c->changed || events & ~c->events;
+	unsigned before = c->events;
+	bool news;
 
-	c->events = events;
+	core_note(c);
+	news = c->changed || c->events & ~before;
 	c->changed = false;
 	if (news && c->t->env.ready)
 		c->t->env.ready(c->t->env.ctx, c->user, c);
@@ -283,9 +291,9 @@ void core_drop(struct vmh_tcp_conn *c, int err, bool reset)
 	tcp_abandon(c->pcb, reset);
 }
 
-/* The window follows what the program has read. Its right edge never moves to the left; an update is sent when it is
- * worth a segment (RFC 1122, 4.2.3.3). */
-void core_window(struct vmh_tcp_conn *c)
+/* The window follows what the program has read. Its right edge never moves to the left. True: the peer is to be told, since
+ * it is worth a segment (RFC 1122, 4.2.3.3). */
+bool core_window_due(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
 	uint32_t announced, limit = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff, size, more, worth;
@@ -300,11 +308,16 @@ void core_window(struct vmh_tcp_conn *c)
 	if (announced < pcb->mss)
 		worth = LWIP_MIN(c->opt.rcvbuf / 2, 2u * pcb->mss);
 	if (more < LWIP_MIN(worth, pcb->mss))
-		return;
+		return false;
 	pcb->rcv_ann_wnd = size;
-	if (more >= worth) {
-		tcp_ack_now(pcb);
-		tcp_output(pcb);
+	return more >= worth;
+}
+
+void core_window(struct vmh_tcp_conn *c)
+{
+	if (core_window_due(c)) {
+		tcp_ack_now(c->pcb);
+		tcp_output(c->pcb);
 	}
 }
 
@@ -407,7 +420,8 @@ static void core_destroy(struct vmh_tcp *t)
 
 static unsigned core_poll(struct vmh_tcp_conn *c)
 {
-	return core_events(c);
+	core_note(c);
+	return c->events;
 }
 
 static int core_error(struct vmh_tcp_conn *c)
@@ -415,7 +429,7 @@ static int core_error(struct vmh_tcp_conn *c)
 	int err = c->error;
 
 	c->error = 0;
-	c->events &= ~VMH_TCP_ERR;
+	core_note(c);
 	return err;
 }
 

@@ -162,8 +162,10 @@ void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb);
 struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const struct vmh_tcp_options *o);
 void core_conn_free(struct vmh_tcp_conn *c);
 void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
+bool core_window_due(struct vmh_tcp_conn *c);
 void core_window(struct vmh_tcp_conn *c);
 unsigned core_events(struct vmh_tcp_conn *c);
+void core_note(struct vmh_tcp_conn *c); /* what core_events says now */
 /* input.c */
 int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
 /* ip.c */

@@ -13,8 +13,10 @@ struct vmh_tcp_ring {
 	struct vmh_tcp *tcp;
 	_Atomic bool posted;        /* frames that flush has to push */
 	_Atomic uint64_t due;       /* ns of the next timer */
+	uint64_t cycles, ns;        /* stack lock: the last reading of the clock */
 	uint64_t unwanted;          /* frames of no connection; the service steers none here, so they are few */
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
+	void (*level)(void *arg, void *user, unsigned events); /* may be set after vmh_tcp_ring_open */
 	void *arg;
 };
 

@@ -29,7 +29,8 @@ struct vmh_tcp_env {
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
 	int (*send)(void *ctx, const void *frame, size_t len); /* copied before it returns; 0 or -errno: tried again later */
 	void (*release)(void *ctx, void *token);
-	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* look at vmh_tcp_poll; may be NULL */
+	void (*level)(void *ctx, void *user, unsigned events); /* as vmh_tcp_poll has them, where they may have changed; may be NULL */
+	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* after that: there is something new; may be NULL */
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
 	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
 	bool verify;         /* TCP checksums of received frames */

@@ -1,0 +1,75 @@
+"""TCP streams of iperf3 from side a to side b: with nothing lost, and with 1 % of all frames lost in each direction."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from vmahybrid.bench import sockperf
+from vmahybrid.bench.figures import Part, interleave, median_figure
+from vmahybrid.bench.lossy import LossySandbox
+from vmahybrid.bench.sandbox import Sandbox, SandboxError
+from vmahybrid.bench.ways import ADAPTIVE, KERNEL, KERNEL_NO_GSO, OFFLOAD, MakeSandbox, Place, Way, places
+
+LOSS = 0.01
+BEGINNING = 0.1     # seconds that do not count
+
+
+def stream(place: Place, seconds: float, options: Sequence[str] = ()) -> float:
+    """Gbit/s that arrive after the first 100 ms; SandboxError unless, under policy offload, it was sent by a ring."""
+    a, b = place.sandbox.sides
+    server = place.start(b, ["iperf3", "-s", "-1", "-4"], sockperf.SERVER_CPU)
+    try:
+        sockperf.wait_bound(b, 5201, "tcp", 15)
+        argv = ["iperf3", "-c", b.address, "-t", f"{seconds:g}", "-i", f"{BEGINNING:g}", "-J", *options]
+        client = place.start(a, argv, sockperf.CLIENT_CPU)
+        client.program.wait(seconds + 20)
+        rate = parse_stream(client.program.output)
+    finally:
+        server.program.stop(signal.SIGINT)
+    if place.way.policy == "offload":
+        client.require_ring(0.8)
+    return rate
+
+
+def parse_stream(text: str) -> float:
+    """Of the sender's intervals in iperf3's JSON, Gbit/s; SandboxError when there are none."""
+    try:
+        said = json.loads(text)
+        intervals = [interval["sum"] for interval in said["intervals"]][1:]
+        seconds = float(sum(interval["seconds"] for interval in intervals))
+        return float(sum(interval["bytes"] for interval in intervals)) * 8e-9 / seconds
+    except (ValueError, KeyError, ZeroDivisionError) as error:
+        raise SandboxError(f"iperf3 measured nothing: {text[-1000:]}") from error
+
+
+def _measure(part: str, ways: Sequence[Way], make: MakeSandbox, repeats: int, seconds: float,
+             say: Callable[[str], None]) -> tuple[Part, dict[str, list[float]]]:
+    with places(ways, make) as found:
+        options = ["-C", "cubic"] if part == "tcp-loss" else []
+        variants = {way.name: partial(stream, found[way.name], seconds, options if way.policy != "offload" else [])
+                    for way in ways}
+        runs = interleave(variants, repeats, say)
+    rates = {name: runs.of(name, float) for name in variants}
+    figures = [median_figure(part, f"iperf3, {name}", rate, "Gbit/s") for name, rate in rates.items() if rate]
+    return Part(figures, runs.failures), rates
+
+
+def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    ways = (KERNEL, KERNEL_NO_GSO, ADAPTIVE, OFFLOAD)
+    part, rates = _measure("tcp-bulk", ways, lambda: Sandbox("bench"), repeats, seconds, say)
+    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.95)
+    part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name])
+    part.ratio("offload / kernel without GSO", rates[OFFLOAD.name], rates[KERNEL_NO_GSO.name])
+    return part
+
+
+def measure_loss(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    """The kernel's sender with CUBIC; the stack of rings has CUBIC, too."""
+    ways = (KERNEL_NO_GSO, ADAPTIVE, OFFLOAD)
+    part, rates = _measure("tcp-loss", ways, lambda: LossySandbox("bench", LOSS), repeats, seconds, say)
+    part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL_NO_GSO.name], at_least=0.5)
+    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL_NO_GSO.name], at_least=0.95)
+    return part

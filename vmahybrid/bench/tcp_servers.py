@@ -1,0 +1,160 @@
+"""Servers that everybody runs, with their own load generators: Redis, memcached, nginx; unmodified, from Debian."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vmahybrid.bench import sockperf
+from vmahybrid.bench.figures import Part, interleave, median_figure
+from vmahybrid.bench.sandbox import SandboxError
+from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, WAYS, Place, Started, places
+
+PORT = 12400
+LIMIT = 60.0            # seconds of one run of a load generator
+REDIS_REQUESTS = 20000  # per second of a run; of one client
+MEMCACHED_REQUESTS = 20000
+NGINX_CONF = """
+daemon off; worker_processes 1; pid {where}/pid; error_log stderr crit;
+events {{ worker_connections 1024; }}
+http {{
+	access_log off; keepalive_requests 1000000000;
+	client_body_temp_path {where}/b; proxy_temp_path {where}/p; fastcgi_temp_path {where}/f;
+	uwsgi_temp_path {where}/u; scgi_temp_path {where}/s;
+	server {{ listen {address}:{port}; location / {{ return 200 "{body}"; }} }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load generator said. ``p50`` in microseconds, 0 where it does not say."""
+
+    rate: float
+    p50: float = 0.0
+
+
+@contextmanager
+def running(place: Place, argv: Sequence[str], stop: int = signal.SIGTERM) -> Iterator[Started]:
+    """A server on side b that listens on PORT."""
+    server = place.start(place.sandbox.b, argv, sockperf.SERVER_CPU)
+    try:
+        sockperf.wait_bound(place.sandbox.b, PORT, "tcp", 15)
+        yield server
+    finally:
+        server.program.stop(stop, 10)
+
+
+def _generate(place: Place, argv: Sequence[str]) -> str:
+    return place.start(place.sandbox.a, argv, sockperf.CLIENT_CPU).program.result(LIMIT)
+
+
+def redis(place: Place, seconds: float, command: str, clients: int) -> Load:
+    argv = ["redis-server", "--port", str(PORT), "--bind", place.sandbox.b.address, "--protected-mode", "no",
+            "--save", "", "--appendonly", "no"]
+    count = int(REDIS_REQUESTS * seconds)
+    with running(place, argv):
+        return parse_redis(_generate(place, [
+            "redis-benchmark", "-h", place.sandbox.b.address, "-p", str(PORT), "-t", command, "-c", str(clients),
+            "-n", str(count), "--csv"]))
+
+
+def parse_redis(text: str) -> Load:
+    """Of `redis-benchmark --csv`, whose latencies are milliseconds."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows:
+        raise SandboxError(f"redis-benchmark measured nothing: {text[-500:]}")
+    return Load(float(rows[0]["rps"]), float(rows[0]["p50_latency_ms"]) * 1000)
+
+
+def memcached(place: Place, seconds: float, clients: int) -> Load:
+    argv = ["memcached", "-u", "root", "-l", place.sandbox.b.address, "-p", str(PORT), "-U", "0", "-t", "1"]
+    each = max(int(MEMCACHED_REQUESTS * seconds / clients), 1)
+    with running(place, argv):
+        return parse_memcslap(_generate(place, [
+            "memcslap", f"--servers={place.sandbox.b.address}:{PORT}", "--test=get", f"--concurrency={clients}",
+            "--initial-load=100", f"--execute-number={each}", "--tcp-nodelay"]), clients * each)
+
+
+def parse_memcslap(text: str, requests: int) -> Load:
+    took = re.search(r"Took\s+([0-9.]+) seconds to read data", text)
+    if not took or not float(took[1]):
+        raise SandboxError(f"memcslap measured nothing: {text[-500:]}")
+    return Load(requests / float(took[1]))
+
+
+def nginx(place: Place, seconds: float, clients: int) -> Load:
+    where = Path(tempfile.mkdtemp(prefix="vmh-bench-nginx-"))
+    address = place.sandbox.b.address
+    (where / "conf").write_text(NGINX_CONF.format(where=where, address=address, port=PORT, body="x" * 600))
+    try:
+        with running(place, ["nginx", "-p", str(where), "-c", str(where / "conf")], signal.SIGQUIT):
+            return parse_wrk(_generate(place, [
+                "wrk", "-t", "1", "-c", str(clients), "-d", f"{max(round(seconds), 1)}", "--latency",
+                f"http://{address}:{PORT}/"]))
+    finally:
+        shutil.rmtree(where)
+
+
+def parse_wrk(text: str) -> Load:
+    rate, p50 = re.search(r"Requests/sec:\s+([0-9.]+)", text), re.search(r"50%\s+([0-9.]+)(us|ms|s)\b", text)
+    if not (rate and p50):
+        raise SandboxError(f"wrk measured nothing: {text[-500:]}")
+    return Load(float(rate[1]), float(p50[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[p50[2]])
+
+
+Run = Callable[[Place, float], Load]
+
+
+def _measure(part: str, runs_of: dict[str, Run], repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    made = Part()
+    with places() as found:
+        for what, run in runs_of.items():
+            variants = {way.name: partial(run, found[way.name], seconds) for way in WAYS}
+            runs = interleave(variants, repeats, lambda text, what=what: say(f"{what}, {text}"))  # type: ignore[misc]
+            made.failures.update({f"{what}, {name}": text for name, text in runs.failures.items()})
+            rates = {name: runs.of(name, lambda load: load.rate) for name in variants}
+            for name in variants:
+                p50 = [value for value in runs.of(name, lambda load: load.p50) if value]
+                if rates[name]:
+                    made.figures.append(median_figure(part, f"{what}, {name}", rates[name], "1/s"))
+                if p50:
+                    made.figures.append(median_figure(part, f"{what}, {name}, p50", p50, "us"))
+            made.ratio(f"{what}, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.97)
+            made.ratio(f"{what}, offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name])
+    return made
+
+
+def measure_redis(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    _require("redis-server", "redis-benchmark")
+    runs: dict[str, Run] = {f"{command.upper()}, {clients} clients" if clients > 1 else f"{command.upper()}, 1 client":
+                            partial(redis, command=command, clients=clients)
+                            for clients in (1, 50) for command in ("get", "set")}
+    return _measure("tcp-redis", runs, repeats, seconds, say)
+
+
+def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    _require("memcached", "memcslap")
+    runs: dict[str, Run] = {f"get, {clients} clients": partial(memcached, clients=clients) for clients in (8,)}
+    return _measure("tcp-memcached", runs, repeats, seconds, say)
+
+
+def measure_nginx(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    _require("nginx", "wrk")
+    runs: dict[str, Run] = {f"600 bytes, {clients} connections": partial(nginx, clients=clients) for clients in (1, 50)}
+    return _measure("tcp-nginx", runs, repeats, seconds, say)
+
+
+def _require(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None and not Path("/usr/sbin", program).exists():
+            raise SandboxError(f"{program} is not installed. Run: make deps")
