@@ -341,8 +341,8 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
 
 
 def begin(sock: socket.socket, state: TcpState) -> Kept:
-    """Make a socket that was never bound or connected that of a connection which the other stack has opened. Returned is
-    what nudge() needs.
+    """Make a socket that was never bound or connected that of a connection which the other stack has opened. Returned
+    is what nudge() needs.
 
     Raises Refused (TCP_STATE), MoveFailed: the socket is as it was.
     """

@@ -286,6 +286,8 @@ class Session:
             self.note_group(flow, Reason.from_code(error.reason))
             raise
         self.note_group(flow, Reason.NONE)
+        if flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE:
+            core.tcp.note_port(flow)
         core.prepare_counter(flow)
         core.counters["flows_total"] += 1
         core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)

@@ -57,6 +57,7 @@ class TcpMoves:
         self.mover = Mover()
         self.parked: dict[int, Parked] = {}     # by flow id
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
+        self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
 
     def holds(self, flow_id: int) -> bool:
         return flow_id in self.parked
@@ -64,6 +65,10 @@ class TcpMoves:
     def steered_to_the_end(self, flow: Flow) -> bool:
         """Must a service that stops leave the rule until the program has brought its connections home?"""
         return self.holds(flow.flow_id) or (flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE)
+
+    def note_port(self, flow: Flow) -> None:
+        """Connections that began on the ring at this port may go home as long as the program lives, also without it."""
+        self._ports[flow.flow_id] = flow
 
     def keep(self, flow_id: int, fd: int) -> None:
         """Hold the socket of a port, and so the port, as long as the flow is there. ``fd`` is taken over."""
@@ -100,8 +105,8 @@ class TcpMoves:
         """Rebuild a parked socket. Borrows both descriptors. Raises Refused; the socket stays parked then."""
         parked = self.parked.get(flow_id)
         state = await asyncio.to_thread(_state_of, blob_fd)
-        port = self._core.table.flows.get(flow_id)
-        if port is not None and port.kind is Kind.THREE and port.owner == session and port.proto == socket.IPPROTO_TCP:
+        port = self._ports.get(flow_id)
+        if port is not None and port.owner == session:
             await self._raise(port, fd, state, ifindex, namespace)
             return
         if parked is not None and (parked.session != session or parked.inode != os.fstat(fd).st_ino):
@@ -135,6 +140,7 @@ class TcpMoves:
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
+        self._ports = {flow_id: flow for flow_id, flow in self._ports.items() if flow.owner != session}
         for flow_id, parked in list(self.parked.items()):
             if parked.session != session:
                 continue

@@ -153,7 +153,7 @@ static bool on_ring(struct vmh_waiter *w)
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct vmh_obj *o = x->ent[k].o;
 
-		if (is_tcp(&x->ent[k]) && vmh_tcps_parked(vmh_tcps_of(o)))
+		if (is_tcp(&x->ent[k]) && vmh_tcps_on_rings(vmh_tcps_of(o)))
 			return true;
 		if (!(w->fds[x->ent[k].i].events & VMH_IN) || is_tcp(&x->ent[k]))
 			continue;

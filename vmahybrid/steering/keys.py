@@ -73,8 +73,8 @@ class GrantKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``target``: first XSKMAP slot of a ring, or DEVMAP slot. ``rule``: index of the hit counter. ``listens``: SYNs for
-    this TCP port are the ring's, also where the kernel listens."""
+    """``target``: first XSKMAP slot of a ring, or DEVMAP slot. ``rule``: index of the hit counter. ``listens``: SYNs
+    for this TCP port are the ring's, also where the kernel listens."""
 
     kind: Act
     target: int = 0
