@@ -159,7 +159,8 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 		unsigned k = b->at % b->n;
 
 		b->at++;
-		if (k == b->n - 1 && b->n < PORTS_MAX && b->wanted <= b->n) { /* once around: more would be better */
+		if (b->at > 2 * b->n && b->n < PORTS_MAX && b->wanted <= b->n) { /* twice around: more would be better */
+			b->at = k + 1;
 			b->wanted = 2 * b->n;
 			atomic_store(&work, 1);
 		}
