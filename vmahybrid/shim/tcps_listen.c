@@ -153,6 +153,14 @@ int vmh_tcps_listen(struct vmh_tcps *s, int fd, int backlog)
 	return 0;
 }
 
+void vmh_tlisten_options(struct vmh_tcps *s)
+{
+	vmh_lock(&s->io);
+	for (unsigned i = 0; i < s->listening->nrings; i++)
+		vmh_tcp_set_options(s->listening->r[i].conn, &s->opt);
+	vmh_unlock(&s->io);
+}
+
 void vmh_tlisten_refresh(struct vmh_tcps *s)
 {
 	struct vmh_tlisten *l = s->listening;

@@ -252,6 +252,8 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->tx_offloaded, 0);
+	if (state == VMH_TCPS_HOME && atomic_load(&s->fresh))
+		vmh_tport_retire(s->flow_id);
 	if (state != VMH_TCPS_STRANDED)
 		VMH_SET(s->stats->flow_id, s->flow_id = 0);
 	vmh_tcps_set_reason(s, reason);

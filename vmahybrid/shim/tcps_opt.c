@@ -143,6 +143,8 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 		taken(s, level, name, val, len);
 		if (vmh_tcps_parked(s))
 			to_stack(s, level, name);
+		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+			vmh_tlisten_options(s);
 	}
 	vmh_unlock(&s->obj.lock);
 	return r;

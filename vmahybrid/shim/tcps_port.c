@@ -27,7 +27,8 @@ struct block {
 	} p[PORTS_MAX];
 };
 
-/* The port of a listener that was closed while connections were left. */
+/* A port that gets no new connections: of a listener that was closed while connections were left, or of one that went
+ * home. */
 struct tail {
 	struct tail *next;
 	uint32_t flow_id;
@@ -204,6 +205,26 @@ void vmh_tport_gone(const struct vmh_tring *t, uint32_t flow_id)
 		}
 	}
 	vmh_unlock(&lock);
+}
+
+/* A connection of this port is the kernel's, and the stack does not know its name as taken: no more of this port. */
+void vmh_tport_retire(uint32_t flow_id)
+{
+	struct tail *t = calloc(1, sizeof(*t));
+
+	vmh_lock(&lock);
+	for (struct block *b = blocks; b && t; b = b->next)
+		for (unsigned i = 0; i < b->n && t; i++) {
+			if (b->p[i].flow_id != flow_id)
+				continue;
+			*t = (struct tail){ .next = tails, .flow_id = flow_id, .lport = b->p[i].port };
+			tails = t;
+			t = NULL;
+			b->p[i] = b->p[--b->n];
+			atomic_store(&work, 1);
+		}
+	vmh_unlock(&lock);
+	free(t);
 }
 
 /* ---- by the internal thread ---- */

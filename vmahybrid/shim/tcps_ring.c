@@ -5,6 +5,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdlib.h>
 
@@ -47,7 +48,8 @@ struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t)
 
 void vmh_tring_count(struct vmh_tring *t, int more)
 {
-	atomic_fetch_add(&t->conns, more);
+	if (!atomic_fetch_add(&t->conns, more))
+		vmh_worker_wake(); /* it looks after them from now on */
 }
 
 /* Stack lock held. */

@@ -144,6 +144,7 @@ int vmh_tcps_listen(struct vmh_tcps *s, int fd, int backlog);   /* after listen(
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags);
 void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
+void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id); /* on that ring, or of that flow */
 
@@ -162,6 +163,7 @@ bool vmh_tport_is(in_port_t lport);                              /* segments of 
 int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s, struct vmh_tcp_addr *a,
 		      const struct vmh_tcp_path *path);
 void vmh_tport_gone(const struct vmh_tring *t, uint32_t flow_id); /* ports of a ring that is gone, or of a flow */
+void vmh_tport_retire(uint32_t flow_id);
 void vmh_tport_work(void);                                       /* by the internal thread */
 void vmh_tport_fork_child(void);
 

@@ -102,6 +102,8 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 
 	if (!a->lport || !a->rport || !a->laddr || !a->raddr)
 		return -EINVAL;
+	if (w && w->moved) /* it lives elsewhere */
+		return -EADDRNOTAVAIL;
 	c = core_conn_new(t, &k, o);
 	if (!c)
 		return -ENOMEM;
