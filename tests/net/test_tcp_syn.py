@@ -80,9 +80,16 @@ def stage(service: Service, netns_pair: Sandbox) -> Stage:
     return Stage(service, netns_pair)
 
 
+def listening(b: Calls, to: Side, **options: Any) -> int:
+    """"l" listens, also on rings: these begin when the program waits for connections."""
+    port = int(b.do("listen", name="l", **{"address": to.address, **options}))
+    assert b.do("poll", name="l") == []
+    return port
+
+
 def opened(a: Calls, b: Calls, to: Side) -> int:
     """"l" listens, "c" is connected to "s"."""
-    port = int(b.do("listen", name="l", address=to.address))
+    port = listening(b, to)
     a.do("new", name="c")
     assert a.call("c", "connect", [to.address, port]) is None
     assert b.do("accept", name="l", new="s") == a.side.address
@@ -134,7 +141,7 @@ def test_refused(stage: Stage, who: str) -> None:
                  a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR"),
                  a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR")]
         seen += [a.call("n", "connect", [to.address, port])]
-        again = int(b.do("listen", name="l", address=to.address))
+        again = listening(b, to)
         seen += [a.call("d", "connect", [to.address, again]), b.do("accept", name="l", new="s2")]
         seen += [a.call("c", "send", "still"), b.call("s", "recv", 9)]
         return seen
@@ -145,7 +152,7 @@ def test_refused(stage: Stage, who: str) -> None:
 @pytest.mark.parametrize("who", WHO)
 def test_without_blocking(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address=to.address))
+        port = listening(b, to)
         b.call("l", "setblocking", False)
         seen = [b.do("accept", name="l", new="s"), b.do("poll", name="l"), b.do("select", name="l"),
                 b.do("epoll", name="l", milliseconds=0)]
@@ -165,7 +172,7 @@ def test_without_blocking(stage: Stage, who: str) -> None:
 @pytest.mark.parametrize("who", WHO)
 def test_a_listener_wakes_who_waits(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address=to.address))
+        port = listening(b, to)
         seen = []
         for number, waiting in enumerate(({"what": "accept", "new": "s"}, {"what": "poll", "milliseconds": 3000},
                                           {"what": "epoll", "milliseconds": 3000}, {"what": "select", "seconds": 3})):
@@ -270,7 +277,7 @@ def test_resets(stage: Stage, who: str) -> None:
 def test_lingering(stage: Stage, who: str) -> None:
     """Close waits until the peer has everything: here it does not read, and its window is small."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address=to.address))
+        port = listening(b, to)
         b.do("option", name="l", level="SOL_SOCKET", option="SO_RCVBUF", value=4096)
         a.do("new", name="c")
         a.call("c", "connect", [to.address, port])
@@ -322,7 +329,7 @@ def test_interrupted_accept(stage: Stage, who: str) -> None:
 def test_backlog(stage: Stage, who: str) -> None:
     """More connections than are accepted: those beyond the backlog do not come to be until there is room."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address=to.address, backlog=2))
+        port = listening(b, to, backlog=2)
         for i in range(6):
             a.do("new", name=f"c{i}", blocking=False)
             a.call(f"c{i}", "connect", [to.address, port])
@@ -339,7 +346,7 @@ def test_backlog(stage: Stage, who: str) -> None:
 def test_a_listener_of_ring_and_kernel(stage: Stage, who: str) -> None:
     """A wildcard listener gets connections by the ring and by the loopback interface."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address="0.0.0.0"))
+        port = listening(b, to, address="0.0.0.0")
         b.side.ip("link", "set", "lo", "up")
         b.do("new", name="local")
         a.do("new", name="far")
@@ -381,7 +388,7 @@ def test_going_home(stage: Stage, who: str, what: str) -> None:
 def test_visits(stage: Stage, who: str) -> None:
     """Connections one after another, closed by the client, without a leak of descriptors."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address=to.address, backlog=128))
+        port = listening(b, to, backlog=128)
         b.do("serve", name="l")
         a.do("visits", address=to.address, port=port, count=50)
         time.sleep(0.3)
@@ -396,7 +403,7 @@ def test_visits(stage: Stage, who: str) -> None:
 @pytest.mark.parametrize("who", WHO)
 def test_many_at_a_time(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
-        port = int(b.do("listen", name="l", address=to.address, backlog=256))
+        port = listening(b, to, backlog=256)
         seen = [a.do("many", 20, address=to.address, port=port, count=150)]
         for i in range(150):
             b.do("accept", name="l", new=f"s{i}")

@@ -156,6 +156,7 @@ static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *l
 	if (!t || (a && (vmh_bad_ptr(a) || vmh_bad_ptr(len))) || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
 		return VMH_TCPS_KERNELS;
 	pthread_testcancel();
+	vmh_tcps_waited_for(&t->obj, fd);
 	return vmh_tcps_accept(t, fd, a, len, flags);
 }
 

@@ -156,7 +156,7 @@ VMH_EXPORT int listen(int fd, int backlog)
 	TCPS_HELD t = r ? NULL : vmh_tcps_get(fd);
 
 	if (t)
-		vmh_tcps_listen(t, fd, backlog);
+		vmh_tcps_listen(t, backlog);
 	errno = saved;
 	return r;
 }

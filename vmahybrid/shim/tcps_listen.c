@@ -1,4 +1,7 @@
-/* Listeners: the kernel listens, and so does each ring by which connections may come. accept() takes from both. */
+/* Listeners: the kernel listens, and so does each ring by which connections may come. accept() takes from both.
+ *
+ * The rings begin when the program first waits for a connection by a call that we see: one that accepts by other ways
+ * (io_uring) would never be told of theirs. */
 #include "vmh_base.h"
 #include "vmh_iomux_int.h"
 #include "vmh_control.h"
@@ -16,6 +19,7 @@
 #define KERNEL_EVERY 32  /* connections of rings: then the kernel's are looked at first */
 #define SOMAXCONN_MAX 4096
 #define WAITING_MAX 512
+#define RETRY_NS 1000000000u
 
 struct vmh_tlisten {
 	in_addr_t laddr;
@@ -133,24 +137,27 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	vmh_debug("fd %d: %u rings listen", fd, l->nrings);
 }
 
-int vmh_tcps_listen(struct vmh_tcps *s, int fd, int backlog)
+void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 {
-	unsigned n = backlog_of(backlog);
-
-	if (vmh_params.hybrid_tcp != 2 || !vmh_trylock(&s->obj.lock))
-		return 0;
+	vmh_lock(&s->obj.lock);
 	atomic_store(&s->listens, 1);
 	VMH_SET(s->backlog, backlog);
-	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL) {
-		to_rings(s, fd, n);
-	} else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
-		vmh_lock(&s->io);
-		for (unsigned i = 0; i < s->listening->nrings; i++)
-			vmh_tcp_set_backlog(s->listening->r[i].conn, n);
-		vmh_unlock(&s->io);
+	vmh_lock(&s->io);
+	for (unsigned i = 0; vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
+		vmh_tcp_set_backlog(s->listening->r[i].conn, backlog_of(backlog));
+	vmh_unlock(&s->io);
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
+{
+	if (vmh_params.hybrid_tcp != 2 || vmh_now_ns() < s->retry_ns || !vmh_trylock(&s->obj.lock))
+		return;
+	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens)) {
+		s->retry_ns = vmh_now_ns() + RETRY_NS;
+		to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
 	}
 	vmh_unlock(&s->obj.lock);
-	return 0;
 }
 
 void vmh_tlisten_options(struct vmh_tcps *s)

@@ -447,8 +447,8 @@ static void back_one(struct vmh_tcps *s, void *arg)
 	(void)arg;
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
 		vmh_tcps_home(s, VMH_R_SERVICE_GONE, false);
-	else if (atomic_load(&s->listens) && vmh_tcps_state(s) == VMH_TCPS_KERNEL)
-		vmh_tcps_listen(s, s->obj.fd, VMH_GET(s->backlog));
+	else if (s->listening) /* it was on rings before */
+		vmh_tcps_waited_for(&s->obj, s->obj.fd);
 }
 
 void vmh_tcps_service_back(void)

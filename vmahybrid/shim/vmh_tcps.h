@@ -140,7 +140,14 @@ void vmh_tcps_publish(struct vmh_tcps *s); /* it is on the ring now */
 #define VMH_TCPS_KERNELS (-1000000) /* libc's call is to be made */
 
 /* tcps_listen.c: listeners on rings. */
-int vmh_tcps_listen(struct vmh_tcps *s, int fd, int backlog);   /* after listen(2) */
+void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen(2) */
+void vmh_tcps_accepts(struct vmh_tcps *s, int fd);               /* the program waits for connections of this one */
+static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
+{
+	if (atomic_load_explicit(&vmh_tcps_of(o)->listens, memory_order_relaxed) &&
+	    vmh_tcps_state(vmh_tcps_of(o)) == VMH_TCPS_KERNEL)
+		vmh_tcps_accepts(vmh_tcps_of(o), fd);
+}
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags);
 void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
