@@ -32,10 +32,13 @@ struct vmh_action {
 	unsigned int kind;
 	unsigned int target;
 	unsigned int rule;     /* index into rule_hits */
-	unsigned int reserved;
+	unsigned int flags;    /* VMH_ACT_F_* */
 };
 
+#define VMH_ACT_F_LISTEN 1 /* a TCP 3-tuple: SYNs are the ring's, also where the kernel listens */
+
 #define VMH_PORT_F_5T 1    /* rules5 may hold something: without the flag it is not looked at */
+#define VMH_PORT_F_TCP3 4 /* rules3 may hold a port of TCP */
 #define VMH_PORT_F_FRAGS 2 /* loaded with BPF_F_XDP_HAS_FRAGS: a frame may be longer than its linear part */
 
 /* One per attached interface, slot 0 of map `port`. */
@@ -78,7 +81,9 @@ struct vmh_hits {
 #define VMH_OUT_PASS_IP6_EXT 15 /* extension header we do not skip */
 #define VMH_OUT_PASS_SHORT_L4 16
 #define VMH_OUT_PASS_BAD_L4 17  /* UDP length or TCP data offset impossible */
-#define VMH_OUT_COUNT 18
+#define VMH_OUT_PASS_KERNEL_TCP 18 /* a rule for a TCP port hit, but the kernel has the connection */
+#define VMH_OUT_DROP_TOO_LONG 19 /* as PASS_TOO_LONG, of a connection that only a ring knows: the kernel would reset it */
+#define VMH_OUT_COUNT 20
 
 /* Ways out of the guard program on the near end of a ring veth: per-CPU array `guard_outs`. */
 #define VMH_GUARD_SENT 0

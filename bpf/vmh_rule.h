@@ -11,26 +11,66 @@ static __always_inline int vmh_is_multicast(const struct vmh_flow_key *key)
 	return key->family == 4 ? (key->dst[12] & 0xf0) == 0xe0 : key->dst[0] == 0xff;
 }
 
-/* The most specific rule, or NULL. Turns the key into its 3-tuple on the way. */
-static __always_inline struct vmh_action *vmh_find_rule(struct vmh_flow_key *key, __u32 flags)
+/* The rule for a port of TCP leaves to the kernel what is the kernel's: every connection that it has, opening and closing
+ * ones too. A listener of the kernel gets SYNs only, and none where the ring listens. IPv4. */
+static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *key, const struct vmh_action *action,
+					  __u32 syn)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sk;
+	__u32 state;
+
+	if (key->family != 4)
+		return 0;
+	__builtin_memcpy(&tuple.ipv4.saddr, key->src + 12, 4);
+	__builtin_memcpy(&tuple.ipv4.daddr, key->dst + 12, 4);
+	tuple.ipv4.sport = key->sport;
+	tuple.ipv4.dport = key->dport;
+	sk = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state != BPF_TCP_LISTEN || (syn && !(action->flags & VMH_ACT_F_LISTEN));
+}
+
+/* The rule for what `key` names, whoever sent it. */
+static __always_inline struct vmh_action *vmh_find_port(const struct vmh_flow_key *key)
+{
+	struct vmh_flow_key whole __attribute__((aligned(8))) = *key;
+	struct vmh_action *action;
+
+	__builtin_memset(whole.src, 0, sizeof(whole.src));
+	whole.sport = 0;
+	action = rules3.lookup(&whole);
+	if (action || !vmh_is_multicast(&whole))
+		return action;
+	return rulesmc.lookup(&whole);
+}
+
+/* The most specific rule, or NULL and in *out the way on which the frame is left to the kernel. */
+static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct vmh_flow_key *key, __u32 flags, __u32 syn,
+							int *out)
 {
 	struct vmh_action *action;
 
+	*out = VMH_OUT_PASS_MISS;
 	if (flags & VMH_PORT_F_5T) {
 		action = rules5.lookup(key);
 		if (action)
 			return action;
 	}
-	__builtin_memset(key->src, 0, sizeof(key->src));
-	key->sport = 0;
-	action = rules3.lookup(key);
-	if (action || !vmh_is_multicast(key))
-		return action;
-	return rulesmc.lookup(key);
+	action = vmh_find_port(key);
+	if (action && key->proto == IPPROTO_TCP && action->kind != VMH_ACT_DROP && vmh_is_kernels(ctx, key, action, syn)) {
+		*out = VMH_OUT_PASS_KERNEL_TCP;
+		return NULL;
+	}
+	return action;
 }
 
 /* From what the last tag said to the transport, and the frame against the MTU: a GSO super-packet comes as one frame in
- * generic mode and would be lost in a ring. Looked at before IP, since bulk TCP comes that way. 0, or VMH_LEAVE. */
+ * generic mode and would be lost in a ring. Looked at before IP, since bulk TCP comes that way; but where a ring may have
+ * connections that the kernel knows nothing of, the kernel must not see their frames. 0, or VMH_LEAVE. */
 static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow_key *key,
 					   const struct vmh_port_config *config, __u32 frame, int next)
 {
@@ -39,28 +79,45 @@ static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow
 	if (next < 0)
 		return next;
 	tags = frame - c->left - sizeof(struct ethhdr);
-	if (frame > config->max_frame + tags)
-		return VMH_LEAVE(VMH_OUT_PASS_TOO_LONG);
-	return vmh_parse_flow(c, key, next);
+	if (frame <= config->max_frame + tags)
+		return vmh_parse_flow(c, key, next);
+	if (config->flags & VMH_PORT_F_TCP3 && vmh_parse_flow(c, key, next) == 0 && key->proto == IPPROTO_TCP)
+		return VMH_LEAVE(VMH_OUT_DROP_TOO_LONG);
+	return VMH_LEAVE(VMH_OUT_PASS_TOO_LONG);
+}
+
+/* Of a frame that is too long: DROP_TOO_LONG if only a ring knows its connection. */
+static __always_inline int vmh_too_long(void *ctx, const struct vmh_flow_key *key, const struct vmh_port_config *config,
+					__u32 syn)
+{
+	struct vmh_action *action = config->flags & VMH_PORT_F_5T ? rules5.lookup(key) : NULL;
+
+	if (action) /* the kernel's socket is parked, and drops it */
+		return VMH_OUT_PASS_TOO_LONG;
+	action = vmh_find_port(key);
+	if (!action || (action->kind != VMH_ACT_RING && action->kind != VMH_ACT_DEV) ||
+	    vmh_is_kernels(ctx, key, action, syn))
+		return VMH_OUT_PASS_TOO_LONG;
+	return VMH_OUT_DROP_TOO_LONG;
 }
 
 /* What is to be done with a frame that was parsed with the result *out, and the hit counted; or NULL, and in *out the
- * way on which it is left to the kernel. */
-static __always_inline struct vmh_action *vmh_hit(struct vmh_flow_key *key, const struct vmh_port_config *config,
-						  __u32 frame, int *out)
+ * way on which it is left to the kernel, or DROP_TOO_LONG. */
+static __always_inline struct vmh_action *vmh_hit(void *ctx, const struct vmh_flow_key *key,
+						  const struct vmh_port_config *config, __u32 frame, __u32 syn, int *out)
 {
 	struct vmh_action *action;
 	int rule;
 
 	if (*out < 0) {
 		*out = VMH_LEFT(*out);
+		if (*out == VMH_OUT_DROP_TOO_LONG)
+			*out = vmh_too_long(ctx, key, config, syn);
 		return NULL;
 	}
-	action = vmh_find_rule(key, config->flags);
-	if (!action) {
-		*out = VMH_OUT_PASS_MISS;
+	action = vmh_find_rule(ctx, key, config->flags, syn, out);
+	if (!action)
 		return NULL;
-	}
 	rule = action->rule;
 	vmh_count(rule_hits.lookup(&rule), frame);
 	return action;

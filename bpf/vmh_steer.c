@@ -56,9 +56,11 @@ int xdp_steer(struct xdp_md *ctx)
 	c.left = frame;
 	out = vmh_parse_vlans(&c, &key, vmh_parse_ethernet(&c));
 	out = vmh_parse_whole(&c, &key, config, frame, out);
-	action = vmh_hit(&key, config, frame, &out);
+	action = vmh_hit(ctx, &key, config, frame, c.syn, &out);
 	if (action)
 		verdict = vmh_act(ctx, action, &out);
+	else if (out == VMH_OUT_DROP_TOO_LONG)
+		verdict = XDP_DROP;
 	vmh_count(outs.lookup(&out), frame);
 	return verdict;
 }

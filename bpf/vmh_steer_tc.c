@@ -44,7 +44,7 @@ static __always_inline int vmh_tc_act(const struct vmh_action *action, int tagge
 
 /* The kernel has taken the outer tag out of the frame. */
 static __always_inline int vmh_tc_parse(struct __sk_buff *skb, struct vmh_flow_key *key,
-					const struct vmh_port_config *config)
+					const struct vmh_port_config *config, __u32 *syn)
 {
 	struct vmh_cursor c = {(void *)(long)skb->data, (void *)(long)skb->data_end, skb->len};
 	int next = vmh_parse_ethernet(&c);
@@ -55,7 +55,9 @@ static __always_inline int vmh_tc_parse(struct __sk_buff *skb, struct vmh_flow_k
 	} else {
 		next = vmh_parse_vlans(&c, key, next);
 	}
-	return vmh_parse_whole(&c, key, config, skb->len, next);
+	next = vmh_parse_whole(&c, key, config, skb->len, next);
+	*syn = c.syn;
+	return next;
 }
 
 int tc_steer(struct __sk_buff *skb)
@@ -64,19 +66,24 @@ int tc_steer(struct __sk_buff *skb)
 	struct vmh_port_config *config;
 	struct vmh_action *action;
 	int verdict = VMH_TCX_NEXT, out = VMH_OUT_PASS_TOO_LONG, zero = 0;
-	__u32 frame = skb->len;
+	__u32 frame = skb->len, syn = 0;
 
 	config = port.lookup(&zero);
 	if (!config)
 		return VMH_TCX_NEXT;
-	if (skb->gso_size) /* first of all: this is what the program is here for */
+	/* first of all: this is what the program is here for */
+	if (skb->gso_size && !(config->flags & VMH_PORT_F_TCP3))
 		goto leave;
 	if ((void *)(long)skb->data + VMH_LINEAR > (void *)(long)skb->data_end)
 		bpf_skb_pull_data(skb, frame < VMH_LINEAR ? frame : VMH_LINEAR); /* when it can't, the parser says so */
-	out = vmh_tc_parse(skb, &key, config);
-	action = vmh_hit(&key, config, frame, &out);
+	out = vmh_tc_parse(skb, &key, config, &syn);
+	if (skb->gso_size && out == 0) /* no longer than the MTU, and yet several segments */
+		out = VMH_LEAVE(key.proto == IPPROTO_TCP ? VMH_OUT_DROP_TOO_LONG : VMH_OUT_PASS_TOO_LONG);
+	action = vmh_hit(skb, &key, config, frame, syn, &out);
 	if (action)
 		verdict = vmh_tc_act(action, key.vlan, &out);
+	else if (out == VMH_OUT_DROP_TOO_LONG)
+		verdict = TC_ACT_SHOT;
 leave:
 	vmh_count(outs.lookup(&out), frame);
 	return verdict;

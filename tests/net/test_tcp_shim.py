@@ -76,17 +76,26 @@ def flows(service: Service) -> list[Any]:
     return [flow for flow in Api(service).socket_flows() if flow["proto"] == "tcp" and flow["action"] == "ring"]
 
 
-def on_ring(service: Service, *programs: ShimPeer) -> None:
-    """Each has one TCP flow, that was hit."""
-    def all_there() -> bool:
-        found = flows(service)
-        return len(found) == len(programs) and all(flow["packets"] > 0 for flow in found)
+def offloaded(service: Service) -> list[Any]:
+    """Connections on rings, as their programs have it."""
+    listed = Api(service).call("GET", "/v1/sockets")[1]
+    return [s for s in listed if s["proto"] == "tcp" and s["offloaded"] and s["remote"].rpartition(":")[2] != "*"]
 
-    until(all_there, what=lambda: str(Api(service).status()["flows"]))
+
+def on_ring(service: Service, *programs: ShimPeer) -> None:
+    """Each has one connection on a ring, and a flow that was hit."""
+    def all_there() -> bool:
+        hit = {flow["pid"] for flow in flows(service) if flow["packets"]}
+        pids = sorted(socket["pid"] for socket in offloaded(service))
+        return pids == sorted(p.pid for p in programs) and hit >= set(pids)
+
+    until(all_there, what=lambda: f"{offloaded(service)}, {flows(service)}")
 
 
 def at_home(service: Service) -> None:
-    until(lambda: not flows(service), what=lambda: str(flows(service)))
+    """No connection is on a ring; the rule of a port may be there still."""
+    until(lambda: not offloaded(service) and all(flow["kind"] == "3-tuple" for flow in flows(service)),
+          what=lambda: f"{offloaded(service)}, {flows(service)}")
 
 
 def end_of_stream(a: ShimPeer, b: ShimPeer, service: Service) -> None:
@@ -104,7 +113,7 @@ def test_echo(pair: Callable[..., Pair], service: Service, shimmed: str, policy:
     b.do("echo")
     assert a.do("ask", count=40, size=100) == ""
     assert a.do("ask", count=5, size=5000) == ""
-    on_ring(service, *([a, b] if shimmed == "both" else [a]))
+    on_ring(service, *([a, b] if shimmed == "both" else [a] if shimmed == "client" else [b]))
     assert a.do("bulk", 20, size=300000) == ""
     end_of_stream(a, b, service)
 
@@ -145,7 +154,7 @@ def test_flags(pair: Callable[..., Pair], service: Service) -> None:
     at_home(service)
 
 
-@pytest.mark.parametrize("what", ["dup", "fork", "shutdown"])
+@pytest.mark.parametrize("what", ["dup", "fork"])
 def test_what_sends_it_home(pair: Callable[..., Pair], service: Service, what: str) -> None:
     a, b = pair("offload", "")
     a.do("send", data="one")
@@ -155,13 +164,33 @@ def test_what_sends_it_home(pair: Callable[..., Pair], service: Service, what: s
     at_home(service)
     if what == "fork":
         assert b.do("read", size=5) == "child"
-    if what != "shutdown":
-        a.do("send", data="two")
-        assert b.do("read", size=3) == "two"
+    a.do("send", data="two")
+    assert b.do("read", size=3) == "two"
     b.do("send", data="back")
     assert a.do("read", size=4) == "back"
     a.do("close")
     assert b.do("read", size=1) == ""
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_shutdown(pair: Callable[..., Pair], service: Service, policy: str) -> None:
+    """What began on the ring is shut down there; what was adopted goes home before."""
+    a, b = pair(policy, "")
+    b.do("echo")
+    assert a.do("ask", count=20, size=10) == ""
+    on_ring(service, a)
+    a.do("shutdown")
+    assert b.do("echo_ended")
+    if policy == "offload":
+        on_ring(service, a)
+    else:
+        at_home(service)
+    b.do("send", data="back")
+    assert a.do("read", size=4) == "back"
+    b.do("close")
+    assert a.do("read", size=1) == ""
+    a.do("close")
+    at_home(service)
 
 
 def test_unread_data_survives_the_way_home(pair: Callable[..., Pair], service: Service) -> None:

@@ -76,7 +76,7 @@ def test_flow_key_is_in_network_order() -> None:
     assert parse_flow_key(key) == {"dst": "10.0.0.1", "dport": 0x1234, "src": "10.0.0.2", "sport": 0x5678,
                                    "proto": 17, "family": 4, "vlan": 5, "vlan2": 0}
     assert parse_flow_key(flow_key("ff02::1", 1))["family"] == 6
-    assert parse_action(action(lib.VMH_ACT_RING, 64, 9)) == (lib.VMH_ACT_RING, 64, 9)
+    assert parse_action(action(lib.VMH_ACT_RING, 64, 9, 1)) == (lib.VMH_ACT_RING, 64, 9, 1)
     assert grant_key("10.0.0.1", 1)[16:] == b"\0\1\x11\4"
 
 

@@ -125,15 +125,16 @@ def parse_flow_key(key: bytes) -> dict[str, Any]:
             "sport": ntohs(k.sport), "proto": k.proto, "family": k.family, "vlan": k.vlan, "vlan2": k.vlan2}
 
 
-def action(kind: int, target: int = 0, rule: int = 0) -> bytes:
-    """Value of a rule: kind VMH_ACT_*, target XSKMAP base or DEVMAP slot, rule the index of its hit counter."""
-    return pack("struct vmh_action", kind=kind, target=target, rule=rule)
+def action(kind: int, target: int = 0, rule: int = 0, flags: int = 0) -> bytes:
+    """Value of a rule: kind VMH_ACT_*, target XSKMAP base or DEVMAP slot, rule the index of its hit counter, flags
+    VMH_ACT_F_*."""
+    return pack("struct vmh_action", kind=kind, target=target, rule=rule, flags=flags)
 
 
-def parse_action(value: bytes) -> tuple[int, int, int]:
-    """(kind, target, rule) of a rule's value."""
+def parse_action(value: bytes) -> tuple[int, int, int, int]:
+    """(kind, target, rule, flags) of a rule's value."""
     a = unpack("struct vmh_action", value)
-    return a.kind, a.target, a.rule
+    return a.kind, a.target, a.rule, a.flags
 
 
 def grant_key(src: str | bytes, port: int, *, proto: int = socket.IPPROTO_UDP) -> bytes:

@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 5
+#define VMH_CTL_VERSION 6
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -120,6 +120,9 @@ struct vmh_msg_ring_mapped_reply {
 #define VMH_FLOW_MC 2  /* local_addr is the group */
 
 #define VMH_ATTACH_F_WAS_SHARED 1 /* the process forked: refuse (FORK) while another process holds the socket */
+/* of a TCP port (VMH_FLOW_3T): connections of which the kernel knows nothing are the ring's */
+#define VMH_ATTACH_F_LISTEN 2     /* the socket listens, and SYNs are the ring's, too */
+#define VMH_ATTACH_F_KEEP 4       /* the service keeps the socket, and so the port, as long as the flow */
 
 struct vmh_msg_attach {
 	struct vmh_msg_hdr hdr;
@@ -186,7 +189,8 @@ struct vmh_msg_reinject {
 	unsigned char data[VMH_REINJECT_DATA];
 };
 
-/* A preview: VMA_HYBRID_TCP. The frames are steered to the ring before (ATTACH) and are the kernel's after TCP_HOME. A
+/* A preview: VMA_HYBRID_TCP. TCP_HOME with the flow of a port (VMH_FLOW_3T): the connection began on the ring, and the
+ * socket has never been bound or connected; it is made that connection's. Else the frames are steered to the ring before (ATTACH) and are the kernel's after TCP_HOME. A
  * refusal changes nothing, but that a refused TCP_TAKE has taken the flow's rule away, too. */
 struct vmh_msg_tcp_take {
 	struct vmh_msg_hdr hdr;

@@ -132,6 +132,14 @@ class Mover:
             self._to_kernel(sock, state, kept, steering)
             self._count("homed")
 
+    def begin(self, fd: int, state: TcpState, steering: Steering) -> None:
+        """Make a new socket that of a connection which another stack has opened; ``steering`` as for home(). Raises as
+        home() does; the socket is as it was when it is not the connection's."""
+        with self._move(fd) as (sock, _):
+            kept = self._persist(lambda: tcprepair.begin(sock, state))
+            self._to_kernel(sock, state, kept, steering)
+            self._count("homed")
+
     def _roll_back(self, sock: socket.socket, state: TcpState, kept: Kept, steering: Steering) -> None:
         self._count("rolled_back")
         self._to_kernel(sock, state, kept, steering)

@@ -26,7 +26,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from vmahybrid.contracts import addr_to_bytes
+from vmahybrid.contracts import addr_to_bytes, addr_to_text
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net import tcpsock
 from vmahybrid.net.tcpsock import NO_QUEUE, RECV_QUEUE, SEND_QUEUE, SOL, TCP, Buffers, Info, Vitals, Window
@@ -338,6 +338,41 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
             _write(sock, _emptied(state), kept)
         raise MoveFailed("rebuilding", error, alive=False) from error
     return kept
+
+
+def begin(sock: socket.socket, state: TcpState) -> Kept:
+    """Make a socket that was never bound or connected that of a connection which the other stack has opened. Returned
+    is what nudge() needs.
+
+    Raises Refused (TCP_STATE), MoveFailed: the socket is as it was.
+    """
+    try:
+        _check_state(state)
+        if tcpsock.repairing(sock) or tcpsock.info(sock).state != TcpPhase.CLOSE:
+            raise _refuse("the socket is in use")
+        kept = Kept((addr_to_text(state.laddr), state.lport), (addr_to_text(state.raddr), state.rport),
+                    bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)))
+        tcpsock.drop_all(sock)
+    except (OSError, ValueError) as error:
+        raise _refuse(f"no connection can be so: {error}") from error
+    try:
+        _write_and_finish(sock, state, kept)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            tcpsock.enter(sock)
+            tcpsock.disconnect(sock)
+            tcpsock.take_all(sock)
+            tcpsock.leave(sock, reuse=kept.reuse, probe=False)
+        raise MoveFailed("beginning", error, alive=False) from error
+    return kept
+
+
+def _check_state(state: TcpState) -> None:
+    state.check()
+    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_SENT:
+        raise _refuse("both sides have closed it")
+    if state.error:
+        raise _refuse(f"it has failed: errno {state.error}")
 
 
 def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_follows: bool) -> Kept:

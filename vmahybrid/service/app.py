@@ -126,7 +126,7 @@ class Service:
             silent.connection.close()  # nothing to say goodbye for
         for session in list(core.sessions.values()):
             for flow in core.table.of_owner(session.id):
-                if not core.tcp.holds(flow.flow_id):    # a connection is steered until it is the kernel's again
+                if not core.tcp.steered_to_the_end(flow):
                     core.table.remove(flow.flow_id)
         core.converge()
         # Then every frame is in a ring or goes to the kernel, and the programs have only to empty their rings.

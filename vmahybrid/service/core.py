@@ -105,6 +105,7 @@ class Core:
         for owner in owners:
             for grant in self.grants.of_session(owner):
                 self._mirror_guard(grant)
+        self.tcp.let_go()
         self._tell_evicted()
 
     def _mirror_guard(self, grant: Grant) -> None:

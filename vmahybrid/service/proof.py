@@ -107,7 +107,24 @@ def _check(sock: socket.socket, flow: Flow, cookie: int) -> Proof:
     reuse_addr = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
     if reuse_port and flow.kind is Kind.THREE:
         raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
+    if flow.listens and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise not_owner("the socket does not listen")
     return Proof(os.fstat(sock.fileno()).st_ino, device, reuse_addr, reuse_port)
+
+
+def check_new(fd: int, cookie: int) -> None:
+    """Is it a TCP socket over IPv4 of the namespace, that was never bound or connected? Borrows ``fd``. Raises Refused
+    (NOT_OWNER)."""
+    try:
+        with _borrowed(fd) as sock:
+            if (sock.family, sock.type, sock.proto) != (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP):
+                raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
+            if _cookie(sock) != cookie:
+                raise not_owner("it lives in another network namespace")
+            if sock.getsockname()[1] or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                raise not_owner("the socket is in use")
+    except OSError as error:
+        raise not_owner(f"asking the socket: {error.strerror}") from None
 
 
 def _check_names(sock: socket.socket, flow: Flow) -> None:

@@ -244,9 +244,25 @@ class Session:
         return request.reply(ring_id=ring_id, flags=grant.handle.reply_fields()["flags"])
 
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
-        core, namespace = self.core, self._namespace()
+        namespace = self._namespace()
         flow, found, fd = self._proved(request, fds, namespace)
+        if request.body.flags & lib.VMH_ATTACH_F_KEEP and flow.kind is Kind.THREE and flow.proto == socket.IPPROTO_TCP:
+            return await self._attach_port(request, flow, found, fd)
         proof.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
+        return await self._attach_proved(request, flow, found)
+
+    async def _attach_port(self, request: Request, flow: Flow, found: proof.Proof, fd: int) -> bytes:
+        """A local port for the program's own connections: its socket stays, and nobody else gets the port."""
+        try:
+            reply = await self._attach_proved(request, flow, found)
+            self.core.tcp.keep(flow.flow_id, fd)
+        except BaseException:
+            proof.close_slowly(fd)
+            raise
+        return reply
+
+    async def _attach_proved(self, request: Request, flow: Flow, found: proof.Proof) -> bytes:
+        core, namespace = self.core, self._namespace()
         flow.fd = request.body.fd
         if request.body.flags & lib.VMH_ATTACH_F_WAS_SHARED and await asyncio.to_thread(
             held_elsewhere, found.inode, self.pid
@@ -270,6 +286,8 @@ class Session:
             self.note_group(flow, Reason.from_code(error.reason))
             raise
         self.note_group(flow, Reason.NONE)
+        if flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE:
+            core.tcp.note_port(flow)
         core.prepare_counter(flow)
         core.counters["flows_total"] += 1
         core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)
@@ -296,13 +314,16 @@ class Session:
             raise ProtocolError(f"flow of family {body.family}, protocol {body.proto}", Reason.PROTOCOL, request.type,
                                 request.seq)
         five = kind is Kind.FIVE
-        if body.proto != socket.IPPROTO_UDP and not (five and request.type == lib.VMH_MSG_ATTACH and body.family == 4):
+        if body.proto != socket.IPPROTO_UDP and not (kind is not Kind.MULTICAST and body.family == 4
+                                                     and request.type == lib.VMH_MSG_ATTACH):
             raise refuse("flow", Reason.TYPE)
+        listens = bool(body.proto == socket.IPPROTO_TCP and kind is Kind.THREE
+                       and body.flags & lib.VMH_ATTACH_F_LISTEN)
         return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=kind, owner=self.id, proto=body.proto,
                     local=bytes(body.local_addr), local_port=ntohs(body.local_port), family=body.family,
                     remote=bytes(body.remote_addr) if five else ANY_ADDR,
                     remote_port=ntohs(body.remote_port) if five else 0, ifindex=body.ifindex,
-                    netns=self._namespace().name)
+                    netns=self._namespace().name, listens=listens)
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
         bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)

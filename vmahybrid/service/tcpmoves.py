@@ -24,7 +24,7 @@ from vmahybrid.net.tcprepair import MoveFailed
 from vmahybrid.net.tcpstate import HEADER_LEN, MAX_QUEUE, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
-from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
+from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
@@ -56,9 +56,29 @@ class TcpMoves:
         self._core = core
         self.mover = Mover()
         self.parked: dict[int, Parked] = {}     # by flow id
+        self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
+        self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
 
     def holds(self, flow_id: int) -> bool:
         return flow_id in self.parked
+
+    def steered_to_the_end(self, flow: Flow) -> bool:
+        """Must a service that stops leave the rule until the program has brought its connections home?"""
+        return self.holds(flow.flow_id) or (flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE)
+
+    def note_port(self, flow: Flow) -> None:
+        """Connections that began on the ring at this port may go home as long as the program lives, also without it."""
+        self._ports[flow.flow_id] = flow
+
+    def keep(self, flow_id: int, fd: int) -> None:
+        """Hold the socket of a port, and so the port, as long as the flow is there. ``fd`` is taken over."""
+        self._kept[flow_id] = fd
+
+    def let_go(self) -> None:
+        """Close the sockets of ports whose flow is gone."""
+        flows = self._core.table.flows
+        for flow_id in [flow_id for flow_id in self._kept if flow_id not in flows]:
+            proof.close_slowly(self._kept.pop(flow_id))
 
     async def take(self, flow: Flow, fd: int, session: int, namespace: Namespace) -> int:
         """Park the socket of an attached flow; ``fd`` is taken over. The descriptor of a memory file with the state.
@@ -85,6 +105,10 @@ class TcpMoves:
         """Rebuild a parked socket. Borrows both descriptors. Raises Refused; the socket stays parked then."""
         parked = self.parked.get(flow_id)
         state = await asyncio.to_thread(_state_of, blob_fd)
+        port = self._ports.get(flow_id)
+        if port is not None and port.owner == session:
+            await self._raise(port, fd, state, ifindex, namespace)
+            return
         if parked is not None and (parked.session != session or parked.inode != os.fstat(fd).st_ino):
             raise proof.not_owner("another socket is parked for this flow")
         flow = parked.flow if parked is not None else _flow_of(state, ifindex, namespace.name)
@@ -100,8 +124,23 @@ class TcpMoves:
             del self.parked[flow_id]
             proof.close_slowly(parked.fd)
 
+    async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> None:
+        """A connection that began on the ring, at a port of this program, becomes that of a new socket. As soon as the
+        kernel has it, the rule of the port leaves its frames to the kernel."""
+        if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
+            raise proof.not_owner(f"a connection of {endpoint(state.laddr, state.lport)}, not {port.local_text}")
+        proof.check_new(fd, namespace.cookie)
+        flow = _flow_of(state, ifindex, namespace.name)
+        try:
+            await asyncio.to_thread(self.mover.begin, fd, state, _Steering(self._core, flow, namespace))
+        except (MoveFailed, OSError, TimeoutError) as error:
+            log.warning("TCP %s: %s", flow.local_text, error)
+            if not (isinstance(error, MoveFailed) and error.alive):
+                raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
+
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
+        self._ports = {flow_id: flow for flow_id, flow in self._ports.items() if flow.owner != session}
         for flow_id, parked in list(self.parked.items()):
             if parked.session != session:
                 continue

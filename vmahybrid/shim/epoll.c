@@ -227,6 +227,8 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 
 	if (!m)
 		return ctl_kernel_member(e, epfd, op, fd, ev);
+	if (atomic_load(&m->class_) == VMH_CLASS_TCP && op != EPOLL_CTL_DEL)
+		vmh_tcps_waited_for(m, fd);
 	if (atomic_load(&m->class_) != VMH_CLASS_EPOLL) {
 		r = ctl_ring_member(e, m, epfd, op, fd, ev, &after);
 		if (r == 0 && op != EPOLL_CTL_DEL && atomic_load(&e->nested))

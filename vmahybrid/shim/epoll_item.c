@@ -266,7 +266,7 @@ bool vmh_epitem_on_ring(const struct vmh_epitem *it)
 	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
 	if (vmh_unlikely(atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP))
-		return vmh_tcps_parked((const struct vmh_tcps *)m);
+		return vmh_tcps_on_rings((const struct vmh_tcps *)m);
 	return vmh_sock_on_ring((const struct vmh_sock *)m);
 }
 

@@ -10,6 +10,7 @@
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -149,18 +150,39 @@ static void accepted(int fd, int flags)
 	errno = saved;
 }
 
+/* Of a listener on rings. */
+static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+	if (!t || (a && (vmh_bad_ptr(a) || vmh_bad_ptr(len))) || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
+		return VMH_TCPS_KERNELS;
+	pthread_testcancel();
+	vmh_tcps_waited_for(&t->obj, fd);
+	return vmh_tcps_accept(t, fd, a, len, flags);
+}
+
+static void accept_ends(struct vmh_tcps **t)
+{
+	if (*t)
+		atomic_fetch_sub(&(*t)->in_kernel, 1);
+}
+
 VMH_EXPORT int accept(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
 {
-	int r = vmh_real()->accept(fd, a, len);
-
-	FORGET(r);
-	accepted(r, 0);
-	return r;
+	return accept4(fd, a, len, 0);
 }
 
 VMH_EXPORT int accept4(int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags)
 {
-	int r = vmh_real()->accept4(fd, a, len, flags);
+	TCPS_HELD t = vmh_tcps_get(fd);
+	int r = by_rings(t, fd, a, len, flags);
+
+	if (r != VMH_TCPS_KERNELS)
+		RETURN(r);
+	/* a listener does not come to be on rings while a thread sleeps in accept(2) */
+	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
+	if (t)
+		atomic_fetch_add(&t->in_kernel, 1);
+	r = vmh_real()->accept4(fd, a, len, flags);
 
 	FORGET(r);
 	accepted(r, flags);

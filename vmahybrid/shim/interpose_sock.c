@@ -115,8 +115,13 @@ VMH_EXPORT int bind(int fd, const struct sockaddr *addr, socklen_t len)
 	struct vmh_sock *s = sock_get(fd);
 	int r = vmh_real()->bind(fd, addr, len);
 
-	if (!s)
+	if (!s) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+
+		if (t && !r)
+			VMH_SET(t->bound, 1);
 		return r;
+	}
 	int saved = errno;
 	if (!r)
 		vmh_sock_bound(s, fd);
@@ -130,8 +135,13 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s) {
-		int r = vmh_real()->connect(fd, addr, len), saved = errno;
+		TCPS_HELD t = !vmh_bad_ptr(addr) ? vmh_tcps_get(fd) : NULL;
+		int r = t ? vmh_tcps_connect(t, fd, addr, len) : VMH_TCPS_KERNELS, saved;
 
+		if (vmh_unlikely(r != VMH_TCPS_KERNELS))
+			RETURN(r);
+		r = vmh_real()->connect(fd, addr, len);
+		saved = errno;
 		vmh_tcps_connected(fd, r, saved);
 		errno = saved;
 		return r;
@@ -141,12 +151,62 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 	RETURN(r);
 }
 
+VMH_EXPORT int listen(int fd, int backlog)
+{
+	int r = vmh_real()->listen(fd, backlog), saved = errno;
+	TCPS_HELD t = r ? NULL : vmh_tcps_get(fd);
+
+	if (t)
+		vmh_tcps_listen(t, backlog);
+	errno = saved;
+	return r;
+}
+
+/* The kernel socket of a connection that began on a ring has no names. */
+static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
+{
+	TCPS_HELD t = vmh_bad_ptr(a) || vmh_bad_ptr(len) ? NULL : vmh_tcps_get(fd);
+
+	return t && vmh_tcps_is_fresh(t) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
+}
+
+VMH_EXPORT int getsockname(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
+{
+	int r = name_of(fd, a, len, false);
+
+	if (vmh_unlikely(r != VMH_TCPS_KERNELS))
+		RETURN(r);
+	r = vmh_real()->getsockname(fd, a, len);
+	if (!r && vmh_unlikely(vmh_params.trigger_dummy_send_getsockname)) {
+		SOCK_HELD s = sock_get(fd);
+
+		if (s)
+			vmh_sock_dummy_send(s, fd);
+	}
+	return r;
+}
+
+VMH_EXPORT int getpeername(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
+{
+	int r = name_of(fd, a, len, true);
+
+	if (vmh_likely(r == VMH_TCPS_KERNELS))
+		return vmh_real()->getpeername(fd, a, len);
+	RETURN(r);
+}
+
 VMH_EXPORT int shutdown(int fd, int how)
 {
 	struct vmh_sock *s = sock_get(fd);
 
-	if (!s)
+	if (!s) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+		int done = t && vmh_tcps_is_fresh(t) ? vmh_tcps_shutdown(t, fd, how) : VMH_TCPS_KERNELS;
+
+		if (done != VMH_TCPS_KERNELS)
+			RETURN(done);
 		vmh_tcps_home_fd(fd, VMH_R_SHUTDOWN);
+	}
 	int r = vmh_real()->shutdown(fd, how);
 
 	if (!s)
@@ -174,19 +234,6 @@ VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_
 	int r = vmh_sock_setsockopt(s, fd, level, name, val, len);
 	sock_put(s);
 	RETURN(r);
-}
-
-VMH_EXPORT int getsockname(int fd, struct sockaddr *restrict addr, socklen_t *restrict len)
-{
-	int r = vmh_real()->getsockname(fd, addr, len);
-
-	if (!r && vmh_unlikely(vmh_params.trigger_dummy_send_getsockname)) {
-		SOCK_HELD s = sock_get(fd);
-
-		if (s)
-			vmh_sock_dummy_send(s, fd);
-	}
-	return r;
 }
 
 VMH_EXPORT int getsockopt(int fd, int level, int name, void *restrict val, socklen_t *restrict len)

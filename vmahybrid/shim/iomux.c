@@ -153,7 +153,7 @@ static bool on_ring(struct vmh_waiter *w)
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct vmh_obj *o = x->ent[k].o;
 
-		if (is_tcp(&x->ent[k]) && vmh_tcps_parked(vmh_tcps_of(o)))
+		if (is_tcp(&x->ent[k]) && vmh_tcps_on_rings(vmh_tcps_of(o)))
 			return true;
 		if (!(w->fds[x->ent[k].i].events & VMH_IN) || is_tcp(&x->ent[k]))
 			continue;
@@ -209,7 +209,10 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 			continue;
 		}
 		x.ent[x.nent++] = (struct entry){ o, i, fds[i].fd };
-		x.tcp += is_tcp(&x.ent[x.nent - 1]);
+		if (is_tcp(&x.ent[x.nent - 1])) {
+			vmh_tcps_waited_for(o, fds[i].fd);
+			x.tcp++;
+		}
 	}
 	r = vmh_waiter_run(&x.w, timeout_ns, mask);
 	/* a timeout found by the rings alone has not written the results */

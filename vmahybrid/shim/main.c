@@ -55,6 +55,7 @@ __attribute__((destructor)) static void library_unloaded(void)
 {
 	if (!atomic_load(&started))
 		return;
+	vmh_tcps_finish(true);
 	vmh_tcps_home_all(VMH_R_NONE);
 	vmh_session_fini();
 	vmh_stats_fini();
@@ -65,6 +66,7 @@ void vmh_before_exec(void)
 	/* in the child of a vfork the memory is the parent's, who goes on with the sockets */
 	if (atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid) {
 		vmh_tcps_home_all(VMH_R_EXEC);
+		vmh_tcps_finish(false);
 		vmh_sock_share_inherited();
 	}
 }

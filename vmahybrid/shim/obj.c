@@ -136,7 +136,7 @@ void vmh_fd_close(int fd)
 		return;
 	}
 	if (atomic_load(&o->class_) == VMH_CLASS_TCP)
-		vmh_tcps_home(vmh_tcps_of(o), VMH_R_NONE, true); /* first: who is in a call goes on at the kernel */
+		vmh_tcps_close(vmh_tcps_of(o));
 	atomic_store(&o->closed, 1);
 	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
 		vmh_epoll_closed(o);

@@ -450,14 +450,13 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 /* VMA_RX_POLL_INIT: looks at the kernel socket before sleeping, while no flow of this one is on a ring. */
 static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	struct waiting w = { .any = vmh_signals_any, .norestart = vmh_signals_norestart };
-	int64_t loops = vmh_params.rx_poll_init, timeout = VMH_GET(s->rcvtimeo_ns);
+	int64_t loops = vmh_params.rx_poll_init;
+	struct vmh_waiting w;
 	ssize_t r = -EAGAIN;
 
-	w.timed = timeout != 0;
-	w.deadline = timeout ? vmh_now_ns() + (uint64_t)timeout : 0;
+	vmh_waiting_begin(&w, VMH_GET(s->rcvtimeo_ns));
 	for (int64_t i = 0; r == -EAGAIN && (loops < 0 || i < loops); i++) {
-		if (interrupted(&w))
+		if (vmh_interrupted(&w))
 			return -EINTR;
 		if (s->home || atomic_load(&s->rx_on) || atomic_load(&s->rd_shut) || atomic_load(&s->obj.closed) ||
 		    (w.deadline && vmh_now_ns() >= w.deadline))

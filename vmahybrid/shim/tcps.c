@@ -7,6 +7,7 @@
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -65,7 +66,7 @@ void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason)
 	VMH_SET(s->stats->reason, reason);
 }
 
-static void install(int fd, bool nonblock)
+struct vmh_tcps *vmh_tcps_install(int fd, bool nonblock)
 {
 	const size_t from = offsetof(struct vmh_tcps, state);
 	struct vmh_tcps *s;
@@ -73,9 +74,10 @@ static void install(int fd, bool nonblock)
 
 	vmh_fdtab_init();
 	if ((unsigned)fd >= vmh_fdtab_size || !(s = alloc()))
-		return;
+		return NULL;
 	memset((char *)s + from, 0, sizeof(*s) - from);
 	s->blob = -1;
+	vmh_tcp_options_init(&s->opt);
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	atomic_store(&s->nonblock, nonblock);
@@ -87,6 +89,38 @@ static void install(int fd, bool nonblock)
 	if (!vmh_sys(SYS_fstat, fd, &st))
 		VMH_SET(s->stats->inode, st.st_ino);
 	vmh_fd_install(fd, &s->obj);
+	return s;
+}
+
+/* Object lock held, state KERNEL, conn and addr are set. */
+void vmh_tcps_publish(struct vmh_tcps *s)
+{
+	struct vmh_sock_stats *st = s->stats;
+
+	vmh_map4(st->local_addr, s->addr.laddr);
+	vmh_map4(st->remote_addr, s->addr.raddr);
+	VMH_SET(st->local_port, s->addr.lport);
+	VMH_SET(st->remote_port, s->addr.rport);
+	VMH_SET(st->flow_id, s->flow_id);
+	VMH_SET(st->ring_id, vmh_tring_ring(s->tring)->id);
+	VMH_SET(st->offloaded, 1);
+	VMH_SET(st->rx_offloaded, 1);
+	VMH_SET(st->tx_offloaded, 1);
+	vmh_tcps_set_reason(s, VMH_R_NONE);
+	vmh_tring_count(s->tring, 1);
+	vmh_lock(&s->io);
+	atomic_store(&s->fresh, 1);
+	vmh_tcps_refresh(s);
+	atomic_store(&s->state, VMH_TCPS_RING);
+	vmh_unlock(&s->io);
+	if (__atomic_load_n(&s->obj.items, __ATOMIC_RELAXED)) {
+		vmh_epoll_member_parked(&s->obj, true);
+		vmh_epoll_member_on_ring(&s->obj);
+		if (vmh_tcps_bits(s))
+			vmh_epoll_notify(&s->obj);
+	}
+	vmh_tring_flush(s->tring);
+	vmh_wake_all();
 }
 
 void vmh_tcps_created(int fd, int domain, int type, int protocol)
@@ -94,7 +128,7 @@ void vmh_tcps_created(int fd, int domain, int type, int protocol)
 	if (!atomic_load(&vmh_tcps_on) || domain != AF_INET || (type & 0xf) != SOCK_STREAM ||
 	    (protocol && protocol != IPPROTO_TCP))
 		return;
-	install(fd, type & SOCK_NONBLOCK);
+	vmh_tcps_install(fd, type & SOCK_NONBLOCK);
 }
 
 void vmh_tcps_connected(int fd, int r, int err)
@@ -120,7 +154,7 @@ void vmh_tcps_accepted(int fd, int flags)
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
 	if (domain != AF_INET || type != IPPROTO_TCP)
 		return;
-	install(fd, flags & SOCK_NONBLOCK);
+	vmh_tcps_install(fd, flags & SOCK_NONBLOCK);
 	TCPS_HELD s = vmh_tcps_get(fd);
 	if (!s)
 		return;
@@ -137,6 +171,11 @@ void vmh_tcps_closed(struct vmh_tcps *s)
 
 void vmh_tcps_recycle(struct vmh_tcps *s)
 {
+	vmh_lock(&s->io);
+	free(s->listening);
+	s->listening = NULL;
+	atomic_store(&s->state, VMH_TCPS_HOME);
+	vmh_unlock(&s->io);
 	vmh_stats_file_dump(s->stats);
 	vmh_stats_sock_free(s->stats);
 	atomic_store(&s->obj.class_, VMH_CLASS_FREE);
@@ -151,6 +190,8 @@ static void child_reset(struct vmh_tcps *s, void *arg)
 	(void)arg;
 	vmh_lock_reset(&s->obj.lock);
 	vmh_lock_reset(&s->io);
+	vmh_tlisten_fork_child(s);
+	atomic_store(&s->fresh, 0);
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	s->conn = NULL;
 	s->tring = NULL;
@@ -165,6 +206,7 @@ static void child_reset(struct vmh_tcps *s, void *arg)
 void vmh_tcps_fork_child(void)
 {
 	vmh_lock_reset(&pool_lock);
+	vmh_tport_fork_child();
 	vmh_tcps_each(child_reset, NULL);
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);

@@ -7,7 +7,6 @@
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -19,7 +18,6 @@
 #define CLOCK_EVERY 64  /* spins between looks at the clock */
 #define RECV_FLAGS (MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
 #define SEND_FLAGS (MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_CONFIRM | MSG_EOR)
-#define TCP_AO 38 /* linux/tcp.h: TCP_AO_ADD_KEY */
 #define GO_ON (-1000000) /* the state has changed: look again */
 
 /* ---- by the kernel ---- */
@@ -392,70 +390,4 @@ int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
 		return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
 	*value = (int)info.unread;
 	return 0;
-}
-
-static void option_to_stack(struct vmh_tcps *s, int name, int value)
-{
-	struct vmh_tcp_options o;
-
-	vmh_lock(&s->io);
-	if (s->conn) {
-		vmh_tcp_get_options(s->conn, &o);
-		if (name == TCP_NODELAY)
-			o.nodelay = value != 0;
-		else
-			o.quickack = value != 0;
-		vmh_tcp_set_options(s->conn, &o);
-	}
-	vmh_unlock(&s->io);
-	if (s->tring)
-		vmh_tring_flush(s->tring);
-}
-
-int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
-{
-	bool both = level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_QUICKACK);
-	bool secret = level == IPPROTO_TCP && (name == TCP_MD5SIG || name == TCP_MD5SIG_EXT || name == TCP_AO);
-	bool timeout = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
-	int r;
-
-	if (secret)
-		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
-	if (vmh_tcps_state(s) > VMH_TCPS_KERNEL && vmh_tcps_state(s) < VMH_TCPS_HOME && !both && !timeout)
-		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
-	vmh_lock(&s->obj.lock);
-	r = (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
-	if (!r && timeout && len >= sizeof(struct timeval)) {
-		struct timeval tv;
-
-		memcpy(&tv, val, sizeof(tv));
-		int64_t ns = (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
-		VMH_SET(*(name == SO_RCVTIMEO ? &s->rcvtimeo_ns : &s->sndtimeo_ns), ns);
-	}
-	if (!r && both && vmh_tcps_parked(s)) {
-		int v = 0;
-
-		memcpy(&v, val, len < sizeof(v) ? len : sizeof(v));
-		option_to_stack(s, name, v);
-	}
-	vmh_unlock(&s->obj.lock);
-	return r;
-}
-
-int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len)
-{
-	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && len && *len >= sizeof(int)) {
-		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? ECONNRESET : 0;
-
-		vmh_lock(&s->io);
-		if (s->conn) {
-			err = vmh_tcp_error(s->conn);
-			vmh_tcps_refresh(s);
-		}
-		vmh_unlock(&s->io);
-		memcpy(val, &err, sizeof(err));
-		*len = sizeof(err);
-		return 0;
-	}
-	return (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len); /* TCP_INFO: the parked socket's */
 }

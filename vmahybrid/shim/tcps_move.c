@@ -224,10 +224,9 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 
 /* ---- home ---- */
 
-/* io held, frozen: the connection as a memory file, or -errno. */
-static int export(struct vmh_tcps *s)
+int vmh_tcps_export(struct vmh_tcp_conn *c)
 {
-	ssize_t n = vmh_tcp_export(s->conn, NULL, 0);
+	ssize_t n = vmh_tcp_export(c, NULL, 0);
 	long p, fd;
 
 	if (n < 0)
@@ -241,7 +240,7 @@ static int export(struct vmh_tcps *s)
 		vmh_sys(SYS_close, fd);
 		return -ENOMEM;
 	}
-	if (vmh_tcp_export(s->conn, (void *)p, (size_t)n) != n)
+	if (vmh_tcp_export(c, (void *)p, (size_t)n) != n)
 		n = -EAGAIN;
 	vmh_sys(SYS_munmap, p, n < 0 ? -n : n);
 	if (n < 0)
@@ -270,6 +269,8 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->tx_offloaded, 0);
+	if (state == VMH_TCPS_HOME && atomic_load(&s->fresh))
+		vmh_tport_retire(s->flow_id);
 	if (state != VMH_TCPS_STRANDED)
 		VMH_SET(s->stats->flow_id, s->flow_id = 0);
 	vmh_tcps_set_reason(s, reason);
@@ -283,7 +284,7 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 /* Object lock held. The end of a connection that could not go home. */
 static void lost(struct vmh_tcps *s, unsigned reason, int err)
 {
-	uint32_t flow = s->flow_id;
+	uint32_t flow = atomic_load(&s->fresh) ? 0 : s->flow_id;
 
 	vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
 	leave(s, VMH_TCPS_LOST, reason, true);
@@ -291,16 +292,33 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 		vmh_session_detach(flow, reason ? reason : VMH_R_TCP_STATE);
 }
 
+/* It has sent its SYN and heard nothing yet: the kernel takes over by a SYN of its own. */
+static bool restart(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info info;
+
+	vmh_lock(&s->io);
+	vmh_tcp_get_info(s->conn, &info);
+	vmh_unlock(&s->io);
+	if (info.state != 2) /* SYN_SENT of linux/tcp_states.h */
+		return false;
+	vmh_tcps_restart(s);
+	return true;
+}
+
 static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int blob, err;
 
+	if (s->opening && restart(s))
+		return 0;
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
-	blob = export(s);
+	blob = vmh_tcps_export(s->conn);
 	if (blob == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);
+		must &= !atomic_load(&s->fresh);
 		if (must)
 			lost(s, reason, blob);
 		return must ? 0 : blob;
@@ -308,7 +326,10 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 	atomic_store(&s->state, VMH_TCPS_HOMING);
 	vmh_unlock(&s->io);
 	VMH_COUNT(vmh_stats->calls_home, 1);
+	if (atomic_load(&s->fresh))
+		vmh_tcps_dress(s, s->obj.fd);
 	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, s->flow_id, s->ifindex);
+	must |= err == -ENOTCONN && atomic_load(&s->fresh); /* the rule is gone with the service */
 	if (!err) {
 		leave(s, VMH_TCPS_HOME, reason, false);
 	} else if (err == -ENOTCONN && !must) {
@@ -364,6 +385,9 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	case VMH_TCPS_STRANDED:
 		err = home_stranded(s, reason, must);
 		break;
+	case VMH_TCPS_LISTEN:
+		vmh_tlisten_home(s, reason);
+		break;
 	}
 	vmh_unlock(&s->obj.lock);
 	return err;
@@ -379,10 +403,18 @@ void vmh_tcps_home_fd(int fd, unsigned reason)
 	errno = saved;
 }
 
+static void home_listener(struct vmh_tcps *s, void *arg)
+{
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		vmh_tcps_home(s, *(const unsigned *)arg, false);
+}
+
 static void home_one(struct vmh_tcps *s, void *arg)
 {
 	const unsigned *reason = arg;
 
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		return;
 	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING) /* what has not been adopted yet may be, later */
 		vmh_tcps_home(s, *reason, *reason == VMH_R_FORK || *reason == VMH_R_EXEC || *reason == VMH_R_NONE);
 	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
@@ -392,6 +424,7 @@ static void home_one(struct vmh_tcps *s, void *arg)
 void vmh_tcps_home_all(unsigned reason)
 {
 	vmh_tcps_each(home_one, &reason);
+	vmh_tcps_each(home_listener, &reason);
 }
 
 struct gone {
@@ -404,6 +437,8 @@ static void gone_one(struct vmh_tcps *s, void *arg)
 {
 	const struct gone *g = arg;
 
+	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id))
+		vmh_tcps_home(s, g->reason, false);
 	if (vmh_tcps_parked(s) && ((g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
 				   (g->flow_id && s->flow_id == g->flow_id)))
 		vmh_tcps_home(s, g->reason, false);
@@ -413,6 +448,7 @@ void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason)
 {
 	struct gone g = { .flow_id = flow_id, .reason = reason };
 
+	vmh_tport_gone(NULL, flow_id);
 	vmh_tcps_each(gone_one, &g);
 }
 
@@ -428,6 +464,8 @@ static void back_one(struct vmh_tcps *s, void *arg)
 	(void)arg;
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
 		vmh_tcps_home(s, VMH_R_SERVICE_GONE, false);
+	else if (s->listening) /* it was on rings before */
+		vmh_tcps_waited_for(&s->obj, s->obj.fd);
 }
 
 void vmh_tcps_service_back(void)

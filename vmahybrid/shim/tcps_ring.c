@@ -5,6 +5,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdlib.h>
 
@@ -49,7 +50,8 @@ struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t)
 
 void vmh_tring_count(struct vmh_tring *t, int more)
 {
-	atomic_fetch_add(&t->conns, more);
+	if (!atomic_fetch_add(&t->conns, more))
+		vmh_worker_wake(); /* it looks after them from now on */
 }
 
 static uint32_t bits_of(unsigned events)
@@ -87,8 +89,9 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
-/* Ring lock held: a frame of no connection may be one of those that are being adopted. */
-static void keep(struct vmh_tring *t, const unsigned char *frame, uint32_t len)
+/* Ring lock held: a frame of no connection may be one of those that are being adopted; else, at a port that is the
+ * ring's, nobody has that connection. */
+static void unknown(struct vmh_tring *t, unsigned char *frame, uint32_t len)
 {
 	const unsigned char *ip = frame + 14, *tcp;
 	struct vmh_tcp_addr a;
@@ -103,12 +106,16 @@ static void keep(struct vmh_tring *t, const unsigned char *frame, uint32_t len)
 	memcpy(&a.rport, tcp, 2);
 	memcpy(&a.lport, tcp + 2, 2);
 	for (struct vmh_tcps_stash *st = t->stashes; st; st = st->next) {
-		if (memcmp(&st->addr, &a, sizeof(a)) || st->n == STASH_FRAMES)
+		if (memcmp(&st->addr, &a, sizeof(a)))
 			continue;
-		memcpy(st->frame[st->n], frame, len);
-		st->len[st->n++] = len;
+		if (st->n < STASH_FRAMES) {
+			memcpy(st->frame[st->n], frame, len);
+			st->len[st->n++] = len;
+		}
 		return;
 	}
+	if (vmh_tport_is(a.lport))
+		vmh_tcp_refuse(t->tr.tcp, frame, len);
 }
 
 static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
@@ -116,8 +123,8 @@ static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct v
 	struct vmh_tring *t = r->other_arg;
 	int rc = vmh_tcp_input(t->tr.tcp, frame, len, b);
 
-	if (vmh_unlikely(rc == -ENOENT && t->stashes))
-		keep(t, frame, len);
+	if (vmh_unlikely(rc == -ENOENT))
+		unknown(t, frame, len);
 	return rc > 0;
 }
 
@@ -152,7 +159,9 @@ void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed
 
 void vmh_tcps_refresh(struct vmh_tcps *s)
 {
-	if (s->conn)
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		vmh_tlisten_refresh(s);
+	else if (s->conn)
 		vmh_tcp_poll(s->conn);
 }
 
@@ -224,6 +233,7 @@ void vmh_tring_close(struct vmh_ring *r)
 		r->other = NULL;
 		vmh_unlock(&r->lock);
 		t->closed = true;
+		vmh_tport_gone(t, 0);
 	}
 }
 
@@ -232,12 +242,47 @@ bool vmh_trings_any(void)
 	return atomic_load(&trings) != NULL;
 }
 
+unsigned vmh_trings_port_users(in_port_t lport)
+{
+	unsigned n = 0;
+
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
+		n += t->closed ? 0 : vmh_tcp_port_users(t->tr.tcp, lport);
+	return n;
+}
+
+static unsigned conns(const struct vmh_tring *t)
+{
+	struct vmh_tcp_stats st = { 0 };
+
+	if (!t->closed)
+		vmh_tcp_get_stats(t->tr.tcp, &st);
+	return st.conns;
+}
+
+unsigned vmh_trings_closing(void)
+{
+	unsigned n = 0;
+
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
+		n += t->closed ? 0 : vmh_tcp_closing(t->tr.tcp);
+	return n;
+}
+
+struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c)
+{
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
+		if (!t->closed && !vmh_tcp_reclaim(t->tr.tcp, NULL, c))
+			return t;
+	return NULL;
+}
+
 int vmh_trings_progress(void)
 {
 	bool any = false;
 
 	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
-		if (t->closed || !atomic_load(&t->conns))
+		if (t->closed || (!atomic_load(&t->conns) && !conns(t)))
 			continue;
 		any = true;
 		vmh_ring_poll(t->tr.ring, POLL_BUDGET);

@@ -92,6 +92,7 @@ static void go_home(void)
 	unsigned reason = vmh_session_reason();
 
 	vmh_tcps_home_all(reason ? reason : VMH_R_SERVICE_GONE);
+	vmh_tcps_finish(false);
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
 		vmh_ring_retire(r);
 	vmh_sock_home_all(reason ? reason : VMH_R_SERVICE_GONE, false);
@@ -261,6 +262,7 @@ static void turn(void)
 		vmh_rings_woken(p + 2, rings);
 	while (next_event(&ev))
 		handle(&ev);
+	vmh_tport_work();
 	if (atomic_exchange(&lost, 0))
 		go_home();
 	if (atomic_load(&control_fd) < 0) {

@@ -62,6 +62,7 @@ class Flow:
     inode: int = 0
     shared_port: bool = False   # SO_REUSEADDR or multicast: somebody else may bind the same port later
     older: frozenset[int] = frozenset()     # inodes of sockets bound to the port before this one
+    listens: bool = False       # a TCP port whose SYNs are the ring's
     family: int = 4             # of the socket and so of its wildcard; 0: both (the operator's)
     created: float = 0.0
     index: int = 0              # of the hit counter

@@ -73,19 +73,21 @@ class GrantKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``target``: first XSKMAP slot of a ring, or DEVMAP slot. ``rule``: index of the hit counter."""
+    """``target``: first XSKMAP slot of a ring, or DEVMAP slot. ``rule``: index of the hit counter. ``listens``: SYNs
+    for this TCP port are the ring's, also where the kernel listens."""
 
     kind: Act
     target: int = 0
     rule: int = 0
+    listens: bool = False
 
     def to_bytes(self) -> bytes:
-        return contracts.action(self.kind, self.target, self.rule)
+        return contracts.action(self.kind, self.target, self.rule, lib.VMH_ACT_F_LISTEN if self.listens else 0)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        kind, target, rule = contracts.parse_action(data)
-        return cls(Act(kind), target, rule)
+        kind, target, rule, flags = contracts.parse_action(data)
+        return cls(Act(kind), target, rule, bool(flags & lib.VMH_ACT_F_LISTEN))
 
 
 def is_multicast(address: bytes) -> bool:

@@ -363,7 +363,7 @@ class SteeringTable:
         best = max(claims, key=lambda claim: claim.rank)
         if best.flow.action is FlowAction.RING:
             ring = self.rings[best.ring_id]
-            entry.wanted[key] = Action(ring.act, ring.target, best.flow.index)
+            entry.wanted[key] = Action(ring.act, ring.target, best.flow.index, best.flow.listens)
         else:
             entry.wanted[key] = Action(best.flow.pass_action, 0, best.flow.index)
         for claim in claims:

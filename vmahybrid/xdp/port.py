@@ -12,6 +12,7 @@ import dataclasses
 import socket
 import struct
 import threading
+from socket import IPPROTO_TCP
 from typing import TYPE_CHECKING, Self
 
 from vmahybrid.contracts import lib, pack, unpack
@@ -80,6 +81,7 @@ class XdpPort:
         self._lock = threading.Lock()
         self._unloaded = False
         self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
+        self._tcp_ports: set[bytes] = set()  # keys of TCP in rules3
         self._tagged: set[bytes] = set()  # keys with a VLAN: a ring gets their frames in XDP only
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
         self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
@@ -172,6 +174,13 @@ class XdpPort:
         multicast = k.dst[12] & 0xF0 == 0xE0 if k.family == 4 else k.dst[0] == 0xFF
         return self._maps["rulesmc" if multicast else "rules3"]
 
+    def _known(self, table: BpfMap, key: bytes) -> set[bytes] | None:
+        """The keys like this one, where the program has to be told whether there are some."""
+        if table is self._maps["rules5"]:
+            return self._five_tuples
+        tcp = table is self._maps["rules3"] and unpack("struct vmh_flow_key", key).proto == IPPROTO_TCP
+        return self._tcp_ports if tcp else None
+
     def present(self) -> dict[bytes, bytes]:
         """Every rule that the program has now; none when closed."""
         rules: dict[bytes, bytes] = {}
@@ -194,8 +203,9 @@ class XdpPort:
             if self._unloaded:
                 raise self._gone()
             table = self._table(key)
-            if table is self._maps["rules5"] and key not in self._five_tuples:
-                self._five_tuples.add(key)
+            known = self._known(table, key)
+            if known is not None and key not in known:
+                known.add(key)
                 self._apply_config()
             table.update(key, action)
 
@@ -204,9 +214,11 @@ class XdpPort:
         self._tagged.discard(key)
         with self._lock:
             if not self._unloaded:
-                self._table(key).delete(key)
-                if key in self._five_tuples:
-                    self._five_tuples.remove(key)
+                table = self._table(key)
+                table.delete(key)
+                known = self._known(table, key)
+                if known is not None and key in known:
+                    known.remove(key)
                     self._apply_config()
 
     def hits(self, rule: int) -> tuple[int, int]:
@@ -273,7 +285,8 @@ class XdpPort:
     def _apply_config(self) -> None:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
-        _write_config(self._maps["port"], limit, lib.VMH_PORT_F_5T if self._five_tuples else 0)
+        flags = (lib.VMH_PORT_F_5T if self._five_tuples else 0) | (lib.VMH_PORT_F_TCP3 if self._tcp_ports else 0)
+        _write_config(self._maps["port"], limit, flags)
 
     def check_open(self) -> None:
         """Raises Refused (IF_GONE) on a closed port."""

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#define REUSE_GAP (65535u + 2) /* tcp_twsk_unique() of Linux */
+
 static void inside(struct vmh_tcp_conn *c)
 {
 	core_enter(c->t, c);
@@ -70,6 +72,24 @@ int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out)
 	return 0;
 }
 
+void core_set_backlog(struct vmh_tcp_conn *l, unsigned backlog)
+{
+	if (l->listening)
+		l->listening->backlog = backlog;
+}
+
+int core_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out)
+{
+	struct vmh_tcp_conn *c = demux_orphan(t);
+
+	if (!c)
+		return -ENOENT;
+	c->app_closed = false;
+	c->user = user;
+	*out = c;
+	return 0;
+}
+
 int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		 const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out)
 {
@@ -82,6 +102,8 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 
 	if (!a->lport || !a->rport || !a->laddr || !a->raddr)
 		return -EINVAL;
+	if (w && w->moved) /* it lives elsewhere */
+		return -EADDRNOTAVAIL;
 	c = core_conn_new(t, &k, o);
 	if (!c)
 		return -ENOMEM;
@@ -91,8 +113,11 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 		free(c);
 		return -EADDRNOTAVAIL;
 	}
-	if (w)
-		demux_tw_remove(t, w); /* our sequence number is a clock's, far beyond the old one */
+	t->reusing = w != NULL;
+	if (w) {
+		t->isn_floor = w->snd_nxt + REUSE_GAP;
+		demux_tw_remove(t, w);
+	}
 	core_enter(t, c);
 	pcb = tcp_new();
 	err = ERR_MEM;
@@ -106,6 +131,7 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 			c->una = pcb->lastack;
 	}
 	tcp_bound_pcbs = NULL;
+	t->reusing = false;
 	if (err != ERR_OK) {
 		c->parent = NULL;
 		demux_remove(c);

@@ -75,7 +75,7 @@ void core_leave(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 	tcp_tw_pcbs = NULL;
 	if (tw) { /* c's */
 		demux_remove(c);
-		demux_tw_add(c, tw);
+		demux_tw_add(c, tw, false);
 		c->last_state = TIME_WAIT;
 		c->fin_acked = true;
 		tcp_pcb_purge(tw);
@@ -465,5 +465,7 @@ const struct vmh_tcp_ops vmh_tcp_core = {
 	.give = core_give, .shutdown = core_shutdown, .close = core_close, .poll = core_poll, .error = core_error,
 	.fail = core_fail, .set_options = core_set_options, .get_options = core_get_options, .set_path = core_set_path,
 	.set_user = core_set_user, .address = core_address, .info = core_get_info, .stats = core_get_stats,
+	.set_backlog = core_set_backlog, .refuse = core_refuse, .reclaim = core_reclaim, .port_users = demux_port_users,
+	.closing = demux_closing,
 	.freeze = core_freeze, .export_ = core_export, .forget = core_forget, .import = core_import,
 };

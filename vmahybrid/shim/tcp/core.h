@@ -121,7 +121,7 @@ struct tw {
 	uint32_t snd_nxt, rcv_nxt, ts_recent, ts_offset;
 	uint64_t until;
 	struct vmh_tcp_path path;
-	bool ts;
+	bool ts, moved; /* moved: another stack has the connection, and answers */
 };
 
 struct held { /* a received frame inside lwIP or unread */
@@ -149,6 +149,8 @@ struct vmh_tcp {
 	struct held *free_held;
 	struct vmh_tcp_conn *new_conn; /* made by passive_open during this call */
 	uint16_t ip_id;
+	uint32_t isn_floor;            /* of the next sequence number, if `reusing` */
+	bool reusing;
 	struct vmh_tcp_stats stats;
 };
 
@@ -168,6 +170,7 @@ unsigned core_events(struct vmh_tcp_conn *c);
 void core_note(struct vmh_tcp_conn *c); /* what core_events says now */
 /* input.c */
 int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
+void core_refuse(struct vmh_tcp *t, void *frame, size_t len);
 /* ip.c */
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts);
@@ -180,7 +183,10 @@ int demux_add(struct vmh_tcp_conn *c);
 void demux_remove(struct vmh_tcp_conn *c);
 struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, uint32_t laddr, uint16_t lport);
 struct tw *demux_tw(struct vmh_tcp *t, const struct key *k);
-void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb);
+void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved);
+struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t);
+unsigned demux_closing(struct vmh_tcp *t);
+unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
 bool demux_syn_allowed(struct vmh_tcp_conn *l);
@@ -211,6 +217,8 @@ void cc_loss(struct vmh_tcp_conn *c, bool timeout);
 int core_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
 		void *user, struct vmh_tcp_conn **out);
 int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
+void core_set_backlog(struct vmh_tcp_conn *l, unsigned backlog);
+int core_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
 int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		 const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more);

@@ -148,7 +148,7 @@ static void tw_grow(struct vmh_tcp *t)
 }
 
 /* All stay equally long, so the list is in the order of their ends. */
-void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb)
+void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 {
 	struct vmh_tcp *t = c->t;
 	struct tw *w = calloc(1, sizeof(*w)), **at;
@@ -166,6 +166,7 @@ void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb)
 	w->snd_nxt = pcb->snd_nxt;
 	w->rcv_nxt = pcb->rcv_nxt;
 	w->ts = pcb->flags & TF_TIMESTAMP;
+	w->moved = moved;
 	w->ts_recent = pcb->ts_recent;
 	w->ts_offset = c->ts_offset;
 	w->until = t->now + TIME_WAIT_US;
@@ -204,6 +205,42 @@ uint64_t demux_tw_expire(struct vmh_tcp *t)
 	while (t->tw_first && t->tw_first->until <= t->now)
 		demux_tw_remove(t, t->tw_first);
 	return t->tw_first ? t->tw_first->until : UINT64_MAX;
+}
+
+static struct vmh_tcp_conn *orphan_in(struct vmh_tcp_conn *c)
+{
+	while (c && !(c->app_closed && c->pcb && c->established))
+		c = c->hash_next;
+	return c;
+}
+
+struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t)
+{
+	struct vmh_tcp_conn *c = NULL;
+
+	for (uint32_t i = 0; i <= t->table_mask && !c; i++)
+		c = orphan_in(t->table[i]);
+	return c;
+}
+
+unsigned demux_closing(struct vmh_tcp *t)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i <= t->table_mask; i++)
+		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
+			n += c->app_closed && c->pcb && c->pcb->state != FIN_WAIT_2;
+	return n;
+}
+
+unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i <= t->table_mask; i++)
+		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
+			n += c->key.lport == lport;
+	return n;
 }
 
 void list_add(struct conn_list *l, struct vmh_tcp_conn *c)

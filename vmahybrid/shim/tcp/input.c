@@ -266,33 +266,54 @@ static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 	read_segment(tcp, len, &in);
 	if (in.flags & TCP_RST) /* RFC 1337 */
 		return 0;
+	if (w->moved && !(in.flags & TCP_SYN))
+		return 0;
 	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, w->key.laddr, w->key.lport) &&
 	    (TCP_SEQ_GT(in.seq, w->rcv_nxt) || (w->ts && in.ts && TCP_SEQ_GT(in.tsval, w->ts_recent)))) {
 		demux_tw_remove(t, w); /* RFC 6191: a new connection */
 		return -ENOENT;
 	}
-	if (in.payload || in.flags & (TCP_FIN | TCP_SYN))
+	if (!w->moved && (in.payload || in.flags & (TCP_FIN | TCP_SYN)))
 		core_send_segment(t, &w->path, &w->key, w->snd_nxt, w->rcv_nxt, TCP_ACK,
 				  (uint32_t)(t->now / 1000) + w->ts_offset, w->ts_recent, w->ts);
 	return 0;
 }
 
-static int to_nobody(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k)
+static void refuse(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k)
 {
 	struct seg_in in;
 
-	t->stats.no_conn++;
-	if (!t->env.reset_unknown)
-		return -ENOENT;
 	read_segment(tcp, len, &in);
 	if (in.flags & TCP_RST)
-		return 0;
+		return;
 	if (in.flags & TCP_ACK)
 		core_send_segment(t, &t->reply, k, in.ack, 0, TCP_RST, 0, 0, false);
 	else
 		core_send_segment(t, &t->reply, k, 0, in.seq + in.payload + !!(in.flags & TCP_SYN) + !!(in.flags & TCP_FIN),
 				  TCP_RST | TCP_ACK, 0, 0, false);
+}
+
+static int to_nobody(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k)
+{
+	t->stats.no_conn++;
+	if (!t->env.reset_unknown)
+		return -ENOENT;
+	refuse(t, tcp, len, k);
 	return 0;
+}
+
+void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
+{
+	struct key k;
+	size_t tcp_len;
+	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
+
+	if (!tcp)
+		return;
+	t->now = t->env.now_ns(t->env.ctx) / 1000;
+	memcpy(t->reply.dmac, (uint8_t *)frame + 6, 6);
+	memcpy(t->reply.smac, frame, 6);
+	refuse(t, tcp, tcp_len, &k);
 }
 
 static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k)

@@ -58,7 +58,12 @@ u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_
 	uint64_t hash = core_siphash(core_now->secret, (uint64_t)laddr->addr << 32 | raddr->addr,
 				     (uint64_t)lport << 16 | rport);
 
-	return (u32_t)hash + (u32_t)(core_now->now / 4);
+	u32_t isn = (u32_t)hash + (u32_t)(core_now->now / 4);
+
+	/* a name in TIME_WAIT is used again: beyond what its last connection may have sent, as Linux does it */
+	if (core_now->reusing && TCP_SEQ_LT(isn, core_now->isn_floor))
+		isn = core_now->isn_floor;
+	return isn;
 }
 
 /* The clock of the timestamp option, which begins elsewhere for each connection. */

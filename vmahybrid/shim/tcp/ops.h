@@ -11,6 +11,11 @@ struct vmh_tcp_ops {
 	int (*listen)(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
 		      void *user, struct vmh_tcp_conn **out);
 	int (*accept)(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
+	void (*set_backlog)(struct vmh_tcp_conn *l, unsigned backlog);
+	void (*refuse)(struct vmh_tcp *t, void *frame, size_t len);
+	int (*reclaim)(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
+	unsigned (*closing)(struct vmh_tcp *t);
+	unsigned (*port_users)(struct vmh_tcp *t, uint16_t lport);
 	int (*connect)(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		       const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 	ssize_t (*write)(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more);

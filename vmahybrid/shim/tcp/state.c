@@ -33,6 +33,7 @@ void core_forget(struct vmh_tcp_conn *c)
 		return;
 	}
 	core_enter(c->t, c);
+	demux_tw_add(c, c->pcb, true); /* frames that are on their way to us are not to be answered by a reset */
 	core_drop(c, 0, false);
 	core_leave(c->t, c);
 }

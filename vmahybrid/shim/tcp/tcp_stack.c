@@ -103,6 +103,31 @@ int vmh_tcp_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out
 	return WITH(OF(l), int, accept(l, user, out));
 }
 
+void vmh_tcp_set_backlog(struct vmh_tcp_conn *l, unsigned backlog)
+{
+	WITH_VOID(OF(l), set_backlog(l, backlog));
+}
+
+void vmh_tcp_refuse(struct vmh_tcp *t, void *frame, size_t len)
+{
+	WITH_VOID(t, refuse(t, frame, len));
+}
+
+int vmh_tcp_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out)
+{
+	return WITH(t, int, reclaim(t, user, out));
+}
+
+unsigned vmh_tcp_closing(struct vmh_tcp *t)
+{
+	return WITH(t, unsigned, closing(t));
+}
+
+unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport)
+{
+	return WITH(t, unsigned, port_users(t, lport));
+}
+
 int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		    const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out)
 {

@@ -102,6 +102,7 @@ uint64_t vmh_tcp_tick(struct vmh_tcp *t); /* runs timers; ns of the next one, UI
 int vmh_tcp_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog,
 		   const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 int vmh_tcp_accept(struct vmh_tcp_conn *listener, void *user, struct vmh_tcp_conn **out); /* -EAGAIN: none */
+void vmh_tcp_set_backlog(struct vmh_tcp_conn *listener, unsigned backlog);
 int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		    const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 
@@ -110,6 +111,12 @@ ssize_t vmh_tcp_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, boo
 int vmh_tcp_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max); /* number of pieces, 0: end, -EAGAIN */
 void vmh_tcp_give(struct vmh_tcp *t, void *handle); /* any time, also after close */
 int vmh_tcp_shutdown(struct vmh_tcp_conn *c, int how); /* SHUT_RD, SHUT_WR, SHUT_RDWR */
+/* Answers the segment of a frame that vmh_tcp_input did not know (-ENOENT) by a reset, as a host without it does. */
+void vmh_tcp_refuse(struct vmh_tcp *t, void *frame, size_t len);
+/* A connection that was closed and goes on closing becomes its holder's again, to be moved. -ENOENT: there is none. */
+int vmh_tcp_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
+unsigned vmh_tcp_closing(struct vmh_tcp *t); /* that were closed, and have sent or acknowledged not all yet */
+unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport); /* connections, but for those in TIME_WAIT */
 void vmh_tcp_close(struct vmh_tcp_conn *c);  /* a reset if bytes are unread, as in Linux; else the stack goes on closing */
 void vmh_tcp_abort(struct vmh_tcp_conn *c);  /* reset (SO_LINGER 0), and close */
 unsigned vmh_tcp_poll(struct vmh_tcp_conn *c);
@@ -127,7 +134,7 @@ void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 
 /* Homecoming and adoption, see tcp_state.h. freeze: nothing is sent, frames are refused (-EBUSY), timers stand still.
  * export works on a frozen connection: bytes needed, and written if size suffices; -ENOTSUP in a state that can't move.
- * forget: gone without a segment. thaw: as if nothing had been, timers run anew. */
+ * forget: gone without a segment, and what still comes for it is taken and dropped for a while. thaw: as if nothing had been, timers run anew. */
 int vmh_tcp_freeze(struct vmh_tcp_conn *c);
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 int vmh_tcp_thaw(struct vmh_tcp_conn *c);

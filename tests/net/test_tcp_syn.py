@@ -1,0 +1,460 @@
+"""Connections from the SYN on the ring (VMA_HYBRID_TCP=offload): each scenario is played by two programs on the kernel,
+then with the client, the server or both under the shim, and what they see must be the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from net.service_lab import Api, Peer, until
+from net.test_tcp_shim import offloaded, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PROGRAM = Path(__file__).with_name("tcp_calls.py")
+WHO = ["client", "server", "both"]
+
+
+class Calls(Peer):
+    """tcp_calls.py, under the shim or not."""
+
+    def __init__(self, service: Service, side: Side, shim: bool) -> None:
+        argv, env = [sys.executable, str(PROGRAM)], dict(service.env)
+        if shim:
+            argv = service.run_argv(argv, VMA_HYBRID_TCP="offload", VMA_RX_POLL="200", VMA_TRACELEVEL="warning")
+        self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        bufsize=1, env={**os.environ, **env})
+        self.side = side
+
+    def call(self, name: str, method: str, *arguments: Any) -> Any:
+        return self.do("call", name=name, method=method, arguments=list(arguments))
+
+
+@pytest.fixture(scope="module")
+def netns_pair() -> Iterator[Sandbox]:
+    with Sandbox("test") as sandbox:
+        yield without_offloads(sandbox)
+
+
+@pytest.fixture(scope="module")
+def service(netns_pair: Sandbox) -> Iterator[Service]:
+    with Service(netns_pair) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known(service: Service, netns_pair: Sandbox) -> None:
+    """The neighbours are: what is not resolved yet is the kernel's to connect."""
+    for side, other in (netns_pair.sides, netns_pair.sides[::-1]):
+        side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+    time.sleep(0.3)
+
+
+Scenario = Callable[[Calls, Calls, Side], Any]
+
+
+class Stage:
+    def __init__(self, service: Service, sandbox: Sandbox) -> None:
+        self.service, self.sandbox = service, sandbox
+
+    def play(self, scenario: Scenario, who: str) -> Any:
+        with Calls(self.service, self.sandbox.b, who in ("server", "both")) as b, \
+                Calls(self.service, self.sandbox.a, who in ("client", "both")) as a:
+            return scenario(a, b, self.sandbox.b)
+
+    def compare(self, scenario: Scenario, who: str) -> None:
+        assert self.play(scenario, who) == self.play(scenario, "nobody")
+
+
+@pytest.fixture
+def stage(service: Service, netns_pair: Sandbox) -> Stage:
+    return Stage(service, netns_pair)
+
+
+def listening(b: Calls, to: Side, **options: Any) -> int:
+    """"l" listens, also on rings: these begin when the program waits for connections."""
+    port = int(b.do("listen", name="l", **{"address": to.address, **options}))
+    assert b.do("poll", name="l") == []
+    return port
+
+
+def opened(a: Calls, b: Calls, to: Side) -> int:
+    """"l" listens, "c" is connected to "s"."""
+    port = listening(b, to)
+    a.do("new", name="c")
+    assert a.call("c", "connect", [to.address, port]) is None
+    assert b.do("accept", name="l", new="s") == a.side.address
+    return port
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_connection(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        seen = [a.do("poll", name="c"), b.do("poll", name="s"), b.do("poll", name="l"), a.do("state", name="c")]
+        seen += [a.call("c", "getpeername") == b.call("s", "getsockname"),
+                 a.call("c", "getsockname") == b.call("s", "getpeername")]
+        seen += [a.call("c", "send", "question"), b.call("s", "recv", 100), b.call("s", "send", "answer")]
+        seen += [a.do("until", name="c", wanted="POLLIN"), a.call("c", "recv", 100), a.do("select", name="c")]
+        seen += [b.call("s", "shutdown", 1), a.do("until", name="c", wanted="POLLRDHUP"), a.call("c", "recv", 1)]
+        seen += [a.call("c", "send", "more"), b.call("s", "recv", 100), a.do("close", name="c"), b.call("s", "recv", 1)]
+        return [*seen, b.do("close", name="s"), b.do("close", name="l")]
+
+    stage.compare(scenario, who)
+    until(lambda: not offloaded(stage.service))
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_it_is_on_the_ring_without_a_move(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> None:
+        before = Api(stage.service).status()["counters"]
+        opened(a, b, to)
+        pids = {socket["pid"] for socket in until(lambda: offloaded(stage.service))}
+        assert pids == {p.pid for p, name in ((a, "client"), (b, "server")) if who in (name, "both")}
+        a.call("c", "send", "x")
+        assert b.call("s", "recv", 1) == "x"
+        after = Api(stage.service).status()["counters"]
+        for counter in ("tcp_taken_total", "tcp_homed_total"):
+            assert after.get(counter, 0) == before.get(counter, 0)
+
+    stage.play(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_refused(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = opened(a, b, to)
+        b.do("close", name="l")
+        a.do("new", name="d")
+        seen = [a.call("d", "connect", [to.address, port]), a.call("d", "send", "x") in ("EPIPE", "ENOTCONN")]
+        a.do("new", name="n", blocking=False)
+        seen += [a.call("n", "connect", [to.address, port]), a.do("until", name="n", wanted="POLLERR"),
+                 a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR"),
+                 a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR")]
+        seen += [a.call("n", "connect", [to.address, port])]
+        again = listening(b, to)
+        seen += [a.call("d", "connect", [to.address, again]), b.do("accept", name="l", new="s2")]
+        seen += [a.call("c", "send", "still"), b.call("s", "recv", 9)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_without_blocking(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to)
+        b.call("l", "setblocking", False)
+        seen = [b.do("accept", name="l", new="s"), b.do("poll", name="l"), b.do("select", name="l"),
+                b.do("epoll", name="l", milliseconds=0)]
+        a.do("new", name="c", blocking=False)
+        seen += [a.call("c", "connect", [to.address, port]), a.do("until", name="c", wanted="POLLOUT"),
+                 a.do("option", name="c", level="SOL_SOCKET", option="SO_ERROR")]
+        seen += [a.call("c", "connect", [to.address, port]), a.call("c", "connect", [to.address, port])]
+        seen += [b.do("until", name="l", wanted="POLLIN"), b.do("select", name="l"),
+                 b.do("epoll", name="l", milliseconds=1000), b.do("accept", name="l", new="s"),
+                 b.do("accept", name="l", new="s2"), b.do("poll", name="l")]
+        seen += [a.call("c", "recv", 1), a.call("c", "send", "abc"), b.call("s", "recv", 3)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_listener_wakes_who_waits(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to)
+        seen = []
+        for number, waiting in enumerate(({"what": "accept", "new": "s"}, {"what": "poll", "milliseconds": 3000},
+                                          {"what": "epoll", "milliseconds": 3000}, {"what": "select", "seconds": 3})):
+            b.do("start", thread="t", name="l", **waiting)
+            time.sleep(0.1)
+            a.do("new", name="c")
+            seen += [a.call("c", "connect", [to.address, port]), b.do("end", thread="t")]
+            if number:
+                seen.append(b.do("accept", name="l", new="s"))
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", ["client", "both"])
+def test_nobody_answers(stage: Stage, who: str) -> None:
+    """A name that is taken by nobody: a permanent neighbour that does not exist."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        a.side.ip("neigh", "replace", "10.77.0.99", "lladdr", "02:00:00:00:00:99", "dev", a.side.device, "nud",
+                  "permanent")
+        time.sleep(0.3)
+        at = ["10.77.0.99", 4000]
+        a.do("new", name="c")
+        seen = [a.do("option", name="c", level="IPPROTO_TCP", option="TCP_SYNCNT", value=1)]
+        a.do("start", thread="t", name="c", method="connect", arguments=[at], what="call")
+        time.sleep(0.2)
+        seen += [a.do("state", name="c"), a.do("poll", name="c"), a.call("c", "getpeername")]
+        a.do("new", name="n", blocking=False)
+        seen += [a.call("n", "connect", at), a.call("n", "connect", at), a.call("n", "send", "x"), a.call("n", "recv", 1)]
+        seen += [a.call("n", "shutdown", 2), a.do("close", name="n")]
+        a.do("new", name="d")
+        seen += [a.do("timeout", name="d", which="SO_SNDTIMEO", seconds=0.3), a.call("d", "connect", at)]
+        a.do("new", name="i")
+        seen += [a.do("interrupted", name="i", method="connect", arguments=[at], restart=False, after=0.2)]
+        a.do("new", name="u", blocking=False)
+        seen += [a.call("u", "connect", at), a.do("connect_unspec", name="u")]
+        seen += [a.do("end", thread="t", seconds=6)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", ["client", "both"])
+@pytest.mark.parametrize("how", ["shutdown", "close"])
+def test_given_up_by_another_thread(stage: Stage, who: str, how: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        a.side.ip("neigh", "replace", "10.77.0.98", "lladdr", "02:00:00:00:00:98", "dev", a.side.device, "nud",
+                  "permanent")
+        time.sleep(0.3)
+        a.do("new", name="c")
+        a.do("start", thread="t", name="c", method="connect", arguments=[["10.77.0.98", 4000]], what="call")
+        time.sleep(0.2)
+        if how == "shutdown":
+            return [a.call("c", "shutdown", 2), a.do("end", thread="t")]
+        a.do("close", name="c")
+        return a.do("end", thread="t", seconds=1)
+
+    seen = stage.play(scenario, who)
+    if how == "shutdown":
+        assert seen == stage.play(scenario, "nobody")
+    else:
+        assert seen == "EBADF"  # the kernel's goes on for two minutes
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_addresses_in_use(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = opened(a, b, to)
+        seen = [b.do("listen", name="l2", address=to.address, port=port), b.do("listen", name="l3", address="0.0.0.0",
+                                                                                port=port)]
+        own = a.call("c", "getsockname")
+        seen += [a.do("listen", name="x", address=own[0], port=own[1], reuse=False)]
+        b.do("close", name="l")
+        seen += [b.do("listen", name="l", address=to.address, port=port) == port]
+        a.do("new", name="d")
+        seen += [a.call("d", "connect", [to.address, port]), b.do("accept", name="l", new="s2")]
+        return [*seen, a.call("c", "send", "x"), b.call("s", "recv", 1), a.call("d", "send", "y"), b.call("s2", "recv", 1)]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_resets(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = opened(a, b, to)
+        seen = [a.do("linger", name="c", seconds=0), a.do("close", name="c"), b.do("until", name="s", wanted="POLLHUP"),
+                b.call("s", "recv", 1), b.call("s", "recv", 1), b.call("s", "send", "x")]
+        a.do("new", name="c")
+        seen += [a.call("c", "connect", [to.address, port]), b.do("accept", name="l", new="s"), b.call("s", "send", "unread")]
+        seen += [a.do("until", name="c", wanted="POLLIN"), a.do("close", name="c"), b.do("until", name="s", wanted="POLLHUP"),
+                 b.call("s", "recv", 1)]
+        a.do("new", name="c")
+        seen += [a.call("c", "connect", [to.address, port])]
+        b.do("until", name="l", wanted="POLLIN")
+        seen += [b.do("close", name="l"), a.do("until", name="c", wanted="POLLHUP"), a.call("c", "recv", 1)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_lingering(stage: Stage, who: str) -> None:
+    """Close waits until the peer has everything: here it does not read, and its window is small."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to)
+        b.do("option", name="l", level="SOL_SOCKET", option="SO_RCVBUF", value=4096)
+        a.do("new", name="c")
+        a.call("c", "connect", [to.address, port])
+        b.do("accept", name="l", new="s")
+        a.do("linger", name="c", seconds=1)
+        a.call("c", "send", "x" * 60000)
+        a.do("start", thread="t", name="c", what="close")
+        slow = [a.do("end", thread="t", seconds=3), 0.8 < a.do("took", thread="t") < 1.6]
+        a.do("new", name="c")
+        a.call("c", "connect", [to.address, port])
+        b.do("accept", name="l", new="s")
+        a.do("linger", name="c", seconds=2)
+        a.call("c", "send", "x" * 100)
+        a.do("start", thread="t", name="c", what="close")
+        return [*slow, a.do("end", thread="t", seconds=3), a.do("took", thread="t") < 1, b.call("s", "recv", 200)]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_options(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        seen = []
+        for p, name in ((a, "c"), (b, "s")):
+            for level, option, value in (("IPPROTO_TCP", "TCP_NODELAY", 1), ("SOL_SOCKET", "SO_KEEPALIVE", 1),
+                                         ("IPPROTO_TCP", "TCP_KEEPIDLE", 7), ("IPPROTO_IP", "IP_TOS", 16)):
+                p.do("option", name=name, level=level, option=option, value=value)
+                seen.append(p.do("option", name=name, level=level, option=option))
+            seen.append(p.do("option", name=name, level="SOL_SOCKET", option="SO_TYPE"))
+            seen.append(p.do("option", name=name, level="SOL_SOCKET", option="SO_ERROR"))
+            seen.append(p.do("state", name=name))
+        return [*seen, b.do("timeout", name="s", which="SO_RCVTIMEO", seconds=0.2), b.call("s", "recv", 1),
+                b.do("timeout", name="l", which="SO_RCVTIMEO", seconds=0.2), b.do("accept", name="l", new="x")]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_interrupted_accept(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        b.do("listen", name="l", address=to.address)
+        return b.do("interrupted", name="l", method="accept", arguments=[], restart=False, after=0.2)
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_backlog(stage: Stage, who: str) -> None:
+    """More connections than are accepted: those beyond the backlog do not come to be until there is room."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, backlog=2)
+        for i in range(6):
+            a.do("new", name=f"c{i}", blocking=False)
+            a.call(f"c{i}", "connect", [to.address, port])
+            time.sleep(0.05)
+        time.sleep(0.3)
+        b.call("l", "setblocking", False)
+        accepted = [b.do("accept", name="l", new=f"s{i}") for i in range(4)]
+        return [a.do("poll", name=f"c{i}") for i in range(3)], accepted
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_listener_of_ring_and_kernel(stage: Stage, who: str) -> None:
+    """A wildcard listener gets connections by the ring and by the loopback interface."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, address="0.0.0.0")
+        b.side.ip("link", "set", "lo", "up")
+        b.do("new", name="local")
+        a.do("new", name="far")
+        seen = [b.call("local", "connect", ["127.0.0.1", port]), b.do("accept", name="l", new="s1")]
+        seen += [a.call("far", "connect", [to.address, port]), b.do("accept", name="l", new="s2") == a.side.address]
+        seen += [b.call("local", "send", "near"), b.call("s1", "recv", 9), a.call("far", "send", "far"),
+                 b.call("s2", "recv", 9)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("what", ["dup", "fork"])
+def test_going_home(stage: Stage, who: str, what: str) -> None:
+    """With unread and unacknowledged bytes; a connection that waits to be accepted as well."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = opened(a, b, to)
+        a.do("new", name="waiting")
+        seen = [a.call("waiting", "connect", [to.address, port]), a.call("waiting", "send", "early")]
+        seen += [a.call("c", "send", "to b"), b.call("s", "send", "to a"), a.do("until", name="c", wanted="POLLIN")]
+        for p, name in ((a, "c"), (b, "s")):
+            if what == "dup":
+                p.do("dup", name=name, new="d")
+            else:
+                seen.append(p.do("fork", name=name, method="getpeername") == p.call(name, "getpeername"))
+        seen += [a.call("c", "recv", 9), b.call("s", "recv", 9), a.call("c", "send", "x"), b.call("s", "recv", 1)]
+        seen += [b.call("s", "send", "y"), a.call("c", "recv", 1), b.do("accept", name="l", new="w")]
+        seen += [b.call("w", "recv", 9), b.call("w", "send", "late"), a.call("waiting", "recv", 9)]
+        a.do("new", name="n")
+        seen += [a.call("n", "connect", [to.address, port]), b.do("accept", name="l", new="m"), a.call("n", "send", "z"),
+                 b.call("m", "recv", 1)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_visits(stage: Stage, who: str) -> None:
+    """Connections one after another, closed by the client, without a leak of descriptors."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, backlog=128)
+        b.do("serve", name="l")
+        a.do("visits", address=to.address, port=port, count=50)
+        time.sleep(0.3)
+        before = a.do("fds"), b.do("fds")
+        assert a.do("visits", 30, address=to.address, port=port, count=1500) == 1500
+        time.sleep(0.3)
+        assert max(now - then for now, then in zip((a.do("fds"), b.do("fds")), before, strict=True)) < 3
+
+    stage.play(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_many_at_a_time(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, backlog=256)
+        seen = [a.do("many", 20, address=to.address, port=port, count=150)]
+        for i in range(150):
+            b.do("accept", name="l", new=f"s{i}")
+            seen.append(b.call(f"s{i}", "send", f"{i}"))
+        return seen, [a.call(f"many{i}", "recv", 9) for i in range(150)]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_bulk(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        b.do("start", thread="t", name="s", what="echo")
+        seen = a.do("bulk", 30, name="c", size=2_000_000), a.call("c", "shutdown", 1)
+        return *seen, b.do("end", thread="t", seconds=5)
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_the_program_ends(stage: Stage, who: str) -> None:
+    """What was sent arrives, and an end of the stream, as the kernel does it."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        a.call("c", "send", "last words")
+        a.close()
+        return b.call("s", "recv", 10), b.call("s", "recv", 1)
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_the_server_ends(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        b.call("s", "send", "last words")
+        b.close()
+        return a.call("c", "recv", 10), a.call("c", "recv", 1)
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_it_closes_with_the_peer_still_sending(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        a.call("c", "shutdown", 1)
+        seen = [b.call("s", "recv", 1), b.call("s", "send", "half"), a.call("c", "recv", 4)]
+        a.do("close", name="c")
+        b.call("s", "send", "nobody reads it")
+        return [*seen, b.do("until", name="s", wanted="POLLERR")]
+
+    stage.compare(scenario, who)

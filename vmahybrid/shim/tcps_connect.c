@@ -1,0 +1,262 @@
+/* Connections that the program opens, from the SYN on the ring; and the calls that concern a connection that is opening.
+ * Whatever is not plain is left to the kernel. */
+#include "vmh_base.h"
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_params.h"
+#include "vmh_tcps.h"
+#include "vmh_wait.h"
+#include <fcntl.h>
+#include <netinet/in.h>
+
+#define NEIGHBOUR_MS 100
+#define SYN_SENT 2 /* linux/tcp_states.h */
+#define CLOSE 7
+
+/* The ring by which the kernel would send to a->raddr, and our address there; or why not. */
+static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
+{
+	struct vmh_nexthop hop = { 0 };
+	struct vmh_ring *r;
+	unsigned reason = vmh_session_open();
+
+	if (reason)
+		return reason;
+	vmh_session_serve();
+	reason = vmh_net_resolve(a->raddr, 0, 0, &hop);
+	if (reason == VMH_R_NO_NEIGHBOUR && hop.via && !vmh_net_link_served(hop.ifindex))
+		vmh_session_neigh(hop.ifindex, hop.via);
+	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) && i < NEIGHBOUR_MS; i++) {
+		struct timespec ms = { 0, 1000000 };
+
+		vmh_sys(SYS_nanosleep, &ms, NULL);
+		reason = vmh_net_resolve(a->raddr, 0, 0, &hop);
+	}
+	if (!reason)
+		reason = vmh_net_link_served(hop.ifindex);
+	if (!reason && vmh_net_is_broadcast(a->raddr))
+		reason = VMH_R_BROADCAST;
+	if (reason)
+		return reason;
+	r = vmh_session_ring(hop.ifindex, &reason);
+	if (!r)
+		return reason ? reason : VMH_R_RING_FAILED;
+	s->tring = vmh_tring_of(r);
+	if (!s->tring)
+		return VMH_R_RING_FAILED;
+	s->ifindex = hop.ifindex;
+	a->laddr = hop.saddr;
+	memcpy(path->dmac, hop.dmac, 6);
+	memcpy(path->smac, r->mac, 6);
+	path->mtu = (uint16_t)(hop.mtu && hop.mtu < r->mtu ? hop.mtu : r->mtu);
+	return a->laddr ? 0 : VMH_R_NOT_OFFLOADABLE_ADDR;
+}
+
+static bool plain(const struct vmh_tcps *s, const struct sockaddr_in *to)
+{
+	in_addr_t a = ntohl(to->sin_addr.s_addr);
+
+	return vmh_params.hybrid_tcp == 2 && !s->bound && !s->odd && !s->listens && to->sin_port && a &&
+	       a >> 24 != 127 && !IN_MULTICAST(a) && !IN_BADCLASS(a);
+}
+
+/* Object lock held, state KERNEL. 0: the SYN is sent. */
+static int begin(struct vmh_tcps *s, const struct sockaddr_in *to)
+{
+	struct vmh_tcp_addr a = { .raddr = to->sin_addr.s_addr, .rport = to->sin_port };
+	struct vmh_tcp_path path = { 0 };
+	unsigned reason;
+	int rc;
+
+	if (!plain(s, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1)
+		return VMH_TCPS_KERNELS;
+	reason = find_way(s, &a, &path);
+	rc = reason ? -EADDRNOTAVAIL : vmh_tport_connect(s->tring, s->ifindex, s, &a, &path);
+	if (rc) {
+		vmh_tcps_set_reason(s, reason ? reason : VMH_R_RULE_LIMIT);
+		return VMH_TCPS_KERNELS;
+	}
+	s->addr = a;
+	s->connecting = 1;
+	s->opening = VMH_TCPS_OPENING;
+	vmh_tcps_publish(s);
+	return 0;
+}
+
+/* Object lock held: the kernel socket is as it was made, and may be connected again. */
+static void undo(struct vmh_tcps *s)
+{
+	vmh_lock(&s->io);
+	if (s->conn)
+		vmh_tcp_close(s->conn);
+	s->conn = NULL;
+	s->flow_id = 0;
+	s->opening = VMH_TCPS_OPEN;
+	atomic_store(&s->bits, 0);
+	atomic_store(&s->fresh, 0);
+	atomic_store(&s->state, VMH_TCPS_KERNEL);
+	vmh_unlock(&s->io);
+	vmh_tring_flush(s->tring);
+	vmh_tring_count(s->tring, -1);
+	VMH_SET(s->stats->offloaded, 0);
+	VMH_SET(s->stats->rx_offloaded, 0);
+	VMH_SET(s->stats->tx_offloaded, 0);
+	VMH_SET(s->stats->flow_id, 0);
+	vmh_epoll_member_parked(&s->obj, false);
+	vmh_wake_all();
+}
+
+/* How far it is: 1 connected, 0 not yet, or -errno, once: the socket is new again then. */
+static int outcome(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info info;
+	int rc = 1, err = 0;
+
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) != VMH_TCPS_RING || !vmh_tcps_is_fresh(s)) {
+		vmh_unlock(&s->obj.lock);
+		return VMH_TCPS_KERNELS;
+	}
+	if (s->opening) {
+		vmh_lock(&s->io);
+		vmh_tcp_get_info(s->conn, &info);
+		if (info.state == CLOSE)
+			err = vmh_tcp_error(s->conn);
+		vmh_unlock(&s->io);
+		rc = info.state == CLOSE ? (err ? -err : -ECONNABORTED) : info.state != SYN_SENT;
+		if (rc < 0)
+			undo(s);
+		else if (rc)
+			s->opening = VMH_TCPS_OPEN;
+	}
+	vmh_unlock(&s->obj.lock);
+	return rc;
+}
+
+static int wait_open(struct vmh_tcps *s)
+{
+	struct vmh_twait w;
+	int rc, err;
+
+	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1);
+	for (;;) {
+		err = vmh_tcps_wait(s, &w);
+		if (atomic_load(&s->obj.closed))
+			return -EBADF;
+		rc = outcome(s);
+		if (rc)
+			return rc == VMH_TCPS_KERNELS && vmh_tcps_state(s) == VMH_TCPS_KERNEL ? -ECONNRESET :
+			       rc < 0 ? rc : 0; /* by shutdown() in another thread: as tcp_disconnect() */
+		if (err)
+			return err == -EAGAIN ? -EINPROGRESS : err;
+	}
+}
+
+/* connect() on a connection that there is already. */
+static int again(struct vmh_tcps *s, const struct sockaddr *a)
+{
+	int rc;
+
+	if (a->sa_family == AF_UNSPEC) {
+		vmh_lock(&s->obj.lock);
+		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
+			vmh_lock(&s->io);
+			vmh_tcp_abort(s->conn);
+			s->conn = NULL;
+			vmh_unlock(&s->io);
+			undo(s);
+		}
+		vmh_unlock(&s->obj.lock);
+		return 0;
+	}
+	if (!s->opening)
+		return -EISCONN;
+	vmh_rings_poll(1);
+	rc = outcome(s);
+	if (rc)
+		return rc > 0 ? 0 : rc;
+	return atomic_load(&s->nonblock) ? -EALREADY : wait_open(s);
+}
+
+int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len)
+{
+	struct sockaddr_in to;
+	int rc;
+
+	(void)fd;
+	if (len < sizeof(a->sa_family))
+		return VMH_TCPS_KERNELS;
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		return again(s, a);
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || a->sa_family != AF_INET || len < sizeof(to))
+		return VMH_TCPS_KERNELS;
+	memcpy(&to, a, sizeof(to));
+	if (s->connecting || !vmh_trylock(&s->obj.lock))
+		return VMH_TCPS_KERNELS;
+	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, &to) : VMH_TCPS_KERNELS;
+	vmh_unlock(&s->obj.lock);
+	if (rc)
+		return rc;
+	return atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s);
+}
+
+/* It has not begun, or nobody knows: the kernel begins anew. Object lock held. */
+void vmh_tcps_restart(struct vmh_tcps *s)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = s->addr.rport, .sin_addr.s_addr = s->addr.raddr };
+	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFL);
+
+	undo(s);
+	atomic_store(&s->state, VMH_TCPS_HOME);
+	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags | O_NONBLOCK);
+	vmh_sys(SYS_connect, s->obj.fd, &to, sizeof(to));
+	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
+}
+
+int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
+{
+	struct vmh_tcp_info info;
+	int rc = VMH_TCPS_KERNELS;
+
+	(void)fd;
+	if (how < SHUT_RD || how > SHUT_RDWR)
+		return -EINVAL;
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
+		vmh_lock(&s->io);
+		vmh_tcp_get_info(s->conn, &info);
+		rc = info.state == SYN_SENT ? 0 : vmh_tcp_shutdown(s->conn, how);
+		vmh_tcps_refresh(s);
+		vmh_unlock(&s->io);
+		vmh_tring_flush(s->tring);
+		if (info.state == SYN_SENT)
+			undo(s);
+		else if (vmh_tcps_bits(s))
+			vmh_epoll_notify(&s->obj);
+		vmh_wake_all();
+	}
+	vmh_unlock(&s->obj.lock);
+	return rc;
+}
+
+int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET };
+	struct vmh_tcp_info info = { 0 };
+	socklen_t room = *len;
+
+	if ((int)room < 0)
+		return -EINVAL;
+	vmh_lock(&s->io);
+	if (s->conn)
+		vmh_tcp_get_info(s->conn, &info);
+	vmh_unlock(&s->io);
+	if (peer && (!s->conn || info.state == SYN_SENT || info.state == CLOSE))
+		return -ENOTCONN;
+	name.sin_port = peer ? s->addr.rport : s->addr.lport;
+	name.sin_addr.s_addr = peer ? s->addr.raddr : s->addr.laddr;
+	memcpy(a, &name, room < sizeof(name) ? room : sizeof(name));
+	*len = sizeof(name);
+	return 0;
+}

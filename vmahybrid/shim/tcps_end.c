@@ -1,0 +1,146 @@
+/* The end of connections that began on a ring: the stack closes them as the kernel would. What it is not through with
+ * when the process ends goes to the kernel. */
+#include "vmh_base.h"
+#include "vmh_control.h"
+#include "vmh_iomux_int.h"
+#include "vmh_log.h"
+#include "vmh_tcps.h"
+#include "vmh_wait.h"
+#include <netinet/in.h>
+
+#define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
+#define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
+
+/* SO_LINGER: until the peer has everything, or the time is over. */
+static void linger(struct vmh_tcps *s)
+{
+	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
+	struct pollfd none = { .fd = -1 };
+	bool drained = false;
+
+	for (;;) {
+		uint64_t now = vmh_now_ns();
+		int wakefd;
+
+		vmh_rings_poll(64);
+		vmh_lock(&s->io);
+		drained = !s->conn || vmh_tcp_poll(s->conn) & VMH_TCP_DRAINED;
+		vmh_unlock(&s->io);
+		if (drained || now >= end)
+			return;
+		wakefd = vmh_sleep_begin();
+		vmh_sleep(&none, 1, end - now > 10000000 ? 10000000 : (int64_t)(end - now), NULL, wakefd);
+		vmh_sleep_end();
+	}
+}
+
+static void close_fresh(struct vmh_tcps *s, bool wait)
+{
+	struct vmh_tcp_conn *c;
+
+	if (wait && s->linger && s->linger_s) {
+		vmh_lock(&s->io);
+		if (s->conn)
+			vmh_tcp_shutdown(s->conn, SHUT_WR);
+		vmh_unlock(&s->io);
+		vmh_tring_flush(s->tring);
+		linger(s);
+	}
+	vmh_lock(&s->io);
+	c = s->conn;
+	s->conn = NULL;
+	atomic_store(&s->bits, 0);
+	atomic_store(&s->state, VMH_TCPS_HOME);
+	if (c && s->linger && !s->linger_s)
+		vmh_tcp_abort(c);
+	else if (c)
+		vmh_tcp_close(c);
+	vmh_unlock(&s->io);
+	if (!c)
+		return;
+	vmh_tring_flush(s->tring);
+	vmh_tring_count(s->tring, -1);
+}
+
+void vmh_tcps_close(struct vmh_tcps *s)
+{
+	if (!vmh_tcps_is_fresh(s)) {
+		vmh_tcps_home(s, VMH_R_NONE, true); /* first: who is in a call goes on at the kernel */
+		return;
+	}
+	atomic_store(&s->obj.closed, 1);
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		close_fresh(s, true);
+	vmh_unlock(&s->obj.lock);
+}
+
+/* ---- the end of the process ---- */
+
+static void close_one(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		close_fresh(s, false);
+	vmh_unlock(&s->obj.lock);
+}
+
+/* Until nothing moves any more. */
+static void let_them_end(void)
+{
+	struct pollfd none = { .fd = -1 };
+	uint64_t now = vmh_now_ns(), end = now + QUIET_NS, last = now + FINISH_NS;
+	unsigned left = vmh_trings_closing(), was = left;
+
+	for (; left && now < end && now < last; now = vmh_now_ns()) {
+		int wakefd = vmh_sleep_begin();
+
+		if (!vmh_rings_poll(64))
+			vmh_sleep(&none, 1, 1000000, NULL, wakefd);
+		vmh_sleep_end();
+		vmh_rings_poll(64);
+		left = vmh_trings_closing();
+		if (left != was)
+			end = vmh_now_ns() + QUIET_NS;
+		was = left;
+	}
+}
+
+/* One that is still closing: the kernel goes on with it, and sends what is left. */
+static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
+{
+	struct vmh_tcp_addr a;
+	int fd = (int)vmh_sys(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), blob, err = -ENOTSUP;
+
+	vmh_tcp_address(c, &a);
+	vmh_tcp_freeze(c);
+	blob = fd < 0 ? fd : vmh_tcps_export(c);
+	if (blob >= 0) {
+		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex);
+		vmh_sys(SYS_close, blob);
+	}
+	if (fd >= 0)
+		vmh_sys(SYS_close, fd);
+	if (err)
+		(*tries)--;
+	vmh_tcp_forget(c);
+	return err == 0;
+}
+
+void vmh_tcps_finish(bool exiting)
+{
+	uint64_t end;
+	struct vmh_tcp_conn *c;
+	struct vmh_tring *t;
+	int tries = 8;
+
+	if (!vmh_trings_any())
+		return;
+	if (exiting)
+		vmh_tcps_each(close_one, NULL);
+	let_them_end();
+	end = vmh_now_ns() + FINISH_NS;
+	while (tries && vmh_now_ns() < end && vmh_session_id() && (t = vmh_trings_orphan(&c)))
+		orphan_home(t, c, &tries);
+}

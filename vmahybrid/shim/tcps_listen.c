@@ -1,0 +1,437 @@
+/* Listeners: the kernel listens, and so does each ring by which connections may come. accept() takes from both.
+ *
+ * The rings begin when the program first waits for a connection by a call that we see: one that accepts by other ways
+ * (io_uring) would never be told of theirs. */
+#include "vmh_base.h"
+#include "vmh_iomux_int.h"
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_params.h"
+#include "vmh_tcps.h"
+#include "vmh_wait.h"
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#define RINGS_MAX 8
+#define KERNEL_EVERY 32  /* connections of rings: then the kernel's are looked at first */
+#define SOMAXCONN_MAX 4096
+#define WAITING_MAX 512
+#define RETRY_NS 1000000000u
+
+struct vmh_tlisten {
+	in_addr_t laddr;
+	in_port_t lport;
+	uint32_t ifindex;        /* 0: all rings */
+	uint32_t flow_id;
+	unsigned nrings;
+	struct {
+		struct vmh_tring *tring;
+		struct vmh_tcp_conn *conn;
+		uint32_t ifindex;
+	} r[RINGS_MAX];
+	/* the kernel's by now, accepted by nobody yet; io */
+	unsigned first, nwaiting;
+	int waiting[WAITING_MAX];
+};
+
+/* ---- to the rings ---- */
+
+static void listen_on(struct vmh_tlisten *l, struct vmh_tcps *s, unsigned ifindex, unsigned backlog)
+{
+	struct vmh_tcp_options o = s->opt;
+	struct vmh_tcp_conn *conn = NULL;
+	struct vmh_tring *t;
+	struct vmh_ring *r;
+	unsigned reason;
+
+	r = l->nrings < RINGS_MAX ? vmh_session_ring(ifindex, &reason) : NULL;
+	t = r ? vmh_tring_of(r) : NULL;
+	if (!t || vmh_tcp_listen(vmh_tring_stack(t), l->laddr, l->lport, backlog, &o, s, &conn))
+		return;
+	l->r[l->nrings].tring = t;
+	l->r[l->nrings].ifindex = ifindex;
+	l->r[l->nrings++].conn = conn;
+	vmh_tring_count(t, 1);
+}
+
+static void stop(struct vmh_tlisten *l)
+{
+	for (unsigned i = 0; i < l->nrings; i++) {
+		vmh_tcp_close(l->r[i].conn);
+		vmh_tring_flush(l->r[i].tring);
+		vmh_tring_count(l->r[i].tring, -1);
+	}
+	l->nrings = 0;
+}
+
+static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsigned backlog)
+{
+	unsigned links[VMH_NET_LINKS], reason = vmh_session_open();
+	int n = 1;
+
+	if (reason)
+		return reason;
+	vmh_session_serve();
+	if (l->laddr && !vmh_net_is_local(l->laddr, &l->ifindex))
+		return VMH_R_NOT_OFFLOADABLE_ADDR;
+	if (l->laddr)
+		links[0] = l->ifindex;
+	else
+		n = vmh_net_served_links(links, VMH_NET_LINKS);
+	for (int i = 0; i < n; i++)
+		if (!vmh_net_link_served(links[i]))
+			listen_on(l, s, links[i], backlog);
+	if (!l->nrings)
+		return VMH_R_NO_INTERFACE;
+	reason = vmh_tport_attach(fd, l->laddr, l->lport, l->ifindex, VMH_ATTACH_F_LISTEN, &l->flow_id);
+	if (reason)
+		stop(l);
+	return reason;
+}
+
+static unsigned backlog_of(int backlog)
+{
+	return backlog < 0 || backlog > SOMAXCONN_MAX ? SOMAXCONN_MAX : (unsigned)backlog;
+}
+
+static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
+{
+	struct sockaddr_in a = { 0 };
+	socklen_t len = sizeof(a);
+	struct vmh_tlisten *l;
+	unsigned reason;
+
+	if (s->odd || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 ||
+	    vmh_sys(SYS_getsockname, fd, &a, &len) < 0 || !a.sin_port)
+		return;
+	l = s->listening; /* of before */
+	if (!l && !(l = calloc(1, sizeof(*l))))
+		return;
+	l->laddr = a.sin_addr.s_addr;
+	l->lport = a.sin_port;
+	vmh_map4(s->stats->local_addr, l->laddr);
+	VMH_SET(s->stats->local_port, l->lport);
+	reason = attach(s, fd, l, backlog);
+	vmh_tcps_set_reason(s, reason);
+	if (reason) {
+		vmh_debug("fd %d: the kernel alone listens: %s", fd, vmh_reason_text(reason));
+		if (!s->listening)
+			free(l);
+		return;
+	}
+	vmh_lock(&s->io);
+	s->listening = l;
+	atomic_store(&s->bits, 0);
+	atomic_store(&s->state, VMH_TCPS_LISTEN);
+	vmh_tlisten_refresh(s);
+	vmh_unlock(&s->io);
+	VMH_SET(s->stats->flow_id, l->flow_id);
+	VMH_SET(s->stats->offloaded, 1);
+	VMH_SET(s->stats->rx_offloaded, 1);
+	vmh_epoll_member_on_ring(&s->obj);
+	if (vmh_tcps_bits(s))
+		vmh_epoll_notify(&s->obj);
+	vmh_debug("fd %d: %u rings listen", fd, l->nrings);
+}
+
+void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
+{
+	vmh_lock(&s->obj.lock);
+	atomic_store(&s->listens, 1);
+	VMH_SET(s->backlog, backlog);
+	vmh_lock(&s->io);
+	for (unsigned i = 0; vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
+		vmh_tcp_set_backlog(s->listening->r[i].conn, backlog_of(backlog));
+	vmh_unlock(&s->io);
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
+{
+	if (vmh_params.hybrid_tcp != 2 || vmh_now_ns() < s->retry_ns || !vmh_trylock(&s->obj.lock))
+		return;
+	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens)) {
+		s->retry_ns = vmh_now_ns() + RETRY_NS;
+		to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_tlisten_options(struct vmh_tcps *s)
+{
+	vmh_lock(&s->io);
+	for (unsigned i = 0; i < s->listening->nrings; i++)
+		vmh_tcp_set_options(s->listening->r[i].conn, &s->opt);
+	vmh_unlock(&s->io);
+}
+
+void vmh_tlisten_refresh(struct vmh_tcps *s)
+{
+	struct vmh_tlisten *l = s->listening;
+	bool any = l->nwaiting != 0;
+
+	for (unsigned i = 0; i < l->nrings && !any; i++)
+		any = vmh_tcp_poll(l->r[i].conn) & VMH_TCP_IN;
+	atomic_store_explicit(&s->bits, any ? VMH_IN : 0, memory_order_release);
+}
+
+bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id)
+{
+	bool is = false;
+
+	vmh_lock(&s->io);
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		is = flow_id && s->listening->flow_id == flow_id;
+		for (unsigned i = 0; i < s->listening->nrings && r; i++)
+			is |= vmh_tring_ring(s->listening->r[i].tring) == r;
+	}
+	vmh_unlock(&s->io);
+	return is;
+}
+
+/* ---- accept ---- */
+
+/* What a connection has from its listener. */
+static void inherit(struct vmh_tcps *n, const struct vmh_tcps *s)
+{
+	n->opt = s->opt;
+	n->linger = s->linger;
+	n->linger_s = s->linger_s;
+	n->rcvtimeo_ns = VMH_GET(s->rcvtimeo_ns);
+	n->sndtimeo_ns = VMH_GET(s->sndtimeo_ns);
+	n->connecting = 1;
+}
+
+/* io of the listener held. The next connection, its holder is n. */
+static int next_conn(struct vmh_tcps *s, struct vmh_tcps *n)
+{
+	struct vmh_tlisten *l = s->listening;
+	int rc = -EAGAIN;
+
+	for (unsigned i = 0; i < l->nrings && rc; i++) {
+		rc = vmh_tcp_accept(l->r[i].conn, n, &n->conn);
+		if (rc)
+			continue;
+		n->tring = l->r[i].tring;
+		n->ifindex = l->r[i].ifindex;
+		n->flow_id = l->flow_id;
+		vmh_tcp_address(n->conn, &n->addr);
+	}
+	return rc;
+}
+
+/* A descriptor, -EAGAIN, or an error of socket(2). */
+static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
+{
+	struct vmh_tcps *n;
+	int fd, rc = -EAGAIN;
+
+	if (!(vmh_tcps_bits(s) & VMH_IN))
+		return -EAGAIN;
+	fd = (int)vmh_sys(SYS_socket, AF_INET, SOCK_STREAM | (flags & (SOCK_NONBLOCK | SOCK_CLOEXEC)), IPPROTO_TCP);
+	if (fd < 0)
+		return fd;
+	vmh_fd_close(fd); /* closed behind our back */
+	n = vmh_tcps_install(fd, flags & SOCK_NONBLOCK);
+	if (!n) {
+		vmh_sys(SYS_close, fd);
+		return -ENFILE;
+	}
+	vmh_lock(&n->obj.lock);
+	inherit(n, s);
+	vmh_lock(&s->io);
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && vmh_tcps_state(n) == VMH_TCPS_KERNEL) {
+		rc = next_conn(s, n);
+		vmh_tlisten_refresh(s);
+	}
+	vmh_unlock(&s->io);
+	if (!rc) {
+		*a = n->addr;
+		vmh_tcps_publish(n);
+	}
+	vmh_unlock(&n->obj.lock);
+	if (rc) {
+		vmh_fd_close(fd);
+		vmh_sys(SYS_close, fd);
+		return rc;
+	}
+	return fd;
+}
+
+static void name_peer(const struct vmh_tcp_addr *from, struct sockaddr *a, socklen_t *len)
+{
+	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = from->rport, .sin_addr.s_addr = from->raddr };
+
+	if (!a)
+		return;
+	memcpy(a, &name, *len < sizeof(name) ? *len : sizeof(name));
+	*len = sizeof(name);
+}
+
+/* Under io: between the look and the call no other thread takes it, and a listener that another process has is not on
+ * rings. So accept(2) does not sleep. */
+static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	struct timespec zero = { 0 };
+	int r = -EAGAIN;
+
+	vmh_lock(&s->io);
+	if (vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) > 0)
+		r = (int)vmh_sys(SYS_accept4, fd, a, len, flags);
+	vmh_unlock(&s->io);
+	if (r < 0)
+		return r;
+	vmh_fd_close(r);
+	vmh_tcps_accepted(r, flags);
+	return r;
+}
+
+/* One that went home before anybody had accepted it. */
+static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, int flags)
+{
+	struct vmh_tlisten *l;
+	int fd = -EAGAIN;
+
+	vmh_lock(&s->io);
+	l = s->listening;
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && l->nwaiting) {
+		fd = l->waiting[l->first++ % WAITING_MAX];
+		l->nwaiting--;
+		vmh_tlisten_refresh(s);
+		if (!l->nwaiting && !l->nrings)
+			atomic_store(&s->state, VMH_TCPS_HOME);
+	}
+	vmh_unlock(&s->io);
+	if (fd < 0)
+		return fd;
+	if (!(flags & SOCK_CLOEXEC))
+		vmh_sys(SYS_fcntl, fd, F_SETFD, 0);
+	if (flags & SOCK_NONBLOCK)
+		vmh_sys(SYS_fcntl, fd, F_SETFL, O_RDWR | O_NONBLOCK);
+	if (a)
+		vmh_sys(SYS_getpeername, fd, a, len);
+	return fd;
+}
+
+static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+	struct vmh_tcp_addr from;
+	bool kernel_first = ++s->accepts % KERNEL_EVERY == 0;
+	int r = VMH_GET(s->listening->nwaiting) ? from_waiting(s, a, len, flags) : -EAGAIN;
+
+	if (r == -EAGAIN && kernel_first)
+		r = from_kernel(s, fd, a, len, flags);
+	if (r != -EAGAIN)
+		return r;
+	r = from_ring(s, flags, &from);
+	if (r >= 0)
+		name_peer(&from, a, len);
+	return r;
+}
+
+int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+	struct vmh_twait w;
+	int r, err;
+
+	if (a && (int)*len < 0)
+		return -EINVAL;
+	vmh_twait_init(&w, s, VMH_GET(s->rcvtimeo_ns), VMH_IN, fd);
+	if (w.state != VMH_TCPS_LISTEN)
+		return VMH_TCPS_KERNELS;
+	vmh_rings_poll(1);
+	for (;;) {
+		if (atomic_load(&s->obj.closed))
+			return -EBADF;
+		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+			return VMH_TCPS_KERNELS;
+		r = accept_any(s, fd, a, len, flags);
+		if (r != -EAGAIN)
+			return r;
+		err = vmh_tcps_wait(s, &w);
+		if (vmh_tcps_bits(s) & VMH_IN)
+			continue;
+		r = from_kernel(s, fd, a, len, flags);
+		if (r != -EAGAIN)
+			return r;
+		if (err)
+			return err;
+	}
+}
+
+/* ---- to the kernel ---- */
+
+/* Connections that nobody has accepted become the kernel's, and wait here. Object lock held. */
+static void keep_waiting(struct vmh_tcps *s, unsigned reason)
+{
+	struct vmh_tlisten *l = s->listening;
+	struct vmh_tcp_addr from;
+
+	for (int i = 0; i < 4; i++)
+		vmh_rings_poll(64); /* those that are half open may come to be whole */
+	while (l->nwaiting < WAITING_MAX) {
+		int fd = from_ring(s, SOCK_CLOEXEC, &from);
+		struct vmh_tcps *n;
+
+		if (fd < 0)
+			return;
+		n = vmh_tcps_get(fd);
+		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_state(n) == VMH_TCPS_HOME) {
+			vmh_lock(&s->io);
+			l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = fd;
+			vmh_unlock(&s->io);
+		} else {
+			vmh_fd_close(fd);
+			vmh_sys(SYS_close, fd);
+		}
+		vmh_tcps_drop(&n);
+	}
+}
+
+/* The kernel alone listens from here on, or nobody, if reason is NONE. */
+void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
+{
+	struct vmh_tlisten *l = s->listening;
+	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP, session = vmh_session_id() != 0;
+
+	if (reason != VMH_R_NONE && session)
+		keep_waiting(s, reason);
+	vmh_lock(&s->io);
+	stop(l);
+	vmh_tlisten_refresh(s);
+	if (!l->nwaiting)
+		atomic_store(&s->state, back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+	vmh_unlock(&s->io);
+	vmh_tport_leave(s->obj.fd, l->laddr, l->lport, l->ifindex, l->flow_id);
+	l->flow_id = 0;
+	for (; reason == VMH_R_NONE && l->nwaiting; l->nwaiting--) {
+		int fd = l->waiting[l->first++ % WAITING_MAX];
+
+		vmh_fd_close(fd);
+		vmh_sys(SYS_close, fd);
+	}
+	VMH_SET(s->stats->offloaded, 0);
+	VMH_SET(s->stats->rx_offloaded, 0);
+	VMH_SET(s->stats->flow_id, 0);
+	vmh_tcps_set_reason(s, reason);
+	if (vmh_tcps_bits(s))
+		vmh_epoll_notify(&s->obj);
+	vmh_wake_all();
+}
+
+void vmh_tlisten_fork_child(struct vmh_tcps *s)
+{
+	struct vmh_tlisten *l = s->listening;
+
+	for (unsigned i = 0; l && i < l->nwaiting; i++) {
+		int fd = l->waiting[(l->first + i) % WAITING_MAX];
+
+		vmh_fd_close(fd);
+		vmh_sys(SYS_close, fd);
+	}
+	s->listening = NULL;
+}

@@ -1,0 +1,235 @@
+/* Options of TCP sockets. The kernel socket has them all the same; a connection that began on a ring gets them from here,
+ * and an option that the stack does not know keeps its socket on the kernel, or sends it there. */
+#include "vmh_base.h"
+#include "vmh_control.h"
+#include "vmh_tcps.h"
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+#define TCP_AO 38 /* linux/tcp.h: TCP_AO_ADD_KEY */
+#define SEND_MIN 4608 /* SOCK_MIN_SNDBUF and SOCK_MIN_RCVBUF, about */
+
+/* What the stack does not have to know of. */
+static bool harmless(int level, int name)
+{
+	if (level == SOL_SOCKET)
+		return name == SO_REUSEADDR || name == SO_RCVTIMEO || name == SO_SNDTIMEO || name == SO_PRIORITY ||
+		       name == SO_DEBUG || name == SO_BROADCAST;
+	return level == IPPROTO_TCP && name == TCP_FASTOPEN; /* of a listener: the ring offers none */
+}
+
+static uint32_t buffer(int value)
+{
+	return value < SEND_MIN / 2 ? SEND_MIN : (uint32_t)value * 2u > 1u << 30 ? 1u << 30 : (uint32_t)value * 2u;
+}
+
+static bool of_tcp(struct vmh_tcp_options *o, int name, int v)
+{
+	switch (name) {
+	case TCP_NODELAY: o->nodelay = v != 0; return true;
+	case TCP_QUICKACK: o->quickack = v != 0; return true;
+	case TCP_CORK: o->cork = v != 0; return true;
+	case TCP_KEEPIDLE: o->keep_idle_s = (uint32_t)v; return true;
+	case TCP_KEEPINTVL: o->keep_intvl_s = (uint32_t)v; return true;
+	case TCP_KEEPCNT: o->keep_cnt = (uint8_t)v; return true;
+	case TCP_USER_TIMEOUT: o->user_timeout_ms = (uint32_t)v; return true;
+	case TCP_SYNCNT: o->syn_retries = (uint32_t)v; return true;
+	case TCP_MAXSEG: o->mss_max = (uint16_t)v; return true;
+	}
+	return false;
+}
+
+/* True if the stack has it. Only after the kernel has taken the value. */
+static bool note(struct vmh_tcps *s, int level, int name, int v)
+{
+	struct vmh_tcp_options *o = &s->opt;
+
+	if (level == IPPROTO_TCP)
+		return of_tcp(o, name, v);
+	if (level == IPPROTO_IP && (name == IP_TOS || name == IP_TTL)) {
+		*(name == IP_TOS ? &o->tos : &o->ttl) = (uint8_t)(name == IP_TTL && v == -1 ? 64 : v);
+		return true;
+	}
+	if (level != SOL_SOCKET)
+		return false;
+	switch (name) {
+	case SO_KEEPALIVE: o->keepalive = v != 0; return true;
+	case SO_SNDBUF: o->sndbuf = buffer(v); return true;
+	case SO_RCVBUF: o->rcvbuf = buffer(v); return true;
+	}
+	return false;
+}
+
+static void note_time(struct vmh_tcps *s, int name, const void *val, socklen_t len)
+{
+	struct timeval tv;
+
+	if (len < sizeof(tv))
+		return;
+	memcpy(&tv, val, sizeof(tv));
+	VMH_SET(*(name == SO_RCVTIMEO ? &s->rcvtimeo_ns : &s->sndtimeo_ns),
+		(int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000);
+}
+
+/* Object lock held: the kernel has taken it. */
+static void taken(struct vmh_tcps *s, int level, int name, const void *val, socklen_t len)
+{
+	bool time = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
+	struct linger l = { 0 };
+	int v = 0;
+
+	memcpy(&v, val, len < sizeof(v) ? len : sizeof(v));
+	if (time) {
+		note_time(s, name, val, len);
+	} else if (level == SOL_SOCKET && name == SO_LINGER) {
+		memcpy(&l, val, len < sizeof(l) ? len : sizeof(l));
+		s->linger = l.l_onoff != 0;
+		s->linger_s = (uint32_t)l.l_linger;
+	} else if (!note(s, level, name, v)) {
+		s->odd |= !harmless(level, name);
+	}
+}
+
+static void to_stack(struct vmh_tcps *s, int level, int name)
+{
+	struct vmh_tcp_options o;
+	bool fresh = atomic_load(&s->fresh);
+
+	vmh_lock(&s->io);
+	if (s->conn) {
+		vmh_tcp_get_options(s->conn, &o);
+		if (fresh)
+			o = s->opt;
+		else if (level == IPPROTO_TCP && name == TCP_NODELAY)
+			o.nodelay = s->opt.nodelay;
+		else if (level == IPPROTO_TCP && name == TCP_QUICKACK)
+			o.quickack = s->opt.quickack;
+		vmh_tcp_set_options(s->conn, &o);
+	}
+	vmh_unlock(&s->io);
+	if (s->tring)
+		vmh_tring_flush(s->tring);
+}
+
+/* May it stay where it is with this option? */
+static bool stays(struct vmh_tcps *s, int level, int name)
+{
+	bool both = level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_QUICKACK);
+	bool timeout = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
+	struct vmh_tcps probe;
+
+	if (both || timeout)
+		return true;
+	if (!vmh_tcps_is_fresh(s) && vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		return false;
+	return harmless(level, name) || (level == SOL_SOCKET && name == SO_LINGER) || note(&probe, level, name, 0);
+}
+
+int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
+{
+	bool secret = level == IPPROTO_TCP && (name == TCP_MD5SIG || name == TCP_MD5SIG_EXT || name == TCP_AO);
+	unsigned state;
+	int r;
+
+	if (secret)
+		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
+	state = vmh_tcps_state(s);
+	if (state != VMH_TCPS_KERNEL && state != VMH_TCPS_HOME && !stays(s, level, name))
+		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
+	vmh_lock(&s->obj.lock);
+	r = (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+	if (!r) {
+		taken(s, level, name, val, len);
+		if (vmh_tcps_parked(s))
+			to_stack(s, level, name);
+		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+			vmh_tlisten_options(s);
+	}
+	vmh_unlock(&s->obj.lock);
+	return r;
+}
+
+/* ---- reading ---- */
+
+static void fill_info(const struct vmh_tcp_info *i, struct tcp_info *t)
+{
+	*t = (struct tcp_info){ .tcpi_state = i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
+				.tcpi_snd_wscale = i->snd_wscale & 15, .tcpi_rcv_wscale = i->rcv_wscale & 15,
+				.tcpi_rto = i->rto_us, .tcpi_ato = 40000, .tcpi_snd_mss = i->snd_mss,
+				.tcpi_rcv_mss = i->rcv_mss, .tcpi_advmss = i->rcv_mss, .tcpi_rtt = i->rtt_us,
+				.tcpi_rttvar = i->rttvar_us, .tcpi_rcv_space = i->rcv_wnd };
+	t->tcpi_options = (uint8_t)((i->timestamps ? TCPI_OPT_TIMESTAMPS : 0) | (i->sack ? TCPI_OPT_SACK : 0) |
+				    (i->wscale ? TCPI_OPT_WSCALE : 0));
+	if (!i->snd_mss)
+		return;
+	t->tcpi_unacked = (i->unacked + i->snd_mss - 1) / i->snd_mss;
+	t->tcpi_snd_cwnd = i->cwnd / i->snd_mss;
+	t->tcpi_snd_ssthresh = i->ssthresh / i->snd_mss;
+}
+
+/* Of a connection that began on a ring: what its kernel socket knows nothing of. */
+static int of_fresh(struct vmh_tcps *s, int level, int name, void *val, socklen_t *len)
+{
+	struct vmh_tcp_info info;
+	struct tcp_info t;
+	int mss, here;
+
+	if (level != IPPROTO_TCP || (name != TCP_INFO && name != TCP_MAXSEG))
+		return VMH_TCPS_KERNELS;
+	vmh_lock(&s->io);
+	here = s->conn != NULL;
+	if (here)
+		vmh_tcp_get_info(s->conn, &info);
+	vmh_unlock(&s->io);
+	if (!here || (int)*len < 0)
+		return VMH_TCPS_KERNELS;
+	fill_info(&info, &t);
+	mss = (int)info.snd_mss;
+	if (*len > (name == TCP_INFO ? sizeof(t) : sizeof(mss)))
+		*len = name == TCP_INFO ? sizeof(t) : sizeof(mss);
+	memcpy(val, name == TCP_INFO ? (void *)&t : (void *)&mss, *len);
+	return 0;
+}
+
+int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len)
+{
+	int r = VMH_TCPS_KERNELS;
+
+	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && *len >= sizeof(int)) {
+		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? ECONNRESET : 0;
+
+		vmh_rings_poll(1);
+		vmh_lock(&s->io);
+		if (s->conn) {
+			err = vmh_tcp_error(s->conn);
+			vmh_tcps_refresh(s);
+		}
+		vmh_unlock(&s->io);
+		memcpy(val, &err, sizeof(err));
+		*len = sizeof(err);
+		return 0;
+	}
+	if (vmh_tcps_is_fresh(s))
+		r = of_fresh(s, level, name, val, len);
+	return r == VMH_TCPS_KERNELS ? (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len) : r;
+}
+
+/* What the state of the connection does not carry. */
+void vmh_tcps_dress(struct vmh_tcps *s, int fd)
+{
+	struct linger l = { s->linger, (int)s->linger_s };
+	const struct {
+		int name;
+		int64_t ns;
+	} times[] = { { SO_RCVTIMEO, VMH_GET(s->rcvtimeo_ns) }, { SO_SNDTIMEO, VMH_GET(s->sndtimeo_ns) } };
+
+	if (s->linger)
+		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
+	for (int i = 0; i < 2; i++) {
+		struct timeval tv = { times[i].ns / 1000000000, times[i].ns % 1000000000 / 1000 };
+
+		if (times[i].ns)
+			vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, times[i].name, &tv, sizeof(tv));
+	}
+}
