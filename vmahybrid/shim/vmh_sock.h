@@ -174,6 +174,7 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socke
 
 /* sock_rx.c, sock_tx.c: bytes, or -errno */
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
+ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err); /* counts; err */
 int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout);
 void vmh_sock_shutdown(struct vmh_sock *s, int how);
 struct vmh_buf *vmh_sock_pop(struct vmh_sock *s);     /* the oldest queued datagram, the caller's; NULL */

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from vmahybrid.errors import NotFound, VmahybridError
-from vmahybrid.vma_stats import directory, full, lists, tables
+from vmahybrid.vma_stats import directory, full, lists, passthrough, tables
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
 
@@ -90,7 +90,7 @@ def run(options: Options) -> int:
         process = choose(processes, options)
         if not options.json:
             say(f"stats for application: {process['comm']} with pid: {process['pid']}")
-        act(client, process["pid"], options)
+        act(client, process, options)
         if options.dump_fd is None:
             watch(client, process["pid"], options)
     return 0
@@ -134,8 +134,9 @@ def goes_by(process: dict[str, Any], name: str) -> bool:
     return name in names
 
 
-def act(client: Any, pid: int, options: Options) -> None:
+def act(client: Any, process: dict[str, Any], options: Options) -> None:
     """-z, -l, -D and -S."""
+    pid = process["pid"]
     if options.zero:
         tell(options, "Zero counters...")
         client.post("v1", "processes", pid, "zero")
@@ -146,6 +147,10 @@ def act(client: Any, pid: int, options: Options) -> None:
         what = f"Fd {options.dump_fd}" if options.dump_fd else "all Fd's"
         tell(options, f"Dumping {what} to VMA using log level = {level_name(options.dump_level)}...")
         client.post("v1", "processes", pid, "dump-fd", body={"fd": options.dump_fd, "level": options.dump_level})
+        now = process["log_level"] if options.log_level is None else options.log_level
+        if now < options.dump_level:
+            error(f"nothing will be seen: process {pid} logs up to {level_name(now)} only. "
+                  f"Give a lower level, or -l {level_name(options.dump_level).lower()}")
 
 
 def tell(options: Options, text: str) -> None:
@@ -213,19 +218,37 @@ class Screen:
 
 
 def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
-    """Every process once, or the one of -p or -n."""
+    """Every process once, or the one of -p or -n; also sockets that only the kernel serves."""
     if options.pid is not None or options.name is not None:
         processes = [choose(processes, options)]
     wanted = {process["pid"] for process in processes}
     readings = [reading for reading in client.get("v1", "stats") if reading["process"]["pid"] in wanted]
-    sockets = [sock for reading in readings for sock in reading["sockets"] if options.shows(sock["fd"])]
+    shown = [with_passthrough(client, reading, options) for reading in readings]
     if options.json:
-        for reading in readings:
-            print_json(reading | {"sockets": [s for s in reading["sockets"] if options.shows(s["fd"])]}, deltas=False)
+        for reading in shown:
+            print_json(reading, deltas=False)
         return 0
-    for line in lists.netstat_view(sockets):
+    for line in lists.netstat_view(shown):
         out(line)
     return 0
+
+
+def with_passthrough(client: Any, reading: Reading, options: Options) -> Reading:
+    """Only the sockets of -s, and those that have no slot in the program's page."""
+    process = reading["process"]
+    try:
+        others = passthrough.sockets_of(process["pid"], {sock["inode"] for sock in reading["sockets"]})
+    except PermissionError:
+        error(f"passthrough sockets of process {process['pid']} are not shown: permission denied, ask as its user")
+        others = []
+    if process["sockets_over"]:  # some of them may be on a ring
+        flows = {flow["fd"] for flow in client.get("v1", "flows")
+                 if flow["pid"] == process["pid"] and flow["action"] == "ring"}
+        others = [sock | {"offloaded": sock["fd"] in flows} for sock in others]
+    return reading | {
+        "sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])],
+        "passthrough": [sock for sock in others if options.shows(sock["fd"])],
+    }
 
 
 def print_json(reading: Reading, deltas: bool) -> None:
