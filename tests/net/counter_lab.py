@@ -24,6 +24,7 @@ from vmahybrid.stats.page import HEADER_SIZE, SOCKET_SIZE
 
 PROGRAM = Path(__file__).with_name("counted_program.py")
 Values = dict[str, int]
+OPTIONS = {"SO_RCVBUFFORCE": 33}  # not in the socket module
 
 
 class Program:
@@ -123,7 +124,7 @@ class Peer:
         made = self._worker.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._made.append(made)
         for name, value in options.items():
-            made.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+            made.setsockopt(socket.SOL_SOCKET, OPTIONS[name], value)
         made.bind((self.address, port))
         made.settimeout(3)
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class Lab:
         self.peer = Peer(sandbox)
         self.program = Program(sandbox, service, **variables)
         self.do = self.program.do
+        self.sandbox = sandbox
         sandbox.start(sandbox.a, ["sysctl", "-qw", "net.ipv4.icmp_ratelimit=0"]).result(5)
 
     def ring(self, name: str = "s", *options: str, **more: Any) -> tuple[str, int]:
@@ -328,3 +330,216 @@ def test_waits_without_a_ring(home: Lab) -> None:
             assert changes(before, home.iomux(kind), "counter") == {"os_rx_ready": N, "timeouts": N}, kind
     finally:
         home.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")
+
+
+def test_several_threads(lab: Lab) -> None:
+    """None is lost when threads share a socket, or call select, poll and epoll at once; see vmh_alone."""
+    where = lab.ring()
+    threads, calls = 4, 3000
+    lab.do(f"""
+s.setblocking(False)
+start = threading.Barrier({threads})
+def hammer():
+    s.sendto(b'x', {lab.peer.udp().getsockname()!r})
+    fails(s.recv, 10)
+    select.select([], [], [], 0)
+    time.sleep(0.05)
+    start.wait()
+    for _ in range({calls}):
+        fails(s.recv, 10)
+        select.select([s], [], [], 0)
+        select.select([], [], [], 0)
+def together():
+    all = [threading.Thread(target=hammer) for _ in range({threads})]
+    [t.start() for t in all]
+    [t.join() for t in all]
+""")
+    waits = lab.iomux("select")
+    grown = lab.counted(lambda: lab.do("together()", 60))
+    assert grown == {"tx_packets": threads, "tx_bytes": threads, "rx_eagain": threads * (calls + 1),
+                     "rx_poll_miss": threads * (calls + 1)}
+    assert changes(waits, lab.iomux("select"), "counter") == {
+        "timeouts": threads * (2 * calls + 1), "poll_miss": threads * calls}
+    assert where
+
+
+# ---- rings, completion queues and buffer pools: one AF_XDP ring is all of them
+
+HEADERS = 42
+
+
+def grown(lab: Lab, act: Callable[[], object], kind: str = "counter") -> Values:
+    before = lab.rings()
+    act()
+    return changes(before, lab.rings(), kind)
+
+
+def test_ring_receives(lab: Lab) -> None:
+    where = lab.ring()
+
+    def act() -> None:
+        lab.peer.send(where, N, SIZE)
+        lab.do(f"for _ in range({N}): s.recv(2048)")
+
+    found = grown(lab, act)
+    assert {"rx_packets": N, "rx_bytes": N * (SIZE + HEADERS)}.items() <= found.items()
+    assert found.keys() <= {"rx_packets", "rx_bytes", "interrupts_requested", "interrupts_received"}
+
+
+def test_ring_sends(lab: Lab) -> None:
+    """One wake-up of the kernel per call, also of sendmmsg."""
+    lab.ring()
+    sink = lab.peer.udp()
+    lab.do(f"s.connect({sink.getsockname()!r})\ns.send(b'x')")
+    assert grown(lab, lambda: lab.do(f"for _ in range({N}): s.send(b'x' * {SIZE})")) == {
+        "tx_packets": N, "tx_bytes": N * (SIZE + HEADERS), "kicks": N}
+    assert grown(lab, lambda: lab.do(f"sendmmsg(s, {N}, {SIZE})")) == {
+        "tx_packets": N, "tx_bytes": N * (SIZE + HEADERS), "kicks": 1}
+
+
+def test_ring_sleeps(lab: Lab) -> None:
+    """Each receive call that finds nothing sleeps once; a datagram wakes it, a timeout does not."""
+    where = lab.ring()
+    lab.do("timeout(s, 30000)")
+    assert grown(lab, lambda: lab.do(f"[fails(s.recv, 10) for _ in range({N})]")) == {"interrupts_requested": N}
+    lab.do("timeout(s, 3000000)")
+
+    def act() -> None:
+        for _ in range(N):
+            lab.program.tell("s.recv(2048)")
+            time.sleep(0.1)
+            lab.peer.send(where, 1, SIZE)
+            lab.program.answer()
+
+    assert grown(lab, act) == {"interrupts_requested": N, "interrupts_received": N, "rx_packets": N,
+                               "rx_bytes": N * (SIZE + HEADERS)}
+
+
+def test_ring_drained(lab: Lab) -> None:
+    """Most frames in one poll; where the frames are until they are read."""
+    where = lab.ring()
+    lab.program.api.call("POST", f"/v1/processes/{lab.program.pid}/zero")
+    until(lambda: lab.rings()["drained_max"] == 0, 3)
+    frames = lab.rings()["pool_rx_free"]
+
+    def act() -> None:
+        lab.peer.send(where, N, SIZE)
+        lab.do("time.sleep(0.1)\nselect.select([s], [], [], 0)")
+
+    assert grown(lab, act, "gauge") == {"drained_max": N, "queue_len": N, "pool_rx_free": frames - N}
+    found = grown(lab, lambda: lab.do(f"[s.recv(2048) for _ in range({N})]\nselect.select([s], [], [], 0)"), "gauge")
+    assert found == {"queue_len": 0, "pool_rx_free": frames}
+
+
+def test_ring_frames_for_nobody(lab: Lab) -> None:
+    """Malformed: a wrong sum of the IP header. Unwanted: their socket was closed."""
+    where = lab.ring()
+    net = lab.sandbox
+    sender = lab.peer.raw(net.a.device)
+
+    def frame(error: int) -> bytes:
+        source, target = (bytes(map(int, text.split("."))) for text in (net.a.address, net.b.address))
+        ip = b"\x45\0" + (20 + 8 + SIZE).to_bytes(2, "big") + b"\0\0\x40\0\x40\x11\0\0" + source + target
+        total = sum(int.from_bytes(ip[at:at + 2], "big") for at in range(0, 20, 2))
+        total = (total & 0xFFFF) + (total >> 16)
+        ip = ip[:10] + (0xFFFF - total ^ error).to_bytes(2, "big") + ip[12:]
+        udp = (9).to_bytes(2, "big") + where[1].to_bytes(2, "big") + (8 + SIZE).to_bytes(2, "big") + b"\0\0"
+        macs = b"".join(bytes.fromhex(side.mac.replace(":", "")) for side in (net.b, net.a))
+        return macs + b"\x08\0" + ip + udp + b"x" * SIZE
+
+    def act() -> None:
+        for error in (0, 4):
+            for _ in range(N):
+                sender.send(frame(error))
+        lab.do("time.sleep(0.05)\nselect.select([s], [], [], 0)")
+
+    assert grown(lab, act) == {"rx_packets": 2 * N, "rx_bytes": 2 * N * (SIZE + HEADERS), "rx_bad": N}
+    lab.do(f"[s.recv(2048) for _ in range({N})]")
+
+    where = lab.ring("gone")
+
+    def stray() -> None:
+        lab.peer.send(where, N, SIZE)
+        lab.do("time.sleep(0.05)\ngone.close()\nselect.select([s], [], [], 0)")
+
+    assert grown(lab, stray) == {"rx_packets": N, "rx_bytes": N * (SIZE + HEADERS), "rx_no_socket": N}
+
+
+# ---- what runs full: a service that grants small rings
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Lab]:
+    """128 frames, all for one queue: without the switch there is no second one for bulk traffic."""
+    file = tmp_path / "small.toml"
+    file.write_text("[ring]\nframes = 128\nrx_size = 64\ntx_size = 64\n[bulk]\nswitch = false\n")
+    with (Sandbox("test") as sandbox,
+          Service(sandbox, [sandbox.b], arguments=["--config", str(file)]) as service):
+        made = Lab(sandbox, service, VMA_RX_POLL="2000")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def test_receive_frames_run_out(small: Lab) -> None:
+    """Everything that a ring has waits in a socket: the ring has no frame, and the kernel drops what comes."""
+    where = small.ring("s", "(socket.SOL_SOCKET, 33, 1 << 24)")
+    before = small.rings()
+    for _ in range(12):
+        small.peer.send(where, 8, SIZE)
+        small.do("select.select([s], [], [], 0)")
+    (ring,) = small.program.stats()["rings"]
+    after = ring["stats"]
+    assert after["pool_rx_free"] == 0
+    assert after["queue_len"] == before["pool_rx_free"] == after["rx_packets"]
+    assert after["pool_rx_empty"] == 1  # one poll took the last frame
+    dropped = ring["kernel"]["rx_fill_ring_empty_descs"]
+    assert dropped == 12 * 8 - before["pool_rx_free"], ring["kernel"]
+    small.do("[s.recv(100) for _ in range(10)]\nselect.select([s], [], [], 0)")
+    assert small.rings()["pool_rx_free"] == 10
+
+
+def test_migrations_and_homecomings() -> None:
+    """The service ends and comes back: the socket goes home, and then to another ring, both ways."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+        lab = Lab(sandbox, service, VMA_RX_POLL="2000")
+        try:
+            lab.ring()
+            sink = lab.peer.udp()
+            lab.do(f"s.connect({sink.getsockname()!r})\ns.send(b'x')")
+            assert lab.program.socket()["ring_id"] == lab.program.stats()["rings"][0]["ring_id"]
+            before, homecomings = lab.program.socket()["counters"], lab.program.stats()["process"]["homecomings"]
+            for _ in range(2):
+                service.stop()
+                service.start()
+                until(lambda: lab.program.api.call("GET", f"/v1/stats/{lab.program.pid}")[0] == 200, 10)
+                until(lambda: lab.program.socket()["rx_offloaded"], 10)
+                lab.do("s.send(b'x')")
+                until(lambda: lab.do("s.send(b'x')") and lab.program.socket()["tx_offloaded"], 5)
+            now = lab.program.socket()["counters"]
+            assert (now["rx_migrations"], now["tx_migrations"]) == (
+                before["rx_migrations"] + 2, before["tx_migrations"] + 2)
+            assert lab.program.stats()["process"]["homecomings"] == homecomings + 2
+        finally:
+            lab.close()
+
+
+def test_sockets_without_a_slot() -> None:
+    """VMA_STATS_FD_NUM: the others work, and are counted as sockets that have no counters."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+        lab = Lab(sandbox, service, VMA_STATS_FD_NUM="3")
+        try:
+            lab.ring()
+            lab.do(f"more = [udp({lab.program.address!r}) for _ in range({N})]")
+            assert len(lab.program.stats()["sockets"]) == 3
+            assert lab.program.stats()["process"]["sockets_over"] == N - 2
+        finally:
+            lab.close()
+
+
+def test_polling_share(lab: Lab) -> None:
+    """VMA_CPU_USAGE_STATS: of a second of calls that poll for 200 us and then sleep for 1.8 ms, about a tenth."""
+    lab.ring()
+    lab.do("end = time.monotonic() + 2.2\nwhile time.monotonic() < end: select.select([s], [], [], 0.002)")
+    assert 4 <= lab.iomux("select")["polling_percent"] <= 25

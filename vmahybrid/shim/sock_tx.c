@@ -179,7 +179,13 @@ static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 	if (d.reason != VMH_R_LOOPBACK)
 		vmh_session_serve();
 	vmh_lock(&s->tx_lock);
-	s->dsts[slot_of(addr, port)] = d;
+	struct vmh_dst *old = &s->dsts[slot_of(addr, port)];
+
+	if (old->daddr == addr && old->dport == port)
+		d.was = old->ring ? old->ring : old->was;
+	if (d.ring && d.was && d.ring != d.was)
+		VMH_COUNT(s->stats->tx_migrations, 1);
+	*old = d;
 	vmh_unlock(&s->tx_lock);
 	VMH_SET(s->stats->tx_offloaded, !d.reason);
 	VMH_SET(s->stats->offloaded, !d.reason || VMH_GET(s->stats->rx_offloaded));
@@ -265,7 +271,8 @@ static int pending_error(struct vmh_sock *s, int fd)
 static int post(struct vmh_ring *ring, const struct vmh_frame_hdr *h, const struct msghdr *m, size_t len, bool more)
 {
 	for (int i = 0;; i++) {
-		int r = vmh_ring_send(ring, h, m->msg_iov, (int)m->msg_iovlen, len, more);
+		unsigned how = (more ? VMH_SEND_MORE : 0) | (i ? VMH_SEND_AGAIN : 0);
+		int r = vmh_ring_send(ring, h, m->msg_iov, (int)m->msg_iovlen, len, how);
 
 		if (r != -EAGAIN || i == FULL_RETRIES)
 			return r;

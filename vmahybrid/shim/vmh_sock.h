@@ -44,6 +44,7 @@ struct vmh_dst {
 	uint32_t link_payload;    /* MTU - 28 of route and ring */
 	uint32_t asked;           /* when, for the path's MTU; 0: the next datagram asks */
 	struct vmh_ring *ring;
+	const struct vmh_ring *was; /* the last that was not NULL, to tell a migration */
 	struct vmh_frame_hdr hdr;
 };
 
@@ -96,6 +97,7 @@ struct vmh_sock {
 	struct vmh_member members[VMH_SOCK_GROUPS];
 	uint8_t mc_all;           /* IP_MULTICAST_ALL */
 	uint32_t session;         /* control session in which flows were attached */
+	const struct vmh_ring *rx_ring; /* that its flow was on last; only to compare */
 	struct vmh_ring *last_ring; /* for sendmmsg's flush */
 
 	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
