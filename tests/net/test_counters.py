@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -508,10 +509,11 @@ def test_migrations_and_homecomings() -> None:
             lab.ring()
             sink = lab.peer.udp()
             lab.do(f"s.connect({sink.getsockname()!r})\ns.send(b'x')")
+            until(lambda: lab.do("s.send(b'x')") and lab.program.socket()["counters"]["tx_packets"], 5)
             assert lab.program.socket()["ring_id"] == lab.program.stats()["rings"][0]["ring_id"]
             before, homecomings = lab.program.socket()["counters"], lab.program.stats()["process"]["homecomings"]
             for _ in range(2):
-                service.stop()
+                service.program.stop(signal.SIGTERM, 5)
                 service.start()
                 until(lambda: lab.program.api.call("GET", f"/v1/stats/{lab.program.pid}")[0] == 200, 10)
                 until(lambda: lab.program.socket()["rx_offloaded"], 10)
