@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fake_view import FakeView, process, serve, sock
+from fake_view import FakeView, flow, process, serve, sock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from vmahybrid.vma_stats import directory
 from vmahybrid.vma_stats.delta import delta
 from vmahybrid.vma_stats.main import main
 from vmahybrid.vma_stats.options import OptionError, parse
+from vmahybrid.vma_stats.passthrough import sockets_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -35,6 +37,7 @@ def run(
     monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
     with serve(view, tmp_path / "api.sock"):
         monkeypatch.setattr("vmahybrid.vma_stats.main.time.sleep", lambda _seconds: None)
+        monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", lambda _pid, _known: [])
 
         def call(*argv: str) -> tuple[int, str, str]:
             code = main(["-F", *argv])
@@ -202,6 +205,43 @@ def test_the_process_ends(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPa
     code, out, err = run()
     assert (code, err) == (0, "")
     assert out.endswith("vmastat: Proccess 4711 ended - exiting\n")
+
+
+def test_passthrough_sockets(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of our own process, from /proc; where it has sockets over the limit, its flows say which are on a ring."""
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", sockets_of)
+    mine = os.getpid()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client, \
+            socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as six, server.accept()[0] as accepted:
+        six.bind(("::1", 0))
+        client.send(b"x" * 5)
+        known = sock(50, mine, inode=os.fstat(client.fileno()).st_ino)
+        view.readings[mine] = [ProcessStats(process(mine, comm="me", sockets_over=1), 1.0, [known], [], [])]
+        view.flow_list.append(flow(11, pid=mine, fd=six.fileno()))
+        _, out, err = run("-v5", "-p", str(mine), "-s", f"{server.fileno()},{six.fileno()},{accepted.fileno()}")
+        here, there = (":".join(map(str, side.getsockname())) for side in (server, client))
+        rows = [line.split() for line in out.splitlines()[1:]]
+        wanted = [
+            ["tcp", "No", "0", "0", here, "0.0.0.0:*", "LISTEN", str(os.fstat(server.fileno()).st_ino), f"{mine}/me"],
+            ["tcp", "No", "5", "0", here, there, "ESTABLISHED", str(os.fstat(accepted.fileno()).st_ino), f"{mine}/me"],
+            ["udp", "Yes", "0", "0", f"[::1]:{six.getsockname()[1]}", "[::]:*", str(os.fstat(six.fileno()).st_ino),
+             f"{mine}/me"],
+        ]
+        assert sorted(rows) == sorted(wanted), out
+        assert err == ""
+        body = json.loads(run("-v5", "-p", str(mine), "-s", str(server.fileno()), "--json")[1])
+        assert [(row["fd"], row["state"], row["offloaded"]) for row in body["passthrough"]] == [
+            (server.fileno(), "LISTEN", False)]
+
+
+def test_passthrough_of_somebody_else(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _known: set[int]) -> list[dict[str, object]]:
+        raise PermissionError
+
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", refuse)
+    code, out, err = run("-v5")
+    assert (code, out.count("\n")) == (0, 2)
+    assert err == "vmastat: passthrough sockets of process 4711 are not shown: permission denied, ask as its user\n"
 
 
 def test_json(view: FakeView, run: Run) -> None:
