@@ -27,16 +27,17 @@ def groups_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
     yield SEPARATOR
 
 
-def _offloaded(sock: dict[str, Any]) -> str:
+def offloaded(sock: dict[str, Any]) -> str:
+    """Yes, No or Rx only."""
     c = sock["counters"]
     if sock["offloaded"] and c["tx_os_packets"] and not c["tx_packets"]:
         return "Rx only"  # a flow is on a ring, and yet each datagram was sent by the kernel
     return "Yes" if sock["offloaded"] else "No"
 
 
-def _row(sock: dict[str, Any], offloaded: str, recv_q: int, send_q: int, process: str) -> str:
+def _row(sock: dict[str, Any], on_ring: str, recv_q: int, send_q: int, process: str) -> str:
     return (
-        f"{sock['proto']:<5} {offloaded:<9} {recv_q:<20} {send_q:<20} {sock['local']:<22} {sock['remote']:<21} "
+        f"{sock['proto']:<5} {on_ring:<9} {recv_q:<20} {send_q:<20} {sock['local']:<22} {sock['remote']:<21} "
         f"{sock['state']:<11} {sock['inode']:<10} {process}"
     )
 
@@ -44,7 +45,7 @@ def _row(sock: dict[str, Any], offloaded: str, recv_q: int, send_q: int, process
 def netstat_row(sock: dict[str, Any]) -> str:
     c = sock["counters"]
     process = f"{sock['pid']}/{sock['comm'] or '-'}"
-    return _row(sock, _offloaded(sock), c["rx_ready_bytes"], c["tx_ready_bytes"], process)
+    return _row(sock, offloaded(sock), c["rx_ready_bytes"], c["tx_ready_bytes"], process)
 
 
 def passthrough_row(sock: dict[str, Any], process: dict[str, Any]) -> str:

@@ -85,6 +85,8 @@ def run(options: Options) -> int:
         processes = client.get("v1", "processes")
         if options.directory is not None:
             processes = [process for process in processes if process["pid"] in allowed]
+        if options.top:
+            return show_top(client, processes, options)
         if options.view == 5:
             return show_netstat(client, processes, options)
         process = choose(processes, options)
@@ -230,6 +232,26 @@ def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options)
         return 0
     for line in lists.netstat_view(shown):
         out(line)
+    return 0
+
+
+def show_top(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
+    """All programs as they come and go; with -p or -n that one, with -k those that have a file there now."""
+    from vmahybrid.vma_stats import top
+
+    wanted: set[int] | None = None
+    if options.pid is not None or options.name is not None:
+        process = choose(processes, options)
+        act(client, process, options)
+        wanted = {process["pid"]}
+    elif options.directory is not None:
+        wanted = {process["pid"] for process in processes}
+
+    def fetch() -> list[Reading]:
+        return [reading | {"sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])]}
+                for reading in client.get("v1", "stats") if wanted is None or reading["process"]["pid"] in wanted]
+
+    top.run(fetch, options.interval, options.cycles)
     return 0
 
 
