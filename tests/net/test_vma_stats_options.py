@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from net.counter_lab import Peer, Program
 from net.service_lab import until
+from terminal import Terminal
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -255,3 +257,19 @@ def test_a_dump_that_nobody_would_see(stage: Stage, capsys: pytest.CaptureFixtur
     assert main(["-F", "-p", str(stage.one.pid), "-S", "0", "debug"]) == 0
     assert capsys.readouterr().err == f"vmastat: nothing will be seen: process {stage.one.pid} logs up to INFO only. " \
         "Give a lower level, or -l debug\n"
+
+
+def test_top_on_real_programs(stage: Stage) -> None:
+    """The rows are those of the programs; the pane shows what view 3 says of the socket."""
+    stage.one.do("s.settimeout(0)")
+    terminal = Terminal([sys.executable, "-P", "-m", "vmahybrid.vma_stats.main", "-F", "--top", "-k",
+                         str(stage.one.directory)], columns=120, lines=30)
+    try:
+        terminal.until(lambda text: f"{stage.one.address}:" in text and "1 programs" in text)
+        terminal.keys("/", "Yes", "\r", "\r")
+        terminal.until(lambda text: f"---- fd {stage.fd} of " in text and "- UDP, " in text)
+        terminal.until(lambda text: re.search(r"Ring \d+: vb, xdp generic", text))
+        terminal.keys("q")
+        assert terminal.ended() == 0
+    finally:
+        terminal.close()

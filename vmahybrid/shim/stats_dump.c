@@ -172,7 +172,7 @@ void vmh_stats_file_init(void)
 
 void vmh_stats_file_fork_child(void)
 {
-	atomic_store(&stats_file_lock.word, 0);
+	vmh_lock_reset(&stats_file_lock);
 	if (!vmh_params.stats_file[0] || !vmh_params_expand_again(VMH_PARAM_STATS_FILE))
 		return; /* the parent's file: both append to it */
 	vmh_file_close(&stats_file);
