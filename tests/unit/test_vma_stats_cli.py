@@ -13,6 +13,7 @@ import pytest
 from fake_view import FakeView, flow, process, serve, sock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.test_stats_page import fill_socket, page_bytes
 
 from vmahybrid.service.view import ProcessStats
 from vmahybrid.vma_stats import directory
@@ -294,6 +295,36 @@ def test_no_service(tmp_path: Path) -> None:
     assert done.stderr == (
         f"vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n"
     )
+
+
+def test_the_files_without_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """-k: of processes that run, if the file is their user's; looked at only."""
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
+    mine = os.getpid()
+    page = page_bytes(fill=fill_socket)
+    (tmp_path / f"vmastat.{mine}").write_bytes(page)
+    (tmp_path / f"vmastat.{os.getppid()}").symlink_to(tmp_path / f"vmastat.{mine}")
+    (tmp_path / "vmastat.1").write_bytes(b"no page")
+    note = f"vmastat: no service answers: what is in {tmp_path} is shown, and nothing can be changed\n"
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = main(["-F", "-k", str(tmp_path), *argv])
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    code, out, err = run("--once", "--json")
+    assert (code, err) == (0, note)
+    body = json.loads(out)
+    assert (body["process"]["pid"], body["process"]["comm"]) == (mine, "sockperf")
+    assert body["sockets"][0]["counters"]["rx_packets"] == 1 << 40
+    assert set(body["process"]) == set(process().__slots__), "as the service says it"
+    assert "with pid: " in run("--once", "-p", str(mine))[1]
+    assert run("--once", "-p", "1")[::2] == (1, note + "vmastat: VMA statistics data for process id 1 not found\n")
+    code, _, err = run("-z", "--once")
+    assert (code, err) == (
+        1, f"{note}vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n")
 
 
 def test_broken_pipe_and_ctrl_c(view: FakeView, tmp_path: Path) -> None:

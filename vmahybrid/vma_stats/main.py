@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from vmahybrid.errors import NotFound, VmahybridError
+from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
 from vmahybrid.vma_stats import directory, full, lists, passthrough, tables
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
@@ -81,8 +81,8 @@ def run(options: Options) -> int:
     from vmahybrid.cli.client import Client
 
     allowed = look_into_directory(options)
-    with Client() as client:
-        processes = client.get("v1", "processes")
+    with Client() as service:
+        client, processes = connect(service, options)
         if options.directory is not None:
             processes = [process for process in processes if process["pid"] in allowed]
         if options.top:
@@ -96,6 +96,20 @@ def run(options: Options) -> int:
         if options.dump_fd is None:
             watch(client, process["pid"], options)
     return 0
+
+
+def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
+    """The service and its processes; with -k, where no service answers, the files of that directory."""
+    try:
+        return service, service.get("v1", "processes")
+    except ServiceUnreachable as why:
+        if options.directory is None:
+            raise
+        from vmahybrid.vma_stats.pages import Pages
+
+        pages = Pages(options.directory, why)
+        error(f"no service answers: what is in {options.directory} is shown, and nothing can be changed")
+        return pages, pages.get("v1", "processes")
 
 
 def look_into_directory(options: Options) -> set[int]:
