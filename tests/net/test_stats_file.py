@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vmahybrid.bench.served import tool
+from vmahybrid.bench.served import _sanitizer, tool
 
 TALK = """
 import os, socket, sys
@@ -27,7 +27,7 @@ def run(tmp_path: Path, code: str, **variables: str) -> subprocess.CompletedProc
     settings = {"VMA_STATS_SHMEM_DIR": str(tmp_path), "VMA_TRACELEVEL": "warn",
                 "VMA_HYBRID_SOCKET": str(tmp_path / "none")} | variables
     words = [word for name, value in settings.items() for word in ("-e", f"{name}={value}")]
-    argv = [tool("vmahybrid"), "run", "-p", "none", *words, "--", sys.executable, "-S", "-c", TALK + code]
+    argv = [*_sanitizer(), tool("vmahybrid"), "run", "-p", "none", *words, "--", sys.executable, "-S", "-c", TALK + code]
     return subprocess.run(argv, capture_output=True, text=True, timeout=30, env=dict(os.environ), check=False)
 
 
