@@ -27,7 +27,8 @@ def run(tmp_path: Path, code: str, **variables: str) -> subprocess.CompletedProc
     settings = {"VMA_STATS_SHMEM_DIR": str(tmp_path), "VMA_TRACELEVEL": "warn",
                 "VMA_HYBRID_SOCKET": str(tmp_path / "none")} | variables
     words = [word for name, value in settings.items() for word in ("-e", f"{name}={value}")]
-    argv = [*_sanitizer(), tool("vmahybrid"), "run", "-p", "none", *words, "--", sys.executable, "-S", "-c", TALK + code]
+    program = [sys.executable, "-S", "-c", TALK + code]
+    argv = [*_sanitizer(), tool("vmahybrid"), "run", "-p", "none", *words, "--", *program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=30, env=dict(os.environ), check=False)
 
 
