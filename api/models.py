@@ -267,6 +267,19 @@ class Setting(View):
     live: bool = note("PATCH /v1/config can change it while the service runs")
     description: str = note("what it does")
     unit: str = note("unit of the value; empty if it has none")
+    accepts: dict[str, Any] = note("JSON Schema of the value: its type, range or choices")
+    expected: str = note("the same in words")
+
+
+class ConfigSchema(View):
+    """JSON Schema (draft 2020-12) of the configuration; a body of PATCH /v1/config has some of the live keys."""
+
+    schema_uri: str = note("dialect of the schema", alias="$schema")
+    title: str = note("what it describes")
+    type: Literal["object"] = note("a configuration is an object")
+    additional_properties: bool = note("false: an unknown key is an error", alias="additionalProperties")
+    properties: dict[str, dict[str, Any]] = note(
+        "schema by key, with default, description, x-unit, and readOnly for what only a restart changes")
 
 
 class LogSettings(Body):
@@ -284,6 +297,14 @@ class DumpFd(Body):
     level: int = identifier("log level of the lines, as for /log", default=3, ge=0, le=8)
 
 
+class Choice(View):
+    """A value of a parameter that takes words."""
+
+    value: int = identifier("its number")
+    text: str = note("as the start-up banner shows it")
+    words: list[str] = note("accepted, without regard to case; the first is the usual one")
+
+
 class Parameter(View):
     """A VMA_* environment parameter of the shim."""
 
@@ -293,6 +314,11 @@ class Parameter(View):
     default: str = note("value if the variable is not set, as one would write it")
     unit: str = note("unit of the value; empty if it has none")
     expected: str = note("what may be given, in words")
+    minimum: int | None = quantity("least number; null if there is no limit, or no number is taken", "see unit")
+    maximum: int | None = quantity("highest number; null as for minimum", "see unit")
+    also: list[int] = quantity("numbers outside of the range that are taken as well", "see unit")
+    choices: list[Choice] = note("values that have words; empty if it takes numbers or text alone")
+    max_length: int | None = quantity("of a text; null for the other types", "bytes")
     acts: str = note("`now` if it changes what this version does; else `tcp`, `verbs`, `later` or `never`")
     backends: list[str] = note("kinds of rings on which it has an effect: `verbs`, `xdp`")
     live: bool = note("can be changed while the program runs: POST /v1/processes/{pid}/log")

@@ -95,9 +95,11 @@ class FakeView:
         }
         self.settings: dict[str, dict[str, Any]] = {
             "limits.rules": {"value": 1024, "default": 1024, "origin": "default", "live": True,
-                             "description": "rules in all", "unit": "rules"},
+                             "description": "rules in all", "unit": "rules", "expected": "an integer from 0 to 16384",
+                             "accepts": {"type": "integer", "minimum": 0, "maximum": 16384}},
             "control.mode": {"value": "0666", "default": "0666", "origin": "file", "live": False,
-                             "description": "mode of the control socket", "unit": ""},
+                             "description": "mode of the control socket", "unit": "", "expected": "a file mode",
+                             "accepts": {"type": ["string", "integer"]}},
         }  # fmt: skip
         self.event_list = [EventView(n, 1.0, "flow-added", f"flow {n}\nadded", {"flow_id": n}) for n in (1, 2, 3)]
         self.explain_steps = [ExplainStep("session", True, "connected"), ExplainStep("ring", False, "none", "doctor")]

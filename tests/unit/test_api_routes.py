@@ -69,6 +69,13 @@ def problem(response: httpx.Response, status: int) -> dict[str, Any]:
     ("/v1/stats", lambda b: len(b) == 1 and b[0]["read_at"] == 100.0),
     ("/v1/stats/4711", lambda b: b["iomux"][0]["kind"] == "select" and b["rings"][0]["ring_id"] == 2),
     ("/v1/config", lambda b: b["limits.rules"]["value"] == 1024 and b["control.mode"]["live"] is False),
+    ("/v1/config/schema", lambda b: b["properties"]["limits.rules"] == {
+        "type": "integer", "minimum": 0, "maximum": 16384, "default": 1024, "description": "rules in all",
+        "readOnly": False, "x-unit": "rules"} and b["$schema"].startswith("https://json-schema.org/")
+     and b["additionalProperties"] is False and b["properties"]["control.mode"]["readOnly"]),
+    ("/v1/parameters", lambda b: {p["name"]: (p["minimum"], p["maximum"], len(p["choices"])) for p in b["parameters"]
+                                  if p["name"] in ("VMA_RX_POLL", "VMA_TRACELEVEL")}
+     == {"VMA_RX_POLL": (-1, 100000000, 0), "VMA_TRACELEVEL": (None, None, 10)}),
     ("/v1/parameters", lambda b: any(p["name"] == "VMA_RX_POLL" and p["default"] for p in b["parameters"])
      and any(p["name"] == "latency" for p in b["profiles"])),
     ("/healthz", lambda b: b["status"] == "ok"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from vmahybrid.config.rule import DEFAULT_RULES, OperatorRule, parse_endpoint
-from vmahybrid.config.service import KEYS, load, run_directory
+from vmahybrid.config.service import KEYS, Key, load, run_directory
 from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
 from vmahybrid.errors import UsageError
 from vmahybrid.steering.flow import Kind
@@ -54,6 +55,42 @@ def test_command_line_beats_file_beats_default(tmp_path: Path) -> None:
     assert (config.mode_of("eth0"), config.mode_of("eth1")) == ("native", "auto")
     assert config.describe()["control.mode"]["value"] == "0600"
     assert config.describe()["interfaces"]["value"] == ["eth0"]
+
+
+def taken(key: Key, value: object) -> bool:
+    try:
+        key.parse(value)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+def test_the_schema_says_what_is_taken(key: Key) -> None:
+    """At each edge of what it says, and for every other type."""
+    schema = load().describe()[key.name]["accepts"]
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    of_type = {"integer": 1, "string": "x", "boolean": True, "array": ["x"], "number": 1.5, "null": None, "object": {}}
+    for name, value in of_type.items():
+        if name not in types:
+            assert not taken(key, value), f"{name} is not among {types}"
+    if "enum" in schema:
+        assert all(taken(key, value) for value in schema["enum"])
+        assert not taken(key, "nonsense") and not taken(key, 3)
+    elif "minimum" in schema:
+        assert taken(key, schema["minimum"]) and taken(key, schema["maximum"])
+    if "minimum" in schema:
+        assert not taken(key, schema["minimum"] - 1) and not taken(key, schema["maximum"] + 1)
+    if "maxLength" in schema:
+        assert taken(key, "/" * schema["maxLength"]) and not taken(key, "/" * (schema["maxLength"] + 1))
+    strings = ["", "/", "x", "/x", "0660", "0o660", "777", "0999", "a:1", "a:0", ":1", "a:b", "a\0b"]
+    if "pattern" in schema:
+        for text in strings:
+            if taken(key, text):
+                assert re.search(schema["pattern"], text), f"{text!r} is taken and not described"
+            elif not re.search(schema["pattern"], text):
+                assert not taken(key, text)
+    assert taken(key, load().describe()[key.name]["default"])
 
 
 def test_backends(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,15 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fake_view import FakeView, process, serve, sock
+from fake_view import FakeView, flow, process, serve, sock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.test_stats_page import fill_socket, page_bytes
 
 from vmahybrid.service.view import ProcessStats
 from vmahybrid.vma_stats import directory
 from vmahybrid.vma_stats.delta import delta
 from vmahybrid.vma_stats.main import main
 from vmahybrid.vma_stats.options import OptionError, parse
+from vmahybrid.vma_stats.passthrough import sockets_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -35,6 +38,7 @@ def run(
     monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
     with serve(view, tmp_path / "api.sock"):
         monkeypatch.setattr("vmahybrid.vma_stats.main.time.sleep", lambda _seconds: None)
+        monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", lambda _pid, _known: [])
 
         def call(*argv: str) -> tuple[int, str, str]:
             code = main(["-F", *argv])
@@ -204,6 +208,43 @@ def test_the_process_ends(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPa
     assert out.endswith("vmastat: Proccess 4711 ended - exiting\n")
 
 
+def test_passthrough_sockets(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of our own process, from /proc; where it has sockets over the limit, its flows say which are on a ring."""
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", sockets_of)
+    mine = os.getpid()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client, \
+            socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as six, server.accept()[0] as accepted:
+        six.bind(("::1", 0))
+        client.send(b"x" * 5)
+        known = sock(50, mine, inode=os.fstat(client.fileno()).st_ino)
+        view.readings[mine] = [ProcessStats(process(mine, comm="me", sockets_over=1), 1.0, [known], [], [])]
+        view.flow_list.append(flow(11, pid=mine, fd=six.fileno()))
+        _, out, err = run("-v5", "-p", str(mine), "-s", f"{server.fileno()},{six.fileno()},{accepted.fileno()}")
+        here, there = (":".join(map(str, side.getsockname())) for side in (server, client))
+        rows = [line.split() for line in out.splitlines()[1:]]
+        wanted = [
+            ["tcp", "No", "0", "0", here, "0.0.0.0:*", "LISTEN", str(os.fstat(server.fileno()).st_ino), f"{mine}/me"],
+            ["tcp", "No", "5", "0", here, there, "ESTABLISHED", str(os.fstat(accepted.fileno()).st_ino), f"{mine}/me"],
+            ["udp", "Yes", "0", "0", f"[::1]:{six.getsockname()[1]}", "[::]:*", str(os.fstat(six.fileno()).st_ino),
+             f"{mine}/me"],
+        ]
+        assert sorted(rows) == sorted(wanted), out
+        assert err == ""
+        body = json.loads(run("-v5", "-p", str(mine), "-s", str(server.fileno()), "--json")[1])
+        assert [(row["fd"], row["state"], row["offloaded"]) for row in body["passthrough"]] == [
+            (server.fileno(), "LISTEN", False)]
+
+
+def test_passthrough_of_somebody_else(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _known: set[int]) -> list[dict[str, object]]:
+        raise PermissionError
+
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", refuse)
+    code, out, err = run("-v5")
+    assert (code, out.count("\n")) == (0, 2)
+    assert err == "vmastat: passthrough sockets of process 4711 are not shown: permission denied, ask as its user\n"
+
+
 def test_json(view: FakeView, run: Run) -> None:
     socks = [sock(3, counters={"rx_packets": 10}), sock(4)]
     later = [sock(3, counters={"rx_packets": 30}), sock(4)]
@@ -254,6 +295,36 @@ def test_no_service(tmp_path: Path) -> None:
     assert done.stderr == (
         f"vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n"
     )
+
+
+def test_the_files_without_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """-k: of processes that run, if the file is their user's; looked at only."""
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
+    mine = os.getpid()
+    page = page_bytes(fill=fill_socket)
+    (tmp_path / f"vmastat.{mine}").write_bytes(page)
+    (tmp_path / f"vmastat.{os.getppid()}").symlink_to(tmp_path / f"vmastat.{mine}")
+    (tmp_path / "vmastat.1").write_bytes(b"no page")
+    note = f"vmastat: no service answers: what is in {tmp_path} is shown, and nothing can be changed\n"
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = main(["-F", "-k", str(tmp_path), *argv])
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    code, out, err = run("--once", "--json")
+    assert (code, err) == (0, note)
+    body = json.loads(out)
+    assert (body["process"]["pid"], body["process"]["comm"]) == (mine, "sockperf")
+    assert body["sockets"][0]["counters"]["rx_packets"] == 1 << 40
+    assert set(body["process"]) == set(process().__slots__), "as the service says it"
+    assert "with pid: " in run("--once", "-p", str(mine))[1]
+    assert run("--once", "-p", "1")[::2] == (1, note + "vmastat: VMA statistics data for process id 1 not found\n")
+    code, _, err = run("-z", "--once")
+    assert (code, err) == (
+        1, f"{note}vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n")
 
 
 def test_broken_pipe_and_ctrl_c(view: FakeView, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def run(
     view.readings = {4711: readings}
     monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", lambda _pid, _known: [])
     with serve(view, tmp_path / "api.sock"):
         return main(["-F", *argv])
 

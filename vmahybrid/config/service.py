@@ -32,84 +32,97 @@ def run_directory() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepts:
+    """What a setting takes: called, the typed value of an outside one, or ValueError with what is wanted.
+
+    ``schema`` says the same in JSON Schema (draft 2020-12), for clients of the API; ``words`` to people.
+    """
+
+    words: str
+    take: Callable[[Any], Any]              # raises ValueError, of any text
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: Any) -> Any:
+        try:
+            return self.take(value)
+        except ValueError:
+            raise ValueError(self.words) from None
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
-    """One setting: ``parse`` turns an outside value into the typed one or raises ValueError with what is wanted."""
+    """One setting."""
 
     name: str
     default: Any
-    parse: Callable[[Any], Any]
+    parse: Accepts
     description: str
     unit: str = ""
     live: bool = False
 
 
-def _integer(least: int, most: int, power: bool = False) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        ok = type(value) is int and least <= value <= most and not (power and value & (value - 1))
-        if not ok:
-            raise ValueError(f"{'a power of two' if power else 'an integer'} from {least} to {most}")
-        return int(value)
-
-    return parse
-
-
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("true or false")
+def _checked(value: Any, ok: bool) -> Any:
+    if not ok:
+        raise ValueError
     return value
 
 
-def _choice(*words: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in words:
-            raise ValueError("one of " + ", ".join(words))
-        return str(value)
-
-    return parse
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise ValueError("a string")
-    return value
+def _integer(least: int, most: int, power: bool = False) -> Accepts:
+    words = f"{'a power of two' if power else 'an integer'} from {least} to {most}"
+    schema: dict[str, Any] = {"type": "integer", "minimum": least, "maximum": most}
+    if power:
+        schema["enum"] = [1 << n for n in range(most.bit_length()) if least <= 1 << n <= most]
+    return Accepts(words, lambda value: _checked(value, type(value) is int and least <= value <= most
+                                                 and not (power and value & (value - 1))), schema)
 
 
-def _path(value: Any) -> str:
-    text = _string(value)
-    if not text.startswith("/") or len(text.encode()) > 107:  # sun_path of unix(7)
-        raise ValueError("an absolute path of at most 107 bytes")
-    return text
+def _choice(*words: str) -> Accepts:
+    return Accepts("one of " + ", ".join(words), lambda value: _checked(value, value in words),
+                   {"type": "string", "enum": list(words)})
 
 
-def _file(value: Any) -> str:
+def _text(value: Any) -> str:
+    return str(_checked(value, isinstance(value, str) and "\0" not in value))
+
+
+def _take_path(value: Any) -> str:
+    text = _text(value)
+    return str(_checked(text, text.startswith("/") and len(text.encode()) <= SUN_PATH))
+
+
+def _take_file(value: Any) -> str:
     """Absolute: the service reads it when it has left the caller's directory."""
-    text = _string(value)
+    text = _text(value)
     return os.path.abspath(text) if text else ""
 
 
-def _file_mode(value: Any) -> int:
-    """0o660 of TOML, or "0660"."""
-    try:
-        mode = int(value, 8) if isinstance(value, str) else value
-    except ValueError:
-        mode = -1
-    if type(mode) is not int or not 0 <= mode <= 0o777:
-        raise ValueError('a file mode such as "0660"')
-    return mode
+def _take_mode(value: Any) -> int:
+    mode = int(value, 8) if isinstance(value, str) else value
+    return int(_checked(mode, type(mode) is int and 0 <= mode <= 0o777))
 
 
-def _address(value: Any) -> str:
-    text = _string(value)
+def _take_address(value: Any) -> str:
+    text = _text(value)
     host, _, port = text.rpartition(":")
-    if text and not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError('ADDR:PORT, or "" for none')
-    return text
+    return str(_checked(text, not text or bool(host and port.isascii() and port.isdigit() and 0 < int(port) < 65536)))
 
 
-def _globs(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v and v.count(":") <= 1 for v in value):
-        raise ValueError("a list of [NETNS:]INTERFACE, shell patterns allowed")
-    return tuple(value)
+def _take_globs(value: Any) -> tuple[str, ...]:
+    _checked(value, isinstance(value, list | tuple))
+    return tuple(_checked(v, isinstance(v, str) and bool(v) and v.count(":") <= 1) for v in value)
+
+
+SUN_PATH = 107  # bytes of a path in unix(7)
+_boolean = Accepts("true or false", lambda value: _checked(value, type(value) is bool), {"type": "boolean"})
+_string = Accepts("a string", _text, {"type": "string"})
+_path = Accepts(f"an absolute path of at most {SUN_PATH} bytes", _take_path,
+                {"type": "string", "pattern": "^/", "maxLength": SUN_PATH})
+_file = Accepts("a string", _take_file, {"type": "string"})
+_file_mode = Accepts('a file mode such as "0660"', _take_mode,
+                     {"type": ["string", "integer"], "pattern": "^(0o?)?[0-7]{1,3}$", "minimum": 0, "maximum": 0o777})
+_address = Accepts('ADDR:PORT, or "" for none', _take_address, {"type": "string", "pattern": "^$|^.+:[0-9]+$"})
+_globs = Accepts("a list of [NETNS:]INTERFACE, shell patterns allowed", _take_globs,
+                 {"type": "array", "items": {"type": "string", "minLength": 1, "pattern": "^[^:]*(:[^:]*)?$"}})
 
 
 KEYS = (
@@ -189,7 +202,8 @@ class ServiceConfig:
         defaults = default_values()
         return {key.name: {"value": _shown(key, self.values[key.name]), "default": _shown(key, defaults[key.name]),
                            "origin": self.origin(key.name), "live": key.live, "description": key.description,
-                           "unit": key.unit} for key in KEYS}
+                           "unit": key.unit, "accepts": dict(key.parse.schema), "expected": key.parse.words}
+                for key in KEYS}
 
 
 def _shown(key: Key, value: Any) -> Any:

@@ -37,7 +37,8 @@ struct vmh_sock_stats {
 	unsigned int thread_tx;
 	unsigned int ring_id;
 	unsigned int tx_os_reason;   /* reasons.def: why the kernel sent the last datagram that it sent; 0: none yet */
-	unsigned int pad;
+	unsigned char rx_many, tx_many; /* more than one thread has received / sent */
+	unsigned short pad;
 	unsigned char groups[VMH_STATS_GROUPS][16];
 	/* counters (meaning: research of the manual; one per successful call unless said) */
 	unsigned long long rx_packets, rx_bytes, rx_eagain, rx_errors;
@@ -90,8 +91,9 @@ struct vmh_ring_stats {
 struct vmh_iomux_stats {
 	unsigned int used;
 	int epfd;                    /* epoll only */
-	unsigned int thread;
-	unsigned int pad;
+	unsigned int thread;         /* last tid that called */
+	unsigned char many;          /* more than one thread has called */
+	unsigned char pad[3];
 	unsigned long long rx_ready, os_rx_ready;
 	unsigned long long poll_hit, poll_miss;
 	unsigned long long timeouts, errors;

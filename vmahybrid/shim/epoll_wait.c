@@ -234,19 +234,6 @@ static uint64_t coarse_now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static void account_kernel(struct vmh_ep *e, int n)
-{
-	struct vmh_iomux_stats *s = e->stats;
-
-	VMH_SET(s->thread, vmh_tid());
-	if (n > 0)
-		VMH_COUNT(s->os_rx_ready, (unsigned)n);
-	else if (n == 0)
-		VMH_COUNT(s->timeouts, 1);
-	else if (n != -EINTR)
-		VMH_COUNT(s->errors, 1);
-}
-
 int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t timeout_ns,
 		   const sigset_t *mask)
 {
@@ -262,7 +249,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 			start = coarse_now_ns() + COARSE_NS;
 		n = wait_kernel(e, epfd, evs, max, left, mask);
 		if (n != LOOK_AT_RINGS) {
-			account_kernel(e, n);
+			vmh_iomux_count_os(e->stats, n);
 			return n;
 		}
 		if (atomic_load(&e->obj.closed))

@@ -1,5 +1,5 @@
 /* select, poll, epoll: to us only where a set can become ready by a ring. */
-#include "vmh_iomux.h"
+#include "vmh_iomux_int.h"
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
@@ -45,12 +45,22 @@ static bool bad_if_given(const volatile void *p)
 /* glibc declares the array as written only; the compiler then warns where we read it */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
+/* A wait that is libc's: counted once the shim has begun, with errno as libc left it. */
+static int counted(bool is_poll, int r)
+{
+	struct vmh_stats_page *page = VMH_GET(vmh_stats);
+
+	if (vmh_likely(page != NULL))
+		vmh_iomux_count_os(is_poll ? &page->poll : &page->select, r < 0 ? -errno : r);
+	return r;
+}
+
 /* --- poll --- */
 
 VMH_EXPORT int poll(struct pollfd *fds, nfds_t n, int timeout)
 {
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || !vmh_poll_wanted(fds, n)))
-		return vmh_real()->poll(fds, n, timeout);
+		return counted(true, vmh_real()->poll(fds, n, timeout));
 	RETURN(vmh_poll(fds, n, from_ms(timeout), NULL));
 }
 
@@ -58,7 +68,7 @@ VMH_EXPORT int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeou
 {
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_poll_wanted(fds, n)))
-		return vmh_real()->ppoll(fds, n, timeout, mask);
+		return counted(true, vmh_real()->ppoll(fds, n, timeout, mask));
 	RETURN(vmh_poll(fds, n, from_timespec(timeout), mask));
 }
 
@@ -90,7 +100,7 @@ VMH_EXPORT int select(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_if_given(timeout) ||
 		       (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
-		return vmh_real()->select(nfds, r, w, e, timeout);
+		return counted(false, vmh_real()->select(nfds, r, w, e, timeout));
 	int64_t ns = -1;
 	uint64_t start = 0;
 	if (timeout) {
@@ -116,7 +126,7 @@ VMH_EXPORT int pselect(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set 
 {
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
-		return vmh_real()->pselect(nfds, r, w, e, timeout, mask);
+		return counted(false, vmh_real()->pselect(nfds, r, w, e, timeout, mask));
 	RETURN(vmh_select(nfds, r, w, e, from_timespec(timeout), mask));
 }
 
@@ -182,7 +192,6 @@ static int wait_on(struct vmh_obj *o, int epfd, struct epoll_event *evs, int max
 
 	if (bad && r > 0)
 		r = -EFAULT; /* as the kernel, which finds out when there is something to write */
-
 	RETURN(r);
 }
 
@@ -192,12 +201,24 @@ static bool bad_args(const struct epoll_event *evs, int max, const sigset_t *mas
 	return (intptr_t)evs < 0 || max <= 0 || max > INT_MAX / (int)sizeof(*evs) || bad_if_given(mask);
 }
 
+/* r: what libc says of such a call, or of a set that is not ours */
+static int libc_said(int epfd, int r)
+{
+	struct vmh_obj *ep = vmh_unlikely(r < 0) ? epoll_get(epfd) : NULL;
+
+	if (ep) {
+		vmh_iomux_count_os(vmh_ep_of(ep)->stats, -errno);
+		vmh_obj_put(ep);
+	}
+	return vmh_os_reported(r);
+}
+
 VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeout)
 {
 	struct vmh_obj *ep = bad_args(evs, max, NULL) ? NULL : epoll_get(epfd);
 
 	if (!ep)
-		return vmh_os_reported(vmh_real()->epoll_wait(epfd, evs, max, timeout));
+		return libc_said(epfd, vmh_real()->epoll_wait(epfd, evs, max, timeout));
 	return wait_on(ep, epfd, evs, max, from_ms(timeout), NULL);
 }
 
@@ -206,7 +227,7 @@ VMH_EXPORT int epoll_pwait(int epfd, struct epoll_event *evs, int max, int timeo
 	struct vmh_obj *ep = bad_args(evs, max, mask) ? NULL : epoll_get(epfd);
 
 	if (!ep)
-		return vmh_os_reported(vmh_real()->epoll_pwait(epfd, evs, max, timeout, mask));
+		return libc_said(epfd, vmh_real()->epoll_pwait(epfd, evs, max, timeout, mask));
 	return wait_on(ep, epfd, evs, max, from_ms(timeout), mask);
 }
 
@@ -216,6 +237,6 @@ VMH_EXPORT int epoll_pwait2(int epfd, struct epoll_event *evs, int max, const st
 	struct vmh_obj *ep = bad_args(evs, max, mask) || bad_timespec(timeout) ? NULL : epoll_get(epfd);
 
 	if (!ep)
-		return vmh_os_reported(vmh_real()->epoll_pwait2(epfd, evs, max, timeout, mask));
+		return libc_said(epfd, vmh_real()->epoll_pwait2(epfd, evs, max, timeout, mask));
 	return wait_on(ep, epfd, evs, max, from_timespec(timeout), mask);
 }

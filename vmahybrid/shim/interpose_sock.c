@@ -61,35 +61,45 @@ static ssize_t tcp_vector(struct vmh_tcps *t, int fd, const struct iovec *iov, i
 static inline ssize_t sent(struct vmh_sock *s, ssize_t r)
 {
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
+	bool alone = vmh_tx_alone(st);
 
 	if (vmh_likely(r >= 0)) {
-		VMH_COUNT(st->tx_os_packets, 1);
-		VMH_COUNT(st->tx_os_bytes, (uint64_t)r);
+		VMH_COUNT_BY(alone, st->tx_os_packets, 1);
+		VMH_COUNT_BY(alone, st->tx_os_bytes, (uint64_t)r);
 		VMH_SET(st->tx_os_reason, VMH_GET(st->reason));
 	} else {
-		VMH_COUNT(*(errno == EAGAIN ? &st->tx_os_eagain : &st->tx_os_errors), 1);
+		VMH_COUNT_BY(alone, *(errno == EAGAIN ? &st->tx_os_eagain : &st->tx_os_errors), 1);
 	}
 	return r;
 }
 
-static inline ssize_t received(struct vmh_sock *s, ssize_t r)
+static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 {
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
+	bool alone = vmh_rx_alone(st);
 
 	if (vmh_likely(r >= 0)) {
-		VMH_COUNT(st->rx_os_packets, 1);
-		VMH_COUNT(st->rx_os_bytes, (uint64_t)r);
+		if (vmh_unlikely(flags & (MSG_PEEK | MSG_ERRQUEUE)))
+			return r;
+		VMH_COUNT_BY(alone, st->rx_os_packets, 1);
+		VMH_COUNT_BY(alone, st->rx_os_bytes, (uint64_t)r);
 	} else {
-		VMH_COUNT(*(errno == EAGAIN ? &st->rx_os_eagain : &st->rx_os_errors), 1);
+		VMH_COUNT_BY(alone, *(errno == EAGAIN ? &st->rx_os_eagain : &st->rx_os_errors), 1);
 	}
 	return r;
 }
 
-#define PLAIN(get, count, call) \
+#define PLAIN_TX(call) \
 	do { \
-		struct vmh_sock *plain_ = get(fd); \
+		struct vmh_sock *plain_ = plain_sock(fd); \
 		if (plain_) \
-			return count(plain_, vmh_real()->call); \
+			return sent(plain_, vmh_real()->call); \
+	} while (0)
+#define PLAIN_RX(flags, call) \
+	do { \
+		struct vmh_sock *plain_ = plain_rx(fd); \
+		if (plain_) \
+			return received(plain_, flags, vmh_real()->call); \
 	} while (0)
 
 VMH_EXPORT int socket(int domain, int type, int protocol)
@@ -257,11 +267,11 @@ static ssize_t do_recv(struct vmh_sock *s, int fd, void *buf, size_t len, int fl
 	if (from && vmh_unlikely(vmh_bad_ptr(fromlen))) { /* met last, when the datagram is gone */
 		m.msg_name = NULL;
 		r = vmh_sock_recvmsg(s, fd, &m, flags);
-		return r < 0 ? r : -EFAULT;
+		return r < 0 ? r : vmh_sock_recv_failed(s, -EFAULT);
 	}
 	if (from) {
 		if ((int)*fromlen < 0)
-			return -EINVAL;
+			return vmh_sock_recv_failed(s, -EINVAL);
 		m.msg_namelen = *fromlen;
 	}
 	r = vmh_sock_recvmsg(s, fd, &m, flags);
@@ -272,7 +282,7 @@ static ssize_t do_recv(struct vmh_sock *s, int fd, void *buf, size_t len, int fl
 
 VMH_EXPORT ssize_t recv(int fd, void *buf, size_t len, int flags)
 {
-	PLAIN(plain_rx, received, recv(fd, buf, len, flags));
+	PLAIN_RX(flags, recv(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
@@ -296,7 +306,7 @@ static ssize_t tcp_from(struct vmh_tcps *t, int fd, void *buf, size_t len, int f
 VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, struct sockaddr *restrict from,
 			    socklen_t *restrict fromlen)
 {
-	PLAIN(plain_rx, received, recvfrom(fd, buf, len, flags, from, fromlen));
+	PLAIN_RX(flags, recvfrom(fd, buf, len, flags, from, fromlen));
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
@@ -313,7 +323,7 @@ VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, s
 
 VMH_EXPORT ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 {
-	PLAIN(plain_rx, received, recvmsg(fd, m, flags));
+	PLAIN_RX(flags, recvmsg(fd, m, flags));
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s) {
@@ -341,7 +351,7 @@ VMH_EXPORT int recvmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags, st
 
 VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 {
-	PLAIN(plain_rx, received, read(fd, buf, len));
+	PLAIN_RX(0, read(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
@@ -356,7 +366,7 @@ VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 
 VMH_EXPORT ssize_t readv(int fd, const struct iovec *iov, int n)
 {
-	PLAIN(plain_rx, received, readv(fd, iov, n));
+	PLAIN_RX(0, readv(fd, iov, n));
 	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 	size_t len = 0;
@@ -390,7 +400,7 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 
 VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 {
-	PLAIN(plain_sock, sent, send(fd, buf, len, flags));
+	PLAIN_TX(send(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
@@ -404,7 +414,7 @@ VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 
 VMH_EXPORT ssize_t sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to, socklen_t tolen)
 {
-	PLAIN(plain_sock, sent, sendto(fd, buf, len, flags, to, tolen));
+	PLAIN_TX(sendto(fd, buf, len, flags, to, tolen));
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
@@ -439,7 +449,7 @@ static void fds_leave(const struct msghdr *m)
 
 VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 {
-	PLAIN(plain_sock, sent, sendmsg(fd, m, flags));
+	PLAIN_TX(sendmsg(fd, m, flags));
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s) {
@@ -486,7 +496,7 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 
 VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 {
-	PLAIN(plain_sock, sent, write(fd, buf, len));
+	PLAIN_TX(write(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
@@ -500,7 +510,7 @@ VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 
 VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 {
-	PLAIN(plain_sock, sent, writev(fd, iov, n));
+	PLAIN_TX(writev(fd, iov, n));
 	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 

@@ -172,24 +172,35 @@ static void cpu_usage(struct vmh_waiter *w, const struct run *r)
 	busy = 0;
 }
 
-static void account(struct vmh_waiter *w, const struct run *r, int n)
+static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_n, int os_n)
+{
+	if (n > 0) {
+		VMH_COUNT_BY(alone, s->rx_ready, (unsigned)ring_n);
+		VMH_COUNT_BY(alone, s->os_rx_ready, (unsigned)os_n);
+	} else if (n == 0) {
+		VMH_COUNT_BY(alone, s->timeouts, 1);
+	} else if (n != -EINTR) {
+		VMH_COUNT_BY(alone, s->errors, 1);
+	}
+}
+
+void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n)
+{
+	count_ready(s, vmh_iomux_alone(s), n, 0, n);
+}
+
+static int account(struct vmh_waiter *w, const struct run *r, int n)
 {
 	struct vmh_iomux_stats *s = w->stats;
+	bool alone = vmh_iomux_alone(s);
 
-	VMH_SET(s->thread, vmh_tid());
-	if (n > 0) {
-		VMH_COUNT(s->rx_ready, (unsigned)w->ring_n);
-		VMH_COUNT(s->os_rx_ready, (unsigned)w->os_n);
-	} else if (n == 0) {
-		VMH_COUNT(s->timeouts, 1);
-	} else if (n != -EINTR) {
-		VMH_COUNT(s->errors, 1);
-	}
-	if (r->hit)
-		VMH_COUNT(s->poll_hit, 1);
-	else
-		VMH_COUNT(s->poll_miss, 1);
+	for (unsigned i = 0; w->nval_fails && n > 0 && i < w->nfds; i++)
+		if (w->fds[i].revents & POLLNVAL)
+			n = -EBADF;
+	count_ready(s, alone, n, w->ring_n, w->os_n);
+	VMH_COUNT_BY(alone, *(r->hit && n > 0 ? &s->poll_hit : &s->poll_miss), 1);
 	cpu_usage(w, r);
+	return n;
 }
 
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask)
@@ -209,14 +220,12 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 	w->os_mask = NULL;
 	if (n || timeout_ns == 0) {
 		r.hit = n > 0;
-		account(w, &r, n);
-		return n;
+		return account(w, &r, n);
 	}
 	if (mask) /* a pending signal that it lets in runs here, and is seen in the counters */
 		vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, mask, &old, sizeof(uint64_t));
 	n = wait_long(w, &r, timeout_ns);
 	if (mask)
 		vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &old, NULL, sizeof(uint64_t));
-	account(w, &r, n);
-	return n;
+	return account(w, &r, n);
 }

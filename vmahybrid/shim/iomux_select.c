@@ -127,9 +127,6 @@ int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, co
 	}
 	to_poll(&s, p);
 	ret = vmh_poll_run(p, n, timeout_ns, mask, &select_look, &vmh_stats->select);
-	for (unsigned i = 0; ret > 0 && i < n; i++)
-		if (p[i].revents & POLLNVAL)
-			ret = -EBADF;
 	if (ret >= 0)
 		ret = from_poll(&s, p);
 	if (bytes)

@@ -57,6 +57,7 @@ __attribute__((destructor)) static void library_unloaded(void)
 		return;
 	vmh_tcps_finish(true);
 	vmh_tcps_home_all(VMH_R_NONE);
+	vmh_stats_file_dump_all();
 	vmh_session_fini();
 	vmh_stats_fini();
 }

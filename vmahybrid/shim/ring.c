@@ -251,7 +251,7 @@ void vmh_ring_put_later(struct vmh_buf *b)
 }
 
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
-		  bool more)
+		  unsigned how)
 {
 	int rc;
 
@@ -259,8 +259,9 @@ int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struc
 	if (gone(r)) {
 		rc = -ENETDOWN;
 	} else {
+		r->again = how & VMH_SEND_AGAIN;
 		rc = r->ops->send(r, h, iov, n, len);
-		if (vmh_likely(rc == 0 && !more))
+		if (vmh_likely(rc == 0 && !(how & VMH_SEND_MORE)))
 			rc = r->ops->kick(r);
 	}
 	vmh_unlock(&r->tx_lock);
@@ -277,6 +278,7 @@ int vmh_ring_send_frame(struct vmh_ring *r, const void *frame, size_t len, bool 
 	if (gone(r)) {
 		rc = -ENETDOWN;
 	} else {
+		r->again = false;
 		rc = r->ops->send_frame(r, frame, len);
 		if (vmh_likely(rc == 0 && !more))
 			rc = r->ops->kick(r);

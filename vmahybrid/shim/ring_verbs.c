@@ -425,8 +425,8 @@ int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const stru
 	if (vmh_unlikely(x->tx_posted - x->tx_done >= x->tx_slots)) {
 		vmh_verbs_reap(x);
 		if (x->tx_posted - x->tx_done >= x->tx_slots) {
-			VMH_COUNT(s->pool_tx_empty, 1);
-			VMH_COUNT(s->tx_full, 1);
+			VMH_COUNT(s->pool_tx_empty, !r->again);
+			VMH_COUNT(s->tx_full, !r->again);
 			return -EAGAIN;
 		}
 	}
@@ -445,7 +445,7 @@ int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const stru
 			return -ENETDOWN;
 		}
 		vmh_verbs_reap(x);
-		VMH_COUNT(s->tx_full, 1);
+		VMH_COUNT(s->tx_full, !r->again);
 		return -EAGAIN;
 	}
 	if (x->slot_dm)

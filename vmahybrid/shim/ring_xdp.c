@@ -81,7 +81,6 @@ static uint64_t wall_ns(void)
 static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len, struct taken *t)
 {
 	if (x->r.other) {
-		t->bytes += len;
 		if (x->r.other(&x->r, data, len, &x->bufs[frame].b) > 0) {
 			t->taken++;
 			return;
@@ -109,13 +108,13 @@ static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, str
 		free_rx_frame(x, (uint32_t)frame);
 		return;
 	}
+	t->bytes += len;
 	if (vmh_unlikely(vmh_frame_parse(x->umem + addr, len, x->verify, b))) {
 		receive_other(x, (uint32_t)frame, x->umem + addr, len, t);
 		return;
 	}
 	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? wall_ns() : 0;
 	rc = vmh_deliver(&x->r, b);
-	t->bytes += len;
 	if (vmh_likely(rc > 0)) {
 		t->taken++;
 		return;
@@ -329,11 +328,12 @@ static int make_room(struct vmh_ring *r)
 	if (rc)
 		return rc;
 	reap(x);
-	if (!x->tx_nfree)
-		VMH_COUNT(r->stats->pool_tx_empty, 1);
 	if (tx_ready(x))
 		return 0;
-	VMH_COUNT(r->stats->tx_full, 1);
+	if (!r->again) {
+		VMH_COUNT(r->stats->pool_tx_empty, !x->tx_nfree);
+		VMH_COUNT(r->stats->tx_full, 1);
+	}
 	return -EAGAIN;
 }
 

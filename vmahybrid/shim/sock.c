@@ -241,9 +241,9 @@ static bool enqueue(struct vmh_sock *s, struct vmh_buf *b)
 		limit = (uint32_t)vmh_params.rx_bytes_min;
 	vmh_lock(&s->rxq_lock);
 	if (s->rxq_truesize > limit || atomic_load_explicit(&s->obj.closed, memory_order_relaxed)) {
-		vmh_unlock(&s->rxq_lock);
 		VMH_COUNT(s->stats->rx_drop_packets, 1);
 		VMH_COUNT(s->stats->rx_drop_bytes, b->len);
+		vmh_unlock(&s->rxq_lock);
 		return false;
 	}
 	b->next = NULL;

@@ -64,11 +64,37 @@ static bool any_flow(const struct vmh_sock *s)
 	return false;
 }
 
+/* Which ring the flow is on; a wildcard on several has none of its own. */
+static void note_ring(struct vmh_sock *s)
+{
+	unsigned ifindex = s->flow.id ? s->flow.ifindex : 0;
+	const struct vmh_ring *ring = NULL;
+
+	for (unsigned i = 0; !s->flow.id && i < s->nmembers; i++)
+		if (s->members[i].flow_id)
+			ifindex = s->members[i].ifindex;
+	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = __atomic_load_n(&r->next, __ATOMIC_ACQUIRE)) {
+		if (atomic_load(&r->gone) || (ifindex && r->ifindex != ifindex))
+			continue;
+		if (ring)
+			return;
+		ring = r;
+	}
+	if (!ring)
+		return;
+	if (s->rx_ring && s->rx_ring != ring)
+		VMH_COUNT(s->stats->rx_migrations, 1);
+	s->rx_ring = ring;
+	VMH_SET(s->stats->ring_id, ring->id);
+}
+
 /* Object lock held: tell everybody what rx_on is now. */
 static void publish(struct vmh_sock *s)
 {
 	bool on = any_flow(s), was = atomic_load(&s->rx_on);
 
+	if (on)
+		note_ring(s);
 	VMH_SET(s->stats->flow_id, s->flow.id);
 	VMH_SET(s->stats->rx_offloaded, on);
 	VMH_SET(s->stats->offloaded, on || VMH_GET(s->stats->tx_offloaded));

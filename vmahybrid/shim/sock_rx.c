@@ -19,18 +19,35 @@
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
 #define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
 
-static void count_os(struct vmh_sock *s, ssize_t r)
+/* What is peeked at, or read from the error queue, is no datagram that came. */
+static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 {
+	bool alone = vmh_rx_alone(s->stats);
+
 	if (r >= 0) {
-		VMH_COUNT(s->stats->rx_os_packets, 1);
-		VMH_COUNT(s->stats->rx_os_bytes, (uint64_t)r);
+		if (flags & (MSG_PEEK | MSG_ERRQUEUE))
+			return;
+		VMH_COUNT_BY(alone, s->stats->rx_os_packets, 1);
+		VMH_COUNT_BY(alone, s->stats->rx_os_bytes, (uint64_t)r);
 	} else if (r == -EAGAIN) {
-		VMH_COUNT(s->stats->rx_os_eagain, 1);
+		VMH_COUNT_BY(alone, s->stats->rx_os_eagain, 1);
 	} else {
-		VMH_COUNT(s->stats->rx_os_errors, 1);
+		VMH_COUNT_BY(alone, s->stats->rx_os_errors, 1);
 		if (r == -EMSGSIZE)
 			vmh_sock_path_shrank(s);
 	}
+}
+
+static void count_poll(struct vmh_sock *s, bool hit)
+{
+	VMH_COUNT_BY(vmh_rx_alone(s->stats), *(hit ? &s->stats->rx_poll_hit : &s->stats->rx_poll_miss), 1);
+}
+
+/* A call that ends without a datagram, and not by the kernel's word. */
+ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err)
+{
+	VMH_COUNT_BY(vmh_rx_alone(s->stats), *(err == -EAGAIN ? &s->stats->rx_eagain : &s->stats->rx_errors), 1);
+	return err;
 }
 
 /* Nothing will ever come from a ring as long as this call may block. */
@@ -191,9 +208,10 @@ static ssize_t consume(struct vmh_sock *s, struct msghdr *m, int flags, struct v
 {
 	ssize_t r = copy_out(s, m, flags, b);
 
-	VMH_COUNT(s->stats->rx_packets, 1);
-	VMH_COUNT(s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
-	VMH_SET(s->stats->thread_rx, vmh_tid());
+	bool alone = vmh_rx_alone(s->stats);
+
+	VMH_COUNT_BY(alone, s->stats->rx_packets, 1);
+	VMH_COUNT_BY(alone, s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
 	VMH_SET(s->heard, 1);
 	VMH_SET(s->tx_since_rx, 0);
 	vmh_ring_put_later(b);
@@ -226,8 +244,7 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 
 	if (r != -EAGAIN) {
 		*m = copy;
-		if (!(flags & MSG_PEEK) || r < 0)
-			count_os(s, r);
+		count_os(s, r, flags);
 		VMH_SET(s->os_more, 1);
 		if (r >= 0)
 			VMH_SET(s->heard, 1);
@@ -239,8 +256,7 @@ static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int
 {
 	ssize_t r = vmh_real_recvmsg(fd, m, flags);
 
-	if (!(flags & MSG_PEEK) || r < 0)
-		count_os(s, r);
+	count_os(s, r, flags);
 	return r;
 }
 
@@ -273,7 +289,7 @@ static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int 
 	if (r >= 0)
 		r = kernel_now(s, fd, m, flags);
 	else if (r != -EAGAIN)
-		count_os(s, r);
+		count_os(s, r, flags);
 	if (r == -EAGAIN) {
 		atomic_store_explicit(&s->os_check, 0, memory_order_relaxed);
 		VMH_SET(s->os_reports, reports);
@@ -386,12 +402,13 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 	struct vmh_waiting w;
 	uint64_t loops = 0;
 	struct vmh_buf *b = NULL;
+	bool missed = false;
 	ssize_t r;
 
 	vmh_waiting_begin(&w, VMH_GET(s->rcvtimeo_ns));
 	for (;;) {
 		if (vmh_unlikely(atomic_load(&s->obj.closed)))
-			return -EBADF;
+			return vmh_sock_recv_failed(s, -EBADF);
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
 		r = vmh_interrupted(&w) ? -EINTR :
@@ -399,26 +416,30 @@ static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int f
 		if (r == 0) {
 			r = b ? handed(s, m, flags, b) : take(s, m, flags);
 			if (r != -EAGAIN) {
-				VMH_COUNT(s->stats->rx_poll_hit, 1);
+				if (!missed) /* the polling of one call hits or misses once */
+					count_poll(s, true);
 				return r;
 			}
 			continue;
 		}
-		if (r == -EINTR)
-			return r;
+		if (r == -EINTR) {
+			if (!missed)
+				count_poll(s, false);
+			return vmh_sock_recv_failed(s, r);
+		}
 		bool spent = r == -EAGAIN;
 		r = look_at_kernel(s, fd, m, flags);
 		if (r != -EAGAIN)
 			return r;
 		if (!spent)
 			continue;
-		if (loops)
-			VMH_COUNT(s->stats->rx_poll_miss, 1);
+		if (loops && !missed) {
+			count_poll(s, false);
+			missed = true;
+		}
 		int err = doze(s, fd, &w);
-		if (err == -EAGAIN)
-			VMH_COUNT(s->stats->rx_eagain, 1);
 		if (err)
-			return err;
+			return vmh_sock_recv_failed(s, err);
 		/* The budget is per call: woken by somebody else's datagram, this thread looks and sleeps again. */
 		r = take(s, m, flags);
 		if (r != -EAGAIN)
@@ -436,15 +457,13 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 		vmh_rings_catch_up(POLL_BUDGET); /* before it may lie frames of others */
 	ssize_t r = b ? handed(s, m, flags, b) : take(s, m, flags);
 	if (r != -EAGAIN) {
-		VMH_COUNT(s->stats->rx_poll_hit, 1);
+		count_poll(s, true);
 		return r;
 	}
-	VMH_COUNT(s->stats->rx_poll_miss, 1);
+	count_poll(s, false);
 	if (os_due(s))
 		r = look_at_kernel(s, fd, m, flags);
-	if (r == -EAGAIN)
-		VMH_COUNT(s->stats->rx_eagain, 1);
-	return r;
+	return r == -EAGAIN ? vmh_sock_recv_failed(s, r) : r;
 }
 
 /* VMA_RX_POLL_INIT: looks at the kernel socket before sleeping, while no flow of this one is on a ring. */
@@ -498,7 +517,7 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 		vmh_sock_drain_at_rate(s);
 	r = take(s, m, flags);
 	if (r != -EAGAIN) {
-		VMH_COUNT(s->stats->rx_poll_hit, 1);
+		count_poll(s, true);
 		return r;
 	}
 	return now ? recv_now(s, fd, m, flags) : recv_blocking(s, fd, m, flags);
@@ -527,7 +546,7 @@ static ssize_t recv_to_bad(struct vmh_sock *s, int fd, struct msghdr *m, int fla
 
 	for (size_t i = m->msg_iovlen; i-- > 0;) {
 		if ((intptr_t)m->msg_iov[i].iov_base < 0)
-			return -EFAULT;
+			return vmh_sock_recv_failed(s, -EFAULT);
 		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
 			good = i;
 	}
@@ -544,7 +563,7 @@ static ssize_t recv_to_bad(struct vmh_sock *s, int fd, struct msghdr *m, int fla
 	if (r < 0)
 		return r;
 	if (bad_name || (good < m->msg_iovlen && (size_t)r > room))
-		return -EFAULT;
+		return vmh_sock_recv_failed(s, -EFAULT);
 	m->msg_namelen = c.msg_namelen;
 	m->msg_controllen = c.msg_controllen;
 	m->msg_flags = c.msg_flags;

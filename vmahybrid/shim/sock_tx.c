@@ -24,19 +24,20 @@
 static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
 {
 	ssize_t r = vmh_real_sendmsg(fd, m, flags);
+	bool alone = vmh_tx_alone(s->stats);
 
 	if (r >= 0) {
-		VMH_COUNT(s->stats->tx_os_packets, 1);
-		VMH_COUNT(s->stats->tx_os_bytes, (uint64_t)r);
+		VMH_COUNT_BY(alone, s->stats->tx_os_packets, 1);
+		VMH_COUNT_BY(alone, s->stats->tx_os_bytes, (uint64_t)r);
 		if (why)
 			VMH_SET(s->stats->tx_os_reason, why);
 		/* the kernel chose a port: replies to it may come by a ring */
 		if (vmh_unlikely(!s->lport) && !s->home)
 			vmh_sock_bound(s, fd);
 	} else if (r == -EAGAIN) {
-		VMH_COUNT(s->stats->tx_os_eagain, 1);
+		VMH_COUNT_BY(alone, s->stats->tx_os_eagain, 1);
 	} else {
-		VMH_COUNT(s->stats->tx_os_errors, 1);
+		VMH_COUNT_BY(alone, s->stats->tx_os_errors, 1);
 	}
 	return r;
 }
@@ -178,7 +179,13 @@ static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 	if (d.reason != VMH_R_LOOPBACK)
 		vmh_session_serve();
 	vmh_lock(&s->tx_lock);
-	s->dsts[slot_of(addr, port)] = d;
+	struct vmh_dst *old = &s->dsts[slot_of(addr, port)];
+
+	if (old->daddr == addr && old->dport == port)
+		d.was = old->ring ? old->ring : old->was;
+	if (d.ring && d.was && d.ring != d.was)
+		VMH_COUNT(s->stats->tx_migrations, 1);
+	*old = d;
 	vmh_unlock(&s->tx_lock);
 	VMH_SET(s->stats->tx_offloaded, !d.reason);
 	VMH_SET(s->stats->offloaded, !d.reason || VMH_GET(s->stats->rx_offloaded));
@@ -264,7 +271,8 @@ static int pending_error(struct vmh_sock *s, int fd)
 static int post(struct vmh_ring *ring, const struct vmh_frame_hdr *h, const struct msghdr *m, size_t len, bool more)
 {
 	for (int i = 0;; i++) {
-		int r = vmh_ring_send(ring, h, m->msg_iov, (int)m->msg_iovlen, len, more);
+		unsigned how = (more ? VMH_SEND_MORE : 0) | (i ? VMH_SEND_AGAIN : 0);
+		int r = vmh_ring_send(ring, h, m->msg_iov, (int)m->msg_iovlen, len, how);
 
 		if (r != -EAGAIN || i == FULL_RETRIES)
 			return r;
@@ -294,17 +302,20 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	}
 	s->last_ring = d->ring;
 	r = post(d->ring, &d->hdr, m, len, more);
+	if (vmh_likely(!r)) {
+		VMH_COUNT(s->stats->tx_packets, 1);
+		VMH_COUNT(s->stats->tx_bytes, len);
+	}
 	vmh_unlock(&s->tx_lock);
+	bool alone = vmh_tx_alone(s->stats);
+
 	if (vmh_unlikely(r == -EAGAIN) && vmh_params.tx_nonblocked_eagains &&
 	    ((flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed))) {
-		VMH_COUNT(s->stats->tx_eagain, 1);
+		VMH_COUNT_BY(alone, s->stats->tx_eagain, 1);
 		return r;
 	}
 	if (vmh_unlikely(r)) /* the ring counts tx_full */
 		return by_kernel(s, fd, m, flags, r == -EAGAIN ? VMH_R_RING_FULL : VMH_R_IF_GONE);
-	VMH_COUNT(s->stats->tx_packets, 1);
-	VMH_COUNT(s->stats->tx_bytes, len);
-	VMH_SET(s->stats->thread_tx, vmh_tid());
 	if (vmh_unlikely(atomic_load_explicit(&s->out_edges, memory_order_relaxed)))
 		vmh_epoll_sent(s);
 	return (ssize_t)len;
@@ -355,7 +366,7 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 		int err = pending_error(s, fd);
 
 		if (err) {
-			VMH_COUNT(s->stats->tx_errors, 1);
+			VMH_COUNT_BY(vmh_tx_alone(s->stats), s->stats->tx_errors, 1);
 			return err;
 		}
 	}

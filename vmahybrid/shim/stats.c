@@ -217,6 +217,7 @@ void vmh_stats_init(void)
 		return;
 	}
 	describe(vmh_stats);
+	vmh_stats_file_init();
 }
 
 int vmh_stats_fd(void)
@@ -238,6 +239,7 @@ void vmh_stats_fork_child(void)
 	nameless = false;
 	if (!page_size)
 		return;
+	vmh_stats_file_fork_child();
 	vmh_params_expand_again(VMH_PARAM_STATS_SHMEM_DIR);
 	/* no file: a child that ends by _exit could not remove it, and the service gets the fd */
 	fresh = make_page(false);

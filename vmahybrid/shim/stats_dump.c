@@ -100,6 +100,7 @@ static void dump_epoll(const struct vmh_iomux_stats *e, int level)
 void vmh_stats_dump_fd(int fd, int level)
 {
 	static const char line[] = "==================================================";
+	bool found = !fd;
 	unsigned i;
 
 	if (fd)
@@ -110,14 +111,22 @@ void vmh_stats_dump_fd(int fd, int level)
 		/* a copy: the socket may be closed and its slot taken while we print */
 		struct vmh_sock_stats s = vmh_stats->socks[i];
 
-		if (s.used && (!fd || s.fd == fd))
+		if (s.used && (!fd || s.fd == fd)) {
 			dump_sock(&s, level);
+			found = true;
+		}
 	}
 	for (i = 0; i < VMH_STATS_EPOLLS; i++) {
 		struct vmh_iomux_stats e = vmh_stats->epoll[i];
 
-		if (e.used && (!fd || e.epfd == fd))
+		if (e.used && (!fd || e.epfd == fd)) {
 			dump_epoll(&e, level);
+			found = true;
+		}
+	}
+	if (!found) { /* no socket, not of a kind that is offloaded, or over VMA_STATS_FD_NUM */
+		vmh_log(level, "Fd number : %d", fd);
+		vmh_log(level, "No statistics are kept of it");
 	}
 	vmh_log(level, "%s", line);
 	vmh_log(level, "%s", line);
@@ -137,35 +146,48 @@ static void __attribute__((format(printf, 3, 4))) append(char *buf, size_t size,
 		buf[used] = 0;
 }
 
-static int open_stats_file(struct vmh_file *f)
-{
-	int err = vmh_file_open(f, vmh_params.stats_file, O_WRONLY | O_CREAT | O_APPEND, 0644, true);
+/* VMA_STATS_FILE: made at the start; opened again, not truncated, where the program closed our fd. */
+static struct vmh_file stats_file = { .fd = -1 };
+static struct vmh_lock stats_file_lock;
+static bool stats_file_failed;
 
+static void open_stats_file(bool anew)
+{
+	int err = vmh_file_open(&stats_file, vmh_params.stats_file, O_WRONLY | O_CREAT | O_APPEND, 0644, true);
+
+	if (!err && anew)
+		err = vmh_file_truncate(&stats_file);
 	if (err == -EINVAL)
 		vmh_warn("FAILED to create VMA statistics file. %s is not a regular file.", vmh_params.stats_file);
 	else if (err)
 		vmh_warn("FAILED to create VMA statistics file %s (%s)", vmh_params.stats_file, strerrorname_np(-err));
-	return err;
+	stats_file_failed = err != 0;
 }
 
-/* Opened at the first dump, and again without truncating where the program closed our fd. */
+void vmh_stats_file_init(void)
+{
+	if (vmh_params.stats_file[0])
+		open_stats_file(true);
+}
+
+void vmh_stats_file_fork_child(void)
+{
+	vmh_lock_reset(&stats_file_lock);
+	if (!vmh_params.stats_file[0] || !vmh_params_expand_again(VMH_PARAM_STATS_FILE))
+		return; /* the parent's file: both append to it */
+	vmh_file_close(&stats_file);
+	open_stats_file(true);
+}
+
 static void write_stats_file(const char *text)
 {
-	static struct vmh_file file = { .fd = -1 };
-	static struct vmh_lock lock;
-	static bool opened, failed;
-
-	vmh_lock(&lock);
-	if (!failed && !opened) {
-		failed = open_stats_file(&file) || vmh_file_truncate(&file);
-		opened = !failed;
+	vmh_lock(&stats_file_lock);
+	if (!stats_file_failed && vmh_file_write(&stats_file, text, strlen(text)) == -EBADF) {
+		open_stats_file(false);
+		if (!stats_file_failed)
+			vmh_file_write(&stats_file, text, strlen(text));
 	}
-	if (!failed && vmh_file_write(&file, text, strlen(text)) == -EBADF) {
-		failed = open_stats_file(&file) != 0;
-		if (!failed)
-			vmh_file_write(&file, text, strlen(text));
-	}
-	vmh_unlock(&lock);
+	vmh_unlock(&stats_file_lock);
 }
 
 void vmh_stats_file_dump(const struct vmh_sock_stats *s)
@@ -189,4 +211,13 @@ void vmh_stats_file_dump(const struct vmh_sock_stats *s)
 	append(text, sizeof(text), "VMA: [fd=%d] Rx poll: %llu / %llu (%2.2f%%) [miss/hit]\n", s->fd, s->rx_poll_miss,
 	       s->rx_poll_hit, percent(s->rx_poll_hit, s->rx_poll_miss));
 	write_stats_file(text);
+}
+
+void vmh_stats_file_dump_all(void)
+{
+	for (unsigned i = 0; vmh_params.stats_file[0] && i < vmh_stats->nsocks; i++) {
+		struct vmh_sock_stats s = vmh_stats->socks[i]; /* another thread may still close it */
+
+		vmh_stats_file_dump(&s);
+	}
 }

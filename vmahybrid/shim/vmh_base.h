@@ -86,7 +86,7 @@ static inline uint64_t vmh_cycles(void)
 #endif
 }
 
-/* Counters have one writer at a time in practice; a lost increment is not worth a locked bus cycle. */
+/* For counters with one writer at a time, such as those under a lock; else VMH_COUNT_BY of vmh_stats.h. */
 #define VMH_COUNT(c, n) __atomic_store_n(&(c), __atomic_load_n(&(c), __ATOMIC_RELAXED) + (n), __ATOMIC_RELAXED)
 #define VMH_SET(c, v) __atomic_store_n(&(c), (v), __ATOMIC_RELAXED)
 #define VMH_GET(c) __atomic_load_n(&(c), __ATOMIC_RELAXED)

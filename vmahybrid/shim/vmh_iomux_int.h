@@ -33,11 +33,13 @@ struct vmh_waiter {
 	struct vmh_oslook *look;
 	struct vmh_iomux_stats *stats;
 	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
+	bool nval_fails;               /* POLLNVAL is EBADF: select */
 	bool fresh;                    /* the sleep has just filled in fds[].revents */
 	int ring_n, os_n;              /* of the last collect, for the statistics */
 };
 
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask);
+void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n); /* a wait that the kernel alone served: n or -errno */
 bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel's turn too? */
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
 void vmh_scratch_free(void *p, size_t bytes);

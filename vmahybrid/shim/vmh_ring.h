@@ -93,6 +93,7 @@ struct vmh_ring {
 	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	struct vmh_buf *_Atomic kept; /* read by a receiver that is in a hurry: goes back when there is time */
 	_Alignas(64) struct vmh_lock tx_lock;
+	bool again;                   /* VMH_SEND_AGAIN of what is sent; under tx_lock */
 	/* implementation state follows in the implementation's own struct */
 };
 
@@ -155,8 +156,10 @@ void vmh_ring_put(struct vmh_buf *b);
 void vmh_ring_put_later(struct vmh_buf *b);
 /* 0 means posted. -EAGAIN: no frame or descriptor free; -EMSGSIZE: above the MTU; -ENETDOWN: the ring is
  * gone or the interface down (then the frame may be posted all the same). */
+#define VMH_SEND_MORE 1u  /* do not kick yet */
+#define VMH_SEND_AGAIN 2u /* the same datagram found the ring full before: that was counted then */
 int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
-		  bool more); /* more: do not kick yet */
+		  unsigned how);
 int vmh_ring_send_frame(struct vmh_ring *r, const void *frame, size_t len, bool more); /* -EOPNOTSUPP: not this ring */
 int vmh_ring_kick(struct vmh_ring *r);
 /* Poll those rings that nobody has looked at until they are half full: the internal thread does. */

@@ -44,6 +44,7 @@ struct vmh_dst {
 	uint32_t link_payload;    /* MTU - 28 of route and ring */
 	uint32_t asked;           /* when, for the path's MTU; 0: the next datagram asks */
 	struct vmh_ring *ring;
+	const struct vmh_ring *was; /* the last that was not NULL, to tell a migration */
 	struct vmh_frame_hdr hdr;
 };
 
@@ -96,6 +97,7 @@ struct vmh_sock {
 	struct vmh_member members[VMH_SOCK_GROUPS];
 	uint8_t mc_all;           /* IP_MULTICAST_ALL */
 	uint32_t session;         /* control session in which flows were attached */
+	const struct vmh_ring *rx_ring; /* that its flow was on last; only to compare */
 	struct vmh_ring *last_ring; /* for sendmmsg's flush */
 
 	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
@@ -174,6 +176,7 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socke
 
 /* sock_rx.c, sock_tx.c: bytes, or -errno */
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
+ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err); /* counts; err */
 int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout);
 void vmh_sock_shutdown(struct vmh_sock *s, int how);
 struct vmh_buf *vmh_sock_pop(struct vmh_sock *s);     /* the oldest queued datagram, the caller's; NULL */

@@ -5,6 +5,32 @@
 #include "vmh_base.h"
 #include "stats_page.h"
 
+/* Counters of a socket and of select, poll and epoll are written by whoever calls, under no lock. While one thread does, a
+ * plain add is exact and costs nothing; once a second one has come, all of them add atomically. (The very call in which
+ * it comes may cost the first thread's call of the same instant its count.) */
+unsigned vmh_tid(void);
+static inline bool vmh_alone(unsigned *thread, unsigned char *many)
+{
+	unsigned tid = vmh_tid(), last = VMH_GET(*thread);
+
+	if (vmh_unlikely(last != tid)) {
+		if (last && !VMH_GET(*many))
+			VMH_SET(*many, 1);
+		VMH_SET(*thread, tid);
+	}
+	return vmh_likely(!VMH_GET(*many));
+}
+static inline bool vmh_rx_alone(struct vmh_sock_stats *s) { return vmh_alone(&s->thread_rx, &s->rx_many); }
+static inline bool vmh_tx_alone(struct vmh_sock_stats *s) { return vmh_alone(&s->thread_tx, &s->tx_many); }
+static inline bool vmh_iomux_alone(struct vmh_iomux_stats *s) { return vmh_alone(&s->thread, &s->many); }
+#define VMH_COUNT_BY(alone, c, n) \
+	do { \
+		if (alone) \
+			VMH_COUNT(c, n); \
+		else \
+			__atomic_fetch_add(&(c), (n), __ATOMIC_RELAXED); \
+	} while (0)
+
 extern struct vmh_stats_page *vmh_stats; /* never NULL after vmh_stats_init */
 
 void vmh_stats_init(void);              /* makes the file, nameless yet, or private memory where it can't */
@@ -22,5 +48,9 @@ struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd);
 void vmh_stats_epoll_free(struct vmh_iomux_stats *s);
 void vmh_stats_zero(void);              /* counters only, not gauges nor descriptions */
 void vmh_stats_dump_fd(int fd, int level); /* the manual's fd dump, through the log; fd 0 = all */
-void vmh_stats_file_dump(const struct vmh_sock_stats *s); /* VMA_STATS_FILE: at socket close */
+/* VMA_STATS_FILE: a block for each socket that was used, at its close or at the end of the program. */
+void vmh_stats_file_init(void);
+void vmh_stats_file_fork_child(void);
+void vmh_stats_file_dump(const struct vmh_sock_stats *s);
+void vmh_stats_file_dump_all(void);
 #endif

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from vmahybrid.vma_stats.delta import Reading
 from vmahybrid.vma_stats.tables import SEPARATOR
 
 NETSTAT_HEADER = (
@@ -26,25 +27,39 @@ def groups_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
     yield SEPARATOR
 
 
-def _offloaded(sock: dict[str, Any]) -> str:
+def offloaded(sock: dict[str, Any]) -> str:
+    """Yes, No or Rx only."""
     c = sock["counters"]
     if sock["offloaded"] and c["tx_os_packets"] and not c["tx_packets"]:
         return "Rx only"  # a flow is on a ring, and yet each datagram was sent by the kernel
     return "Yes" if sock["offloaded"] else "No"
 
 
-def netstat_row(sock: dict[str, Any]) -> str:
-    c = sock["counters"]
+def _row(sock: dict[str, Any], on_ring: str, recv_q: int, send_q: int, process: str) -> str:
     return (
-        f"{sock['proto']:<5} {_offloaded(sock):<9} {c['rx_ready_bytes']:<20} "
-        f"{c['tx_ready_bytes']:<20} {sock['local']:<22} {sock['remote']:<21} "
-        f"{sock['state']:<11} {sock['inode']:<10} {sock['pid']}/{sock['comm'] or '-'}"
+        f"{sock['proto']:<5} {on_ring:<9} {recv_q:<20} {send_q:<20} {sock['local']:<22} {sock['remote']:<21} "
+        f"{sock['state']:<11} {sock['inode']:<10} {process}"
     )
 
 
-def netstat_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
+def netstat_row(sock: dict[str, Any]) -> str:
+    c = sock["counters"]
+    process = f"{sock['pid']}/{sock['comm'] or '-'}"
+    return _row(sock, offloaded(sock), c["rx_ready_bytes"], c["tx_ready_bytes"], process)
+
+
+def passthrough_row(sock: dict[str, Any], process: dict[str, Any]) -> str:
+    """A socket of the kernel that has no slot: see passthrough.py."""
+    who = f"{process['pid']}/{process['comm'] or '-'}"
+    return _row(sock, "Yes" if sock["offloaded"] else "No", sock["recv_q"], sock["send_q"], who)
+
+
+def netstat_view(readings: list[Reading]) -> Iterator[str]:
     """A socket without an inode is one whose slot is just being filled."""
     yield NETSTAT_HEADER
-    for sock in sockets:
-        if sock["inode"]:
-            yield netstat_row(sock)
+    for reading in readings:
+        for sock in reading["sockets"]:
+            if sock["inode"]:
+                yield netstat_row(sock)
+        for sock in reading.get("passthrough", ()):
+            yield passthrough_row(sock, reading["process"])

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from vmahybrid.errors import NotFound, VmahybridError
-from vmahybrid.vma_stats import directory, full, lists, tables
+from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
+from vmahybrid.vma_stats import directory, full, lists, passthrough, tables
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
 
@@ -81,19 +81,35 @@ def run(options: Options) -> int:
     from vmahybrid.cli.client import Client
 
     allowed = look_into_directory(options)
-    with Client() as client:
-        processes = client.get("v1", "processes")
+    with Client() as service:
+        client, processes = connect(service, options)
         if options.directory is not None:
             processes = [process for process in processes if process["pid"] in allowed]
+        if options.top:
+            return show_top(client, processes, options)
         if options.view == 5:
             return show_netstat(client, processes, options)
         process = choose(processes, options)
         if not options.json:
             say(f"stats for application: {process['comm']} with pid: {process['pid']}")
-        act(client, process["pid"], options)
+        act(client, process, options)
         if options.dump_fd is None:
             watch(client, process["pid"], options)
     return 0
+
+
+def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
+    """The service and its processes; with -k, where no service answers, the files of that directory."""
+    try:
+        return service, service.get("v1", "processes")
+    except ServiceUnreachable as why:
+        if options.directory is None:
+            raise
+        from vmahybrid.vma_stats.pages import Pages
+
+        pages = Pages(options.directory, why)
+        error(f"no service answers: what is in {options.directory} is shown, and nothing can be changed")
+        return pages, pages.get("v1", "processes")
 
 
 def look_into_directory(options: Options) -> set[int]:
@@ -134,8 +150,9 @@ def goes_by(process: dict[str, Any], name: str) -> bool:
     return name in names
 
 
-def act(client: Any, pid: int, options: Options) -> None:
+def act(client: Any, process: dict[str, Any], options: Options) -> None:
     """-z, -l, -D and -S."""
+    pid = process["pid"]
     if options.zero:
         tell(options, "Zero counters...")
         client.post("v1", "processes", pid, "zero")
@@ -146,6 +163,10 @@ def act(client: Any, pid: int, options: Options) -> None:
         what = f"Fd {options.dump_fd}" if options.dump_fd else "all Fd's"
         tell(options, f"Dumping {what} to VMA using log level = {level_name(options.dump_level)}...")
         client.post("v1", "processes", pid, "dump-fd", body={"fd": options.dump_fd, "level": options.dump_level})
+        now = process["log_level"] if options.log_level is None else options.log_level
+        if now < options.dump_level:
+            error(f"nothing will be seen: process {pid} logs up to {level_name(now)} only. "
+                  f"Give a lower level, or -l {level_name(options.dump_level).lower()}")
 
 
 def tell(options: Options, text: str) -> None:
@@ -213,19 +234,57 @@ class Screen:
 
 
 def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
-    """Every process once, or the one of -p or -n."""
+    """Every process once, or the one of -p or -n; also sockets that only the kernel serves."""
     if options.pid is not None or options.name is not None:
         processes = [choose(processes, options)]
     wanted = {process["pid"] for process in processes}
     readings = [reading for reading in client.get("v1", "stats") if reading["process"]["pid"] in wanted]
-    sockets = [sock for reading in readings for sock in reading["sockets"] if options.shows(sock["fd"])]
+    shown = [with_passthrough(client, reading, options) for reading in readings]
     if options.json:
-        for reading in readings:
-            print_json(reading | {"sockets": [s for s in reading["sockets"] if options.shows(s["fd"])]}, deltas=False)
+        for reading in shown:
+            print_json(reading, deltas=False)
         return 0
-    for line in lists.netstat_view(sockets):
+    for line in lists.netstat_view(shown):
         out(line)
     return 0
+
+
+def show_top(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
+    """All programs as they come and go; with -p or -n that one, with -k those that have a file there now."""
+    from vmahybrid.vma_stats import top
+
+    wanted: set[int] | None = None
+    if options.pid is not None or options.name is not None:
+        process = choose(processes, options)
+        act(client, process, options)
+        wanted = {process["pid"]}
+    elif options.directory is not None:
+        wanted = {process["pid"] for process in processes}
+
+    def fetch() -> list[Reading]:
+        return [reading | {"sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])]}
+                for reading in client.get("v1", "stats") if wanted is None or reading["process"]["pid"] in wanted]
+
+    top.run(fetch, options.interval, options.cycles)
+    return 0
+
+
+def with_passthrough(client: Any, reading: Reading, options: Options) -> Reading:
+    """Only the sockets of -s, and those that have no slot in the program's page."""
+    process = reading["process"]
+    try:
+        others = passthrough.sockets_of(process["pid"], {sock["inode"] for sock in reading["sockets"]})
+    except PermissionError:
+        error(f"passthrough sockets of process {process['pid']} are not shown: permission denied, ask as its user")
+        others = []
+    if process["sockets_over"]:  # some of them may be on a ring
+        flows = {flow["fd"] for flow in client.get("v1", "flows")
+                 if flow["pid"] == process["pid"] and flow["action"] == "ring"}
+        others = [sock | {"offloaded": sock["fd"] in flows} for sock in others]
+    return reading | {
+        "sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])],
+        "passthrough": [sock for sock in others if options.shows(sock["fd"])],
+    }
 
 
 def print_json(reading: Reading, deltas: bool) -> None:

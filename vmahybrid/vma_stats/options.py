@@ -12,7 +12,7 @@ from vmahybrid.config import catalogue
 SHORT = "i:c:v:d:p:k:s:Vzl:S:D:n:fFh?"
 LONG = [
     "interval=", "cycles=", "view=", "details=", "pid=", "directory=", "sockets=", "version", "zero", "log_level=",
-    "fd_dump=", "details_level=", "name=", "find_pid", "forbid_clean", "help", "json", "once",
+    "fd_dump=", "details_level=", "name=", "find_pid", "forbid_clean", "help", "json", "once", "top",
 ]  # fmt: skip
 DEFAULT_DIRECTORY = "/tmp/"  # VMA_STATS_SHMEM_DIR
 MAX_LIST = 100
@@ -49,6 +49,8 @@ open fds.
   -h, --help                    Print this help message
       --json                    Print one JSON object per cycle
       --once                    Print one report and exit, as -c 1
+      --top                     Full screen: the sockets of all programs, sorted; ? shows the keys. Lines where there \
+is no terminal
 """
 
 
@@ -56,6 +58,7 @@ _LETTERS = {
     "interval": "i", "cycles": "c", "view": "v", "details": "d", "pid": "p", "directory": "k", "sockets": "s",
     "version": "V", "zero": "z", "log_level": "l", "fd_dump": "S", "details_level": "D", "name": "n", "find_pid": "f",
     "forbid_clean": "F", "help": "h", "json": "json", "once": "once",
+    "top": "top",
 }  # fmt: skip
 _INT_MAX = 0x7FFFFFFF
 _NUMBERS = {
@@ -72,6 +75,7 @@ _FLAGS: dict[str, tuple[str, bool | int | str]] = {
     "z": ("zero", True),
     "json": ("json", True),
     "once": ("cycles", 1),
+    "top": ("top", True),
     "V": ("wish", "version"),
     "h": ("wish", "help"),
     "?": ("wish", "help"),
@@ -100,6 +104,7 @@ class Options:
     dump_level: int = 3
     sockets: list[range] = field(default_factory=list)     # empty: all
     json: bool = False
+    top: bool = False
     wish: Literal["show", "help", "version"] = "show"
 
     @property
@@ -123,6 +128,8 @@ def parse(argv: list[str]) -> Options:
         options.dump_level = level_value("S", rest.pop(0))
     if rest:
         raise OptionError(f"unexpected argument {rest[0]!r}")
+    if options.top and options.json:
+        raise OptionError("--top is for people: leave --json away, or --top")
     return options
 
 

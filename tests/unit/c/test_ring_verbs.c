@@ -258,6 +258,13 @@ static int send_bytes(struct verbs_ring *x, size_t len)
 	return vmh_ring_send(&x->r, &header, &iov, 1, len, false);
 }
 
+static int send_again(struct verbs_ring *x, size_t len)
+{
+	struct iovec iov = { data, len };
+
+	return vmh_ring_send(&x->r, &header, &iov, 1, len, VMH_SEND_AGAIN);
+}
+
 static void complete(struct verbs_ring *x)
 {
 	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = x->tx_posted };
@@ -276,6 +283,7 @@ static void test_sending(void)
 	for (unsigned i = 1; i < x->tx_slots; i++)
 		CHECK(send_bytes(x, 20) == 0 && !!(sent.send_flags & IBV_SEND_SIGNALED) == ((i + 1) % 4 == 0), "%u", i);
 	CHECK(send_bytes(x, 20) == -EAGAIN && stats.tx_full == 1, "every slot is in use");
+	CHECK(send_again(x, 20) == -EAGAIN && stats.tx_full == 1 && stats.pool_tx_empty == 1, "tried again: counted once");
 	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = 4 };
 	CHECK(send_bytes(x, 20) == 0 && x->tx_done == 4, "one completion frees the slots before it");
 	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = 99999 };

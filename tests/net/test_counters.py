@@ -1,0 +1,572 @@
+"""Counters mean what research/libvma.md 1e says: exactly N events, and N is read; nothing else has moved."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from net.counter_lab import Peer, Program, Values, changes
+from net.service_lab import until
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+from vmahybrid.stats.counters import IOMUX, RING, SOCKET
+
+pytestmark = pytest.mark.root
+N, SIZE = 7, 100
+
+
+class Lab:
+    """One program for the tests of a module: each makes its own sockets."""
+
+    def __init__(self, sandbox: Sandbox, service: Service, **variables: str) -> None:
+        self.peer = Peer(sandbox)
+        self.program = Program(sandbox, service, **variables)
+        self.do = self.program.do
+        self.sandbox = sandbox
+        sandbox.start(sandbox.a, ["sysctl", "-qw", "net.ipv4.icmp_ratelimit=0"]).result(5)
+
+    def ring(self, name: str = "s", *options: str, **more: Any) -> tuple[str, int]:
+        """A socket on a ring; where it is."""
+        return self.program.address, self.program.on_ring(name, *options, **more)
+
+    def close(self) -> None:
+        self.program.close()
+        self.peer.close()
+
+    def counted(self, act: Callable[[], object], name: str = "s") -> Values:
+        """The socket's counters by which ``act`` changed."""
+        before = self.program.socket(name)["counters"]
+        act()
+        return changes(before, self.program.socket(name)["counters"], "counter")
+
+    def iomux(self, kind: str) -> Values:
+        return next(i["counters"] for i in self.program.stats()["iomux"] if i["kind"] == kind)
+
+    def rings(self) -> Values:
+        (ring,) = self.program.stats()["rings"]
+        return dict(ring["stats"])
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+        made = Lab(sandbox, service, VMA_RX_POLL="2000", VMA_SELECT_POLL="200", VMA_CPU_USAGE_STATS="1")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+# ---- sockets: what comes and goes by the ring
+
+
+def test_received(lab: Lab) -> None:
+    where = lab.ring()
+    lab.peer.send(where, N, SIZE)
+    assert lab.counted(lambda: lab.do(f"for _ in range({N}): s.recv(2048)")) == {
+        "rx_packets": N, "rx_bytes": N * SIZE, "rx_poll_hit": N}
+
+
+def test_received_into_a_buffer_that_is_too_small(lab: Lab) -> None:
+    where = lab.ring()
+    lab.peer.send(where, N, SIZE)
+    assert lab.counted(lambda: lab.do(f"for _ in range({N}): s.recv(10)")) == {
+        "rx_packets": N, "rx_bytes": N * 10, "rx_poll_hit": N}
+
+
+def test_peeked(lab: Lab) -> None:
+    where = lab.ring()
+    lab.peer.send(where, 1, SIZE)
+    assert lab.counted(lambda: lab.do(f"for _ in range({N}): s.recv(2048, socket.MSG_PEEK)")) == {"rx_poll_hit": N}
+    assert lab.counted(lambda: lab.do("s.recv(2048)")) == {"rx_packets": 1, "rx_bytes": SIZE, "rx_poll_hit": 1}
+
+
+def test_nothing_there(lab: Lab) -> None:
+    lab.ring()
+    lab.do("s.setblocking(False)")
+    assert lab.counted(lambda: lab.do(f"[fails(s.recv, 10) for _ in range({N})]")) == {
+        "rx_eagain": N, "rx_poll_miss": N}
+
+
+def test_waited_in_vain(lab: Lab) -> None:
+    """SO_RCVTIMEO: one miss per call, however often it wakes up."""
+    lab.ring()
+    lab.do("timeout(s, 20000)")
+    assert lab.counted(lambda: lab.do(f"[fails(s.recv, 10) for _ in range({N})]")) == {
+        "rx_eagain": N, "rx_poll_miss": N}
+
+
+def test_sent(lab: Lab) -> None:
+    lab.ring()
+    sink = lab.peer.udp()
+    assert lab.counted(lambda: lab.do(
+        f"for _ in range({N}): s.sendto(b'x' * {SIZE}, {sink.getsockname()!r})")) == {
+            "tx_packets": N, "tx_bytes": N * SIZE}
+    for _ in range(N):
+        assert len(sink.recv(2048)) == SIZE
+
+
+def test_sent_in_one_call(lab: Lab) -> None:
+    """sendmmsg(2): a count per datagram."""
+    lab.ring()
+    sink = lab.peer.udp()
+    lab.do(f"s.connect({sink.getsockname()!r})")
+    assert lab.counted(lambda: lab.do(f"sendmmsg(s, {N}, {SIZE})")) == {"tx_packets": N, "tx_bytes": N * SIZE}
+
+
+def test_errors_of_the_peer(lab: Lab) -> None:
+    """A closed port: each second send is told so."""
+    lab.ring()
+    closed = lab.peer.udp()
+    there = closed.getsockname()
+    lab.do(f"s.connect({there!r})")
+    closed.close()
+    lab.do("s.send(b'x')")  # resolved, and on the ring
+    until(lambda: lab.do("fails(s.send, b'x')") == "Connection refused", 3)
+
+    def act() -> None:
+        for _ in range(N):
+            assert lab.do("fails(s.send, b'x')") == ""
+            time.sleep(0.02)
+            assert lab.do("fails(s.send, b'x')") == "Connection refused"
+
+    assert lab.counted(act) == {"tx_packets": N, "tx_bytes": N, "tx_errors": N}
+
+
+def test_receiving_that_fails(lab: Lab) -> None:
+    """EINTR of a handler that raises, and a bad address."""
+    where = lab.ring()
+    lab.do("""
+def stop(*_):
+    raise InterruptedError
+signal.signal(signal.SIGALRM, stop)
+def interrupted():
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        s.recv(10)
+    except InterruptedError:
+        return True
+""")
+    assert lab.counted(lambda: lab.do(f"[interrupted() for _ in range({N})]")) == {"rx_errors": N, "rx_poll_miss": N}
+    lab.peer.send(where, 1, SIZE)
+    assert lab.counted(lambda: lab.do("libc.recv(s.fileno(), None, 10, 0)")) == {
+        "rx_errors": 1, "rx_packets": 1, "rx_bytes": SIZE, "rx_poll_hit": 1}
+
+
+def test_no_room(lab: Lab) -> None:
+    """What SO_RCVBUF has no room for is dropped; the rest waits, and is read."""
+    where = lab.ring("s", "(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)")
+    fits, sent = 0, 200
+    before = lab.program.socket()["counters"]
+    ring = lab.rings()
+    lab.peer.send(where, sent, 1000)
+    lab.do("time.sleep(0.05)\nselect.poll().poll(0)\n[select.select([s], [], [], 0) for _ in range(20)]")
+    now = lab.program.socket()["counters"]
+    fits = now["rx_ready_packets"]
+    assert 0 < fits < sent
+    assert changes(before, now, "counter") == {"rx_drop_packets": sent - fits, "rx_drop_bytes": (sent - fits) * 1000}
+    assert changes(before, now, "gauge") == {
+        "rx_ready_packets": fits, "rx_ready_bytes": fits * 1000, "rx_ready_packets_max": fits,
+        "rx_ready_bytes_max": fits * 1000}
+    assert lab.rings()["rx_dropped"] - ring["rx_dropped"] == sent - fits
+    lab.do("s.setblocking(False)")
+    assert lab.do("sum(fails(s.recv, 2048) == '' for _ in range(300))") == fits
+    last = lab.program.socket()["counters"]
+    assert changes(now, last, "gauge") == {"rx_ready_packets": 0, "rx_ready_bytes": 0}
+    assert last["rx_packets"] - before["rx_packets"] == fits
+    assert last["rx_limit"] == lab.do("s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)")
+
+
+# ---- sockets: what the kernel carries
+
+
+def test_received_by_the_kernel(lab: Lab) -> None:
+    """From the host itself: it never crosses the ring, though the socket is on one."""
+    port = lab.program.on_ring(address="0.0.0.0")
+    lab.do(f"near = udp('127.0.0.1')\n[near.sendto(b'x' * {SIZE}, ('127.0.0.1', {port})) for _ in range({N})]")
+    assert lab.counted(lambda: lab.do(f"for _ in range({N}): s.recv(2048)")) == {
+        "rx_os_packets": N, "rx_os_bytes": N * SIZE}
+
+
+@pytest.fixture
+def home(lab: Lab) -> Lab:
+    """With a socket that only the kernel serves."""
+    lab.ring()
+    lab.do("s.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 1)")
+    assert lab.program.socket()["reason"] == "sockopt"
+    return lab
+
+
+def test_all_by_the_kernel(home: Lab) -> None:
+    sink = home.peer.udp()
+    assert home.counted(lambda: home.do(
+        f"for _ in range({N}): s.sendto(b'x' * {SIZE}, {sink.getsockname()!r})")) == {
+            "tx_os_packets": N, "tx_os_bytes": N * SIZE}
+    where = (home.program.address, home.do("s.getsockname()[1]"))
+    home.peer.send(where, N, SIZE)
+    assert home.counted(lambda: home.do(f"for _ in range({N}): s.recv(2048)")) == {
+        "rx_os_packets": N, "rx_os_bytes": N * SIZE}
+    home.do("s.setblocking(False)")
+    assert home.counted(lambda: home.do(f"[fails(s.recv, 10) for _ in range({N})]")) == {"rx_os_eagain": N}
+    assert home.counted(lambda: home.do(f"[fails(s.send, b'x') for _ in range({N})]")) == {"tx_os_errors": N}
+
+
+def test_errors_by_the_kernel(home: Lab) -> None:
+    closed = home.peer.udp()
+    home.do(f"s.connect({closed.getsockname()!r})\ntimeout(s, 1000000)")
+    closed.close()
+
+    def act() -> None:
+        for _ in range(N):
+            assert home.do("s.send(b'x')\nfails(s.recv, 10)") == "Connection refused"
+
+    assert home.counted(act) == {"tx_os_packets": N, "tx_os_bytes": N, "rx_os_errors": N}
+
+
+def test_sending_that_would_block(home: Lab) -> None:
+    """Nobody answers ARP for this address: what is sent waits, and the send buffer is full soon."""
+    nobody = home.program.address.rsplit(".", 1)[0] + ".99"
+    home.do("s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2304)\ns.setblocking(False)")
+    until(lambda: home.do(f"fails(s.sendto, b'x' * 500, ({nobody!r}, 9))"), 5)
+    before = home.program.socket()["counters"]
+    failed = home.do(f"sum(fails(s.sendto, b'x' * 500, ({nobody!r}, 9)) != '' for _ in range({N}))")
+    assert failed > 0
+    grown = changes(before, home.program.socket()["counters"], "counter")
+    assert grown.pop("tx_os_eagain") == failed
+    assert grown.get("tx_os_packets", 0) == N - failed
+
+
+# ---- 64 bits
+
+
+def test_beyond_32_bits(lab: Lab) -> None:
+    where = lab.ring()
+    lab.program.preset("s", (1 << 32) - 3)
+    sink = lab.peer.udp()
+    before = lab.program.socket()["counters"]
+    assert set(before.values()) == {(1 << 32) - 3}
+    lab.peer.send(where, N, SIZE)
+    lab.do(f"for _ in range({N}): s.recv(2048)\nfor _ in range({N}): s.sendto(b'x' * {SIZE}, {sink.getsockname()!r})")
+    after = lab.program.socket()["counters"]
+    for name, grown in (("rx_packets", N), ("rx_bytes", N * SIZE), ("rx_poll_hit", N), ("tx_packets", N),
+                        ("tx_bytes", N * SIZE)):
+        assert after[name] == (1 << 32) - 3 + grown, name
+
+
+# ---- select, poll, epoll
+
+WAITS = {
+    "select": "lambda fds, ms: select.select(fds, [], [], ms / 1000)[0]",
+    "poll": "lambda fds, ms: polled(fds, ms)",
+    "epoll": "lambda fds, ms: ep.poll(ms / 1000)",
+}
+DEFINE = """
+r, w = os.pipe()
+ep = select.epoll()
+for fd in (s.fileno(), r):
+    ep.register(fd, select.EPOLLIN)
+def polled(fds, ms):
+    p = select.poll()
+    for fd in fds:
+        p.register(fd, select.POLLIN)
+    return p.poll(ms)
+"""
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_waits(lab: Lab, kind: str) -> None:
+    where = lab.ring()
+    lab.do(DEFINE + f"wait = {WAITS[kind]}")
+
+    def counted(code: str) -> Values:
+        before = lab.iomux(kind)
+        lab.do(code)
+        return changes(before, lab.iomux(kind), "counter")
+
+    try:
+        for ms in (0, 5):
+            assert counted(f"for _ in range({N}): assert not wait([s, r], {ms})") == {"timeouts": N, "poll_miss": N}
+        lab.peer.send(where, 1, SIZE)
+        assert counted(f"for _ in range({N}): assert len(wait([s, r], 100)) == 1") == {"rx_ready": N, "poll_hit": N}
+        lab.do("s.recv(2048)\nos.write(w, b'x')")
+        assert counted(f"for _ in range({N}): assert len(wait([s, r], 100)) == 1") == {"os_rx_ready": N, "poll_hit": N}
+        lab.peer.send(where, 1, SIZE)
+        lab.do("time.sleep(0.05)\nwait([s, r], 0)")
+        assert counted(f"for _ in range({N}): assert len(wait([s, r], 0)) == 2") == {
+            "rx_ready": N, "os_rx_ready": N, "poll_hit": N}
+    finally:
+        lab.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")
+
+
+def test_waits_that_fail(lab: Lab) -> None:
+    """select(2) with a descriptor that is closed, epoll_wait(2) without room."""
+    lab.ring()
+    lab.do(DEFINE + "gone = os.dup(r)\nos.close(gone)")
+    try:
+        before = lab.iomux("select")
+        lab.do(f"[fails(select.select, [s, gone], [], [], 0) for _ in range({N})]")
+        assert changes(before, lab.iomux("select"), "counter") == {"errors": N, "poll_miss": N}
+        before = lab.iomux("epoll")
+        lab.do(f"[libc.epoll_wait(ep.fileno(), None, 0, 0) for _ in range({N})]")
+        assert changes(before, lab.iomux("epoll"), "counter") == {"errors": N}
+    finally:
+        lab.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")
+
+
+def test_waits_without_a_ring(home: Lab) -> None:
+    """Sets of the kernel alone are counted too: no polling phase, os only."""
+    home.do(DEFINE + "os.write(w, b'x')")
+    try:
+        for kind, wait in WAITS.items():
+            home.do(f"wait = {wait}")
+            before = home.iomux(kind)
+            home.do(f"for _ in range({N}): assert len(wait([s, r], 100)) == 1")
+            home.do("os.read(r, 1)")
+            home.do(f"for _ in range({N}): assert not wait([s, r], 1)")
+            home.do("os.write(w, b'x')")
+            assert changes(before, home.iomux(kind), "counter") == {"os_rx_ready": N, "timeouts": N}, kind
+    finally:
+        home.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")
+
+
+def test_several_threads(lab: Lab) -> None:
+    """None is lost when threads share a socket, or call select, poll and epoll at once; see vmh_alone."""
+    where = lab.ring()
+    threads, calls = 4, 3000
+    lab.do(f"""
+s.setblocking(False)
+start = threading.Barrier({threads})
+def hammer():
+    s.sendto(b'x', {lab.peer.udp().getsockname()!r})
+    fails(s.recv, 10)
+    select.select([], [], [], 0)
+    time.sleep(0.05)
+    start.wait()
+    for _ in range({calls}):
+        fails(s.recv, 10)
+        select.select([s], [], [], 0)
+        select.select([], [], [], 0)
+def together():
+    all = [threading.Thread(target=hammer) for _ in range({threads})]
+    [t.start() for t in all]
+    [t.join() for t in all]
+""")
+    waits = lab.iomux("select")
+    grown = lab.counted(lambda: lab.do("together()", 60))
+    assert grown == {"tx_packets": threads, "tx_bytes": threads, "rx_eagain": threads * (calls + 1),
+                     "rx_poll_miss": threads * (calls + 1)}
+    assert changes(waits, lab.iomux("select"), "counter") == {
+        "timeouts": threads * (2 * calls + 1), "poll_miss": threads * calls}
+    assert where
+
+
+# ---- rings, completion queues and buffer pools: one AF_XDP ring is all of them
+
+HEADERS = 42
+
+
+def grown(lab: Lab, act: Callable[[], object], kind: str = "counter") -> Values:
+    before = lab.rings()
+    act()
+    return changes(before, lab.rings(), kind)
+
+
+def test_ring_receives(lab: Lab) -> None:
+    where = lab.ring()
+
+    def act() -> None:
+        lab.peer.send(where, N, SIZE)
+        lab.do(f"for _ in range({N}): s.recv(2048)")
+
+    found = grown(lab, act)
+    assert {"rx_packets": N, "rx_bytes": N * (SIZE + HEADERS)}.items() <= found.items()
+    assert found.keys() <= {"rx_packets", "rx_bytes", "interrupts_requested", "interrupts_received"}
+
+
+def test_ring_sends(lab: Lab) -> None:
+    """One wake-up of the kernel per call, also of sendmmsg."""
+    lab.ring()
+    sink = lab.peer.udp()
+    lab.do(f"s.connect({sink.getsockname()!r})\ns.send(b'x')")
+    assert grown(lab, lambda: lab.do(f"for _ in range({N}): s.send(b'x' * {SIZE})")) == {
+        "tx_packets": N, "tx_bytes": N * (SIZE + HEADERS), "kicks": N}
+    assert grown(lab, lambda: lab.do(f"sendmmsg(s, {N}, {SIZE})")) == {
+        "tx_packets": N, "tx_bytes": N * (SIZE + HEADERS), "kicks": 1}
+    sending = lab.rings()["pool_tx_free"]
+    lab.do(f"for _ in range(100): s.send(b'x' * {SIZE})")
+    assert 0 < lab.rings()["pool_tx_free"] <= sending + 16  # completions are looked at every 16 frames
+
+
+def test_ring_sleeps(lab: Lab) -> None:
+    """Each receive call that finds nothing sleeps once; a datagram wakes it, a timeout does not."""
+    where = lab.ring()
+    lab.do("timeout(s, 30000)")
+    assert grown(lab, lambda: lab.do(f"[fails(s.recv, 10) for _ in range({N})]")) == {"interrupts_requested": N}
+    lab.do("timeout(s, 3000000)")
+
+    def act() -> None:
+        for _ in range(N):
+            lab.program.tell("s.recv(2048)")
+            time.sleep(0.1)
+            lab.peer.send(where, 1, SIZE)
+            lab.program.answer()
+
+    assert grown(lab, act) == {"interrupts_requested": N, "interrupts_received": N, "rx_packets": N,
+                               "rx_bytes": N * (SIZE + HEADERS)}
+
+
+def test_ring_drained(lab: Lab) -> None:
+    """Most frames in one poll; where the frames are until they are read."""
+    where = lab.ring()
+    lab.program.api.call("POST", f"/v1/processes/{lab.program.pid}/zero")
+    until(lambda: lab.rings()["drained_max"] == 0, 3)
+    frames = lab.rings()["pool_rx_free"]
+
+    def act() -> None:
+        lab.peer.send(where, N, SIZE)
+        lab.do("time.sleep(0.1)\nselect.select([s], [], [], 0)")
+
+    assert grown(lab, act, "gauge") == {"drained_max": N, "queue_len": N, "pool_rx_free": frames - N}
+    found = grown(lab, lambda: lab.do(f"[s.recv(2048) for _ in range({N})]\nselect.select([s], [], [], 0)"), "gauge")
+    assert found == {"queue_len": 0, "pool_rx_free": frames}
+
+
+def test_ring_frames_for_nobody(lab: Lab) -> None:
+    """Malformed: a wrong sum of the IP header. Unwanted: their socket was closed."""
+    where = lab.ring()
+    net = lab.sandbox
+    sender = lab.peer.raw(net.a.device)
+
+    def frame(error: int) -> bytes:
+        source, target = (bytes(map(int, text.split("."))) for text in (net.a.address, net.b.address))
+        ip = b"\x45\0" + (20 + 8 + SIZE).to_bytes(2, "big") + b"\0\0\x40\0\x40\x11\0\0" + source + target
+        total = sum(int.from_bytes(ip[at:at + 2], "big") for at in range(0, 20, 2))
+        total = (total & 0xFFFF) + (total >> 16)
+        ip = ip[:10] + (0xFFFF - total ^ error).to_bytes(2, "big") + ip[12:]
+        udp = (9).to_bytes(2, "big") + where[1].to_bytes(2, "big") + (8 + SIZE).to_bytes(2, "big") + b"\0\0"
+        macs = b"".join(bytes.fromhex(side.mac.replace(":", "")) for side in (net.b, net.a))
+        return macs + b"\x08\0" + ip + udp + b"x" * SIZE
+
+    def act() -> None:
+        for error in (0, 4):
+            for _ in range(N):
+                sender.send(frame(error))
+        lab.do("time.sleep(0.05)\nselect.select([s], [], [], 0)")
+
+    assert grown(lab, act) == {"rx_packets": 2 * N, "rx_bytes": 2 * N * (SIZE + HEADERS), "rx_bad": N}
+    lab.do(f"[s.recv(2048) for _ in range({N})]")
+
+    where = lab.ring("gone")
+
+    def stray() -> None:
+        lab.peer.send(where, N, SIZE)
+        lab.do("time.sleep(0.05)\ngone.close()\nselect.select([s], [], [], 0)")
+
+    assert grown(lab, stray) == {"rx_packets": N, "rx_bytes": N * (SIZE + HEADERS), "rx_no_socket": N}
+
+
+# ---- what runs full: a service that grants small rings
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Lab]:
+    """128 frames, all for one queue: without the switch there is no second one for bulk traffic."""
+    file = tmp_path / "small.toml"
+    file.write_text("[ring]\nframes = 128\nrx_size = 64\ntx_size = 64\n[bulk]\nswitch = false\n")
+    with (Sandbox("test") as sandbox,
+          Service(sandbox, [sandbox.b], arguments=["--config", str(file)]) as service):
+        made = Lab(sandbox, service, VMA_RX_POLL="2000")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def test_receive_frames_run_out(small: Lab) -> None:
+    """Everything that a ring has waits in a socket: the ring has no frame, and the kernel drops what comes."""
+    where = small.ring("s", "(socket.SOL_SOCKET, 33, 1 << 24)")
+    before = small.rings()
+    for _ in range(12):
+        small.peer.send(where, 8, SIZE)
+        small.do("select.select([s], [], [], 0)")
+    (ring,) = small.program.stats()["rings"]
+    after = ring["stats"]
+    assert after["pool_rx_free"] == 0
+    assert after["queue_len"] == before["pool_rx_free"] == after["rx_packets"]
+    assert after["pool_rx_empty"] == 1  # one poll took the last frame
+    dropped = ring["kernel"]["rx_fill_ring_empty_descs"]
+    assert dropped == 12 * 8 - before["pool_rx_free"], ring["kernel"]
+    small.do("[s.recv(100) for _ in range(10)]\nselect.select([s], [], [], 0)")
+    assert small.rings()["pool_rx_free"] == 10
+
+
+def test_migrations_and_homecomings() -> None:
+    """The service ends and comes back: the socket goes home, and then to another ring, both ways."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+        lab = Lab(sandbox, service, VMA_RX_POLL="2000")
+        try:
+            lab.ring()
+            sink = lab.peer.udp()
+            lab.do(f"s.connect({sink.getsockname()!r})\ns.send(b'x')")
+            until(lambda: lab.do("s.send(b'x')") and lab.program.socket()["counters"]["tx_packets"], 5)
+            assert lab.program.socket()["ring_id"] == lab.program.stats()["rings"][0]["ring_id"]
+            before, homecomings = lab.program.socket()["counters"], lab.program.stats()["process"]["homecomings"]
+            for _ in range(2):
+                service.program.stop(signal.SIGTERM, 5)
+                service.start()
+                until(lambda: lab.program.api.call("GET", f"/v1/stats/{lab.program.pid}")[0] == 200, 10)
+                until(lambda: lab.program.socket()["rx_offloaded"], 10)
+                lab.do("s.send(b'x')")
+                until(lambda: lab.do("s.send(b'x')") and lab.program.socket()["tx_offloaded"], 5)
+            now = lab.program.socket()["counters"]
+            assert (now["rx_migrations"], now["tx_migrations"]) == (
+                before["rx_migrations"] + 2, before["tx_migrations"] + 2)
+            assert lab.program.stats()["process"]["homecomings"] == homecomings + 2
+        finally:
+            lab.close()
+
+
+def test_sockets_without_a_slot() -> None:
+    """VMA_STATS_FD_NUM: the others work, and are counted as sockets that have no counters."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+        lab = Lab(sandbox, service, VMA_STATS_FD_NUM="3")
+        try:
+            lab.ring()
+            lab.do(f"more = [udp({lab.program.address!r}) for _ in range({N})]")
+            assert len(lab.program.stats()["sockets"]) == 3
+            assert lab.program.stats()["process"]["sockets_over"] == N - 2
+        finally:
+            lab.close()
+
+
+def test_polling_share(lab: Lab) -> None:
+    """VMA_CPU_USAGE_STATS: of a second of calls that poll for 200 us and then sleep for 1.8 ms, about a tenth."""
+    lab.ring()
+    lab.do("end = time.monotonic() + 2.2\nwhile time.monotonic() < end: select.select([s], [], [], 0.002)")
+    assert 4 <= lab.iomux("select")["polling_percent"] <= 25
+
+
+VERBS = "of rings on raw packet QPs: tests/net/test_verbs_ring.py, tests/unit/c/test_ring_verbs.c"
+FULL = "a veth completes at once, so that no transmit ring on it runs full; over a device of arrays: test_ring_verbs.c"
+NOT_DRIVEN = {
+    "tx_eagain": "no send on a ring ends so: the kernel sends what it has no room for",
+    "tx_drops": "nothing that was accepted is dropped, for the same reason",
+    "tx_dummy": "programs have no way yet to ask for a dummy message",
+    "rx_zcopy_packets": "programs have no way yet to borrow a datagram",
+    "tx_ready_bytes": "TCP alone keeps what it has not sent yet",
+    "retransmits": "TCP alone sends again",
+    "tx_full": FULL, "pool_tx_empty": FULL,
+    **dict.fromkeys(("cq_errors", "rx_tagged", "rx_hw_csum", "tx_inline", "dm_packets", "dm_bytes", "dm_full",
+                     "mod_count", "mod_usec", "dm_size"), VERBS),
+}
+
+
+def test_every_counter_is_driven_here_or_named() -> None:
+    text = Path(__file__).read_text().split("VERBS = ")[0]
+    known = {counter.name for counter in (*SOCKET, *RING, *IOMUX)}
+    assert {name for name in known if f'"{name}"' not in text} == set(NOT_DRIVEN)

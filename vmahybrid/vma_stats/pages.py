@@ -1,0 +1,80 @@
+"""The statistics files of a directory (-k, VMA_STATS_SHMEM_DIR) read without a service: what libvma's vma_stats does.
+
+They can be looked at only: what a program is asked to do goes through the service. A file counts as a process's when
+the process runs and the file is its user's, so that nobody can pretend to be somebody else's program.
+"""
+
+import os
+import stat
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vmahybrid.errors import NotFound, ServiceUnreachable
+from vmahybrid.service.view import ProcessStats, ProcessView
+from vmahybrid.stats.page import PageError, StatsPage, read_page
+from vmahybrid.vma_stats.directory import pids_in
+
+
+class Pages:
+    """Answers as cli.client.Client what vma_stats asks for: processes, stats and flows."""
+
+    def __init__(self, directory: str, why: ServiceUnreachable) -> None:
+        self._directory, self._why = directory, why
+
+    def get(self, *path: str | int) -> Any:
+        match path:
+            case ("v1", "processes"):
+                return [reading["process"] for reading in self._all()]
+            case ("v1", "stats"):
+                return self._all()
+            case ("v1", "stats", int(pid)):
+                return self._one(pid)
+            case ("v1", "flows"):
+                return []
+        raise self._why
+
+    def post(self, *_path: str | int, body: Any = None) -> Any:
+        raise self._why
+
+    def _all(self) -> list[dict[str, Any]]:
+        found = []
+        for pid in sorted(pids_in(self._directory)):
+            try:
+                found.append(self._one(pid))
+            except NotFound:
+                continue
+        return found
+
+    def _one(self, pid: int) -> dict[str, Any]:
+        path = os.path.join(self._directory, f"vmastat.{pid}")
+        try:
+            owner = os.stat(f"/proc/{pid}").st_uid
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as why:
+            raise NotFound(f"process {pid}", why.strerror or str(why)) from None
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != owner:
+                raise NotFound(f"process {pid}", f"{path} is not of its user")
+            return asdict(_reading(read_page(fd, pid), owner))
+        except (OSError, PageError) as why:
+            raise NotFound(f"process {pid}", str(why)) from None
+        finally:
+            os.close(fd)
+
+
+def _reading(page: StatsPage, uid: int) -> ProcessStats:
+    try:
+        words = Path(f"/proc/{page.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        words = []
+    process = ProcessView(
+        pid=page.pid, uid=uid, comm=page.comm, cmdline=b" ".join(words).decode("utf-8", "replace").strip(), profile="",
+        netns="", session=page.session, started=page.started,
+        offloaded_sockets=sum(sock.offloaded for sock in page.sockets), sockets=len(page.sockets),
+        rings=[ring.ring_id for ring in page.rings], flows=[], reason=page.reason, log_level=page.log_level,
+        log_details=page.log_details, sockets_over=page.sockets_over, homecomings=page.homecomings,
+    )  # fmt: skip
+    return ProcessStats(process, time.monotonic(), page.sockets, page.iomux, page.rings)
