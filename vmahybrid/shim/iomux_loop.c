@@ -212,10 +212,7 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 	/* Look at both sides where that may be the end of it. As in the kernel, what is ready is returned before
 	 * the mask lets a signal in. */
 	w->os_mask = timeout_ns == 0 ? mask : NULL;
-	if (timeout_ns == 0)
-		vmh_rings_catch_up(batch());
-	else
-		vmh_rings_poll(batch());
+	vmh_rings_catch_up(batch());
 	n = w->collect(w, timeout_ns == 0 || mask || !w->on_ring(w));
 	w->os_mask = NULL;
 	if (n || timeout_ns == 0) {

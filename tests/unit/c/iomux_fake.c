@@ -246,6 +246,12 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	return -ENOTSUP;
 }
 
+void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
+{
+	(void)s;
+	(void)fd;
+}
+
 void vmh_tcps_closed(struct vmh_tcps *s)
 {
 	(void)s;
