@@ -252,6 +252,11 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 	(void)fd;
 }
 
+void vmh_tcps_close(struct vmh_tcps *s)
+{
+	(void)s;
+}
+
 void vmh_tcps_closed(struct vmh_tcps *s)
 {
 	(void)s;
