@@ -476,7 +476,7 @@ static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	vmh_waiting_begin(&w, VMH_GET(s->rcvtimeo_ns));
 	for (int64_t i = 0; r == -EAGAIN && (loops < 0 || i < loops); i++) {
 		if (vmh_interrupted(&w))
-			return -EINTR;
+			return vmh_sock_recv_failed(s, -EINTR);
 		if (s->home || atomic_load(&s->rx_on) || atomic_load(&s->rd_shut) || atomic_load(&s->obj.closed) ||
 		    (w.deadline && vmh_now_ns() >= w.deadline))
 			break;
