@@ -25,11 +25,11 @@ PROGRAM = Path(__file__).with_name("tcp_shim_peer.py")
 class ShimPeer(Peer):
     """tcp_shim_peer.py, under the shim unless ``policy`` is empty."""
 
-    def __init__(self, service: Service, side: Side, policy: str, rounds: int = 8) -> None:
+    def __init__(self, service: Service, side: Side, policy: str, rounds: int = 8, **variables: str) -> None:
         argv, env = [sys.executable, str(PROGRAM)], dict(service.env)
         if policy:
             argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
-                                    VMA_RX_POLL="1000")
+                                    VMA_RX_POLL="1000", **variables)
         self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         bufsize=1, env={**os.environ, **env})
         self.side = side

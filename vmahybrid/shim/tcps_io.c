@@ -12,7 +12,6 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 
-#define SMALL 4096
 #define POLL_BUDGET 32
 #define LOOKS 8         /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64  /* spins between looks at the clock */
@@ -21,23 +20,6 @@
 #define GO_ON (-1000000) /* the state has changed: look again */
 
 /* ---- by the kernel ---- */
-
-static void count_round(struct vmh_tcps *s, bool send, ssize_t r)
-{
-	if (r >= SMALL) {
-		s->rounds = 0;
-	} else if (send) {
-		s->last_sent = 1;
-	} else if (s->last_sent) {
-		s->last_sent = 0;
-		s->rounds++;
-	}
-}
-
-static bool wants_adoption(const struct vmh_tcps *s)
-{
-	return s->connecting && (vmh_params.hybrid_tcp == 2 || s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds);
-}
 
 static ssize_t kernel_call(int fd, struct msghdr *m, int flags, bool send)
 {
@@ -84,7 +66,7 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 		return GO_ON;
 	}
 
-	if (may && wants_adoption(s)) {
+	if (may && vmh_unlikely(vmh_tcps_wants_adoption(s))) {
 		vmh_tcps_adopt(s, fd);
 		if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
 			return GO_ON;
@@ -93,7 +75,7 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 	if (r != GO_ON)
 		account(s, r, send, true);
 	if (may && r > 0)
-		count_round(s, send, r);
+		vmh_tcps_kernel_round(s, send, r);
 	return r;
 }
 
@@ -266,6 +248,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 			t->skip += (size_t)r;
 			t->left -= (size_t)r;
 			account(s, r, send, false);
+			vmh_tcps_ring_call(s, send, (size_t)r);
 			if (!t->left || (!send && !(flags & MSG_WAITALL)) || (flags & MSG_PEEK))
 				return r;
 			continue;

@@ -136,6 +136,7 @@ static void publish(struct vmh_tcps *s, int fd)
 	atomic_store(&s->nonblock, flags >= 0 && (flags & O_NONBLOCK));
 	s->rcvtimeo_ns = timeout_of(fd, SO_RCVTIMEO);
 	s->sndtimeo_ns = timeout_of(fd, SO_SNDTIMEO);
+	vmh_tcps_adopted(s);
 	vmh_tring_count(s->tring, 1);
 	VMH_SET(s->stats->flow_id, s->flow_id);
 	VMH_SET(s->stats->ring_id, vmh_tring_ring(s->tring)->id);
@@ -197,9 +198,10 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 {
 	struct vmh_tcp_path path = { 0 };
 	struct vmh_tcp_addr a;
+	uint64_t began = vmh_now_ns();
 	unsigned reason;
 
-	if (vmh_now_ns() < s->retry_ns || !vmh_trylock(&s->obj.lock))
+	if (began < s->retry_ns || !vmh_trylock(&s->obj.lock))
 		return;
 	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !read_ends(s, fd, &a)) {
 		vmh_unlock(&s->obj.lock);
@@ -220,6 +222,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 		vmh_debug("fd %d: the TCP connection stays on the kernel: %s", fd, vmh_reason_text(reason));
 	}
 	vmh_unlock(&s->obj.lock);
+	vmh_tcps_adoption_took(vmh_now_ns() - began);
 }
 
 /* ---- home ---- */
@@ -251,7 +254,10 @@ int vmh_tcps_export(struct vmh_tcp_conn *c)
 /* Object lock held: the stack has it no more. */
 static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abort_)
 {
-	bool had = s->conn != NULL;
+	bool had = s->conn != NULL, home = state == VMH_TCPS_HOME;
+
+	if (home && s->resting)
+		state = VMH_TCPS_KERNEL;
 
 	vmh_lock(&s->io);
 	if (had && abort_)
@@ -274,7 +280,9 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	if (state != VMH_TCPS_STRANDED)
 		VMH_SET(s->stats->flow_id, s->flow_id = 0);
 	vmh_tcps_set_reason(s, reason);
-	if (state == VMH_TCPS_HOME)
+	if (state == VMH_TCPS_KERNEL)
+		vmh_tcps_rested(s);
+	if (home)
 		vmh_epoll_member_parked(&s->obj, false);
 	else if (state == VMH_TCPS_LOST)
 		vmh_epoll_notify(&s->obj);
@@ -391,6 +399,21 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	}
 	vmh_unlock(&s->obj.lock);
 	return err;
+}
+
+bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
+{
+	bool done = false;
+
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed)) {
+		s->resting = 1;
+		done = !home_from_ring(s, reason, false);
+		s->resting = 0;
+		vmh_debug("fd %d: the TCP connection goes home to the kernel for now: %s", s->obj.fd, vmh_reason_text(reason));
+	}
+	vmh_unlock(&s->obj.lock);
+	return done;
 }
 
 void vmh_tcps_home_fd(int fd, unsigned reason)

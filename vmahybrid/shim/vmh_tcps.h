@@ -31,6 +31,11 @@ struct vmh_tlisten;
 /* Of a connection that began on the ring by the program's connect(). */
 enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
 
+/* What the policy wants to know of a connection on a ring. */
+struct vmh_tcps_watch {
+	uint64_t bytes, turns; /* turns: from sending to receiving */
+};
+
 struct vmh_tcps {
 	struct vmh_obj obj; /* first: class TCP */
 	struct vmh_sock_stats *stats;
@@ -42,8 +47,11 @@ struct vmh_tcps {
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
 	_Atomic uint32_t in_kernel;       /* calls on the kernel socket that may sleep there */
-	uint8_t last_sent, connecting;
+	uint8_t last_sent, connecting, homes, resting; /* resting: going home by policy, not for good */
 	uint32_t rounds;
+	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
+	uint32_t seen_out, seen_again;
+	uint64_t quiet_ns, rest_at;
 	uint64_t retry_ns;
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	struct vmh_tring *tring;
@@ -128,6 +136,7 @@ int vmh_tcps_export(struct vmh_tcp_conn *c);     /* a frozen one, as a memory fi
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd);
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
+bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, until it is worth another adoption */
 void vmh_tcps_home_all(unsigned reason);
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
 void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
@@ -188,6 +197,22 @@ struct vmh_twait {
 };
 void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd);
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look again; -EAGAIN, -EINTR */
+
+/* tcps_policy.c */
+void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r); /* a call that the kernel has served */
+bool vmh_tcps_wants_adoption(struct vmh_tcps *s);
+void vmh_tcps_adoption_took(uint64_t ns);
+void vmh_tcps_look(void);                       /* by the internal thread */
+void vmh_tcps_adopted(struct vmh_tcps *s);      /* object lock held, as for the next */
+void vmh_tcps_rested(struct vmh_tcps *s);
+static inline void vmh_tcps_ring_call(struct vmh_tcps *s, bool send, size_t n)
+{
+	VMH_COUNT(s->watch.bytes, n);
+	if (send != s->last_sent) {
+		s->last_sent = send;
+		VMH_COUNT(s->watch.turns, send);
+	}
+}
 
 /* tcps_io.c: bytes, or -errno */
 ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags);

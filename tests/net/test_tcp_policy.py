@@ -1,0 +1,107 @@
+"""VMA_HYBRID_TCP=adaptive: a connection on a ring goes home by itself when it is bulk, lossy or idle, and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from net.service_lab import until
+from net.test_tcp_shim import ShimPeer, at_home, flows, on_ring, without_offloads
+
+from vmahybrid.bench.lossy import LossySandbox
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+NEVER = {"VMA_HYBRID_TCP_BULK": "0", "VMA_HYBRID_TCP_LOSS": "0", "VMA_HYBRID_TCP_IDLE": "0",
+         "VMA_HYBRID_TCP_BUDGET": "100"}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        yield running
+
+
+@contextmanager
+def hot(service: Service, **variables: str) -> Iterator[tuple[ShimPeer, ShimPeer]]:
+    """An adaptive program whose connection to an echo server on the kernel has come to the ring."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "adaptive", **(NEVER | variables)) as a:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        a.do("nodelay")
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=40, size=100) == ""
+        on_ring(service, a)
+        yield a, b
+        assert a.do("ask", count=5, size=5000) == ""
+        a.do("close")
+        assert b.do("echo_ended")
+
+
+def why(service: Service, a: ShimPeer) -> str:
+    return service.ask("explain", str(a.process.pid))
+
+
+def comes_back(service: Service, a: ShimPeer) -> None:
+    """Twice as many rounds as at first."""
+    assert a.do("ask", count=12, size=100) == ""
+    assert flows(service) == []
+    assert a.do("ask", count=20, size=100) == ""
+    on_ring(service, a)
+
+
+def test_bulk_goes_home_and_comes_back(service: Service) -> None:
+    with hot(service, VMA_HYBRID_TCP_BULK="256") as (a, _b):
+        assert a.do("bulk", 40, size=30_000_000) == ""
+        at_home(service)
+        assert "tcp-bulk" in why(service, a)
+        comes_back(service, a)
+
+
+def test_small_rounds_at_full_speed_are_no_bulk(service: Service) -> None:
+    with hot(service, VMA_HYBRID_TCP_BULK="1") as (a, _b):
+        for _ in range(3):
+            a.do("half_rtt", count=3000, size=1000)
+        assert len(flows(service)) == 1
+
+
+def test_an_idle_connection_goes_home_and_comes_back(service: Service) -> None:
+    with hot(service, VMA_HYBRID_TCP_IDLE="1") as (a, _b):
+        until(lambda: not flows(service), what=lambda: str(flows(service)))
+        assert "tcp-idle" in why(service, a)
+        comes_back(service, a)
+
+
+def test_one_that_is_used_is_not_idle(service: Service) -> None:
+    with hot(service, VMA_HYBRID_TCP_IDLE="1") as (a, _b):
+        for _ in range(10):
+            assert a.do("ask", count=1, size=100) == ""
+            time.sleep(0.2)
+        assert len(flows(service)) == 1
+
+
+def test_offload_stays_on_the_ring(service: Service) -> None:
+    a_side, b_side = service.sandbox.sides
+    often = {"VMA_HYBRID_TCP_BULK": "1", "VMA_HYBRID_TCP_IDLE": "1"}
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload", **often) as a:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        b.do("accept")
+        b.do("echo")
+        assert a.do("bulk", 40, size=3_000_000) == ""
+        time.sleep(1.5)
+        assert len(flows(service)) == 1
+
+
+def test_a_lossy_connection_goes_home() -> None:
+    with LossySandbox("test", 0.04) as sandbox, Service(without_offloads(sandbox)) as service, \
+            hot(service, VMA_HYBRID_TCP_LOSS="1") as (a, _b):
+        assert a.do("bulk", 60, size=3_000_000) == ""
+        at_home(service)
+        assert "tcp-loss" in why(service, a)
