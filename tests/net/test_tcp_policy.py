@@ -1,4 +1,4 @@
-"""VMA_HYBRID_TCP=adaptive: a connection on a ring goes home by itself when it is bulk, lossy or idle, and comes back."""
+"""VMA_HYBRID_TCP=adaptive: a connection on a ring that is bulk, lossy or idle goes home by itself, and comes back."""
 
 from __future__ import annotations
 

@@ -301,18 +301,24 @@ static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m
 	return by_kernel(s, fd, &c, flags, send);
 }
 
+/* What the ring has done and what the kernel has done after it. */
+static ssize_t total(const struct rest *t, ssize_t r)
+{
+	return t->skip ? (ssize_t)t->skip + (r > 0 ? r : 0) : r;
+}
+
 static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
-	struct rest t;
+	struct rest t = { 0 };
 	ssize_t r;
 
 	for (;;) {
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			r = by_kernel(s, fd, m, flags, send);
+			r = rest_by_kernel(s, fd, m, &t, flags, send);
 			if (r != GO_ON)
-				return r;
+				return total(&t, r);
 			continue;
 		}
 		if (vmh_unlikely(kernels(m, flags, send))) {
@@ -324,16 +330,11 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 				return -EAGAIN;
 			continue;
 		}
-		t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m) };
+		if (!t.iov)
+			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m) };
 		r = by_stack(s, &t, flags, send);
-		if (r == GO_ON) {
-			r = rest_by_kernel(s, fd, m, &t, flags, send);
-			if (r == GO_ON && !t.skip)
-				continue;
-		}
-		if (t.skip && !(flags & MSG_PEEK))
-			return (ssize_t)t.skip + (r > 0 && vmh_tcps_state(s) == VMH_TCPS_HOME && t.left ? r : 0);
-		return r;
+		if (r != GO_ON)
+			return t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r;
 	}
 }
 
