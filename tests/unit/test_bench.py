@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from vmahybrid.bench import bench, figures, sockperf
+from vmahybrid.bench import bench, figures, sockperf, tcp_bulk, tcp_servers, ways
 from vmahybrid.bench.sandbox import Program, SandboxError
 
 PING_PONG = """\
@@ -108,3 +108,26 @@ def test_parts_can_be_selected() -> None:
     chosen = bench.parse_arguments(["--only", "toll", "--only", "mmsg", "--json"])
     assert chosen == bench.Options(["toll", "mmsg"], 5, True)
     assert bench.parse_arguments([]).only == list(bench.PARTS)
+
+
+def test_share_on_ring_of_a_statistics_file() -> None:
+    text = ("VMA: [fd=4] Tx Offload: 2 / 30 / 0 [kilobytes/packets/errors]\n"
+            "VMA: [fd=4] Rx OS info: 0 / 10 / 0 [kilobytes/packets/errors]\n")
+    assert ways.ring_share(text) == 0.75
+    assert ways.ring_share("") == 0
+
+
+def test_load_generators() -> None:
+    csv = '"test","rps","avg_latency_ms","min","p50_latency_ms"\n"GET","5000.50","0.2","0.1","0.023"\n'
+    assert tcp_servers.parse_redis(csv) == tcp_servers.Load(5000.5, 23)
+    assert tcp_servers.parse_wrk("  50%   1.50ms\nRequests/sec:  20.5\n") == tcp_servers.Load(20.5, 1500)
+    said = "Time to get           40000 keys by    8 threads:     1.640 seconds.\n"
+    assert tcp_servers.parse_memcslap(said, 41000) == tcp_servers.Load(25000)
+    for parse in (tcp_servers.parse_redis, tcp_servers.parse_wrk, tcp_bulk.parse_stream):
+        with pytest.raises(SandboxError, match="measured nothing"):
+            parse("")
+
+
+def test_iperf3_without_its_beginning() -> None:
+    text = '{"intervals": [{"sum": {"bytes": 9, "seconds": 0.1}}, {"sum": {"bytes": 125000000, "seconds": 0.5}}]}'
+    assert tcp_bulk.parse_stream(text) == pytest.approx(2.0)

@@ -121,11 +121,12 @@ def _start(sandbox: Sandbox, side: Side, argv: list[str], cpu: int, service: Ser
 
 
 def wait_bound(side: Side, port: int, protocol: str = "udp", timeout: float = 5.0) -> None:
-    """Waits until a socket is bound to the port: the kernel socket of an offloaded one is bound as well."""
-    wanted = f":{port:04X} "
+    """Waits until a socket is bound to the port, of TCP one that listens: the kernel socket of an offloaded one is as
+    well."""
+    wanted = re.compile(rf"^ *\d+: [0-9A-F]+:{port:04X} [0-9A-F:]+ {'0A' if protocol == 'tcp' else ''}", re.M)
     deadline = time.monotonic() + timeout
     listing = side.command(["cat", f"/proc/net/{protocol}"])
-    while wanted not in subprocess.run(listing, capture_output=True, text=True, check=True).stdout:
+    while not wanted.search(subprocess.run(listing, capture_output=True, text=True, check=True).stdout):
         if time.monotonic() > deadline:
             raise SandboxError(f"nothing is bound to {protocol} port {port} in {side.netns} after {timeout:g} s")
         time.sleep(0.02)

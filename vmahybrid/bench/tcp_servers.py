@@ -86,7 +86,7 @@ def memcached(place: Place, seconds: float, clients: int) -> Load:
 
 
 def parse_memcslap(text: str, requests: int) -> Load:
-    took = re.search(r"Took\s+([0-9.]+) seconds to read data", text)
+    took = re.search(r"Time to get .*?([0-9.]+) seconds", text)
     if not took or not float(took[1]):
         raise SandboxError(f"memcslap measured nothing: {text[-500:]}")
     return Load(requests / float(took[1]))

@@ -46,7 +46,8 @@ static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
 	return pass;
 }
 
-/* The kernel's event of a parked TCP socket: its readiness is the stack's to tell. */
+/* The kernel's event of a parked TCP socket, which can be no other than ERR or HUP: its readiness is the stack's to
+ * tell. */
 static bool parked(struct vmh_ep *e, uint64_t data)
 {
 	bool found = false;
@@ -67,7 +68,8 @@ static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 			vmh_ep_kick_seen(e, epfd);
 			continue;
 		}
-		if (vmh_unlikely(atomic_load_explicit(&e->tcp, memory_order_relaxed)) && parked(e, evs[i].data.u64))
+		if (vmh_unlikely(evs[i].events & (EPOLLERR | EPOLLHUP)) &&
+		    atomic_load_explicit(&e->tcp, memory_order_relaxed) && parked(e, evs[i].data.u64))
 			continue;
 		if (vmh_unlikely(VMH_GET(e->noneshot)) && !oneshot_pass(e, evs[i].data.u64))
 			continue;
