@@ -37,8 +37,10 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return s->connecting;
 	if (vmh_likely(s->rounds < (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes))
 		return false;
-	s->rounds = 0; /* if not now, then after as many more */
-	return vmh_now_ns() >= atomic_load_explicit(&free_at, memory_order_relaxed);
+	if (vmh_now_ns() >= atomic_load_explicit(&free_at, memory_order_relaxed))
+		return true;
+	s->rounds = 0; /* looks again after as many more */
+	return false;
 }
 
 void vmh_tcps_adoption_took(uint64_t ns)
