@@ -210,6 +210,10 @@ class Calls:
             self.sockets[f"many{i}"] = socket.create_connection((address, port), timeout=5)
         return count
 
+    def do_leave(self, name: str, data: str) -> None:
+        self.sockets[name].sendall(data.encode())
+        os._exit(0)
+
     def do_dup(self, name: str, new: str) -> None:
         self.sockets[new] = self.sockets[name].dup()
 

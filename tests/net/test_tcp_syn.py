@@ -458,3 +458,57 @@ def test_it_closes_with_the_peer_still_sending(stage: Stage, who: str) -> None:
         return [*seen, b.do("until", name="s", wanted="POLLERR")]
 
     stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_program_that_leaves_by_exit(stage: Stage, who: str) -> None:
+    """_exit(2) runs no destructor; the peer gets all, and the end."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        a.do("start", thread="t", name="c", data="x" * 5000, what="leave")
+        got = 0
+        while part := b.call("s", "recv", 10000):
+            assert part.strip("x") == ""
+            got += len(part)
+        return got
+
+    stage.compare(scenario, who)
+
+
+def test_a_killed_service() -> None:
+    """What began on a ring is lost with the rules, and says so; new connections are the kernel's."""
+    with Sandbox("kill") as sandbox, Service(without_offloads(sandbox)) as service:
+        known.__wrapped__(service, sandbox)  # type: ignore[attr-defined]
+        with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, True) as a:
+            port = opened(a, b, sandbox.b)
+            until(lambda: len(offloaded(service)) == 2)
+            service.program.process.kill()
+            assert a.do("until", name="c", wanted="POLLERR") and a.call("c", "recv", 1) == "ECONNRESET"
+            assert b.do("until", name="s", wanted="POLLERR") and b.call("s", "send", "x") == "ECONNRESET"
+            a.do("new", name="d")
+            assert a.call("d", "connect", [sandbox.b.address, port]) is None
+            assert b.do("accept", name="l", new="s2") == sandbox.a.address
+            assert a.call("d", "send", "x") == 1
+            assert b.call("s2", "recv", 1) == "x"
+            service.start()
+
+
+def test_a_service_that_stops(stage: Stage) -> None:
+    """All go home before: nothing is lost, also of a connection that nobody has accepted."""
+    with Sandbox("stop") as sandbox, Service(without_offloads(sandbox)) as service:
+        known.__wrapped__(service, sandbox)  # type: ignore[attr-defined]
+        with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, True) as a:
+            port = opened(a, b, sandbox.b)
+            a.do("new", name="w")
+            assert a.call("w", "connect", [sandbox.b.address, port]) is None
+            assert a.call("w", "send", "early") == 5
+            assert a.call("c", "send", "before") == 6
+            until(lambda: len(offloaded(service)) == 3)
+            service.stop()
+            assert b.call("s", "recv", 9) == "before"
+            assert b.do("accept", name="l", new="x") == sandbox.a.address
+            assert b.call("x", "recv", 9) == "early"
+            assert b.call("s", "send", "after") == 5
+            assert a.call("c", "recv", 9) == "after"
+            assert a.do("close", name="c") is None
+            assert b.call("s", "recv", 1) == ""
