@@ -144,7 +144,8 @@ def test_super_packets_at_tcx(image: Image) -> None:
         assert steer.run_gso(frame, 100) == Outcome("pass", "pass-too-long")
         configure(steer)
         assert steer.run_gso(frame, 100) == Outcome("drop", "drop-too-long")
-        assert steer.run_gso(udp4("127.0.0.1:4000", "127.0.0.1:9", bytes(1000)), 100) == Outcome("pass", "pass-too-long")
+        datagrams = udp4("127.0.0.1:4000", "127.0.0.1:9", bytes(1000))
+        assert steer.run_gso(datagrams, 100) == Outcome("pass", "pass-too-long")
         with kernel() as (_, here, _):
             steer.rule(name(here), proto=TCP, flags=LISTEN)
             configure(steer)

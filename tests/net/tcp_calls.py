@@ -80,7 +80,8 @@ class Calls:
         return outcome(accept)
 
     def do_linger(self, name: str, seconds: int) -> Any:
-        return outcome(self.sockets[name].setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
+        value = struct.pack("ii", 1, seconds)
+        return outcome(self.sockets[name].setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, value)
 
     def do_timeout(self, name: str, which: str, seconds: float) -> Any:
         value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
