@@ -212,6 +212,7 @@ class Calls:
         return count
 
     def do_leave(self, name: str, data: str) -> None:
+        time.sleep(0.2)     # the answer to this command comes before
         self.sockets[name].sendall(data.encode())
         os._exit(0)
 
