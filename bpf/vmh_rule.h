@@ -34,6 +34,11 @@ static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *
 	return state != BPF_TCP_LISTEN || (syn && !(action->flags & VMH_ACT_F_LISTEN));
 }
 
+static __always_inline int vmh_is_rings(const struct vmh_action *action)
+{
+	return action->kind == VMH_ACT_RING || action->kind == VMH_ACT_DEV;
+}
+
 /* The rule for what `key` names, whoever sent it. */
 static __always_inline struct vmh_action *vmh_find_port(const struct vmh_flow_key *key)
 {
@@ -61,7 +66,7 @@ static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct 
 			return action;
 	}
 	action = vmh_find_port(key);
-	if (action && key->proto == IPPROTO_TCP && action->kind != VMH_ACT_DROP && vmh_is_kernels(ctx, key, action, syn)) {
+	if (action && key->proto == IPPROTO_TCP && vmh_is_rings(action) && vmh_is_kernels(ctx, key, action, syn)) {
 		*out = VMH_OUT_PASS_KERNEL_TCP;
 		return NULL;
 	}
@@ -95,8 +100,7 @@ static __always_inline int vmh_too_long(void *ctx, const struct vmh_flow_key *ke
 	if (action) /* the kernel's socket is parked, and drops it */
 		return VMH_OUT_PASS_TOO_LONG;
 	action = vmh_find_port(key);
-	if (!action || (action->kind != VMH_ACT_RING && action->kind != VMH_ACT_DEV) ||
-	    vmh_is_kernels(ctx, key, action, syn))
+	if (!action || !vmh_is_rings(action) || vmh_is_kernels(ctx, key, action, syn))
 		return VMH_OUT_PASS_TOO_LONG;
 	return VMH_OUT_DROP_TOO_LONG;
 }

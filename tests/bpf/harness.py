@@ -122,12 +122,12 @@ class Steer(Harness):
         self.maps["port"].update(index(0), config)
 
     def rule(self, dst: str, src: str = "", *, kind: int = RING, target: int = 0, proto: int = UDP, vlan: int = 0,
-             vlan2: int = 0, multicast: bool = False) -> int:
+             vlan2: int = 0, multicast: bool = False, flags: int = 0) -> int:
         """A 5-tuple rule if ``src`` is given, else a 3-tuple or multicast one. Returns the number of its counter."""
         self._rules += 1
         key = flow_key(*endpoint(dst), *(endpoint(src) if src else ()), proto=proto, vlan=vlan, vlan2=vlan2)
         table = "rulesmc" if multicast else "rules5" if src else "rules3"
-        self.maps[table].update(key, action(kind, target, self._rules))
+        self.maps[table].update(key, action(kind, target, self._rules, flags))
         if src:
             self.configure(lib.VMH_PORT_F_5T)
         return self._rules

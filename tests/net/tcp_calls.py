@@ -80,7 +80,8 @@ class Calls:
         return outcome(accept)
 
     def do_linger(self, name: str, seconds: int) -> Any:
-        return outcome(self.sockets[name].setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
+        value = struct.pack("ii", 1, seconds)
+        return outcome(self.sockets[name].setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, value)
 
     def do_timeout(self, name: str, which: str, seconds: float) -> Any:
         value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
@@ -209,6 +210,11 @@ class Calls:
         for i in range(count):
             self.sockets[f"many{i}"] = socket.create_connection((address, port), timeout=5)
         return count
+
+    def do_leave(self, name: str, data: str) -> None:
+        time.sleep(0.2)     # the answer to this command comes before
+        self.sockets[name].sendall(data.encode())
+        os._exit(0)
 
     def do_dup(self, name: str, new: str) -> None:
         self.sockets[new] = self.sockets[name].dup()

@@ -201,7 +201,8 @@ def test_nobody_answers(stage: Stage, who: str) -> None:
         time.sleep(0.2)
         seen += [a.do("state", name="c"), a.do("poll", name="c"), a.call("c", "getpeername")]
         a.do("new", name="n", blocking=False)
-        seen += [a.call("n", "connect", at), a.call("n", "connect", at), a.call("n", "send", "x"), a.call("n", "recv", 1)]
+        seen += [a.call("n", "connect", at), a.call("n", "connect", at)]
+        seen += [a.call("n", "send", "x"), a.call("n", "recv", 1)]
         seen += [a.call("n", "shutdown", 2), a.do("close", name="n")]
         a.do("new", name="d")
         seen += [a.do("timeout", name="d", which="SO_SNDTIMEO", seconds=0.3), a.call("d", "connect", at)]
@@ -249,7 +250,8 @@ def test_addresses_in_use(stage: Stage, who: str) -> None:
         seen += [b.do("listen", name="l", address=to.address, port=port) == port]
         a.do("new", name="d")
         seen += [a.call("d", "connect", [to.address, port]), b.do("accept", name="l", new="s2")]
-        return [*seen, a.call("c", "send", "x"), b.call("s", "recv", 1), a.call("d", "send", "y"), b.call("s2", "recv", 1)]
+        seen += [a.call("c", "send", "x"), b.call("s", "recv", 1)]
+        return [*seen, a.call("d", "send", "y"), b.call("s2", "recv", 1)]
 
     stage.compare(scenario, who)
 
@@ -261,9 +263,9 @@ def test_resets(stage: Stage, who: str) -> None:
         seen = [a.do("linger", name="c", seconds=0), a.do("close", name="c"), b.do("until", name="s", wanted="POLLHUP"),
                 b.call("s", "recv", 1), b.call("s", "recv", 1), b.call("s", "send", "x")]
         a.do("new", name="c")
-        seen += [a.call("c", "connect", [to.address, port]), b.do("accept", name="l", new="s"), b.call("s", "send", "unread")]
-        seen += [a.do("until", name="c", wanted="POLLIN"), a.do("close", name="c"), b.do("until", name="s", wanted="POLLHUP"),
-                 b.call("s", "recv", 1)]
+        seen += [a.call("c", "connect", [to.address, port]), b.do("accept", name="l", new="s")]
+        seen += [b.call("s", "send", "unread"), a.do("until", name="c", wanted="POLLIN"), a.do("close", name="c")]
+        seen += [b.do("until", name="s", wanted="POLLHUP"), b.call("s", "recv", 1)]
         a.do("new", name="c")
         seen += [a.call("c", "connect", [to.address, port])]
         b.do("until", name="l", wanted="POLLIN")
@@ -377,8 +379,8 @@ def test_going_home(stage: Stage, who: str, what: str) -> None:
         seen += [b.call("s", "send", "y"), a.call("c", "recv", 1), b.do("accept", name="l", new="w")]
         seen += [b.call("w", "recv", 9), b.call("w", "send", "late"), a.call("waiting", "recv", 9)]
         a.do("new", name="n")
-        seen += [a.call("n", "connect", [to.address, port]), b.do("accept", name="l", new="m"), a.call("n", "send", "z"),
-                 b.call("m", "recv", 1)]
+        seen += [a.call("n", "connect", [to.address, port]), b.do("accept", name="l", new="m")]
+        seen += [a.call("n", "send", "z"), b.call("m", "recv", 1)]
         return seen
 
     stage.compare(scenario, who)
@@ -458,3 +460,57 @@ def test_it_closes_with_the_peer_still_sending(stage: Stage, who: str) -> None:
         return [*seen, b.do("until", name="s", wanted="POLLERR")]
 
     stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_program_that_leaves_by_exit(stage: Stage, who: str) -> None:
+    """_exit(2) runs no destructor; the peer gets all, and the end."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        a.do("start", thread="t", name="c", data="x" * 5000, what="leave")
+        got = 0
+        while part := b.call("s", "recv", 10000):
+            assert part.strip("x") == ""
+            got += len(part)
+        return got
+
+    stage.compare(scenario, who)
+
+
+def test_a_killed_service() -> None:
+    """What began on a ring is lost with the rules, and says so; new connections are the kernel's."""
+    with Sandbox("kill") as sandbox, Service(without_offloads(sandbox)) as service:
+        known.__wrapped__(service, sandbox)  # type: ignore[attr-defined]
+        with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, True) as a:
+            port = opened(a, b, sandbox.b)
+            until(lambda: len(offloaded(service)) == 2)
+            service.program.process.kill()
+            assert a.do("until", name="c", wanted="POLLERR") and a.call("c", "recv", 1) == "ECONNRESET"
+            assert b.do("until", name="s", wanted="POLLERR") and b.call("s", "send", "x") == "ECONNRESET"
+            a.do("new", name="d")
+            assert a.call("d", "connect", [sandbox.b.address, port]) is None
+            assert b.do("accept", name="l", new="s2") == sandbox.a.address
+            assert a.call("d", "send", "x") == 1
+            assert b.call("s2", "recv", 1) == "x"
+            service.start()
+
+
+def test_a_service_that_stops(stage: Stage) -> None:
+    """All go home before: nothing is lost, also of a connection that nobody has accepted."""
+    with Sandbox("stop") as sandbox, Service(without_offloads(sandbox)) as service:
+        known.__wrapped__(service, sandbox)  # type: ignore[attr-defined]
+        with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, True) as a:
+            port = opened(a, b, sandbox.b)
+            a.do("new", name="w")
+            assert a.call("w", "connect", [sandbox.b.address, port]) is None
+            assert a.call("w", "send", "early") == 5
+            assert a.call("c", "send", "before") == 6
+            until(lambda: len(offloaded(service)) == 3)
+            service.stop()
+            assert b.call("s", "recv", 9) == "before"
+            assert b.do("accept", name="l", new="x") == sandbox.a.address
+            assert b.call("x", "recv", 9) == "early"
+            assert b.call("s", "send", "after") == 5
+            assert a.call("c", "recv", 9) == "after"
+            assert a.do("close", name="c") is None
+            assert b.call("s", "recv", 1) == ""

@@ -20,6 +20,20 @@ extern char **environ;
 		errno = saved_; \
 	} while (0)
 
+#define EXIT(name) \
+	VMH_EXPORT void name(int status) \
+	{ \
+		static void (*exits)(int); \
+		if (!exits) \
+			vmh_real_find(&exits, #name); \
+		vmh_before_exit(); \
+		exits(status); \
+		__builtin_unreachable(); \
+	}
+
+EXIT(_exit)
+EXIT(_Exit)
+
 VMH_EXPORT int execve(const char *path, char *const argv[], char *const envp[])
 {
 	REAL("execve", int, (const char *, char *const[], char *const[]));

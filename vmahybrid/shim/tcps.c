@@ -206,6 +206,7 @@ static void child_reset(struct vmh_tcps *s, void *arg)
 void vmh_tcps_fork_child(void)
 {
 	vmh_lock_reset(&pool_lock);
+	vmh_trings_fork_child();
 	vmh_tport_fork_child();
 	vmh_tcps_each(child_reset, NULL);
 	if (vmh_trings_any())

@@ -11,8 +11,21 @@
 #include <netinet/in.h>
 
 #define NEIGHBOUR_MS 100
+#define ASK_NS 50000000u
 #define SYN_SENT 2 /* linux/tcp_states.h */
 #define CLOSE 7
+
+/* The service resolves it; asked seldom, as a program may try again in a loop. */
+static void ask_neighbour(const struct vmh_nexthop *hop)
+{
+	static _Atomic uint64_t next;
+	uint64_t now = vmh_now_ns();
+
+	if (now < atomic_load(&next))
+		return;
+	atomic_store(&next, now + ASK_NS);
+	vmh_session_neigh(hop->ifindex, hop->via);
+}
 
 /* The ring by which the kernel would send to a->raddr, and our address there; or why not. */
 static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
@@ -26,7 +39,7 @@ static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_
 	vmh_session_serve();
 	reason = vmh_net_resolve(a->raddr, 0, 0, &hop);
 	if (reason == VMH_R_NO_NEIGHBOUR && hop.via && !vmh_net_link_served(hop.ifindex))
-		vmh_session_neigh(hop.ifindex, hop.via);
+		ask_neighbour(&hop);
 	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) && i < NEIGHBOUR_MS; i++) {
 		struct timespec ms = { 0, 1000000 };
 

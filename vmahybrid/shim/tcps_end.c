@@ -141,6 +141,6 @@ void vmh_tcps_finish(bool exiting)
 		vmh_tcps_each(close_one, NULL);
 	let_them_end();
 	end = vmh_now_ns() + FINISH_NS;
-	while (tries && vmh_now_ns() < end && vmh_session_id() && (t = vmh_trings_orphan(&c)))
+	while (tries && vmh_now_ns() < end && (t = vmh_trings_orphan(&c)))
 		orphan_home(t, c, &tries);
 }

@@ -396,9 +396,9 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
-	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP, session = vmh_session_id() != 0;
+	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
 
-	if (reason != VMH_R_NONE && session)
+	if (reason != VMH_R_NONE && reason != VMH_R_SERVICE_GONE)
 		keep_waiting(s, reason);
 	vmh_lock(&s->io);
 	stop(l);

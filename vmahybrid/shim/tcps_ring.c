@@ -237,6 +237,12 @@ void vmh_tring_close(struct vmh_ring *r)
 	}
 }
 
+void vmh_trings_fork_child(void)
+{
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
+		t->closed = true; /* the parent's, and its locks may be held for ever */
+}
+
 bool vmh_trings_any(void)
 {
 	return atomic_load(&trings) != NULL;

@@ -237,6 +237,7 @@ void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
+void vmh_trings_fork_child(void);
 unsigned vmh_trings_port_users(in_port_t lport);
 unsigned vmh_trings_closing(void);          /* connections that the program has closed, and that are not through yet */
 struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c);

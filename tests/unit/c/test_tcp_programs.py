@@ -17,7 +17,7 @@ def run(program: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("compiler", BOTH)
-@pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_threads.c"])
+@pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_ports.c", "test_tcp_threads.c"])
 def test_stack(tmp_path: Path, compiler: str, test: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"))
 

@@ -207,9 +207,10 @@ uint64_t demux_tw_expire(struct vmh_tcp *t)
 	return t->tw_first ? t->tw_first->until : UINT64_MAX;
 }
 
+/* The peer has not closed yet: else there is little left to do, and the kernel takes no such connection. */
 static struct vmh_tcp_conn *orphan_in(struct vmh_tcp_conn *c)
 {
-	while (c && !(c->app_closed && c->pcb && c->established))
+	while (c && !(c->app_closed && c->pcb && (c->pcb->state == FIN_WAIT_1 || c->pcb->state == FIN_WAIT_2)))
 		c = c->hash_next;
 	return c;
 }
