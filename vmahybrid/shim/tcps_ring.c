@@ -4,6 +4,8 @@
 #include "tcp/tcp_ring.h"
 #include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
+#include "vmh_params.h"
+#include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <netinet/in.h>
@@ -14,7 +16,7 @@
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
-#define LOOK_MS 10      /* of the internal thread: a timer that came to be since its last look is found after this */
+#define LOOK_MAX_MS 1000
 #define HOLD_MAX 1024   /* frames that may stay for unread data */
 
 struct vmh_tcps_stash {
@@ -72,6 +74,7 @@ static void level(void *arg, void *user, unsigned events)
 		return;
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
+	vmh_tcps_note_state(s, events >> 8);
 }
 
 /* Stack lock held, and often the ring's: sleepers are woken later. */
@@ -277,6 +280,12 @@ struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c)
 	return NULL;
 }
 
+/* Of the internal thread: a timer that came to be since its last look is found after this. */
+static int look_ms(void)
+{
+	return vmh_params.timer_resolution_msec < LOOK_MAX_MS ? (int)vmh_params.timer_resolution_msec : LOOK_MAX_MS;
+}
+
 int vmh_trings_progress(void)
 {
 	bool any = false;
@@ -289,5 +298,5 @@ int vmh_trings_progress(void)
 		look_at_clock(t);
 		vmh_tring_flush(t);
 	}
-	return any ? LOOK_MS : -1;
+	return any ? look_ms() : -1;
 }

@@ -53,6 +53,7 @@ struct vmh_tcps {
 	uint64_t stranded_ns;
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
+	uint8_t reuse;                    /* SO_REUSEADDR, of an adopted one */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint16_t accepts;
 	uint32_t linger_s;
