@@ -159,6 +159,17 @@ def idle(address: str) -> object:
     return {"wakeups": sum(after[task] - before.get(task, 0) for task in after if task != mine)}
 
 
+def hold(address: str) -> object:
+    """An established connection that stays for a while."""
+    with connected(address, b"e") as sock:
+        for _ in range(20):
+            sock.sendall(b"14 bytes each.")
+            assert sock.recv(100) == b"14 bytes each."
+        print(json.dumps({"fd": sock.fileno(), "local": sock.getsockname(), "peer": sock.getpeername()}), flush=True)
+        time.sleep(15)
+        return {}
+
+
 def main() -> None:
     what, address = sys.argv[1:3]
     if what == "listen":
