@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def build() -> Path:
-    """Directory with `calls`, `peer`, `tcp_calls` and `tcp_peer`; CalledProcessError with the compiler's message on stderr."""
+    """Directory with `calls`, `peer`, `tcp_calls`, `tcp_peer`; CalledProcessError, the compiler's message on stderr."""
     out = Path(tempfile.mkdtemp(prefix="vmh-compare-"))
     atexit.register(shutil.rmtree, out, ignore_errors=True)
     flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wno-missing-field-initializers",

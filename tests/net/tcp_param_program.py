@@ -1,5 +1,5 @@
-"""One experiment with a TCP connection, its figures as JSON on stdout: `tcp_param_program.py listen|EXPERIMENT ADDRESS`.
-Run by test_tcp_params.py; `listen` is the other end, on the kernel, and does what the first byte of a connection says."""
+"""One experiment with a TCP connection, its figures as JSON on stdout: `tcp_param_program.py EXPERIMENT ADDRESS`.
+Run by test_tcp_params.py; `listen` is the other end, on the kernel: the first byte of a connection says what it does."""
 
 from __future__ import annotations
 

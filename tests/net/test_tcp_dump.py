@@ -1,4 +1,4 @@
-"""vma_stats of a TCP connection on a ring: --fd_dump as the monitoring manual's example 7 has it, and its state in view 5."""
+"""vma_stats of a TCP connection on a ring: --fd_dump as in the monitoring manual's example 7, and its state in view 5."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PROGRAM = [sys.executable, str(Path(__file__).with_name("tcp_param_program.py"))
 
 # of example 7, in its order; the two counters of reused buffers are the peer's alone
 LINES = [
-    r"Fd number : {fd}", r"Bind info : {local}", r"Connection info : {peer}", r"Protocol : PROTO_TCP", r"Is closed : false",
+    r"Fd number : {fd}", r"Bind info : {local}", r"Connection info : {peer}", r"Protocol : PROTO_TCP",
+    r"Is closed : false",
     r"Is blocking : true", r"Is offloaded : true", r"Tx Offload : \d+ / \d+ / 0 / 0 \[kilobytes/packets/drops/errors\]",
     r"Rx Offload : \d+ / \d+ / \d+ / 0 \[kilobytes/packets/eagains/errors\]",
     r"Socket state : TCP_SOCK_CONNECTED_RDWR", r"Connection state : TCP_CONN_CONNECTED",
@@ -69,10 +70,10 @@ def test_dump(held: Held) -> None:
     while "Acknowledge" not in held.program.errors[before:] and time.monotonic() < deadline:
         time.sleep(0.05)
     said = held.program.errors[before:]
-    facts = {"fd": held.facts["fd"], **{end: re.escape(":".join(map(str, held.facts[end]))) for end in ("local", "peer")}}
+    ends = {end: re.escape(":".join(map(str, held.facts[end]))) for end in ("local", "peer")}
     at = 0
     for line in LINES:
-        found = re.compile(r"VMA INFO: " + line.format(**facts) + "$" if "{fd}" in line or "{local}" in line
+        found = re.compile(r"VMA INFO: " + line.format(fd=held.facts["fd"], **ends) + "$" if "{fd}" in line or "{local}" in line
                            or "{peer}" in line else r"VMA INFO: " + line + "$", re.M).search(said, at)
         assert found, (line, said)
         at = found.end()
