@@ -40,13 +40,10 @@ def peer_command(sandbox: Sandbox, at: Path) -> list[str]:
 
 
 BLOCKED = "a call that waits ends with EBADF, or sees POLLHUP; the kernel's goes on with the connection"
-URGENT = "urgent data to a connection on a ring is read in its place"
 KNOWN = {  # docs/tcp-wiring.md names them
     "tcp close while recv waits": BLOCKED,
     "tcp data after close while recv waits": BLOCKED,
     "tcp close while poll waits": BLOCKED,
-    "tcp urgent byte received": URGENT,
-    "tcp urgent byte sent": URGENT,  # to an offloaded peer
     "tcp connect to AF_UNSPEC": "the first send after it says EPIPE, the kernel's ECONNRESET",
 }
 SHIM = {"VMA_TRACELEVEL": "warn", "VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "200", "VMA_TCP_TIMESTAMP_OPTION": "2"}

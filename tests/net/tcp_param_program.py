@@ -1,5 +1,5 @@
 """One experiment with a TCP connection, its figures as JSON on stdout: `tcp_param_program.py EXPERIMENT ADDRESS`.
-Run by test_tcp_params.py; `listen` is the other end, on the kernel: the first byte of a connection says what it does."""
+Run by test_tcp_params.py; `listen` is the other end, on the kernel: a connection's first byte says what it does."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ def small_writes(address: str) -> object:
 
 def received_frames() -> int:
     """What our rings have received, by the statistics page: nothing is polled for it."""
-    with Path("/proc/self/maps").open() as maps:
-        where = next(line.split()[0] for line in maps if "memfd:vmastat" in line)
-    with Path(f"/proc/self/map_files/{where}").open("rb") as page:
+    with (Path(os.environ["VMA_STATS_SHMEM_DIR"]) / f"vmastat.{os.getpid()}").open("rb") as page:
         return sum(ring.stats["rx_packets"] for ring in read_page(page.fileno()).rings)
 
 

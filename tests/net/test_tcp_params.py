@@ -98,9 +98,10 @@ def test_congestion_control(served: tuple[Sandbox, Service]) -> None:
     assert windows["lwip"] < 100 and windows["cubic"] < 100
 
 
-def test_polling_in_send(served: tuple[Sandbox, Service]) -> None:
+def test_polling_in_send(served: tuple[Sandbox, Service], tmp_path: Path) -> None:
     """A program that only sends sees acknowledgements when the internal thread looks, or in its own calls."""
-    rare = {"VMA_TIMER_RESOLUTION_MSEC": "1000", "VMA_PROGRESS_ENGINE_INTERVAL": "0", "VMA_TCP_NODELAY": "1"}
+    rare = {"VMA_TIMER_RESOLUTION_MSEC": "1000", "VMA_PROGRESS_ENGINE_INTERVAL": "0", "VMA_TCP_NODELAY": "1",
+            "VMA_STATS_SHMEM_DIR": str(tmp_path)}
     assert experiment(served, "sends_only", VMA_RX_POLL_ON_TX_TCP="0", **rare)["acknowledgements"] <= 2
     assert experiment(served, "sends_only", VMA_RX_POLL_ON_TX_TCP="1", **rare)["acknowledgements"] >= 10
 

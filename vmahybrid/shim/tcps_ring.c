@@ -8,6 +8,7 @@
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
+#include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdlib.h>
 
@@ -63,6 +64,21 @@ static uint32_t bits_of(unsigned events)
 	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
 }
 
+static _Atomic int any_urgent;
+
+static void home_if_urgent(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	if (atomic_load(&s->urgent) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false);
+}
+
+void vmh_tcps_urgent_home(void)
+{
+	if (vmh_unlikely(atomic_exchange(&any_urgent, 0)))
+		vmh_tcps_each(home_if_urgent, NULL);
+}
+
 /* Stack lock held: so no older state ever overwrites a newer one. */
 static void level(void *arg, void *user, unsigned events)
 {
@@ -75,6 +91,10 @@ static void level(void *arg, void *user, unsigned events)
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
 	vmh_tcps_note_state(s, events >> 8);
+	if (vmh_unlikely(events & VMH_TCP_URGENT) && !atomic_exchange(&s->urgent, 1)) {
+		atomic_store(&any_urgent, 1);
+		vmh_worker_wake();
+	}
 }
 
 /* Stack lock held, and often the ring's: sleepers are woken later. */

@@ -53,6 +53,7 @@ struct vmh_tcps {
 	uint64_t stranded_ns;
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
+	_Atomic uint8_t urgent;           /* the peer sends urgent data, which is the kernel's */
 	uint8_t reuse;                    /* SO_REUSEADDR, of an adopted one */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint16_t accepts;
@@ -211,6 +212,7 @@ void vmh_tring_flush(struct vmh_tring *t);
 void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
+void vmh_tcps_urgent_home(void);            /* the internal thread: connections with urgent data go home */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
 unsigned vmh_trings_port_users(in_port_t lport);

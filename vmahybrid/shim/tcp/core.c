@@ -340,6 +340,8 @@ unsigned core_events(struct vmh_tcp_conn *c)
 		return c->listening->ready.n ? VMH_TCP_IN : 0;
 	if (c->error)
 		e |= VMH_TCP_ERR;
+	if (c->urgent)
+		e |= VMH_TCP_URGENT;
 	if (c->rx_bytes)
 		e |= VMH_TCP_IN;
 	if (!c->pcb)

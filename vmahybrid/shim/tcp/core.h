@@ -73,6 +73,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_path path;
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
+	bool urgent; /* data of the peer, seen and not taken */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
 	int error;

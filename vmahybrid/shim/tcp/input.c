@@ -236,6 +236,12 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
 		return 0;
 	}
+	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED) {
+		c->urgent = c->changed = true;
+		core_enter(t, c);
+		core_leave(t, c);
+		return 0;
+	}
 	core_enter(t, c);
 	if (storm(c, &in) || paws_refuses(c, &in)) {
 		core_leave(t, c);

@@ -67,6 +67,7 @@ struct vmh_tcp_options {
 #define VMH_TCP_RDHUP   0x04u /* the peer has closed its side */
 #define VMH_TCP_HUP     0x08u /* both sides are closed */
 #define VMH_TCP_ERR     0x10u /* vmh_tcp_error tells */
+#define VMH_TCP_URGENT  0x40u /* the peer sends urgent data: its segments are not taken, another stack has to */
 #define VMH_TCP_DRAINED 0x20u /* all that was written is acknowledged, our FIN as well */
 
 struct vmh_tcp_span {
