@@ -44,6 +44,7 @@ KNOWN = {  # docs/tcp-wiring.md names them
     "tcp close while recv waits": BLOCKED,
     "tcp data after close while recv waits": BLOCKED,
     "tcp close while poll waits": BLOCKED,
+    "tcp close while select waits": "it may end with EBADF, where the kernel's says that the socket is readable",
     "tcp connect to AF_UNSPEC": "the first send after it says EPIPE, the kernel's ECONNRESET",
 }
 SHIM = {"VMA_TRACELEVEL": "warn", "VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "200", "VMA_TCP_TIMESTAMP_OPTION": "2"}

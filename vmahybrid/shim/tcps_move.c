@@ -298,7 +298,8 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 {
 	uint32_t flow = atomic_load(&s->fresh) ? 0 : s->flow_id;
 
-	vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
+	if (err != -ENOTSUP || VMH_GET(s->stats->state)) /* else it has been closed by both sides, or reset */
+		vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
 	leave(s, VMH_TCPS_LOST, reason, true);
 	if (flow)
 		vmh_session_detach(flow, reason ? reason : VMH_R_TCP_STATE);
