@@ -1,5 +1,5 @@
-/* What the stack says of a connection on a ring: TCP_INFO, the queues' ioctls, and the dump of example 7 in the monitoring
- * manual. Its kernel socket is parked, or was never connected, and knows none of it. */
+/* What the stack says of a connection on a ring: TCP_INFO, the queues' ioctls, and the dump of example 7 in the
+ * monitoring manual. Its kernel socket is parked, or was never connected, and knows none of it. */
 #include "vmh_base.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
@@ -158,7 +158,8 @@ static void dump_windows(int level, const struct vmh_tcp_info *i)
 		vmh_log(level, "Window scaling : ENABLED, rcv_scale %u, snd_scale %u", rs, ss);
 	else
 		vmh_log(level, "Window scaling : DISABLED");
-	vmh_log(level, "Receive window : rcv_wnd %u (%u), rcv_ann_wnd %u (%u), rcv_wnd_max %u (%u), rcv_wnd_max_desired %u (%u)",
+	vmh_log(level,
+		"Receive window : rcv_wnd %u (%u), rcv_ann_wnd %u (%u), rcv_wnd_max %u (%u), rcv_wnd_max_desired %u (%u)",
 		p->rcv_wnd, p->rcv_wnd >> rs, i->rcv_wnd, i->rcv_wnd >> rs, p->rcvbuf, p->rcvbuf >> rs, p->rcvbuf,
 		p->rcvbuf >> rs);
 	vmh_log(level, "Send window : snd_wnd %u (%u), snd_wnd_max %u (%u)", i->snd_wnd, i->snd_wnd >> ss, p->snd_wnd_max,
@@ -196,6 +197,7 @@ void vmh_tcps_dump(int fd, int level)
 	vmh_log(level, "Connection state : %s", conn_state(i.state));
 	vmh_log(level, "Receive buffer : m_rcvbuff_current %u, m_rcvbuff_max %u, m_rcvbuff_non_tcp_recved 0", i.unread,
 		i.pcb.rcvbuf);
-	vmh_log(level, "Rx lists size : m_rx_pkt_ready_list %u, m_rx_ctl_packets_list 0, m_rx_ctl_reuse_list 0", i.unread_pieces);
+	vmh_log(level, "Rx lists size : m_rx_pkt_ready_list %u, m_rx_ctl_packets_list 0, m_rx_ctl_reuse_list 0",
+		i.unread_pieces);
 	dump_pcb(level, &i);
 }

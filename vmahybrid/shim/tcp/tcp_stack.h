@@ -29,7 +29,7 @@ struct vmh_tcp_env {
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
 	int (*send)(void *ctx, const void *frame, size_t len); /* copied before it returns; 0 or -errno: tried again later */
 	void (*release)(void *ctx, void *token);
-	/* events as vmh_tcp_poll has them, where they may have changed; above, << 8, the state as in linux/tcp_states.h; may be NULL */
+	/* events as vmh_tcp_poll has them, where they may have changed; the state (linux/tcp_states.h) << 8; may be NULL */
 	void (*level)(void *ctx, void *user, unsigned events);
 	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* after that: there is something new; may be NULL */
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
