@@ -1,6 +1,9 @@
 /* Socket calls, one case a line in the tables; each case prints what the program saw. Run once on the kernel and once under
  * the shim, the two transcripts must be the same: `calls PEER_IP MY_IP [CASE...]`; `calls --names` lists the cases. */
 #include "calls.h"
+#ifdef TCP_CALLS
+#include "tcp_calls.h"
+#endif
 
 const char *peer_ip, *my_ip;
 
@@ -158,7 +161,11 @@ static int lowest_fd(void)
 
 int main(int argc, char **argv)
 {
+#ifdef TCP_CALLS
+	const struct call_case *tables[] = { tcp_data_cases, tcp_wait_cases, tcp_opt_cases, tcp_life_cases };
+#else
 	const struct call_case *tables[] = { recv_cases, send_cases, mux_cases, opt_cases, life_cases, odd_cases };
+#endif
 
 	if (argc == 2 && !strcmp(argv[1], "--names")) {
 		for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
@@ -188,8 +195,14 @@ int main(int argc, char **argv)
 
 			alarm(8); /* a case that hangs names itself by being the last line */
 			printf("%s\n", c->name);
+#ifdef TCP_CALLS
+			tcp_begin();
+#endif
 			errno = 0;
 			c->run(c->arg);
+#ifdef TCP_CALLS
+			tcp_end();
+#endif
 			alarm(0);
 			if (lowest_fd() != before)
 				say_text("leaks", "a descriptor");

@@ -4,7 +4,10 @@
 #include "vmh_exception.h"
 #include "vmh_interpose.h"
 #include "vmh_real.h"
+#include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
+#include "vmh_tcps_param.h"
 #include <aio.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -200,6 +203,13 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 		return -1;
 	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC)
 		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+	if (vmh_unlikely(cmd == F_GETFL && vmh_params.avoid_sys_calls_on_tcp_fd)) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+		int flags = t ? vmh_tcps_fcntl(t, cmd) : VMH_TCPS_KERNELS;
+
+		if (flags != VMH_TCPS_KERNELS)
+			return flags;
+	}
 	int r = real(fd, cmd, arg);
 
 	if (r < 0)
@@ -269,6 +279,12 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 {
 	if (request == FIONREAD && !vmh_bad_ptr(arg))
 		RETURN(vmh_tcps_fionread(t, fd, arg));
+	if (vmh_tcps_parked(t) && !vmh_bad_ptr(arg)) {
+		int done = vmh_tcps_ioctl(t, request, arg);
+
+		if (done != VMH_TCPS_KERNELS)
+			RETURN(done);
+	}
 	if (request != FIONBIO && vmh_tcps_parked(t))
 		vmh_tcps_home(t, VMH_R_UNKNOWN_CALL, false);
 	int r = vmh_real()->ioctl(fd, request, arg);

@@ -53,8 +53,14 @@ static ssize_t tcp_vector(struct vmh_tcps *t, int fd, const struct iovec *iov, i
 {
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 
+	size_t len = 0;
+
 	if (n < 0 || n > 1024)
 		return -EINVAL;
+	for (int i = 0; i < n; i++)
+		len |= iov[i].iov_len;
+	if (!len)
+		return 0;
 	return send ? vmh_tcps_send(t, fd, &m, 0) : vmh_tcps_recv(t, fd, &m, 0);
 }
 
@@ -163,10 +169,12 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 
 VMH_EXPORT int listen(int fd, int backlog)
 {
-	int r = vmh_real()->listen(fd, backlog), saved = errno;
-	TCPS_HELD t = r ? NULL : vmh_tcps_get(fd);
+	TCPS_HELD t = vmh_tcps_get(fd);
 
-	if (t)
+	if (t && vmh_tcps_parked(t))
+		RETURN(-EINVAL); /* connected: its kernel socket would not say so */
+	int r = vmh_real()->listen(fd, backlog), saved = errno;
+	if (t && !r)
 		vmh_tcps_listen(t, backlog);
 	errno = saved;
 	return r;
@@ -177,6 +185,8 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 {
 	TCPS_HELD t = vmh_bad_ptr(a) || vmh_bad_ptr(len) ? NULL : vmh_tcps_get(fd);
 
+	if (t && peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->stats->state))
+		return -ENOTCONN; /* a parked socket is connected for ever */
 	return t && vmh_tcps_is_fresh(t) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
 }
 

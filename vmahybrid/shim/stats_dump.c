@@ -5,6 +5,7 @@
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
+#include "vmh_tcps_info.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -79,6 +80,8 @@ static void dump_sock(const struct vmh_sock_stats *s, int level)
 		dump_counters(s, level);
 	else
 		vmh_log(level, "Socket activity : Rx and Tx where not active");
+	if (s->proto == IPPROTO_TCP && s->offloaded)
+		vmh_tcps_dump(s->fd, level);
 	if (s->proto == IPPROTO_UDP)
 		vmh_log(level, "Rx ready list size : %llu", s->rx_ready_packets);
 }

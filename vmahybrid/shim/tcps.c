@@ -1,5 +1,7 @@
 /* TCP socket objects: creation and death. */
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
+#include "vmh_tcps_param.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -78,6 +80,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool nonblock)
 	memset((char *)s + from, 0, sizeof(*s) - from);
 	s->blob = -1;
 	vmh_tcp_options_init(&s->opt);
+	vmh_tcps_defaults(&s->opt);
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	atomic_store(&s->nonblock, nonblock);
@@ -128,6 +131,7 @@ void vmh_tcps_created(int fd, int domain, int type, int protocol)
 	if (!atomic_load(&vmh_tcps_on) || domain != AF_INET || (type & 0xf) != SOCK_STREAM ||
 	    (protocol && protocol != IPPROTO_TCP))
 		return;
+	vmh_tcps_defaults_kernel(fd);
 	vmh_tcps_install(fd, type & SOCK_NONBLOCK);
 }
 

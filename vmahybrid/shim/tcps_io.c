@@ -211,11 +211,34 @@ static int parts_of(const struct rest *t, struct iovec *out)
 	return k;
 }
 
+/* Of a vector that takes several writes: it is sent as one. */
+static bool more_follows(const struct rest *t, const struct iovec *parts, int n)
+{
+	size_t here = 0;
+
+	if (vmh_likely(n < PARTS))
+		return false;
+	for (int i = 0; i < n; i++)
+		here += parts[i].iov_len;
+	return here < t->left;
+}
+
 static void waiting_init(struct waiting *w, struct vmh_tcps *s, int flags, bool send)
 {
 	*w = (struct waiting){ .s = s, .wanted = send ? WRITABLE : READABLE };
 	w->now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 	vmh_waiting_begin(&w->w, send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns));
+}
+
+/* Some bytes went before the error: the next call says it. */
+static void give_back(struct vmh_tcps *s, int err)
+{
+	vmh_lock(&s->io);
+	if (s->conn) {
+		vmh_tcp_fail(s->conn, err);
+		vmh_tcps_refresh(s);
+	}
+	vmh_unlock(&s->io);
 }
 
 /* As much as the call wants, on the ring. GO_ON: the rest is another's. */
@@ -225,7 +248,8 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 	struct waiting w;
 	bool again = false;
 	ssize_t r;
-	int err;
+	bool more;
+	int err, n;
 
 	waiting_init(&w, s, flags, send);
 	for (;;) {
@@ -238,25 +262,34 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 				return err;
 			continue;
 		}
-		if (!send && !(atomic_load_explicit(&s->bits, memory_order_acquire) & READABLE)) {
+		if (send && vmh_params.rx_poll_on_tx_tcp) {
+			vmh_rings_poll(POLL_BUDGET);
+		} else if (!send && !(atomic_load_explicit(&s->bits, memory_order_acquire) & READABLE)) {
 			if ((err = wait_for(&w)))
 				return err;
 			continue;
 		}
-		r = stack_call(s, parts, parts_of(t, parts), flags, send);
+		n = parts_of(t, parts);
+		more = more_follows(t, parts, n);
+		r = stack_call(s, parts, n, flags | (more ? MSG_MORE : 0), send);
 		if (r > 0) {
 			t->skip += (size_t)r;
 			t->left -= (size_t)r;
 			account(s, r, send, false);
 			vmh_tcps_ring_call(s, send, (size_t)r);
-			if (!t->left || (!send && !(flags & MSG_WAITALL)) || (flags & MSG_PEEK))
+			if (!t->left || (!send && !(flags & MSG_WAITALL) && !more) || (flags & MSG_PEEK))
 				return r;
+			w.now |= !send && !(flags & MSG_WAITALL); /* only what is there fills the rest of the vector */
+			w.w.timed = true;                         /* any signal ends it now */
 			continue;
 		}
 		if (r == 0 && (!send || !t->left))
 			return 0;
-		if (r != -EAGAIN && r != 0 && r != GO_ON)
+		if (r != -EAGAIN && r != 0 && r != GO_ON) {
+			if (t->skip && r != -EPIPE)
+				give_back(s, (int)-r);
 			return r;
+		}
 		if (r == GO_ON)
 			continue;
 		if ((err = w.now && again ? -EAGAIN : wait_for(&w)))
@@ -265,9 +298,14 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 	}
 }
 
+/* SIZE_MAX: one is negative */
 static size_t length_of(const struct msghdr *m)
 {
 	size_t len = 0;
+
+	for (size_t i = 0; i < m->msg_iovlen; i++)
+		if ((ssize_t)m->msg_iov[i].iov_len < 0)
+			return SIZE_MAX;
 
 	for (size_t i = 0; i < m->msg_iovlen; i++)
 		len += m->msg_iov[i].iov_len;
@@ -280,6 +318,8 @@ static bool kernels(const struct msghdr *m, int flags, bool send)
 	if (flags & ~(send ? SEND_FLAGS : RECV_FLAGS) || m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
 		return true;
 	if (send && (m->msg_controllen || (flags & MSG_FASTOPEN)))
+		return true;
+	if (!send && (flags & MSG_PEEK) && ((flags & MSG_WAITALL) || m->msg_iovlen > PARTS))
 		return true;
 	for (size_t i = 0; i < m->msg_iovlen; i++)
 		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
@@ -332,6 +372,8 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		}
 		if (!t.iov)
 			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m) };
+		if (vmh_unlikely(t.left == SIZE_MAX))
+			return -EINVAL;
 		r = by_stack(s, &t, flags, send);
 		if (r != GO_ON)
 			return t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r;

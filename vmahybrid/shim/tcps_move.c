@@ -8,6 +8,7 @@
 #include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_param.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
@@ -34,6 +35,14 @@ static int64_t timeout_of(int fd, int name)
 	if (vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, name, &tv, &len) < 0)
 		return 0;
 	return (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
+}
+
+static bool reuses(int fd)
+{
+	int v = 0;
+	socklen_t len = sizeof(v);
+
+	return vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &v, &len) >= 0 && v;
 }
 
 static bool read_ends(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
@@ -124,6 +133,8 @@ static int import(struct vmh_tcps *s, int blob, const struct vmh_tcp_path *path)
 	rc = vmh_tcp_import(vmh_tring_stack(s->tring), (void *)p, (size_t)st.st_size, path, s, &s->conn);
 	if (!rc)
 		rc = vmh_tcp_thaw(s->conn);
+	if (!rc)
+		vmh_tcps_adopted(s);
 	vmh_unlock(&s->io);
 	vmh_sys(SYS_munmap, p, st.st_size);
 	return rc;
@@ -136,7 +147,7 @@ static void publish(struct vmh_tcps *s, int fd)
 	atomic_store(&s->nonblock, flags >= 0 && (flags & O_NONBLOCK));
 	s->rcvtimeo_ns = timeout_of(fd, SO_RCVTIMEO);
 	s->sndtimeo_ns = timeout_of(fd, SO_SNDTIMEO);
-	vmh_tcps_adopted(s);
+	vmh_tcps_watch_from_now(s);
 	vmh_tring_count(s->tring, 1);
 	VMH_SET(s->stats->flow_id, s->flow_id);
 	VMH_SET(s->stats->ring_id, vmh_tring_ring(s->tring)->id);
@@ -209,6 +220,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 	}
 	reason = find_way(s, &a, &path);
 	if (!reason) {
+		s->reuse = reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
 		/* a call that sleeps in the kernel would never wake up again */
 		reason = atomic_load(&s->in_kernel) ? VMH_R_NOT_TRIED : move(s, fd, &a, &path);
@@ -294,7 +306,8 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 {
 	uint32_t flow = atomic_load(&s->fresh) ? 0 : s->flow_id;
 
-	vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
+	if (err != -ENOTSUP || VMH_GET(s->stats->state)) /* else it has been closed by both sides, or reset */
+		vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
 	leave(s, VMH_TCPS_LOST, reason, true);
 	if (flow)
 		vmh_session_detach(flow, reason ? reason : VMH_R_TCP_STATE);

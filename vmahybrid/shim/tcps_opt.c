@@ -2,7 +2,10 @@
  * and an option that the stack does not know keeps its socket on the kernel, or sends it there. */
 #include "vmh_base.h"
 #include "vmh_control.h"
+#include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
+#include "vmh_tcps_param.h"
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -91,39 +94,34 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 	}
 }
 
-static void to_stack(struct vmh_tcps *s, int level, int name)
+static void to_stack(struct vmh_tcps *s)
 {
-	struct vmh_tcp_options o;
-	bool fresh = atomic_load(&s->fresh);
-
 	vmh_lock(&s->io);
-	if (s->conn) {
-		vmh_tcp_get_options(s->conn, &o);
-		if (fresh)
-			o = s->opt;
-		else if (level == IPPROTO_TCP && name == TCP_NODELAY)
-			o.nodelay = s->opt.nodelay;
-		else if (level == IPPROTO_TCP && name == TCP_QUICKACK)
-			o.quickack = s->opt.quickack;
-		vmh_tcp_set_options(s->conn, &o);
-	}
+	if (s->conn)
+		vmh_tcp_set_options(s->conn, &s->opt);
 	vmh_unlock(&s->io);
 	if (s->tring)
 		vmh_tring_flush(s->tring);
 }
 
 /* May it stay where it is with this option? */
-static bool stays(struct vmh_tcps *s, int level, int name)
+static bool stays(int level, int name)
 {
-	bool both = level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_QUICKACK);
-	bool timeout = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
 	struct vmh_tcps probe;
 
-	if (both || timeout)
-		return true;
-	if (!vmh_tcps_is_fresh(s) && vmh_tcps_state(s) != VMH_TCPS_LISTEN)
-		return false;
 	return harmless(level, name) || (level == SOL_SOCKET && name == SO_LINGER) || note(&probe, level, name, 0);
+}
+
+/* Is it not to be said to the kernel? A parked socket must be without keepalive; and what its state carries home need
+ * not be said twice. */
+static bool stack_alone(const struct vmh_tcps *s, int level, int name, socklen_t len)
+{
+	if (vmh_tcps_state(s) != VMH_TCPS_RING || len < sizeof(int))
+		return false;
+	if (level == SOL_SOCKET && name == SO_KEEPALIVE)
+		return true;
+	return vmh_params.avoid_sys_calls_on_tcp_fd && level == IPPROTO_TCP &&
+	       (name == TCP_NODELAY || name == TCP_QUICKACK || name == TCP_CORK);
 }
 
 int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
@@ -135,14 +133,14 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 	if (secret)
 		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
 	state = vmh_tcps_state(s);
-	if (state != VMH_TCPS_KERNEL && state != VMH_TCPS_HOME && !stays(s, level, name))
+	if (state != VMH_TCPS_KERNEL && state != VMH_TCPS_HOME && !stays(level, name))
 		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
 	vmh_lock(&s->obj.lock);
-	r = (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+	r = stack_alone(s, level, name, len) ? 0 : (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
 	if (!r) {
 		taken(s, level, name, val, len);
 		if (vmh_tcps_parked(s))
-			to_stack(s, level, name);
+			to_stack(s);
 		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 			vmh_tlisten_options(s);
 	}
@@ -152,44 +150,33 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 
 /* ---- reading ---- */
 
-static void fill_info(const struct vmh_tcp_info *i, struct tcp_info *t)
-{
-	*t = (struct tcp_info){ .tcpi_state = i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
-				.tcpi_snd_wscale = i->snd_wscale & 15, .tcpi_rcv_wscale = i->rcv_wscale & 15,
-				.tcpi_rto = i->rto_us, .tcpi_ato = 40000, .tcpi_snd_mss = i->snd_mss,
-				.tcpi_rcv_mss = i->rcv_mss, .tcpi_advmss = i->rcv_mss, .tcpi_rtt = i->rtt_us,
-				.tcpi_rttvar = i->rttvar_us, .tcpi_rcv_space = i->rcv_wnd };
-	t->tcpi_options = (uint8_t)((i->timestamps ? TCPI_OPT_TIMESTAMPS : 0) | (i->sack ? TCPI_OPT_SACK : 0) |
-				    (i->wscale ? TCPI_OPT_WSCALE : 0));
-	if (!i->snd_mss)
-		return;
-	t->tcpi_unacked = (i->unacked + i->snd_mss - 1) / i->snd_mss;
-	t->tcpi_snd_cwnd = i->cwnd / i->snd_mss;
-	t->tcpi_snd_ssthresh = i->ssthresh / i->snd_mss;
-}
-
-/* Of a connection that began on a ring: what its kernel socket knows nothing of. */
-static int of_fresh(struct vmh_tcps *s, int level, int name, void *val, socklen_t *len)
+/* What the kernel socket of a connection on a ring does not know: it was never connected, or is parked, without
+ * keepalive. */
+static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t *len)
 {
 	struct vmh_tcp_info info;
-	struct tcp_info t;
-	int mss, here;
+	int v;
 
-	if (level != IPPROTO_TCP || (name != TCP_INFO && name != TCP_MAXSEG))
-		return VMH_TCPS_KERNELS;
-	vmh_lock(&s->io);
-	here = s->conn != NULL;
-	if (here)
-		vmh_tcp_get_info(s->conn, &info);
-	vmh_unlock(&s->io);
-	if (!here || (int)*len < 0)
-		return VMH_TCPS_KERNELS;
-	fill_info(&info, &t);
-	mss = (int)info.snd_mss;
-	if (*len > (name == TCP_INFO ? sizeof(t) : sizeof(mss)))
-		*len = name == TCP_INFO ? sizeof(t) : sizeof(mss);
-	memcpy(val, name == TCP_INFO ? (void *)&t : (void *)&mss, *len);
-	return 0;
+	if (level == SOL_SOCKET && name == SO_KEEPALIVE) {
+		v = s->opt.keepalive;
+		return vmh_tcps_give(val, len, &v, sizeof(v));
+	}
+	if (level == IPPROTO_TCP && name == TCP_INFO)
+		return vmh_tcps_tcp_info(s, val, len);
+	if (level == IPPROTO_TCP && name == TCP_MAXSEG && vmh_tcps_info(s, &info)) {
+		v = (int)info.snd_mss;
+		return vmh_tcps_give(val, len, &v, sizeof(v));
+	}
+	if (level == IPPROTO_IP && name == IP_MTU && vmh_tcps_info(s, &info)) {
+		v = (int)info.mtu;
+		return vmh_tcps_give(val, len, &v, sizeof(v));
+	}
+	if (!vmh_tcps_is_fresh(s) && ((level == SOL_SOCKET && name == SO_REUSEADDR) ||
+				      (level == IPPROTO_TCP && name == TCP_REPAIR))) { /* repair mode has its own */
+		v = name == SO_REUSEADDR ? s->reuse : 0;
+		return vmh_tcps_give(val, len, &v, sizeof(v));
+	}
+	return vmh_params.avoid_sys_calls_on_tcp_fd ? vmh_tcps_known(s, level, name, val, len) : VMH_TCPS_KERNELS;
 }
 
 int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len)
@@ -210,8 +197,8 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 		*len = sizeof(err);
 		return 0;
 	}
-	if (vmh_tcps_is_fresh(s))
-		r = of_fresh(s, level, name, val, len);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING)
+		r = of_ring(s, level, name, val, len);
 	return r == VMH_TCPS_KERNELS ? (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len) : r;
 }
 

@@ -127,7 +127,7 @@ void vmh_tcps_look(void)
 }
 
 /* Object lock held: it is on the ring, from now on. */
-void vmh_tcps_adopted(struct vmh_tcps *s)
+void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 {
 	s->seen = s->watch;
 	s->seen_out = s->seen_again = 0;

@@ -4,7 +4,10 @@
 #include "tcp/tcp_ring.h"
 #include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
+#include "vmh_params.h"
+#include "vmh_tcps_info.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -14,7 +17,7 @@
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
-#define LOOK_MS 10      /* of the internal thread: a timer that came to be since its last look is found after this */
+#define LOOK_MAX_MS 1000
 #define HOLD_MAX 1024   /* frames that may stay for unread data */
 
 struct vmh_tcps_stash {
@@ -61,6 +64,21 @@ static uint32_t bits_of(unsigned events)
 	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
 }
 
+static _Atomic int any_urgent;
+
+static void home_if_urgent(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	if (atomic_load(&s->urgent) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false);
+}
+
+void vmh_tcps_urgent_home(void)
+{
+	if (vmh_unlikely(atomic_exchange(&any_urgent, 0)))
+		vmh_tcps_each(home_if_urgent, NULL);
+}
+
 /* Stack lock held: so no older state ever overwrites a newer one. */
 static void level(void *arg, void *user, unsigned events)
 {
@@ -72,6 +90,11 @@ static void level(void *arg, void *user, unsigned events)
 		return;
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
+	vmh_tcps_note_state(s, events >> 8);
+	if (vmh_unlikely(events & VMH_TCP_URGENT) && !atomic_exchange(&s->urgent, 1)) {
+		atomic_store(&any_urgent, 1);
+		vmh_worker_wake();
+	}
 }
 
 /* Stack lock held, and often the ring's: sleepers are woken later. */
@@ -283,6 +306,12 @@ struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c)
 	return NULL;
 }
 
+/* Of the internal thread: a timer that came to be since its last look is found after this. */
+static int look_ms(void)
+{
+	return vmh_params.timer_resolution_msec < LOOK_MAX_MS ? (int)vmh_params.timer_resolution_msec : LOOK_MAX_MS;
+}
+
 int vmh_trings_progress(void)
 {
 	bool any = false;
@@ -295,5 +324,5 @@ int vmh_trings_progress(void)
 		look_at_clock(t);
 		vmh_tring_flush(t);
 	}
-	return any ? LOOK_MS : -1;
+	return any ? look_ms() : -1;
 }

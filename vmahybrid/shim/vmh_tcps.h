@@ -61,6 +61,8 @@ struct vmh_tcps {
 	uint64_t stranded_ns;
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
+	_Atomic uint8_t urgent;           /* the peer sends urgent data, which is the kernel's */
+	uint8_t reuse;                    /* SO_REUSEADDR, of an adopted one */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint16_t accepts;
 	uint32_t linger_s;
@@ -203,7 +205,7 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r); /* a call 
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s);
 void vmh_tcps_adoption_took(uint64_t ns);
 void vmh_tcps_look(void);                       /* by the internal thread */
-void vmh_tcps_adopted(struct vmh_tcps *s);      /* object lock held, as for the next */
+void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */
 void vmh_tcps_rested(struct vmh_tcps *s);
 static inline void vmh_tcps_ring_call(struct vmh_tcps *s, bool send, size_t n)
 {
@@ -235,6 +237,7 @@ void vmh_tring_flush(struct vmh_tring *t);
 void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
+void vmh_tcps_urgent_home(void);            /* the internal thread: connections with urgent data go home */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);

@@ -265,6 +265,7 @@ static void turn(void)
 	while (next_event(&ev))
 		handle(&ev);
 	vmh_tport_work();
+	vmh_tcps_urgent_home();
 	if (atomic_exchange(&lost, 0))
 		go_home();
 	if (atomic_load(&control_fd) < 0) {

@@ -172,10 +172,8 @@ static int may_write(struct vmh_tcp_conn *c)
 		c->error = 0;
 		return -err;
 	}
-	if (c->shut_wr || (c->established && !c->pcb))
+	if (c->shut_wr || !c->pcb)
 		return -EPIPE;
-	if (!c->pcb)
-		return -ENOTCONN;
 	return c->established && !c->frozen ? 0 : -EAGAIN;
 }
 
@@ -233,13 +231,13 @@ static int no_data(struct vmh_tcp_conn *c)
 
 	if (c->listening)
 		return -ENOTCONN;
+	if (c->eof) /* before an error, as in Linux */
+		return 0;
 	if (err) {
 		c->error = 0;
 		return -err;
 	}
-	if (c->eof || c->shut_rd || (c->established && !c->pcb))
-		return 0;
-	return c->pcb ? -EAGAIN : -ENOTCONN;
+	return c->shut_rd || !c->pcb ? 0 : -EAGAIN;
 }
 
 static struct pbuf *pop(struct vmh_tcp_conn *c)
@@ -343,15 +341,10 @@ int core_shutdown(struct vmh_tcp_conn *c, int how)
 {
 	bool rd = how != SHUT_WR, wr = how != SHUT_RD;
 
-	if (c->listening || (!c->established && c->pcb) || (!c->pcb && !c->eof && !c->fin_acked))
+	if (c->listening || (!c->established && c->pcb) || !c->pcb)
 		return -ENOTCONN;
 	inside(c);
-	if (rd && !c->shut_rd) {
-		c->shut_rd = true;
-		drop_unread(c);
-		if (c->pcb)
-			core_window(c);
-	}
+	c->shut_rd |= rd; /* what came, and what comes, can be read all the same, as in Linux */
 	if (wr && !c->shut_wr) {
 		c->shut_wr = true;
 		if (c->pcb) {
@@ -360,6 +353,8 @@ int core_shutdown(struct vmh_tcp_conn *c, int how)
 			tcp_shutdown(c->pcb, 0, 1);
 		}
 	}
+	if (c->pcb && c->shut_rd && c->shut_wr)
+		tcp_set_flags(c->pcb, TF_RXCLOSED); /* data that comes from now on is answered by a reset */
 	outside(c);
 	return 0;
 }
@@ -427,6 +422,9 @@ int core_fail(struct vmh_tcp_conn *c, int err)
 	if (c->listening)
 		return -EINVAL;
 	if (!c->pcb || c->established) {
+		if (c->established && !c->pcb) /* one that a call could not tell of, after some bytes */
+			c->error = err;
+		core_note(c);
 		if (c->established) /* a soft error: Linux keeps it to itself, timers decide */
 			return 0;
 		return -ENOTCONN;

@@ -25,7 +25,7 @@ void core_note(struct vmh_tcp_conn *c)
 {
 	c->events = core_events(c);
 	if (c->t->env.level)
-		c->t->env.level(c->t->env.ctx, c->user, c->events);
+		c->t->env.level(c->t->env.ctx, c->user, c->events | (unsigned)core_state(c) << 8);
 }
 
 static void tell(struct vmh_tcp_conn *c)
@@ -131,7 +131,7 @@ static err_t on_data(void *arg, struct tcp_pcb *pcb, struct pbuf *p, err_t err)
 		next = p->next;
 		p->next = NULL;
 		c->count.bytes_received += p->len;
-		if (!p->len || c->shut_rd) {
+		if (!p->len) {
 			pbuf_free(p);
 			continue;
 		}
@@ -142,8 +142,6 @@ static err_t on_data(void *arg, struct tcp_pcb *pcb, struct pbuf *p, err_t err)
 			c->rx_head = p;
 		c->rx_tail = p;
 	}
-	if (c->shut_rd)
-		core_window(c);
 	return ERR_OK;
 }
 
@@ -169,15 +167,21 @@ static void set_first_window(struct vmh_tcp_conn *c)
 	pcb->rcv_ann_right_edge = pcb->rcv_nxt + LWIP_MIN(c->opt.rcvbuf, 0xffff); /* what the SYN said */
 }
 
+static err_t begin(struct vmh_tcp_conn *c)
+{
+	set_first_window(c);
+	c->established = c->changed = true;
+	recovery_start(c);
+	return ERR_OK;
+}
+
 static err_t on_connected(void *arg, struct tcp_pcb *pcb, err_t err)
 {
 	struct vmh_tcp_conn *c = arg;
 
 	(void)pcb, (void)err;
-	set_first_window(c);
-	c->established = c->changed = true;
-	recovery_start(c);
-	return ERR_OK;
+	c->count.bytes_acked++; /* as Linux: our SYN */
+	return begin(c);
 }
 
 static err_t on_accept(void *arg, struct tcp_pcb *pcb, err_t err)
@@ -191,7 +195,7 @@ static err_t on_accept(void *arg, struct tcp_pcb *pcb, err_t err)
 	list_add(&l->listening->ready, c);
 	c->in_accept_queue = true;
 	l->changed = true;
-	return on_connected(c, pcb, ERR_OK);
+	return begin(c);
 }
 
 static err_t on_passive_open(u8_t id, struct tcp_pcb_listen *lpcb, struct tcp_pcb *pcb)
@@ -336,6 +340,8 @@ unsigned core_events(struct vmh_tcp_conn *c)
 		return c->listening->ready.n ? VMH_TCP_IN : 0;
 	if (c->error)
 		e |= VMH_TCP_ERR;
+	if (c->urgent)
+		e |= VMH_TCP_URGENT;
 	if (c->rx_bytes)
 		e |= VMH_TCP_IN;
 	if (!c->pcb)

@@ -73,6 +73,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_path path;
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
+	bool urgent; /* data of the peer, seen and not taken */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
 	int error;
@@ -86,6 +87,7 @@ struct vmh_tcp_conn {
 	uint32_t heap_at;         /* 0: not in the heap */
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
 	uint64_t answered_at;     /* the last segment that made no sense */
+	uint64_t sent_at, received_at; /* data */
 	uint8_t retries, persist_shift, keep_sent;
 	/* round trip, us */
 	uint32_t srtt, rttvar, rto, min_rtt, rtt_seq;

@@ -110,6 +110,47 @@ static uint32_t unsent_bytes(const struct tcp_pcb *pcb)
 	return pcb->snd_lbb - pcb->snd_nxt;
 }
 
+static uint32_t ms_since(const struct vmh_tcp_conn *c, uint64_t at)
+{
+	uint64_t now = c->t->env.now_ns(c->t->env.ctx) / 1000;
+
+	return at && now > at ? (uint32_t)((now - at) / MS) : 0;
+}
+
+static void span(struct vmh_tcp_span *to, const struct tcp_seg *s)
+{
+	if (s)
+		*to = (struct vmh_tcp_span){lwip_ntohl(s->tcphdr->seqno), s->len, TCPH_FLAGS(s->tcphdr) & TCP_FIN};
+}
+
+static const struct tcp_seg *last(const struct tcp_seg *s)
+{
+	while (s && s->next)
+		s = s->next;
+	return s;
+}
+
+static void get_pcb(struct vmh_tcp_conn *c, struct vmh_tcp_pcb_info *i)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+
+	i->flags = pcb->flags;
+	i->rcv_nxt = pcb->rcv_nxt;
+	i->rcv_wnd = pcb->rcv_wnd;
+	i->right_edge = pcb->rcv_ann_right_edge;
+	i->snd_nxt = pcb->snd_nxt;
+	i->snd_wl1 = pcb->snd_wl1;
+	i->snd_wl2 = pcb->snd_wl2;
+	i->snd_wnd_max = pcb->snd_wnd_max;
+	i->lastack = pcb->lastack;
+	i->rtseq = c->rtt_seq;
+	i->rtime_ms = pcb->unacked ? ms_since(c, c->first_sent_at) : 0;
+	span(&i->first_unsent, pcb->unsent);
+	span(&i->last_unsent, last(pcb->unsent));
+	span(&i->first_unacked, pcb->unacked);
+	span(&i->last_unacked, last(pcb->unacked));
+}
+
 void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 {
 	const struct tcp_pcb *pcb = c->pcb;
@@ -126,10 +167,22 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->ssthresh = c->ssthresh;
 	i->ca_state = c->recovery == OPEN ? 0 : c->recovery == RECOVERY ? 3 : 4;
 	i->held = c->t->stats.held;
-	if (!pcb)
+	i->ms_since_sent = ms_since(c, c->sent_at);
+	i->ms_since_received = ms_since(c, c->received_at);
+	i->ms_since_heard = ms_since(c, c->heard_at);
+	i->probing = c->persist_shift ? c->persist_shift : c->keep_sent;
+	i->pcb.rcvbuf = c->opt.rcvbuf;
+	i->pcb.sndbuf = c->opt.sndbuf;
+	for (const struct pbuf *p = c->rx_head; p; p = p->next)
+		i->unread_pieces++;
+	if (!pcb || c->listening)
 		return;
+	get_pcb(c, &i->pcb);
 	i->snd_mss = pcb->mss - (pcb->flags & TF_TIMESTAMP ? 12 : 0);
-	i->rcv_mss = c->path.mtu - 40u;
+	i->mtu = c->path.mtu;
+	i->rcv_mss = i->adv_mss = c->path.mtu - 40u;
+	if (pcb->flags & TF_TIMESTAMP)
+		i->rcv_mss = i->adv_mss = i->adv_mss - 12;
 	i->snd_wnd = pcb->snd_wnd;
 	i->rcv_wnd = pcb->rcv_ann_wnd;
 	i->timestamps = !!(pcb->flags & TF_TIMESTAMP);

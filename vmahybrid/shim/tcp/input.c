@@ -223,6 +223,7 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	struct vmh_tcp *t = c->t;
 	struct seg_in in;
 	uint32_t una = c->una, acked;
+	bool one_way;
 	int rc;
 
 	if (!sum_ok(t, tcp, len, &c->key)) {
@@ -235,6 +236,12 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
 		return 0;
 	}
+	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED) {
+		c->urgent = c->changed = true;
+		core_enter(t, c);
+		core_leave(t, c);
+		return 0;
+	}
 	core_enter(t, c);
 	if (storm(c, &in) || paws_refuses(c, &in)) {
 		core_leave(t, c);
@@ -245,7 +252,13 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	c->count.segs_in++;
 	if (in.payload && TCP_SEQ_GT(in.seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
 		c->count.ooo_in++;
-	if (c->opt.quickack && in.payload)
+	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
+	one_way = c->received_at >= c->sent_at && in.payload < c->pcb->mss / 2;
+	if (in.payload) {
+		c->count.data_segs_in++;
+		c->received_at = t->now;
+	}
+	if ((c->opt.quickack || one_way) && in.payload)
 		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
 	recovery_before(c);
 	rc = to_lwip(t, tcp, len, &c->key, token);

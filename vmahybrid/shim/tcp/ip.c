@@ -171,21 +171,32 @@ static int put_on_wire(struct vmh_tcp *t, const void *frame, size_t len)
 	return rc;
 }
 
+static void count_sent(struct vmh_tcp_conn *c, size_t payload)
+{
+	c->count.segs_out++;
+	if (payload) {
+		c->count.data_segs_out++;
+		c->sent_at = c->t->now;
+	}
+}
+
 /* lwIP's way down; p's payload begins with the TCP header. */
 err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
 		    struct netif *netif)
 {
 	struct vmh_tcp *t = core_now;
+	const struct tcp_hdr *tcp;
 	size_t tcp_len = p->tot_len;
 
 	(void)proto, (void)netif;
 	if (pbuf_add_header(p, ETH_LEN + IP_LEN))
 		return ERR_BUF;
 	fill_headers(t, core_conn ? &core_conn->path : &t->reply, p->payload, tcp_len, src->addr, dest->addr, ttl, tos);
-	if (TCPH_FLAGS((struct tcp_hdr *)((uint8_t *)p->payload + ETH_LEN + IP_LEN)) & TCP_RST)
+	tcp = (const struct tcp_hdr *)((uint8_t *)p->payload + ETH_LEN + IP_LEN);
+	if (TCPH_FLAGS(tcp) & TCP_RST)
 		t->stats.resets_out++;
 	if (core_conn)
-		core_conn->count.segs_out++;
+		count_sent(core_conn, tcp_len - 4u * TCPH_HDRLEN(tcp));
 	return put_on_wire(t, p->payload, p->len) ? ERR_MEM : ERR_OK;
 }
 

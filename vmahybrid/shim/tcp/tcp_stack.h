@@ -29,7 +29,8 @@ struct vmh_tcp_env {
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
 	int (*send)(void *ctx, const void *frame, size_t len); /* copied before it returns; 0 or -errno: tried again later */
 	void (*release)(void *ctx, void *token);
-	void (*level)(void *ctx, void *user, unsigned events); /* as vmh_tcp_poll has them, where they may have changed; may be NULL */
+	/* events as vmh_tcp_poll has them, where they may have changed; the state (linux/tcp_states.h) << 8; may be NULL */
+	void (*level)(void *ctx, void *user, unsigned events);
 	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* after that: there is something new; may be NULL */
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
 	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
@@ -54,6 +55,7 @@ struct vmh_tcp_options {
 	bool no_timestamps, no_sack, no_wscale; /* before the SYN */
 	uint8_t ttl, tos, keep_cnt, cc;
 	uint16_t mss_max;         /* 0: what the path allows */
+	uint8_t ack_ms;           /* an acknowledgement waits so long for company; 0: 40 */
 	uint32_t keep_idle_s, keep_intvl_s, user_timeout_ms;
 	uint32_t sndbuf, rcvbuf;  /* bytes */
 	uint32_t syn_retries, syn_rate; /* syn_rate: of a listener, per second; 0: no limit */
@@ -65,7 +67,19 @@ struct vmh_tcp_options {
 #define VMH_TCP_RDHUP   0x04u /* the peer has closed its side */
 #define VMH_TCP_HUP     0x08u /* both sides are closed */
 #define VMH_TCP_ERR     0x10u /* vmh_tcp_error tells */
+#define VMH_TCP_URGENT  0x40u /* the peer sends urgent data: its segments are not taken, another stack has to */
 #define VMH_TCP_DRAINED 0x20u /* all that was written is acknowledged, our FIN as well */
+
+struct vmh_tcp_span {
+	uint32_t seq, len;
+	bool fin;
+};
+
+struct vmh_tcp_pcb_info { /* for who looks into the machine: vma_stats --fd_dump */
+	uint32_t flags, rcv_nxt, rcv_wnd, right_edge, rcvbuf, snd_nxt, snd_wl1, snd_wl2, snd_wnd_max, sndbuf, lastack, rtseq;
+	uint32_t rtime_ms; /* since the oldest unacknowledged segment went out; 0: none */
+	struct vmh_tcp_span first_unsent, last_unsent, first_unacked, last_unacked;
+};
 
 struct vmh_tcp_info {
 	uint8_t state;            /* as in linux/tcp_states.h */
@@ -75,7 +89,10 @@ struct vmh_tcp_info {
 	uint32_t unacked, unsent, unread; /* bytes */
 	uint32_t retransmits, probes, rtos, dsacks, fast_recoveries;
 	uint32_t segs_in, segs_out, ooo_in, held;
+	uint32_t adv_mss, mtu, probing, unread_pieces, data_segs_in, data_segs_out;
+	uint32_t ms_since_sent, ms_since_received, ms_since_heard;
 	uint64_t bytes_acked, bytes_received;
+	struct vmh_tcp_pcb_info pcb;
 };
 
 struct vmh_tcp_stats { /* of an instance */

@@ -164,7 +164,7 @@ void timer_sync(struct vmh_tcp_conn *c)
 	if (!(pcb->flags & TF_ACK_DELAY))
 		c->due[T_ACK] = 0;
 	else if (!c->due[T_ACK])
-		c->due[T_ACK] = now + DELAYED_ACK_US;
+		c->due[T_ACK] = now + (c->opt.ack_ms ? c->opt.ack_ms * MS : DELAYED_ACK_US);
 	if (!(pcb->flags & (TF_NAGLEMEMERR | TF_ACK_NOW | TF_CLOSEPEND)))
 		c->due[T_RETRY] = 0;
 	else if (!c->due[T_RETRY])

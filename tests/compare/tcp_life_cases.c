@@ -1,0 +1,498 @@
+/* How connections end, and what other threads and processes do to them. */
+#include "tcp_calls.h"
+#include <sys/un.h>
+
+static void shut(int how)
+{
+	char c[16];
+	int fd = tcp_client();
+
+	tell("send 4");
+	settle();
+	say("shutdown", shutdown(fd, how));
+	say_poll("poll", fd, 0);
+	say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT)), say("recv", recv(fd, c, 16, MSG_DONTWAIT));
+	say("send", send(fd, "abc", 3, MSG_NOSIGNAL));
+	if (how == SHUT_RD) {
+		tell_said("peer", "recv 3");
+		tell("send 5");
+		settle();
+		say_data("after SHUT_RD", c, recv(fd, c, 16, MSG_DONTWAIT)), say("then", recv(fd, c, 16, MSG_DONTWAIT));
+	} else {
+		tell_said("peer", "read");
+		tell("send 5");
+		settle();
+		if (how == SHUT_WR)
+			say_data("after SHUT_WR", c, recv(fd, c, 16, MSG_DONTWAIT));
+	}
+	say("again", shutdown(fd, how)), say("bad", shutdown(fd, 7));
+	close(fd);
+}
+
+static void half_closed(int accepted)
+{
+	char c[64];
+	int fd = tcp_pair(accepted);
+
+	tell("send 3");
+	tell("shut 1");
+	settle();
+	say_data("recv", c, recv(fd, c, 64, 0)), say("end", recv(fd, c, 64, 0));
+	say("send", send(fd, "one", 3, 0)), say("send", send(fd, "two", 3, 0));
+	say("shutdown", shutdown(fd, SHUT_WR));
+	tell_said("peer", "read");
+	settle();
+	say_poll("poll", fd, 0);
+	say("shutdown", shutdown(fd, SHUT_RD));
+	close(fd);
+}
+
+static void closed(int unread)
+{
+	int fd = tcp_client();
+
+	if (unread) {
+		tell("send 5");
+		settle();
+	} else {
+		say("send", send(fd, "bye", 3, 0));
+	}
+	say("close", close(fd));
+	tell_said("peer", "read");
+	say("closed", send(fd, "x", 1, 0));
+}
+
+static void lingered(int seconds)
+{
+	struct linger l = { 1, seconds };
+	static char big[100000];
+	int fd = tcp_client();
+
+	say("SO_LINGER", setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l)));
+	say("send", send(fd, seconds ? big : "abc", seconds ? sizeof(big) : 3, 0));
+	settle();
+	say("close", close(fd));
+	if (seconds)
+		tell_said("peer", "read");
+	else
+		say_yes("peer was reset", strstr(tell("read"), "ECONNRESET") != NULL);
+}
+
+static void sigpipe(int how)
+{
+	struct timespec none = { 0 };
+	sigset_t pipe_, old;
+	int fd = tcp_client();
+	struct iovec v = { "x", 1 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1 };
+
+	sigemptyset(&pipe_), sigaddset(&pipe_, SIGPIPE);
+	sigprocmask(SIG_BLOCK, &pipe_, &old);
+	tell("reset");
+	settle();
+	say("the error first", send(fd, "x", 1, 0));
+	say("SIGPIPE", sigtimedwait(&pipe_, NULL, &none));
+	switch (how) {
+	case 0: say("send", send(fd, "x", 1, 0)); break;
+	case 1: say("MSG_NOSIGNAL", send(fd, "x", 1, MSG_NOSIGNAL)); break;
+	case 2: say("write", write(fd, "x", 1)); break;
+	case 3: say("sendmsg", sendmsg(fd, &m, 0)); break;
+	case 4: say("writev", writev(fd, &v, 1)); break;
+	}
+	say("SIGPIPE", sigtimedwait(&pipe_, NULL, &none));
+	sigprocmask(SIG_SETMASK, &old, NULL);
+	close(fd);
+}
+
+static void killed_by_sigpipe(int arg)
+{
+	int status;
+
+	(void)arg;
+	fflush(stdout);
+	pid_t pid = fork();
+	if (!pid) {
+		int fd = tcp_client();
+		tell("reset");
+		settle();
+		send(fd, "x", 1, MSG_NOSIGNAL);
+		send(fd, "x", 1, 0);
+		_exit(1);
+	}
+	waitpid(pid, &status, 0);
+	say("signal", WIFSIGNALED(status) ? WTERMSIG(status) : -2);
+}
+
+/* A reset of the peer in a state: 0 idle, 1 unread data, 2 we have shut down, 3 it has shut down, 4 both */
+static void peer_resets(int state)
+{
+	char c[16];
+	int fd = tcp_client(), e = -1;
+
+	if (state == 1)
+		tell("send 5");
+	if (state == 3 || state == 4)
+		tell("shut 1");
+	if (state == 2)
+		say("shutdown", shutdown(fd, SHUT_WR));
+	settle();
+	tell("reset");
+	settle();
+	say_poll("poll", fd, 0);
+	say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT));
+	say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT));
+	say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &(socklen_t){ sizeof(e) })), say("value", e);
+	if (state != 4)
+		say("send", send(fd, "x", 1, MSG_NOSIGNAL));
+	say("shutdown", shutdown(fd, SHUT_RDWR));
+	close(fd);
+}
+
+static void peer_resets_waiter(int how)
+{
+	char c[16];
+	struct pollfd p = { .events = POLLIN };
+	static char big[2000000];
+	long r;
+
+	if (how == 2)
+		tell("rcvbuf 8192");
+	int fd = tcp_client();
+	p.fd = fd;
+	tell("later 60 reset");
+	switch (how) {
+	case 0: say("recv", recv(fd, c, 16, 0)); break;
+	case 1: say("poll", poll(&p, 1, 2000)), say_events("events", (unsigned)p.revents); break;
+	case 2:
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
+		r = send(fd, big, sizeof(big), MSG_NOSIGNAL);
+		say_yes("a part", r > 10000 && r < 1000000);
+		say("send", send(fd, c, 1, MSG_NOSIGNAL));
+		break;
+	}
+	say("then", recv(fd, c, 16, MSG_DONTWAIT));
+	close(fd);
+}
+
+/* ---- other threads ---- */
+
+struct waiter {
+	int fd, how, ready;
+	long r;
+	int err;
+	unsigned events;
+};
+
+static void *wait_in(void *arg)
+{
+	static char big[2000000];
+	struct waiter *w = arg;
+	struct pollfd p = { .fd = w->fd, .events = POLLIN };
+	struct epoll_event e = { .events = EPOLLIN };
+	struct timeval tv = { 0, 400000 };
+	fd_set in;
+	char c[16];
+	int ep;
+
+	FD_ZERO(&in);
+	FD_SET(w->fd, &in);
+	switch (w->how) {
+	case 0: w->r = recv(w->fd, c, 16, 0); break;
+	case 1: w->r = send(w->fd, big, sizeof(big), MSG_NOSIGNAL) > 0; break;
+	case 2: w->r = poll(&p, 1, 400), w->events = (unsigned)p.revents; break;
+	case 3: w->r = select(w->fd + 1, &in, NULL, NULL, &tv); break;
+	case 4:
+		ep = epoll_create1(0);
+		epoll_ctl(ep, EPOLL_CTL_ADD, w->fd, &e);
+		w->r = epoll_wait(ep, &e, 1, 400), w->events = w->r == 1 ? e.events : 0;
+		close(ep);
+		break;
+	}
+	w->err = errno;
+	return NULL;
+}
+
+/* how + 10: shutdown instead of close; + 20: the peer sends after the close */
+static void close_while(int how)
+{
+	struct waiter w = { .how = how % 10 };
+	pthread_t t;
+
+	if (w.how == 1)
+		tell("rcvbuf 8192");
+	w.fd = tcp_client();
+	setsockopt(w.fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
+	setsockopt(w.fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
+	setsockopt(w.fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
+	pthread_create(&t, NULL, wait_in, &w);
+	usleep(60000);
+	if (how / 10 == 1) {
+		say("shutdown", shutdown(w.fd, SHUT_RDWR));
+	} else {
+		say("close", close(w.fd));
+		if (how / 10 == 2)
+			tell_said("peer", "send 5");
+	}
+	pthread_join(t, NULL);
+	errno = w.err;
+	say("waiter", w.r), say_events("events", w.events);
+	if (how / 10 == 1)
+		close(w.fd);
+}
+
+static void *send_half(void *arg)
+{
+	static char big[500000];
+	long all = 0, r;
+
+	while (all < (long)sizeof(big) && (r = send(*(int *)arg, big, sizeof(big) - (size_t)all, 0)) > 0)
+		all += r;
+	return (void *)all;
+}
+
+static void two_threads(int arg)
+{
+	static char buf[65536];
+	pthread_t t;
+	void *sent;
+	int fd = tcp_client();
+	long all = 0, r;
+
+	(void)arg;
+	tell("later 0 send 500000");
+	pthread_create(&t, NULL, send_half, &fd);
+	while (all < 500000 && (r = recv(fd, buf, sizeof(buf), 0)) > 0)
+		all += r;
+	say("received", all);
+	settle();
+	tell_said("peer", "recv 500000");
+	pthread_join(t, &sent);
+	say("sent", (long)sent);
+	close(fd);
+}
+
+/* ---- other descriptors and processes ---- */
+
+static void duplicated(int how)
+{
+	char c[16];
+	int fd = tcp_client(), d;
+
+	tell("send 5");
+	settle();
+	d = how == 0 ? dup(fd) : how == 1 ? dup2(fd, 200) : how == 2 ? dup3(fd, 201, O_CLOEXEC) : fcntl(fd, F_DUPFD, 100);
+	say_data("of the copy", c, recv(d, c, 3, 0));
+	close(fd);
+	say_data("after a close", c, recv(d, c, 3, 0));
+	say("send", send(d, "x", 1, 0));
+	tell_said("peer", "recv 1");
+	close(d);
+	tell_said("peer", "read");
+}
+
+static void over(int arg)
+{
+	int fd = tcp_client(), p[2];
+
+	(void)arg;
+	if (pipe(p))
+		say("pipe", -1);
+	send(fd, "last", 4, 0);
+	say_yes("dup2 over it", dup2(p[0], fd) == fd);
+	tell_said("peer", "read");
+	say("send", send(fd, "x", 1, 0));
+	close(fd), close(p[0]), close(p[1]);
+}
+
+static void forked(int who)
+{
+	char c[16];
+	int status, fd = tcp_client();
+
+	tell("send 6");
+	settle();
+	fflush(stdout);
+	pid_t pid = fork();
+	if (!pid) {
+		if (who == 0)
+			say_data("child", c, recv(fd, c, 3, 0)), send(fd, "child", 5, 0), fflush(stdout);
+		close(fd);
+		_exit(0);
+	}
+	waitpid(pid, &status, 0);
+	say("status", status);
+	say_data("parent", c, recv(fd, c, 3, 0));
+	say("send", send(fd, "parent", 6, 0));
+	tell_said("peer", "recv %d", who ? 6 : 11);
+	close(fd);
+	tell_said("peer", "read");
+}
+
+static void passed(int arg)
+{
+	char c[16], cbuf[64] = "";
+	struct iovec v = { "f", 1 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = cbuf, .msg_controllen = CMSG_SPACE(sizeof(int)) };
+	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+	int fd = tcp_client(), sv[2], got;
+
+	(void)arg;
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sv))
+		say("socketpair", -1);
+	tell("send 5");
+	settle();
+	h->cmsg_level = SOL_SOCKET, h->cmsg_type = SCM_RIGHTS, h->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(h), &fd, sizeof(fd));
+	say("sendmsg", sendmsg(sv[0], &m, 0));
+	close(fd);
+	v.iov_base = c;
+	say("recvmsg", recvmsg(sv[1], &m, 0));
+	memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(got));
+	say_data("recv", c, recv(got, c, 16, 0));
+	say("send", send(got, "x", 1, 0));
+	tell_said("peer", "recv 1");
+	close(got), close(sv[0]), close(sv[1]);
+	tell_said("peer", "read");
+}
+
+/* ---- the beginning ---- */
+
+static void refused(int nonblocking)
+{
+	struct sockaddr_in a = peer(7199);
+	int e = -1, fd = socket(AF_INET, SOCK_STREAM | (nonblocking ? SOCK_NONBLOCK : 0), 0);
+
+	say("connect", connect(fd, (void *)&a, sizeof(a)));
+	if (nonblocking) {
+		settle();
+		say_poll("poll", fd, 200);
+		say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &(socklen_t){ sizeof(e) })), say("value", e);
+	}
+	say("send", send(fd, "x", 1, MSG_NOSIGNAL)), say("recv", recv(fd, &e, 1, 0));
+	a = peer(TCP_PORT);
+	fcntl(fd, F_SETFL, O_RDWR);
+	say("another", connect(fd, (void *)&a, sizeof(a)));
+	if (!nonblocking) {
+		tell("accept");
+		say("send", send(fd, "abc", 3, MSG_NOSIGNAL));
+		tell_said("peer", "recv 3");
+	}
+	close(fd);
+}
+
+static void connect_later(int arg)
+{
+	struct sockaddr_in a = peer(TCP_PORT);
+	char c[8];
+	int e = -1, fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+	(void)arg;
+	say("connect", connect(fd, (void *)&a, sizeof(a)));
+	tell("accept");
+	say_poll("poll", fd, 500);
+	say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &(socklen_t){ sizeof(e) })), say("value", e);
+	say("again", connect(fd, (void *)&a, sizeof(a))), say("again", connect(fd, (void *)&a, sizeof(a)));
+	say("recv", recv(fd, c, 8, 0));
+	say("send", send(fd, "abc", 3, 0));
+	tell_said("peer", "echo 3");
+	settle();
+	say_data("recv", c, recv(fd, c, 8, 0));
+	close(fd);
+}
+
+static void never_connected(int arg)
+{
+	char c[8];
+	int n = -1, fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	(void)arg;
+	say("send", send(fd, "x", 1, MSG_NOSIGNAL)), say("recv", recv(fd, c, 8, 0)), say("shutdown", shutdown(fd, SHUT_WR));
+	say("FIONREAD", ioctl(fd, FIONREAD, &n)), say("value", n);
+	say("SIOCOUTQ", ioctl(fd, SIOCOUTQ, &n)), say("value", n);
+	say_poll("poll", fd, 0);
+	close(fd);
+}
+
+static void listener_calls(int arg)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	char c[8];
+	int n = -1, l = socket(AF_INET, SOCK_STREAM, 0), fd;
+	socklen_t len = sizeof(a);
+
+	(void)arg;
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	say("bind", bind(l, (void *)&a, sizeof(a))), say("listen", listen(l, 4)), say("again", listen(l, 8));
+	say("recv", recv(l, c, 8, 0)), say("send", send(l, c, 1, MSG_NOSIGNAL));
+	say("FIONREAD", ioctl(l, FIONREAD, &n));
+	say_poll("poll", l, 0);
+	nonblock(l);
+	say("accept", accept(l, NULL, NULL));
+	tell("connect %d", my_port(l));
+	say_poll("poll", l, 200);
+	fd = accept4(l, (void *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	say("length", len), say_text("from", inet_ntoa(a.sin_addr));
+	say("F_GETFL", fcntl(fd, F_GETFL) & O_NONBLOCK), say("F_GETFD", fcntl(fd, F_GETFD));
+	say("recv", recv(fd, c, 8, 0));
+	tell("send 3");
+	settle();
+	say_data("recv", c, recv(fd, c, 8, 0));
+	say("SO_ACCEPTCONN", getsockopt(l, SOL_SOCKET, SO_ACCEPTCONN, &n, &(socklen_t){ sizeof(n) })), say("value", n);
+	close(l);
+	say("send", send(fd, "x", 1, 0));
+	tell_said("peer", "recv 1");
+	close(fd);
+}
+
+/* The peer has sent and closed before accept(). */
+static void accepted_late(int how)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	char c[16];
+	int l = socket(AF_INET, SOCK_STREAM, 0), fd;
+
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	if (bind(l, (void *)&a, sizeof(a)) || listen(l, 4))
+		say("listen", -1);
+	tell("connect %d", my_port(l));
+	tell("send 5");
+	tell(how ? "reset" : "close");
+	settle();
+	fd = accept(l, NULL, NULL);
+	if (fd < 0)
+		say("accept", fd);
+	say_poll("poll", fd, 0);
+	say_data("recv", c, recv(fd, c, 16, 0)), say("recv", recv(fd, c, 16, 0));
+	close(fd), close(l);
+}
+
+const struct call_case tcp_life_cases[] = {
+	{ "tcp SHUT_RD", shut, SHUT_RD }, { "tcp SHUT_WR", shut, SHUT_WR }, { "tcp SHUT_RDWR", shut, SHUT_RDWR },
+	{ "tcp half closed by the peer", half_closed, 0 }, { "tcp half closed, accepted", half_closed, 1 },
+	{ "tcp close", closed, 0 }, { "tcp close with unread data", closed, 1 },
+	{ "tcp SO_LINGER 0", lingered, 0 }, { "tcp SO_LINGER 2", lingered, 2 },
+	{ "tcp SIGPIPE of send", sigpipe, 0 }, { "tcp SIGPIPE, MSG_NOSIGNAL", sigpipe, 1 },
+	{ "tcp SIGPIPE of write", sigpipe, 2 }, { "tcp SIGPIPE of sendmsg", sigpipe, 3 },
+	{ "tcp SIGPIPE of writev", sigpipe, 4 }, { "tcp killed by SIGPIPE", killed_by_sigpipe, 0 },
+	{ "tcp reset, idle", peer_resets, 0 }, { "tcp reset, unread data", peer_resets, 1 },
+	{ "tcp reset, after SHUT_WR", peer_resets, 2 }, { "tcp reset, after their end", peer_resets, 3 },
+	{ "tcp reset, while recv waits", peer_resets_waiter, 0 }, { "tcp reset, while poll waits", peer_resets_waiter, 1 },
+	{ "tcp reset, while send waits", peer_resets_waiter, 2 },
+	{ "tcp close while recv waits", close_while, 0 }, { "tcp close while send waits", close_while, 1 },
+	{ "tcp close while poll waits", close_while, 2 }, { "tcp close while select waits", close_while, 3 },
+	{ "tcp close while epoll waits", close_while, 4 },
+	{ "tcp shutdown while recv waits", close_while, 10 }, { "tcp shutdown while send waits", close_while, 11 },
+	{ "tcp shutdown while poll waits", close_while, 12 }, { "tcp shutdown while select waits", close_while, 13 },
+	{ "tcp shutdown while epoll waits", close_while, 14 },
+	{ "tcp data after close while recv waits", close_while, 20 },
+	{ "tcp two threads", two_threads, 0 },
+	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },
+	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp dup2 over it", over, 0 },
+	{ "tcp fork, child uses it", forked, 0 }, { "tcp fork, child does not", forked, 1 },
+	{ "tcp SCM_RIGHTS", passed, 0 },
+	{ "tcp refused", refused, 0 }, { "tcp refused without blocking", refused, 1 },
+	{ "tcp connect without blocking", connect_later, 0 }, { "tcp never connected", never_connected, 0 },
+	{ "tcp listener", listener_calls, 0 }, { "tcp accepted late", accepted_late, 0 },
+	{ "tcp accepted late, reset", accepted_late, 1 },
+	{ 0 },
+};

@@ -1,0 +1,366 @@
+/* Waiting: timeouts, signals, readiness. */
+#include "tcp_calls.h"
+
+static volatile sig_atomic_t signals;
+
+static void on_signal(int sig)
+{
+	(void)sig;
+	signals++;
+}
+
+static void handle(int sig, int flags)
+{
+	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = flags };
+
+	signals = 0;
+	sigaction(sig, &sa, NULL);
+}
+
+static void alarm_in(int ms)
+{
+	struct itimerval it = { { 0 }, { 0, ms * 1000 } };
+
+	setitimer(ITIMER_REAL, &it, NULL);
+}
+
+/* the watchdog of calls.c is the same timer */
+static void alarm_back(void)
+{
+	signal(SIGALRM, SIG_DFL);
+	alarm(8);
+}
+
+static void receive_timeout(int accepted)
+{
+	struct timeval tv = { 0, 70000 }, got = { 9, 9 };
+	struct timespec t;
+	char c[8];
+	int fd = tcp_pair(accepted);
+
+	say("SO_RCVTIMEO", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)));
+	say("getsockopt", getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &got, &(socklen_t){ sizeof(got) }));
+	say("s", got.tv_sec), say_yes("about 70 ms", got.tv_usec >= 70000 && got.tv_usec < 76000);
+	now(&t);
+	say("recv", recv(fd, c, 8, 0));
+	say_yes("waited", elapsed_ms(&t) >= 65 && elapsed_ms(&t) < 1000);
+	say("read", read(fd, c, 8));
+	tell("later 20 send 3");
+	say_data("in time", c, recv(fd, c, 8, 0));
+	tv.tv_usec = 0;
+	say("none", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv)));
+	tell("later 100 send 3");
+	say_data("waits for long", c, recv(fd, c, 8, 0));
+	say("bad", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 0, 2000000 }, sizeof(tv)));
+	say("short", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, 4));
+	close(fd);
+}
+
+static void interrupted(int restart)
+{
+	char c[8];
+	int fd = tcp_client();
+
+	handle(SIGALRM, restart ? SA_RESTART : 0);
+	tell("later 150 send 3");
+	alarm_in(40);
+	say_data("recv", c, recv(fd, c, 8, 0));
+	say("signals", signals);
+	alarm_back();
+	close(fd);
+}
+
+/* With a timeout the kernel does not restart. */
+static void interrupted_timed(int restart)
+{
+	struct timeval tv = { 2, 0 };
+	char c[8];
+	int fd = tcp_client();
+
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
+	handle(SIGALRM, restart ? SA_RESTART : 0);
+	tell("later 150 send 3");
+	alarm_in(40);
+	say_data("recv", c, recv(fd, c, 8, 0));
+	say("signals", signals);
+	alarm_back();
+	close(fd);
+}
+
+static void interrupted_send(int restart)
+{
+	static char big[2000000];
+	long r;
+
+	tell("rcvbuf 8192");
+	int fd = tcp_client();
+	setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
+	handle(SIGALRM, restart ? SA_RESTART : 0);
+	alarm_in(60);
+	tell("later 300 reset");
+	r = send(fd, big, sizeof(big), MSG_NOSIGNAL);
+	say_yes("a part", r > 10000 && r < 1000000);
+	say("signals", signals);
+	fill_window(fd);
+	alarm_in(60);
+	say_yes("hardly any", send(fd, big, sizeof(big), MSG_NOSIGNAL) < 90000);
+	say("signals", signals);
+	alarm_back();
+	close(fd);
+}
+
+static void interrupted_wait_all(int restart)
+{
+	char c[32];
+	int fd = tcp_client();
+
+	handle(SIGALRM, restart ? SA_RESTART : 0);
+	tell("send 5");
+	settle();
+	tell("later 150 send 5");
+	alarm_in(40);
+	say_data("recv", c, recv(fd, c, 10, MSG_WAITALL));
+	say("signals", signals);
+	alarm_back();
+	close(fd);
+}
+
+static void polled(int accepted)
+{
+	char c[8];
+	int fd = tcp_pair(accepted);
+
+	say_poll("fresh", fd, 0);
+	tell("send 3");
+	say_poll("data", fd, 100), settle(), say_poll("data", fd, 100);
+	say_data("recv", c, recv(fd, c, 8, 0));
+	say_poll("read", fd, 0);
+	tell("shut 1");
+	settle();
+	say_poll("their end", fd, 0);
+	say("recv", recv(fd, c, 8, 0));
+	say_poll("still", fd, 0);
+	say("send", send(fd, "x", 1, 0));
+	tell_said("peer", "recv 1");
+	tell("reset");
+	settle();
+	say_poll("reset", fd, 0);
+	say("recv", recv(fd, c, 8, 0));
+	say_poll("after the error", fd, 0);
+	close(fd);
+}
+
+static void poll_waits(int how)
+{
+	struct pollfd p = { .events = POLLIN };
+	struct timespec t, limit = { 2, 0 };
+	struct timeval tv = { 2, 0 };
+	int fd = tcp_client(), ep = epoll_create1(0), r = 0;
+	struct epoll_event e = { .events = EPOLLIN };
+	fd_set in;
+
+	FD_ZERO(&in);
+	FD_SET(fd, &in);
+	p.fd = fd;
+	epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e);
+	now(&t);
+	tell("later 50 send 3");
+	switch (how) {
+	case 0: r = poll(&p, 1, 2000); break;
+	case 1: r = ppoll(&p, 1, &limit, NULL); break;
+	case 2: r = select(fd + 1, &in, NULL, NULL, &tv); break;
+	case 3: r = pselect(fd + 1, &in, NULL, NULL, &limit, NULL); break;
+	case 4: r = epoll_wait(ep, &e, 1, 2000); break;
+	}
+	say("ready", r);
+	say_yes("after some time", elapsed_ms(&t) >= 35 && elapsed_ms(&t) < 1500);
+	if (how < 2)
+		say_events("events", (unsigned)p.revents);
+	now(&t);
+	p.events = POLLPRI;
+	say("none", poll(&p, 1, 40));
+	say_yes("waited", elapsed_ms(&t) >= 35);
+	close(fd), close(ep);
+}
+
+static void selected(int arg)
+{
+	fd_set in, out, ex;
+	struct timeval tv;
+	char c[8];
+	int fd = tcp_client();
+
+	(void)arg;
+	for (int i = 0; i < 4; i++) {
+		FD_ZERO(&in);
+		FD_ZERO(&out);
+		FD_ZERO(&ex);
+		FD_SET(fd, &in), FD_SET(fd, &out), FD_SET(fd, &ex);
+		tv = (struct timeval){ 0, 30000 };
+		say("select", select(fd + 1, &in, &out, &ex, &tv));
+		say("in", FD_ISSET(fd, &in)), say("out", FD_ISSET(fd, &out)), say("except", FD_ISSET(fd, &ex));
+		if (i == 0)
+			tell("send 3");
+		else if (i == 1)
+			say_data("recv", c, recv(fd, c, 8, 0)), tell("close");
+		else
+			say("recv", recv(fd, c, 8, 0));
+		settle();
+	}
+	close(fd);
+}
+
+static void mixed_poll(int arg)
+{
+	int fd = tcp_client(), pipes[2], u = udp();
+	struct pollfd p[4] = { { .fd = fd, .events = POLLIN }, { .events = POLLIN }, { .fd = u, .events = POLLIN }, { .fd = -1 } };
+
+	(void)arg;
+	if (pipe(pipes))
+		say("pipe", -1);
+	p[1].fd = pipes[0];
+	say("none", poll(p, 4, 20));
+	say("write", write(pipes[1], "x", 1));
+	say("pipe", poll(p, 4, 200)), say_events("tcp", (unsigned)p[0].revents), say_events("pipe", (unsigned)p[1].revents);
+	tell("send 1");
+	settle();
+	say("both", poll(p, 4, 200)), say_events("tcp", (unsigned)p[0].revents), say_events("pipe", (unsigned)p[1].revents);
+	close(fd), close(u), close(pipes[0]), close(pipes[1]);
+}
+
+static void wait_events(int ep, const char *what, int ms)
+{
+	struct epoll_event e[4];
+	int n = epoll_wait(ep, e, 4, ms);
+
+	if (n != 1)
+		say(what, n);
+	else
+		say_events(what, e[0].events);
+}
+
+/* flags: EPOLLET, EPOLLONESHOT or none */
+static void epolled(int flags)
+{
+	char c[8];
+	int fd = tcp_client(), ep = epoll_create1(0);
+	struct epoll_event e = { .events = EPOLLIN | EPOLLRDHUP | (unsigned)flags, .data.fd = fd };
+
+	say("add", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e)), say("twice", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e));
+	wait_events(ep, "fresh", 0);
+	tell("send 6");
+	wait_events(ep, "data", 200);
+	wait_events(ep, "again", 30);
+	say_data("a part", c, recv(fd, c, 3, 0));
+	wait_events(ep, "a part is left", 30);
+	tell("send 2");
+	settle();
+	wait_events(ep, "more came", 30);
+	say_data("rest", c, recv(fd, c, 8, 0));
+	wait_events(ep, "nothing left", 30);
+	e.events |= EPOLLOUT;
+	say("mod", epoll_ctl(ep, EPOLL_CTL_MOD, fd, &e));
+	wait_events(ep, "writable", 30), wait_events(ep, "again", 30);
+	e.events &= ~(unsigned)EPOLLOUT;
+	say("mod", epoll_ctl(ep, EPOLL_CTL_MOD, fd, &e));
+	tell("shut 1");
+	settle();
+	wait_events(ep, "their end", 30), wait_events(ep, "again", 30);
+	say("recv", recv(fd, c, 8, 0));
+	wait_events(ep, "after", 30);
+	tell("reset");
+	settle();
+	wait_events(ep, "reset", 30), wait_events(ep, "again", 30);
+	say("del", epoll_ctl(ep, EPOLL_CTL_DEL, fd, &e)), say("twice", epoll_ctl(ep, EPOLL_CTL_DEL, fd, &e));
+	close(fd), close(ep);
+}
+
+/* Whoever waits for room gets an edge when there is some. */
+static void epoll_out(int flags)
+{
+	tell("rcvbuf 8192");
+	int fd = tcp_client(), ep = epoll_create1(0);
+	struct epoll_event e = { .events = EPOLLOUT | (unsigned)flags };
+
+	setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
+	say("add", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e));
+	wait_events(ep, "fresh", 0);
+	wait_events(ep, "again", 0);
+	long n = fill_window(fd);
+	usleep(300000); /* window probes */
+	n += fill_window(fd);
+	wait_events(ep, "full", 0);
+	tell("recv %ld", n);
+	wait_events(ep, "room", 500);
+	close(fd), close(ep);
+}
+
+static void epoll_closed(int arg)
+{
+	int fd = tcp_client(), ep = epoll_create1(0), other;
+	struct epoll_event e = { .events = EPOLLIN, .data.u32 = 7 };
+
+	(void)arg;
+	epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e);
+	tell("send 3");
+	settle();
+	wait_events(ep, "before", 30);
+	close(fd);
+	wait_events(ep, "closed", 30);
+	other = tcp_client();
+	say_yes("the same number", other == fd);
+	say("add", epoll_ctl(ep, EPOLL_CTL_ADD, other, &e));
+	tell("send 3");
+	wait_events(ep, "of the new one", 200);
+	close(other), close(ep);
+}
+
+static void epoll_nested(int arg)
+{
+	int fd = tcp_client(), in = epoll_create1(0), out = epoll_create1(0);
+	struct epoll_event e = { .events = EPOLLIN };
+
+	(void)arg;
+	say("add", epoll_ctl(in, EPOLL_CTL_ADD, fd, &e)), say("add", epoll_ctl(out, EPOLL_CTL_ADD, in, &e));
+	wait_events(out, "none", 20);
+	tell("send 3");
+	wait_events(out, "outer", 300), wait_events(in, "inner", 100);
+	close(fd), close(in), close(out);
+}
+
+static void low_water(int arg)
+{
+	char c[32];
+	int fd = tcp_client(), got = -1;
+
+	(void)arg;
+	say("SO_RCVLOWAT", setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &(int){ 6 }, sizeof(int)));
+	say("getsockopt", getsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &got, &(socklen_t){ sizeof(got) })), say("value", got);
+	tell("send 3");
+	settle();
+	say_poll("three", fd, 0);
+	say_data("peek", c, recv(fd, c, 32, MSG_PEEK | MSG_DONTWAIT));
+	tell("send 3");
+	settle();
+	say_poll("six", fd, 0);
+	say_data("recv", c, recv(fd, c, 32, MSG_DONTWAIT));
+	close(fd);
+}
+
+const struct call_case tcp_wait_cases[] = {
+	{ "tcp SO_RCVTIMEO", receive_timeout, 0 }, { "tcp SO_RCVTIMEO, accepted", receive_timeout, 1 },
+	{ "tcp EINTR", interrupted, 0 }, { "tcp SA_RESTART", interrupted, 1 },
+	{ "tcp EINTR with a timeout", interrupted_timed, 0 }, { "tcp SA_RESTART with a timeout", interrupted_timed, 1 },
+	{ "tcp EINTR in send", interrupted_send, 0 },
+	{ "tcp EINTR in MSG_WAITALL", interrupted_wait_all, 0 }, { "tcp SA_RESTART in MSG_WAITALL", interrupted_wait_all, 1 },
+	{ "tcp poll", polled, 0 }, { "tcp poll, accepted", polled, 1 },
+	{ "tcp poll waits", poll_waits, 0 }, { "tcp ppoll waits", poll_waits, 1 }, { "tcp select waits", poll_waits, 2 },
+	{ "tcp pselect waits", poll_waits, 3 }, { "tcp epoll waits", poll_waits, 4 },
+	{ "tcp select", selected, 0 }, { "tcp poll beside others", mixed_poll, 0 },
+	{ "tcp epoll", epolled, 0 }, { "tcp epoll, edge", epolled, (int)EPOLLET },
+	{ "tcp epoll, one shot", epolled, EPOLLONESHOT },
+	{ "tcp epoll, room", epoll_out, 0 }, { "tcp epoll, room, edge", epoll_out, (int)EPOLLET },
+	{ "tcp epoll of a closed one", epoll_closed, 0 }, { "tcp epoll in epoll", epoll_nested, 0 },
+	{ "tcp SO_RCVLOWAT", low_water, 0 },
+	{ 0 },
+};

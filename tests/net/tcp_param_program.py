@@ -1,0 +1,178 @@
+"""One experiment with a TCP connection, its figures as JSON on stdout: `tcp_param_program.py EXPERIMENT ADDRESS`.
+Run by test_tcp_params.py; `listen` is the other end, on the kernel: a connection's first byte says what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+from vmahybrid.net import tcpsock
+from vmahybrid.stats.page import read_page
+
+PORT = 7300
+
+
+def wait_acknowledged(sock: socket.socket) -> float:
+    """Milliseconds until the peer has acknowledged all."""
+    begun = time.monotonic()
+    while tcpsock.unacked(sock) and time.monotonic() < begun + 1:
+        pass
+    return (time.monotonic() - begun) * 1000
+
+
+def serve(sock: socket.socket) -> None:
+    what = sock.recv(1)
+    if what == b"e":        # echo
+        while data := sock.recv(65536):
+            sock.sendall(data)
+    elif what == b"a":      # how long acknowledgements of single bytes take, and the answer
+        waits = []
+        for _ in range(5):
+            time.sleep(0.02)
+            sock.sendall(b"x")
+            waits.append(wait_acknowledged(sock))
+        sock.sendall(json.dumps(waits).encode())
+    elif what == b"s":      # sink
+        while sock.recv(65536):
+            pass
+    sock.close()
+
+
+def listen(address: str) -> None:
+    with socket.create_server((address, PORT)) as listener:
+        print("ready", flush=True)
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+
+def connected(address: str, what: bytes) -> socket.socket:
+    # the first one opens the session and finds the neighbour, so it may be the kernel's
+    socket.create_connection((address, PORT)).close()
+    time.sleep(0.2)
+    sock = socket.create_connection((address, PORT))
+    sock.sendall(what)
+    return sock
+
+
+def echo(address: str) -> object:
+    """What the connection is after some rounds."""
+    with connected(address, b"e") as sock:
+        for n in range(1, 20):
+            sock.sendall(b"y" * n)
+            left = n
+            while left:
+                left -= len(sock.recv(left))
+        now = tcpsock.info(sock)
+        return {**now._asdict(), "nodelay": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+                "maxseg": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)}
+
+
+def acks(address: str) -> object:
+    """The peer's times until we acknowledge a byte."""
+    with connected(address, b"a") as sock:
+        got = b""
+        while data := sock.recv(4096):
+            got += data
+        return {"ms": json.loads(got.lstrip(b"x"))}
+
+
+def small_writes(address: str) -> object:
+    """Segments that leave for 40 writes of a byte each."""
+    with connected(address, b"s") as sock:
+        time.sleep(0.1)
+        before = tcpsock.info(sock).segs_out
+        for _ in range(40):
+            sock.send(b"z")
+        time.sleep(0.3)
+        return {"segments": tcpsock.info(sock).segs_out - before}
+
+
+def received_frames() -> int:
+    """What our rings have received, by the statistics page: nothing is polled for it."""
+    with (Path(os.environ["VMA_STATS_SHMEM_DIR"]) / f"vmastat.{os.getpid()}").open("rb") as page:
+        return sum(ring.stats["rx_packets"] for ring in read_page(page.fileno()).rings)
+
+
+def sends_only(address: str) -> object:
+    """Acknowledgements that were found in some milliseconds in which the program only sent."""
+    with connected(address, b"s") as sock:
+        time.sleep(0.1)
+        sock.send(b"z")
+        time.sleep(0.05)
+        before = received_frames()
+        for _ in range(100):
+            until = time.perf_counter() + 0.0003
+            sock.send(b"z" * 100)
+            while time.perf_counter() < until:
+                pass
+        return {"acknowledgements": received_frames() - before}
+
+
+def options(address: str) -> object:
+    """Calls that the stack can answer, between two marks that strace shows."""
+    with connected(address, b"e") as sock:
+        sock.sendall(b"1")
+        sock.recv(1)
+        with contextlib.suppress(OSError):
+            os.close(991)
+        for _ in range(10):
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            fcntl.fcntl(sock, fcntl.F_GETFL)
+            fcntl.ioctl(sock, 0x541B, struct.pack("i", 0))
+        with contextlib.suppress(OSError):
+            os.close(992)
+        return {"nodelay": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)}
+
+
+def switches() -> dict[str, int]:
+    """Voluntary context switches of each thread."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        for line in (task / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches"):
+                found[task.name] = int(line.split()[1])
+    return found
+
+
+def idle(address: str) -> object:
+    """How often threads other than this one woke up in a second with an idle connection."""
+    with connected(address, b"e") as sock:
+        sock.sendall(b"1")
+        sock.recv(1)
+        time.sleep(0.3)
+        before = switches()
+        time.sleep(1)
+        after = switches()
+    mine = str(threading.get_native_id())
+    return {"wakeups": sum(after[task] - before.get(task, 0) for task in after if task != mine)}
+
+
+def hold(address: str) -> object:
+    """An established connection that stays for a while."""
+    with connected(address, b"e") as sock:
+        for _ in range(20):
+            sock.sendall(b"14 bytes each.")
+            assert sock.recv(100) == b"14 bytes each."
+        print(json.dumps({"fd": sock.fileno(), "local": sock.getsockname(), "peer": sock.getpeername()}), flush=True)
+        time.sleep(15)
+        return {}
+
+
+def main() -> None:
+    what, address = sys.argv[1:3]
+    if what == "listen":
+        listen(address)
+    print(json.dumps(globals()[what](address)), flush=True)
+
+
+main()

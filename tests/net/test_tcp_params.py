@@ -1,0 +1,122 @@
+"""The VMA_* parameters of TCP: each makes a difference that the program, its peer or strace can see."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmahybrid.bench.sandbox import Sandbox, run_command
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("tcp_param_program.py"))]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("test") as sandbox, Service(sandbox) as service:
+        for side in sandbox.sides:
+            run_command(*side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"]))
+        sandbox.start(sandbox.b, [*PROGRAM, "listen", sandbox.b.address]).wait_for("ready")
+        yield sandbox, service
+
+
+def experiment(served: tuple[Sandbox, Service], what: str, *before: str, **variables: str) -> Any:
+    """Its figures under the shim, with the connection on a ring from the SYN."""
+    sandbox, service = served
+    settings = {"VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "0", "VMA_TRACELEVEL": "warn", **variables}
+    argv = service.run_argv([*before, *PROGRAM, what, sandbox.b.address], profile="none", **settings)
+    return json.loads(sandbox.start(sandbox.a, argv, env=service.env).result(20).splitlines()[-1])
+
+
+def test_timestamps(served: tuple[Sandbox, Service]) -> None:
+    """And without them a segment has 12 bytes more."""
+    got = {value: experiment(served, "echo", VMA_TCP_TIMESTAMP_OPTION=value) for value in "012"}
+    assert [got[value]["options"] & 1 for value in "012"] == [0, 1, 1]
+    assert [got[value]["snd_mss"] for value in "012"] == [1460, 1448, 1448]
+
+
+def test_timestamps_as_the_kernel(served: tuple[Sandbox, Service]) -> None:
+    side = served[0].a
+    run_command(*side.command(["sysctl", "-qw", "net.ipv4.tcp_timestamps=0"]))
+    try:
+        assert experiment(served, "echo", VMA_TCP_TIMESTAMP_OPTION="2")["options"] & 1 == 0
+    finally:
+        run_command(*side.command(["sysctl", "-qw", "net.ipv4.tcp_timestamps=1"]))
+
+
+def test_mss(served: tuple[Sandbox, Service]) -> None:
+    assert experiment(served, "echo", VMA_MSS="0")["maxseg"] == 1460
+    assert experiment(served, "echo", VMA_MSS="700")["maxseg"] == 700
+
+
+def test_nodelay(served: tuple[Sandbox, Service]) -> None:
+    """Nagle's algorithm joins small writes."""
+    assert experiment(served, "echo", VMA_TCP_NODELAY="0")["nodelay"] == 0
+    assert experiment(served, "echo", VMA_TCP_NODELAY="1")["nodelay"] == 1
+    assert experiment(served, "small_writes", VMA_TCP_NODELAY="0")["segments"] < 30
+    assert experiment(served, "small_writes", VMA_TCP_NODELAY="1")["segments"] >= 40
+
+
+def first_ack(figures: Any) -> float:
+    """Later bytes are acknowledged at once: no answer to an earlier one was there to carry it."""
+    return float(figures["ms"][0])
+
+
+def test_quickack(served: tuple[Sandbox, Service]) -> None:
+    assert first_ack(experiment(served, "acks", VMA_TCP_QUICKACK="0")) > 30
+    assert first_ack(experiment(served, "acks", VMA_TCP_QUICKACK="1")) < 15
+
+
+def test_timer_resolution_of_tcp(served: tuple[Sandbox, Service]) -> None:
+    """Delayed acknowledgements wait for so long, 40 ms at most."""
+    fine = {"VMA_TIMER_RESOLUTION_MSEC": "1"}
+    assert first_ack(experiment(served, "acks", VMA_TCP_TIMER_RESOLUTION_MSEC="100", **fine)) > 30
+    assert first_ack(experiment(served, "acks", VMA_TCP_TIMER_RESOLUTION_MSEC="5", **fine)) < 25
+
+
+def test_timer_resolution(served: tuple[Sandbox, Service]) -> None:
+    """The internal thread looks at a ring with connections so often."""
+    alone = {"VMA_PROGRESS_ENGINE_INTERVAL": "0"}  # it has reasons of its own
+    often = experiment(served, "idle", VMA_TIMER_RESOLUTION_MSEC="10", **alone)["wakeups"]
+    rarely = experiment(served, "idle", VMA_TIMER_RESOLUTION_MSEC="200", **alone)["wakeups"]
+    assert often > 3 * rarely
+
+
+def test_congestion_control(served: tuple[Sandbox, Service]) -> None:
+    """The window that a connection begins with, and grows: none knows no window."""
+    windows = {name: experiment(served, "echo", VMA_TCP_CC_ALGO=value)["cwnd"] for name, value in
+               (("lwip", "0"), ("cubic", "1"), ("none", "2"))}
+    assert windows["none"] > 1000
+    assert windows["lwip"] < 100 and windows["cubic"] < 100
+
+
+def test_polling_in_send(served: tuple[Sandbox, Service], tmp_path: Path) -> None:
+    """A program that only sends sees acknowledgements when the internal thread looks, or in its own calls."""
+    rare = {"VMA_TIMER_RESOLUTION_MSEC": "1000", "VMA_PROGRESS_ENGINE_INTERVAL": "0", "VMA_TCP_NODELAY": "1",
+            "VMA_STATS_SHMEM_DIR": str(tmp_path)}
+    assert experiment(served, "sends_only", VMA_RX_POLL_ON_TX_TCP="0", **rare)["acknowledgements"] <= 2
+    assert experiment(served, "sends_only", VMA_RX_POLL_ON_TX_TCP="1", **rare)["acknowledgements"] >= 10
+
+
+@pytest.mark.parametrize("avoid", [0, 1])
+def test_no_system_calls(served: tuple[Sandbox, Service], tmp_path: Path, avoid: int) -> None:
+    """strace between the two marks of the experiment."""
+    trace = tmp_path / "trace"
+    sandbox, service = served
+    settings = {"VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "0", "VMA_AVOID_SYS_CALLS_ON_TCP_FD": str(avoid)}
+    argv = service.run_argv([*PROGRAM, "options", sandbox.b.address], profile="none", **settings)
+    strace = ["strace", "-f", "-o", str(trace), "-e", "trace=close,getsockopt,setsockopt,fcntl,ioctl"]
+    said = sandbox.start(sandbox.a, [*strace, *argv], env=service.env).result(20)
+    assert json.loads(said.splitlines()[-1])["nodelay"] == 1
+    inside = re.search(r"close\(991\)(.*)close\(992\)", trace.read_text(), re.S)
+    assert inside
+    calls = {name: len(re.findall(rf"{name}\(", inside[1])) for name in ("getsockopt", "setsockopt", "fcntl", "ioctl")}
+    assert calls == dict.fromkeys(calls, 0) if avoid else calls["getsockopt"] >= 10 and calls["fcntl"] >= 10, calls

@@ -1,0 +1,203 @@
+/* What the stack says of a connection on a ring: TCP_INFO, the queues' ioctls, and the dump of example 7 in the
+ * monitoring manual. Its kernel socket is parked, or was never connected, and knows none of it. */
+#include "vmh_base.h"
+#include "vmh_log.h"
+#include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
+#include "vmh_wait.h"
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <sys/ioctl.h>
+
+#define POLL_BUDGET 32
+
+/* False: it is not on a ring. */
+bool vmh_tcps_info(struct vmh_tcps *s, struct vmh_tcp_info *i)
+{
+	bool here;
+
+	vmh_lock(&s->io);
+	here = s->conn && vmh_tcps_state(s) == VMH_TCPS_RING;
+	if (here)
+		vmh_tcp_get_info(s->conn, i);
+	vmh_unlock(&s->io);
+	return here;
+}
+
+static uint32_t segments(uint32_t bytes, uint32_t mss)
+{
+	return mss ? (bytes + mss - 1) / mss : bytes;
+}
+
+static void fill(const struct vmh_tcp_info *i, struct tcp_info *t)
+{
+	uint32_t mss = i->snd_mss;
+
+	*t = (struct tcp_info){ .tcpi_state = i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
+				.tcpi_probes = i->probing, .tcpi_backoff = i->retries, .tcpi_snd_wscale = i->snd_wscale & 15,
+				.tcpi_rcv_wscale = i->rcv_wscale & 15, .tcpi_rto = i->rto_us, .tcpi_ato = 40000,
+				.tcpi_snd_mss = mss, .tcpi_rcv_mss = i->rcv_mss, .tcpi_advmss = i->adv_mss,
+				.tcpi_pmtu = i->mtu, .tcpi_rcv_ssthresh = i->rcv_wnd, .tcpi_rtt = i->rtt_us,
+				.tcpi_rttvar = i->rttvar_us, .tcpi_rcv_space = i->rcv_wnd, .tcpi_reordering = 3,
+				.tcpi_pacing_rate = UINT64_MAX, .tcpi_max_pacing_rate = UINT64_MAX,
+				.tcpi_total_retrans = i->retransmits, .tcpi_bytes_acked = i->bytes_acked,
+				.tcpi_bytes_received = i->bytes_received, .tcpi_segs_out = i->segs_out,
+				.tcpi_segs_in = i->segs_in, .tcpi_data_segs_in = i->data_segs_in,
+				.tcpi_data_segs_out = i->data_segs_out, .tcpi_notsent_bytes = i->unsent,
+				.tcpi_min_rtt = i->min_rtt_us, .tcpi_snd_wnd = i->snd_wnd,
+				.tcpi_bytes_sent = i->bytes_acked + i->unacked, .tcpi_dsack_dups = i->dsacks,
+				.tcpi_rcv_ooopack = i->ooo_in, .tcpi_last_data_sent = i->ms_since_sent,
+				.tcpi_last_ack_sent = 0, .tcpi_last_data_recv = i->ms_since_received,
+				.tcpi_last_ack_recv = i->ms_since_heard };
+	t->tcpi_options = (uint8_t)((i->timestamps ? TCPI_OPT_TIMESTAMPS : 0) | (i->sack ? TCPI_OPT_SACK : 0) |
+				    (i->wscale ? TCPI_OPT_WSCALE : 0));
+	t->tcpi_unacked = segments(i->unacked, mss);
+	t->tcpi_snd_cwnd = i->cwnd / (mss ? mss : 1);
+	t->tcpi_snd_ssthresh = i->ssthresh / (mss ? mss : 1);
+}
+
+/* As the kernel: a short buffer gets a part. 0, or -errno. */
+int vmh_tcps_give(void *val, socklen_t *len, const void *what, size_t size)
+{
+	if ((int)*len < 0)
+		return -EINVAL;
+	if (*len > size)
+		*len = (socklen_t)size;
+	memcpy(val, what, *len);
+	return 0;
+}
+
+/* 0, -errno or VMH_TCPS_KERNELS */
+int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len)
+{
+	struct vmh_tcp_info i;
+	struct tcp_info t;
+
+	vmh_rings_poll(POLL_BUDGET);
+	if (!vmh_tcps_info(s, &i))
+		return VMH_TCPS_KERNELS;
+	fill(&i, &t);
+	return vmh_tcps_give(val, len, &t, sizeof(t));
+}
+
+/* The queues' lengths. 0, or VMH_TCPS_KERNELS. */
+int vmh_tcps_ioctl(struct vmh_tcps *s, unsigned long request, int *value)
+{
+	struct vmh_tcp_info i;
+
+	if (request != SIOCINQ && request != SIOCOUTQ && request != SIOCOUTQNSD && request != SIOCATMARK)
+		return VMH_TCPS_KERNELS;
+	vmh_rings_poll(POLL_BUDGET);
+	if (!vmh_tcps_info(s, &i))
+		return VMH_TCPS_KERNELS;
+	switch (request) {
+	case SIOCINQ: *value = (int)i.unread; break;
+	case SIOCOUTQ: *value = (int)(i.unacked + i.unsent); break;
+	case SIOCOUTQNSD: *value = (int)i.unsent; break;
+	case SIOCATMARK: *value = 0; break; /* urgent data goes by the kernel */
+	}
+	return 0;
+}
+
+/* ---- the page ---- */
+
+/* Stack lock held. The page has lwIP's numbers of states. */
+void vmh_tcps_note_state(struct vmh_tcps *s, unsigned state)
+{
+	static const uint8_t of_page[] = { 0, 4, 2, 3, 5, 6, 10, 0, 7, 9, 1, 8 };
+	unsigned char number = state < sizeof(of_page) ? of_page[state] : 0;
+
+	if (VMH_GET(s->stats->state) != number)
+		VMH_SET(s->stats->state, number);
+}
+
+/* ---- the dump ---- */
+
+static const char *state_name(unsigned state)
+{
+	static const char *const names[] = { "CLOSED", "ESTABLISHED", "SYN_SENT", "SYN_RCVD", "FIN_WAIT_1", "FIN_WAIT_2",
+					     "TIME_WAIT", "CLOSED", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING" };
+
+	return state < sizeof(names) / sizeof(names[0]) ? names[state] : "UNKNOWN";
+}
+
+static const char *sock_state(unsigned state)
+{
+	switch (state) {
+	case 1: return "TCP_SOCK_CONNECTED_RDWR";
+	case 2: return "TCP_SOCK_ASYNC_CONNECT";
+	case 4: case 5: return "TCP_SOCK_CONNECTED_RD";
+	case 8: return "TCP_SOCK_CONNECTED_WR";
+	case 10: return "TCP_SOCK_ACCEPT_READY";
+	}
+	return "TCP_SOCK_BOUND";
+}
+
+static const char *conn_state(unsigned state)
+{
+	return state == 2 ? "TCP_CONN_CONNECTING" : state == 7 ? "TCP_CONN_FAILED" : "TCP_CONN_CONNECTED";
+}
+
+static void dump_segment(int level, const char *what, const struct vmh_tcp_span *s)
+{
+	if (s->len || s->fin)
+		vmh_log(level, "%s : seqno %u, len %u, seqno + len %u", what, s->seq, s->len, s->seq + s->len);
+	else
+		vmh_log(level, "%s : NULL", what);
+}
+
+static void dump_windows(int level, const struct vmh_tcp_info *i)
+{
+	const struct vmh_tcp_pcb_info *p = &i->pcb;
+	unsigned rs = i->rcv_wscale, ss = i->snd_wscale;
+
+	vmh_log(level, "PCB state : %s", state_name(i->state));
+	vmh_log(level, "PCB flags : 0x%x", p->flags);
+	vmh_log(level, "Segment size : mss %u, advtsd_mss %u", i->snd_mss, i->adv_mss);
+	if (i->wscale)
+		vmh_log(level, "Window scaling : ENABLED, rcv_scale %u, snd_scale %u", rs, ss);
+	else
+		vmh_log(level, "Window scaling : DISABLED");
+	vmh_log(level,
+		"Receive window : rcv_wnd %u (%u), rcv_ann_wnd %u (%u), rcv_wnd_max %u (%u), rcv_wnd_max_desired %u (%u)",
+		p->rcv_wnd, p->rcv_wnd >> rs, i->rcv_wnd, i->rcv_wnd >> rs, p->rcvbuf, p->rcvbuf >> rs, p->rcvbuf,
+		p->rcvbuf >> rs);
+	vmh_log(level, "Send window : snd_wnd %u (%u), snd_wnd_max %u (%u)", i->snd_wnd, i->snd_wnd >> ss, p->snd_wnd_max,
+		p->snd_wnd_max >> ss);
+	vmh_log(level, "Congestion : cwnd %u", i->cwnd);
+}
+
+static void dump_pcb(int level, const struct vmh_tcp_info *i)
+{
+	const struct vmh_tcp_pcb_info *p = &i->pcb;
+
+	dump_windows(level, i);
+	vmh_log(level, "Receiver data : rcv_nxt %u, rcv_ann_right_edge %u", p->rcv_nxt, p->right_edge);
+	vmh_log(level, "Sender data : snd_nxt %u, snd_wl1 %u, snd_wl2 %u", p->snd_nxt, p->snd_wl1, p->snd_wl2);
+	vmh_log(level, "Send buffer : snd_buf %u, max_snd_buff %u",
+		p->sndbuf > i->unacked + i->unsent ? p->sndbuf - i->unacked - i->unsent : 0, p->sndbuf);
+	/* milliseconds, where the peer counts ticks of its slow timer */
+	vmh_log(level, "Retransmission : rtime %u, rto %u, nrtx %u", p->rtime_ms, i->rto_us / 1000, i->retries);
+	vmh_log(level, "RTT variables : rttest %u, rtseq %u", i->rtt_us / 1000, p->rtseq);
+	dump_segment(level, "First unsent", &p->first_unsent);
+	dump_segment(level, "Last unsent", &p->last_unsent);
+	dump_segment(level, "First unacked", &p->first_unacked);
+	dump_segment(level, "Last unacked", &p->last_unacked);
+	vmh_log(level, "Acknowledge : lastack %u", p->lastack);
+}
+
+void vmh_tcps_dump(int fd, int level)
+{
+	TCPS_HELD s = vmh_tcps_get(fd);
+	struct vmh_tcp_info i;
+
+	if (!s || !vmh_tcps_info(s, &i))
+		return;
+	vmh_log(level, "Socket state : %s", sock_state(i.state));
+	vmh_log(level, "Connection state : %s", conn_state(i.state));
+	vmh_log(level, "Receive buffer : m_rcvbuff_current %u, m_rcvbuff_max %u, m_rcvbuff_non_tcp_recved 0", i.unread,
+		i.pcb.rcvbuf);
+	vmh_log(level, "Rx lists size : m_rx_pkt_ready_list %u, m_rx_ctl_packets_list 0, m_rx_ctl_reuse_list 0",
+		i.unread_pieces);
+	dump_pcb(level, &i);
+}

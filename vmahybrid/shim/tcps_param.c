@@ -1,0 +1,101 @@
+/* The VMA_* parameters of TCP sockets, and what VMA_AVOID_SYS_CALLS_ON_TCP_FD answers. */
+#include "vmh_base.h"
+#include "vmh_params.h"
+#include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
+#include "vmh_tcps_param.h"
+#include <fcntl.h>
+#include <linux/tcp.h>
+
+#define ACK_MS 40   /* of the stack, at most */
+#define MSS_LEAST 88 /* of the kernel: TCP_MIN_MSS */
+
+static bool kernel_timestamps(void)
+{
+	char c = '1';
+	long fd = vmh_sys(SYS_openat, AT_FDCWD, "/proc/sys/net/ipv4/tcp_timestamps", O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return true;
+	vmh_sys(SYS_read, fd, &c, 1);
+	vmh_sys(SYS_close, fd);
+	return c != '0';
+}
+
+static bool timestamps(void)
+{
+	static _Atomic int known; /* 1 no, 2 yes */
+
+	if (vmh_params.tcp_timestamp_option != 2)
+		return vmh_params.tcp_timestamp_option;
+	if (!atomic_load(&known))
+		atomic_store(&known, 1 + kernel_timestamps());
+	return atomic_load(&known) == 2;
+}
+
+void vmh_tcps_defaults(struct vmh_tcp_options *o)
+{
+	int64_t ack = vmh_params.tcp_timer_resolution_msec;
+
+	o->nodelay = vmh_params.tcp_nodelay;
+	o->quickack = vmh_params.tcp_quickack;
+	o->cc = (uint8_t)vmh_params.tcp_cc_algo;
+	o->no_timestamps = !timestamps();
+	o->mss_max = vmh_params.mss >= MSS_LEAST ? (uint16_t)vmh_params.mss : 0;
+	o->ack_ms = (uint8_t)(ack < ACK_MS ? ack : ACK_MS);
+}
+
+/* The kernel's connections too: what is adopted later has shaken hands by then. */
+void vmh_tcps_defaults_kernel(int fd)
+{
+	int on = 1, mss = (int)vmh_params.mss;
+
+	if (vmh_params.tcp_nodelay)
+		vmh_sys(SYS_setsockopt, fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	if (mss >= MSS_LEAST && mss <= 32767)
+		vmh_sys(SYS_setsockopt, fd, IPPROTO_TCP, TCP_MAXSEG, &mss, sizeof(mss));
+}
+
+void vmh_tcps_adopted(struct vmh_tcps *s)
+{
+	struct vmh_tcp_options wanted = { 0 };
+
+	vmh_tcps_defaults(&wanted);
+	vmh_tcp_get_options(s->conn, &s->opt);
+	s->opt.quickack |= wanted.quickack;
+	s->opt.cc = wanted.cc;
+	s->opt.ack_ms = wanted.ack_ms;
+	vmh_tcp_set_options(s->conn, &s->opt);
+}
+
+/* True with *v, if it is a number that the stack and the kernel socket both have. */
+static bool number(const struct vmh_tcp_options *o, int name, int *v)
+{
+	switch (name) {
+	case TCP_NODELAY: *v = o->nodelay; return true;
+	case TCP_CORK: *v = o->cork; return true;
+	case TCP_KEEPIDLE: *v = (int)o->keep_idle_s; return true;
+	case TCP_KEEPINTVL: *v = (int)o->keep_intvl_s; return true;
+	case TCP_KEEPCNT: *v = o->keep_cnt; return true;
+	case TCP_USER_TIMEOUT: *v = (int)o->user_timeout_ms; return true;
+	}
+	return false;
+}
+
+int vmh_tcps_known(const struct vmh_tcps *s, int level, int name, void *val, socklen_t *len)
+{
+	int v = 0;
+
+	if (level == SOL_SOCKET && (name == SO_TYPE || name == SO_PROTOCOL || name == SO_DOMAIN || name == SO_ACCEPTCONN))
+		v = name == SO_TYPE ? SOCK_STREAM : name == SO_PROTOCOL ? IPPROTO_TCP : name == SO_DOMAIN ? AF_INET : 0;
+	else if (level != IPPROTO_TCP || !number(&s->opt, name, &v))
+		return VMH_TCPS_KERNELS;
+	return vmh_tcps_give(val, len, &v, sizeof(v));
+}
+
+int vmh_tcps_fcntl(const struct vmh_tcps *s, int cmd)
+{
+	if (!vmh_params.avoid_sys_calls_on_tcp_fd || cmd != F_GETFL || vmh_tcps_state(s) != VMH_TCPS_RING)
+		return VMH_TCPS_KERNELS;
+	return O_RDWR | (atomic_load_explicit(&s->nonblock, memory_order_relaxed) ? O_NONBLOCK : 0);
+}
