@@ -10,7 +10,7 @@ from fake_view import FakeView
 from prometheus_client.parser import text_string_to_metric_families
 
 from vmahybrid.bench.sandbox import Program, Sandbox
-from vmahybrid.bench.served import Service, tool
+from vmahybrid.bench.served import Service, run_words
 from vmahybrid.cli.client import Client
 from vmahybrid.cli.main import main
 from vmahybrid.vma_stats.main import main as vma_stats
@@ -54,7 +54,7 @@ def call(service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.fixture
 def echo(service: Service, netns_pair: Sandbox) -> Program:
     """An echo server on side a, asked a thousand times a second from side b; both on rings when it returns."""
-    run = [tool("vmahybrid"), "run", "--", sys.executable, "-c"]
+    run = run_words("--", sys.executable, "-c")
     server = netns_pair.start(netns_pair.a, [*run, ECHO, netns_pair.a.address], env=service.env)
     server.wait_for("bound")
     netns_pair.start(netns_pair.b, [*run, ASK, netns_pair.a.address], env=service.env)

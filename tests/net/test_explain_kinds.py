@@ -13,7 +13,7 @@ import pytest
 from net.service_lab import Api, until
 
 from vmahybrid.bench.sandbox import Program, Sandbox
-from vmahybrid.bench.served import Service, tool
+from vmahybrid.bench.served import Service, run_words, tool
 from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
@@ -80,7 +80,7 @@ def running(sandbox: Sandbox, softverbs: bool) -> Iterator[Service]:
 
 
 def run(service: Service) -> list[str]:
-    return [tool("vmahybrid"), "run", *(["--softverbs"] if service.softverbs else [])]
+    return run_words(*(["--softverbs"] if service.softverbs else []))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vmahybrid.bench.sandbox import Program, Sandbox
-from vmahybrid.bench.served import Service, tool
+from vmahybrid.bench.served import Service, run_words
 from vmahybrid.cli.client import Client
 
 pytestmark = pytest.mark.root
@@ -57,8 +57,9 @@ def ask(service: Service, netns_pair: Sandbox, tmp_path: Path) -> Callable[[str]
     here, there = netns_pair.a.address, netns_pair.b.address
     (tmp_path / "conf").write_text(CONF.format(here=here, there=there))
     device = ["--softverbs"] if service.softverbs else []
-    argv = [tool("vmahybrid"), "run", *device, "-e", f"VMA_CONFIG_FILE={tmp_path}/conf", "-e", "VMA_TRACELEVEL=details",
-            "-e", "VMA_BF=1", "-e", "VMA_MTU=1000", "--", sys.executable, "-uc", PROGRAM, here, there]  # fmt: skip
+    options = ["-e", f"VMA_CONFIG_FILE={tmp_path}/conf", "-e", "VMA_TRACELEVEL=details", "-e", "VMA_BF=1"]
+    program_words = [sys.executable, "-uc", PROGRAM, here, there]
+    argv = [*run_words(*device, *options, "-e", "VMA_MTU=1000"), "--", *program_words]
     (tmp_path / "in").touch()
     script = 'tail -f --pid=$$ -n +1 "$0" | exec "$@"'
     command = ["sh", "-c", script, str(tmp_path / "in"), *argv]

@@ -18,7 +18,7 @@ from fuzz.lying_service import LyingService
 from net.service_lab import Api, module_pair, module_service, until  # noqa: F401
 
 from vmahybrid.bench.sandbox import Program, Sandbox
-from vmahybrid.bench.served import Service, tool
+from vmahybrid.bench.served import Service, run_words
 from vmahybrid.cli.client import Client
 from vmahybrid.steering.reasons import Reason
 
@@ -48,7 +48,7 @@ def start(service: Service, netns_pair: Sandbox) -> Iterator[Run]:
 
     def run(text: str, *arguments: str, **parameters: str) -> Program:
         chosen = [word for name, value in parameters.items() for word in ("-e", f"{name}={value}")]
-        argv = [tool("vmahybrid"), "run", *chosen, "--", sys.executable, "-uc", PROLOGUE + text]
+        argv = [*run_words(*chosen), "--", sys.executable, "-uc", PROLOGUE + text]
         here, there = netns_pair.a.address, netns_pair.b.address
         begun.append(netns_pair.start(netns_pair.a, [*argv, here, there, *arguments], env=service.env))
         return begun[-1]
@@ -147,7 +147,7 @@ def test_backtrace_of_a_crash(start: Run, switch: str) -> None:
 
 def test_the_program_s_own_handler_is_left_alone() -> None:
     text = "import ctypes, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); ctypes.string_at(1)"
-    shim = [tool("vmahybrid"), "run", "-e", "VMA_HANDLE_SIGSEGV=1", "--"]
+    shim = run_words("-e", "VMA_HANDLE_SIGSEGV=1", "--")
     argv = [*shim, sys.executable, "-X", "faulthandler", "-c", text]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == -signal.SIGSEGV
@@ -179,7 +179,7 @@ def test_log_lines_go_to_the_program(tmp_path: Path) -> None:
     source, program = tmp_path / "callback.c", tmp_path / "callback"
     source.write_text(CALLBACK)
     subprocess.run(["gcc", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True, timeout=60)
-    argv = [tool("vmahybrid"), "run", "-e", "VMA_TRACELEVEL=details", "--", str(program)]
+    argv = run_words("-e", "VMA_TRACELEVEL=details", "--", str(program))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True)
     assert done.stderr == ""
     assert "<3> VMA INFO: VMA_VERSION" in done.stdout

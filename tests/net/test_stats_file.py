@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vmahybrid.bench.served import _sanitizer, tool
+from vmahybrid.bench.served import run_words
 
 TALK = """
 import os, socket, sys
@@ -28,7 +28,7 @@ def run(tmp_path: Path, code: str, **variables: str) -> subprocess.CompletedProc
                 "VMA_HYBRID_SOCKET": str(tmp_path / "none")} | variables
     words = [word for name, value in settings.items() for word in ("-e", f"{name}={value}")]
     program = [sys.executable, "-S", "-c", TALK + code]
-    argv = [*_sanitizer(), tool("vmahybrid"), "run", "-p", "none", *words, "--", *program]
+    argv = [*run_words("-p", "none", *words), "--", *program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=30, env=dict(os.environ), check=False)
 
 

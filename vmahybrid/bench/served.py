@@ -192,6 +192,11 @@ def _sanitizer() -> list[str]:
     return ["env", f"LD_PRELOAD={runtime}", f"ASAN_OPTIONS={options}"]
 
 
+def run_words(*options: str) -> list[str]:
+    """`vmahybrid run OPTIONS`, of a sanitizer's build where that is tested."""
+    return [*_sanitizer(), tool("vmahybrid"), "run", *options]
+
+
 def _links(side: Side) -> set[str]:
     return {link["ifname"] for link in json.loads(side.ip("-j", "link"))}
 
