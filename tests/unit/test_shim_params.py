@@ -550,5 +550,5 @@ def test_a_log_beyond_the_programs_file_limit_does_not_kill(driver: Path, tmp_pa
     limited = ["prlimit", "--fsize=0", driver, "logs"]
     with (tmp_path / "stderr").open("w") as stderr:
         for more in ({}, {"VMA_LOG_FILE": str(tmp_path / "log")}):
-            done = subprocess.run(limited, stdout=subprocess.DEVNULL, stderr=stderr, env={**os.environ, **more}, timeout=20)
+            done = subprocess.run(limited, stdout=subprocess.DEVNULL, stderr=stderr, env=os.environ | more, timeout=20)
             assert done.returncode == 0
