@@ -143,3 +143,14 @@ def test_socat_forks_with_an_unread_datagram(stage: Stage) -> None:
         asking = stage.client("sh", "-c", f"echo hello{n} | socat -t3 - UDP4:{address}:6662")
         asking.wait_for(f"hello{n}", 8)
     stop(serving)
+
+
+def test_a_program_that_may_write_no_file(stage: Stage) -> None:
+    """SIGXFSZ would end it for our own log or statistics, at its first socket."""
+    address = stage.sandbox.b.address
+    serving = stage.serve("prlimit", "--fsize=0", "socat", "UDP4-LISTEN:6663,reuseaddr", "PIPE")
+    stage.wait_bound(stage.sandbox.b, 6663)
+    stage.require_rings(serving, None)
+    asking = stage.client("sh", "-c", f"echo unharmed | socat -t3 - UDP4:{address}:6663")
+    asking.wait_for("unharmed", 8)
+    stop(serving)

@@ -287,6 +287,20 @@ static void cork(int arg)
 #define PER_TO(label, fn) \
 	{ label " sendto", fn, SENDTO }, { label " sendmsg", fn, SENDMSG }, { label " sendmmsg", fn, SENDMMSG }
 
+static void refused_reconnects(int arg)
+{
+	struct sockaddr_in closed = peer(7004);
+	int fd = udp_connected(7004);
+
+	(void)arg;
+	for (int i = 0; i < 4; i++) {
+		say("connect", connect(fd, (void *)&closed, sizeof(closed)));
+		say("send", send(fd, "x", 1, 0));
+		settle();
+	}
+	close(fd);
+}
+
 const struct call_case send_cases[] = {
 	PER_WAY("send connected", connected),
 	PER_TO("send unconnected", unconnected),
@@ -296,6 +310,7 @@ const struct call_case send_cases[] = {
 	PER_WAY("send above mtu", above_mtu),
 	PER_WAY("send refused", refused),
 	{ "send refused again", refused_again, 0 }, { "send refused, IP_RECVERR", refused_again, 1 },
+	{ "send refused, reconnects", refused_reconnects, 0 },
 	{ "send negative length", negative_length, 0 },
 	PER_WAY("send after shutdown", after_shutdown),
 	PER_TO("send elsewhere", other_destination),

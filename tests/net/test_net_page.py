@@ -211,6 +211,33 @@ def test_decisions_are_the_kernels(pair: tuple[str, str]) -> None:
     asyncio.run(main())
 
 
+def test_what_only_the_kernel_can_send_is_left_to_it(pair: tuple[str, str]) -> None:
+    """A source of a narrower scope than the route's is passed over; a locked MTU means datagrams without DF."""
+    a, _ = pair
+    ip(f"-n {a} addr add 10.30.0.1/24 scope link dev vh")
+    ip(f"-n {a} addr del 10.9.0.1/24 dev vh")
+    ip(f"-n {a} addr add 10.31.0.1/32 dev vh")
+    ip(f"-n {a} route add 10.32.0.0/16 via 10.30.0.2")
+    ip(f"-n {a} route add 10.33.0.0/16 dev vh")
+    ip(f"-n {a} route add 10.34.0.0/16 via 10.30.0.2 src 10.31.0.1")
+    ip(f"-n {a} route add 10.35.0.0/16 dev vh mtu lock 1400")
+    ip(f"-n {a} route add 10.36.0.0/16 dev vh mtu 1400")
+
+    async def main() -> None:
+        async with watching(a) as (_watcher, reader, _):
+            assert kernel_decision(a, "10.32.1.1")["src"] == "10.31.0.1"
+            assert reader.route("10.32.1.1")["complex"]
+            assert kernel_decision(a, "10.33.1.1")["src"] == "10.30.0.1"
+            complex_ = [reader.route(f"10.{n}.1.1")["complex"] for n in (33, 34, 35, 36)]
+            assert complex_ == [False, False, True, False]
+            ip(f"-n {a} addr del 10.30.0.1/24 dev vh")
+            ip(f"-n {a} addr add 10.30.0.1/24 dev vh")
+            await until(lambda: reader.route("10.32.1.1").get("complex") is False)
+            assert kernel_decision(a, "10.32.1.1")["src"] == "10.30.0.1"
+
+    asyncio.run(main())
+
+
 CHANGES: list[tuple[str, Callable[[Reader], Any]]] = [
     ("route add 10.77.0.0/16 via 10.9.0.9", lambda r: r.route("10.77.1.1").get("via") == "10.9.0.9"),
     ("route replace 10.77.0.0/16 via 10.9.0.10", lambda r: r.route("10.77.1.1").get("via") == "10.9.0.10"),

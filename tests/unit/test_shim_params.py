@@ -544,3 +544,11 @@ def test_a_stderr_that_nobody_reads_does_not_kill(driver: Path) -> None:
     finally:
         os.close(writer)
     assert done.returncode == 0
+
+
+def test_a_log_beyond_the_programs_file_limit_does_not_kill(driver: Path, tmp_path: Path) -> None:
+    limited = ["prlimit", "--fsize=0", driver, "logs"]
+    with (tmp_path / "stderr").open("w") as stderr:
+        for more in ({}, {"VMA_LOG_FILE": str(tmp_path / "log")}):
+            done = subprocess.run(limited, stdout=subprocess.DEVNULL, stderr=stderr, env=os.environ | more, timeout=20)
+            assert done.returncode == 0

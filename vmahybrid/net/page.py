@@ -62,6 +62,7 @@ class AddressInfo:
     address: bytes
     broadcast: bytes = ZERO
     secondary: bool = False
+    scope: int = 0          # RT_SCOPE_* of linux/rtnetlink.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class RouteInfo:
     dst: bytes
     gateway: bytes
     prefsrc: bytes
+    scope: int = 0
 
 
 @dataclass(frozen=True, slots=True)

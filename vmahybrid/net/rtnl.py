@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
@@ -218,6 +218,7 @@ def _attr_u32(kind: int, value: int) -> bytes:
 
 
 _RTNH_F_DEAD = 1
+_LOCKED_MTU = 1 << 2    # RTAX_MTU
 _ROUTE_TYPES = {
     1: lib.VMH_ROUTE_UNICAST,
     2: lib.VMH_ROUTE_LOCAL,
@@ -258,7 +259,7 @@ def address_info(message: Any) -> AddressInfo | None:
     broadcast = message.get_attr("IFA_BROADCAST")
     return AddressInfo(
         message["index"], family, message["prefixlen"], to_bytes16(text),
-        to_bytes16(broadcast) if broadcast else ZERO, bool(flags & 1),
+        to_bytes16(broadcast) if broadcast else ZERO, bool(flags & 1), message["scope"],
     )  # fmt: skip
 
 
@@ -268,18 +269,35 @@ def route_info(message: Any) -> RouteInfo:
     complex_ = bool(message["tos"] or message["src_len"]) or any(message.get_attr(name) for name in _COMPLEX_ATTRS)
     dst, gateway, prefsrc = (message.get_attr(name) for name in ("RTA_DST", "RTA_GATEWAY", "RTA_PREFSRC"))
     unspecified = "0.0.0.0" if family == 4 else "::"
+    if metrics:     # the route sets the TTL; datagrams without DF
+        complex_ |= bool(metrics.get_attr("RTAX_HOPLIMIT") or (metrics.get_attr("RTAX_LOCK") or 0) & _LOCKED_MTU)
     return RouteInfo(
         family=family,
         prefixlen=message["dst_len"],
         type=_ROUTE_TYPES.get(message["type"], lib.VMH_ROUTE_OTHER),
-        complex=complex_ or bool(metrics and metrics.get_attr("RTAX_HOPLIMIT")),    # the route sets the TTL
+        complex=complex_,
         oif=message.get_attr("RTA_OIF") or 0,
         metric=message.get_attr("RTA_PRIORITY") or 0,
         mtu=(metrics.get_attr("RTAX_MTU") or 0) if metrics else 0,
         dst=to_bytes16(dst or unspecified),
         gateway=to_bytes16(gateway) if gateway else ZERO,
         prefsrc=to_bytes16(prefsrc) if prefsrc else ZERO,
+        scope=message["scope"],
     )
+
+
+def without_source(routes: list[RouteInfo], addresses: list[AddressInfo]) -> list[RouteInfo]:
+    """Complex are those for which the kernel passes over an address of their device: its scope is narrower than the
+    route's (inet_select_addr; a larger number is narrower)."""
+    narrowest: dict[int, int] = {}
+    for address in addresses:
+        if address.family == 4:
+            narrowest[address.ifindex] = max(address.scope, narrowest.get(address.ifindex, 0))
+    return [
+        replace(route, complex=True)
+        if route.family == 4 and route.prefsrc == ZERO and narrowest.get(route.oif, 0) > route.scope else route
+        for route in routes
+    ]  # fmt: skip
 
 
 def _covers(outer: RouteInfo, inner: RouteInfo) -> bool:

@@ -186,6 +186,7 @@ class NetWatcher:
             self._policy = await self._worker.call_async(requests.has_policy)
         if "routes" in kinds:
             routes, self._ambiguous = await self._worker.call_async(requests.routes)
+            routes = rtnl.without_source(routes, self._addresses)
             changed |= {"routes"} if self._page.set_routes(routes) else set()
         changed |= {"rules"} if self._page.set_policy(self._policy or self._ambiguous) else set()
         if "neighbours" in kinds:

@@ -2,8 +2,10 @@
 #include "vmh_fd.h"
 #include "vmh_obj.h"
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #define HIDDEN_MAX 256
 #define HIGH_FD 512 /* below the usual soft limit of 1024, above what a small server opens */
@@ -97,6 +99,28 @@ bool vmh_file_is_ours(const struct vmh_file *f)
 	return f->fd >= 0 && identify(f->fd, &st) && st.st_dev == f->dev && st.st_ino == f->ino;
 }
 
+#define SIGNAL_BIT(n) (1ull << ((n)-1))
+
+struct vmh_quiet vmh_quiet_begin(void)
+{
+	uint64_t set = SIGNAL_BIT(SIGPIPE) | SIGNAL_BIT(SIGXFSZ);
+	struct vmh_quiet q = { 0 };
+
+	vmh_sys(SYS_rt_sigpending, &q.pending, sizeof(q.pending));
+	vmh_sys(SYS_rt_sigprocmask, SIG_BLOCK, &set, &q.mask, sizeof(q.mask));
+	return q;
+}
+
+void vmh_quiet_end(const struct vmh_quiet *q, long result)
+{
+	uint64_t raised = result == -EPIPE ? SIGNAL_BIT(SIGPIPE) : result == -EFBIG ? SIGNAL_BIT(SIGXFSZ) : 0;
+	struct timespec now = { 0 };
+
+	if (raised & ~q->pending)
+		vmh_sys(SYS_rt_sigtimedwait, &raised, NULL, &now, sizeof(raised));
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &q->mask, NULL, sizeof(q->mask));
+}
+
 int vmh_file_write(struct vmh_file *f, const char *buf, size_t len)
 {
 	if (!vmh_file_is_ours(f)) {
@@ -104,8 +128,10 @@ int vmh_file_write(struct vmh_file *f, const char *buf, size_t len)
 		return -EBADF;
 	}
 	while (len) {
+		struct vmh_quiet q = vmh_quiet_begin();
 		long n = vmh_sys(SYS_write, f->fd, buf, len);
 
+		vmh_quiet_end(&q, n);
 		if (n == -EINTR)
 			continue;
 		if (n <= 0)

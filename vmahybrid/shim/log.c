@@ -4,7 +4,6 @@
 #include "vmh_params.h"
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,23 +98,18 @@ static bool stderr_is_a_connection(void)
 	       (domain == AF_INET || domain == AF_INET6);
 }
 
-/* A pipe whose reader has gone must not end a program that writes nothing itself. */
 static void to_stderr(const char *line, size_t len)
 {
-	uint64_t pipe_bit = 1ull << (SIGPIPE - 1), mask, pending = 0;
-	struct timespec now = { 0 };
+	struct vmh_quiet q;
 	long r;
 
 	if (stderr_is_a_connection())
 		return;
-	vmh_sys(SYS_rt_sigpending, &pending, sizeof(pending));
-	vmh_sys(SYS_rt_sigprocmask, SIG_BLOCK, &pipe_bit, &mask, sizeof(mask));
+	q = vmh_quiet_begin();
 	do
 		r = vmh_sys(SYS_write, 2, line, len);
 	while (r == -EINTR);
-	if (r == -EPIPE && !(pending & pipe_bit))
-		vmh_sys(SYS_rt_sigtimedwait, &pipe_bit, NULL, &now, sizeof(pipe_bit));
-	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
+	vmh_quiet_end(&q, r);
 }
 
 static void put(const char *line, size_t len)

@@ -361,6 +361,8 @@ int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, sockl
 	if (any_flow(s))
 		vmh_rings_settle();
 	r = vmh_sys(SYS_connect, fd, a, len);
+	if (VMH_GET(s->tx_since_rx) && !VMH_GET(s->error_alert))
+		VMH_SET(s->error_alert, 1); /* an error of what was sent before is told after connect as well */
 	VMH_SET(s->heard, 0);
 	VMH_SET(s->tx_since_rx, 0);
 	read_addresses(s, fd);

@@ -151,6 +151,15 @@ static int open_memfd(void)
 	return 0;
 }
 
+static long allocate(int fd)
+{
+	struct vmh_quiet q = vmh_quiet_begin();
+	long r = vmh_sys(SYS_fallocate, fd, 0, 0L, (long)page_size);
+
+	vmh_quiet_end(&q, r);
+	return r;
+}
+
 /* A zeroed page: in the file, else in a memfd, else private. fallocate, because a write into a hole
  * of a full file system would kill the program with SIGBUS. */
 static struct vmh_stats_page *make_page(bool with_file)
@@ -161,7 +170,7 @@ static struct vmh_stats_page *make_page(bool with_file)
 	for (tries = with_file ? 0 : 1; tries < 2 && page == MAP_FAILED; tries++) {
 		if (tries ? open_memfd() : open_file())
 			continue;
-		if (!vmh_sys(SYS_fallocate, file.fd, 0, 0L, (long)page_size))
+		if (!allocate(file.fd))
 			page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
 		/* every new session hands it over: a program that closes all fds must not take it away */
 		file.fd = vmh_fd_hide(file.fd);

@@ -6,6 +6,14 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+/* Around a write of ours: a reader that has gone, or the program's RLIMIT_FSIZE, is an error and no signal that ends a
+ * program which writes nothing itself. result as of the system call. */
+struct vmh_quiet {
+	uint64_t mask, pending;
+};
+struct vmh_quiet vmh_quiet_begin(void);
+void vmh_quiet_end(const struct vmh_quiet *q, long result);
+
 struct vmh_file {
 	int fd; /* -1: none */
 	dev_t dev;
