@@ -166,7 +166,8 @@ def test_view_5_does_not_say_yes_of_a_sender_by_the_kernel(running: Service, pro
     started, _ = program
     rows = vma_stats(running, started.pid, "-v", "5").splitlines()
     said = [row[6:15].strip() for row in rows if row.startswith("udp")]
-    assert sorted(said) == ["No"] + ["Rx only"] * 4 + ["Yes"] * 2, rows
+    # No: the one on loopback, and the one of IPv6, of which the shim has no statistics
+    assert sorted(said) == ["No"] * 2 + ["Rx only"] * 4 + ["Yes"] * 2, rows
 
 
 def vma_stats(service: Service, pid: int, *arguments: str) -> str:
