@@ -44,5 +44,5 @@ test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machi
 
 clean: ## remove everything that was built, .venv as well
 	rm -rf build build-asan build-tsan build-vm .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis libvmahybrid.so vmahybrid/*.so vmahybrid/bpf \
-		vmahybrid/bench/xsk_raw vmahybrid/bench/udp_mmsg vmahybrid/bench/loop_pairs vmahybrid/bench/tcp_many vmahybrid/verbs/softverbs/lib
+		vmahybrid/bench/xsk_raw vmahybrid/bench/udp_mmsg vmahybrid/bench/loop_pairs vmahybrid/bench/tcp_many vmahybrid/bench/tcp_rate vmahybrid/verbs/softverbs/lib
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

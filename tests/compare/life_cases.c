@@ -547,7 +547,7 @@ static void vfork_child_closes(int how)
 		_exit(0);
 	}
 	waitpid(pid, &status, 0);
-	say("ended with", status);
+	say("status", status);
 	echo(fd, "still there");
 	send(fd, "one more", 8, 0);
 	say("waited", epoll_wait(ep, &ev, 1, 500));

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from vmahybrid.bench import costs, latency, rates, tcp_bulk, tcp_conns, tcp_latency, tcp_servers
+from vmahybrid.bench import costs, latency, rates, tcp_bulk, tcp_conns, tcp_latency, tcp_rate, tcp_servers
 from vmahybrid.bench.figures import Figure, Part
 from vmahybrid.bench.sandbox import SandboxError, sweep
 
@@ -33,6 +33,7 @@ PARTS: dict[str, tuple[Measure, float]] = {  # and the seconds of one run
     "overhead": (costs.measure_overhead, 0.0),
     "service": (costs.measure_service, 0.0),
     "tcp-latency": (tcp_latency.measure, 3.0),
+    "tcp-rate": (tcp_rate.measure, 3.0),
     "tcp-conns": (tcp_conns.measure, 3.0),
     "tcp-bulk": (tcp_bulk.measure, 3.0),
     "tcp-loss": (tcp_bulk.measure_loss, 3.0),

@@ -1,8 +1,9 @@
 /* Connections per second: each is opened, carries a request of 80 bytes and an answer of 64, and is closed by the client.
  *
- * tcp_conns server ADDRESS PORT spin|block
- * tcp_conns client ADDRESS PORT spin|block SECONDS   prints connections per second
+ * tcp_rate server ADDRESS PORT spin|block
+ * tcp_rate client ADDRESS PORT spin|block SECONDS   prints connections per second
  * spin: sockets without blocking, in a loop. block: plain blocking calls. */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -70,7 +71,7 @@ static bool give(int fd, size_t size)
 	}
 }
 
-static int server(const struct sockaddr_in *at)
+__attribute__((noreturn)) static void server(const struct sockaddr_in *at)
 {
 	int l = socket(AF_INET, SOCK_STREAM | (spin ? SOCK_NONBLOCK : 0), 0), one = 1;
 
@@ -133,6 +134,6 @@ int main(int argc, char **argv)
 	at.sin_port = htons((uint16_t)atoi(argv[3]));
 	spin = !strcmp(argv[4], "spin");
 	if (!strcmp(argv[1], "server"))
-		return server(&at);
+		server(&at);
 	return client(&at, argc > 5 ? atof(argv[5]) : 1);
 }
