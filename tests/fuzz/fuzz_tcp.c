@@ -134,7 +134,7 @@ static void program(struct wire *w, struct vmh_tcp_conn **c, struct input *in)
 		break;
 	case 8:
 		vmh_tcp_get_info(*c, &info);
-		MUST(vmh_tcp_poll(*c) < 64 && info.state >= 1 && info.state <= 11);
+		MUST(vmh_tcp_poll(*c) < 128 && info.state >= 1 && info.state <= 11);
 		break;
 	case 9:
 		vmh_tcp_error(*c);

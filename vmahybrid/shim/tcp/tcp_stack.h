@@ -67,8 +67,8 @@ struct vmh_tcp_options {
 #define VMH_TCP_RDHUP   0x04u /* the peer has closed its side */
 #define VMH_TCP_HUP     0x08u /* both sides are closed */
 #define VMH_TCP_ERR     0x10u /* vmh_tcp_error tells */
-#define VMH_TCP_URGENT  0x40u /* the peer sends urgent data: its segments are not taken, another stack has to */
 #define VMH_TCP_DRAINED 0x20u /* all that was written is acknowledged, our FIN as well */
+#define VMH_TCP_URGENT  0x40u /* the peer sends urgent data: its segments are not taken, another stack has to */
 
 struct vmh_tcp_span {
 	uint32_t seq, len;
@@ -151,7 +151,8 @@ void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 
 /* Homecoming and adoption, see tcp_state.h. freeze: nothing is sent, frames are refused (-EBUSY), timers stand still.
  * export works on a frozen connection: bytes needed, and written if size suffices; -ENOTSUP in a state that can't move.
- * forget: gone without a segment, and what still comes for it is taken and dropped for a while. thaw: as if nothing had been, timers run anew. */
+ * forget: gone without a segment, and what still comes for it is taken and dropped for a while. thaw: as if nothing had
+ * been, timers run anew. */
 int vmh_tcp_freeze(struct vmh_tcp_conn *c);
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 int vmh_tcp_thaw(struct vmh_tcp_conn *c);
