@@ -86,6 +86,7 @@ struct vmh_tcp_conn {
 	uint64_t heap_due;
 	uint32_t heap_at;         /* 0: not in the heap */
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
+	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
 	uint64_t answered_at;     /* the last segment that made no sense */
 	uint64_t sent_at, received_at; /* data */
 	uint8_t retries, persist_shift, keep_sent;

@@ -253,10 +253,11 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	if (in.payload && TCP_SEQ_GT(in.seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
 		c->count.ooo_in++;
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
-	one_way = c->received_at >= c->sent_at && in.payload < c->pcb->mss / 2;
+	one_way = c->out_then == c->count.data_segs_out && in.payload < c->pcb->mss / 2;
 	if (in.payload) {
 		c->count.data_segs_in++;
 		c->received_at = t->now;
+		c->out_then = c->count.data_segs_out;
 	}
 	if ((c->opt.quickack || one_way) && in.payload)
 		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
