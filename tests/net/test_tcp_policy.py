@@ -102,7 +102,7 @@ def test_offload_stays_on_the_ring(service: Service) -> None:
 def test_a_lossy_connection_goes_home() -> None:
     with LossySandbox("test", 0.04) as sandbox, Service(without_offloads(sandbox)) as service, \
             hot(service, VMA_HYBRID_TCP_LOSS="1") as (a, _b):
-            # long enough for two looks in a row: a short one is over before its losses are a share of anything
+        # long enough for two looks in a row: a short one is over before its losses are a share of anything
         assert a.do("bulk", 60, size=12_000_000) == ""
         at_home(service)
         assert "tcp-loss" in why(service, a)
