@@ -11,18 +11,10 @@
 
 void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd)
 {
-	*w = (struct vmh_twait){ .any = vmh_signals_any, .norestart = vmh_signals_norestart, .wanted = wanted, .kfd = kfd };
+	*w = (struct vmh_twait){ .wanted = wanted, .kfd = kfd };
+	vmh_waiting_begin(&w->w, timeout_ns);
 	w->state = (uint8_t)vmh_tcps_state(s);
 	w->now = atomic_load_explicit(&s->nonblock, memory_order_relaxed);
-	if (timeout_ns) {
-		w->deadline = vmh_now_ns() + (uint64_t)timeout_ns;
-		w->timed = true;
-	}
-}
-
-static bool interrupted(const struct vmh_twait *w)
-{
-	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
 }
 
 static inline bool changed(const struct vmh_tcps *s, const struct vmh_twait *w)
@@ -31,36 +23,25 @@ static inline bool changed(const struct vmh_tcps *s, const struct vmh_twait *w)
 	       (atomic_load_explicit(&s->bits, memory_order_acquire) & (w->wanted | EPOLLERR | EPOLLHUP));
 }
 
+struct sleeper {
+	const struct vmh_tcps *s;
+	const struct vmh_twait *w;
+};
+
+static bool may_go_on(void *arg)
+{
+	const struct sleeper *p = arg;
+
+	vmh_rings_poll(POLL_BUDGET);
+	return changed(p->s, p->w);
+}
+
 static int doze(const struct vmh_tcps *s, const struct vmh_twait *w)
 {
 	struct pollfd k = { .fd = w->kfd, .events = POLLIN };
-	int64_t left = -1;
-	int err = 0, wakefd;
+	struct sleeper me = { s, w };
 
-	if (w->deadline) {
-		uint64_t now = vmh_now_ns();
-
-		if (now >= w->deadline)
-			return -EAGAIN;
-		left = (int64_t)(w->deadline - now);
-	}
-	wakefd = vmh_sleep_begin();
-	if (interrupted(w)) {
-		vmh_sleep_end();
-		return -EINTR;
-	}
-	if (wakefd < 0 && (left < 0 || left > 1000000))
-		left = 1000000;
-	vmh_rings_poll(POLL_BUDGET);
-	if (!changed(s, w)) {
-		sig_atomic_t any = vmh_signals_any;
-
-		err = vmh_sleep(&k, 1, left, NULL, wakefd);
-		if (err == -EINTR && vmh_signals_any != any && !interrupted(w))
-			err = 0;
-	}
-	vmh_sleep_end();
-	return err;
+	return vmh_doze(&w->w, &k, may_go_on, &me);
 }
 
 static bool kernel_ready(int fd)
@@ -81,7 +62,7 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 			return 0;
 		if (w->now)
 			return -EAGAIN;
-		if (vmh_unlikely(interrupted(w)))
+		if (vmh_unlikely(vmh_interrupted(&w->w)))
 			return -EINTR;
 		if (budget >= 0 && w->loops >= (uint64_t)budget)
 			break;
@@ -92,7 +73,7 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 			pthread_testcancel();
 			if (kernel_ready(w->kfd))
 				return 0;
-			if (w->deadline && vmh_now_ns() >= w->deadline)
+			if (w->w.deadline && vmh_now_ns() >= w->w.deadline)
 				return -EAGAIN;
 		}
 		vmh_cpu_relax();

@@ -11,6 +11,7 @@
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
 #include "vmh_stats.h"
+#include "vmh_wait.h"
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -190,9 +191,9 @@ void vmh_tcps_finish(bool exiting);                              /* what was clo
 
 /* tcps_wait.c */
 struct vmh_twait {
-	uint64_t deadline, loops;  /* 0: none */
-	int any, norestart;
-	bool timed, now;
+	struct vmh_waiting w;
+	uint64_t loops;
+	bool now;
 	uint8_t state;             /* as long as it is this one */
 	uint32_t wanted;           /* EPOLL* */
 	int kfd;                   /* readable ends the wait, too; -1: none */
