@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Part, interleave, median_figure, ratio_of_medians
+from vmahybrid.bench.figures import Part, Runs, interleave, median_figure, ratio_of_medians
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
@@ -59,6 +59,21 @@ def served(softverbs: bool = False) -> Iterator[Service]:
         yield service
 
 
+Samples = dict[str, list[float]]
+
+
+def percentiles(part_name: str, runs: Runs[sockperf.Latency]) -> tuple[Part, Samples, Samples]:
+    """The part with both percentiles of each variant, and their samples by variant: p50, p99."""
+    part = Part(failures=runs.failures)
+    p50 = {name: runs.of(name, lambda run: run.p50) for name in runs.results}
+    p99 = {name: runs.of(name, lambda run: run.p99) for name in runs.results}
+    for name in runs.results:
+        if p50[name]:
+            part.figures.append(median_figure(part_name, f"{name}, p50", p50[name], "us"))
+            part.figures.append(median_figure(part_name, f"{name}, p99", p99[name], "us"))
+    return part, p50, p99
+
+
 def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """Kernel and raw limit in a sandbox without a service, the shim in one with it, for each backend."""
 
@@ -75,13 +90,7 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
             SOFTVERBS: shim(verbs),
         }
         runs = interleave(variants, repeats, say)
-    part = Part(failures=runs.failures)
-    p50 = {name: runs.of(name, lambda run: run.p50) for name in runs.results}
-    p99 = {name: runs.of(name, lambda run: run.p99) for name in runs.results}
-    for name in runs.results:
-        if p50[name]:
-            part.figures.append(median_figure(PART, f"{name}, p50", p50[name], "us"))
-            part.figures.append(median_figure(PART, f"{name}, p99", p99[name], "us"))
+    part, p50, p99 = percentiles(PART, runs)
     for kernel, target in ((BLOCKING, 15.0), (NONBLOCKED, 1.8)):
         limit = ratio_of_medians(p50[kernel], p50[RAW])
         part.ratio(f"{kernel} p50 / shim p50", p50[kernel], p50[SHIM], at_least=target, limit=limit)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Part, interleave, median_figure
-from vmahybrid.bench.latency import BLOCKING, NONBLOCKED, RAW, raw_ping_pong
+from vmahybrid.bench.figures import Part, interleave
+from vmahybrid.bench.latency import BLOCKING, NONBLOCKED, RAW, percentiles, raw_ping_pong
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, Place, places
 
@@ -43,13 +43,7 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
             OFFLOAD.name: partial(ping_pong, found[OFFLOAD.name], seconds),
         }
         runs = interleave(variants, repeats, say)
-    part = Part(failures=runs.failures)
-    p50 = {name: runs.of(name, lambda run: run.p50) for name in runs.results}
-    p99 = {name: runs.of(name, lambda run: run.p99) for name in runs.results}
-    for name in runs.results:
-        if p50[name]:
-            part.figures.append(median_figure(PART, f"{name}, p50", p50[name], "us"))
-            part.figures.append(median_figure(PART, f"{name}, p99", p99[name], "us"))
+    part, p50, _p99 = percentiles(PART, runs)
     part.ratio("kernel blocking p50 / offload p50", p50[BLOCKING], p50[OFFLOAD.name], at_least=12)
     part.ratio("kernel --nonblocked p50 / offload p50", p50[NONBLOCKED], p50[OFFLOAD.name], at_least=1.7)
     part.ratio("offload p50 / raw AF_XDP p50", p50[OFFLOAD.name], p50[RAW], at_most=1.8)
