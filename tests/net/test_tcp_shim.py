@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, Refusal, until
+from net.service_lab import Api, Peer, Refusal, module_service, until  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
@@ -42,16 +42,10 @@ def without_offloads(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
-@pytest.fixture(scope="module")
-def netns_pair() -> Iterator[Sandbox]:
+@pytest.fixture(scope="module", name="netns_pair")
+def bare_pair() -> Iterator[Sandbox]:
     with Sandbox("test") as sandbox:
         yield without_offloads(sandbox)
-
-
-@pytest.fixture(scope="module")
-def service(netns_pair: Sandbox) -> Iterator[Service]:
-    with Service(netns_pair) as running:
-        yield running
 
 
 Pair = tuple[ShimPeer, ShimPeer]

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, until
-from net.test_tcp_shim import offloaded, without_offloads
+from net.service_lab import Api, Peer, module_service, until  # noqa: F401
+from net.test_tcp_shim import bare_pair, offloaded, without_offloads  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
@@ -37,18 +37,6 @@ class Calls(Peer):
 
     def call(self, name: str, method: str, *arguments: Any) -> Any:
         return self.do("call", name=name, method=method, arguments=list(arguments))
-
-
-@pytest.fixture(scope="module")
-def netns_pair() -> Iterator[Sandbox]:
-    with Sandbox("test") as sandbox:
-        yield without_offloads(sandbox)
-
-
-@pytest.fixture(scope="module")
-def service(netns_pair: Sandbox) -> Iterator[Service]:
-    with Service(netns_pair) as running:
-        yield running
 
 
 @pytest.fixture(scope="module", autouse=True)
