@@ -102,9 +102,9 @@ def _dmesg() -> list[str]:
     return subprocess.run(["dmesg"], capture_output=True, text=True, timeout=30).stdout.splitlines()
 
 
-def compare(before: Snapshot, session: str, patience: float = 3.0) -> list[str]:
+def compare(before: Snapshot, session: str, patience: float = 10.0) -> list[str]:
     """What is there now, was not before, and is ours. Waits up to `patience` seconds: the kernel frees in the
-    background."""
+    background, and what belongs to a namespace of another session can't be told from ours."""
     deadline = time.monotonic() + patience
     while (left := _compare_once(before, session)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -120,7 +120,7 @@ def _compare_once(before: Snapshot, session: str) -> list[str]:
     left += [f"namespace {name}" for name in sorted(now.namespaces - before.namespaces) if _ours(name)]
     left += [f"network device {name}" for name in sorted(now.devices - before.devices)]
     left += [f"pin {path}" for path in sorted(now.pins - before.pins)]
-    left += [f"file {path}" for path in sorted(now.files - before.files)]
+    left += [f"file {path}" for path in sorted(now.files - before.files) if _ours(path)]
     left += [f"dmesg: {line}" for line in now.complaints if line not in before.complaints]
     return left
 
@@ -139,7 +139,7 @@ def _held(kind: str, identity: int) -> bool:
     return False
 
 
-def _ours(namespace: str) -> bool:
-    """A namespace of this process, or of one that is gone; another test run's are left alone."""
-    maker = re.search(r"-(\d+)-", namespace)
+def _ours(name: str) -> bool:
+    """A namespace or file of this process, or of one that is gone; another test run's are left alone."""
+    maker = re.search(r"-(\d+)-", name)
     return maker is None or int(maker[1]) == os.getpid() or not _alive(int(maker[1]))

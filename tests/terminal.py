@@ -26,9 +26,10 @@ class Terminal:
         self.master, self._slave = pty.openpty()
         self.resize(columns, lines)
         self.before = termios.tcgetattr(self._slave)
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             ["setsid", "-c", *argv], stdin=self._slave, stdout=self._slave, stderr=self._slave, cwd=ROOT,
-            env=os.environ | {"TERM": "linux", "LANG": "C.UTF-8"} | env)
+            env=inherited | {"TERM": "linux", "LANG": "C.UTF-8"} | env)
 
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

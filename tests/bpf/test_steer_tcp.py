@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf.frames import TCP, eth, ipv4, tcp4, udp4
+from bpf.frames import TCP, eth, ipv4, tcp4, tcp6, udp4, udp6
 from bpf.harness import DEV, DROP, KERNEL, MTU, RING, Outcome, Steer, TcSteer
 from vmahybrid.contracts import lib
 from vmahybrid.xdp.image import Image
@@ -32,22 +32,38 @@ def either(request: pytest.FixtureRequest, image: Image) -> Iterator[Steer]:
         yield steer
 
 
+# where the kernel listens, and by which address it is connected to: the last one over IPv4 to an AF_INET6 socket
+HOSTS = [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")]
+
+
+@pytest.fixture(params=HOSTS, ids=["ipv4", "ipv6", "both"])
+def hosts(request: pytest.FixtureRequest) -> tuple[str, str]:
+    listens, connects = request.param
+    return listens, connects
+
+
+def text(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def name(sock: socket.socket, peer: bool = False) -> str:
-    address, port = sock.getpeername() if peer else sock.getsockname()
-    return f"{address}:{port}"
+    address, port = (sock.getpeername() if peer else sock.getsockname())[:2]
+    return text(address.removeprefix("::ffff:"), port)
 
 
 def segment(src: str, dst: str, flags: int, size: int = 0) -> bytes:
-    frame = tcp4(src, dst, bytes(size))
-    at = 14 + 20 + 13
+    v6 = src.startswith("[")
+    frame = (tcp6 if v6 else tcp4)(src, dst, bytes(size))
+    at = 14 + (40 if v6 else 20) + 13
     return frame[:at] + struct.pack("B", flags) + frame[at + 1:]
 
 
 @contextlib.contextmanager
-def kernel() -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
+def kernel(hosts: tuple[str, str] = HOSTS[0]) -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
     """A listener of the kernel, and both ends of a connection to it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, \
-            socket.create_connection(listener.getsockname()) as there:
+    family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+    with socket.create_server((hosts[0], 0), family=family, dualstack_ipv6=hosts[0] == "::") as listener, \
+            socket.create_connection((hosts[1], listener.getsockname()[1])) as there:
         here, _ = listener.accept()
         with here:
             yield listener, here, there
@@ -55,23 +71,23 @@ def kernel() -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
 
 @pytest.mark.parametrize("flags", [SYN, ACK, SYN_ACK, RST])
 @pytest.mark.parametrize("listens", [0, LISTEN])
-def test_nobody_has_it(either: Steer, flags: int, listens: int) -> None:
-    rule = either.rule("127.0.0.1:9", proto=TCP, flags=listens)
-    assert either.run(segment("127.0.0.1:4000", "127.0.0.1:9", flags)) == Outcome("redirect", "ring", rule)
+def test_nobody_has_it(either: Steer, hosts: tuple[str, str], flags: int, listens: int) -> None:
+    rule = either.rule(text(hosts[1], 9), proto=TCP, flags=listens)
+    assert either.run(segment(text(hosts[1], 4000), text(hosts[1], 9), flags)) == Outcome("redirect", "ring", rule)
 
 
 @pytest.mark.parametrize("flags", [SYN, ACK, RST])
 @pytest.mark.parametrize("listens", [0, LISTEN])
 @pytest.mark.parametrize("kind", [RING, DEV])
-def test_the_kernels_connection(either: Steer, flags: int, listens: int, kind: int) -> None:
-    with kernel() as (listener, here, _):
-        either.rule(name(listener), proto=TCP, flags=listens, kind=kind)
+def test_the_kernels_connection(either: Steer, hosts: tuple[str, str], flags: int, listens: int, kind: int) -> None:
+    with kernel(hosts) as (_, here, _there):
+        either.rule(name(here), proto=TCP, flags=listens, kind=kind)
         assert either.run(segment(name(here, peer=True), name(here), flags)) == PASS
 
 
-def test_one_that_closes(either: Steer) -> None:
-    with kernel() as (listener, here, there):
-        either.rule(name(listener), proto=TCP, flags=LISTEN)
+def test_one_that_closes(either: Steer, hosts: tuple[str, str]) -> None:
+    with kernel(hosts) as (_, here, there):
+        either.rule(name(here), proto=TCP, flags=LISTEN)
         names = name(here, peer=True), name(here)
         here.close()
         assert there.recv(1) == b""
@@ -84,17 +100,17 @@ def test_one_that_closes(either: Steer) -> None:
     (LISTEN, SYN, True), (LISTEN, ACK, True), (LISTEN, RST, True),
     (0, SYN, False), (0, ACK, True), (0, SYN_ACK, True), (0, RST, True),
 ])
-def test_the_kernel_listens(either: Steer, listens: int, flags: int, ring: bool) -> None:
+def test_the_kernel_listens(either: Steer, hosts: tuple[str, str], listens: int, flags: int, ring: bool) -> None:
     """Where no ring listens SYNs are the kernel's; what it would answer by a reset never is."""
-    with kernel() as (listener, _, _):
-        rule = either.rule(name(listener), proto=TCP, flags=listens)
-        seen = either.run(segment("127.0.0.1:1", name(listener), flags))
+    with kernel(hosts) as (_, here, _there):
+        rule = either.rule(name(here), proto=TCP, flags=listens)
+        seen = either.run(segment(text(hosts[1], 1), name(here), flags))
         assert seen == (Outcome("redirect", "ring", rule) if ring else PASS)
 
 
-def test_rules_of_a_connection_are_stronger(either: Steer) -> None:
+def test_rules_of_a_connection_are_stronger(either: Steer, hosts: tuple[str, str]) -> None:
     """Its kernel socket is parked."""
-    with kernel() as (_, here, _):
+    with kernel(hosts) as (_, here, _there):
         either.rule(name(here), proto=TCP, flags=LISTEN)
         rule = either.rule(name(here), name(here, peer=True), proto=TCP)
         assert either.run(segment(name(here, peer=True), name(here), ACK)) == Outcome("redirect", "ring", rule)
@@ -107,10 +123,11 @@ def test_rules_of_the_operator(either: Steer, kind: int, verdict: str, out: str)
         assert either.run(segment(name(here, peer=True), name(here), ACK)) == Outcome(verdict, out, rule)
 
 
-def test_datagrams_are_not_asked_about(either: Steer) -> None:
-    with kernel() as (_, here, _):
+def test_datagrams_are_not_asked_about(either: Steer, hosts: tuple[str, str]) -> None:
+    with kernel(hosts) as (_, here, _there):
         rule = either.rule(name(here))
-        assert either.run(udp4(name(here, peer=True), name(here))) == Outcome("redirect", "ring", rule)
+        frame = (udp6 if hosts[1] == "::1" else udp4)(name(here, peer=True), name(here))
+        assert either.run(frame) == Outcome("redirect", "ring", rule)
 
 
 def configure(steer: Steer, five: bool = False) -> None:

@@ -46,5 +46,5 @@ struct call_case {
 	void (*run)(int arg);
 	int arg;
 };
-extern const struct call_case recv_cases[], send_cases[], mux_cases[], opt_cases[], life_cases[], odd_cases[];
+extern const struct call_case recv_cases[], send_cases[], mux_cases[], opt_cases[], life_cases[], odd_cases[], stamp_cases[];
 #endif

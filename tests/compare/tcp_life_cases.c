@@ -207,9 +207,21 @@ static void *wait_in(void *arg)
 		w->r = epoll_wait(ep, &e, 1, 400), w->events = w->r == 1 ? e.events : 0;
 		close(ep);
 		break;
+	case 5: w->r = accept(w->fd, NULL, NULL); break;
 	}
 	w->err = errno;
 	return NULL;
+}
+
+static int tcp_listener(void)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	if (bind(l, (void *)&a, sizeof(a)) || listen(l, 4))
+		say("listen", -1);
+	return l;
 }
 
 /* how + 10: shutdown instead of close; + 20: the peer sends after the close */
@@ -220,7 +232,7 @@ static void close_while(int how)
 
 	if (w.how == 1)
 		tell("rcvbuf 8192");
-	w.fd = tcp_client();
+	w.fd = w.how == 5 ? tcp_listener() : tcp_client();
 	setsockopt(w.fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
 	setsockopt(w.fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
 	setsockopt(w.fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
@@ -447,13 +459,9 @@ static void listener_calls(int arg)
 /* The peer has sent and closed before accept(). */
 static void accepted_late(int how)
 {
-	struct sockaddr_in a = { .sin_family = AF_INET };
 	char c[16];
-	int l = socket(AF_INET, SOCK_STREAM, 0), fd;
+	int l = tcp_listener(), fd;
 
-	inet_pton(AF_INET, my_ip, &a.sin_addr);
-	if (bind(l, (void *)&a, sizeof(a)) || listen(l, 4))
-		say("listen", -1);
 	tell("connect %d", my_port(l));
 	tell("send 5");
 	tell(how ? "reset" : "close");
@@ -480,10 +488,10 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp reset, while send waits", peer_resets_waiter, 2 },
 	{ "tcp close while recv waits", close_while, 0 }, { "tcp close while send waits", close_while, 1 },
 	{ "tcp close while poll waits", close_while, 2 }, { "tcp close while select waits", close_while, 3 },
-	{ "tcp close while epoll waits", close_while, 4 },
+	{ "tcp close while epoll waits", close_while, 4 }, { "tcp close while accept waits", close_while, 5 },
 	{ "tcp shutdown while recv waits", close_while, 10 }, { "tcp shutdown while send waits", close_while, 11 },
 	{ "tcp shutdown while poll waits", close_while, 12 }, { "tcp shutdown while select waits", close_while, 13 },
-	{ "tcp shutdown while epoll waits", close_while, 14 },
+	{ "tcp shutdown while epoll waits", close_while, 14 }, { "tcp shutdown while accept waits", close_while, 15 },
 	{ "tcp data after close while recv waits", close_while, 20 },
 	{ "tcp two threads", two_threads, 0 },
 	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },

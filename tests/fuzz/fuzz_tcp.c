@@ -69,6 +69,7 @@ static struct vmh_tcp_conn *move(struct wire *w, struct vmh_tcp_conn *c, struct 
 	static uint8_t blob[1 << 20];
 	struct vmh_tcp_path p = wire_path(1);
 	struct vmh_tcp_conn *again;
+	struct vmh_tcp_options o;
 	ssize_t len;
 
 	if (vmh_tcp_freeze(c))
@@ -83,6 +84,11 @@ static struct vmh_tcp_conn *move(struct wire *w, struct vmh_tcp_conn *c, struct 
 		blob[byte(in) % VMH_TCP_STATE_LEN] ^= byte(in);
 	if (vmh_tcp_import(w->end[1].t, blob, (size_t)len, &p, NULL, &again))
 		return NULL;
+	vmh_tcp_get_options(again, &o);
+	if (o.user_timeout_ms > 600000) { /* it is kept to, by closed ones too: for weeks, as Linux does */
+		o.user_timeout_ms = 600000;
+		vmh_tcp_set_options(again, &o);
+	}
 	vmh_tcp_thaw(again);
 	return again;
 }

@@ -13,6 +13,7 @@ import json
 import os
 import select
 import socket
+import struct
 import sys
 import time
 from typing import Any, Self
@@ -25,7 +26,8 @@ HEADER = "struct vmh_msg_hdr"
 REPLIES = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello_reply", lib.VMH_MSG_RING: "struct vmh_msg_ring_reply",
            lib.VMH_MSG_ATTACH: "struct vmh_msg_attach_reply",
            lib.VMH_MSG_RING_MAPPED: "struct vmh_msg_ring_mapped_reply",
-           lib.VMH_MSG_TCP_TAKE: "struct vmh_msg_tcp_take_reply"}
+           lib.VMH_MSG_TCP_TAKE: "struct vmh_msg_tcp_take_reply",
+           lib.VMH_MSG_TCP_SHOW: "struct vmh_msg_tcp_show_reply"}
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h
 REINJECT_HEAD = ffi.offsetof("struct vmh_msg_reinject", "data")
 KINDS = {"5t": lib.VMH_FLOW_5T, "3t": lib.VMH_FLOW_3T, "mc": lib.VMH_FLOW_MC}
@@ -144,6 +146,16 @@ class Client:
             file.flush()
             return self.call(lib.VMH_MSG_TCP_HOME, "struct vmh_msg_tcp_home", fd, file.fileno(), flow_id=flow_id,
                              ifindex=ifindex)
+
+    def tcp_show(self, conns: list[tuple[int, int, tuple[str, int], tuple[str, int]]], ifindex: int, count: int) -> Any:
+        """(socket, flow of the port, local, remote); ``count``: what the message says."""
+        conn = [{"flow_id": flow_id, "ifindex": ifindex, "fd": fd, "local_addr": addr_to_bytes(local[0]),
+                 "local_port": htons(local[1]), "remote_addr": addr_to_bytes(remote[0]),
+                 "remote_port": htons(remote[1])} for fd, flow_id, local, remote in conns]
+        return self.call(lib.VMH_MSG_TCP_SHOW, "struct vmh_msg_tcp_show", *(c[0] for c in conns), n=count, conn=conn)
+
+    def tcp_hide(self, inodes: list[int]) -> Any:
+        return self.call(lib.VMH_MSG_TCP_HIDE, "struct vmh_msg_tcp_hide", n=len(inodes), inode=inodes)
 
     def detach(self, flow_id: int, cause: int = 0) -> Any:
         return self.call(lib.VMH_MSG_DETACH, "struct vmh_msg_detach", flow_id=flow_id, cause=cause)
@@ -266,6 +278,25 @@ class Interpreter:
         if port:
             state = state[:50] + port.to_bytes(2, "big") + state[52:]
         return _plain(self.client.tcp_home(self.sockets[name].fileno(), flow_id, state))
+
+    def do_show(self, conns: list[list[Any]], ifname: str, count: int = 0) -> dict[str, Any]:
+        """Of each: name of the socket, flow of the port, local, remote."""
+        wanted = [(self.sockets[name].fileno(), flow, (a[0], a[1]), (b[0], b[1])) for name, flow, a, b in conns]
+        reply = self.client.tcp_show(wanted, socket.if_nametoindex(ifname), count or len(wanted))
+        return _plain(reply) | {"flow_id": list(getattr(reply, "flow_id", []))[:len(wanted)]}
+
+    def do_hide(self, names: list[str], forget: bool = True) -> dict[str, Any]:
+        """``forget``: the kernel forgets the connections first."""
+        libc = ctypes.CDLL(None)
+        for name in names if forget else ():
+            libc.connect(self.sockets[name].fileno(), struct.pack("=H14x", socket.AF_UNSPEC), 16)
+        return _plain(self.client.tcp_hide([os.fstat(self.sockets[name].fileno()).st_ino for name in names]))
+
+    def do_stream(self, name: str, bind: list[Any] | None = None) -> list[Any]:
+        sock = self.sockets[name] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if bind:
+            sock.bind((bind[0], bind[1]))
+        return list(sock.getsockname())
 
     def do_detach(self, flow_id: int, cause: int = 0) -> dict[str, Any]:
         return _plain(self.client.detach(flow_id, cause))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import select
@@ -39,6 +40,9 @@ def names(bits: int, table: dict[str, int]) -> list[str]:
     return [name for name, bit in table.items() if bits & bit]
 
 
+FAMILY = socket.AF_INET6 if sys.argv[1:] == ["6"] else socket.AF_INET
+
+
 class Calls:
     def __init__(self) -> None:
         self.sockets: dict[str, socket.socket] = {}
@@ -49,12 +53,15 @@ class Calls:
         return getattr(self, "do_" + command.pop("do"))(**command)
 
     def do_new(self, name: str, blocking: bool = True) -> None:
-        self.sockets[name] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.sockets[name] = socket.socket(FAMILY, socket.SOCK_STREAM)
         self.sockets[name].setblocking(blocking)
 
-    def do_listen(self, name: str, address: str, port: int = 0, backlog: int = 16, reuse: bool = True) -> Any:
-        sock = self.sockets[name] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def do_listen(self, name: str, address: str, port: int = 0, backlog: int = 16, reuse: bool = True,
+                  only_v6: int = -1) -> Any:
+        sock = self.sockets[name] = socket.socket(FAMILY, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        if only_v6 >= 0:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
         result = outcome(sock.bind, (address, port))
         if result is None:
             result = outcome(sock.listen, backlog)
@@ -211,6 +218,26 @@ class Calls:
             self.sockets[f"many{i}"] = socket.create_connection((address, port), timeout=5)
         return count
 
+    def do_pour(self, name: str, most: int) -> Any:
+        """As much as goes while nobody reads, and its hash."""
+        sock, sent, sum_ = self.sockets[name], 0, hashlib.sha256()
+        sock.settimeout(1)
+        with contextlib.suppress(TimeoutError):
+            while sent < most:
+                data = os.urandom(5000)
+                done = sock.send(data)
+                sum_.update(data[:done])
+                sent += done
+        sock.settimeout(None)
+        return sent, sum_.hexdigest()
+
+    def do_drain(self, name: str, size: int) -> Any:
+        sock, got, sum_ = self.sockets[name], 0, hashlib.sha256()
+        while got < size and (part := sock.recv(min(1 << 16, size - got))):
+            sum_.update(part)
+            got += len(part)
+        return got, sum_.hexdigest()
+
     def do_leave(self, name: str, data: str) -> None:
         time.sleep(0.2)     # the answer to this command comes before
         self.sockets[name].sendall(data.encode())
@@ -233,6 +260,12 @@ class Calls:
         os.close(r)
         os.waitpid(pid, 0)
         return json.loads(answer)
+
+    def do_vanish(self, name: str) -> None:
+        """As if its machine had lost its power: a socket in repair mode (TCP_REPAIR) is closed without a word."""
+        sock = self.sockets.pop(name)
+        sock.setsockopt(socket.IPPROTO_TCP, 19, 1)
+        sock.close()
 
     def do_close(self, name: str) -> Any:
         return outcome(self.sockets.pop(name).close)

@@ -18,8 +18,9 @@ from typing import Any
 
 class Peer:
     def __init__(self) -> None:
-        self.listener = socket.socket()
-        self.sock = socket.socket()
+        self.family = socket.AF_INET6 if sys.argv[1:] == ["6"] else socket.AF_INET
+        self.listener = socket.socket(self.family)
+        self.sock = socket.socket(self.family)
         self.thread: threading.Thread | None = None
 
     def run(self, command: dict[str, Any]) -> Any:
@@ -32,13 +33,17 @@ class Peer:
         self.listener.settimeout(5)
         return int(self.listener.getsockname()[1])
 
+    def do_waits(self) -> bool:
+        """Rings take connections from when the program has looked for them."""
+        return bool(select.select([self.listener], [], [], 0)[0])
+
     def do_accept(self) -> int:
         self.sock = self.listener.accept()[0]
         self.sock.settimeout(None)
         return self.sock.fileno()
 
     def do_connect(self, address: str, port: int, timeout: float = 0) -> int:
-        self.sock = socket.socket()
+        self.sock = socket.socket(self.family)
         if timeout:
             self.sock.settimeout(timeout)   # non-blocking inside
         self.sock.connect((address, port))

@@ -54,9 +54,13 @@ class Lab:
         return dict(ring["stats"])
 
 
+# a QP has counters of its own, tested by test_verbs_params.py and test_verbs_ring.py
+XDP = pytest.mark.parametrize("softverbs", ["xdp"], indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+def lab(softverbs: bool) -> Iterator[Lab]:
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b], softverbs=softverbs) as service:
         made = Lab(sandbox, service, VMA_RX_POLL="2000", VMA_SELECT_POLL="200", VMA_CPU_USAGE_STATS="1")
         try:
             yield made
@@ -378,6 +382,7 @@ def grown(lab: Lab, act: Callable[[], object], kind: str = "counter") -> Values:
     return changes(before, lab.rings(), kind)
 
 
+@XDP
 def test_ring_receives(lab: Lab) -> None:
     where = lab.ring()
 
@@ -390,6 +395,7 @@ def test_ring_receives(lab: Lab) -> None:
     assert found.keys() <= {"rx_packets", "rx_bytes", "interrupts_requested", "interrupts_received"}
 
 
+@XDP
 def test_ring_sends(lab: Lab) -> None:
     """One wake-up of the kernel per call, also of sendmmsg."""
     lab.ring()
@@ -404,6 +410,7 @@ def test_ring_sends(lab: Lab) -> None:
     assert 0 < lab.rings()["pool_tx_free"] <= sending + 16  # completions are looked at every 16 frames
 
 
+@XDP
 def test_ring_sleeps(lab: Lab) -> None:
     """Each receive call that finds nothing sleeps once; a datagram wakes it, a timeout does not."""
     where = lab.ring()
@@ -422,6 +429,7 @@ def test_ring_sleeps(lab: Lab) -> None:
                                "rx_bytes": N * (SIZE + HEADERS)}
 
 
+@XDP
 def test_ring_drained(lab: Lab) -> None:
     """Most frames in one poll; where the frames are until they are read."""
     where = lab.ring()
@@ -438,6 +446,7 @@ def test_ring_drained(lab: Lab) -> None:
     assert found == {"queue_len": 0, "pool_rx_free": frames}
 
 
+@XDP
 def test_ring_frames_for_nobody(lab: Lab) -> None:
     """Malformed: a wrong sum of the IP header. Unwanted: their socket was closed."""
     where = lab.ring()
@@ -600,6 +609,7 @@ NOT_DRIVEN = {
     "rx_zcopy_packets": "programs have no way yet to borrow a datagram",
     "tx_ready_bytes": "TCP alone keeps what it has not sent yet",
     "retransmits": "TCP alone sends again",
+    **dict.fromkeys(("rx_tcp_kept", "rx_tcp_copied"), "of TCP: tests/net/test_tcp_hold.py"),
     **dict.fromkeys(("cq_errors", "rx_tagged", "rx_hw_csum", "tx_inline", "dm_packets", "dm_bytes", "dm_full",
                      "mod_count", "mod_usec", "dm_size"), VERBS),
 }

@@ -182,9 +182,18 @@ def test_a_burst_that_the_ring_could_not_hold(running: Service, sandbox: Sandbox
     here = sandbox.a.address
     argv = [*run(running), "-p", "latency", "--", sys.executable, "-c", BURST, here]
     reader = sandbox.start(sandbox.a, argv, env=running.env)
-    reader.wait_for("bound")
     api = Api(running)
-    until(lambda: any(f["pid"] == reader.pid and f["action"] == "ring" for f in api.socket_flows()))
+    try:
+        reader.wait_for("bound")
+        until(lambda: any(f["pid"] == reader.pid and f["action"] == "ring" for f in api.socket_flows()))
+        told_of_a_burst(running, sandbox, api, reader)
+    finally:
+        reader.stop()
+    until(lambda: not [s for s in api.status()["health"] if f"rocess {reader.pid} " in s])
+
+
+def told_of_a_burst(running: Service, sandbox: Sandbox, api: Api, reader: Program) -> None:
+    here = sandbox.a.address
     assert f"rocess {reader.pid} " not in str(api.status()["health"])
     send = f"import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 64, ('{here}', 7700)) for _ in range(3000)]"
     sandbox.start(sandbox.b, [sys.executable, "-c", send]).wait(20)
@@ -194,7 +203,6 @@ def test_a_burst_that_the_ring_could_not_hold(running: Service, sandbox: Sandbox
     if running.softverbs:
         until(lambda: [ring["stats"]["rx_packets"] for ring in rings()] == [3000])
         assert f"rocess {reader.pid} " not in str(api.status()["health"])
-        reader.stop()
         return
     (ring,) = rings()
     lost = ring["kernel"]["rx_dropped"] + ring["kernel"]["rx_ring_full"]
@@ -211,8 +219,6 @@ def test_a_burst_that_the_ring_could_not_hold(running: Service, sandbox: Sandbox
     time.sleep(0.2)
     view = vma_stats(running, reader.pid, "-v", "3")
     assert "HW RX" not in view
-    reader.stop()
-    until(lambda: not [s for s in api.status()["health"] if f"rocess {reader.pid} " in s])
 
 
 def ring_comm(api: Api, pid: int) -> str:

@@ -46,9 +46,11 @@ def start(service: Service, netns_pair: Sandbox) -> Iterator[Run]:
     """Starts a Python text under the shim on side a, with parameters; ended with the test."""
     begun: list[Program] = []
 
-    def run(text: str, *arguments: str, **parameters: str) -> Program:
+    def run(text: str, *arguments: str, trace: Path | None = None, **parameters: str) -> Program:
+        """``trace``: where strace writes sched_yield(2) of all threads."""
         chosen = [word for name, value in parameters.items() for word in ("-e", f"{name}={value}")]
-        argv = [*run_words(*chosen), "--", sys.executable, "-uc", PROLOGUE + text]
+        spy = ["strace", "-f", "-qq", "-e", "trace=sched_yield", "-o", str(trace)] if trace else []
+        argv = [*spy, *run_words(*chosen), "--", sys.executable, "-uc", PROLOGUE + text]
         here, there = netns_pair.a.address, netns_pair.b.address
         begun.append(netns_pair.start(netns_pair.a, [*argv, here, there, *arguments], env=service.env))
         return begun[-1]
@@ -371,6 +373,332 @@ def test_a_full_ring(start: Run, service: Service, switch: str) -> None:
     assert (refused > 0) is (switch == "1")
     assert counters["tx_eagain"] == refused
     assert (counters["tx_os_packets"] > 1000) is (switch == "0")
+
+
+CONNECTED = """
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(sys.argv[3] == "1"))
+s.bind((here, 5021))
+s.connect((there, 5022))
+if sys.argv[3] == "later":
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+tell(connected=1)
+tell(got=[s.recv(10).decode() for _ in range(2)])
+wait()
+"""
+
+
+@pytest.mark.parametrize(("three", "reuse", "kind", "remote", "counted"), [
+    ("1", "0", "3-tuple", "*:*", 3), ("0", "0", "5-tuple", "10.77.0.2:5022", 2),
+    ("1", "1", "5-tuple", "10.77.0.2:5022", 2), ("1", "later", "5-tuple", "10.77.0.2:5022", 2)])
+def test_rules_of_connected_sockets(start: Run, service: Service, netns_pair: Sandbox, three: str, reuse: str,
+                                    kind: str, remote: str, counted: int) -> None:
+    """Either way nothing of anybody but the peer is received; a port that others may share has a rule for the peer."""
+    program = start(CONNECTED, reuse, VMA_UDP_3T_RULES=three)
+    program.wait_for("connected")
+    send = f"import socket; here = ('{netns_pair.a.address}', 5021)\n" \
+           "for port, said in (5022, b'one'), (5023, b'stranger'), (5022, b'two'):\n" \
+           " s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', port)); s.sendto(said, here); s.close()"
+    netns_pair.start(netns_pair.b, [sys.executable, "-c", send]).result()
+    program.wait_for(r'"got": \["one", "two"\]')
+    flow, = Api(service).socket_flows()
+    assert (flow["kind"], flow["remote"], flow["packets"]) == (kind, remote, counted)
+    assert socket_of(service, program, 5021)["counters"]["rx_packets"] == 2
+    assert re.search(rf" 10\.77\.0\.1:5021 +{re.escape(remote)} +ring ", service.ask("flows"))
+
+
+READ_ONE = """
+s = udp(5024)
+s.settimeout(None)
+tell(bound=1)
+s.recv(10)
+tell(read=1)
+wait()
+"""
+
+
+@pytest.mark.parametrize(("mode", "interval", "kept"), [("0", "0", 0), ("0", "10", 0), ("1", "0", 1), ("1", "10", 0),
+                                                        ("2", "0", 1), ("2", "10", 1)])
+def test_buffers_go_back(
+    start: Run, service: Service, netns_pair: Sandbox, mode: str, interval: str, kept: int
+) -> None:
+    """0 gives the read buffer back at once, 1 when the internal thread has time, 2 not before the next one is read."""
+    program = start(READ_ONE, VMA_BUFFER_BATCHING_MODE=mode, VMA_PROGRESS_ENGINE_INTERVAL=interval)
+    program.wait_for("bound")
+    send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); " \
+           f"s.sendto(b'x', ('{netns_pair.a.address}', 5024))"  # fmt: skip
+    netns_pair.start(netns_pair.b, [sys.executable, "-c", send]).result()
+    program.wait_for("read")
+    time.sleep(0.3)
+    with Client(service.rundir / "api.sock") as client:
+        ring, = client.get("v1", "rings")
+    assert ring["stats"]["rx_packets"] == 1
+    assert ring["stats"]["queue_len"] == kept
+
+
+HELD = """
+import fcntl
+s = udp(5025)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+tell(bound=1)
+time.sleep(1)       # everything has come
+s.setblocking(False)
+fcntl.ioctl(s, 0x541b, bytes(4))    # FIONREAD: off the ring, all of it
+got = 0
+try:
+    while s.recv(2000):
+        got += 1
+except BlockingIOError:
+    pass
+tell(got=got)
+wait()
+"""
+
+
+@pytest.mark.parametrize(("least", "low", "high"), [("65536", 28, 30), ("262144", 113, 115), ("1", 1, 3)])
+def test_least_receive_limit(
+    start: Run, service: Service, netns_pair: Sandbox, least: str, low: int, high: int
+) -> None:
+    """200 datagrams of 1200 bytes wait for a socket with the smallest SO_RCVBUF: each counts for 2304."""
+    program = start(HELD, VMA_RX_BYTES_MIN=least)
+    program.wait_for("bound")
+    send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+           f"for _ in range(200): s.sendto(bytes(1200), ('{netns_pair.a.address}', 5025)); time.sleep(0.0005)"
+    netns_pair.start(netns_pair.b, [sys.executable, "-c", send]).result()
+    got = int(program.wait_for(r'"got": (\d+)')[1])
+    counters = socket_of(service, program, 5025)["counters"]
+    assert counters["rx_packets"] + counters["rx_drop_packets"] == 200
+    assert (got, counters["rx_os_packets"]) == (counters["rx_packets"], 0)
+    assert low <= got <= high
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_first_value_of_multicast_loop(start: Run, switch: str) -> None:
+    text = """
+s = udp(5026)
+tell(loop=s.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP))
+"""
+    assert told(start(text, VMA_TX_MC_LOOPBACK=switch))["loop"] == int(switch)
+
+
+KERNEL_S_TURN = """
+import threading
+s = udp(5027, "")
+s.settimeout(None)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+k = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+threading.Timer(0.3, k.sendto, (b"x", ("127.0.0.1", 5027))).start()
+begun = time.monotonic()
+s.recv(10)
+tell(took=time.monotonic() - begun)
+"""
+
+
+@pytest.mark.parametrize(("ratio", "soon"), [("1", True), ("0", False)])
+def test_looks_at_the_kernel_while_spinning(start: Run, ratio: str, soon: bool) -> None:
+    """A datagram of the kernel, between two of which 0 never looks: it is found at the end of the call."""
+    took = told(start(KERNEL_S_TURN, VMA_RX_POLL="-1", VMA_RX_UDP_POLL_OS_RATIO=ratio))["took"]
+    assert (0.25 < took < 0.8) is soon
+    assert (took > 0.95) is not soon
+
+
+def loops_of_yield(start: Run, tmp_path: Path, **parameters: str) -> int:
+    """How often a receive call of 50 ms that spins gave the processor to others."""
+    trace = tmp_path / "trace"
+    text = """
+s = udp(5028)
+s.settimeout(None)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50000))
+try:
+    s.recv(10)
+except BlockingIOError:
+    tell(timed_out=1)
+"""
+    program = start(text, VMA_RX_POLL="-1", trace=trace, **parameters)
+    assert "timed_out" in program.result(20)
+    return trace.read_text().count("sched_yield(")
+
+
+def test_yield_while_spinning(start: Run, tmp_path: Path) -> None:
+    assert loops_of_yield(start, tmp_path) == 0
+    assert loops_of_yield(start, tmp_path, VMA_RX_POLL_YIELD="1000") > 5
+
+
+QUEUED = """
+s = udp(5029)
+tell(bound=1)
+time.sleep(0.5)
+s.recv(10)              # takes all that has come off the ring
+tell(first=1)
+time.sleep(0.5)
+s.recv(10)
+wait()
+"""
+
+
+@pytest.mark.parametrize(("rate", "queued"), [("0", 8), ("1", 18)])
+def test_a_look_at_the_ring_while_something_is_queued(
+    start: Run, service: Service, netns_pair: Sandbox, rate: str, queued: int
+) -> None:
+    program = start(QUEUED, VMA_RX_CQ_DRAIN_RATE_NSEC=rate, VMA_RX_UDP_POLL_OS_RATIO="0")
+    send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); " \
+           f"[s.sendto(b'x', ('{netns_pair.a.address}', 5029)) for _ in range(10)]"  # fmt: skip
+    for after in ("bound", "first"):
+        program.wait_for(after)
+        netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+    until(lambda: socket_of(service, program, 5029)["counters"]["rx_packets"] == 2)
+    assert socket_of(service, program, 5029)["counters"]["rx_ready_packets"] == queued
+
+
+@pytest.mark.parametrize(("most", "delivered"), [("10000", True), ("0", False)])
+def test_frames_that_the_internal_thread_takes(
+    start: Run, service: Service, netns_pair: Sandbox, most: str, delivered: bool
+) -> None:
+    """Of a ring that is more than half full and that nobody looks at."""
+    program = start("s = udp(5030); tell(pid=1); wait()", VMA_PROGRESS_ENGINE_WCE_MAX=most)
+    told(program)
+    send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+           f"for _ in range(1400): s.sendto(b'x', ('{netns_pair.a.address}', 5030)); time.sleep(0.0002)"  # fmt: skip
+    netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+    time.sleep(0.3)
+    assert (socket_of(service, program, 5030)["counters"]["rx_ready_packets"] > 0) is delivered
+
+
+def test_mtu(start: Run, service: Service) -> None:
+    text = """
+s = udp(5031)
+for _ in range(100):      # until the neighbour is known
+    s.sendto(b"x", (there, 5032))
+    time.sleep(0.005)
+for _ in range(10):
+    s.sendto(bytes(1000), (there, 5032))
+tell(done=1)
+wait()
+"""
+    sent = {}
+    for mtu in ("0", "900"):
+        program = start(text, VMA_MTU=mtu)
+        told(program)
+        counters = socket_of(service, program, 5031)["counters"]
+        sent[mtu] = counters["tx_bytes"] >= 10000, counters["tx_os_bytes"] >= 10000
+        assert ("Mismatch between interface va MTU=1500 and VMA_MTU=900." in program.errors) is (mtu == "900")
+        program.stop()
+    assert sent == {"0": (True, False), "900": (False, True)}
+
+
+SPIN = """
+import select
+s = udp(5033)
+s.settimeout(None)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300000))
+begun = time.thread_time()
+try:
+    s.recv(10)
+except BlockingIOError:
+    received = time.thread_time() - begun
+begun = time.thread_time()
+assert select.select([s], [], [], 0.3) == ([], [], [])
+tell(received=received, selected=time.thread_time() - begun)
+"""
+
+
+@pytest.mark.parametrize("receive", ["0", "-1"])
+@pytest.mark.parametrize("choose", ["0", "-1"])
+def test_spinning(start: Run, receive: str, choose: str) -> None:
+    spent = told(start(SPIN, VMA_RX_POLL=receive, VMA_SELECT_POLL=choose))
+    assert (spent["received"] > 0.08) is (receive == "-1"), spent
+    assert (spent["selected"] > 0.08) is (choose == "-1"), spent
+
+
+@pytest.mark.parametrize(("posted", "low", "high"), [("128", 100, 260), ("16000", 500, 500)])
+def test_receive_buffers_of_a_ring(
+    start: Run, service: Service, netns_pair: Sandbox, posted: str, low: int, high: int
+) -> None:
+    """500 datagrams come while nobody looks at the ring: no more than were posted are there afterwards."""
+    program = start(HELD.replace("5025", "5034").replace(", 1)", ", 4 << 20)"), VMA_RX_WRE=posted,
+                    VMA_RX_BYTES_MIN="4194304", VMA_PROGRESS_ENGINE_INTERVAL="0")
+    program.wait_for("bound")
+    send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+           f"for _ in range(500): s.sendto(b'x', ('{netns_pair.a.address}', 5034))"
+    netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+    assert low <= int(program.wait_for(r'"got": (\d+)')[1]) <= high
+
+
+MOVES = """
+conns = [socket.create_connection((there, 5035)) for _ in range(3)]
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    for c in conns:
+        c.sendall(b"ask")
+        c.recv(10)
+tell(done=1)
+wait()
+"""
+ANSWERS = """
+import socket, threading
+def serve(s):
+    while data := s.recv(100):
+        s.sendall(data)
+listener = socket.create_server(("", 5035))
+print("ready", flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(("percent", "moved"), [("100", {3}), ("1", {1, 2})])
+def test_time_for_moving_connections(
+    start: Run, service: Service, netns_pair: Sandbox, percent: str, moved: set[int]
+) -> None:
+    """Three hot connections in 1.5 s; each move takes 10 ms at least, so 1 percent has the next one wait for 1 s."""
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="8", VMA_HYBRID_TCP_BUDGET=percent,
+               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0"))  # fmt: skip
+    with Client(service.rundir / "api.sock") as client:
+        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
+    server.stop(signal.SIGKILL)
+    assert sum(found) in moved
+
+
+@pytest.mark.parametrize(("most", "moved"), [("0", True), ("2", False)])
+def test_many_busy_connections(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: bool) -> None:
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_BUDGET="100",
+               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY=most))  # fmt: skip
+    with Client(service.rundir / "api.sock") as client:
+        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
+    server.stop(signal.SIGKILL)
+    assert sum(found) == (3 if moved else 0)
+
+
+BY_KERNEL = """
+conns = [socket.socket() for _ in range(2)]
+conns[1].bind((here, 5036))     # so the kernel connects it
+for c in conns:
+    c.connect((there, 5035))
+    for _ in range(3):
+        c.sendall(b"ask")
+        c.recv(10)
+tell(done=1)
+wait()
+"""
+
+
+@pytest.mark.parametrize(("three", "kinds"), [("0", ["3-tuple", "5-tuple"]), ("1", ["3-tuple"])])
+def test_rules_of_tcp_connections(
+    start: Run, service: Service, netns_pair: Sandbox, three: str, kinds: list[str]
+) -> None:
+    """One from its SYN on, by a rule of its port, and one that the kernel opens."""
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    program = start(BY_KERNEL, VMA_HYBRID_TCP="offload", VMA_TCP_3T_RULES=three, VMA_HYBRID_TCP_SHOW="0")
+    told(program)
+    assert sorted({flow["kind"] for flow in Api(service).socket_flows()}) == kinds
+    bound = socket_of(service, program, 5036)
+    server.stop(signal.SIGKILL)
+    assert (bound["offloaded"], bound["reason"]) == ((True, "none") if three == "0" else (False, "tcp-rules"))
 
 
 def test_the_profile_of_run_is_shown(start: Run, service: Service) -> None:

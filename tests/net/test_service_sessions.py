@@ -71,6 +71,12 @@ def test_a_connected_socket(peer: Peer, netns_pair: Sandbox) -> None:
     assert wrong["reason"] == Reason.NOT_OWNER
     # unconnected claims more than the socket has
     assert peer.do("attach", name="s", kind="3t", local=["10.77.0.1", port])["reason"] == Reason.NOT_OWNER
+    # connected, and the whole port, which nobody else can have
+    far = ["10.77.0.2", 7000]
+    assert peer.do("attach", name="s", kind="3t", local=["10.77.0.1", port], remote=far)["status"] == 0
+    shared = peer.bound("r", connect=far, reuse="SO_REUSEADDR")
+    refused = peer.do("attach", name="r", kind="3t", local=["10.77.0.1", shared], remote=far)
+    assert refused["reason"] == Reason.PORT_SHARED
 
 
 @pytest.mark.parametrize(("bind", "kind", "local", "remote"), [

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.root
 PROGRAM = [sys.executable, str(Path(__file__).with_name("tcp_param_program.py"))]
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Sandbox, Service]]:
+@pytest.fixture(scope="module", name="served")
+def served_pair() -> Iterator[tuple[Sandbox, Service]]:
     with Sandbox("test") as sandbox, Service(sandbox) as service:
         for side in sandbox.sides:
             run_command(*side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from net.service_lab import Api, Peer, module_pair, module_service, open_files, 
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
+from vmahybrid.contracts import lib
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.tcpstate import TcpState
 from vmahybrid.steering.reasons import Reason
@@ -103,3 +106,64 @@ def test_a_killed_program_resets_its_peer(service: Service, netns_pair: Sandbox,
         with pytest.raises(ConnectionResetError):
             speak(other)
     until(lambda: len(open_files(service.program.pid)) <= len(files))
+
+
+@contextlib.contextmanager
+def with_port(service: Service, sandbox: Sandbox) -> Iterator[tuple[Peer, list[Any], int]]:
+    """A program with a local port whose connections are its ring's, (address, port) and the flow."""
+    with Peer(service, sandbox.a) as peer:
+        assert peer.do("ring", ifname="va")["status"] == 0
+        local = peer.do("stream", name="port", bind=[sandbox.a.address, 0])
+        reply = peer.do("attach", name="port", kind="3t", local=local, ifname="va", proto=socket.IPPROTO_TCP,
+                        flags=lib.VMH_ATTACH_F_KEEP)
+        assert reply["status"] == 0, reply
+        peer.do("stream", name="c")
+        yield peer, local, reply["flow_id"]
+
+
+def established(sandbox: Sandbox) -> list[list[str]]:
+    argv = sandbox.a.command(["ss", "-Htn", "state", "established"])
+    output = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout
+    return [line.split()[2:4] for line in output.splitlines()]
+
+
+def fives(service: Service) -> list[Any]:
+    return [flow for flow in Api(service).socket_flows() if flow["kind"] == "5-tuple"]
+
+
+def test_a_connection_of_the_ring_is_shown_and_hidden(service: Service, netns_pair: Sandbox) -> None:
+    remote = [netns_pair.b.address, 4711]
+    with with_port(service, netns_pair) as (peer, local, flow):
+        [own] = peer.do("show", conns=[["c", flow, local, remote]], ifname="va")["flow_id"]
+        assert own and [f["flow_id"] for f in fives(service)] == [own]
+        assert established(netns_pair) == [[f"{local[0]}:{local[1]}", f"{remote[0]}:{remote[1]}"]]
+        assert peer.do("show", conns=[["c", flow, local, remote]], ifname="va")["flow_id"] == [0]   # in use
+        peer.do("stream", name="d")
+        assert peer.do("show", conns=[["d", flow, local, remote]], ifname="va")["flow_id"] == [0]   # the kernel has it
+        assert [f["flow_id"] for f in fives(service)] == [own]
+        assert peer.do("show", conns=[["d", flow, local, [remote[0], 4712]]], ifname="va")["flow_id"] != [0]
+        assert len(established(netns_pair)) == 2
+        assert peer.do("hide", names=["c", "port"])["status"] == 0
+        assert len(established(netns_pair)) == len(fives(service)) == 1
+        assert peer.do("hide", names=["c"])["status"] == 0
+        peer.do("close", name="d")
+        assert established(netns_pair) == []
+    assert until(lambda: not Api(service).socket_flows())
+    assert not service.program.errors.count("Traceback")
+
+
+def test_what_is_not_shown(service: Service, netns_pair: Sandbox) -> None:
+    remote = [netns_pair.b.address, 4711]
+    with with_port(service, netns_pair) as (peer, local, flow), Peer(service, netns_pair.a) as other:
+        assert other.do("ring", ifname="va")["status"] == 0
+        other.do("stream", name="c")
+        for wanted in (["c", flow, local, remote],):   # another program's port
+            assert other.do("show", conns=[wanted], ifname="va")["flow_id"] == [0]
+        for wanted in (["c", flow + 1000, local, remote], ["c", flow, [local[0], local[1] ^ 1], remote],
+                       ["c", flow, [netns_pair.b.address, local[1]], remote], ["c", flow, local, [remote[0], 0]]):
+            assert peer.do("show", conns=[wanted], ifname="va")["flow_id"] == [0], wanted
+        assert other.do("hide", names=["c"])["status"] == 0
+        assert established(netns_pair) == [] and fives(service) == []
+        assert peer.do("show", conns=[["c", flow, local, remote]], ifname="va")["flow_id"] != [0]
+        assert peer.do("show", conns=[["port", flow, local, remote]], ifname="va", count=3)["status"] == -errno.EPROTO
+    assert until(lambda: not Api(service).socket_flows())

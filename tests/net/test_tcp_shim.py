@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, Refusal, module_service, until  # noqa: F401
+from net.service_lab import Api, Peer, Refusal, until
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
@@ -26,7 +27,7 @@ class ShimPeer(Peer):
     """tcp_shim_peer.py, under the shim unless ``policy`` is empty."""
 
     def __init__(self, service: Service, side: Side, policy: str, rounds: int = 8, **variables: str) -> None:
-        argv, env = [sys.executable, str(PROGRAM)], dict(service.env)
+        argv, env = [sys.executable, str(PROGRAM), "6" if ":" in side.address else "4"], dict(service.env)
         if policy:
             argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
                                     VMA_RX_POLL="1000", **variables)
@@ -42,28 +43,60 @@ def without_offloads(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
+def with_ipv6(sandbox: Sandbox) -> Sandbox:
+    """The address of each side in fd77::/64 as well."""
+    for number, side in enumerate(sandbox.sides, 1):
+        for name in ("all", "default", side.device, "lo"):
+            run_command(*side.command(["sysctl", "-qw", f"net.ipv6.conf.{name}.disable_ipv6=0"]))
+        side.ip("address", "add", f"fd77::{number}/64", "dev", side.device, "nodad")
+    return sandbox
+
+
+def over(side: Side, ip: str) -> Side:
+    """``side`` by its IPv6 address, or by its IPv4 address as AF_INET6 sockets have it ("mapped")."""
+    v6 = "fd77::" + side.address.rpartition(".")[2]
+    return replace(side, address={"4": side.address, "6": v6, "mapped": f"::ffff:{side.address}"}[ip])
+
+
 @pytest.fixture(scope="module", name="netns_pair")
 def bare_pair() -> Iterator[Sandbox]:
     with Sandbox("test") as sandbox:
-        yield without_offloads(sandbox)
+        yield with_ipv6(without_offloads(sandbox))
+
+
+@pytest.fixture(scope="module", name="service")
+def served(netns_pair: Sandbox, softverbs: bool) -> Iterator[Service]:
+    """One service for the file; programs get AF_XDP rings, or raw packet QPs."""
+    with Service(netns_pair, softverbs=softverbs) as running:
+        yield running
 
 
 Pair = tuple[ShimPeer, ShimPeer]
 
 
-@pytest.fixture
-def pair(service: Service, netns_pair: Sandbox) -> Iterator[Callable[..., Pair]]:
+def connected(service: Service, netns_pair: Sandbox, ip: str) -> Iterator[Callable[..., Pair]]:
     """pair(client's policy, server's) -> the two, connected."""
     with ExitStack() as stack:
         def make(client: str, server: str, timeout: float = 0) -> Pair:
-            b = stack.enter_context(ShimPeer(service, netns_pair.b, server))
-            a = stack.enter_context(ShimPeer(service, netns_pair.a, client))
-            port = b.do("listen", address=netns_pair.b.address)
-            a.do("connect", address=netns_pair.b.address, port=port, timeout=timeout)
+            to = over(netns_pair.b, ip)
+            b = stack.enter_context(ShimPeer(service, to, server))
+            a = stack.enter_context(ShimPeer(service, over(netns_pair.a, ip), client))
+            port = b.do("listen", address=to.address)
+            a.do("connect", address=to.address, port=port, timeout=timeout)
             b.do("accept")
             return a, b
 
         yield make
+
+
+@pytest.fixture
+def pair(service: Service, netns_pair: Sandbox) -> Iterator[Callable[..., Pair]]:
+    yield from connected(service, netns_pair, "4")
+
+
+@pytest.fixture(params=["6", "mapped"])
+def pair6(service: Service, netns_pair: Sandbox, request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
+    yield from connected(service, netns_pair, request.param)
 
 
 def flows(service: Service) -> list[Any]:
@@ -79,7 +112,8 @@ def offloaded(service: Service) -> list[Any]:
 def on_ring(service: Service, *programs: ShimPeer) -> None:
     """Each has one connection on a ring, and a flow that was hit."""
     def all_there() -> bool:
-        hit = {flow["pid"] for flow in flows(service) if flow["packets"]}
+        # XDP counts no frame that a QP has taken
+        hit = {flow["pid"] for flow in flows(service) if flow["packets"] or service.softverbs}
         pids = sorted(socket["pid"] for socket in offloaded(service))
         return pids == sorted(p.pid for p in programs) and hit >= set(pids)
 
@@ -110,6 +144,12 @@ def test_echo(pair: Callable[..., Pair], service: Service, shimmed: str, policy:
     on_ring(service, *([a, b] if shimmed == "both" else [a] if shimmed == "client" else [b]))
     assert a.do("bulk", 20, size=300000) == ""
     end_of_stream(a, b, service)
+
+
+@pytest.mark.parametrize("shimmed", ["client", "server", "both"])
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_echo_over_ipv6(pair6: Callable[..., Pair], service: Service, shimmed: str, policy: str) -> None:
+    test_echo(pair6, service, shimmed, policy)
 
 
 @pytest.mark.parametrize("how", ["select", "poll", "epoll"])
@@ -164,6 +204,16 @@ def test_what_sends_it_home(pair: Callable[..., Pair], service: Service, what: s
     assert a.do("read", size=4) == "back"
     a.do("close")
     assert b.do("read", size=1) == ""
+
+
+@pytest.mark.parametrize("what", ["dup", "fork"])
+def test_what_sends_it_home_over_ipv6(pair6: Callable[..., Pair], service: Service, what: str) -> None:
+    test_what_sends_it_home(pair6, service, what)
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_shutdown_over_ipv6(pair6: Callable[..., Pair], service: Service, policy: str) -> None:
+    test_shutdown(pair6, service, policy)
 
 
 @pytest.mark.parametrize("policy", ["offload", "adaptive"])
@@ -224,8 +274,8 @@ def test_policy_kernel_does_nothing(pair: Callable[..., Pair], service: Service)
     end_of_stream(a, b, service)
 
 
-def test_a_service_that_stops() -> None:
-    with Sandbox("stop") as sandbox, Service(without_offloads(sandbox)) as service, \
+def test_a_service_that_stops(softverbs: bool) -> None:
+    with Sandbox("stop") as sandbox, Service(without_offloads(sandbox), softverbs=softverbs) as service, \
             ShimPeer(service, sandbox.b, "") as b, ShimPeer(service, sandbox.a, "offload") as a:
         port = b.do("listen", address=sandbox.b.address)
         # a peer that nobody has spoken to may not be known yet, and its connection stays the kernel's

@@ -37,8 +37,9 @@ class Lab:
     def __init__(self, box: Sandbox, service: VerbsService, pages: Path) -> None:
         self.box, self.service, self.pages = box, service, pages
 
-    def start(self, side: Side, *argv: str, prefix: tuple[str, ...] = (), **variables: str) -> Program:
-        command = [*prefix, sys.executable, "-S", "-E", str(PROGRAM), *argv]
+    def start(self, side: Side, *argv: str, prefix: tuple[str, ...] = (), program: Path = PROGRAM,
+              **variables: str) -> Program:
+        command = [*prefix, sys.executable, "-S", "-E", str(program), *argv]
         if side is self.box.a:
             return self.box.start(side, command)
         # the variables are for the program, not for what starts it: a sanitizer's runtime must come first
@@ -49,11 +50,11 @@ class Lab:
         return self.box.start(side, [*prefix, "env", *(f"{name}={value}" for name, value in env.items()),
                                      *command[len(prefix):]])
 
-    def serve(self, *argv: str, **variables: str) -> Program:
+    def serve(self, *argv: str, program: Path = PROGRAM, **variables: str) -> Program:
         """A program on side b that has bound its socket."""
-        program = self.start(self.box.b, *argv, prefix=(), **variables)
-        program.wait_for('"bound"')
-        return program
+        started = self.start(self.box.b, *argv, prefix=(), program=program, **variables)
+        started.wait_for('"bound"')
+        return started
 
     def page(self, program: Program | int) -> StatsPage:
         """Of a program that was started, or of the child with this number, whose page has no file."""
@@ -90,8 +91,8 @@ def last(program: Program) -> dict[str, Any]:
     return said
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+@pytest.fixture(name="lab")
+def verbs_lab(tmp_path: Path) -> Iterator[Lab]:
     with Sandbox("vr") as box, VerbsService(box, box.b, tmp_path / "control.sock") as service:
         pages = tmp_path / "pages"
         pages.mkdir()
@@ -219,6 +220,8 @@ def test_static_and_adaptive_moderation(lab: Lab) -> None:
     program = lab.serve("hold", lab.box.b.address, str(PORT), **plain, VMA_CQ_AIM_INTERVAL_MSEC="0",
                         VMA_CQ_MODERATION_COUNT="17", VMA_CQ_MODERATION_PERIOD_USEC="29")
     assert [lab.ring(program)[name] for name in ("mod_count", "mod_usec")] == [17, 29]
+    program = lab.serve("hold", lab.box.b.address, str(PORT + 3), **plain, VMA_CQ_MODERATION_ENABLE="0")
+    assert [lab.ring(program)[name] for name in ("mod_count", "mod_usec")] == [0, 0]
     program = lab.serve("echo", "block", lab.box.b.address, str(PORT + 1), **plain, VMA_CQ_AIM_INTERVAL_MSEC="50")
     assert [lab.ring(program)[name] for name in ("mod_count", "mod_usec")] == [48, 50]
     asker = lab.start(lab.box.a, "ask", lab.box.b.address, str(PORT + 1), ",".join(["64"] * 3000))

@@ -38,8 +38,8 @@ class Stage(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service:
+def stage(softverbs: bool) -> Iterator[Stage]:
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b], softverbs=softverbs) as service:
         peer = Peer(sandbox)
         variables = {"VMA_RX_POLL": "2000", "VMA_TRACELEVEL": "info"}
         with Program(sandbox, service, **variables) as one, Program(sandbox, service, **variables) as two:
@@ -259,7 +259,7 @@ def test_a_dump_that_nobody_would_see(stage: Stage, capsys: pytest.CaptureFixtur
         "Give a lower level, or -l debug\n"
 
 
-def test_top_on_real_programs(stage: Stage) -> None:
+def test_top_on_real_programs(stage: Stage, softverbs: bool) -> None:
     """The rows are those of the programs; the pane shows what view 3 says of the socket."""
     stage.one.do("s.settimeout(0)")
     terminal = Terminal([sys.executable, "-P", "-m", "vmahybrid.vma_stats.main", "-F", "--top", "-k",
@@ -268,7 +268,8 @@ def test_top_on_real_programs(stage: Stage) -> None:
         terminal.until(lambda text: f"{stage.one.address}:" in text and "1 programs" in text)
         terminal.keys("/", "Yes", "\r", "\r")
         terminal.until(lambda text: f"---- fd {stage.fd} of " in text and "- UDP, " in text)
-        terminal.until(lambda text: re.search(r"Ring \d+: vb, xdp generic", text))
+        ring = "verbs sv_vb" if softverbs else "xdp generic"
+        terminal.until(lambda text: re.search(rf"Ring \d+: vb, {ring}", text))
         terminal.keys("q")
         assert terminal.ended() == 0
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
@@ -17,10 +18,19 @@ ASAN = "detect_leaks=0:handle_segv=0:handle_abort=0:alloc_dealloc_mismatch=0:hal
 UBSAN = "print_stacktrace=1:halt_on_error=1"
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Another session of `make test` may want the same build at the same time."""
+    with (ROOT / "build" / "sanitizers.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @functools.cache
 def variables() -> dict[str, str]:
     """VMAHYBRID_LIB and VMH_SANITIZER_RUNTIME for build-asan/, which is made or brought up to date here."""
-    done = subprocess.run([ROOT / "scripts" / "asan"], capture_output=True, text=True, check=False, timeout=300)
+    with alone():
+        done = subprocess.run([ROOT / "scripts" / "asan"], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return dict(word.split("=", 1) for word in done.stdout.split())
 
@@ -32,10 +42,11 @@ def tsan_library() -> Path:
     # fences are not followed, which the compiler would refuse: none of them orders plain data here
     options = ["-Dshim_only=true", "-Db_sanitize=thread", "-Db_lundef=false", "-Dc_args=-Wno-tsan"]
     reconfigure = ["--reconfigure"] if (directory / "build.ninja").exists() else []
-    for command in (["meson", "setup", *reconfigure, *options, str(directory)], ["ninja", "-C", str(directory)]):
-        env = os.environ | {"CC": "gcc"}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    env = os.environ | {"CC": "gcc"}
+    with alone():
+        for command in (["meson", "setup", *reconfigure, *options, str(directory)], ["ninja", "-C", str(directory)]):
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     return directory / "vmahybrid" / "shim" / "libvmahybrid.so"
 
 

@@ -197,6 +197,45 @@ static void vlan(void)
 	}
 }
 
+/* What QPs of the device send each other has the tag in it, unlike what the kernel took in. */
+static void vlan_loop(void)
+{
+	struct ibv_poll_cq_attr none = { 0 };
+	uint8_t frame[256], *got;
+	struct ibv_flow *flow;
+	struct end end;
+	uint32_t length;
+
+	for (int way = 0; way < 4; way++) { /* stripped, from the wire */
+		struct flow rule = new_flow(IBV_FLOW_ATTR_NORMAL, 0);
+		bool strip = way & 1;
+		int error = ENOENT;
+
+		make_end(&end, (struct options){ .strip = strip, .extended = true,
+						 .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN });
+		add_eth(&rule, rig.own, ETHERTYPE_IP, 100), add_ipv4(&rule, NULL, OWN_IP), add_udp(&rule, 0, 6200);
+		flow = attach(&end, &rule);
+		length = udp4(frame, (struct udp){ rig.own, PEER_IP, OWN_IP, 9, 6200, 0x6064, 0 }, 20, 'v');
+		if (way & 2)
+			inject(frame, length);
+		else
+			CHECK(!post(&end, frame, length, 1, IBV_SEND_IP_CSUM), "%d", way);
+		for (int i = 0; i < 1000 && error; i++, usleep(1000))
+			error = ibv_start_poll(end.rx_ex, &none);
+		CHECK(!error && end.rx_ex->status == IBV_WC_SUCCESS, "%d", way);
+		if (error)
+			exit(check_result());
+		CHECK(ibv_wc_read_byte_len(end.rx_ex) == length - (strip ? 4 : 0), "%d: %u", way, ibv_wc_read_byte_len(end.rx_ex));
+		CHECK(ibv_wc_read_cvlan(end.rx_ex) == 0x6064, "%d: %x", way, ibv_wc_read_cvlan(end.rx_ex));
+		CHECK(ibv_wc_read_wc_flags(end.rx_ex) & IBV_WC_IP_CSUM_OK, "%d", way);
+		got = end.memory + end.rx_ex->wr_id * BUFFER;
+		CHECK(!memcmp(got, frame, 12) && !memcmp(got + (strip ? 12 : 16), frame + 16, length - 16), "%d", way);
+		ibv_end_poll(end.rx_ex);
+		CHECK(!ibv_destroy_flow(flow), "%d", way);
+		free_end(&end);
+	}
+}
+
 static void ipv6(void)
 {
 	struct ibv_flow_spec_ipv6 spec = { .type = IBV_FLOW_SPEC_IPV6, .size = sizeof(spec) };
@@ -416,6 +455,7 @@ static void no_tcx(void)
 const struct named_case flow_cases[] = {
 	{ "steal", steal },	      { "priorities", priorities }, { "tags", tags },
 	{ "sniffer", sniffer },	      { "vlan", vlan },		    { "ipv6", ipv6 },
+	{ "vlan-loop", vlan_loop },
 	{ "multicast", multicast },   { "odd-frames", odd_frames }, { "super-frames", super_frames },
 	{ "all-default", all_default },
 	{ "refusals", refusals },     { "no-tcx", no_tcx },	    { NULL, NULL },

@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_view import FakeView, flow, interface, process, serve
+from fake_view import FakeView, flow, interface, process, serve, sock
 
 from vmahybrid.cli import output
 from vmahybrid.cli.completion import script
 from vmahybrid.cli.main import COMMANDS, build_parser, main
-from vmahybrid.service.view import ExplainStep, ProcessStats
+from vmahybrid.service.view import ExplainStep, ProcessStats, SocketView
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., tuple[int, str, str]]
@@ -101,6 +102,24 @@ def test_flows(view: FakeView, run: Run) -> None:
     assert run("flows", "delete", "10")[0] == 1
     view.flow_list.clear()
     assert run("flows")[1] == "no flows\n"
+
+
+def test_tcp_connections(view: FakeView, run: Run) -> None:
+    def tcp(fd: int, **changes: Any) -> SocketView:
+        return sock(fd, proto="tcp", local="10.0.0.1:80", **changes)
+
+    assert run("flows", "--tcp")[1] == "no TCP connections\n"
+    view.readings[4711][0].sockets[:] = [
+        tcp(5, remote="10.0.0.2:4000", state="ESTABLISHED", counters={"rx_bytes": 1000, "rx_os_bytes": 234}),
+        tcp(6, remote="10.0.0.2:4001", offloaded=False, reason="tcp-bulk"), tcp(7), tcp(8, offloaded=False),
+        sock(9, remote="10.0.0.2:53")]
+    rows = [line.split() for line in run("flows", "--tcp")[1].splitlines()]
+    assert rows[1] == ["4711:5", "sockperf", "10.0.0.1:80", "10.0.0.2:4000", "ESTABLISHED", "ring", "2", "1234", "0"]
+    assert rows[2] == ["4711:6", "sockperf", "10.0.0.1:80", "10.0.0.2:4001", "kernel", "0", "0", "tcp-bulk"]
+    assert rows[3] == ["4711:7", "sockperf", "10.0.0.1:80", "*:*", "LISTEN", "kernel", "and", "rings", "0", "0"]
+    assert len(rows) == 4
+    body = json.loads(run("flows", "--tcp", "--json")[1])
+    assert [s["fd"] for s in body["connections"]] == [5, 6, 7]
 
 
 def test_explain(view: FakeView, run: Run) -> None:
@@ -211,7 +230,7 @@ def test_completion_is_valid(shell: str) -> None:
 
 @pytest.mark.parametrize(("words", "expected"), [
     (["vmahybrid", "sta"], {"status", "start"}),
-    (["vmahybrid", "flows", ""], {"add", "delete", "--json", "-h", "--help"}),
+    (["vmahybrid", "flows", ""], {"add", "delete", "--json", "--tcp", "-h", "--help"}),
     (["vmahybrid", "flows", "add", "k"], {"kernel"}),
     (["vmahybrid", "run", "-p", "lat"], {"latency"}),
     (["vmahybrid", "run", "-p", "/etc/passw"], {"/etc/passwd", *glob.glob("/etc/passwd?")}),

@@ -85,6 +85,8 @@ def test_an_interface_of_a_private_namespace() -> None:
     text = " ".join(check.text for check in checks)
     assert "driver veth, MTU 9000" in text
     assert {"TSO", "GRO"} <= checks[0].data["offloads"].keys()
+    (stamps,) = [check for check in checks if "xdp_rx_metadata" in check.data]
+    assert stamps.text.startswith("no hardware time stamps; software ones") and not stamps.data["hardware_stamps"]
     assert any("MTU 9000" in check.text and check.remedy == "ip link set vmhd0 mtu 1500" for check in checks)
     assert checks[0].data["xdp_features"] is None or "basic" in checks[0].data["xdp_features"]
 

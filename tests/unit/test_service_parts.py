@@ -9,6 +9,8 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
@@ -17,7 +19,9 @@ from vmahybrid.config.service import load
 from vmahybrid.contracts import addr_to_bytes, lib, pack, size_of
 from vmahybrid.errors import UsageError, VmahybridError
 from vmahybrid.net.bond import Bond
+from vmahybrid.net.page import LinkInfo
 from vmahybrid.net.rtnl import link_info
+from vmahybrid.net.watcher import NetWatcher
 from vmahybrid.service.apiserver import read_token
 from vmahybrid.service.control import TokenBucket
 from vmahybrid.service.drops import WINDOW, Drops, dropped, sentence
@@ -25,6 +29,7 @@ from vmahybrid.service.events import BACKLOG, EventLog
 from vmahybrid.service.grace import Grace
 from vmahybrid.service.instance import Instance, listener, remove_socket
 from vmahybrid.service.messages import HEADER, REINJECT_HEAD, REQUESTS, ProtocolError, event, parse
+from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.ports import InterfaceGlob, named, serving
 from vmahybrid.service.shared import Bound, bound_sockets, competitors
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
@@ -178,6 +183,28 @@ def bond(mode: int, fail_over_mac: int = 0) -> Link:
 ])
 def test_bonds(link: Link, lower: Link | None, reason: Reason) -> None:
     assert serving(load(), "host", link, True, lower) is reason
+
+
+def test_a_vlan_is_judged_with_the_device_under_it() -> None:
+    """Recorded links in the mirror that the service has: asking for the lower device asks for no other verdict."""
+    async def verdicts() -> list[Reason]:
+        def mirror(worker: Any, served: Any, changed: Any) -> NetWatcher:
+            return NetWatcher(worker, asyncio.get_running_loop(), served, changed)
+
+        worker: Any = SimpleNamespace(netns=SimpleNamespace(name="host"))
+        namespace = Namespace(worker, load, cast(Any, None), mirror, lambda *_: None)
+        watcher = cast(NetWatcher, namespace.watcher)
+        mode = Bond(0, 0)
+        watcher._raw_links = [
+            LinkInfo(2, "eth0", 1500, bytes(6), True, False, 1), LinkInfo(3, "bond0", 1500, bytes(6), True, False, 1,
+                                                                          kind="bond", bond=mode),
+            LinkInfo(4, "eth0.5", 1500, bytes(6), True, False, 1, kind="vlan", lower=2),
+            LinkInfo(5, "bond0.5", 1500, bytes(6), True, False, 1, kind="vlan", lower=3),
+            LinkInfo(6, "far.5", 1500, bytes(6), True, False, 1, kind="vlan", lower=99)]  # of another namespace
+        return [Reason(link.reason) for link in watcher.links()]
+
+    without = Reason.NOT_OFFLOADABLE_ADDR  # nobody has an address here
+    assert asyncio.run(verdicts()) == [without, Reason.BOND_MODE, without, Reason.BOND_MODE, without]
 
 
 def attribute(kind: int, value: bytes) -> bytes:

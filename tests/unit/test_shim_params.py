@@ -23,8 +23,8 @@ PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "
 SOURCES = [SHIM / f"{name}.c" for name in PARTS]
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session", name="driver")
+def params_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("params")
     generator = ROOT / "vmahybrid" / "config" / "gen_params.py"
     catalogue = generator.with_name("parameters.toml")
@@ -100,6 +100,7 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ({"VMA_APPLICATION_ID": "x" * 64}, {"application_id": "VMA_DEFAULT_APPLICATION_ID"}, ["longer than 63 bytes"]),
     ({"VMA_APPLICATION_ID": "x" * 63}, {"application_id": "x" * 63}, []),
     ({"VMA_STATS_SHMEM_DIR": ""}, {"stats_shmem_dir": ""}, []),
+    ({"VMA_SOCKETXTREME": "1"}, {}, ["VMA_SOCKETXTREME: this version has no SocketXtreme API"]),
 ]
 
 
@@ -211,7 +212,7 @@ def test_statistics_file_while_running(driver: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
     process.communicate("\n")
     magic, version, size, pid, nsocks = struct.unpack_from("5I", data)
-    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 3, len(data), process.pid, 100)
+    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 4, len(data), process.pid, 100)
     assert not path.exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vmahybrid.config.rule import OperatorRule
@@ -56,6 +58,43 @@ def test_a_wildcard_is_one_rule_per_address_of_each_ring(table: SteeringTable) -
     assert set(table.wanted(ETH0)) == {FlowKey(A1, 5000), FlowKey(A2, 5000)}
     assert set(table.wanted(ETH1)) == {FlowKey(B1, 5000)}
     assert table.rule_count(made) == 3
+
+
+@pytest.mark.parametrize(("family", "wanted"), [(4, {4}), (6, {6}), (0, {4, 6})])
+def test_a_wildcard_of_tcp_has_the_families_of_its_socket(table: SteeringTable, family: int, wanted: set[int]) -> None:
+    six, link_local = addr_to_bytes("fd00::1"), addr_to_bytes("fe80::1")
+    table.set_port(ETH0, [A1, six, link_local], netns="host", interface="eth0")
+    table.attach(replace(flow(local=ANY_ADDR), proto=6, family=family))
+    keys = {4: FlowKey(A1, 5000, proto=6), 6: FlowKey(six, 5000, proto=6)}
+    assert set(table.wanted(ETH0)) == {keys[version] for version in wanted}
+
+
+def test_flows_go_by_the_ring_of_their_lane(table: SteeringTable) -> None:
+    """Or by that of the lowest lane there."""
+    table.add_ring(RingRef(14, 1, ETH0, Act.DEV, 7, lane=2))
+    table.add_ring(RingRef(15, 1, ETH0, Act.DEV, 8, lane=1))
+    for lane in range(4):
+        table.attach(replace(flow(port=5000 + lane), lane=lane))
+    everywhere = table.attach(replace(flow(local=ANY_ADDR, port=6000), lane=2))
+    keys = [FlowKey(A1, 5000 + lane) for lane in range(4)]
+    assert [target(table, key) for key in keys] == [(Act.RING, 64), (Act.DEV, 8), (Act.DEV, 7), (Act.RING, 64)]
+    assert [ring.ring_id for ring in table.rings_of(everywhere)] == [14, 13]
+    table.drop_ring(11)
+    table.drop_ring(14)
+    assert [target(table, key) for key in keys] == [(Act.DEV, 8)] * 4
+    table.add_ring(RingRef(16, 1, ETH0, Act.RING, 128))
+    assert [target(table, key) for key in keys] == [(Act.RING, 128), (Act.DEV, 8), (Act.RING, 128), (Act.RING, 128)]
+    assert {key.sport for key in table.grants(15)} == {5000, 5001, 5002, 5003, 6000}  # whichever it receives by
+
+
+def test_a_rule_of_the_operator_sees_the_peer_of_a_port_s_flow(table: SteeringTable) -> None:
+    kept = Flow(action=FlowAction.KERNEL, source=Source.OPERATOR, kind=Kind.THREE, remote=PEER)
+    table.add_rule(kept)
+    table.attach(flow(port=5001))
+    table.attach(replace(flow(port=5002), peer=(A2, 9)))
+    with pytest.raises(Refused) as refused:
+        table.attach(replace(flow(port=5003), peer=(PEER, 9)))
+    assert refused.value.reason == Reason.RULE
 
 
 def test_a_wildcard_follows_addresses_and_rings(table: SteeringTable) -> None:

@@ -40,6 +40,15 @@ def wire() -> dict[str, Any]:
         _run("ip", "-n", lab.PEER, "link", "set", link.peer_device, "up")
         if link.rdma:
             _run("rdma", "link", "add", link.rdma, "type", "rxe", "netdev", link.device)
+    vlan, over = lab.VLAN, lab.VLAN_LOWER
+    tag = ("type", "vlan", "id", str(lab.VLAN_ID))
+    egress = [f"{priority}:{pcp}" for priority, pcp in lab.PCP_OF.items()]
+    _run("ip", "link", "add", "link", over.device, "name", vlan.device, *tag, "egress-qos-map", *egress)
+    _run("ip", "address", "add", f"{vlan.address}/24", "dev", vlan.device)
+    _run("ip", "link", "set", vlan.device, "up")
+    _run("ip", "-n", lab.PEER, "link", "add", "link", over.peer_device, "name", vlan.peer_device, *tag)
+    _run("ip", "-n", lab.PEER, "address", "add", f"{vlan.peer_address}/24", "dev", vlan.peer_device)
+    _run("ip", "-n", lab.PEER, "link", "set", vlan.peer_device, "up")
     return {"release": os.uname().release, "links": json.loads(_run("rdma", "-j", "link"))}
 
 
@@ -125,6 +134,10 @@ def main() -> None:
             step(functools.partial(lab.echo, lab.LINKS[0], prefix=NOBODY), "echo as nobody")
             step(functools.partial(lab.echo, lab.LINKS[1], second=True), "echo by a ring veth")
             step(functools.partial(lab.echo, lab.LINKS[1], options=("--softverbs",)), "echo on softverbs")
+            step(functools.partial(lab.echo, lab.VLAN), "echo on a VLAN")
+            step(functools.partial(lab.priorities, False), "priorities of the kernel")
+            step(lab.priorities)
+            step(functools.partial(lab.priorities, second=True), "priorities by a ring veth")
         step(service.stopped, "stopped")
         step(kernel_log)
 

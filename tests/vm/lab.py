@@ -46,6 +46,11 @@ LINKS = (
     Link("nic1", "10.77.2.1", "peer1", "10.77.2.2", "", "auto"),
     Link("nic2", "10.77.3.1", "peer2", "10.77.3.2", "rxe2", "verbs"),
 )
+# over a link of its own, with the priorities 3, 5, 6 and 2 as 1, 7, 4 and 2 in the tag
+VLAN = Link("nic1.5", "10.77.4.1", "peer1.5", "10.77.4.2", "", "auto")
+VLAN_LOWER, VLAN_ID, PCP_OF = LINKS[1], 5, {3: 1, 5: 7, 6: 4, 2: 2}
+PRIO = Path(__file__).with_name("udp_prio.py")
+_SOL_PACKET, _PACKET_AUXDATA = 263, 8
 
 
 class Service:
@@ -62,7 +67,7 @@ class Service:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
             notify.bind("\0vmh-ready")
             notify.settimeout(0.2)
-            interfaces = [word for link in LINKS for word in ("--interface", link.device)]
+            interfaces = [word for link in (*LINKS, VLAN) for word in ("--interface", link.device)]
             CONFIG.write_text("".join(f'[interface."{link.device}"]\nbackend = "{link.backend}"\n' for link in LINKS))
             self._process = subprocess.Popen(
                 [VMAHYBRID, "start", "--foreground", "--config", str(CONFIG), *interfaces],
@@ -118,8 +123,9 @@ def ask(path: str) -> Any:
 
 
 @contextlib.contextmanager
-def _peer_socket() -> Iterator[socket.socket]:
-    """A UDP socket of the peer namespace: a socket stays in the namespace in which it was made."""
+def _peer_socket(family: int = socket.AF_INET, kind: int = socket.SOCK_DGRAM, proto: int = 0,
+                 ) -> Iterator[socket.socket]:
+    """A socket of the peer namespace (UDP by default): it stays in the namespace in which it was made."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(path: str) -> None:
@@ -129,12 +135,50 @@ def _peer_socket() -> Iterator[socket.socket]:
 
     enter(f"/run/netns/{PEER}")
     try:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made = socket.socket(family, kind, proto)
     finally:
         enter("/proc/1/ns/net")
     with made:
         made.settimeout(_ANSWER_S)
         yield made
+
+
+def _tagged(wire: socket.socket, wanted: int) -> dict[str, int]:
+    """TCI of each datagram of udp_prio.py, by its text; the kernel keeps it beside the frame."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(TimeoutError):
+        while len(found) < wanted:
+            frame, controls, _, _ = wire.recvmsg(2048, 256)
+            text = frame[42:]
+            if frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_UDP or text.startswith(b"warm"):
+                continue
+            found[text.decode()] = next(int.from_bytes(data[16:18], "little") for level, kind, data in controls
+                                        if (level, kind) == (_SOL_PACKET, _PACKET_AUXDATA))
+    return found
+
+
+def priorities(offload: bool = True, second: bool = False) -> dict[str, Any]:
+    """Tags of what a program sends over the VLAN interface; second: by a ring veth."""
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        if second:
+            stack.enter_context(_server(VLAN, PORT + 1, log))
+        wire = stack.enter_context(_peer_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)))
+        wire.bind((VLAN_LOWER.peer_device, 0))
+        wire.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
+        wire.settimeout(30)
+        argv = [VMAHYBRID, "run", "-e", f"VMA_OFFLOADED_SOCKETS={int(offload)}", "--", "/usr/bin/python3", str(PRIO),
+                VLAN.address, VLAN.peer_address, str(PORT)]
+        program = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                                       text=True))
+        assert program.stdout is not None
+        program.stdout.readline()
+        tags = _tagged(wire, 6)
+        sockets = [row for row in ask("/v1/sockets") if row["pid"] == program.pid]
+        rings = ask("/v1/rings")
+        program.communicate()
+        log.seek(0)
+        return {"tags": tags, "sockets": sockets, "rings": rings, "log": log.read()}
 
 
 def _exchange(link: Link) -> int:

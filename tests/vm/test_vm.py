@@ -63,7 +63,8 @@ def test_discovery_finds_it(record: Record) -> None:
     here = record("discovery")["here"]
     assert here["listed"] == [RXE.rdma, FORCED.rdma]
     assert here["device_of"] == {
-        "lo": None, RXE.device: [RXE.rdma, 1], PLAIN.device: None, FORCED.device: [FORCED.rdma, 1]}
+        "lo": None, RXE.device: [RXE.rdma, 1], PLAIN.device: None, FORCED.device: [FORCED.rdma, 1],
+        lab.VLAN.device: None}
 
 
 def test_discovery_says_why_it_is_not_used(record: Record) -> None:
@@ -168,6 +169,27 @@ def test_software_device_on_this_kernel(record: Record, kernel: str) -> None:
     assert (refused in found["log"]) == (kernel in NO_TCX)
 
 
+def test_a_vlan_interface_carries_a_flow(record: Record) -> None:
+    found = record("echo on a VLAN")
+    assert found["answered"] == lab.DATAGRAMS
+    assert [(flow["action"], flow["backend"], flow["packets"]) for flow in found["flows"]] == [
+        ("ring", "xdp", lab.DATAGRAMS)]
+
+
+def test_priorities_become_the_tag_s(record: Record) -> None:
+    """SO_PRIORITY and IP_TOS, by the interface's egress map; by a ring veth they would be lost, so the kernel sends."""
+    kernel = record("priorities of the kernel")["tags"]
+    assert {text: tci >> 13 for text, tci in kernel.items()} == {
+        "none": 0, "priority 3": 1, "priority 5": 7, "low delay": 4, "throughput": 2, "none again": 0}
+    assert {tci & 0xFFF for tci in kernel.values()} == {lab.VLAN_ID}
+    direct, veth = record("priorities"), record("priorities by a ring veth")
+    assert direct["tags"] == kernel == veth["tags"]
+    ((one,), (other,)) = direct["sockets"], veth["sockets"]
+    assert one["counters"]["tx_packets"] >= 6 and one["tx_offloaded"]
+    assert [ring["kind"] for ring in direct["rings"]] == ["direct"]
+    assert (other["tx_os_reason"], other["counters"]["tx_os_packets"] >= 4) == ("priority", True)
+
+
 def test_an_interface_without_a_ring(record: Record) -> None:
     """The reason is the ladder's, and no neighbour is looked after there."""
     steps = record(f"echo {FORCED.device}")["explain"]
@@ -179,7 +201,7 @@ def test_an_interface_without_a_ring(record: Record) -> None:
 def test_service_leaves_nothing(record: Record) -> None:
     stopped = record("stopped")
     assert stopped["code"] == 0, stopped["log"]
-    assert stopped["links"] == ["lo", *(link.device for link in lab.LINKS)]
+    assert stopped["links"] == ["lo", *(link.device for link in lab.LINKS), lab.VLAN.device]
     assert stopped["xdp"] == []
 
 

@@ -136,6 +136,12 @@ int vmh_rings_wait_fds(int *fds, int max)
 	return 1;
 }
 
+int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max)
+{
+	(void)r;
+	return vmh_rings_wait_fds(fds, max);
+}
+
 bool fake_take(int fd)
 {
 	struct vmh_sock *s = sock_of(fd);

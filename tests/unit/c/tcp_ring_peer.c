@@ -362,7 +362,7 @@ static void run_server(void)
 
 	vmh_tcp_options_init(&o);
 	o.nodelay = true;
-	if (vmh_tcp_listen(tr.tcp, name.laddr, htons(PORT), 128, &o, NULL, &l))
+	if (vmh_tcp_listen(tr.tcp, &name.laddr, htons(PORT), 0, 128, &o, NULL, &l))
 		live_die("listen", EADDRINUSE);
 	puts("ready");
 	fflush(stdout);
@@ -435,13 +435,13 @@ int main(int argc, char **argv)
 	if (argc < 7)
 		live_die("arguments", EINVAL);
 	end_ns = vmh_now_ns() + DEADLINE_NS;
-	name.laddr = inet_addr(argv[2]);
-	name.raddr = inet_addr(argv[4]);
+	name.laddr = vmh_ip4(inet_addr(argv[2]));
+	name.raddr = vmh_ip4(inet_addr(argv[4]));
 	live_mac(argv[3], path.smac);
 	live_mac(argv[5], path.dmac);
 	path.mtu = 1500;
 	ring = live_open(argv[1], 4096, 2048);
-	rc = vmh_tcp_ring_open(&tr, ring, false, 1024, NULL, NULL);
+	rc = vmh_tcp_ring_open(&tr, ring, false, NULL, NULL);
 	if (rc)
 		live_die("stack", rc);
 	if (argc > 8 && !strcmp(argv[6], "adopt")) {

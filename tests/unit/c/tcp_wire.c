@@ -97,7 +97,7 @@ static int send_frame(void *ctx, const void *bytes, size_t len)
 
 	NEED(len <= WIRE_MTU + 14, "a frame of %zu bytes", len);
 	e->sent++;
-	e->data_bytes += len - 34 - (size_t)(b[46] >> 4) * 4;
+	e->data_bytes += len - wire_headers(b) - (size_t)(b[wire_headers(b) + 12] >> 4) * 4;
 	if (b[47] & 4)
 		e->resets++;
 	if ((e->watch && e->watch(e->arg, bytes, len)) || wire_random(w) < f->loss ||
@@ -141,7 +141,24 @@ void wire_faults(struct wire *w, const struct wire_faults *both)
 	w->end[0].faults = w->end[1].faults = *both;
 }
 
+static void copied(void *ctx, unsigned frames)
+{
+	((struct wire_end *)ctx)->copied += frames;
+}
+
+static struct vmh_ip address(int end)
+{
+	struct vmh_ip v6 = { .b = { 0xfd, 0, 0x12, 0x34, 0xab, 0xcd, [15] = (uint8_t)(1 + end) } };
+
+	return getenv("WIRE_IPV6") ? v6 : vmh_ip4(htonl(0x0a000001u + (unsigned)end));
+}
+
 void wire_open(struct wire *w, const struct wire_faults *both, unsigned hold_max)
+{
+	wire_open_share(w, both, hold_max, 0);
+}
+
+void wire_open_share(struct wire *w, const struct wire_faults *both, unsigned hold_max, unsigned hold_share)
 {
 	memset(w, 0, sizeof(*w));
 	w->now = 1000000000;
@@ -149,10 +166,11 @@ void wire_open(struct wire *w, const struct wire_faults *both, unsigned hold_max
 	w->zero_copy = hold_max;
 	for (int i = 0; i < 2; i++) {
 		struct vmh_tcp_env env = {.ctx = &w->end[i], .now_ns = now_ns, .send = send_frame, .release = release,
-					  .ready = ready, .hold_max = hold_max, .verify = true, .reset_unknown = true};
+					  .ready = ready, .copied = copied, .hold_max = hold_max,
+					  .hold_share = hold_share, .verify = true, .reset_unknown = true};
 
 		w->end[i].w = w;
-		w->end[i].addr = htonl(0x0a000001u + (unsigned)i);
+		w->end[i].addr = address(i);
 		NEED(vmh_tcp_open(&env, &w->end[i].t) == 0, "open");
 	}
 	wire_faults(w, both);
@@ -236,7 +254,7 @@ struct vmh_tcp_conn *wire_listen(struct wire *w, uint16_t port, unsigned backlog
 	struct vmh_tcp_conn *l = NULL;
 
 	vmh_tcp_options_init(&def);
-	NEED(vmh_tcp_listen(w->end[1].t, w->end[1].addr, htons(port), backlog, o ? o : &def, NULL, &l) == 0, "listen");
+	NEED(vmh_tcp_listen(w->end[1].t, &w->end[1].addr, htons(port), 0, backlog, o ? o : &def, NULL, &l) == 0, "listen");
 	return l;
 }
 
@@ -284,26 +302,47 @@ static void put_sum(uint8_t *at, uint32_t sum)
 	at[1] = (uint8_t)~sum;
 }
 
-size_t wire_segment(struct wire *w, uint8_t *frame, int from, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack,
-		    uint8_t flags, uint16_t wnd, const void *options, size_t options_len, const void *data, size_t len)
+/* IP header of a TCP segment; its length, and the sum of its addresses in *pseudo */
+static size_t put_ip(struct wire *w, int from, uint8_t *ip, size_t tcp_len, uint32_t *pseudo)
 {
-	struct vmh_tcp_path p = wire_path(from);
-	uint8_t *ip = frame + 14, *tcp = ip + 20;
-	size_t tcp_len = 20 + options_len + len;
-	uint16_t ports[2] = {htons(sport), htons(dport)}, total = htons((uint16_t)(20 + tcp_len));
-	uint32_t numbers[2] = {htonl(seq), htonl(ack)};
+	const struct vmh_ip *src = &w->end[from].addr, *dst = &w->end[!from].addr;
+	uint16_t total = htons((uint16_t)(20 + tcp_len)), payload = htons((uint16_t)tcp_len);
 
-	memcpy(frame, p.dmac, 6);
-	memcpy(frame + 6, p.smac, 6);
-	memcpy(frame + 12, "\10\0", 2);
 	memset(ip, 0, 40);
+	if (!vmh_ip_is4(src)) {
+		ip[0] = 0x60;
+		memcpy(ip + 4, &payload, 2);
+		ip[6] = 6;
+		ip[7] = 64;
+		memcpy(ip + 8, src, 16);
+		memcpy(ip + 24, dst, 16);
+		*pseudo = sum16(ip + 8, 32);
+		return 40;
+	}
 	ip[0] = 0x45;
 	memcpy(ip + 2, &total, 2);
 	ip[8] = 64;
 	ip[9] = 6;
-	memcpy(ip + 12, &w->end[from].addr, 4);
-	memcpy(ip + 16, &w->end[!from].addr, 4);
+	memcpy(ip + 12, src->b + 12, 4);
+	memcpy(ip + 16, dst->b + 12, 4);
 	put_sum(ip + 10, sum16(ip, 20));
+	*pseudo = sum16(ip + 12, 8);
+	return 20;
+}
+
+size_t wire_segment(struct wire *w, uint8_t *frame, int from, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack,
+		    uint8_t flags, uint16_t wnd, const void *options, size_t options_len, const void *data, size_t len)
+{
+	struct vmh_tcp_path p = wire_path(from);
+	size_t tcp_len = 20 + options_len + len;
+	uint32_t pseudo, numbers[2] = {htonl(seq), htonl(ack)};
+	uint8_t *tcp = frame + 14 + put_ip(w, from, frame + 14, tcp_len, &pseudo);
+	uint16_t ports[2] = {htons(sport), htons(dport)};
+
+	memcpy(frame, p.dmac, 6);
+	memcpy(frame + 6, p.smac, 6);
+	memcpy(frame + 12, frame[14] >> 4 == 6 ? "\x86\xdd" : "\10\0", 2);
+	memset(tcp, 0, 20);
 	memcpy(tcp, ports, 4);
 	memcpy(tcp + 4, numbers, 8);
 	tcp[12] = (uint8_t)((20 + options_len) / 4 << 4);
@@ -314,8 +353,8 @@ size_t wire_segment(struct wire *w, uint8_t *frame, int from, uint16_t sport, ui
 		memcpy(tcp + 20, options, options_len);
 	if (len)
 		memcpy(tcp + 20 + options_len, data, len);
-	put_sum(tcp + 16, sum16(ip + 12, 8) + 6 + (uint32_t)tcp_len + sum16(tcp, tcp_len));
-	return 34 + tcp_len;
+	put_sum(tcp + 16, pseudo + 6 + (uint32_t)tcp_len + sum16(tcp, tcp_len));
+	return (size_t)(tcp - frame) + tcp_len;
 }
 
 static uint8_t byte_at(uint64_t at)

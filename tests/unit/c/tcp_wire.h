@@ -22,10 +22,10 @@ struct wire;
 struct wire_end {
 	struct wire *w;
 	struct vmh_tcp *t;
-	uint32_t addr;
+	struct vmh_ip addr;
 	struct wire_faults faults; /* of what it sends */
 	uint64_t free_at;          /* when the link has sent what came before */
-	unsigned in_flight, held_frames;
+	unsigned in_flight, held_frames, copied;
 	uint64_t sent, lost, resets, data_bytes;
 	/* a test's look at each frame that goes out: 0 lets it pass, else it is lost */
 	int (*watch)(void *arg, const uint8_t *frame, size_t len);
@@ -46,6 +46,7 @@ struct wire {
 };
 
 void wire_open(struct wire *w, const struct wire_faults *both, unsigned hold_max);
+void wire_open_share(struct wire *w, const struct wire_faults *both, unsigned hold_max, unsigned hold_share);
 void wire_close(struct wire *w); /* checks that nothing is left */
 void wire_faults(struct wire *w, const struct wire_faults *both);
 bool wire_step(struct wire *w, uint64_t until); /* the next event; false: none before `until` */
@@ -57,6 +58,11 @@ void wire_inject(struct wire *w, int to, const void *frame, size_t len); /* arri
 struct vmh_tcp_conn *wire_listen(struct wire *w, uint16_t port, unsigned backlog, const struct vmh_tcp_options *o);
 struct vmh_tcp_conn *wire_connect(struct wire *w, uint16_t from, uint16_t port, const struct vmh_tcp_options *o);
 struct vmh_tcp_path wire_path(int end);
+/* The ends have IPv6 addresses if the environment has WIRE_IPV6. */
+static inline size_t wire_headers(const uint8_t *frame) /* Ethernet and IP */
+{
+	return frame[12] == 8 ? 34 : 54;
+}
 ssize_t wire_write(struct vmh_tcp_conn *c, const void *data, size_t len);
 ssize_t wire_read(struct vmh_tcp_conn *c, void *data, size_t len);
 

@@ -21,8 +21,8 @@ FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybr
 RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
 
 
-VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c", "ring_verbs_open.c",
-         "boxes.c", "fd.c", "frame.c", "lock.c"]
+VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_clock.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c",
+         "ring_verbs_open.c", "boxes.c", "fd.c", "frame.c", "lock.c"]
 
 
 def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more: str) -> Path:
@@ -54,9 +54,20 @@ def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> Non
 def test_verbs_ring_on_a_device_made_of_arrays(tmp_path: Path, compiler: str) -> None:
     parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
     assert gen_params.main([str(parameters), str(tmp_path / "params_gen.h")]) == 0
-    program = build(tmp_path / "program", compiler, ["test_ring_verbs.c"], VERBS, f"-I{tmp_path}")
+    program = build(tmp_path / "program", compiler, ["test_ring_verbs.c"], VERBS, f"-I{tmp_path}", "-include",
+                    str(HERE / "count_prefetch.h"))
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False,
                           env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 failed" in done.stdout
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_lanes(tmp_path: Path, compiler: str) -> None:
+    parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
+    assert gen_params.main([str(parameters), str(tmp_path / "params_gen.h")]) == 0
+    program = build(tmp_path / "program", compiler, ["test_lane.c"], ["lane.c", "lock.c"], f"-I{tmp_path}")
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 failed" in done.stdout
 

@@ -253,6 +253,19 @@ void t_kernel_not_starved(void)
 		os += q[1].revents == POLLIN;
 	}
 	CHECK(os >= 10);
+	/* VMA_SELECT_SKIP_OS: every call, or every 20th of a tight loop */
+	for (int skip = 1; skip <= 20; skip += 19) {
+		os = 0;
+		vmh_params.select_skip_os = skip;
+		for (int k = 0; k < 2000; k++) {
+			struct pollfd q[2] = { { .fd = fd, .events = POLLIN }, { .fd = p[0], .events = POLLIN } };
+
+			vmh_poll(q, 2, -1, NULL);
+			os += q[1].revents == POLLIN;
+		}
+		CHECK(skip == 1 ? os >= 1990 : os >= 100 && os < 1500);
+	}
+	vmh_params.select_skip_os = 4;
 	/* while spinning without a ring event, too, and with the ratio switched off */
 	fake_take(fd);
 	vmh_params.select_poll = -1;

@@ -326,6 +326,95 @@ static void test_neighbours(void)
 	CHECK(vmh_net_resolve(ip("192.168.0.9"), 0, 0, &h) == VMH_R_NO_NEIGHBOUR, "full table");
 }
 
+static struct vmh_ip ip6(const char *text)
+{
+	struct vmh_ip a = { 0 };
+
+	inet_pton(AF_INET6, text, a.b);
+	return a;
+}
+
+static struct vmh_net_route *add_route6(unsigned char type, const char *dst, unsigned char prefixlen, unsigned oif,
+					const char *gateway, const char *prefsrc)
+{
+	struct vmh_net_route *r = &page->routes[page->nroutes++];
+
+	*r = (struct vmh_net_route){ .family = 6, .prefixlen = prefixlen, .type = type, .oif = oif, .metric = 256 };
+	memcpy(r->dst, ip6(dst).b, 16);
+	if (gateway)
+		memcpy(r->gateway, ip6(gateway).b, 16);
+	if (prefsrc)
+		memcpy(r->prefsrc, ip6(prefsrc).b, 16);
+	return r;
+}
+
+static void add_neigh6(unsigned ifindex, const char *text, unsigned char last)
+{
+	const struct vmh_ip a = ip6(text);
+	uint32_t h = 2166136261u;
+	unsigned char key[20];
+
+	memcpy(key, &ifindex, 4);
+	memcpy(key + 4, a.b, 16);
+	for (unsigned i = 0; i < sizeof(key); i++)
+		h = (h ^ key[i]) * 16777619u;
+	for (h %= VMH_NET_NEIGHS; page->neighs[h].ifindex; h = (h + 1) % VMH_NET_NEIGHS)
+		;
+	page->neighs[h] = (struct vmh_net_neigh){ .ifindex = ifindex, .family = 6, .valid = 1, .mac = { 2, [5] = last } };
+	memcpy(page->neighs[h].addr, a.b, 16);
+}
+
+static unsigned way(const char *to, const char *from, struct vmh_way *w)
+{
+	const struct vmh_ip daddr = ip6(to), saddr = from ? ip6(from) : (struct vmh_ip){ 0 };
+
+	return vmh_net_way(&daddr, &saddr, w);
+}
+
+static void test_ipv6(void)
+{
+	const unsigned routes = page->nroutes, addrs = page->naddrs;
+	struct vmh_net_addr *a = &page->addrs[page->naddrs++];
+	struct vmh_ip any, own = ip6("fd00::1"), alias = ip6("fd00:5::5"), near = ip6("fe80::1");
+	struct vmh_way w;
+	unsigned ifindex = 0;
+
+	*a = (struct vmh_net_addr){ .ifindex = ETH0, .family = 6, .prefixlen = 64 };
+	memcpy(a->addr, own.b, 16);
+	add_route6(VMH_ROUTE_LOCAL, "fd00:5::", 32, LO, NULL, NULL);
+	add_route6(VMH_ROUTE_UNICAST, "fd00:2::9", 128, ETH1, NULL, "fd00::77")->mtu = 1400;
+	add_route6(VMH_ROUTE_UNICAST, "fd00::", 64, ETH0, NULL, NULL);
+	add_route6(VMH_ROUTE_OTHER, "fd00:3::", 48, ETH0, NULL, NULL);
+	add_route6(VMH_ROUTE_UNICAST, "fd00:4::", 33, ETH0, "fe80::aa", NULL);
+	add_route6(VMH_ROUTE_UNICAST, "fd00:4::", 33, ETH1, "fe80::bb", NULL);
+	add_route6(VMH_ROUTE_UNICAST, "2000::", 3, ETH0, "fe80::aa", NULL);
+	add_route6(VMH_ROUTE_UNICAST, "fd00:6::", 48, DOWN, NULL, NULL);
+	add_neigh6(ETH0, "fd00::2", 2);
+	add_neigh6(ETH0, "fe80::aa", 9);
+	CHECK(way("fd00::2", NULL, &w) == 0 && w.ifindex == ETH0 && w.dmac[5] == 2, "on the link");
+	memset(&any, 0, sizeof(any));
+	CHECK(vmh_ip_same(&w.saddr, &any), "the kernel chooses the source");
+	CHECK(way("fd00::2", "fd00::1", &w) == 0 && vmh_ip_same(&w.saddr, &own), "or the socket has");
+	CHECK(way("fd00::3", NULL, &w) == VMH_R_NO_NEIGHBOUR && w.via.b[15] == 3 && w.ifindex == ETH0, "not resolved");
+	CHECK(way("2001:db8::1", NULL, &w) == 0 && w.dmac[5] == 9 && w.via.b[0] == 0xfe, "by a gateway");
+	CHECK(way("fd00:2::9", NULL, &w) == VMH_R_NO_NEIGHBOUR && w.mtu == 1400 && w.saddr.b[15] == 0x77, "MTU, source");
+	CHECK(way("fd00:3::1", NULL, &w) == VMH_R_ROUTE_COMPLEX, "blackhole");
+	CHECK(way("fd00:4::1", NULL, &w) == VMH_R_ROUTE_COMPLEX, "two routes");
+	CHECK(way("fd00:4:8000::1", NULL, &w) == VMH_R_NO_ROUTE, "the 33rd bit");
+	CHECK(way("fd00:6::1", NULL, &w) == VMH_R_IF_DOWN, "down");
+	CHECK(way("fd00::1", NULL, &w) == VMH_R_LOOPBACK && way("fd00:5::9", NULL, &w) == VMH_R_LOOPBACK, "own addresses");
+	CHECK(way("::1", NULL, &w) == VMH_R_LOOPBACK && way("ff02::1", NULL, &w) == VMH_R_DEST_MULTI, "special");
+	CHECK(way("fe80::2", NULL, &w) == VMH_R_LINK_LOCAL && way("fd00::2", "fe80::1", &w) == VMH_R_LINK_LOCAL, "link-local");
+	CHECK(way("::ffff:192.168.0.1", NULL, &w) == VMH_R_LOOPBACK, "an IPv4 address is one");
+	CHECK(vmh_net_local(&own, &ifindex) && ifindex == ETH0, "%u", ifindex);
+	CHECK(vmh_net_local(&alias, &ifindex) && ifindex == LO && !vmh_net_local(&near, &ifindex), "%u", ifindex);
+	page->flags = VMH_NET_F_POLICY;
+	CHECK(way("fd00::2", NULL, &w) == VMH_R_POLICY_ROUTING, "rules");
+	page->flags = 0;
+	page->nroutes = routes;
+	page->naddrs = addrs;
+}
+
 static void test_dead_writer(void)
 {
 	struct vmh_nexthop h;
@@ -442,6 +531,7 @@ int main(void)
 	test_dead_writer();
 	test_live_writer();
 	fill_page();
+	test_ipv6();
 	test_neighbours();
 	vmh_net_unmap();
 	CHECK(!vmh_net_ready() && vmh_net_generation() == 0, "unmapped");

@@ -22,6 +22,8 @@ struct verbs_lib vmh_ibv;
 _Atomic int vmh_log_level_now = -1, vmh_sleepers;
 static struct vmh_ring_stats stats;
 static char said[8192];
+unsigned prefetched;
+const void *prefetched_first;
 
 void vmh_log_write(int level, const char *fmt, ...)
 {
@@ -188,15 +190,20 @@ static int no_async(struct ibv_context *c, struct ibv_async_event *e) { (void)c;
 
 static int refuse_flow;
 static unsigned nflows;
+static struct {
+	_Alignas(8) unsigned char bytes[256];
+} last; /* the attributes of the rule made last, and what follows them */
+#define last_attr (*(const struct ibv_flow_attr *)(const void *)last.bytes)
+#define last_rule ((const struct ibv_flow_spec_eth *)(const void *)(last.bytes + sizeof(struct ibv_flow_attr)))
 
 static struct ibv_flow *new_flow(struct ibv_qp *q, struct ibv_flow_attr *a)
 {
 	struct ibv_flow *f;
 
-	(void)a;
 	errno = refuse_flow;
 	if (refuse_flow)
 		return NULL;
+	memcpy(&last, a, a->size);
 	f = calloc(1, sizeof(*f));
 	f->context = q->context;
 	nflows++;
@@ -308,6 +315,15 @@ static void test_device_memory(void)
 	x = make(true, 64);
 	CHECK(!x->slot_dm, "less than one frame");
 	vmh_ring_close(&x->r);
+	vmh_params.bf = 0;
+	said[0] = 0;
+	atomic_store(&vmh_log_level_now, 2);
+	x = make(true, 2048 + 64);
+	CHECK(!x->slot_dm && strstr(said, "Device Memory functionality is not used on devices w/o Blue Flame support. 2\n"),
+	      "%s", said);
+	vmh_ring_close(&x->r);
+	atomic_store(&vmh_log_level_now, -1);
+	vmh_params.bf = 1;
 	x = make(true, 2048 + 64);
 	x->dm.size = sizeof(device_memory); /* small, so that it goes round */
 	for (i = 0; i < 200; i++) {
@@ -332,6 +348,47 @@ static void test_device_memory(void)
 	CHECK(send_bytes(x, 60) == -EAGAIN && x->dm.head == i, "%u, was %u", x->dm.head, i);
 	refuse_send = 0;
 	vmh_params.ring_dev_mem_tx = 0;
+	vmh_ring_close(&x->r);
+}
+
+/* Lines of the frame that are asked for before it is written, or read, or there. */
+static void test_prefetching(void)
+{
+	struct verbs_ring *x = make(true, 0);
+
+	vmh_params.tx_prefetch_bytes = 256;
+	prefetched = 0;
+	send_bytes(x, 1000);
+	CHECK(prefetched == 4, "%u", prefetched);
+	prefetched = 0;
+	send_bytes(x, 60);
+	CHECK(prefetched == 2, "%u: as long as the frame", prefetched);
+	vmh_params.tx_prefetch_bytes = 0;
+	prefetched = 0;
+	send_bytes(x, 60);
+	CHECK(prefetched == 0, "%u", prefetched);
+	for (int lines = 1; lines <= 2; lines++) {
+		vmh_params.rx_prefetch_bytes = lines * 64;
+		arrive(wire, 300, 0);
+		prefetched = 0;
+		CHECK(vmh_verbs_poll(&x->r, 8) == 1 && (int)prefetched == lines, "%u", prefetched);
+	}
+	prefetched = 0;
+	CHECK(vmh_verbs_poll(&x->r, 8) == 0 && !prefetched && !x->order, "%u", prefetched);
+	put_all();
+	vmh_ring_close(&x->r);
+	vmh_params.rx_prefetch_bytes_before_poll = 192;
+	x = make(true, 0);
+	for (unsigned i = 0; i < 3 * WRS; i++) {
+		const void *next = (void *)(uintptr_t)posted_sge[0].addr;
+
+		prefetched = 0;
+		CHECK(vmh_verbs_poll(&x->r, 8) == 0 && prefetched == 3 && prefetched_first == next, "%u: %u", i, prefetched);
+		arrive(wire, 62, 0);
+		vmh_verbs_poll(&x->r, 8);
+		put_all();
+	}
+	vmh_params.rx_prefetch_bytes_before_poll = vmh_params.rx_prefetch_bytes = 0;
 	vmh_ring_close(&x->r);
 }
 
@@ -413,6 +470,81 @@ static void test_flows_refused(void)
 	CHECK(!vmh_verbs_failed() && !cqs, "closed");
 }
 
+static unsigned steer_tcp(uint32_t id, unsigned kind, const char *laddr, const char *raddr)
+{
+	struct vmh_msg_attach req = { .kind = kind, .ifindex = 3, .local_port = htons(80), .remote_port = htons(4000) };
+	const char *text[2] = { laddr, raddr };
+	unsigned char *to[2] = { req.local_addr, req.remote_addr };
+
+	for (int i = 0; i < 2 && text[i]; i++)
+		inet_pton(AF_INET6, text[i], to[i]);
+	return vmh_verbs_attach_tcp(id, &req);
+}
+
+/* The specifications of the rule made last, by their types. */
+static void test_tcp_rules(void)
+{
+	struct vmh_verbs_peer gone = { .port = htons(1) }, left[2] = { { .port = htons(2) }, { .port = htons(3) } };
+	const struct ibv_flow_spec_ipv4 *v4 = (const void *)(last_rule + 1);
+	const struct ibv_flow_spec_ipv6 *v6 = (const void *)v4;
+	struct verbs_ring *x = make(true, 0);
+
+	CHECK(steer_tcp(1, VMH_FLOW_5T, "::ffff:10.0.0.1", "::ffff:10.0.0.2") == 0 && nflows == 1, "%u", nflows);
+	CHECK(last_attr.num_of_specs == 3 && last_attr.priority == 0, "%u", last_attr.num_of_specs);
+	CHECK(last_rule->val.ether_type == htons(0x0800) && v4->type == IBV_FLOW_SPEC_IPV4, "%x", v4->type);
+	CHECK(v4->val.dst_ip == htonl(0x0a000001) && v4->val.src_ip == htonl(0x0a000002) && v4->mask.src_ip == ~0u, "v4");
+	CHECK(((const struct ibv_flow_spec_tcp_udp *)(v4 + 1))->type == IBV_FLOW_SPEC_TCP, "ports");
+	vmh_verbs_detach(1);
+	CHECK(!nflows, "%u", nflows);
+	CHECK(steer_tcp(2, VMH_FLOW_3T, "fd00::1", NULL) == 0 && nflows == 1 && last_attr.priority == 1, "%u", nflows);
+	CHECK(last_rule->val.ether_type == htons(0x86dd) && v6->type == IBV_FLOW_SPEC_IPV6, "%x", v6->type);
+	CHECK(v6->val.dst_ip[0] == 0xfd && v6->val.dst_ip[15] == 1 && v6->mask.dst_ip[15] == 0xff && !v6->mask.src_ip[0], "v6");
+	CHECK(steer(3, VMH_FLOW_3T, 0x0a000001) == 0 && nflows == 2, "UDP beside it");
+	for (int i = 0; i < 2; i++)
+		inet_pton(AF_INET6, "fd00::9", left[i].addr.b);
+	vmh_verbs_narrow(2, &gone, left, 2);
+	CHECK(nflows == 3 && last_attr.priority == 0 && v6->val.src_ip[15] == 9, "one rule for each that is left: %u", nflows);
+	vmh_verbs_narrow(2, &left[0], NULL, 0);
+	CHECK(nflows == 2, "%u", nflows);
+	vmh_verbs_narrow(2, &gone, NULL, 0);
+	CHECK(nflows == 2, "%u", nflows);
+	vmh_verbs_detach(2);
+	vmh_verbs_detach(3);
+	CHECK(!nflows, "%u", nflows);
+	vmh_ring_close(&x->r);
+}
+
+static unsigned others;
+
+static int take_other(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
+{
+	(void)r;
+	others += frame[12] == 0x86 && len == 80 && b->ring == r;
+	return 0;
+}
+
+static void test_whole_frames(void)
+{
+	struct verbs_ring *x = make(true, 0);
+	unsigned char frame[1600] = { 2, [12] = 0x86, 0xdd };
+
+	for (unsigned i = 60; i < sizeof(frame); i++)
+		frame[i] = (unsigned char)i;
+	CHECK(vmh_ring_send_frame(&x->r, frame, 1514, true) == 0 && !memcmp(wire, frame, 1514), "as it is");
+	CHECK(!(sent.send_flags & (IBV_SEND_INLINE | IBV_SEND_IP_CSUM)), "%x", sent.send_flags);
+	CHECK(vmh_ring_send_frame(&x->r, frame, 40, true) == 0 && sent.send_flags & IBV_SEND_INLINE, "%x", sent.send_flags);
+	CHECK(!memcmp(wire, frame, 40), "inline");
+	CHECK(vmh_ring_send_frame(&x->r, frame, 1515, true) == -EMSGSIZE, "beyond the MTU");
+	arrive(frame, 80, 0);
+	vmh_rings_poll(8);
+	CHECK(!others && stats.rx_bad == 1, "nobody wants it");
+	x->r.other = take_other;
+	arrive(frame, 80, 0);
+	vmh_rings_poll(8);
+	CHECK(others == 1 && stats.rx_bad == 1, "%u", others);
+	vmh_ring_close(&x->r);
+}
+
 static bool huge_pages_are_there(size_t len)
 {
 	void *p = mmap(NULL, (len + (2 << 20) - 1) & ~(size_t)((2 << 20) - 1), PROT_READ | PROT_WRITE,
@@ -441,7 +573,12 @@ static void test_memory(void)
 	said[0] = 0;
 	x.tx_slots = 4;
 	CHECK(vmh_verbs_tx_memory(&x) == 0 && !said[0], "%s", said);
+	CHECK(x.tx_buf_size >= 4014 && x.tx_buf_size < 8192, "%u", x.tx_buf_size);
 	vmh_verbs_tx_memory_free(&x);
+	vmh_params.tx_buf_size = 8192;
+	CHECK(vmh_verbs_tx_memory(&x) == 0 && x.tx_buf_size == 8192, "%u", x.tx_buf_size);
+	vmh_verbs_tx_memory_free(&x);
+	vmh_params.tx_buf_size = 0;
 	vmh_params.mem_alloc_type = 0;
 	x.r.mtu = 5000;
 	lockable = 128 * 5120;
@@ -482,6 +619,7 @@ int main(void)
 				      .destroy_comp_channel = del_channel, .create_cq = new_cq, .destroy_cq = del_cq,
 				      .get_cq_event = no_event, .create_qp = new_qp, .modify_qp = modify_qp,
 				      .query_qp = query_qp, .destroy_qp = del_qp, .get_async_event = no_async };
+	vmh_params.bf = 1;
 	vmh_params.rx_bufs = 256;
 	vmh_params.tx_bufs = vmh_params.tx_wre = vmh_params.rx_wre = 32;
 	vmh_params.tx_wre_batching = vmh_params.rx_wre_batching = 4;
@@ -491,7 +629,10 @@ int main(void)
 	test_memory();
 	test_sending();
 	test_device_memory();
+	test_prefetching();
 	test_receiving();
 	test_flows_refused();
+	test_tcp_rules();
+	test_whole_frames();
 	return check_result();
 }

@@ -1,5 +1,6 @@
 """The TCP stack: two instances on a wire made of memory, as released and with the sanitizers."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,28 +11,39 @@ HERE = Path(__file__).resolve().parent
 BOTH = ["gcc", "sanitized"]
 
 
-def run(program: Path, *arguments: str) -> str:
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100, check=False)
+def run(program: Path, *arguments: str, ip: str = "4") -> str:
+    env = {**os.environ, "WIRE_IPV6": "1"} if ip == "6" else None
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100, check=False, env=env)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
 
+@pytest.mark.parametrize("ip", ["4", "6"])
 @pytest.mark.parametrize("compiler", BOTH)
-@pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_ports.c", "test_tcp_threads.c"])
-def test_stack(tmp_path: Path, compiler: str, test: str) -> None:
-    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"))
+@pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_ports.c", "test_tcp_threads.c",
+                                  "test_tcp_hold.c"])
+def test_stack(tmp_path: Path, compiler: str, test: str, ip: str) -> None:
+    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"), ip=ip)
+
+
+@pytest.mark.parametrize("compiler", BOTH)
+def test_acks_that_wait(tmp_path: Path, compiler: str) -> None:
+    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_acks.c"))
 
 
 @pytest.mark.parametrize("compiler", BOTH)
 def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_faults.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program)
+    if compiler == "gcc":
+        assert ", 0 failed" in run(program, ip="6")
 
 
 @pytest.mark.parametrize(("compiler", "moves"), [("gcc", 1000), ("sanitized", 200)])
 def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_move.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program, str(moves))
+    assert ", 0 failed" in run(program, str(moves // 10), ip="6")
 
 
 @pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), ("sanitized", ["20000", "leaks only"])])

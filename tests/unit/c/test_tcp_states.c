@@ -21,7 +21,7 @@ struct seen { /* the last frame that went out of an end */
 static int look(void *arg, const uint8_t *frame, size_t len)
 {
 	struct seen *s = arg;
-	const uint8_t *tcp = frame + 34;
+	const uint8_t *tcp = frame + wire_headers(frame);
 
 	s->n++;
 	memcpy(&s->seq, tcp + 4, 4);
@@ -33,7 +33,7 @@ static int look(void *arg, const uint8_t *frame, size_t len)
 		s->tsval = ntohl(s->tsval);
 	}
 	s->flags = tcp[13];
-	s->payload = len - 34 - (size_t)(tcp[12] >> 4) * 4;
+	s->payload = len - wire_headers(frame) - (size_t)(tcp[12] >> 4) * 4;
 	return 0;
 }
 
@@ -126,6 +126,38 @@ static void test_any_segment(void)
 				vmh_tcp_close(l);
 				wire_close(&w);
 			}
+}
+
+/* As above, while a SYN waits for its answer. */
+static void test_any_answer_to_a_syn(void)
+{
+	static const int places[] = {0, -1, 1, 5, 100000, -100000};
+
+	for (unsigned flags = 0; flags < 64; flags++)
+		for (unsigned at = 0; at < 36; at++) {
+			struct vmh_tcp_conn *c;
+			struct seen seen = {0};
+			uint8_t frame[200];
+			struct wire w;
+			bool hit = places[at / 6] == 0;
+
+			wire_open(&w, &perfect, 16);
+			w.end[0].watch = mute;
+			w.end[0].arg = &seen;
+			c = wire_connect(&w, 4000, 80, NULL);
+			wire_inject(&w, 0, frame, wire_segment(&w, frame, 1, 80, 4000, 5000 + (uint32_t)places[at % 6],
+							       seen.seq + 1 + (uint32_t)places[at / 6], (uint8_t)flags, 1000,
+							       NULL, 0, "data", flags & 8 ? 4 : 0));
+			if ((flags & 55) == (RST | ACK))
+				CHECK(vmh_tcp_error(c) == (hit ? ECONNREFUSED : 0), "RST at %d", places[at / 6]);
+			if ((flags & 55) == (SYN | ACK))
+				CHECK(!!(vmh_tcp_poll(c) & VMH_TCP_OUT) == hit, "SYN and ACK at %d", places[at / 6]);
+			wire_run(&w, NS);
+			vmh_tcp_close(c);
+			wire_run(&w, 300 * NS);
+			CHECK(stats(&w, 0).conns == 0, "flags %x place %d: a connection is left", flags, at);
+			wire_close(&w);
+		}
 }
 
 static void test_syn_flood(void)
@@ -509,6 +541,41 @@ static void test_reset_of_unread(void)
 	wire_close(&w);
 }
 
+/* One end has lost its connection and the other does not know: it learns of it when it sends, or when the name is used
+ * again. */
+static void test_half_open(void)
+{
+	struct vmh_tcp_conn *l, *c, *p, *again = NULL;
+	struct seen seen = {0};
+	struct wire w;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	w.end[1].watch = mute;
+	w.end[1].arg = &seen;
+	vmh_tcp_abort(p);
+	w.end[1].watch = NULL;
+	wire_run(&w, 100 * NS);
+	CHECK(vmh_tcp_error(c) == 0, "nobody has told it");
+	wire_write(c, "x", 1);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_error(c) == ECONNRESET, "%d", vmh_tcp_error(c));
+	vmh_tcp_close(c);
+
+	c = wire_connect(&w, 4001, 80, NULL);
+	wire_run(&w, NS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "accept");
+	w.end[0].watch = mute;
+	w.end[0].arg = &seen;
+	vmh_tcp_abort(c);
+	w.end[0].watch = NULL;
+	c = wire_connect(&w, 4001, 80, NULL);
+	wire_run(&w, 4 * NS); /* the SYN is answered by an ACK, that by a RST, and the next SYN is taken */
+	CHECK(vmh_tcp_error(p) == ECONNRESET, "%d", vmh_tcp_error(p));
+	CHECK(vmh_tcp_accept(l, NULL, &again) == 0 && wire_write(c, "new", 3) == 3, "not accepted");
+	vmh_tcp_close(p);
+	close_pair(&w, l, c, again);
+}
+
 static void test_take_and_give(void)
 {
 	struct vmh_tcp_piece pieces[8];
@@ -536,6 +603,7 @@ static void test_take_and_give(void)
 int main(void)
 {
 	test_any_segment();
+	test_any_answer_to_a_syn();
 	test_syn_flood();
 	test_backlog();
 	test_refused_and_timed_out();
@@ -546,6 +614,7 @@ int main(void)
 	test_path_mtu();
 	test_paws_and_isn();
 	test_reset_of_unread();
+	test_half_open();
 	test_take_and_give();
 	return check_result();
 }

@@ -1,0 +1,132 @@
+"""Servers that fork, share listeners, hand connections on and use threads, with connections on rings: each answers as
+it does on the kernel. What leaves the process goes home; what stays in one stays on its ring."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from apps.tcp_servers import SERVERS
+from apps.test_tcp_programs import TcpStage, served, stage  # noqa: F401
+
+from vmahybrid.bench.sandbox import Program
+
+pytestmark = pytest.mark.apps
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("tcp_servers.py"))]
+BOTH = [("offload", "both"), ("adaptive", "both")]
+STAY = ("threads", "accepting-threads")  # in the process that accepted them
+
+
+@pytest.fixture
+def ending() -> Iterator[list[Program]]:
+    """Servers that end with the test, and their children."""
+    programs: list[Program] = []
+    yield programs
+    for program in programs:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.close()
+
+
+@pytest.mark.parametrize("stage", BOTH, ids=["offload", "adaptive"], indirect=True)
+@pytest.mark.parametrize("kind", SERVERS)
+def test_server(stage: TcpStage, ending: list[Program], kind: str) -> None:  # noqa: F811
+    serving = stage.serve(*PROGRAM, kind, stage.address, "7800")
+    ending.append(serving)
+    serving.wait_for("ready")
+    asking = stage.client(*PROGRAM, "client", stage.address, "7800")
+    assert asking.wait(40) == 0, asking.errors[-3000:] + serving.errors[-3000:]
+    assert asking.output == "answered 6\n", asking.errors + serving.errors
+    stage.used_rings("client")
+    if kind in STAY:
+        serving.stop(signal.SIGINT)
+        stage.used_rings("server")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the host and of the user; for this test alone."""
+    where = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", where / name], check=True, timeout=30)
+    shutil.copy(where / "user.pub", where / "authorized")
+    return where
+
+
+def ssh_server(stage: TcpStage, keys: Path) -> Program:  # noqa: F811
+    """sshd executes itself for each connection, which so becomes the kernel's; it wants its absolute path."""
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    options = [f"HostKey={keys}/host", f"AuthorizedKeysFile={keys}/authorized", "StrictModes=no", "UsePAM=no",
+               "PidFile=none", "PermitRootLogin=yes", "PasswordAuthentication=no", "PrintMotd=no", "UseDNS=no",
+               f"ListenAddress={stage.address}:2200"]
+    words = [word for option in options for word in ("-o", option)]
+    return stage.serve("/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *words)
+
+
+def test_ssh(stage: TcpStage, ending: list[Program], keys: Path) -> None:  # noqa: F811
+    """A command, and data through it both ways."""
+    serving = ssh_server(stage, keys)
+    ending.append(serving)
+    serving.wait_for("Server listening")
+    data = os.urandom(600_000)
+    (keys / "sent").write_bytes(data)
+    options = ["StrictHostKeyChecking=no", f"UserKnownHostsFile={keys}/known", "IdentitiesOnly=yes", "BatchMode=yes",
+               "ConnectTimeout=10"]
+    words = [word for option in options for word in ("-o", option)]
+    ssh = ["ssh", "-F", "none", "-q", "-p", "2200", "-i", str(keys / "user"), *words, f"root@{stage.address}"]
+    said = stage.client("timeout", "20", *ssh, "echo it is $((6 * 7))").result(30)
+    assert said == "it is 42\n", serving.errors
+    command = f"{' '.join(ssh)} cat < {keys}/sent > {keys}/got"
+    stage.client("timeout", "20", "sh", "-c", command).result(30)
+    assert (keys / "got").read_bytes() == data
+    if stage.policy == "offload" and stage.shimmed in ("both", "client"):
+        assert re.search(r"Tx Offload: \d+ / [1-9]", (stage.reports / "client").read_text())
+
+
+JAVA = """
+import java.io.*;
+import java.net.Socket;
+import java.util.Arrays;
+
+class Ask {
+    public static void main(String[] words) throws Exception {
+        try (Socket socket = new Socket(words[0], 7800)) {
+            DataInputStream in = new DataInputStream(socket.getInputStream());
+            OutputStream out = socket.getOutputStream();
+            for (int turn = 0; turn < 200; turn++) {
+                byte[] sent = new byte[1 + turn * turn], got = new byte[sent.length];
+                Arrays.fill(sent, (byte) turn);
+                out.write(sent);
+                in.readFully(got);
+                if (!Arrays.equals(sent, got)) throw new IOException("other bytes in turn " + turn);
+            }
+            socket.shutdownOutput();
+            if (in.read() != -1) throw new IOException("more bytes");
+        }
+        System.out.println("answered");
+    }
+}
+"""
+
+# "if at hand": a machine without a JDK has no such test. Go programs make system calls without libc: no shim sees them.
+if shutil.which("javac"):
+    @pytest.mark.parametrize("stage", [("offload", "both")], ids=["offload"], indirect=True)
+    def test_java_client(stage: TcpStage, ending: list[Program], tmp_path: Path) -> None:
+        serving = stage.serve(*PROGRAM, "threads", stage.address, "7800")
+        ending.append(serving)
+        serving.wait_for("ready")
+        (tmp_path / "Ask.java").write_text(JAVA)
+        subprocess.run(["javac", "-d", tmp_path, tmp_path / "Ask.java"], check=True, timeout=60)
+        # its sockets are IPv6 ones otherwise
+        argv = ["java", "-Djava.net.preferIPv4Stack=true", "-cp", str(tmp_path), "Ask", stage.address]
+        assert stage.client(*argv).result(40) == "answered\n"
+        stage.used_rings("client")

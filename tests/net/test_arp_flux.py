@@ -1,0 +1,51 @@
+"""The manual's ARP flux: two interfaces on one network, for both of which Linux answers, are warned about."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from net.service_lab import module_pair, module_service  # noqa: F401
+
+from vmahybrid.bench.sandbox import Sandbox, run_command
+from vmahybrid.bench.served import Service
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+
+PROGRAM = "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.bind((sys.argv[1], 0)); print('bound')"
+TEXT = "VMA WARNING: Interfaces va and vmhx are on the same network, and Linux answers ARP requests for the"
+
+
+def said(box: Sandbox, service: Service) -> str:
+    argv = service.run_argv([sys.executable, "-c", PROGRAM, box.a.address], "none")
+    program = box.start(box.a, argv, env=service.env)
+    assert program.wait(10) == 0
+    return program.errors
+
+
+def test_two_interfaces_on_one_network(service: Service, netns_pair: Sandbox) -> None:
+    def do(command: str) -> None:
+        run_command(*netns_pair.a.command(command.split()))
+
+    assert "ARP flux" not in said(netns_pair, service)
+    do("ip link add vmhx type veth peer vmhy")
+    try:
+        do("ip address add 10.99.0.1/24 dev vmhx")
+        do("ip link set vmhx up")
+        do("ip link set vmhy up")
+        time.sleep(0.5)
+        assert "ARP flux" not in said(netns_pair, service), "another network"
+        net = netns_pair.a.address.rpartition(".")[0]
+        do(f"ip address add {net}.77/24 dev vmhx")
+        time.sleep(0.5)
+        log = said(netns_pair, service)
+        assert TEXT in log and log.count("(ARP flux)") == 1
+        assert "net.ipv4.conf.[DEVICE].arp_announce=1 net.ipv4.conf.[DEVICE].arp_ignore=2" in log
+        do("sysctl -qw net.ipv4.conf.vmhx.arp_ignore=2 net.ipv4.conf.va.arp_ignore=2")
+        assert "ARP flux" not in said(netns_pair, service), "the manual's remedy"
+        do("sysctl -qw net.ipv4.conf.vmhx.arp_ignore=0 net.ipv4.conf.va.arp_ignore=0")
+        do("sysctl -qw net.ipv4.conf.all.arp_ignore=1")
+        assert "ARP flux" not in said(netns_pair, service)
+    finally:
+        do("ip link delete vmhx")

@@ -1,0 +1,106 @@
+"""Received TCP data that waits in a ring's frames: sockets that are not read must leave the others frames to go on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from net.service_lab import Api, until
+from net.test_tcp_shim import without_offloads
+from net.test_tcp_syn import Calls, opened
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service, tool
+
+pytestmark = pytest.mark.root
+
+FRAMES = 1024   # 768 of them for receiving
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    file: Path = tmp_path_factory.mktemp("config") / "small.toml"
+    file.write_text(f"[ring]\nframes = {FRAMES}\nrx_size = 256\ntx_size = 256\n")
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), arguments=["--config", str(file)]) as running:
+        for side, other in (sandbox.sides, sandbox.sides[::-1]):
+            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        yield running
+
+
+def ring(service: Service, pid: int) -> dict[str, Any]:
+    stats = [ring["stats"] for ring in Api(service).call("GET", "/v1/rings")[1] if ring["pid"] == pid]
+    assert len(stats) == 1
+    return dict(stats[0])
+
+
+def another(a: Calls, b: Calls, port: int, number: int) -> None:
+    a.do("new", name=f"c{number}")
+    assert a.call(f"c{number}", "connect", [b.side.address, port]) is None
+    assert b.do("accept", name="l", new=f"s{number}") == a.side.address
+
+
+def test_sockets_that_are_not_read_do_not_starve_the_ring(service: Service) -> None:
+    a_side, b_side = service.sandbox.sides
+    with Calls(service, b_side, True) as b, Calls(service, a_side, False) as a:
+        port = opened(a, b, b_side)
+        poured = []
+        for number in range(4):
+            another(a, b, port, number)
+            poured.append(a.do("pour", 20, name=f"c{number}", most=4_000_000))
+            assert poured[-1][0] > 500_000      # more than all frames have
+        full = ring(service, b.pid)
+        assert full["rx_tcp_copied"] > 500
+        assert full["queue_len"] <= FRAMES * 3 // 8
+        for number in range(300):
+            assert a.call("c", "send", f"question {number}") == len(f"question {number}")
+            assert b.call("s", "recv", 100) == f"question {number}"
+            assert b.call("s", "send", "answer") == 6
+            assert a.call("c", "recv", 100) == "answer"
+        after = ring(service, b.pid)
+        assert after["rx_tcp_kept"] - full["rx_tcp_kept"] >= 300
+        assert "Rx TCP zero copy:" in service.sandbox.start(
+            None, [tool("vma_stats"), "-p", str(b.pid), "-v", "3", "-c", "1"], env=service.env).result(20)
+        for number, (size, sum_) in enumerate(poured):
+            assert b.do("drain", 20, name=f"s{number}", size=size) == [size, sum_]
+        until(lambda: ring(service, b.pid)["queue_len"] <= 1)  # one is given back at leisure
+        for number in range(4):
+            assert a.do("pour", 20, name=f"c{number}", most=20_000)[0] >= 20_000
+            assert b.do("drain", 20, name=f"s{number}", size=20_000)[0] == 20_000
+
+
+def test_unread_bytes_go_home_with_the_socket_and_free_their_frames(service: Service) -> None:
+    a_side, b_side = service.sandbox.sides
+    with Calls(service, b_side, True) as b, Calls(service, a_side, False) as a:
+        port = opened(a, b, b_side)
+        another(a, b, port, 0)
+        size, sum_ = a.do("pour", 20, name="c0", most=100_000)
+        b.call("s", "recv", 100, 0x40)     # MSG_DONTWAIT: a look at the ring
+        until(lambda: ring(service, b.pid)["queue_len"] > 10)
+        b.do("dup", name="s0", new="other")
+        until(lambda: ring(service, b.pid)["queue_len"] <= 1)
+        assert b.do("drain", 20, name="other", size=size) == [size, sum_]
+        assert a.call("c", "send", "x") == 1
+        assert b.call("s", "recv", 1) == "x"
+
+
+def test_a_ring_that_goes_leaves_nothing_mapped(service: Service) -> None:
+    """A service that stops, with unread bytes on the ring and connections that are closing."""
+    a_side, b_side = service.sandbox.sides
+
+    def mapped(pid: int) -> int:
+        return Path(f"/proc/{pid}/maps").read_text().count("vmahybrid-umem") + \
+            Path(f"/proc/{pid}/maps").read_text().count("umem")
+
+    with Calls(service, b_side, True) as b, Calls(service, a_side, False) as a:
+        port = opened(a, b, b_side)
+        another(a, b, port, 0)
+        size, sum_ = a.do("pour", 20, name="c0", most=50_000)
+        b.call("s", "recv", 100, 0x40)
+        assert mapped(b.pid)
+        service.program.stop(signal.SIGTERM)
+        until(lambda: not mapped(b.pid), 5)
+        assert b.do("drain", 20, name="s0", size=size) == [size, sum_]
+        service.start()

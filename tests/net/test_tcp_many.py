@@ -1,0 +1,188 @@
+"""TCP with many connections: which of them policy `adaptive` moves, who moves them, and what their answers cost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from net.service_lab import Api, until
+from net.test_tcp_shim import ShimPeer, offloaded, on_ring, without_offloads
+
+from vmahybrid.bench.latency import bench_program
+from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PORT = 12346
+MANY = 20
+
+# takes its connection in and out of the epoll set with each message, as redis-benchmark does
+IN_AND_OUT = """
+import errno, select, socket, sys
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+listener = socket.create_server((sys.argv[1], 0))
+print("port", listener.getsockname()[1], flush=True)
+s = listener.accept()[0]
+s.setblocking(False)
+ep = select.epoll()
+def ready(events):
+    ep.register(s, events)
+    assert refused(ep.register, s, events) == "EEXIST"
+    found = ep.poll(5)
+    ep.unregister(s)
+    return found
+assert refused(ep.unregister, s) == "ENOENT"
+assert refused(ep.modify, s, select.EPOLLIN) == "ENOENT"
+rounds = 0
+while True:
+    assert ready(select.EPOLLIN) == [(s.fileno(), select.EPOLLIN)]
+    assert refused(ep.unregister, s) == "ENOENT"
+    assert refused(ep.modify, s, select.EPOLLIN) == "ENOENT"
+    assert ep.poll(0) == []
+    try:
+        data = s.recv(4096)
+    except BlockingIOError:
+        continue
+    if not data:
+        break
+    ep.register(s, select.EPOLLIN)
+    ep.modify(s, select.EPOLLOUT)
+    assert ep.poll(5) == [(s.fileno(), select.EPOLLOUT)]
+    ep.unregister(s)
+    s.sendall(data)
+    rounds += 1
+print("rounds", rounds)
+"""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        yield running
+
+
+@contextmanager
+def server(service: Service, policy: str, **variables: str) -> Iterator[Program]:
+    """An epoll program whose connections do not block."""
+    side = service.sandbox.b
+    argv = service.run_argv([bench_program("tcp_many"), "server", side.address, str(PORT)], "adaptive",
+                            VMA_HYBRID_TCP=policy, **variables)
+    program = service.sandbox.start(side, argv, env=service.env)
+    try:
+        program.wait_for("ready", 10)
+        yield program
+    finally:
+        program.stop(signal.SIGINT, 10)
+
+
+def clients(service: Service, connections: int, seconds: float) -> Program:
+    """On the kernel, each with one message on its way."""
+    argv = [bench_program("tcp_many"), "client", service.sandbox.b.address, str(PORT), str(connections), f"{seconds:g}"]
+    return service.sandbox.start(service.sandbox.a, argv)
+
+
+def answered(program: Program, connections: int) -> int:
+    said = json.loads(program.result(30))
+    assert said["connections"] == connections
+    return int(said["messages"])
+
+
+def ring(service: Service, program: Program) -> Any:
+    """Counters of the program's one ring."""
+    rings = Api(service).call("GET", f"/v1/stats/{program.pid}")[1]["rings"]
+    assert len(rings) == 1, rings
+    return rings[0]["stats"]
+
+
+@pytest.mark.parametrize("how", ["select", "poll", "epoll"])
+def test_the_internal_thread_moves_a_socket_without_blocking(service: Service, how: str) -> None:
+    """While the program waits for edges, too: none is lost."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, a_side, "") as a, ShimPeer(service, b_side, "adaptive") as b:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        a.do("nodelay")
+        b.do("accept")
+        b.do("echo", how=how)
+        assert a.do("ask", count=9, size=100) == ""
+        for _ in range(20):
+            assert a.do("ask", count=20, size=100) == ""
+        on_ring(service, b)
+        assert a.do("ask", count=40, size=100) == ""
+        a.do("close")
+        assert b.do("echo_ended")
+
+
+def test_in_and_out_of_the_set_with_each_message(service: Service) -> None:
+    a_side, b_side = service.sandbox.sides
+    argv = service.run_argv([sys.executable, "-c", IN_AND_OUT, b_side.address], "adaptive", VMA_HYBRID_TCP="adaptive",
+                            VMA_HYBRID_TCP_ROUNDS="100")
+    program = service.sandbox.start(b_side, argv, env=service.env)
+    with ShimPeer(service, a_side, "") as a:
+        a.do("connect", address=b_side.address, port=int(program.wait_for(r"port (\d+)")[1]))
+        a.do("nodelay")
+        assert a.do("ask", count=90, size=100) == ""
+        assert offloaded(service) == []
+        for _ in range(20):
+            assert a.do("ask", count=20, size=100) == ""
+        until(lambda: [s["pid"] for s in offloaded(service)] == [program.pid], what=lambda: str(offloaded(service)))
+        assert a.do("ask", count=50, size=100) == ""
+        a.do("close")
+    assert "rounds 540" in program.result(10)
+
+
+def test_few_busy_connections_come_to_the_ring(service: Service) -> None:
+    with server(service, "adaptive", VMA_HYBRID_TCP_BUDGET="100"):
+        client = clients(service, 4, 3)
+        until(lambda: len(offloaded(service)) == 4, 5, what=lambda: str(offloaded(service)))
+        assert answered(client, 4) > 100
+
+
+def test_of_many_busy_connections_none_comes_to_a_ring(service: Service) -> None:
+    with server(service, "adaptive", VMA_HYBRID_TCP_BUDGET="100") as program:
+        client = clients(service, MANY, 2)
+        client.wait_for("begun", 10)
+        for _ in range(10):
+            assert offloaded(service) == []
+        assert answered(client, MANY) > 100 * MANY
+        assert Api(service).socket_flows() == [] or not service.ring_flows(program.pid)
+
+
+def test_without_a_limit_many_come(service: Service) -> None:
+    with server(service, "adaptive", VMA_HYBRID_TCP_BUDGET="100", VMA_HYBRID_TCP_MANY="0"):
+        client = clients(service, MANY, 4)
+        until(lambda: len(offloaded(service)) >= MANY // 2, 6, what=lambda: str(len(offloaded(service))))
+        assert answered(client, MANY) > 100 * MANY
+
+
+def test_a_few_among_many_go_home(service: Service) -> None:
+    with server(service, "adaptive") as program:
+        one = clients(service, 1, 6)
+        until(lambda: len(offloaded(service)) == 1, 5, what=lambda: str(offloaded(service)))
+        many = clients(service, MANY, 3)
+        until(lambda: not offloaded(service), 5, what=lambda: str(offloaded(service)))
+        assert "tcp-many" in service.ask("explain", str(program.pid))
+        assert answered(many, MANY) > 100 * MANY
+        assert answered(one, 1) > 100
+
+
+def test_answers_of_a_batch_are_pushed_together(service: Service) -> None:
+    with server(service, "offload") as program:
+        client = clients(service, 64, 1)
+        client.wait_for("begun", 20)
+        before = ring(service, program)
+        messages = answered(client, 64)
+        after = ring(service, program)
+    sent, kicks = (after[name] - before[name] for name in ("tx_packets", "kicks"))
+    assert sent >= messages * 0.9
+    assert kicks < sent, (kicks, sent)  # how many depends on who of the two is faster: a wait may return one each time

@@ -1,0 +1,122 @@
+"""Connections on rings over a wire with faults: every byte arrives, in order, both ways, whoever is under the shim.
+
+The stack alone, over a wire made of memory, is in tests/unit/c/test_tcp_faults.c."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from net.service_lab import Api
+from net.test_tcp_shim import ShimPeer, end_of_stream, on_ring
+from net.test_tcp_syn import Calls, listening
+from net.wire_lab import Faults, WireSandbox
+
+from vmahybrid.bench.served import Service
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
+
+MOVES = Path(__file__).with_name("tcp_moves_program.py")
+SERVERS = Path(__file__).parents[1] / "apps" / "tcp_servers.py"
+WHO = ["client", "server", "both"]
+CASES = {
+    "loss 1 %": (Faults(loss=0.01), 2_000_000),
+    "loss 5 %": (Faults(loss=0.05), 600_000),
+    "loss 20 %": (Faults(loss=0.2), 80_000),
+    "reordering": (Faults(reorder=0.05), 2_000_000),
+    "duplication": (Faults(duplicate=0.1), 2_000_000),
+    "all of it": (Faults(loss=0.02, reorder=0.03, duplicate=0.03), 600_000),
+}
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterator[WireSandbox]:
+    with WireSandbox("wire") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def service(wire: WireSandbox) -> Iterator[Service]:
+    with Service(wire) as running:
+        for side, other in (wire.sides, wire.sides[::-1]):
+            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        yield running
+
+
+def stream(service: Service, wire: WireSandbox, who: str, faults: Faults, size: int) -> dict[str, int]:
+    """Bytes there and back over the bad wire, compared; what the wire did."""
+    policies = {name: "offload" if who in (name, "both") else "" for name in ("client", "server")}
+    with ShimPeer(service, wire.b, policies["server"]) as b, ShimPeer(service, wire.a, policies["client"]) as a:
+        port = b.do("listen", address=wire.b.address)
+        b.do("waits")
+        a.do("connect", address=wire.b.address, port=port)
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=3, size=100) == ""
+        on_ring(service, *[peer for peer, name in ((a, "client"), (b, "server")) if policies[name]])
+        with wire.bad(faults) as counts:
+            assert a.do("bulk", 60, size=size) == ""
+        end_of_stream(a, b, service)
+    return counts
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("case", CASES)
+def test_a_stream_both_ways(service: Service, wire: WireSandbox, case: str, who: str) -> None:
+    faults, size = CASES[case]
+    counts = stream(service, wire, who, faults, size)
+    for count, share in (("lost", faults.loss), ("doubled", faults.duplicate), ("late", faults.reorder)):
+        assert counts[count] >= counts["frames"] * share / 3, counts
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_corruption(service: Service, wire: WireSandbox, who: str) -> None:
+    """Of what the ring sends: the kernel sees it by the checksum. Rings on virtual interfaces rely on the wire, since
+    the kernel leaves checksums undone there; that the stack verifies what comes from others is in test_tcp_faults.c."""
+    faults = Faults(corrupt_a=0.05) if who == "client" else Faults(corrupt_b=0.05)
+    counts = stream(service, wire, who, faults, 1_000_000)
+    assert counts["corrupted"] > 10, counts
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_connections_open_and_close_over_a_bad_wire(service: Service, wire: WireSandbox, who: str) -> None:
+    """SYNs, FINs and their answers are lost, doubled and late, too."""
+    with Calls(service, wire.b, who in ("server", "both")) as b, Calls(service, wire.a, who in ("client", "both")) as a:
+        port = listening(b, wire.b)
+        b.do("serve", name="l")
+        with wire.bad(Faults(loss=0.05, duplicate=0.1, reorder=0.1), seed=7) as counts:
+            assert a.do("visits", 60, address=wire.b.address, port=port, count=20) == 20
+        assert counts["lost"] and counts["doubled"] and counts["late"], counts
+
+
+@pytest.mark.parametrize("peer", ["kernel", "offloaded"])
+def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str) -> None:
+    """Bytes both ways, losses and reordering, a connection that is adopted or begins on the ring, and goes home in the
+    midst of it. VMH_TCP_MOVES (80) connections; the stack's and the service's own thousands are in
+    tests/unit/c/test_tcp_move.c and tests/net/test_tcprepair.py."""
+    moves = int(os.environ.get("VMH_TCP_MOVES", "80"))
+    variables = {"VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "0", "VMA_TRACELEVEL": "warn"}
+    server = [sys.executable, str(SERVERS), "threads", wire.b.address, "7900"]
+    if peer == "offloaded":
+        server = service.run_argv(server, profile="none", **variables)
+    serving = wire.start(wire.b, server, env=service.env)
+    serving.wait_for("ready")
+    before = Api(service).status()["counters"]
+    program = [sys.executable, str(MOVES), wire.b.address, "7900", str(moves), str(moves)]
+    try:
+        with wire.bad(Faults(loss=0.01, reorder=0.02), seed=moves) as counts:
+            running = wire.start(wire.a, service.run_argv(program, profile="none", **variables), env=service.env)
+            said = running.result(80)
+    finally:
+        serving.stop(signal.SIGKILL)
+    after = Api(service).status()["counters"]
+    done = {name: after[name] - before.get(name, 0) for name in ("tcp_taken_total", "tcp_homed_total")}
+    print(said, counts, done)
+    assert said.startswith(f"moved {moves} "), said
+    assert done["tcp_homed_total"] >= moves * 0.9, done  # of some the first call is the dup()
+    assert done["tcp_taken_total"] >= moves / 3, done
+    assert counts["lost"] > moves / 2, counts
