@@ -112,6 +112,7 @@ class Ring(View):
     backend: str = note("`verbs` or `xdp`")
     device: str = note("RDMA device of a verbs ring, as its program says; else empty")
     ladder: list[Rung] = note("the backends that were tried for it, the last one carries it")
+    lane: int = identifier("which of its process's rings on the interface (VMA_RING_ALLOCATION_LOGIC_*), from 0")
 
 
 class Flow(View):

@@ -12,7 +12,7 @@ static __always_inline int vmh_is_multicast(const struct vmh_flow_key *key)
 }
 
 /* The rule for a port of TCP leaves to the kernel what is the kernel's: every connection that it has, opening and closing
- * ones too. A listener of the kernel gets SYNs only, and none where the ring listens. IPv4. */
+ * ones too. A listener of the kernel gets SYNs only, and none where the ring listens. */
 static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *key, const struct vmh_action *action,
 					  __u32 syn)
 {
@@ -20,13 +20,19 @@ static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *
 	struct bpf_sock *sk;
 	__u32 state;
 
-	if (key->family != 4)
-		return 0;
-	__builtin_memcpy(&tuple.ipv4.saddr, key->src + 12, 4);
-	__builtin_memcpy(&tuple.ipv4.daddr, key->dst + 12, 4);
-	tuple.ipv4.sport = key->sport;
-	tuple.ipv4.dport = key->dport;
-	sk = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (key->family == 4) {
+		__builtin_memcpy(&tuple.ipv4.saddr, key->src + 12, 4);
+		__builtin_memcpy(&tuple.ipv4.daddr, key->dst + 12, 4);
+		tuple.ipv4.sport = key->sport;
+		tuple.ipv4.dport = key->dport;
+		sk = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		__builtin_memcpy(&tuple.ipv6.saddr, key->src, 16);
+		__builtin_memcpy(&tuple.ipv6.daddr, key->dst, 16);
+		tuple.ipv6.sport = key->sport;
+		tuple.ipv6.dport = key->dport;
+		sk = bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	}
 	if (!sk)
 		return 0;
 	state = sk->state;

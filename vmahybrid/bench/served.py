@@ -51,7 +51,7 @@ class Service:
         self.softverbs = softverbs
         self.sides = tuple(sandbox.sides if sides is None else sides)
         self._arguments = list(arguments)
-        self.rundir = Path(tempfile.mkdtemp(prefix="vmh-run-"))
+        self.rundir = Path(tempfile.mkdtemp(prefix=f"vmh-run-{os.getpid()}-"))
         # programs of any user connect to it; the service sets the mode of what it makes there
         self.rundir.chmod(0o755)
         self.env: dict[str, str] = {

@@ -1,7 +1,9 @@
 /* Many TCP connections that all work: each has one 64-byte message on its way, back and forth. Ordinary epoll programs.
  *
  *   tcp_many server ADDRESS PORT                          echoes until SIGINT or SIGTERM, prints "ready" first
- *   tcp_many client ADDRESS PORT CONNECTIONS SECONDS      prints {"connections":N,"messages":N,"seconds":S,"rate":R}
+ *   tcp_many client ADDRESS PORT CONNECTIONS SECONDS [IDLE]
+ *                prints {"connections":N,"messages":N,"seconds":S,"rate":R}, and with IDLE a second line: the same beside
+ *                so many further connections that are open, in the same epoll sets, and never used
  *
  * The client's clock begins when every connection has had its first answer.
  */
@@ -140,7 +142,7 @@ static void serve(const struct sockaddr_in *address)
 	}
 }
 
-static void connect_one(int ep, const struct sockaddr_in *address)
+static int connect_one(int ep, const struct sockaddr_in *address)
 {
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
@@ -148,19 +150,17 @@ static void connect_one(int ep, const struct sockaddr_in *address)
 		die("connect");
 	no_delay(fd);
 	watch(ep, fd);
-	send_message(fd);
+	return fd;
 }
 
-static void run_client(const struct sockaddr_in *address, unsigned connections, double seconds)
+static unsigned first; /* connections that had an answer */
+
+static void exchange(int ep, unsigned connections, double seconds)
 {
 	struct epoll_event events[EVENTS];
 	double start = 0, end = 0;
-	int ep = epoll_create1(0);
 	uint64_t count = 0;
-	unsigned first = 0, closed = 0;
 
-	for (unsigned i = 0; i < connections; i++)
-		connect_one(ep, address);
 	while (!stopped && (!end || now() < end)) {
 		int n = epoll_wait(ep, events, EVENTS, 100);
 
@@ -176,17 +176,32 @@ static void run_client(const struct sockaddr_in *address, unsigned connections, 
 			answered[fd] = true;
 			send_message(fd);
 		}
-		if (first == connections && !end)
+		if (first == connections && !end) {
+			fputs("begun\n", stderr);
 			start = now() + WARM_SECONDS, end = start + seconds;
+		}
 		if (end && now() < start)
 			count = 0;
 	}
 	seconds = end ? now() - start : 0;
-	for (int fd = 0; fd < CONNECTIONS_MAX * 2 && closed < connections; fd++)
-		if (answered[fd] && !close(fd))
-			closed++;
 	printf("{\"connections\":%u,\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f}\n", first, (unsigned long long)count,
 	       seconds, seconds > 0 ? (double)count / seconds : 0.0);
+}
+
+static void run_client(const struct sockaddr_in *address, unsigned connections, double seconds, unsigned idle)
+{
+	int ep = epoll_create1(0);
+
+	for (unsigned i = 0; i < connections; i++)
+		send_message(connect_one(ep, address));
+	exchange(ep, connections, seconds);
+	for (unsigned i = 0; i < idle && !stopped; i++)
+		answered[connect_one(ep, address)] = true;
+	if (idle)
+		exchange(ep, connections, seconds);
+	for (int fd = 0; fd < CONNECTIONS_MAX * 2; fd++)
+		if (answered[fd])
+			close(fd);
 }
 
 int main(int argc, char **argv)
@@ -194,12 +209,12 @@ int main(int argc, char **argv)
 	struct rlimit files = {CONNECTIONS_MAX, CONNECTIONS_MAX};
 	struct sigaction action = {.sa_handler = on_signal};
 	struct sockaddr_in address = {.sin_family = AF_INET};
-	bool client = argc == 6 && !strcmp(argv[1], "client");
-	unsigned connections = client ? (unsigned)atoi(argv[4]) : 1;
+	bool client = (argc == 6 || argc == 7) && !strcmp(argv[1], "client");
+	unsigned connections = client ? (unsigned)atoi(argv[4]) : 1, idle = argc == 7 ? (unsigned)atoi(argv[6]) : 0;
 
 	if (!(client || (argc == 4 && !strcmp(argv[1], "server"))) || inet_pton(AF_INET, argv[2], &address.sin_addr) != 1 ||
-	    connections < 1 || connections > CONNECTIONS_MAX) {
-		fprintf(stderr, "usage: tcp_many server ADDRESS PORT | client ADDRESS PORT CONNECTIONS SECONDS\n");
+	    connections < 1 || connections > CONNECTIONS_MAX || idle > CONNECTIONS_MAX - connections) {
+		fprintf(stderr, "usage: tcp_many server ADDRESS PORT | client ADDRESS PORT CONNECTIONS SECONDS [IDLE]\n");
 		return 2;
 	}
 	address.sin_port = htons((uint16_t)atoi(argv[3]));
@@ -207,7 +222,7 @@ int main(int argc, char **argv)
 	sigaction(SIGTERM, &action, NULL);
 	setrlimit(RLIMIT_NOFILE, &files);
 	if (client)
-		run_client(&address, connections, atof(argv[5]));
+		run_client(&address, connections, atof(argv[5]), idle);
 	else
 		serve(&address);
 	return 0;

@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 6
+#define VMH_CTL_VERSION 8
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -22,6 +22,8 @@
 #define VMH_MSG_RING_MAPPED 8 /* of a ring with F_BIND_AFTER: everything is mapped, the service may bind */
 #define VMH_MSG_TCP_TAKE 9 /* fd: the kernel socket of an attached TCP flow; reply fd: its state, a memfd (tcp_state.h) */
 #define VMH_MSG_TCP_HOME 10 /* fds: that socket, and its state as it is now, a memfd */
+#define VMH_MSG_TCP_SHOW 11 /* fds: sockets never connected, of connections that began on a ring: they are parked */
+#define VMH_MSG_TCP_HIDE 12 /* those of connections that have ended */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
@@ -70,7 +72,13 @@ struct vmh_msg_ring {
 	unsigned int verbs;     /* VMH_VERBS_*: what the program found out about the interface's RDMA device */
 	unsigned int verbs_reason; /* not usable: reasons.def, why */
 	char verbs_device[VMH_VERBS_DEVICE]; /* its name, empty without one */
+	unsigned int lane;      /* which of the program's rings on the interface: 0..VMH_LANES-1 */
+	unsigned int pad;
 };
+
+/* Rings of one lane belong together: a program has one ring per interface and lane, and flows name the lane, so that a
+ * wildcard's frames come by the lane's ring on each interface. */
+#define VMH_LANES 256
 
 #define VMH_RING_DIRECT 0
 #define VMH_RING_VETH 1
@@ -99,6 +107,7 @@ struct vmh_msg_ring_reply {
 	unsigned int mtu;
 	unsigned char mac[6];    /* source MAC to put into frames */
 	unsigned char pad[2];
+	unsigned int lane;       /* as asked for */
 };
 
 /* Only after the reply the ring carries packets. Refused: the ring is released already; with status -EBUSY another
@@ -135,7 +144,9 @@ struct vmh_msg_attach {
 	unsigned short remote_port;
 	unsigned short flags;  /* VMH_ATTACH_F_* */
 	unsigned char local_addr[16];  /* v4-mapped; all zero = wildcard: one rule per address */
-	unsigned char remote_addr[16];
+	unsigned char remote_addr[16]; /* with remote_port: of a connected socket, with VMH_FLOW_3T as well */
+	unsigned int lane;     /* whose rings it is for; where that lane has none: the program's lowest lane there */
+	unsigned int pad;
 };
 
 struct vmh_msg_attach_reply {
@@ -208,6 +219,41 @@ struct vmh_msg_tcp_home {
 	struct vmh_msg_hdr hdr;
 	unsigned int flow_id;  /* 0, or one that is not there any more: an earlier service parked the socket */
 	unsigned int ifindex;  /* by which its frames come */
+};
+
+/* A connection that began on the ring, for who looks at the kernel's sockets: `fd` is bound, connected and in repair mode
+ * afterwards, and its frames have a rule of their own. TCP_HOME of it is as of any other. In order of the fds. */
+#define VMH_TCP_SHOW_MAX 15
+struct vmh_tcp_shown {
+	unsigned int flow_id;  /* of the port (VMH_FLOW_3T) */
+	unsigned int ifindex;
+	unsigned int fd;       /* the program's number, for explain */
+	unsigned short local_port;
+	unsigned short remote_port;
+	unsigned char local_addr[16];
+	unsigned char remote_addr[16];
+};
+
+struct vmh_msg_tcp_show {
+	struct vmh_msg_hdr hdr;
+	unsigned int n;
+	unsigned int pad;
+	struct vmh_tcp_shown conn[VMH_TCP_SHOW_MAX];
+};
+
+struct vmh_msg_tcp_show_reply {
+	struct vmh_msg_hdr hdr;
+	unsigned int flow_id[VMH_TCP_SHOW_MAX]; /* 0: it is not shown, the socket is as it was */
+	unsigned int pad;
+};
+
+/* The program has taken the connection from the kernel sockets (connect to AF_UNSPEC) or closed them; their rules go. */
+#define VMH_TCP_HIDE_MAX 64
+struct vmh_msg_tcp_hide {
+	struct vmh_msg_hdr hdr;
+	unsigned int n;
+	unsigned int pad;
+	unsigned long long inode[VMH_TCP_HIDE_MAX]; /* of the sockets */
 };
 
 #define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */

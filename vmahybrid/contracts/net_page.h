@@ -23,6 +23,7 @@
 #define VMH_LINK_UP 1         /* administratively up, with carrier */
 #define VMH_LINK_SERVED 2     /* rings may be asked for here */
 #define VMH_LINK_LOOPBACK 4
+#define VMH_LINK_VLAN 8       /* tags what it sends, by the priority of the sender */
 
 struct vmh_net_link {
 	unsigned int ifindex;

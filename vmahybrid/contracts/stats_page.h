@@ -6,7 +6,7 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 3
+#define VMH_STATS_VERSION 4
 #define VMH_STATS_RINGS 16
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 8       /* per socket, first ones */
@@ -75,6 +75,8 @@ struct vmh_ring_stats {
 	unsigned long long rx_bad;                               /* frames that did not parse */
 	unsigned long long rx_dropped;                           /* no room in the socket */
 	unsigned long long tx_full;
+	unsigned long long rx_tcp_kept;                          /* frames whose TCP payload stayed in them until it was read */
+	unsigned long long rx_tcp_copied;                        /* frames whose TCP payload was copied before, to free them */
 	/* verbs rings only, like mod_count, mod_usec and dm_size */
 	unsigned long long cq_errors;                            /* completions with an error, flushes apart */
 	unsigned long long rx_tagged;                            /* frames whose flow tag named the socket */

@@ -49,7 +49,8 @@ class LinkInfo:
     @property
     def flags(self) -> int:
         served = lib.VMH_LINK_SERVED * (self.reason == 0)
-        return int(lib.VMH_LINK_UP * self.up | lib.VMH_LINK_LOOPBACK * self.loopback | served)
+        return int(lib.VMH_LINK_UP * self.up | lib.VMH_LINK_LOOPBACK * self.loopback
+                   | lib.VMH_LINK_VLAN * (self.kind == "vlan") | served)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from vmahybrid.errors import Refused
 from vmahybrid.net import tcprepair
@@ -50,6 +50,7 @@ class MoveCounts:
     first; ``failed``: moves that ended with MoveFailed."""
 
     adopted: int = 0
+    shown: int = 0
     homed: int = 0
     refused: int = 0
     rolled_back: int = 0
@@ -139,6 +140,15 @@ class Mover:
             kept = self._persist(lambda: tcprepair.begin(sock, state))
             self._to_kernel(sock, state, kept, steering)
             self._count("homed")
+
+    def placehold(self, fd: int, local: Any, peer: Any) -> int:
+        """tcprepair.placehold(); the inode of the socket. Raises Refused, OSError."""
+        with self._move(fd) as (sock, inode):
+            kept = tcprepair.placehold(sock, local, peer)
+            with self._lock:
+                self._kept[inode] = kept
+            self._count("shown")
+            return inode
 
     def _roll_back(self, sock: socket.socket, state: TcpState, kept: Kept, steering: Steering) -> None:
         self._count("rolled_back")

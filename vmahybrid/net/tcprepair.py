@@ -26,7 +26,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from vmahybrid.contracts import addr_to_bytes, addr_to_text
+from vmahybrid.contracts import addr_to_bytes, addr_to_text, family_of
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net import tcpsock
 from vmahybrid.net.tcpsock import NO_QUEUE, RECV_QUEUE, SEND_QUEUE, SOL, TCP, Buffers, Info, Vitals, Window
@@ -50,6 +50,8 @@ _NUMBERS = {                    # field of TcpState: level, name
     "user_timeout_ms": (TCP, tcpsock.TCP_USER_TIMEOUT),
 }
 _IPV4_NUMBERS = {"ttl": (socket.SOL_IP, socket.IP_TTL), "tos": (socket.SOL_IP, socket.IP_TOS)}
+_IPV6_NUMBERS = {"ttl": (socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS),
+                 "tos": (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)}
 _AGREED = ((tcpsock.TCPI_OPT_WSCALE, TcpFlag.WSCALE), (tcpsock.TCPI_OPT_SACK, TcpFlag.SACK),
            (tcpsock.TCPI_OPT_TIMESTAMPS, TcpFlag.TIMESTAMPS))
 
@@ -212,8 +214,8 @@ def _state(sock: socket.socket, vitals: Vitals, send: bytes, receive: bytes) -> 
         tsval_now=_clock(sock) if flags & TcpFlag.TIMESTAMPS else 0,
         srtt_us=info.rtt, rttvar_us=info.rttvar, rto_us=info.rto, retries=info.retransmits,
         cwnd=min(info.cwnd * info.snd_mss, SEQ_MASK), ssthresh=min(info.ssthresh * info.snd_mss, SEQ_MASK),
-        **{field: sock.getsockopt(*option) for field, option in _options(sock).items()}, linger_s=linger_s,
-        **_fixed_buffers(sock), bytes_acked=info.bytes_acked, bytes_received=info.bytes_received,
+        **{field: sock.getsockopt(*option) for field, option in _options(addr_to_bytes(local[0])).items()},
+        linger_s=linger_s, **_fixed_buffers(sock), bytes_acked=info.bytes_acked, bytes_received=info.bytes_received,
         segs_out=info.segs_out, segs_in=info.segs_in, retransmits=info.total_retrans)
 
 
@@ -223,8 +225,9 @@ def _clock(sock: socket.socket) -> int:
     return seq((tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) | 1) + 2)
 
 
-def _options(sock: socket.socket) -> dict[str, tuple[int, int]]:
-    return _NUMBERS | (_IPV4_NUMBERS if sock.family == socket.AF_INET else {})
+def _options(address: bytes) -> dict[str, tuple[int, int]]:
+    """``address``: one of the connection's. What goes out on an AF_INET6 socket over IPv4 has the options of IPv4."""
+    return _NUMBERS | (_IPV4_NUMBERS if family_of(address) == 4 else _IPV6_NUMBERS)
 
 
 def _flags(sock: socket.socket, info: Info) -> tuple[TcpFlag, int]:
@@ -350,7 +353,7 @@ def begin(sock: socket.socket, state: TcpState) -> Kept:
         _check_state(state)
         if tcpsock.repairing(sock) or tcpsock.info(sock).state != TcpPhase.CLOSE:
             raise _refuse("the socket is in use")
-        kept = Kept((addr_to_text(state.laddr), state.lport), (addr_to_text(state.raddr), state.rport),
+        kept = Kept(_name(sock, state.laddr, state.lport), _name(sock, state.raddr, state.rport),
                     bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)))
         tcpsock.drop_all(sock)
     except (OSError, ValueError) as error:
@@ -365,6 +368,42 @@ def begin(sock: socket.socket, state: TcpState) -> Kept:
             tcpsock.leave(sock, reuse=kept.reuse, probe=False)
         raise MoveFailed("beginning", error, alive=False) from error
     return kept
+
+
+def placehold(sock: socket.socket, local: Any, peer: Any) -> Kept:
+    """Park a socket that was never bound or connected as one of a connection that another stack has, without its state:
+    rebuild() or forgetting it comes next. Frames of the connection must not reach the kernel.
+
+    Raises Refused (TCP_STATE): the socket is as it was, but that it may be bound now.
+    """
+    try:
+        if tcpsock.repairing(sock) or tcpsock.info(sock).state != TcpPhase.CLOSE:
+            raise _refuse("the socket is in use")
+        kept = Kept(local, peer, bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)))
+        tcpsock.drop_all(sock)
+        sock.setsockopt(SOL, socket.SO_KEEPALIVE, 0)
+        tcpsock.enter(sock)
+    except OSError as error:
+        raise _refuse(f"it can't be parked: {error}") from error
+    try:
+        _bind(sock, local)
+        sock.connect(peer)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            tcpsock.disconnect(sock)
+            tcpsock.take_all(sock)
+            tcpsock.leave(sock, reuse=kept.reuse, probe=False)
+        raise _refuse(f"it can't be parked: {error}") from error
+    return kept
+
+
+def _name(sock: socket.socket, address: bytes, port: int) -> tuple[str, int]:
+    """As a socket of that family has it. Raises ValueError for an IPv6 address on an AF_INET socket."""
+    if sock.family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, address), port
+    if family_of(address) == 6:
+        raise ValueError("an IPv6 address on an AF_INET socket")
+    return addr_to_text(address), port
 
 
 def _check_state(state: TcpState) -> None:
@@ -422,11 +461,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     """The connection anew, from CLOSE, with the queues but for what was never sent. It stays in repair mode."""
     tcpsock.enter(sock)
     tcpsock.disconnect(sock)
-    try:
-        sock.bind(kept.local)
-    except OSError as error:
-        if error.errno != errno.EINVAL:     # it was bound by the program, and still is
-            raise
+    _bind(sock, kept.local)
     if sock.getsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT):  # it would put off the connect() below
         sock.setsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT, 0)
     tcpsock.set_seq(sock, SEND_QUEUE, state.snd_una)
@@ -441,6 +476,14 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     tcpsock.fill(sock, RECV_QUEUE, state.receive)
     tcpsock.fill(sock, SEND_QUEUE, state.send[:len(state.send) - state.unsent])
     tcpsock.set_window(sock, _window(state))
+
+
+def _bind(sock: socket.socket, local: Any) -> None:
+    try:
+        sock.bind(local)
+    except OSError as error:
+        if error.errno != errno.EINVAL:     # it was bound before, and still is
+            raise
 
 
 def _agreed(state: TcpState) -> bytes:
@@ -478,7 +521,7 @@ def _restore_options(sock: socket.socket, state: TcpState) -> None:
         wanted = bool(state.flags & flag)
         if bool(sock.getsockopt(*option)) != wanted:
             sock.setsockopt(*option, wanted)
-    for field, option in _options(sock).items():
+    for field, option in _options(state.laddr).items():
         number = getattr(state, field)
         if number and sock.getsockopt(*option) != number:
             sock.setsockopt(*option, number)

@@ -87,6 +87,10 @@ class NetWatcher:
         """By ifindex, with the reason that ``served`` gave."""
         return [replace(link, reason=self._served(link)) for link in self._raw_links]
 
+    def device(self, ifindex: int) -> LinkInfo | None:
+        """A link as the kernel has it, without a reason: for ``served``, which may ask for the device under another."""
+        return next((link for link in self._raw_links if link.ifindex == ifindex), None)
+
     def addresses(self, ifindex: int = 0) -> list[AddressInfo]:
         """Of one link, or of all (0); in the kernel's order."""
         return [address for address in self._addresses if ifindex in (0, address.ifindex)]

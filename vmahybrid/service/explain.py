@@ -16,7 +16,7 @@ from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import ExplainStep, SocketView
-from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind
+from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind, endpoint
 from vmahybrid.steering.keys import ANY_ADDR
 from vmahybrid.steering.reasons import Reason
 
@@ -165,7 +165,8 @@ def _of_page(socket: SocketView) -> Iterator[ExplainStep]:
     if socket.reason in FAMILY_REASONS:
         yield _no("family", reason)
         return
-    yield _ok("family", f"{socket.proto} over IPv4: a socket that may be offloaded")
+    version = 6 if socket.local.startswith("[") else 4
+    yield _ok("family", f"{socket.proto} over IPv{version}: a socket that may be offloaded")
     if socket.reason in UNBOUND_REASONS:
         yield _no("bind", reason)
     else:
@@ -190,8 +191,9 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
             mode = "native" if port.handle.native else "generic"
             why = f": {port.handle.reason.text}" if port.handle.reason else ""
             yield _ok("interface", f"{port.name} is served, XDP in {mode} mode{why}")
+    rings = {ring.ring_id for ring in core.table.rings_of(flow)}
     for grant in core.grants.of_session(session.id):
-        if grant.port.id in ports:
+        if grant.ring_id in rings:
             yield from _carried(core, grant.port.name, grant.ladder)
             kind = "direct" if grant.handle.direct else f"ring veth ({grant.handle.reason.text})"
             if isinstance(grant.handle, VerbsRingHandle):
@@ -235,8 +237,7 @@ def _rules(core: Core, flow: Flow, session: Session) -> ExplainStep:
         reason, remedy = _now(core, session, flow.reason)
         return ExplainStep("flow", False, f"{name} has no rule now: {reason.text}", remedy, _slug(reason))
     packets, size = core.hits(flow)
-    places = {port for port, _ in core.table.rules_of(flow.flow_id)}
-    rings = [ring for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
+    rings = core.table.rings_of(flow)
     if rings and all(ring.in_nic for ring in rings):
         return _ok("flow", f"{name} has {count} rule(s), made in its device by the program. {_past_xdp(core, flow)}: "
                    f"{packets} packets, {size} bytes")
@@ -344,9 +345,9 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
 
 
 def _is_here(core: Core, address: bytes) -> bool:
-    """An address of this host, which is the remote end of nothing that a ring carries; or of IPv6, which none does."""
+    """An address of this host, which is the remote end of nothing that a ring carries."""
     text = addr_to_text(address)
-    return ":" in text or text.startswith("127.") or any(
+    return text == "::1" or text.startswith("127.") or any(
         address in namespace.addresses(link.ifindex)
         for namespace in core.namespaces.all.values() for link in namespace.watcher.links())
 
@@ -360,11 +361,11 @@ def _places(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
     flows = [f for f in core.table.flows.values() if f.owner and _at(f, address, port)]
     if flows:
         return [(core.sessions[f.owner].pid, f.fd) for f in flows if f.owner in core.sessions]
-    text = f"{addr_to_text(address)}:{port or '*'}"
+    text = endpoint(address, port)
     for session in core.sessions.values():
         page = views.read_stats(session)
         for socket in page.sockets if page is not None else ():
-            if socket.local in (text, f"0.0.0.0:{port}", f"*:{port}"):
+            if socket.local in (text, f"0.0.0.0:{port}", f"*:{port}", f"[::]:{port}"):
                 return [(session.pid, socket.fd)]
     return []
 

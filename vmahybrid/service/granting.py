@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from vmahybrid.contracts import lib
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.service.backend import RingHandle, RingSizes
 from vmahybrid.service.backend_verbs import VerbsRingHandle
@@ -37,7 +38,9 @@ async def grant_ring(session: Session, body: Any, namespace: Namespace) -> Grant
     core = session.core
     sizes = core.grants.sizes(core.config, body.frames, body.rx_size, body.tx_size)
     port = await namespace.port_for(body.ifindex)
-    if any(grant.port is port for grant in core.grants.of_session(session.id)):
+    if body.lane >= lib.VMH_LANES:
+        raise Refused("ring", f"lane {body.lane}: there are {lib.VMH_LANES}", "", int(Reason.RING_LIMIT))
+    if any(grant.port is port and grant.lane == body.lane for grant in core.grants.of_session(session.id)):
         raise Refused("ring", f"this program has a ring on {port.name} already", "", int(Reason.RING_FAILED))
     backend, asked = core.config.backend_of(port.name), Asked.of(body)
     port.asked_verbs |= asked.usable
@@ -49,7 +52,7 @@ async def grant_ring(session: Session, body: Any, namespace: Namespace) -> Grant
     _remember(session, port, ladder)
     if handle is None:
         raise _refusal(port, backend, ladder)
-    return core.grants.add(session.id, session.pid, port, handle, ladder, sizes.frames)
+    return core.grants.add(session.id, session.pid, port, handle, ladder, sizes.frames, body.lane)
 
 
 async def _climb(session: Session, namespace: Namespace, port: Port, sizes: RingSizes, backend: str,

@@ -1,4 +1,4 @@
-"""Rings that were granted: one per session and interface, within the limits of the configuration."""
+"""Rings that were granted: one per session, interface and lane, within the limits of the configuration."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ class Grant:
     allowed: dict[GrantKey, int]    # what the guard has been told
     ladder: Ladder                  # how it came to this backend
     frames: int                     # that its program may hold unread at the most
+    lane: int = 0                   # of control.h
     zeroed: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the last zero request
     unmapped: asyncio.TimerHandle | None = None  # until its program has mapped it, if it is bound only then
 
     @property
     def ref(self) -> RingRef:
         software = isinstance(self.handle, VerbsRingHandle) and self.handle.software
-        return RingRef(self.ring_id, self.session, self.port.id, self.handle.act, self.handle.target, software)
+        return RingRef(self.ring_id, self.session, self.port.id, self.handle.act, self.handle.target, software,
+                       self.lane)
 
     @property
     def verbs(self) -> bool:
@@ -80,8 +82,10 @@ class Grants:
     def settle(self) -> None:
         self._pending -= 1
 
-    def add(self, session: int, pid: int, port: Port, handle: RingHandle, ladder: Ladder, frames: int) -> Grant:
-        grant = Grant(self._next, session, pid, port, handle, {}, ladder, handle.geometry["frames"] or frames)
+    def add(self, session: int, pid: int, port: Port, handle: RingHandle, ladder: Ladder, frames: int,
+            lane: int) -> Grant:
+        grant = Grant(self._next, session, pid, port, handle, {}, ladder, handle.geometry["frames"] or frames,
+                      lane)
         self._next += 1
         self.all[grant.ring_id] = grant
         port.ring_ids.add(grant.ring_id)

@@ -57,6 +57,7 @@ class Watcher(Protocol):
 
     async def start(self) -> None: ...
     def links(self) -> Sequence[LinkRow]: ...
+    def device(self, ifindex: int) -> LinkRow | None: ...
     def addresses(self, ifindex: int) -> Sequence[AddressRow]: ...
     def refresh_served(self) -> None: ...
     async def resolve_neighbour(self, ifindex: int, address: bytes, timeout: float) -> bool: ...  # noqa: ASYNC109
@@ -97,7 +98,7 @@ class Namespace:
         return [row.address for row in self.watcher.addresses(ifindex)]
 
     def _serving(self, link: LinkRow) -> Reason:
-        lower = self.link(link.lower) if link.kind == "vlan" and link.lower else None
+        lower = self.watcher.device(link.lower) if link.kind == "vlan" and link.lower else None
         return serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)), lower)
 
     def served(self, link: LinkRow) -> Reason:

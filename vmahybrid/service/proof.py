@@ -26,17 +26,20 @@ from vmahybrid.steering.table import refuse
 SO_NETNS_COOKIE = 71    # asm-generic/socket.h, kernel 5.14
 SO_BINDTOIFINDEX = 62   # asm-generic/socket.h, kernel 5.0
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+ZEROS = addr_to_bytes("0.0.0.0"), addr_to_bytes("::")
 TYPES = {17: socket.SOCK_DGRAM, 6: socket.SOCK_STREAM}
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the socket tells beyond what was asked. ``device``: ifindex of SO_BINDTODEVICE, 0 for none."""
+    """What the socket tells beyond what was asked. ``device``: ifindex of SO_BINDTODEVICE, 0 for none. ``only_v6``:
+    IPV6_V6ONLY of an AF_INET6 socket."""
 
     inode: int
     device: int
     reuse_addr: bool
     reuse_port: bool
+    only_v6: bool = False
 
 
 def netns_cookie() -> int:
@@ -56,6 +59,15 @@ def is_plain_udp(fd: int) -> bool:
             return sock.family in FAMILIES.values() and sock.type == socket.SOCK_DGRAM
     except OSError:
         return False
+
+
+def family_of(fd: int) -> int:
+    """4 or 6: of a socket, whatever it is connected over. 0 for what is none."""
+    try:
+        with _borrowed(fd) as sock:
+            return next((version for version, family in FAMILIES.items() if family == sock.family), 0)
+    except OSError:
+        return 0
 
 
 @contextlib.contextmanager
@@ -105,23 +117,29 @@ def _check(sock: socket.socket, flow: Flow, cookie: int) -> Proof:
         raise not_owner(f"bound to interface {device}, not {flow.ifindex}")
     reuse_port = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
     reuse_addr = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
-    if reuse_port and flow.kind is Kind.THREE:
+    # A connected one wants its whole port: not where others may have it, whom the kernel would give what is theirs.
+    if flow.kind is Kind.THREE and (reuse_port or (reuse_addr and flow.peer[1])):
         raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
     if flow.listens and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise not_owner("the socket does not listen")
-    return Proof(os.fstat(sock.fileno()).st_ino, device, reuse_addr, reuse_port)
+    only_v6 = sock.family == socket.AF_INET6 and bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+    return Proof(os.fstat(sock.fileno()).st_ino, device, reuse_addr, reuse_port, only_v6)
 
 
-def check_new(fd: int, cookie: int) -> None:
-    """Is it a TCP socket over IPv4 of the namespace, that was never bound or connected? Borrows ``fd``. Raises Refused
-    (NOT_OWNER)."""
+def check_new(fd: int, cookie: int, local: tuple[bytes, int]) -> None:
+    """Is it a TCP socket of the namespace, that was never connected, nor bound but to ``local``? Borrows
+    ``fd``. Raises Refused (NOT_OWNER)."""
     try:
         with _borrowed(fd) as sock:
-            if (sock.family, sock.type, sock.proto) != (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP):
+            if sock.family not in FAMILIES.values() or (sock.type, sock.proto) != (TYPES[6], socket.IPPROTO_TCP):
                 raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
             if _cookie(sock) != cookie:
                 raise not_owner("it lives in another network namespace")
-            if sock.getsockname()[1] or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            bound, used = _name(sock.getsockname()), bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            with contextlib.suppress(OSError):
+                sock.getpeername()
+                used = True
+            if used or (bound[1] and bound != local):
                 raise not_owner("the socket is in use")
     except OSError as error:
         raise not_owner(f"asking the socket: {error.strerror}") from None
@@ -143,15 +161,14 @@ def _check_names(sock: socket.socket, flow: Flow) -> None:
         remote, remote_port = _name(sock.getpeername())
     except OSError:
         remote, remote_port = ANY_ADDR, 0
-    wanted = (flow.remote, flow.remote_port) if flow.kind is Kind.FIVE else (ANY_ADDR, 0)
+    wanted = (flow.remote, flow.remote_port) if flow.kind is Kind.FIVE else flow.peer
     if (remote, remote_port) != wanted or (flow.kind is Kind.FIVE and ANY_ADDR in (remote, local)):
         raise not_owner(f"connected to {endpoint(remote, remote_port)}, not {endpoint(*wanted)}")
 
 
 def _name(name: tuple[str, int]) -> tuple[bytes, int]:
     address = addr_to_bytes(name[0].partition("%")[0])
-    zero = addr_to_bytes("0.0.0.0")
-    return (ANY_ADDR if address == zero else address), name[1]
+    return (ANY_ADDR if address in ZEROS else address), name[1]
 
 
 def not_owner(why: str) -> Refused:

@@ -65,8 +65,9 @@ def check(datagram: Datagram, flow: Flow, link: LinkRow, addresses: list[bytes])
     source, to = endpoint(datagram.src, datagram.src_port), endpoint(datagram.dst, datagram.dst_port)
     if datagram.src == ANY_ADDR or is_multicast(datagram.src):
         raise not_owner(f"{source} is no source")
-    if flow.kind is Kind.FIVE and (datagram.src, datagram.src_port) != (flow.remote, flow.remote_port):
-        raise not_owner(f"from {source}, but the socket is connected to {flow.remote_text}")
+    far = (flow.remote, flow.remote_port) if flow.kind is Kind.FIVE else flow.peer
+    if far[1] and (datagram.src, datagram.src_port) != far:
+        raise not_owner(f"from {source}, but the socket is connected to {endpoint(*far)}")
     if flow.wildcard:
         if not is_multicast(datagram.dst) and datagram.dst not in addresses:
             raise not_owner(f"to {to}, which is no address of {link.name}")

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
-from vmahybrid.service import binding, proof, reinject, shared
+from vmahybrid.service import binding, proof, reinject, shared, tcpshow
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
 from vmahybrid.service.granting import grant_ring
@@ -65,7 +65,8 @@ class Session:
             lib.VMH_MSG_RING: self._ring, lib.VMH_MSG_RING_MAPPED: self._ring_mapped, lib.VMH_MSG_ATTACH: self._attach,
             lib.VMH_MSG_DETACH: self._detach, lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
             lib.VMH_MSG_REINJECT: self._reinject, lib.VMH_MSG_TCP_TAKE: self._tcp_take,
-            lib.VMH_MSG_TCP_HOME: self._tcp_home}
+            lib.VMH_MSG_TCP_HOME: self._tcp_home, lib.VMH_MSG_TCP_SHOW: self._tcp_show,
+            lib.VMH_MSG_TCP_HIDE: self._tcp_hide}
 
     def __str__(self) -> str:
         return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
@@ -233,7 +234,7 @@ class Session:
             binding.expect(self, grant, namespace)
         else:
             binding.use(self, grant, namespace)
-        reply = request.reply(ring_id=grant.ring_id, **handle.reply_fields())
+        reply = request.reply(ring_id=grant.ring_id, lane=grant.lane, **handle.reply_fields())
         self.connection.send(reply, [] if grant.verbs else [handle.umem_fd, *handle.xsk_fds])
         return None
 
@@ -270,6 +271,8 @@ class Session:
             raise refuse(f"flow {flow.local_text}", Reason.FORK)
         flow.ifindex = flow.ifindex or found.device  # on another interface the port is not its own
         flow.inode = found.inode
+        if flow.proto == socket.IPPROTO_TCP and flow.wildcard and flow.family == 6 and not found.only_v6:
+            flow.family = 0
         # a TCP connection is one of a kind, whatever its listener's options
         flow.shared_port = flow.proto == socket.IPPROTO_UDP and (found.reuse_addr or flow.kind is Kind.MULTICAST)
         try:
@@ -314,7 +317,7 @@ class Session:
             raise ProtocolError(f"flow of family {body.family}, protocol {body.proto}", Reason.PROTOCOL, request.type,
                                 request.seq)
         five = kind is Kind.FIVE
-        if body.proto != socket.IPPROTO_UDP and not (kind is not Kind.MULTICAST and body.family == 4
+        if body.proto != socket.IPPROTO_UDP and not (kind is not Kind.MULTICAST
                                                      and request.type == lib.VMH_MSG_ATTACH):
             raise refuse("flow", Reason.TYPE)
         listens = bool(body.proto == socket.IPPROTO_TCP and kind is Kind.THREE
@@ -323,7 +326,9 @@ class Session:
                     local=bytes(body.local_addr), local_port=ntohs(body.local_port), family=body.family,
                     remote=bytes(body.remote_addr) if five else ANY_ADDR,
                     remote_port=ntohs(body.remote_port) if five else 0, ifindex=body.ifindex,
-                    netns=self._namespace().name, listens=listens)
+                    peer=(bytes(body.remote_addr), ntohs(body.remote_port)) if kind is Kind.THREE else (ANY_ADDR, 0),
+                    netns=self._namespace().name, listens=listens,
+                    lane=getattr(body, "lane", 0))  # REINJECT has none
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
         bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)
@@ -341,10 +346,12 @@ class Session:
     async def _detach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, body = self.core, request.body
         flow = core.table.flows.get(body.flow_id)
+        await core.tcp.repeat_fin(body.flow_id, self.id)
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET:
             return request.reply()  # it went home already: the event may have crossed this request
         core.table.remove(body.flow_id)
         core.converge([self.id])
+        core.tcp.lost(body.flow_id)
         cause = Reason.from_code(body.cause)
         core.count_reason(cause)
         core.events.add("flow-removed", f"{flow.local_text} of {self}: {cause.slug}", flow_id=flow.flow_id,
@@ -421,6 +428,24 @@ class Session:
         finally:
             close_foreign([fd, blob])
         core.counters["tcp_homed_total"] += 1
+        return request.reply()
+
+    async def _tcp_show(self, request: Request, fds: ReceivedFds) -> bytes:
+        body = request.body
+        if len(fds) != body.n:
+            raise ProtocolError(f"{len(fds)} sockets for {body.n} connections", Reason.PROTOCOL, request.type,
+                                request.seq)
+        conns = [tcpshow.Wanted.of_wire(body.conn[i], fds.take()) for i in range(body.n)]
+        try:
+            shown = await self.core.tcp.show(conns, self.id, self._namespace())
+        finally:
+            close_foreign([conn.fd for conn in conns])
+        self.core.counters["tcp_shown_total"] += sum(map(bool, shown))
+        return request.reply(flow_id=shown)
+
+    async def _tcp_hide(self, request: Request, fds: ReceivedFds) -> bytes:
+        body = request.body
+        self.core.tcp.hide([int(body.inode[i]) for i in range(min(body.n, lib.VMH_TCP_HIDE_MAX))], self.id)
         return request.reply()
 
     async def _refuse_foreign(self, flow: Flow, found: proof.Proof, namespace: Namespace) -> None:

@@ -21,9 +21,10 @@ from vmahybrid.net import tcpsock
 from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import MoveFailed
-from vmahybrid.net.tcpstate import HEADER_LEN, MAX_QUEUE, TcpState
+from vmahybrid.net.tcpstate import HEADER_LEN, MAX_QUEUE, TcpFlag, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
+from vmahybrid.service.tcpshow import SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vmahybrid.service")
 
+FIN_AGAIN = (0.02, 0.1)     # seconds
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -41,11 +43,21 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(slots=True)
 class Parked:
-    """``fd`` is ours."""
+    """``fd`` is ours; -1: the program has the socket alone (it is shown only)."""
 
     fd: int
     inode: int
     flow: Flow
+    session: int
+
+
+@dataclass(slots=True)
+class _Fin:
+    """Of the peer, for a connection that came home."""
+
+    state: TcpState
+    flow: Flow
+    namespace: Namespace
     session: int
 
 
@@ -58,6 +70,9 @@ class TcpMoves:
         self.parked: dict[int, Parked] = {}     # by flow id
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fins: dict[int, _Fin] = {}        # that a raw packet QP may have taken, by flow id
+        self._shown: dict[int, int] = {}        # flow ids of parked ones that began on a ring, by inode
 
     def holds(self, flow_id: int) -> bool:
         return flow_id in self.parked
@@ -103,6 +118,7 @@ class TcpMoves:
 
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> None:
         """Rebuild a parked socket. Borrows both descriptors. Raises Refused; the socket stays parked then."""
+        flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
         parked = self.parked.get(flow_id)
         state = await asyncio.to_thread(_state_of, blob_fd)
         port = self._ports.get(flow_id)
@@ -111,7 +127,7 @@ class TcpMoves:
             return
         if parked is not None and (parked.session != session or parked.inode != os.fstat(fd).st_ino):
             raise proof.not_owner("another socket is parked for this flow")
-        flow = parked.flow if parked is not None else _flow_of(state, ifindex, namespace.name)
+        flow = parked.flow if parked is not None else _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
         proof.check(fd, flow, namespace.cookie)
         try:
             await asyncio.to_thread(self.mover.home, fd, state, _Steering(self._core, flow, namespace))
@@ -121,36 +137,123 @@ class TcpMoves:
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
         await self._drop(flow)
         if parked is not None:
-            del self.parked[flow_id]
-            proof.close_slowly(parked.fd)
+            if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, flow.ifindex):
+                self._fins[flow_id] = _Fin(state, flow, namespace, session)
+            self._let_go_of(flow_id, parked)
+
+    def _in_nic(self, owner: int, ifindex: int) -> bool:
+        return any(ring.in_nic and ring.owner == owner and ring.port.ifindex == ifindex
+                   for ring in self._core.table.rings.values())
+
+    async def repeat_fin(self, flow_id: int, session: int) -> None:
+        """The program has deleted the rule of its QP, which took even frames that were made here (softverbs)."""
+        fin = self._fins.get(flow_id)
+        if fin is not None and fin.session == session:
+            del self._fins[flow_id]
+            await self._give_fin(fin)
+
+    async def _repeat_fins(self, fin: _Fin) -> None:
+        """The program tells nothing of its QP's rules: sooner or later they are gone. One more is no harm."""
+        for seconds in FIN_AGAIN:
+            await asyncio.sleep(seconds)
+            await self._give_fin(fin)
+
+    async def _give_fin(self, fin: _Fin) -> None:
+        try:
+            await _Steering(self._core, fin.flow, fin.namespace).give(fin.state)
+        except (Refused, OSError) as error:
+            log.warning("TCP %s: %s", fin.flow.local_text, error)
 
     async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> None:
         """A connection that began on the ring, at a port of this program, becomes that of a new socket. As soon as the
         kernel has it, the rule of the port leaves its frames to the kernel."""
         if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
             raise proof.not_owner(f"a connection of {endpoint(state.laddr, state.lport)}, not {port.local_text}")
-        proof.check_new(fd, namespace.cookie)
-        flow = _flow_of(state, ifindex, namespace.name)
+        proof.check_new(fd, namespace.cookie, (state.laddr, state.lport))
+        flow = _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
         try:
             await asyncio.to_thread(self.mover.begin, fd, state, _Steering(self._core, flow, namespace))
         except (MoveFailed, OSError, TimeoutError) as error:
             log.warning("TCP %s: %s", flow.local_text, error)
             if not (isinstance(error, MoveFailed) and error.alive):
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
+        if state.flags & TcpFlag.PEER_FIN and self._in_nic(port.owner, ifindex):
+            task = asyncio.create_task(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
+        self._fins = {flow_id: fin for flow_id, fin in self._fins.items() if fin.session != session}
         self._ports = {flow_id: flow for flow_id, flow in self._ports.items() if flow.owner != session}
         for flow_id, parked in list(self.parked.items()):
             if parked.session != session:
                 continue
-            del self.parked[flow_id]
-            self.mover.forget(parked.inode)
-            if dead:
+            self._let_go_of(flow_id, parked, close=not dead)
+            if dead and parked.fd >= 0:
                 log.info("TCP %s: reset, its program is gone", parked.flow.local_text)
                 in_thread(lambda fd=parked.fd: _reset(fd), "reset-tcp")  # type: ignore[misc]
-            else:
-                proof.close_slowly(parked.fd)
+
+    def _let_go_of(self, flow_id: int, parked: Parked, close: bool = True) -> None:
+        self.parked.pop(flow_id, None)
+        self._shown.pop(parked.inode, None)
+        self.mover.forget(parked.inode)
+        if close and parked.fd >= 0:
+            proof.close_slowly(parked.fd)
+
+    async def show(self, conns: list[Wanted], session: int, namespace: Namespace) -> list[int]:
+        """Park sockets of connections that began on a ring, behind rules of their own. The flow of each, 0 where it is
+        not to be; the sockets stay the caller's."""
+        core = self._core
+        flows = {conn: flow for conn in conns if (flow := self._shown_flow(conn, session, namespace)) is not None}
+        core.converge()
+        for flow in flows.values():
+            core.prepare_counter(flow)
+        inodes = await asyncio.to_thread(placehold, self.mover, list(flows))
+        shown = {}
+        for (conn, flow), inode in zip(flows.items(), inodes, strict=True):
+            if inode == 0 or session not in core.sessions:
+                core.table.remove(flow.flow_id)
+                continue
+            # even if the flow was evicted meanwhile: the program is told of that, too, and brings it home
+            shown[conn] = flow.flow_id
+            flow.inode = inode
+            self.parked[flow.flow_id] = Parked(-1, inode, flow, session)
+            self._shown[inode] = flow.flow_id
+        core.converge()
+        return [shown.get(conn, 0) for conn in conns]
+
+    def _shown_flow(self, conn: Wanted, session: int, namespace: Namespace) -> Flow | None:
+        """Attached; None where the connection is not one of a port of this program, or rules are scarce."""
+        core, port = self._core, self._ports.get(conn.port_flow)
+        if port is None or port.owner != session or core.table.flows.get(conn.port_flow) is not port:
+            return None
+        if not conn.of(port) or len(core.table.flows) >= core.config["limits.rules"] * SHOWN_SHARE:
+            return None
+        try:
+            proof.check_new(conn.fd, namespace.cookie, (conn.local, conn.local_port))
+            return core.table.attach(conn.flow(port))
+        except Refused as error:
+            log.debug("TCP %s: not shown: %s", port.local_text, error)
+            return None
+
+    def hide(self, inodes: list[int], session: int) -> None:
+        """The program has closed these, or the kernel has forgotten their connections."""
+        for inode in inodes:
+            flow_id = self._shown.get(inode, 0)
+            parked = self.parked.get(flow_id)
+            if parked is not None and parked.session == session:
+                self._let_go_of(flow_id, parked)
+                self._core.table.remove(flow_id)
+        self._core.converge()
+
+    def lost(self, flow_id: int) -> None:
+        """The connection of a parked socket has ended on the ring: the kernel forgets it, so that its name is free."""
+        parked = self.parked.get(flow_id)
+        if parked is not None:
+            self._let_go_of(flow_id, parked, close=False)
+            if parked.fd >= 0:
+                in_thread(lambda: _forget(parked.fd), "forget-tcp")
 
     async def _drop(self, flow: Flow) -> None:
         core = self._core
@@ -174,20 +277,20 @@ class _Steering:
         asyncio.run_coroutine_threadsafe(self._core.tcp._drop(self._flow), self._loop).result(LOOP_SECONDS)
 
     def give_fin(self, state: TcpState) -> None:
-        asyncio.run_coroutine_threadsafe(self._give(state), self._loop).result(LOOP_SECONDS)
+        asyncio.run_coroutine_threadsafe(self.give(state), self._loop).result(LOOP_SECONDS)
 
-    async def _give(self, state: TcpState) -> None:
+    async def give(self, state: TcpState) -> None:
         link = self._namespace.link(self._flow.ifindex)
         if link is None:
             raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
         await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [fin_frame(state, link.mac)])
 
 
-def _flow_of(state: TcpState, ifindex: int, netns: str) -> Flow:
-    """Of a connection that an earlier service parked."""
+def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:
+    """Of a connection that an earlier service parked; ``family``: of its socket."""
     return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=Kind.FIVE, proto=socket.IPPROTO_TCP,
                 local=addr_to_bytes(state.laddr), local_port=state.lport, remote=addr_to_bytes(state.raddr),
-                remote_port=state.rport, ifindex=ifindex, netns=netns)
+                remote_port=state.rport, ifindex=ifindex, netns=netns, family=family)
 
 
 def _state_of(fd: int) -> TcpState:
@@ -206,6 +309,15 @@ def _memory_file(data: bytes) -> int:
         file.write(data)
         file.seek(0)
     return fd
+
+
+def _forget(fd: int) -> None:
+    """Make a parked socket one without a connection, and close our duplicate."""
+    with contextlib.suppress(OSError), socket.socket(fileno=fd) as sock:
+        tcpsock.enter(sock)
+        tcpsock.disconnect(sock)
+        tcpsock.take_all(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)
 
 
 def _reset(fd: int) -> None:

@@ -74,6 +74,7 @@ class RingView:
     backend: str = "xdp"            # "verbs" | "xdp"
     device: str = ""                # RDMA device of a verbs ring, as its program says
     ladder: list[RungView] = field(default_factory=list)
+    lane: int = 0                   # which of its program's rings on the interface
 
 
 @dataclass(slots=True)

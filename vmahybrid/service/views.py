@@ -74,14 +74,15 @@ def ring_view(grant: Grant, namespace_name: str, page: StatsPage | None) -> Ring
         queues=handle.queues, frames=geometry["frames"], frame_size=geometry["frame_size"],
         rx_size=geometry["rx_size"], tx_size=geometry["tx_size"], reason=handle.reason.slug,
         stats=own.stats if own else {}, kernel=kernel, guard=handle.guard_outs(), backend=VERBS if verbs else XDP,
-        device=handle.device if isinstance(handle, VerbsRingHandle) else "", ladder=rung_views(grant.ladder))
+        device=handle.device if isinstance(handle, VerbsRingHandle) else "", ladder=rung_views(grant.ladder),
+        lane=grant.lane)
 
 
 def flow_view(core: Core, flow: Flow) -> FlowView:
     session = core.sessions.get(flow.owner)
     places = {port for port, _ in core.table.rules_of(flow.flow_id)}
     names = {found[1].name for port in places if (found := core.port(port)) is not None}
-    at = [ring for ring in core.table.rings.values() if ring.owner == flow.owner and ring.port in places]
+    at = core.table.rings_of(flow)
     rings = [ring.ring_id for ring in at]
     backends = sorted({VERBS if ring.in_nic else XDP for ring in at})
     action = _action(core, flow)

@@ -6,6 +6,8 @@
  */
 #include "vmh_control.h"
 #include "vmh_exception.h"
+#include "vmh_lane.h"
+#include "vmh_links.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
 #include "vmh_obj.h"
@@ -41,7 +43,7 @@ static _Atomic int ask_again;          /* ... and the worker looks what it misse
 static int told;                       /* the one line about why there is no session was logged */
 
 static struct {
-	unsigned ifindex, reason;
+	unsigned ifindex, lane, reason;
 	uint64_t until_ns;
 } refused[MAX_RINGS_REFUSED];
 
@@ -51,15 +53,14 @@ static void header(struct vmh_msg_hdr *h, unsigned type, size_t len)
 				   .len = (unsigned)len, .seq = ++seq };
 }
 
-static int send_msg(const void *msg, size_t len, int fd, int fd2)
+static int send_fds(const void *msg, size_t len, const int *fds, int n)
 {
-	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(2 * sizeof(int))] = { 0 };
-	int fds[2] = { fd, fd2 };
-	size_t bytes = (fd2 >= 0 ? 2 : 1) * sizeof(int);
+	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(VMH_TCP_SHOW_MAX * sizeof(int))] = { 0 };
+	size_t bytes = (size_t)n * sizeof(int);
 	struct iovec iov = { (void *)msg, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-	if (fd >= 0) {
+	if (n) {
 		m.msg_control = cbuf;
 		m.msg_controllen = CMSG_SPACE(bytes);
 		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
@@ -70,6 +71,11 @@ static int send_msg(const void *msg, size_t len, int fd, int fd2)
 	}
 	long r = vmh_sys(SYS_sendmsg, sock_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 	return r < 0 ? (int)r : 0;
+}
+
+static int send_msg(const void *msg, size_t len)
+{
+	return send_fds(msg, len, NULL, 0);
 }
 
 static void close_fds(int *fds, int n)
@@ -184,7 +190,7 @@ static void decline(const union message *late, size_t len)
 	} else {
 		return;
 	}
-	send_msg(&no, no.detach.hdr.len, -1, -1);
+	send_msg(&no, no.detach.hdr.len);
 }
 
 /* lock held. The reply to req, of whatever length; bytes, or -errno. */
@@ -225,14 +231,15 @@ static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint6
 static int tell_muted(const struct vmh_msg_hdr *req, struct vmh_msg_hdr *reply)
 {
 	reply->reason = VMH_R_NO_ANSWER;
-	if ((req->type == VMH_MSG_DETACH || req->type == VMH_MSG_RELEASE) && send_msg(req, req->len, -1, -1) < 0)
+	if ((req->type == VMH_MSG_DETACH || req->type == VMH_MSG_RELEASE || req->type == VMH_MSG_TCP_HIDE) &&
+	    send_msg(req, req->len) < 0)
 		lose(VMH_R_SERVICE_GONE);
 	return -ETIMEDOUT;
 }
 
 /* lock held. Reply of at least reply_len bytes into reply, all zero but a reason where there is none; its fds belong
  * to the caller on success. */
-static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t reply_len, int *fds, int *nfds)
+static int rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds)
 {
 	bool internal = vmh_worker_is_me();
 	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
@@ -243,7 +250,7 @@ static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t re
 	memset(reply, 0, reply_len);
 	if (sock_fd >= 0 && atomic_load(&session) && vmh_unlikely(start < mute_until))
 		return tell_muted(req, reply);
-	r = sock_fd < 0 ? -ENOTCONN : send_msg(req, req->len, fd, fd2);
+	r = sock_fd < 0 ? -ENOTCONN : send_fds(req, req->len, out, nout);
 	if (r == 0) {
 		r = await_reply(req, &buf, deadline, got, &ngot);
 		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
@@ -273,7 +280,7 @@ static int rpc2(struct vmh_msg_hdr *req, int fd, int fd2, void *reply, size_t re
 
 static int rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)
 {
-	return rpc2(req, fd, -1, reply, reply_len, fds, nfds);
+	return rpc_fds(req, &fd, fd >= 0, reply, reply_len, fds, nfds);
 }
 
 static unsigned connect_reason(int err)
@@ -398,6 +405,7 @@ static unsigned open_locked(void)
 	VMH_SET(vmh_stats->reason, VMH_R_NONE);
 	VMH_SET(vmh_stats->state, 1);
 	vmh_debug("session with the service on %s", vmh_params.hybrid_socket);
+	vmh_warn_arp_flux();
 	opened_late = told;
 	if (atomic_load(&vmh_worker_runs))
 		vmh_worker_start(fd, opened_late);
@@ -483,14 +491,6 @@ unsigned vmh_session_reason(void)
 	return atomic_load(&why_none);
 }
 
-static struct vmh_ring *find_ring(unsigned ifindex)
-{
-	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next)
-		if (r->ifindex == ifindex && !atomic_load(&r->gone))
-			return r;
-	return NULL;
-}
-
 static const char *kind_name(unsigned kind)
 {
 	return kind == VMH_RING_DIRECT ? "direct" : kind == VMH_RING_VETH ? "ring veth" : "raw packet QP";
@@ -547,6 +547,7 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		vmh_verbs_dev_close(dev);
 		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
 	}
+	rep.lane = req->lane;
 	if (rep.kind == VMH_RING_VERBS) {
 		close_fds(fds, nfds);
 		err = dev ? vmh_ring_verbs_open(&rep, name, dev, out) : -EPROTO; /* none was offered */
@@ -563,7 +564,7 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		       : rep.hdr.reason		  ? rep.hdr.reason
 						  : VMH_R_RING_FAILED;
 	}
-	vmh_debug("ring %u on %s: %s, %s%s", rep.ring_id, name, kind_name(rep.kind),
+	vmh_debug("ring %u on %s, lane %u: %s, %s%s", rep.ring_id, name, rep.lane, kind_name(rep.kind),
 		  rep.kind == VMH_RING_VERBS ? req->verbs_device
 		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
 		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
@@ -577,9 +578,9 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 	return 0;
 }
 
-static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
+static unsigned ask_ring(unsigned ifindex, unsigned lane, struct vmh_ring **out)
 {
-	struct vmh_msg_ring req = { .ifindex = ifindex };
+	struct vmh_msg_ring req = { .ifindex = ifindex, .lane = lane };
 	char name[16] = "";
 	struct verbs_dev *dev;
 	unsigned reason;
@@ -597,36 +598,46 @@ static unsigned ask_ring(unsigned ifindex, struct vmh_ring **out)
 	return reason;
 }
 
-struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason)
+/* lock held. The ring of this very lane, or NULL and *reason. */
+static struct vmh_ring *new_ring(unsigned ifindex, unsigned lane, unsigned *reason)
 {
-	struct vmh_ring *r = find_ring(ifindex);
-	uint64_t now;
+	uint64_t now = vmh_now_ns();
+	struct vmh_ring *r = NULL;
 	int slot = 0;
 
-	*reason = 0;
-	if (r)
-		return r;
-	vmh_lock(&lock);
-	r = find_ring(ifindex);
-	now = vmh_now_ns();
-	for (int i = 0; !r && i < MAX_RINGS_REFUSED; i++) {
-		if (refused[i].ifindex == ifindex && refused[i].until_ns > now) {
+	for (int i = 0; i < MAX_RINGS_REFUSED; i++) {
+		if (refused[i].ifindex == ifindex && refused[i].lane == lane && refused[i].until_ns > now) {
 			*reason = refused[i].reason;
-			goto out;
+			return NULL;
 		}
 		if (refused[i].until_ns < refused[slot].until_ns)
 			slot = i;
 	}
-	if (!r) {
-		*reason = atomic_load(&session) ? ask_ring(ifindex, &r) : atomic_load(&why_none);
-		if (*reason) {
-			r = NULL;
-			refused[slot].ifindex = ifindex;
-			refused[slot].reason = *reason;
-			refused[slot].until_ns = now + RETRY_NS;
-		}
+	*reason = atomic_load(&session) ? ask_ring(ifindex, lane, &r) : atomic_load(&why_none);
+	if (!*reason)
+		return r;
+	refused[slot].ifindex = ifindex;
+	refused[slot].lane = lane;
+	refused[slot].reason = *reason;
+	refused[slot].until_ns = now + RETRY_NS;
+	return NULL;
+}
+
+struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *reason)
+{
+	struct vmh_ring *r = vmh_lane_ring(ifindex, lane), *other;
+
+	*reason = 0;
+	if (vmh_likely(r && r->lane == lane))
+		return r;
+	vmh_lock(&lock);
+	other = vmh_lane_ring(ifindex, lane);
+	r = other && other->lane == lane ? other : new_ring(ifindex, lane, reason);
+	if (!r && other && atomic_load(&session)) {
+		vmh_lane_refused(other->ifname, *reason);
+		r = other;
+		*reason = 0;
 	}
-out:
 	vmh_unlock(&lock);
 	return r;
 }
@@ -666,14 +677,21 @@ void vmh_session_detach(uint32_t flow_id, unsigned cause)
  * carries the datagrams meanwhile, and the page's generation tells when the neighbour is there. */
 int vmh_session_neigh(unsigned ifindex, in_addr_t addr)
 {
-	struct vmh_msg_neigh req = { .ifindex = ifindex, .family = 4 };
+	const struct vmh_ip ip = vmh_ip4(addr);
+
+	return vmh_session_neigh_of(ifindex, &ip);
+}
+
+int vmh_session_neigh_of(unsigned ifindex, const struct vmh_ip *addr)
+{
+	struct vmh_msg_neigh req = { .ifindex = ifindex, .family = vmh_ip_is4(addr) ? 4 : 6 };
 	int err = -ENOTCONN;
 
-	vmh_map4(req.addr, addr);
+	memcpy(req.addr, addr->b, sizeof(req.addr));
 	vmh_lock(&lock);
 	if (sock_fd >= 0) {
 		header(&req.hdr, VMH_MSG_NEIGH, sizeof(req));
-		err = send_msg(&req, sizeof(req), -1, -1);
+		err = send_msg(&req, sizeof(req));
 	}
 	vmh_unlock(&lock);
 	return err;
@@ -714,16 +732,40 @@ int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason)
 int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex)
 {
 	struct vmh_msg_tcp_home req = { .flow_id = flow_id, .ifindex = ifindex };
+	const int out[2] = { fd, state };
 	struct vmh_msg_hdr ack;
 	int err;
 
 	vmh_lock(&lock);
 	header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
-	err = rpc2(&req.hdr, fd, state, &ack, sizeof(ack), NULL, NULL);
+	err = rpc_fds(&req.hdr, out, state < 0 ? 1 : 2, &ack, sizeof(ack), NULL, NULL);
 	if (err && (sock_fd < 0 || err == -ETIMEDOUT))
 		err = -ENOTCONN;
 	vmh_unlock(&lock);
 	return err;
+}
+
+int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep)
+{
+	int err;
+
+	vmh_lock(&lock);
+	header(&req->hdr, VMH_MSG_TCP_SHOW, sizeof(*req));
+	err = rpc_fds(&req->hdr, fds, (int)req->n, rep, sizeof(*rep), NULL, NULL);
+	vmh_unlock(&lock);
+	return err;
+}
+
+void vmh_session_tcp_hide(struct vmh_msg_tcp_hide *req)
+{
+	struct vmh_msg_hdr ack;
+
+	vmh_lock(&lock);
+	if (sock_fd >= 0) {
+		header(&req->hdr, VMH_MSG_TCP_HIDE, sizeof(*req));
+		rpc(&req->hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	}
+	vmh_unlock(&lock);
 }
 
 void vmh_session_release(unsigned ring_id)

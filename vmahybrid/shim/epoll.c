@@ -1,8 +1,11 @@
 /* epoll_ctl and the life of a set. The kernel set under the same fd has every member with the user's
  * own events and data; it is always changed first, and its answer is the answer. */
 #include "vmh_iomux_int.h"
+#include "vmh_params.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
+
+#define ANY_FD (-1)
 
 long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 {
@@ -86,6 +89,7 @@ static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
 	it->data = 0;
 	it->call = 0;
 	it->disarmed = it->sent = 0;
+	VMH_SET(it->out, 0); /* so may it look at this */
 	__atomic_store_n(&it->set, e, __ATOMIC_RELEASE);
 	return it;
 }
@@ -102,6 +106,9 @@ static bool arm(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_even
 	it->data = ev->data.u64;
 	VMH_SET(it->disarmed, 0);
 	it->sent = 0;
+	if (it->out)
+		e->nitems++;
+	VMH_SET(it->out, 0);
 	vmh_unlock(&e->rdy_lock);
 	if (vmh_ep_out_edges(it) && atomic_load(&it->member->class_) == VMH_CLASS_UDP) {
 		atomic_store(&e->out_armed, 1);
@@ -179,6 +186,56 @@ static int ctl_ring_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op
 	return r;
 }
 
+/* ---- the same for connections that the kernel serves ---- */
+
+/* The item of fd, if no ring has to do with it: then nobody looks at it but under the set lock, which is held, and which
+ * an adoption takes (vmh_epoll_member_settle) before the state is another. */
+static struct vmh_epitem *quiet_item(struct vmh_ep *e, struct vmh_obj *m, int fd)
+{
+	struct vmh_epitem *it = __atomic_load_n(&m->items, __ATOMIC_ACQUIRE);
+
+	return it && __atomic_load_n(&it->set, __ATOMIC_ACQUIRE) == e && it->member == m && it->fd == fd &&
+	       !it->member_next && !it->rdy_next && vmh_tcps_state(vmh_tcps_of(m)) == VMH_TCPS_KERNEL ? it : NULL;
+}
+
+/* DEL leaves the item for the next ADD: programs take the same descriptor in and out with each message. */
+static void set_quiet(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_event *ev)
+{
+	bool out = !ev;
+
+	e->noneshot -= (it->events & EPOLLONESHOT) != 0;
+	e->nitems += (unsigned)(it->out - out);
+	it->events = out ? 0 : ev->events;
+	it->data = out ? it->data : ev->data.u64;
+	e->noneshot += (it->events & EPOLLONESHOT) != 0;
+	it->sent = 0;
+	VMH_SET(it->disarmed, 0);
+	VMH_SET(it->out, out);
+}
+
+int vmh_epoll_ctl_fast(int epfd, int op, int fd, struct epoll_event *ev)
+{
+	struct vmh_obj *ep, *m = vmh_fd_peek(fd, VMH_CLASS_TCP);
+	struct vmh_epitem *it;
+	struct vmh_ep *e;
+	int r = VMH_EPOLL_SLOW;
+
+	if (vmh_likely(!m) || vmh_params.hybrid_tcp != 1 || !VMH_GET(m->items) ||
+	    atomic_load_explicit(&vmh_tcps_of(m)->listens, memory_order_relaxed) || !(ep = vmh_fd_peek(epfd, VMH_CLASS_EPOLL)))
+		return r;
+	e = vmh_ep_of(ep);
+	vmh_lock(&ep->lock);
+	/* a set that is being closed is out of the table, and waits for the lock before its memory is another's */
+	if (vmh_fd_peek(epfd, VMH_CLASS_EPOLL) == ep && !atomic_load(&ep->closed) && !atomic_load(&e->nested) &&
+	    (it = quiet_item(e, m, fd))) {
+		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, ev);
+		if (!r || (op == EPOLL_CTL_DEL && r == -ENOENT))
+			set_quiet(e, it, op == EPOLL_CTL_DEL ? NULL : ev);
+	}
+	vmh_unlock(&ep->lock);
+	return r;
+}
+
 static bool is_home(struct vmh_obj *m)
 {
 	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
@@ -204,7 +261,7 @@ static void nest(struct vmh_ep *inner)
 		struct vmh_obj *m = NULL;
 
 		vmh_lock(&inner->obj.lock);
-		for (it = inner->items; it && is_home(it->member); it = it->set_next)
+		for (it = inner->items; it && (it->out || is_home(it->member)); it = it->set_next)
 			;
 		if (it) {
 			m = it->member;
@@ -260,14 +317,11 @@ void vmh_epoll_member_closed(struct vmh_obj *member)
 
 	atomic_store(&member->closed, 1);
 	while ((e = vmh_ep_of_member(member, any_set))) {
-		struct vmh_epitem *it, *next;
+		struct vmh_epitem *it;
 
 		vmh_lock(&e->obj.lock);
-		for (it = e->items; it; it = next) {
-			next = it->set_next;
-			if (it->member == member)
-				vmh_epitem_unlink(it);
-		}
+		while ((it = vmh_epitem_find(e, member, ANY_FD)))
+			vmh_epitem_unlink(it);
 		vmh_unlock(&e->obj.lock);
 		vmh_obj_put(&e->obj);
 	}

@@ -130,7 +130,7 @@ struct vmh_epitem *vmh_epitem_find(struct vmh_ep *e, struct vmh_obj *member, int
 
 	vmh_lock(l);
 	for (it = member->items; it; it = it->member_next)
-		if (it->set == e && it->fd == fd)
+		if (it->set == e && (it->fd == fd || fd < 0))
 			break;
 	vmh_unlock(l);
 	return it;
@@ -179,6 +179,8 @@ void vmh_epitem_unlink(struct vmh_epitem *it)
 		vmh_ep_rdy_remove(e, it);
 	if (it->events & EPOLLONESHOT)
 		e->noneshot--;
+	if (it->out)
+		e->nitems++; /* counted off already */
 	__atomic_store_n(&it->set, NULL, __ATOMIC_RELAXED);
 	vmh_unlock(&e->rdy_lock);
 	vmh_unlock(l);
@@ -257,20 +259,49 @@ bool vmh_epitem_parked(const struct vmh_epitem *it)
 {
 	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
-	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
+	return !VMH_GET(it->out) && atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
 	       vmh_tcps_parked((const struct vmh_tcps *)m);
+}
+
+bool vmh_epitem_hushed(const struct vmh_epitem *it)
+{
+	struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+
+	return !VMH_GET(it->out) && atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
+	       vmh_tcps_hushed((struct vmh_tcps *)m);
 }
 
 bool vmh_epitem_on_ring(const struct vmh_epitem *it)
 {
 	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
+	if (vmh_unlikely(VMH_GET(it->out)))
+		return false;
 	if (vmh_unlikely(atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP))
 		return vmh_tcps_on_rings((const struct vmh_tcps *)m);
 	return vmh_sock_on_ring((const struct vmh_sock *)m);
 }
 
 #define PARKED_SETS 32 /* that a socket is a member of: in more of them its readiness may be told twice */
+
+void vmh_epoll_member_settle(struct vmh_obj *member)
+{
+	struct vmh_ep *all[PARKED_SETS];
+	struct vmh_lock *l = items_lock(member);
+	unsigned n = 0;
+
+	vmh_lock(l);
+	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
+		all[n++] = it->set;
+		vmh_obj_hold(&it->set->obj);
+	}
+	vmh_unlock(l);
+	for (unsigned i = 0; i < n; i++) {
+		vmh_lock(&all[i]->obj.lock);
+		vmh_unlock(&all[i]->obj.lock);
+		vmh_obj_put(&all[i]->obj);
+	}
+}
 
 /* ONESHOT instead of no events: see disarm_kernel in epoll_set.c. Object lock of the member held. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
@@ -281,6 +312,8 @@ void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
 
 	vmh_lock(l);
 	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
+		if (VMH_GET(it->out))
+			continue;
 		all[n].e = it->set;
 		all[n].fd = it->fd;
 		all[n].ev.events = parked || it->disarmed ? EPOLLONESHOT : it->events;
@@ -339,7 +372,7 @@ void vmh_epoll_fork_child(void)
 
 		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++, it++) {
 			it->rdy_next = NULL;
-			it->sent = 0;
+			it->sent = it->out = 0;
 			if (survives(it) && vmh_epitem_link(it)) {
 				it->set->noneshot += (it->events & EPOLLONESHOT) != 0;
 				vmh_ep_push_if_ready(it);

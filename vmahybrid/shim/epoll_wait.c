@@ -2,6 +2,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
+#include "vmh_tcps.h"
 #include <limits.h>
 #include <sched.h>
 
@@ -28,7 +29,7 @@ static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
 		return true;
 	vmh_lock(&e->obj.lock);
 	for (struct vmh_epitem *it = e->items; it; it = it->set_next) {
-		if (it->data != data)
+		if (it->data != data || it->out)
 			continue;
 		if (found || !(it->events & EPOLLONESHOT)) {
 			found = NULL;
@@ -54,7 +55,7 @@ static bool parked(struct vmh_ep *e, uint64_t data)
 
 	vmh_lock(&e->obj.lock);
 	for (struct vmh_epitem *it = e->items; it && !found; it = it->set_next)
-		found = it->data == data && vmh_epitem_parked(it);
+		found = it->data == data && vmh_epitem_hushed(it);
 	vmh_unlock(&e->obj.lock);
 	return found && !vmh_ep_foreign(e, data);
 }
@@ -270,5 +271,10 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		.e = e, .epfd = epfd, .evs = evs, .max = max, .pfd = { .fd = epfd, .events = POLLIN },
 	};
 	x.w.fds = &x.pfd;
-	return vmh_waiter_run(&x.w, left, mask);
+	if (!atomic_load_explicit(&e->tcp, memory_order_relaxed))
+		return vmh_waiter_run(&x.w, left, mask);
+	vmh_batch_begin(0);
+	n = vmh_waiter_run(&x.w, left, mask);
+	vmh_batch_begin(x.w.ring_n);
+	return n;
 }

@@ -169,11 +169,16 @@ VMH_EXPORT int epoll_create1(int flags)
 
 VMH_EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 {
-	struct vmh_obj *ep = op != EPOLL_CTL_DEL && vmh_bad_ptr(ev) ? NULL : epoll_get(epfd);
+	bool bad = op != EPOLL_CTL_DEL && vmh_bad_ptr(ev);
+	int r = bad ? VMH_EPOLL_SLOW : vmh_epoll_ctl_fast(epfd, op, fd, ev);
+	struct vmh_obj *ep;
 
+	if (r != VMH_EPOLL_SLOW)
+		RETURN(r);
+	ep = bad ? NULL : epoll_get(epfd);
 	if (!ep)
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
-	int r = vmh_epoll_ctl(ep, epfd, op, fd, ev);
+	r = vmh_epoll_ctl(ep, epfd, op, fd, ev);
 	vmh_obj_put(ep);
 	RETURN(r);
 }

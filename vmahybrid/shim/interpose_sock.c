@@ -13,12 +13,9 @@
  * reference is taken: objects are type-stable, and a count that hits a newer socket's slot harms nobody. */
 static inline struct vmh_sock *plain_sock(int fd)
 {
-	struct vmh_obj *o;
+	struct vmh_obj *o = vmh_fd_peek(fd, VMH_CLASS_UDP);
 
-	if (vmh_unlikely((unsigned)fd >= vmh_fdtab_size))
-		return NULL;
-	o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
-	if (vmh_likely(!o) || atomic_load_explicit(&o->class_, memory_order_relaxed) != VMH_CLASS_UDP)
+	if (!o)
 		return NULL;
 	return atomic_load_explicit(&vmh_sock_of(o)->plain, memory_order_relaxed) ? vmh_sock_of(o) : NULL;
 }
@@ -44,7 +41,7 @@ static inline struct vmh_sock *plain_rx(int fd)
 static ssize_t tcp_buffer(struct vmh_tcps *t, int fd, void *buf, size_t len, int flags, bool send)
 {
 	struct iovec iov = { buf, len };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = &vmh_tcps_buffer };
 
 	return send ? vmh_tcps_send(t, fd, &m, flags) : vmh_tcps_recv(t, fd, &m, flags);
 }
@@ -95,17 +92,29 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	return r;
 }
 
-#define PLAIN_TX(call) \
+#define PLAIN_TCP(send, call) \
+	do { \
+		TCPS_PLAIN tcp_ = vmh_tcps_plain(fd); \
+		if (tcp_) { \
+			ssize_t r_ = vmh_real()->call; \
+			vmh_tcps_plain_done(tcp_, send, r_); \
+			return r_; \
+		} \
+	} while (0)
+#define PLAIN_TX(flags, call) \
 	do { \
 		struct vmh_sock *plain_ = plain_sock(fd); \
 		if (plain_) \
 			return sent(plain_, vmh_real()->call); \
+		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
+			PLAIN_TCP(true, call); \
 	} while (0)
 #define PLAIN_RX(flags, call) \
 	do { \
 		struct vmh_sock *plain_ = plain_rx(fd); \
 		if (plain_) \
 			return received(plain_, flags, vmh_real()->call); \
+		PLAIN_TCP(false, call); \
 	} while (0)
 
 VMH_EXPORT int socket(int domain, int type, int protocol)
@@ -185,7 +194,9 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 {
 	TCPS_HELD t = vmh_bad_ptr(a) || vmh_bad_ptr(len) ? NULL : vmh_tcps_get(fd);
 
-	if (t && peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->stats->state))
+	if (t)
+		vmh_tcps_await_move(t);
+	if (t && peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->phase))
 		return -ENOTCONN; /* a parked socket is connected for ever */
 	return t && vmh_tcps_is_fresh(t) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
 }
@@ -240,8 +251,54 @@ VMH_EXPORT int shutdown(int fd, int how)
 	return r;
 }
 
+/* VMA's struct becomes what the kernel knows. */
+static int set_pacing(int fd, const void *val)
+{
+	struct vmh_pacing p;
+	unsigned long rate;
+	struct vmh_sock *s;
+	int r;
+
+	memcpy(&p, val, sizeof(p));
+	rate = vmh_pacing_rate(&p);
+	r = setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof(rate));
+	s = r ? NULL : sock_get(fd);
+	if (s) {
+		vmh_sock_set_burst(s, &p);
+		sock_put(s);
+	}
+	return r;
+}
+
+static int get_pacing(int fd, void *val)
+{
+	struct vmh_pacing p = { 0 };
+	unsigned long rate = ~0ul;
+	socklen_t len = sizeof(rate);
+	struct vmh_sock *s;
+	int r = getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &len);
+
+	s = r ? NULL : sock_get(fd);
+	if (s) {
+		p.burst = s->pacing.burst;
+		p.typical = s->pacing.typical;
+		sock_put(s);
+	}
+	p.kbps = rate == ~0ul ? 0 : rate / 125 < UINT32_MAX ? (uint32_t)(rate / 125) : UINT32_MAX;
+	if (!r)
+		memcpy(val, &p, sizeof(p));
+	return r;
+}
+
+static bool is_pacing(int level, int name, socklen_t len)
+{
+	return vmh_unlikely(name == SO_MAX_PACING_RATE) && level == SOL_SOCKET && len == sizeof(struct vmh_pacing);
+}
+
 VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_t len)
 {
+	if (is_pacing(level, name, len) && !vmh_bad_ptr(val))
+		return set_pacing(fd, val);
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s) {
@@ -258,6 +315,9 @@ VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_
 
 VMH_EXPORT int getsockopt(int fd, int level, int name, void *restrict val, socklen_t *restrict len)
 {
+	if (vmh_unlikely(name == SO_MAX_PACING_RATE) && !vmh_bad_ptr(val) && !vmh_bad_ptr(len) &&
+	    is_pacing(level, name, *len))
+		return get_pacing(fd, val);
 	TCPS_HELD t = vmh_tcps_get(fd);
 
 	if (vmh_likely(!t || vmh_bad_ptr(val) || vmh_bad_ptr(len)))
@@ -410,7 +470,7 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 
 VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 {
-	PLAIN_TX(send(fd, buf, len, flags));
+	PLAIN_TX(flags, send(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
@@ -424,7 +484,7 @@ VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 
 VMH_EXPORT ssize_t sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to, socklen_t tolen)
 {
-	PLAIN_TX(sendto(fd, buf, len, flags, to, tolen));
+	PLAIN_TX(flags, sendto(fd, buf, len, flags, to, tolen));
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
@@ -459,7 +519,7 @@ static void fds_leave(const struct msghdr *m)
 
 VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 {
-	PLAIN_TX(sendmsg(fd, m, flags));
+	PLAIN_TX(flags, sendmsg(fd, m, flags));
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s) {
@@ -506,7 +566,7 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 
 VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 {
-	PLAIN_TX(write(fd, buf, len));
+	PLAIN_TX(0, write(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
@@ -520,7 +580,7 @@ VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 
 VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
 {
-	PLAIN_TX(writev(fd, iov, n));
+	PLAIN_TX(0, writev(fd, iov, n));
 	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 

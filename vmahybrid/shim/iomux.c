@@ -84,6 +84,22 @@ static void hide_parked(const struct poll_waiter *x)
 	}
 }
 
+/* What the kernel says of one that is being parked, or was while we slept. Entries that are left empty. */
+static int hush_moved(struct poll_waiter *x)
+{
+	int n = 0;
+
+	for (unsigned k = 0; x->tcp && k < x->nent; k++) {
+		struct pollfd *p = &x->w.fds[x->ent[k].i];
+
+		if (!(p->revents & (POLLERR | POLLHUP)) || !is_tcp(&x->ent[k]) || !vmh_tcps_hushed(vmh_tcps_of(x->ent[k].o)))
+			continue;
+		p->revents = 0;
+		n++;
+	}
+	return n;
+}
+
 static bool any_ready(const struct poll_waiter *x)
 {
 	for (unsigned k = 0; k < x->nent; k++)
@@ -133,11 +149,13 @@ static int collect(struct vmh_waiter *w, bool os)
 		os = vmh_os_skip_due(w);
 	}
 	if (os && w->fresh) {
+		hush_moved(x);
 		w->os_n = n = count_ready(w);
 	} else if (os) {
 		n = (int)vmh_sys(SYS_ppoll, w->fds, w->nfds, &t, w->os_mask, sizeof(uint64_t));
 		if (n < 0)
 			return n;
+		n -= hush_moved(x);
 		w->os_n = n;
 	} else {
 		for (unsigned i = 0; i < w->nfds; i++)
@@ -215,7 +233,11 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 			x.tcp++;
 		}
 	}
+	if (x.tcp)
+		vmh_batch_begin(0);
 	r = vmh_waiter_run(&x.w, timeout_ns, mask);
+	if (x.tcp)
+		vmh_batch_begin(x.w.ring_n);
 	/* a timeout found by the rings alone has not written the results */
 	for (unsigned i = 0; r == 0 && i < n; i++)
 		fds[i].revents = 0;

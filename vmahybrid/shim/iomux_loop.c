@@ -28,10 +28,7 @@ static bool look_due(int64_t *left, int64_t every, struct vmh_oslook *look, uint
 		VMH_SET(*left, l <= 0 ? every : l);
 		return l <= 0;
 	}
-	if (now - VMH_GET(look->last_ns) < OS_LOOK_NS)
-		return false;
-	VMH_SET(look->last_ns, now);
-	return true;
+	return vmh_due(&look->last_ns, now, OS_LOOK_NS);
 }
 
 static bool os_ratio_due(struct vmh_waiter *w, uint64_t now)
@@ -213,7 +210,7 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 	 * the mask lets a signal in. */
 	w->os_mask = timeout_ns == 0 ? mask : NULL;
 	vmh_rings_catch_up(batch());
-	n = w->collect(w, timeout_ns == 0 || mask || !w->on_ring(w));
+	n = w->collect(w, timeout_ns == 0 || mask);
 	w->os_mask = NULL;
 	if (n || timeout_ns == 0) {
 		r.hit = n > 0;

@@ -7,6 +7,7 @@
 #include "vmh_log.h"
 #include "vmh_obj.h"
 #include "vmh_params.h"
+#include "vmh_ring.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
@@ -35,6 +36,7 @@ void vmh_started(void)
 	if (!atomic_load(&started)) {
 		vmh_fdtab_init();
 		vmh_params_init();
+		vmh_ring_batching = vmh_params.buffer_batching_mode;
 		vmh_log_init();
 		vmh_banner();
 		vmh_params_report();
@@ -64,11 +66,14 @@ __attribute__((destructor)) static void library_unloaded(void)
 
 void vmh_before_exec(void)
 {
-	/* in the child of a vfork the memory is the parent's, who goes on with the sockets */
-	if (atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid) {
+	if (!atomic_load(&started))
+		return;
+	if (vmh_sys(SYS_getpid) == own_pid) {
 		vmh_tcps_home_all(VMH_R_EXEC);
 		vmh_tcps_finish(false);
 		vmh_sock_share_inherited();
+	} else if (vmh_fdtab_borrowed()) { /* the parent goes on with the sockets that the new program does not get */
+		vmh_tcps_home_inherited();
 	}
 }
 
@@ -108,6 +113,7 @@ void vmh_after_fork_child(void)
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
 	vmh_conf_fork_child();
+	vmh_lane_fork_child();
 	vmh_log_reopen();
 	vmh_stats_fork_child();
 	vmh_sock_fork_child();

@@ -385,6 +385,33 @@ int vmh_net_served_links(unsigned *ifindexes, int max)
 	return 0;
 }
 
+bool vmh_net_same_network(unsigned *one, unsigned *other)
+{
+	struct reader r = reader();
+
+	while (read_begin(&r)) {
+		bool found = vmh_net_find_pair(r.page, one, other);
+
+		if (!read_again(&r))
+			return found;
+	}
+	return false;
+}
+
+bool vmh_net_is_vlan(unsigned ifindex)
+{
+	struct reader r = reader();
+
+	while (read_begin(&r)) {
+		const struct vmh_net_link *l = vmh_net_find_link(r.page, ifindex);
+		bool is = l && l->flags & VMH_LINK_VLAN;
+
+		if (!read_again(&r))
+			return is;
+	}
+	return false;
+}
+
 bool vmh_net_link_name(unsigned ifindex, char name[16])
 {
 	struct reader r = reader();
@@ -446,4 +473,89 @@ int vmh_net_addrs(unsigned ifindex, in_addr_t *addrs, int max)
 			return n;
 	}
 	return 0;
+}
+
+/* ---- either family ---- */
+
+static bool is_link_local(const struct vmh_ip *a)
+{
+	return a->b[0] == 0xfe && (a->b[1] & 0xc0) == 0x80;
+}
+
+static unsigned resolve6(const struct vmh_net_page *p, const struct vmh_ip *daddr, struct vmh_way *out)
+{
+	const struct vmh_net_route *r;
+	const struct vmh_net_link *l;
+	unsigned reason = page_reason(p), ifindex;
+	bool complex_ = false;
+
+	if (vmh_ip_any(daddr) || IN6_IS_ADDR_LOOPBACK(daddr))
+		return VMH_R_LOOPBACK;
+	if (daddr->b[0] == 0xff)
+		return VMH_R_DEST_MULTI;
+	if (is_link_local(daddr) || is_link_local(&out->saddr))
+		return VMH_R_LINK_LOCAL;
+	if (reason)
+		return reason;
+	if (vmh_net_find_local6(p, daddr, &ifindex))
+		return VMH_R_LOOPBACK;
+	r = vmh_net_find_route6(p, daddr, &complex_);
+	if (!r)
+		return VMH_R_NO_ROUTE;
+	if (complex_ || r->flags & VMH_ROUTE_F_COMPLEX || r->type != VMH_ROUTE_UNICAST)
+		return VMH_R_ROUTE_COMPLEX;
+	l = vmh_net_find_link(p, r->oif);
+	reason = link_reason(l);
+	if (reason)
+		return reason;
+	out->ifindex = r->oif;
+	out->mtu = r->mtu && r->mtu < l->mtu ? r->mtu : l->mtu;
+	out->via = is_zero(r->gateway) ? *daddr : vmh_ip6(r->gateway);
+	if (vmh_ip_any(&out->saddr))
+		out->saddr = vmh_ip6(r->prefsrc);
+	return vmh_net_find_mac6(p, r->oif, &out->via, out->dmac) ? VMH_R_NONE : VMH_R_NO_NEIGHBOUR;
+}
+
+static unsigned way4(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out)
+{
+	struct vmh_nexthop hop;
+	unsigned reason = vmh_net_resolve(vmh_ip_v4(daddr), vmh_ip_v4(saddr), 0, &hop);
+
+	*out = (struct vmh_way){ .generation = hop.generation, .ifindex = hop.ifindex, .mtu = hop.mtu,
+				 .saddr = vmh_ip4(hop.saddr), .via = vmh_ip4(hop.via) };
+	memcpy(out->dmac, hop.dmac, 6);
+	return reason;
+}
+
+unsigned vmh_net_way(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out)
+{
+	const struct view *v = view();
+	struct reader r = {.page = v ? v->page : NULL};
+	unsigned reason;
+
+	if (vmh_ip_is4(daddr))
+		return way4(daddr, saddr, out);
+	while (read_begin(&r)) {
+		*out = (struct vmh_way){ .generation = generation_of(v), .saddr = *saddr };
+		reason = resolve6(r.page, daddr, out);
+		if (!read_again(&r))
+			return reason;
+	}
+	*out = (struct vmh_way){ .generation = r.page ? VMH_NET_UNSURE : 0, .saddr = *saddr };
+	return r.page ? VMH_R_NO_ROUTE : VMH_R_NO_SERVICE;
+}
+
+bool vmh_net_local(const struct vmh_ip *addr, unsigned *ifindex)
+{
+	struct reader r = reader();
+
+	if (vmh_ip_is4(addr))
+		return vmh_net_is_local(vmh_ip_v4(addr), ifindex);
+	while (read_begin(&r)) {
+		bool local = vmh_net_find_local6(r.page, addr, ifindex);
+
+		if (!read_again(&r))
+			return local && !is_link_local(addr);
+	}
+	return false;
 }

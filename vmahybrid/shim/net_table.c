@@ -76,6 +76,37 @@ int vmh_net_list_addrs(const struct vmh_net_page *p, unsigned ifindex, in_addr_t
 	return n;
 }
 
+static bool in_use(const struct vmh_net_page *p, const struct vmh_net_addr *a, bool *served)
+{
+	const struct vmh_net_link *l = a->family == 4 && a->prefixlen < 31 ? vmh_net_find_link(p, a->ifindex) : NULL;
+
+	*served = l && l->flags & VMH_LINK_SERVED;
+	return l && l->flags & VMH_LINK_UP && !(l->flags & VMH_LINK_LOOPBACK);
+}
+
+bool vmh_net_find_pair(const struct vmh_net_page *p, unsigned *one, unsigned *other)
+{
+	bool served, too;
+
+	for (unsigned i = 0; i < naddrs(p); i++) {
+		const struct vmh_net_addr *a = &p->addrs[i];
+
+		if (!in_use(p, a, &served))
+			continue;
+		for (unsigned j = i + 1; j < naddrs(p); j++) {
+			const struct vmh_net_addr *b = &p->addrs[j];
+
+			if (b->ifindex == a->ifindex || !in_use(p, b, &too) || !(served || too) ||
+			    !in_prefix(v4(b->addr), v4(a->addr), a->prefixlen))
+				continue;
+			*one = a->ifindex;
+			*other = b->ifindex;
+			return true;
+		}
+	}
+	return false;
+}
+
 static bool is_host_route(const struct vmh_net_route *r)
 {
 	return r->type == VMH_ROUTE_LOCAL || r->type == VMH_ROUTE_BROADCAST;
@@ -119,23 +150,69 @@ static uint32_t neigh_hash(unsigned ifindex, const unsigned char addr[16])
 	return h;
 }
 
-bool vmh_net_find_mac(const struct vmh_net_page *p, unsigned ifindex, in_addr_t addr, unsigned char mac[6])
+bool vmh_net_find_mac6(const struct vmh_net_page *p, unsigned ifindex, const struct vmh_ip *addr, unsigned char mac[6])
 {
-	unsigned char key[16];
-	uint32_t slot;
+	uint32_t slot = neigh_hash(ifindex, addr->b) % VMH_NET_NEIGHS;
 
-	memcpy(key, vmh_v4_prefix, 12);
-	memcpy(key + 12, &addr, 4);
-	slot = neigh_hash(ifindex, key) % VMH_NET_NEIGHS;
 	for (unsigned i = 0; i < VMH_NET_NEIGHS; i++, slot = (slot + 1) % VMH_NET_NEIGHS) {
 		const struct vmh_net_neigh *n = &p->neighs[slot];
 
 		if (!n->ifindex)
 			return false;
-		if (n->ifindex == ifindex && memcmp(n->addr, key, 16) == 0) {
+		if (n->ifindex == ifindex && memcmp(n->addr, addr->b, 16) == 0) {
 			memcpy(mac, n->mac, 6);
 			return n->valid;
 		}
 	}
 	return false;
+}
+
+bool vmh_net_find_mac(const struct vmh_net_page *p, unsigned ifindex, in_addr_t addr, unsigned char mac[6])
+{
+	const struct vmh_ip mapped = vmh_ip4(addr);
+
+	return vmh_net_find_mac6(p, ifindex, &mapped, mac);
+}
+
+/* ---- IPv6 ---- */
+
+static bool in_prefix6(const struct vmh_ip *a, const unsigned char net[16], unsigned prefixlen)
+{
+	unsigned bytes = prefixlen / 8, bits = prefixlen % 8;
+
+	if (prefixlen > 128 || memcmp(a->b, net, bytes) != 0)
+		return false;
+	return !bits || ((a->b[bytes] ^ net[bytes]) >> (8 - bits)) == 0;
+}
+
+bool vmh_net_find_local6(const struct vmh_net_page *p, const struct vmh_ip *addr, unsigned *ifindex)
+{
+	for (unsigned i = 0; i < naddrs(p); i++)
+		if (p->addrs[i].family == 6 && memcmp(p->addrs[i].addr, addr->b, 16) == 0) {
+			*ifindex = p->addrs[i].ifindex;
+			return true;
+		}
+	for (unsigned i = 0; i < nroutes(p); i++) {
+		const struct vmh_net_route *r = &p->routes[i];
+
+		if (r->family == 6 && r->type == VMH_ROUTE_LOCAL && in_prefix6(addr, r->dst, r->prefixlen)) {
+			*ifindex = r->oif;
+			return true;
+		}
+	}
+	return false;
+}
+
+const struct vmh_net_route *vmh_net_find_route6(const struct vmh_net_page *p, const struct vmh_ip *addr, bool *complex_)
+{
+	for (unsigned i = 0; i < nroutes(p); i++) {
+		const struct vmh_net_route *r = &p->routes[i], *next = r + 1;
+
+		if (r->family != 6 || is_host_route(r) || !in_prefix6(addr, r->dst, r->prefixlen))
+			continue;
+		*complex_ = i + 1 < nroutes(p) && next->family == 6 && next->prefixlen == r->prefixlen &&
+			    next->metric == r->metric && memcmp(next->dst, r->dst, 16) == 0;
+		return r;
+	}
+	return NULL;
 }

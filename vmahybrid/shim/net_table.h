@@ -4,6 +4,7 @@
 #define VMH_NET_TABLE_H
 #include "vmh_base.h"
 #include "net_page.h"
+#include "vmh_ip.h"
 #include <netinet/in.h>
 
 extern const unsigned char vmh_v4_prefix[12]; /* of a v4-mapped address */
@@ -37,10 +38,16 @@ bool vmh_net_broadcast_addr(const struct vmh_net_page *p, in_addr_t addr); /* of
 /* As the kernel's inet_select_addr: the first address of the link in the gateway's subnet, else its first;
  * 0: none. */
 in_addr_t vmh_net_select_addr(const struct vmh_net_page *p, unsigned ifindex, in_addr_t gateway);
+bool vmh_net_find_pair(const struct vmh_net_page *p, unsigned *one, unsigned *other); /* of vmh_net_same_network */
 int vmh_net_list_addrs(const struct vmh_net_page *p, unsigned ifindex, in_addr_t *addrs, int max);
 /* Local and broadcast routes only: the table "local" comes before the others, whatever the prefix lengths. */
 const struct vmh_net_route *vmh_net_find_host_route(const struct vmh_net_page *p, in_addr_t addr);
 /* All the others; oif 0: any. */
 const struct vmh_net_route *vmh_net_find_route(const struct vmh_net_page *p, in_addr_t addr, unsigned oif);
+/* IPv6. An address of this namespace, of a link or by a route of its own. */
+bool vmh_net_find_local6(const struct vmh_net_page *p, const struct vmh_ip *addr, unsigned *ifindex);
+/* complex: another route says the same, so that the kernel may choose either. */
+const struct vmh_net_route *vmh_net_find_route6(const struct vmh_net_page *p, const struct vmh_ip *addr, bool *complex_);
+bool vmh_net_find_mac6(const struct vmh_net_page *p, unsigned ifindex, const struct vmh_ip *addr, unsigned char mac[6]);
 bool vmh_net_find_mac(const struct vmh_net_page *p, unsigned ifindex, in_addr_t addr, unsigned char mac[6]);
 #endif

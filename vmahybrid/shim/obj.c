@@ -47,7 +47,7 @@ void vmh_fdtab_own(void)
 }
 
 /* The child of a vfork has descriptors of its own in the memory of its parent: what it closes stays the parent's. */
-static bool borrowed(void)
+bool vmh_fdtab_borrowed(void)
 {
 	return vmh_unlikely(owner && *owner && *owner != vmh_sys(SYS_getpid));
 }
@@ -112,7 +112,7 @@ void vmh_fd_dup(int oldfd, int newfd)
 	o = vmh_fd_get(oldfd);
 	if (!o)
 		return;
-	if (borrowed()) {
+	if (vmh_fdtab_borrowed()) {
 		vmh_obj_put(o);
 		return;
 	}
@@ -125,7 +125,8 @@ void vmh_fd_close(int fd)
 {
 	struct vmh_obj *o;
 
-	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) || borrowed())
+	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) ||
+	    vmh_fdtab_borrowed())
 		return;
 	o = atomic_exchange(&vmh_fdtab[fd], NULL);
 	if (!o)

@@ -332,6 +332,8 @@ static void apply_implied(void)
 		set_number(VMH_PARAM_CQ_MODERATION_ENABLE, 0, VMH_FROM_DERIVED);
 	if (!vmh_params.cq_moderation_enable)
 		set_number(VMH_PARAM_CQ_AIM_INTERVAL_MSEC, 0, VMH_FROM_DERIVED);
+	if (vmh_params.socketxtreme)
+		warn("VMA_SOCKETXTREME: this version has no SocketXtreme API, programs use their sockets");
 	if (!vmh_params.progress_engine_wce_max)
 		set_number(VMH_PARAM_PROGRESS_ENGINE_INTERVAL, 0, VMH_FROM_DERIVED);
 }

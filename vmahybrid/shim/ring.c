@@ -12,7 +12,8 @@
 #define RETIRE_POLLS 4
 
 struct vmh_ring *_Atomic vmh_rings;
-_Atomic int vmh_want_stamps;
+_Atomic int vmh_want_stamps, vmh_want_hw_stamps;
+int64_t vmh_ring_batching = 1;
 _Atomic uint32_t vmh_os_reports;
 
 static struct vmh_ring_stats no_stats; /* of closed rings; nobody reads it */
@@ -77,6 +78,32 @@ static inline struct vmh_ring *next_of(struct vmh_ring *r)
 	return __atomic_load_n(&r->next, __ATOMIC_ACQUIRE);
 }
 
+struct vmh_ring *vmh_lane_ring(unsigned ifindex, unsigned lane)
+{
+	struct vmh_ring *lowest = NULL;
+
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		if (r->ifindex != ifindex || gone(r))
+			continue;
+		if (r->lane == lane)
+			return r;
+		if (!lowest || r->lane < lowest->lane)
+			lowest = r;
+	}
+	return lowest;
+}
+
+/* For a walk through all rings, or `only` one. */
+static inline struct vmh_ring *first_of(struct vmh_ring *only)
+{
+	return only ? only : first();
+}
+
+static inline struct vmh_ring *after_it(struct vmh_ring *only, struct vmh_ring *r)
+{
+	return only ? NULL : next_of(r);
+}
+
 static inline void put_kept(struct vmh_ring *r)
 {
 	struct vmh_buf *b;
@@ -88,6 +115,12 @@ static inline void put_kept(struct vmh_ring *r)
 		vmh_ring_put(b);
 }
 
+static inline void reclaim(struct vmh_ring *r)
+{
+	if (vmh_ring_batching == 1)
+		put_kept(r);
+}
+
 /* Worth taking the lock? */
 static inline bool pending(struct vmh_ring *r)
 {
@@ -95,7 +128,7 @@ static inline bool pending(struct vmh_ring *r)
 		return false;
 	if (!r->ops->pending || r->ops->pending(r))
 		return true;
-	put_kept(r);
+	reclaim(r);
 	return false;
 }
 
@@ -128,7 +161,7 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 	unlock(r);
 	after(r, n);
 	if (!n && !r->ops->pending)
-		put_kept(r);
+		reclaim(r);
 	return n;
 }
 
@@ -137,20 +170,20 @@ int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
 	return poll_for(r, NULL, NULL, budget);
 }
 
-bool vmh_rings_pending(void)
+bool vmh_rings_pending(struct vmh_ring *only)
 {
-	for (struct vmh_ring *r = first(); r; r = next_of(r))
+	for (struct vmh_ring *r = first_of(only); r; r = after_it(only, r))
 		if (pending(r))
 			return true;
 	return false;
 }
 
-struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget, int *frames)
+struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, unsigned budget, int *frames)
 {
 	struct vmh_buf *b = NULL;
 
 	*frames = 0;
-	for (struct vmh_ring *r = first(); r; r = next_of(r))
+	for (struct vmh_ring *r = first_of(only); r; r = after_it(only, r))
 		*frames += poll_for(r, b ? NULL : s, &b, budget);
 	return b;
 }
@@ -201,7 +234,7 @@ void vmh_rings_settle(void)
 void vmh_rings_drain(unsigned budget)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
-		put_kept(r);
+		reclaim(r);
 		if (gone(r) || !vmh_trylock(&r->lock))
 			continue;
 		/* what waits in the ring costs nobody anything; moved to a socket it would count against its buffer */
@@ -241,7 +274,7 @@ void vmh_ring_put_later(struct vmh_buf *b)
 {
 	struct vmh_ring *r = b->ring;
 
-	if (!b->shared)
+	if (!b->shared && vmh_ring_batching)
 		b = atomic_exchange(&r->kept, b);
 	if (b)
 		vmh_ring_put(b);
@@ -297,22 +330,32 @@ int vmh_ring_kick(struct vmh_ring *r)
 	return rc;
 }
 
+int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max)
+{
+	int n = 0;
+
+	if (gone(r))
+		return 0;
+	after(r, VMH_BEFORE_SLEEP);
+	vmh_lock(&r->lock); /* not while the fds are being closed */
+	if (!gone(r)) {
+		n = r->ops->wait_fds(r, fds, max);
+		if (r->ops->arm)
+			r->ops->arm(r);
+		VMH_COUNT(r->stats->interrupts_requested, 1);
+	}
+	unlock(r);
+	if (r->ops->arm)
+		after(r, 0); /* of what arming has delivered */
+	return n;
+}
+
 int vmh_rings_wait_fds(int *fds, int max)
 {
 	int n = 0;
 
-	for (struct vmh_ring *r = first(); r && n < max; r = next_of(r)) {
-		if (gone(r))
-			continue;
-		vmh_lock(&r->lock); /* not while the fds are being closed */
-		if (!gone(r)) {
-			n += r->ops->wait_fds(r, fds + n, max - n);
-			if (r->ops->arm)
-				r->ops->arm(r);
-			VMH_COUNT(r->stats->interrupts_requested, 1);
-		}
-		unlock(r);
-	}
+	for (struct vmh_ring *r = first(); r && n < max; r = next_of(r))
+		n += vmh_ring_wait_fds(r, fds + n, max - n);
 	return n;
 }
 

@@ -19,8 +19,28 @@
 #define POLL_MAX 128  /* of VMA_CQ_POLL_BATCH_MAX */
 #define TX_POLL 16
 #define DM_ALIGN 64u
+#define CACHE_LINE 64
 
 /* ---- receive ---- */
+
+static inline void prefetch(const unsigned char *p, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += CACHE_LINE)
+		__builtin_prefetch(p + i);
+}
+
+static inline size_t smaller(size_t a, int64_t b)
+{
+	return a < (size_t)b ? a : (size_t)b;
+}
+
+/* A QP uses its buffers in the order in which they were posted. */
+static inline void prefetch_next(const struct verbs_ring *x)
+{
+	if (vmh_unlikely(x->order != NULL))
+		prefetch(x->pool->mem + (size_t)x->order[x->came % x->rx_wr] * x->pool->buf_size,
+			 (size_t)vmh_params.rx_prefetch_bytes_before_poll);
+}
 
 static void post_chain(struct verbs_ring *x, uint32_t n)
 {
@@ -33,6 +53,8 @@ static void post_chain(struct verbs_ring *x, uint32_t n)
 		x->rwr[i].wr_id = id;
 		x->rsge[i].addr = (uintptr_t)(x->pool->mem + (size_t)id * x->pool->buf_size);
 		x->pool->bufs[id].owner = x->owner_id;
+		if (x->order)
+			x->order[(x->ordered + i) % x->rx_wr] = id;
 	}
 	x->rwr[n - 1].next = NULL;
 	if (vmh_likely(!ibv_post_recv(x->qp, x->rwr, &bad))) {
@@ -47,6 +69,7 @@ static void post_chain(struct verbs_ring *x, uint32_t n)
 		atomic_store_explicit(&x->suspect, true, memory_order_relaxed);
 	}
 	x->debt -= done;
+	x->ordered += done;
 	if (n < x->batch)
 		x->rwr[n - 1].next = &x->rwr[n];
 }
@@ -117,15 +140,8 @@ struct completion {
 	enum ibv_wc_status status;
 	uint32_t len, tag;
 	unsigned flags;
+	uint64_t hw_ns; /* 0: none */
 };
-
-static uint64_t wall_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_REALTIME, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* The device may loop multicast back that this host sent; whoever here may have it gets it from the kernel. */
 static inline bool is_own_multicast(const struct verbs_ring *x, const unsigned char *frame)
@@ -133,7 +149,30 @@ static inline bool is_own_multicast(const struct verbs_ring *x, const unsigned c
 	return vmh_unlikely(frame[0] & 1) && !memcmp(frame + 6, x->r.mac, 6);
 }
 
-static int deliver(struct verbs_ring *x, const struct completion *c, const unsigned char *frame, struct vmh_buf *b,
+static inline void stamp(struct vmh_buf *b, uint64_t hw_ns)
+{
+	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? vmh_wall_ns() : 0;
+	b->hw_stamped = hw_ns != 0;
+	if (vmh_unlikely(hw_ns))
+		memcpy((unsigned char *)b->data - VMH_HW_STAMP, &hw_ns, sizeof(hw_ns));
+}
+
+static int deliver_other(struct verbs_ring *x, const struct completion *c, unsigned char *frame, struct vmh_buf *b,
+			 struct taken *t)
+{
+	int rc;
+
+	if (c->len > x->pool->buf_size || !x->r.other) {
+		t->bad++;
+		return 0;
+	}
+	rc = x->r.other(&x->r, frame, c->len, b);
+	t->bytes += c->len;
+	t->taken += rc > 0;
+	return rc;
+}
+
+static int deliver(struct verbs_ring *x, const struct completion *c, unsigned char *frame, struct vmh_buf *b,
 		   struct taken *t)
 {
 	bool ok = x->dev->csum && (c->flags & IBV_WC_IP_CSUM_OK), used = false;
@@ -141,15 +180,13 @@ static int deliver(struct verbs_ring *x, const struct completion *c, const unsig
 	int rc;
 
 	t->hw_csum += ok;
-	if (vmh_unlikely(c->len > x->pool->buf_size || vmh_frame_parse(frame, c->len, !ok, b))) {
-		t->bad++;
-		return 0;
-	}
+	if (vmh_unlikely(c->len > x->pool->buf_size || vmh_frame_parse(frame, c->len, !ok, b)))
+		return deliver_other(x, c, frame, b, t);
 	if (is_own_multicast(x, frame)) {
 		t->no_socket++;
 		return 0;
 	}
-	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? wall_ns() : 0;
+	stamp(b, c->hw_ns);
 	hint = c->tag ? vmh_verbs_tagged(c->tag) : NULL;
 	rc = hint ? vmh_deliver_hint(&x->r, b, hint, &used) : vmh_deliver(&x->r, b);
 	t->tagged += used;
@@ -173,6 +210,8 @@ static inline void receive_one(struct verbs_ring *x, const struct completion *c,
 	v = &x->pool->bufs[id];
 	v->owner = 0;
 	x->debt++;
+	x->came++;
+	prefetch(x->pool->mem + (size_t)id * x->pool->buf_size, smaller(c->len, vmh_params.rx_prefetch_bytes));
 	if (vmh_unlikely(c->status != IBV_WC_SUCCESS)) {
 		t->errors += c->status != IBV_WC_WR_FLUSH_ERR;
 		atomic_store_explicit(&x->suspect, true, memory_order_relaxed);
@@ -201,17 +240,19 @@ static uint32_t poll_plain(struct verbs_ring *x, uint32_t want, struct taken *t)
 		struct completion c = { .id = wc[i].wr_id, .status = wc[i].status, .len = wc[i].byte_len,
 					.flags = wc[i].wc_flags };
 
-		if (i + 1 < n && vmh_likely(wc[i + 1].wr_id < x->pool->count))
-			__builtin_prefetch(x->pool->mem + wc[i + 1].wr_id * x->pool->buf_size);
 		receive_one(x, &c, t);
 	}
 	return (uint32_t)n;
 }
 
+/* What is no datagram may be answered at once, so it is looked at when the library holds the CQ no more. */
 static uint32_t poll_extended(struct verbs_ring *x, uint32_t want, struct taken *t)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
+	bool wanted = x->r.hw_stamps && atomic_load_explicit(&vmh_want_hw_stamps, memory_order_relaxed);
+	struct completion later[POLL_MAX];
 	struct ibv_cq_ex *q = x->rx_ex;
+	const bool put_off = x->r.other != NULL;
 	uint32_t n = 0;
 	int rc = ibv_start_poll(q, &attr);
 
@@ -228,10 +269,17 @@ static uint32_t poll_extended(struct verbs_ring *x, uint32_t want, struct taken 
 			c.len = ibv_wc_read_byte_len(q);
 			c.flags = ibv_wc_read_wc_flags(q);
 			c.tag = ibv_wc_read_flow_tag(q);
+			if (vmh_unlikely(wanted))
+				c.hw_ns = vmh_verbs_stamp(x);
 		}
-		receive_one(x, &c, t);
+		if (put_off)
+			later[n] = c;
+		else
+			receive_one(x, &c, t);
 	} while (++n < want && !ibv_next_poll(q));
 	ibv_end_poll(q);
+	for (uint32_t i = 0; put_off && i < n; i++)
+		receive_one(x, &later[i], t);
 	return n;
 }
 
@@ -264,6 +312,7 @@ int vmh_verbs_poll(struct vmh_ring *r, unsigned budget)
 	struct taken t = { 0 };
 
 	x->polls++;
+	prefetch_next(x);
 	do {
 		want = budget - n < x->poll_max ? budget - n : x->poll_max;
 		got = x->rx_ex ? poll_extended(x, want, &t) : poll_plain(x, want, &t);
@@ -393,6 +442,7 @@ static bool compose(struct verbs_ring *x, struct frame *f, const struct vmh_fram
 	uint32_t slot = (uint32_t)(x->tx_posted % x->tx_slots), size = (uint32_t)len + HEADERS;
 	unsigned char *at = x->tx_mem + (size_t)slot * x->tx_buf_size;
 
+	prefetch(at, smaller(size, vmh_params.tx_prefetch_bytes)); /* it was written a round of the ring ago */
 	f->sge[0] = (struct ibv_sge){ .addr = (uintptr_t)at, .length = size, .lkey = x->tx_mr->lkey };
 	f->wr = (struct ibv_send_wr){ .wr_id = x->tx_posted + 1, .sg_list = f->sge, .num_sge = 1,
 				      .opcode = IBV_WR_SEND };
@@ -411,32 +461,31 @@ static bool compose(struct verbs_ring *x, struct frame *f, const struct vmh_fram
 	return gather(at + HEADERS, iov, n, len);
 }
 
-int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len)
+static bool has_slot(struct verbs_ring *x)
 {
-	struct verbs_ring *x = verbs_ring_of(r);
-	struct vmh_ring_stats *s = r->stats;
-	struct ibv_send_wr *bad;
+	if (vmh_likely(x->tx_posted - x->tx_done < x->tx_slots))
+		return true;
+	vmh_verbs_reap(x);
+	if (x->tx_posted - x->tx_done < x->tx_slots)
+		return true;
+	VMH_COUNT(x->r.stats->pool_tx_empty, !x->r.again);
+	VMH_COUNT(x->r.stats->tx_full, !x->r.again);
+	return false;
+}
+
+/* Posts what is in the next slot. */
+static int post(struct verbs_ring *x, struct frame *f, size_t size)
+{
+	struct vmh_ring_stats *s = x->r.stats;
 	uint32_t dm_bytes = 0, dm_head = x->dm.head;
-	struct frame f;
+	struct ibv_send_wr *bad;
 	int rc;
 
-	if (vmh_unlikely(len + 28 > r->mtu || len + HEADERS > x->tx_buf_size))
-		return -EMSGSIZE;
-	if (vmh_unlikely(x->tx_posted - x->tx_done >= x->tx_slots)) {
-		vmh_verbs_reap(x);
-		if (x->tx_posted - x->tx_done >= x->tx_slots) {
-			VMH_COUNT(s->pool_tx_empty, !r->again);
-			VMH_COUNT(s->tx_full, !r->again);
-			return -EAGAIN;
-		}
-	}
-	if (vmh_unlikely(!compose(x, &f, h, iov, n, len)))
-		return -EINVAL;
-	if (x->slot_dm && !(f.wr.send_flags & IBV_SEND_INLINE))
-		use_dm(x, (unsigned char *)(uintptr_t)f.sge[0].addr, &f.sge[0], &dm_bytes);
+	if (x->slot_dm && !(f->wr.send_flags & IBV_SEND_INLINE))
+		use_dm(x, (unsigned char *)(uintptr_t)f->sge[0].addr, &f->sge[0], &dm_bytes);
 	if (x->unsignalled + 1 >= x->tx_batch)
-		f.wr.send_flags |= IBV_SEND_SIGNALED;
-	rc = ibv_post_send(x->qp, &f.wr, &bad);
+		f->wr.send_flags |= IBV_SEND_SIGNALED;
+	rc = ibv_post_send(x->qp, &f->wr, &bad);
 	if (vmh_unlikely(rc)) {
 		x->dm.used -= dm_bytes;
 		x->dm.head = dm_head;
@@ -445,18 +494,17 @@ int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const stru
 			return -ENETDOWN;
 		}
 		vmh_verbs_reap(x);
-		VMH_COUNT(s->tx_full, !r->again);
+		VMH_COUNT(s->tx_full, !x->r.again);
 		return -EAGAIN;
 	}
 	if (x->slot_dm)
 		x->slot_dm[x->tx_posted % x->tx_slots] = dm_bytes;
 	x->tx_posted++;
-	x->ip_id++;
 	VMH_COUNT(s->tx_packets, 1);
-	VMH_COUNT(s->tx_bytes, len + HEADERS);
-	if (f.wr.send_flags & IBV_SEND_INLINE)
+	VMH_COUNT(s->tx_bytes, size);
+	if (f->wr.send_flags & IBV_SEND_INLINE)
 		VMH_COUNT(s->tx_inline, 1);
-	if (f.wr.send_flags & IBV_SEND_SIGNALED) {
+	if (f->wr.send_flags & IBV_SEND_SIGNALED) {
 		x->unsignalled = 0;
 		vmh_verbs_reap(x);
 		VMH_SET(s->pool_tx_free, x->tx_slots - (x->tx_posted - x->tx_done));
@@ -464,6 +512,46 @@ int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const stru
 		x->unsignalled++;
 	}
 	return 0;
+}
+
+int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len)
+{
+	struct verbs_ring *x = verbs_ring_of(r);
+	struct frame f;
+	int rc;
+
+	if (vmh_unlikely(len + 28 > r->mtu || len + HEADERS > x->tx_buf_size))
+		return -EMSGSIZE;
+	if (vmh_unlikely(!has_slot(x)))
+		return -EAGAIN;
+	if (vmh_unlikely(!compose(x, &f, h, iov, n, len)))
+		return -EINVAL;
+	rc = post(x, &f, len + HEADERS);
+	x->ip_id = (uint16_t)(x->ip_id + !rc);
+	return rc;
+}
+
+/* Its checksums are in it. */
+int vmh_verbs_send_frame(struct vmh_ring *r, const void *frame, size_t len)
+{
+	struct verbs_ring *x = verbs_ring_of(r);
+	struct frame f = { 0 };
+
+	if (vmh_unlikely(len > r->mtu + 14u || len > x->tx_buf_size))
+		return -EMSGSIZE;
+	if (vmh_unlikely(!has_slot(x)))
+		return -EAGAIN;
+	f.sge[0] = (struct ibv_sge){ .addr = (uintptr_t)frame, .length = (uint32_t)len, .lkey = x->tx_mr->lkey };
+	f.wr = (struct ibv_send_wr){ .wr_id = x->tx_posted + 1, .sg_list = f.sge, .num_sge = 1, .opcode = IBV_WR_SEND };
+	if (len <= x->max_inline) {
+		f.wr.send_flags = IBV_SEND_INLINE; /* read before the call returns, from where it is */
+	} else {
+		unsigned char *at = x->tx_mem + (size_t)(x->tx_posted % x->tx_slots) * x->tx_buf_size;
+
+		memcpy(at, frame, len);
+		f.sge[0].addr = (uintptr_t)at;
+	}
+	return post(x, &f, len);
 }
 
 /* ibv_post_send has rung the doorbell of each frame. */

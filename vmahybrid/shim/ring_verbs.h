@@ -98,6 +98,7 @@ struct verbs_ring {
 	uint32_t rx_wr, debt;    /* descriptors of the QP; how many of them are not posted */
 	uint32_t batch, level, poll_max;
 	uint32_t *spare, nspare; /* free buffers that the ring holds, at most 2 * level */
+	uint32_t *order, ordered, came; /* VMA_RX_PREFETCH_BYTES_BEFORE_POLL: buffers as they were posted; NULL without */
 	struct ibv_recv_wr *rwr; /* `batch` of them, chained */
 	struct ibv_sge *rsge;
 	bool keep_full, armed;
@@ -107,6 +108,10 @@ struct verbs_ring {
 		uint32_t count, usec;
 		bool unsupported;
 	} mod;
+	struct { /* of VMA_HW_TS_CONVERSION; khz and mask are the adapter's; at `ticks` it was `real` ns */
+		int how;
+		uint64_t khz, mask, ticks, real, again;
+	} clock;
 	/* transmit; guarded by r.tx_lock */
 	_Alignas(64) unsigned char *tx_mem;
 	size_t tx_mem_len;
@@ -127,6 +132,7 @@ static inline struct verbs_ring *verbs_ring_of(struct vmh_ring *r)
 int vmh_verbs_poll(struct vmh_ring *r, unsigned budget);
 void vmh_verbs_put(struct vmh_ring *r, struct vmh_buf *b);
 int vmh_verbs_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
+int vmh_verbs_send_frame(struct vmh_ring *r, const void *frame, size_t len);
 int vmh_verbs_kick(struct vmh_ring *r);
 void vmh_verbs_refill(struct verbs_ring *x);
 void vmh_verbs_reap(struct verbs_ring *x);
@@ -136,6 +142,11 @@ void vmh_verbs_arm(struct vmh_ring *r);
 bool vmh_verbs_crowded(struct vmh_ring *r);
 void vmh_verbs_moderation_start(struct verbs_ring *x);
 void vmh_verbs_take_events(struct verbs_ring *x);
+/* ring_verbs_clock.c; before the CQ is made, if it could not be made so, and when it is */
+uint64_t vmh_verbs_clock_flags(struct verbs_ring *x);
+uint64_t vmh_verbs_clock_less(struct verbs_ring *x);
+void vmh_verbs_clock_ready(struct verbs_ring *x);
+uint64_t vmh_verbs_stamp(struct verbs_ring *x);          /* of the completion that rx_ex is at: ns */
 /* ring_verbs_mem.c */
 int vmh_verbs_pool_get(struct verbs_ring *x);            /* sets pool and rx_mr */
 uint32_t vmh_verbs_pool_take(struct verbs_pool *p, uint32_t *ids, uint32_t n);
@@ -152,7 +163,7 @@ void vmh_verbs_distrust(unsigned ifindex);
 /* ring_verbs_flow.c */
 struct vmh_sock *vmh_verbs_tagged(uint32_t tag);         /* NULL: no flow has it */
 int vmh_verbs_try_rule(struct verbs_ring *x);            /* 0, or -errno: the device takes no rules */
-void vmh_verbs_ring_opened(struct verbs_ring *x);
+void vmh_verbs_ring_opened(void);
 void vmh_verbs_ring_closing(struct verbs_ring *x);       /* its rules are destroyed */
 void vmh_verbs_flows_fork_child(void);
 #endif

@@ -7,6 +7,7 @@
 #include "ring_verbs.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
+#include "vmh_params.h"
 #include "vmh_sock.h"
 #include <arpa/inet.h>
 #include <stdlib.h>
@@ -15,17 +16,26 @@
 #define ADDRS 64       /* addresses of an interface that a wildcard covers */
 #define PRIORITY_5T 0  /* the most specific rule has to win */
 #define PRIORITY_OTHER 1
+#define GROUP_MAC_BITS 0x7fffff /* of a group that its Ethernet address has */
 
 struct rule {
 	struct rule *next;
 	struct verbs_ring *ring;
 	struct ibv_flow *flow;
-	in_addr_t addr;
+	struct vmh_ip addr;
+};
+
+/* Of a flow. A wildcard (UDP only) covers the interface's IPv4 addresses. */
+struct match {
+	uint32_t id, kind, ifindex, lane;
+	uint8_t proto;
+	in_port_t lport, rport;
+	struct vmh_ip laddr, raddr;
 };
 
 struct vflow {
 	struct vflow *next;
-	struct vmh_flow f;
+	struct match f;
 	uint32_t tag;    /* 0: none */
 	struct rule *rules;
 };
@@ -58,14 +68,11 @@ static uint32_t tag_new(struct vmh_sock *s)
 struct spec {
 	struct ibv_flow_attr attr;
 	struct ibv_flow_spec_eth eth;
-	struct ibv_flow_spec_ipv4 ip;
-	struct ibv_flow_spec_tcp_udp udp;
-	struct ibv_flow_spec_action_tag tag;
+	/* the rest without a gap: IP, ports, the tag */
+	unsigned char rest[sizeof(struct ibv_flow_spec_ipv6) + sizeof(struct ibv_flow_spec_tcp_udp) +
+			   sizeof(struct ibv_flow_spec_action_tag)];
 };
-/* the specifications follow each other without a gap */
-_Static_assert(sizeof(struct spec) == sizeof(struct ibv_flow_attr) + sizeof(struct ibv_flow_spec_eth) +
-	       sizeof(struct ibv_flow_spec_ipv4) + sizeof(struct ibv_flow_spec_tcp_udp) +
-	       sizeof(struct ibv_flow_spec_action_tag), "packed");
+_Static_assert(offsetof(struct spec, rest) == sizeof(struct ibv_flow_attr) + sizeof(struct ibv_flow_spec_eth), "packed");
 
 static void group_mac(unsigned char mac[6], in_addr_t group)
 {
@@ -79,45 +86,84 @@ static void group_mac(unsigned char mac[6], in_addr_t group)
 	mac[5] = (unsigned char)g;
 }
 
-static void fill(struct spec *s, const struct verbs_ring *x, const struct vflow *v, in_addr_t addr, bool tagged)
+static void put(struct spec *s, const void *spec, size_t size)
 {
-	const bool five = v->f.kind == VMH_FLOW_5T;
+	memcpy((char *)s + s->attr.size, spec, size);
+	s->attr.size = (uint16_t)(s->attr.size + size);
+	s->attr.num_of_specs++;
+}
+
+static void put_ip(struct spec *s, const struct match *m, const struct vmh_ip *addr)
+{
+	const size_t from = m->kind == VMH_FLOW_5T;
+	struct ibv_flow_spec_ipv4 v4 = { .type = IBV_FLOW_SPEC_IPV4, .size = sizeof(v4) };
+	struct ibv_flow_spec_ipv6 v6 = { .type = IBV_FLOW_SPEC_IPV6, .size = sizeof(v6) };
+
+	if (vmh_ip_is4(addr)) {
+		v4.val.dst_ip = vmh_ip_v4(addr);
+		memset(&v4.mask.dst_ip, 0xff, 4);
+		v4.val.src_ip = vmh_ip_v4(&m->raddr);
+		memset(&v4.mask.src_ip, 0xff, from * 4);
+		put(s, &v4, sizeof(v4));
+		return;
+	}
+	memcpy(v6.val.dst_ip, addr->b, 16);
+	memset(v6.mask.dst_ip, 0xff, 16);
+	memcpy(v6.val.src_ip, m->raddr.b, from * 16);
+	memset(v6.mask.src_ip, 0xff, from * 16);
+	put(s, &v6, sizeof(v6));
+}
+
+static void put_ports(struct spec *s, const struct match *m)
+{
+	struct ibv_flow_spec_tcp_udp ports = {
+		.type = m->proto == IPPROTO_TCP ? IBV_FLOW_SPEC_TCP : IBV_FLOW_SPEC_UDP,
+		.size = sizeof(ports),
+		.val.dst_port = m->lport,
+		.mask.dst_port = 0xffff,
+	};
+
+	if (m->kind == VMH_FLOW_5T) {
+		ports.val.src_port = m->rport;
+		ports.mask.src_port = 0xffff;
+	}
+	put(s, &ports, sizeof(ports));
+}
+
+/* VMA_ETH_MC_L2_ONLY_RULES: of a group only the Ethernet address; what it brings besides is sorted out here. */
+static bool by_mac(const struct match *m)
+{
+	return m->kind == VMH_FLOW_MC && vmh_params.eth_mc_l2_only_rules;
+}
+
+static void fill(struct spec *s, const struct verbs_ring *x, const struct vflow *v, const struct vmh_ip *addr, bool tagged)
+{
+	struct ibv_flow_spec_action_tag tag = { .type = IBV_FLOW_SPEC_ACTION_TAG, .size = sizeof(tag), .tag_id = v->tag };
 
 	memset(s, 0, sizeof(*s));
 	s->attr.type = IBV_FLOW_ATTR_NORMAL;
-	s->attr.size = (uint16_t)(sizeof(*s) - (tagged ? 0 : sizeof(s->tag)));
-	s->attr.priority = five ? PRIORITY_5T : PRIORITY_OTHER;
-	s->attr.num_of_specs = tagged ? 4 : 3;
+	s->attr.size = offsetof(struct spec, rest);
+	s->attr.priority = v->f.kind == VMH_FLOW_5T ? PRIORITY_5T : PRIORITY_OTHER;
+	s->attr.num_of_specs = 1;
 	s->attr.port = x->dev->port;
 	s->eth.type = IBV_FLOW_SPEC_ETH;
 	s->eth.size = sizeof(s->eth);
 	if (v->f.kind == VMH_FLOW_MC)
-		group_mac(s->eth.val.dst_mac, addr);
+		group_mac(s->eth.val.dst_mac, vmh_ip_v4(addr));
 	else
 		memcpy(s->eth.val.dst_mac, x->r.mac, 6);
 	memset(s->eth.mask.dst_mac, 0xff, 6);
-	s->eth.val.ether_type = htons(0x0800);
+	s->eth.val.ether_type = htons(vmh_ip_is4(addr) ? 0x0800 : 0x86dd);
 	s->eth.mask.ether_type = 0xffff;
-	s->ip.type = IBV_FLOW_SPEC_IPV4;
-	s->ip.size = sizeof(s->ip);
-	s->ip.val.dst_ip = addr;
-	s->ip.mask.dst_ip = 0xffffffff;
-	s->udp.type = IBV_FLOW_SPEC_UDP;
-	s->udp.size = sizeof(s->udp);
-	s->udp.val.dst_port = v->f.lport;
-	s->udp.mask.dst_port = 0xffff;
-	if (five) {
-		s->ip.val.src_ip = v->f.raddr;
-		s->ip.mask.src_ip = 0xffffffff;
-		s->udp.val.src_port = v->f.rport;
-		s->udp.mask.src_port = 0xffff;
+	if (!by_mac(&v->f)) {
+		put_ip(s, &v->f, addr);
+		put_ports(s, &v->f);
 	}
-	s->tag.type = IBV_FLOW_SPEC_ACTION_TAG;
-	s->tag.size = sizeof(s->tag);
-	s->tag.tag_id = v->tag;
+	if (tagged)
+		put(s, &tag, sizeof(tag));
 }
 
-static struct ibv_flow *create(struct verbs_ring *x, const struct vflow *v, in_addr_t addr)
+static struct ibv_flow *create(struct verbs_ring *x, const struct vflow *v, const struct vmh_ip *addr)
 {
 	bool tagged = x->rx_ex && v->tag;
 	struct ibv_flow *flow;
@@ -131,29 +177,37 @@ static struct ibv_flow *create(struct verbs_ring *x, const struct vflow *v, in_a
 	return ibv_create_flow(x->qp, &s.attr);
 }
 
-static bool same_match(const struct vmh_flow *a, const struct vmh_flow *b)
+static bool same_match(const struct match *a, const struct match *b)
 {
-	return a->kind == b->kind && a->lport == b->lport && a->raddr == b->raddr && a->rport == b->rport;
+	if (by_mac(a) && by_mac(b))
+		return true;
+	return a->kind == b->kind && a->proto == b->proto && a->lport == b->lport && a->rport == b->rport &&
+	       vmh_ip_same(&a->raddr, &b->raddr);
+}
+
+static bool same_address(const struct match *m, const struct vmh_ip *a, const struct vmh_ip *b)
+{
+	return vmh_ip_same(a, b) || (by_mac(m) && !((ntohl(vmh_ip_v4(a)) ^ ntohl(vmh_ip_v4(b))) & GROUP_MAC_BITS));
 }
 
 /* A second rule that matches the same frames: some devices refuse it, others would send each frame to the QP twice.
  * One is enough, as whatever comes is delivered to all sockets that it is for. */
-static bool is_covered(const struct verbs_ring *x, const struct vflow *v, in_addr_t addr)
+static bool is_covered(const struct verbs_ring *x, const struct vflow *v, const struct vmh_ip *addr)
 {
 	for (const struct vflow *o = flows; o; o = o->next) {
 		if (o == v || !same_match(&o->f, &v->f))
 			continue;
 		for (const struct rule *r = o->rules; r; r = r->next)
-			if (r->ring == x && r->addr == addr)
+			if (r->ring->r.ifindex == x->r.ifindex && same_address(&v->f, &r->addr, addr))
 				return true;
 	}
 	return false;
 }
 
 /* 0, or the errno. */
-static int add_rule(struct verbs_ring *x, struct vflow *v, in_addr_t addr)
+static int add_rule(struct verbs_ring *x, struct vflow *v, const struct vmh_ip *addr)
 {
-	char text[INET_ADDRSTRLEN];
+	char text[INET6_ADDRSTRLEN];
 	struct rule *r;
 
 	if (is_covered(x, v, addr)) {
@@ -166,14 +220,14 @@ static int add_rule(struct verbs_ring *x, struct vflow *v, in_addr_t addr)
 		r->flow = create(x, v, addr);
 	if (!r || !r->flow) {
 		why = errno ? errno : EIO;
-		vmh_debug("no flow rule for %s:%u on %s: %s", inet_ntop(AF_INET, &addr, text, sizeof(text)),
+		vmh_debug("no flow rule for %s:%u on %s: %s", inet_ntop(AF_INET6, addr->b, text, sizeof(text)),
 			  ntohs(v->f.lport), x->dev->name, strerror(why));
 		free(r);
 		incomplete = true;
 		return why;
 	}
 	r->ring = x;
-	r->addr = addr;
+	r->addr = *addr;
 	r->next = v->rules;
 	v->rules = r;
 	x->rules++;
@@ -194,11 +248,12 @@ static void remove_rule(struct rule **at)
 /* A rule that no frame meets: a loopback address is on no wire. */
 int vmh_verbs_try_rule(struct verbs_ring *x)
 {
-	const struct vflow v = { .f = { .kind = VMH_FLOW_3T, .lport = htons(9) } };
+	const struct vflow v = { .f = { .kind = VMH_FLOW_3T, .proto = IPPROTO_UDP, .lport = htons(9) } };
+	const struct vmh_ip loopback = vmh_ip4(htonl(INADDR_LOOPBACK));
 	struct ibv_flow *flow;
 
 	errno = 0;
-	flow = create(x, &v, htonl(INADDR_LOOPBACK));
+	flow = create(x, &v, &loopback);
 	if (flow)
 		ibv_destroy_flow(flow);
 	else if (errno != EEXIST) /* another program tries just now */
@@ -208,27 +263,39 @@ int vmh_verbs_try_rule(struct verbs_ring *x)
 
 /* ---- what a flow asks of a ring ---- */
 
-static bool has(const in_addr_t *addrs, int n, in_addr_t a)
+static bool has(const struct vmh_ip *addrs, int n, const struct vmh_ip *a)
 {
 	while (n--)
-		if (addrs[n] == a)
+		if (vmh_ip_same(&addrs[n], a))
 			return true;
 	return false;
 }
 
+static int addresses(unsigned ifindex, struct vmh_ip *out)
+{
+	in_addr_t v4[ADDRS];
+	int n = vmh_net_addrs(ifindex, v4, ADDRS);
+
+	for (int i = 0; i < n; i++)
+		out[i] = vmh_ip4(v4[i]);
+	return n;
+}
+
 static void sync_ring(struct vflow *v, struct verbs_ring *x)
 {
-	in_addr_t wanted[ADDRS] = { v->f.laddr }, there[ADDRS];
+	struct vmh_ip wanted[ADDRS] = { v->f.laddr }, there[ADDRS];
 	int n = 1, m = 0, err = 0;
 
 	if (v->f.ifindex && v->f.ifindex != x->r.ifindex)
 		return;
-	if (!v->f.laddr)
-		n = vmh_net_addrs(x->r.ifindex, wanted, ADDRS);
+	if (vmh_lane_ring(x->r.ifindex, v->f.lane) != &x->r)
+		n = 0; /* another ring carries it by now */
+	else if (vmh_ip_any(&v->f.laddr))
+		n = addresses(x->r.ifindex, wanted);
 	for (struct rule **at = &v->rules; *at;) {
 		struct rule *r = *at;
 
-		if (r->ring == x && !has(wanted, n, r->addr)) {
+		if (r->ring == x && !has(wanted, n, &r->addr)) {
 			remove_rule(at);
 			continue;
 		}
@@ -237,8 +304,8 @@ static void sync_ring(struct vflow *v, struct verbs_ring *x)
 		at = &r->next;
 	}
 	for (int i = 0; i < n; i++)
-		if (!has(there, m, wanted[i])) {
-			int e = add_rule(x, v, wanted[i]);
+		if (!has(there, m, &wanted[i])) {
+			int e = add_rule(x, v, &wanted[i]);
 
 			err = e && e != EEXIST ? e : err;
 		}
@@ -260,7 +327,7 @@ static bool sync_rings(struct vflow *v)
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = r->next) {
 		if (!is_live(r) || !verbs_ring_of(r)->qp || (v->f.ifindex && v->f.ifindex != r->ifindex))
 			continue;
-		any = true;
+		any = any || vmh_lane_ring(r->ifindex, v->f.lane) == r;
 		sync_ring(v, verbs_ring_of(r));
 	}
 	return any;
@@ -287,32 +354,52 @@ static void drop(struct vflow **at)
 	free(v);
 }
 
-unsigned vmh_verbs_attach(const struct vmh_flow *f, struct vmh_sock *s)
+static unsigned attach(const struct match *m, struct vmh_sock *s)
 {
 	struct vflow *v;
 	unsigned reason = 0;
 	bool concerned;
 	int saved = errno;
 
-	if (!vmh_ibv.create_qp || (f->ifindex && !vmh_verbs_any()))
+	if (!vmh_ibv.create_qp || (m->ifindex && !vmh_verbs_any()))
 		return 0;
 	v = calloc(1, sizeof(*v));
 	if (!v)
 		return VMH_R_VERBS_FAILED;
-	v->f = *f;
+	v->f = *m;
 	vmh_lock(&lock);
-	v->tag = tag_new(s);
+	v->tag = s ? tag_new(s) : 0;
 	v->next = flows;
 	VMH_SET(flows, v);
 	concerned = sync_rings(v);
 	/* where it is only one more rule of this process that stands in the way, that one goes soon */
-	if (concerned && !v->rules && why != EEXIST && f->laddr)
+	if (concerned && !v->rules && why != EEXIST && !vmh_ip_any(&m->laddr))
 		reason = VMH_R_VERBS_FAILED;
-	if (reason || (!concerned && f->ifindex))
+	if (reason || (!concerned && m->ifindex))
 		drop(&flows);
 	vmh_unlock(&lock);
 	errno = saved;
 	return reason;
+}
+
+unsigned vmh_verbs_attach(const struct vmh_flow *f, struct vmh_sock *s)
+{
+	const struct match m = { .id = f->id, .kind = f->kind, .ifindex = f->ifindex, .lane = f->lane,
+				 .proto = IPPROTO_UDP,
+				 .laddr = vmh_ip4(f->laddr), .raddr = vmh_ip4(f->raddr), .lport = f->lport,
+				 .rport = f->rport };
+
+	return attach(&m, s);
+}
+
+unsigned vmh_verbs_attach_tcp(uint32_t flow_id, const struct vmh_msg_attach *req)
+{
+	const struct match m = { .id = flow_id, .kind = req->kind, .ifindex = req->ifindex, .lane = req->lane,
+				 .proto = IPPROTO_TCP,
+				 .laddr = vmh_ip6(req->local_addr), .raddr = vmh_ip6(req->remote_addr),
+				 .lport = req->local_port, .rport = req->remote_port };
+
+	return attach(&m, NULL);
 }
 
 void vmh_verbs_detach(uint32_t flow_id)
@@ -334,11 +421,62 @@ void vmh_verbs_detach(uint32_t flow_id)
 	errno = saved;
 }
 
-void vmh_verbs_ring_opened(struct verbs_ring *x)
+/* That of the flow which steers one connection, or all of its port, if `of` is NULL. */
+static struct vflow **of_flow(uint32_t flow_id, const struct vmh_verbs_peer *of)
+{
+	struct vflow **at = &flows;
+
+	for (; *at; at = &(*at)->next) {
+		const struct match *m = &(*at)->f;
+
+		if (m->id == flow_id && (of ? m->kind == VMH_FLOW_5T && m->rport == of->port && vmh_ip_same(&m->raddr, &of->addr)
+					    : m->kind == VMH_FLOW_3T))
+			break;
+	}
+	return at;
+}
+
+static void narrow(struct vflow *port, const struct vmh_verbs_peer *peers, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct vflow *v = calloc(1, sizeof(*v));
+
+		if (!v)
+			return;
+		v->f = port->f;
+		v->f.kind = VMH_FLOW_5T;
+		v->f.raddr = peers[i].addr;
+		v->f.rport = peers[i].port;
+		v->next = flows;
+		VMH_SET(flows, v);
+		sync_rings(v);
+	}
+}
+
+void vmh_verbs_narrow(uint32_t flow_id, const struct vmh_verbs_peer *gone, const struct vmh_verbs_peer *left, unsigned n)
+{
+	struct vflow **port, **one;
+	int saved = errno;
+
+	if (!vmh_ibv.create_qp)
+		return;
+	vmh_lock(&lock);
+	port = of_flow(flow_id, NULL);
+	if (*port) {
+		narrow(*port, left, n);
+		drop(of_flow(flow_id, NULL));
+	}
+	one = of_flow(flow_id, gone);
+	if (*one)
+		drop(one);
+	vmh_unlock(&lock);
+	errno = saved;
+}
+
+void vmh_verbs_ring_opened(void)
 {
 	vmh_lock(&lock);
-	for (struct vflow *v = flows; v; v = v->next)
-		sync_ring(v, x);
+	sync_all(); /* of its lane's flows another ring may have had the rules */
 	vmh_unlock(&lock);
 }
 
@@ -352,7 +490,8 @@ void vmh_verbs_ring_closing(struct verbs_ring *x)
 			else
 				r = &(*r)->next;
 		}
-		if ((*at)->f.ifindex == x->r.ifindex)
+		if ((*at)->f.ifindex == x->r.ifindex &&
+		    ((*at)->f.lane == x->r.lane || !vmh_lane_ring(x->r.ifindex, (*at)->f.lane)))
 			drop(at);
 		else
 			at = &(*at)->next;

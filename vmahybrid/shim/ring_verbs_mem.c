@@ -195,6 +195,10 @@ static void device_memory(struct verbs_ring *x)
 
 	if (!wanted)
 		return;
+	if (!vmh_params.bf) {
+		vmh_warn("Device Memory functionality is not used on devices w/o Blue Flame support."); /* the manual's words */
+		return;
+	}
 	a.length = (wanted < x->dev->max_dm ? wanted : x->dev->max_dm) & ~(uint64_t)(DM_ALIGN - 1);
 	if (a.length > UINT32_MAX)
 		a.length = UINT32_MAX & ~(uint64_t)(DM_ALIGN - 1);

@@ -41,12 +41,20 @@ static int make_cqs(struct verbs_ring *x, uint32_t tx_wr)
 {
 	struct ibv_cq_init_attr_ex a = { .cqe = x->rx_wr, .cq_context = x, .channel = x->channel,
 					 .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_FLOW_TAG };
+	const uint64_t plain = a.wc_flags;
+	uint64_t stamps;
 
 	/* nobody sleeps for room to send: no channel */
 	x->tx_cq = vmh_ibv.create_cq(x->dev->ctx, (int)tx_wr, x, NULL, 0);
 	if (!x->tx_cq)
 		return -errno;
-	x->rx_ex = ibv_create_cq_ex(x->dev->ctx, &a);
+	for (stamps = vmh_verbs_clock_flags(x);; stamps = vmh_verbs_clock_less(x)) {
+		a.wc_flags = plain | stamps;
+		x->rx_ex = ibv_create_cq_ex(x->dev->ctx, &a);
+		if (x->rx_ex || !stamps)
+			break;
+	}
+	vmh_verbs_clock_ready(x);
 	if (x->rx_ex) {
 		x->rx_cq = ibv_cq_ex_to_cq(x->rx_ex);
 		return 0;
@@ -105,6 +113,8 @@ static int receive_tables(struct verbs_ring *x)
 	x->spare = malloc(2 * (size_t)x->level * sizeof(*x->spare));
 	x->rwr = calloc(x->batch, sizeof(*x->rwr));
 	x->rsge = calloc(x->batch, sizeof(*x->rsge));
+	if (vmh_params.rx_prefetch_bytes_before_poll)
+		x->order = calloc(x->rx_wr, sizeof(*x->order));
 	if (!x->spare || !x->rwr || !x->rsge)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < x->batch; i++) {
@@ -174,6 +184,8 @@ static void take_apart(struct verbs_ring *x)
 	free(x->spare);
 	free(x->rwr);
 	free(x->rsge);
+	free(x->order);
+	x->order = NULL;
 	x->qp = NULL;
 	x->rx_cq = x->tx_cq = NULL;
 	x->rx_ex = NULL;
@@ -220,6 +232,7 @@ int vmh_ring_verbs_open(const struct vmh_msg_ring_reply *grant, const char *ifna
 	x->r.ifindex = grant->ifindex;
 	x->r.mtu = grant->mtu;
 	x->r.kind = grant->kind;
+	x->r.lane = grant->lane;
 	memcpy(x->r.mac, grant->mac, sizeof(x->r.mac));
 	strncpy(x->r.ifname, ifname, sizeof(x->r.ifname) - 1);
 	rc = grant->mtu >= 68 && grant->mtu <= 65535 ? make(x) : -EPROTO;
@@ -242,7 +255,7 @@ int vmh_ring_verbs_open(const struct vmh_msg_ring_reply *grant, const char *ifna
 	vmh_fd_guard(x->dev->ctx->cmd_fd);
 	vmh_fd_guard(x->dev->ctx->async_fd);
 	vmh_ring_add(&x->r);
-	vmh_verbs_ring_opened(x);
+	vmh_verbs_ring_opened();
 	*out = &x->r;
 	return 0;
 }
@@ -281,6 +294,7 @@ static const struct vmh_ring_ops verbs_ops = {
 	.poll = vmh_verbs_poll,
 	.put = vmh_verbs_put,
 	.send = vmh_verbs_send,
+	.send_frame = vmh_verbs_send_frame,
 	.kick = vmh_verbs_kick,
 	.wait_fds = vmh_verbs_wait_fds,
 	.arm = vmh_verbs_arm,

@@ -16,8 +16,6 @@
 #define HEADERS 42
 #define RX_HEADROOM 256 /* XDP_PACKET_HEADROOM: where the data of most drivers begins */
 #define CACHE_LINE 64
-#define REFILL_BATCH 16 /* free frames worth a write to the producer index, which the kernel's core reads */
-#define REAP_AT 16      /* frames in flight before completions are looked at: keeps few frames in use, so in cache */
 #define KICK_RETRIES 2
 #define KICK_BATCH 32   /* descriptors per sendto() by default */
 
@@ -52,7 +50,7 @@ void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q)
 static inline void refill_if_due(struct xdp_ring *x)
 {
 	for (uint32_t i = 0; i < x->nq; i++)
-		if (wanted(x, &x->q[i]) >= REFILL_BATCH || x->q[i].posted < x->low)
+		if (wanted(x, &x->q[i]) >= x->batch || x->q[i].posted < x->low)
 			vmh_xdp_refill(x, &x->q[i]);
 }
 
@@ -68,14 +66,6 @@ static inline void prefetch_frame(const struct xdp_ring *x, const struct xdp_des
 		__builtin_prefetch(x->umem + d->addr + CACHE_LINE);
 	}
 	__builtin_prefetch(&x->bufs[(uint32_t)(d->addr >> x->frame_shift) % x->frames], 1);
-}
-
-static uint64_t wall_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_REALTIME, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len, struct taken *t)
@@ -113,7 +103,7 @@ static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, str
 		receive_other(x, (uint32_t)frame, x->umem + addr, len, t);
 		return;
 	}
-	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? wall_ns() : 0;
+	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? vmh_wall_ns() : 0;
 	rc = vmh_deliver(&x->r, b);
 	if (vmh_likely(rc > 0)) {
 		t->taken++;
@@ -311,7 +301,7 @@ static void reap(struct xdp_ring *x)
 
 static bool tx_ready(struct xdp_ring *x)
 {
-	if (vmh_unlikely(x->tx_frames - x->tx_nfree >= REAP_AT))
+	if (vmh_unlikely(x->tx_frames - x->tx_nfree >= x->batch))
 		reap(x);
 	return vmh_likely(x->tx_nfree && room(&x->q[0].tx, 1));
 }
@@ -352,6 +342,15 @@ static void post(struct xdp_ring *x, uint64_t addr, size_t size)
 	VMH_SET(x->r.stats->pool_tx_free, x->tx_nfree);
 }
 
+/* The kernel gives each frame the priority that the XSK has when it takes the frame. A driver that sends without an skb
+ * has no use for it. */
+static void set_priority(struct xdp_ring *x, uint32_t priority)
+{
+	vmh_xdp_kick(&x->r); /* what was posted before has the other one */
+	vmh_sys(SYS_setsockopt, x->q[0].fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof(priority));
+	x->priority = priority; /* if it was refused: not asked again for each frame */
+}
+
 int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len)
 {
 	struct xdp_ring *x = xdp_ring_of(r);
@@ -361,6 +360,8 @@ int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct
 
 	if (vmh_unlikely(len + 28 > r->mtu || len + HEADERS > x->frame_size))
 		return -EMSGSIZE;
+	if (vmh_unlikely(h->priority != x->priority))
+		set_priority(x, h->priority);
 	rc = make_room(r);
 	if (vmh_unlikely(rc))
 		return rc;
@@ -381,6 +382,8 @@ int vmh_xdp_send_frame(struct vmh_ring *r, const void *frame, size_t len)
 
 	if (vmh_unlikely(len > r->mtu + 14u || len > x->frame_size))
 		return -EMSGSIZE;
+	if (vmh_unlikely(x->priority)) /* a TCP socket that has one is not here, if it matters */
+		set_priority(x, 0);
 	rc = make_room(r);
 	if (vmh_unlikely(rc))
 		return rc;

@@ -7,6 +7,7 @@
 
 #define SO_XDP_MAX_TX_SKB_BUDGET 9 /* linux 6.17 */
 #define TX_BUDGET_MAX 512
+#define BATCH 16
 #define SOCKET_BUFFER (4 << 20)
 
 static int xdp_wait_fds(struct vmh_ring *r, int *fds, int max)
@@ -205,6 +206,7 @@ static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g,
 	x->share = (x->rx_frames + x->nq - 1) / x->nq;
 	if (x->share > rx_wre)
 		x->share = rx_wre;
+	x->batch = vmh_ring_batching ? BATCH : 1;
 	x->low = x->share / 2 ? x->share / 2 : 1;
 	if (x->low > g->fill_size / 2)
 		x->low = g->fill_size / 2 ? g->fill_size / 2 : 1;
@@ -229,6 +231,8 @@ static void describe(struct vmh_ring *r, const struct vmh_msg_ring_reply *g, con
 	r->kind = g->kind;
 	r->xdp_mode = g->xdp_mode;
 	r->flags = g->flags;
+	r->lane = g->lane;
+	r->rx_frames = xdp_ring_of(r)->rx_frames;
 	memcpy(r->mac, g->mac, sizeof(r->mac));
 	strncpy(r->ifname, ifname, sizeof(r->ifname) - 1);
 	r->stats = s;

@@ -8,6 +8,7 @@
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
+#include <linux/net_tstamp.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -144,6 +145,8 @@ void vmh_sock_closed(struct vmh_sock *s)
 	vmh_epoll_member_closed(&s->obj);
 	vmh_lock(&s->obj.lock);
 	vmh_sock_release_flows(s, VMH_R_NONE);
+	vmh_lane_leave(&s->rx_lane);
+	vmh_lane_leave(&s->tx_lane);
 	vmh_sock_demux(s, 0);
 	vmh_unlock(&s->obj.lock);
 	vmh_wake_all();
@@ -156,6 +159,8 @@ void vmh_sock_recycle(struct vmh_sock *s)
 	vmh_stats_sock_free(s->stats);
 	if (s->want_stamp)
 		atomic_fetch_sub(&vmh_want_stamps, 1);
+	if (s->stamping & SOF_TIMESTAMPING_RAW_HARDWARE)
+		atomic_fetch_sub(&vmh_want_hw_stamps, 1);
 	atomic_store(&s->obj.class_, VMH_CLASS_FREE);
 	sock_free(s);
 }
@@ -286,21 +291,35 @@ uint32_t vmh_sock_truesize(const struct vmh_buf *b)
  * only for the second and further receivers within one process. */
 static struct vmh_buf *copy_of(const struct vmh_buf *b)
 {
-	struct vmh_buf *c = malloc(sizeof(*c) + b->len);
+	struct vmh_buf *c = malloc(sizeof(*c) + VMH_HW_STAMP + b->len);
 
 	if (!c)
 		return NULL;
 	*c = *b;
-	memcpy(c + 1, b->data, b->len);
-	c->data = (unsigned char *)(c + 1);
+	memcpy(c + 1, b->data - VMH_HW_STAMP, VMH_HW_STAMP + b->len);
+	c->data = (unsigned char *)(c + 1) + VMH_HW_STAMP;
 	c->shared = 1;
 	return c;
+}
+
+/* Of groups whose Ethernet address a member's group has, a rule by that address alone brings all (ip_check_mc() of Linux
+ * drops them before any socket is asked). */
+static bool nobody_joined(const struct vmh_ring *r, const struct vmh_buf *b)
+{
+	if (vmh_likely(!vmh_params.eth_mc_l2_only_rules))
+		return false;
+	for (struct vmh_sock *s = atomic_load_explicit(&all, memory_order_acquire); s; s = s->all_next)
+		if (!atomic_load(&s->obj.closed) && is_member(s, b->daddr, r->ifindex))
+			return false;
+	return true;
 }
 
 static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *chain)
 {
 	struct vmh_sock *first = NULL;
 
+	if (nobody_joined(r, b))
+		return 0;
 	for (struct vmh_sock *s = chain; s; s = s->demux_next) {
 		if (s->lport != b->dport || !wants_multicast(s, r, b))
 			continue;
@@ -318,12 +337,19 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 }
 
 /* demux_lock held. Is hint the receiver, whoever else there is? Where a connected socket of the same port could have
- * the better claim, it must be alone on the chain. What the hint was may be closed or another socket by now. */
+ * the better claim, or one more wants the group, it must be alone on the chain, unless the program promises that by
+ * VMA_MC_FORCE_FLOWTAG. What the hint was may be closed or another socket by now. */
 static bool surely(const struct vmh_sock *hint, const struct vmh_sock *chain, const struct vmh_ring *r,
 		   const struct vmh_buf *b)
 {
-	return hint && hint->demux_hash && !b->multicast && hint->lport == b->dport &&
-	       (hint->rport || (chain == hint && !hint->demux_next)) && score(hint, r, b) >= 0;
+	bool alone = chain == hint && hint && !hint->demux_next;
+
+	if (!hint || !hint->demux_hash || hint->lport != b->dport)
+		return false;
+	if (b->multicast)
+		return !nobody_joined(r, b) && (vmh_params.mc_force_flowtag || (alone && !hint->reuseaddr)) &&
+		       wants_multicast(hint, r, b);
+	return (hint->rport || alone) && score(hint, r, b) >= 0;
 }
 
 int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b)

@@ -54,7 +54,7 @@ bool vmh_sock_entitled(const struct vmh_sock *s, unsigned ifindex)
 	return false;
 }
 
-static bool any_flow(const struct vmh_sock *s)
+bool vmh_sock_any_flow(const struct vmh_sock *s)
 {
 	if (s->flow.id)
 		return true;
@@ -74,7 +74,8 @@ static void note_ring(struct vmh_sock *s)
 		if (s->members[i].flow_id)
 			ifindex = s->members[i].ifindex;
 	for (struct vmh_ring *r = atomic_load(&vmh_rings); r; r = __atomic_load_n(&r->next, __ATOMIC_ACQUIRE)) {
-		if (atomic_load(&r->gone) || (ifindex && r->ifindex != ifindex))
+		if (atomic_load(&r->gone) || (ifindex && r->ifindex != ifindex) ||
+		    vmh_lane_ring(r->ifindex, s->flow.lane) != r)
 			continue;
 		if (ring)
 			return;
@@ -88,13 +89,27 @@ static void note_ring(struct vmh_sock *s)
 	VMH_SET(s->stats->ring_id, ring->id);
 }
 
+/* The one ring by which everything comes; NULL: there may be others. Where the port can be shared, frames of one socket
+ * may come by the ring of another one. */
+static struct vmh_ring *only_ring(const struct vmh_sock *s)
+{
+	struct vmh_ring *r;
+
+	if (!vmh_params.ring_allocation_logic_rx || !s->flow.id || !s->flow.ifindex || s->nmembers || s->reuseaddr ||
+	    s->reuseport)
+		return NULL;
+	r = vmh_lane_ring(s->flow.ifindex, s->flow.lane);
+	return r && r->lane == s->flow.lane ? r : NULL;
+}
+
 /* Object lock held: tell everybody what rx_on is now. */
 static void publish(struct vmh_sock *s)
 {
-	bool on = any_flow(s), was = atomic_load(&s->rx_on);
+	bool on = vmh_sock_any_flow(s), was = atomic_load(&s->rx_on);
 
 	if (on)
 		note_ring(s);
+	atomic_store(&s->only_ring, only_ring(s));
 	VMH_SET(s->stats->flow_id, s->flow.id);
 	VMH_SET(s->stats->rx_offloaded, on);
 	VMH_SET(s->stats->offloaded, on || VMH_GET(s->stats->tx_offloaded));
@@ -118,7 +133,7 @@ static void forget_flows(struct vmh_sock *s)
 
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
 {
-	bool any = any_flow(s);
+	bool any = vmh_sock_any_flow(s);
 
 	if (any && s->session == vmh_session_id()) {
 		if (s->flow.id)
@@ -161,6 +176,13 @@ static void read_addresses(struct vmh_sock *s, int fd)
 	VMH_SET(s->stats->remote_port, s->rport);
 }
 
+/* Of a connected socket: is the rule for its peer alone? VMA_UDP_3T_RULES=1 has the whole port come by the ring, where
+ * datagrams of others are dropped. Not where the port may be shared: they are another socket's there. */
+static bool wants_five(const struct vmh_sock *s)
+{
+	return !vmh_params.udp_3t_rules || s->reuseaddr || s->reuseport || is_multicast(s->raddr) || !s->laddr;
+}
+
 /* The unicast flow that the state of the socket asks for: 0, or why there is none. */
 static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 {
@@ -175,9 +197,14 @@ static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 	if (s->rport) {
 		struct vmh_nexthop hop;
 
-		f->kind = VMH_FLOW_5T;
-		f->raddr = s->raddr;
-		f->rport = s->rport;
+		if (wants_five(s)) {
+			f->kind = VMH_FLOW_5T;
+			f->raddr = s->raddr;
+			f->rport = s->rport;
+		} else {
+			f->paddr = s->raddr;
+			f->pport = s->rport;
+		}
 		/* connected to a group nothing arrives, but the flow entitles the sender */
 		reason = vmh_net_resolve(s->raddr, s->laddr,
 					 !s->bound_if && is_multicast(s->raddr) ? s->mc_if : s->bound_if, &hop);
@@ -202,21 +229,21 @@ static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 }
 
 /* The rings that the flow needs; 0 if at least one is there. */
-static unsigned need_rings(unsigned ifindex)
+static unsigned need_rings(unsigned ifindex, unsigned lane)
 {
 	unsigned links[VMH_NET_LINKS], reason = VMH_R_NO_INTERFACE;
 	bool any = false;
 	int n;
 
 	if (ifindex) {
-		vmh_session_ring(ifindex, &reason);
+		vmh_session_ring(ifindex, lane, &reason);
 		return reason;
 	}
 	n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++) {
 		unsigned why;
 
-		if (vmh_session_ring(links[i], &why))
+		if (vmh_session_ring(links[i], lane, &why))
 			any = true;
 		else
 			reason = why;
@@ -228,14 +255,16 @@ static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
 {
 	struct vmh_msg_attach req = { .kind = f->kind, .ifindex = f->ifindex, .fd = (unsigned)s->obj.fd,
 				      .proto = IPPROTO_UDP, .family = 4, .local_port = f->lport,
-				      .remote_port = f->rport,
+				      .remote_port = f->rport ? f->rport : f->pport, .lane = f->lane,
 				      .flags = atomic_load(&s->shared) ? VMH_ATTACH_F_WAS_SHARED : 0 };
-	unsigned reason = need_rings(f->ifindex);
+	unsigned reason = need_rings(f->ifindex, f->lane);
 
+	if (!reason)
+		reason = vmh_sock_stamped_by_adapter(s, fd, f->ifindex);
 	if (reason)
 		return reason;
 	vmh_map4(req.local_addr, f->laddr);
-	vmh_map4(req.remote_addr, f->raddr);
+	vmh_map4(req.remote_addr, f->raddr ? f->raddr : f->paddr);
 	s->session = vmh_session_id();
 	vmh_session_attach(&req, fd, &f->id, &reason);
 	if (reason)
@@ -249,12 +278,14 @@ static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
 static bool same_flow(const struct vmh_flow *a, const struct vmh_flow *b)
 {
 	return a->kind == b->kind && a->ifindex == b->ifindex && a->laddr == b->laddr && a->raddr == b->raddr &&
-	       a->lport == b->lport && a->rport == b->rport;
+	       a->lport == b->lport && a->rport == b->rport && a->lane == b->lane &&
+	       a->paddr == b->paddr && a->pport == b->pport;
 }
 
 static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 {
-	struct vmh_flow f = { .kind = VMH_FLOW_MC, .ifindex = m->ifindex, .laddr = m->group, .lport = s->lport };
+	struct vmh_flow f = { .kind = VMH_FLOW_MC, .ifindex = m->ifindex, .laddr = m->group, .lport = s->lport,
+			      .lane = s->flow.lane };
 	unsigned reason;
 
 	if (m->flow_id)
@@ -270,11 +301,10 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 	return reason;
 }
 
-/* Object lock held. The flows that the state of the socket asks for, if they can be had. */
-static void converge(struct vmh_sock *s, int fd)
+void vmh_sock_converge(struct vmh_sock *s, int fd)
 {
 	struct vmh_flow want;
-	unsigned reason, why;
+	unsigned reason, why, lane;
 
 	if (!s->lport) {
 		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
@@ -286,6 +316,7 @@ static void converge(struct vmh_sock *s, int fd)
 		vmh_sock_set_reason(s, VMH_R_LOOPBACK, 0);
 		return;
 	}
+	lane = vmh_lane_of(&s->rx_lane, VMH_LANE_RX, fd, s->laddr);
 	reason = vmh_session_open();
 	if (reason) {
 		forget_flows(s);
@@ -297,16 +328,19 @@ static void converge(struct vmh_sock *s, int fd)
 	if (s->session != vmh_session_id())
 		forget_flows(s);
 	reason = wanted_flow(s, &want);
+	want.lane = lane;
 	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
 		struct vmh_flow old = s->flow;
 
 		s->flow.id = 0;
+		s->flow.lane = lane;
 		if (!reason && !is_multicast(want.laddr))
 			reason = attach(s, fd, &want);
 		if (!reason && want.id)
 			s->flow = want;
+		/* with a cause the service waits until nothing more comes by the old ring */
 		if (old.id)
-			vmh_session_detach(old.id, reason);
+			vmh_session_detach(old.id, reason || old.lane == lane ? reason : VMH_R_MOVED);
 		if (old.id)
 			vmh_rings_poll(DRAIN);
 	}
@@ -327,7 +361,7 @@ static bool is_plain(const struct vmh_sock *s)
 {
 	if (s->home)
 		return true;
-	if (atomic_load(&s->shared) || any_flow(s) || !s->lport)
+	if (atomic_load(&s->shared) || vmh_sock_any_flow(s) || !s->lport)
 		return false;
 	if (vmh_params.rx_poll_init)
 		return false; /* its receives have something to do first */
@@ -337,8 +371,38 @@ static bool is_plain(const struct vmh_sock *s)
 void vmh_sock_update(struct vmh_sock *s, int fd)
 {
 	if (!s->home && !atomic_load(&s->shared))
-		converge(s, fd);
+		vmh_sock_converge(s, fd);
 	atomic_store(&s->plain, is_plain(s));
+}
+
+/* Each group by the ring that the lane has now: the new rule first, so that no datagram is the kernel's. */
+static void move_groups(struct vmh_sock *s, int fd)
+{
+	for (unsigned i = 0; i < s->nmembers; i++) {
+		struct vmh_member *m = &s->members[i];
+		uint32_t old = m->flow_id;
+
+		if (!old)
+			continue;
+		m->flow_id = 0;
+		attach_group(s, fd, m);
+		vmh_session_detach(old, VMH_R_MOVED);
+	}
+}
+
+void vmh_sock_migrate(struct vmh_sock *s, int fd)
+{
+	if (!vmh_trylock(&s->obj.lock))
+		return;
+	if (!s->home && !atomic_load(&s->shared) && vmh_sock_any_flow(s) && s->session == vmh_session_id() &&
+	    vmh_lane_move(&s->rx_lane, VMH_LANE_RX)) {
+		vmh_sock_converge(s, fd);
+		move_groups(s, fd);
+		/* what still comes by the old ring is older, but it comes to the queue by whoever polls that one */
+		vmh_rings_poll(DRAIN);
+		publish(s);
+	}
+	vmh_unlock(&s->obj.lock);
 }
 
 void vmh_sock_bound(struct vmh_sock *s, int fd)
@@ -358,7 +422,7 @@ int vmh_sock_connect(struct vmh_sock *s, int fd, const struct sockaddr *a, sockl
 	vmh_conf_refresh();
 	vmh_lock(&s->obj.lock);
 	/* what came before the call stays readable, from whomever it is */
-	if (any_flow(s))
+	if (vmh_sock_any_flow(s))
 		vmh_rings_settle();
 	r = vmh_sys(SYS_connect, fd, a, len);
 	if (VMH_GET(s->tx_since_rx) && !VMH_GET(s->error_alert))
@@ -381,7 +445,7 @@ void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail)
 	if (!s->home) {
 		s->home = reason;
 		s->home_detail = detail;
-		if (any_flow(s))
+		if (vmh_sock_any_flow(s))
 			VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_release_flows(s, reason);
 		if (reason == VMH_R_FD_PASSED || reason == VMH_R_UNKNOWN_CALL)
@@ -411,7 +475,7 @@ static void home_one(struct vmh_sock *s, void *arg)
 	}
 	vmh_lock(&s->obj.lock);
 	if (!s->home) {
-		if (any_flow(s))
+		if (vmh_sock_any_flow(s))
 			VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_release_flows(s, h->reason);
 		s->tx_cfg++;
@@ -449,23 +513,39 @@ struct gone {
 	uint32_t reason, flow_id;
 };
 
+/* Of a lane without a ring of its own the lowest lane's carried the flow. */
+static bool was_carried_by(const struct vmh_sock *s, const struct vmh_ring *r)
+{
+	const struct vmh_ring *now = vmh_lane_ring(r->ifindex, s->flow.lane);
+
+	return s->flow.lane == r->lane || !now || (now->lane != s->flow.lane && now->lane > r->lane);
+}
+
+/* Where the interface has other rings, the service has them carry the flow: it is not to, until the socket asks. */
+static bool let_go(uint32_t *flow_id, const struct gone *g)
+{
+	if (vmh_lane_ring(g->ring->ifindex, 0))
+		vmh_session_detach(*flow_id, g->reason);
+	*flow_id = 0;
+	return true;
+}
+
 static void ring_gone_one(struct vmh_sock *s, void *arg)
 {
 	const struct gone *g = arg;
 	unsigned ifindex = g->ring->ifindex;
+	bool hit = false;
 
 	vmh_lock(&s->obj.lock);
 	s->tx_cfg++; /* destinations over this ring are decided anew, with the next send */
 	VMH_SET(s->stats->tx_offloaded, 0);
 	/* the service has taken the rules of this interface away; wildcards live on elsewhere */
-	bool hit = s->flow.id && s->flow.ifindex == ifindex;
-	if (hit)
-		s->flow.id = 0;
-	for (unsigned i = 0; i < s->nmembers; i++) {
-		if (s->members[i].flow_id && s->members[i].ifindex == ifindex) {
-			s->members[i].flow_id = 0;
-			hit = true;
-		}
+	if (was_carried_by(s, g->ring)) {
+		if (s->flow.id && s->flow.ifindex == ifindex)
+			hit = let_go(&s->flow.id, g);
+		for (unsigned i = 0; i < s->nmembers; i++)
+			if (s->members[i].flow_id && s->members[i].ifindex == ifindex)
+				hit = let_go(&s->members[i].flow_id, g);
 	}
 	if (hit) {
 		VMH_COUNT(vmh_stats->calls_home, 1);
@@ -572,85 +652,4 @@ void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 	}
 	publish_groups(s);
 	publish(s);
-}
-
-#define SHARE_FIRST_NS 200000000ull /* a child that execs or ends soon */
-#define SHARE_TRIES_MAX 8           /* doubles up to 51 s, then stays */
-
-static void share_one(struct vmh_sock *s, void *arg)
-{
-	const unsigned *reason = arg;
-
-	vmh_lock(&s->obj.lock);
-	if (!s->home) {
-		if (any_flow(s))
-			VMH_COUNT(vmh_stats->calls_home, 1);
-		atomic_store(&s->shared, 1);
-		s->share_tries = 0;
-		s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
-		vmh_sock_release_flows(s, *reason);
-		vmh_sock_give_back(s, s->obj.fd);
-		s->tx_cfg++;
-		VMH_SET(s->stats->tx_offloaded, 0);
-		VMH_SET(s->stats->offloaded, 0);
-		vmh_sock_set_reason(s, *reason, 0);
-		atomic_store(&s->plain, 0);
-	}
-	vmh_unlock(&s->obj.lock);
-}
-
-_Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let go of it */
-
-void vmh_sock_share_all(void)
-{
-	unsigned reason = VMH_R_FORK;
-
-	atomic_store(&vmh_sock_any_shared, 1);
-	vmh_sock_each(share_one, &reason);
-}
-
-static void share_if_inherited(struct vmh_sock *s, void *arg)
-{
-	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD);
-
-	if (flags >= 0 && !(flags & FD_CLOEXEC))
-		share_one(s, arg);
-}
-
-void vmh_sock_share_inherited(void)
-{
-	unsigned reason = VMH_R_EXEC;
-
-	atomic_store(&vmh_sock_any_shared, 1);
-	vmh_sock_each(share_if_inherited, &reason);
-}
-
-static void retry_one(struct vmh_sock *s, void *arg)
-{
-	bool *later = arg;
-
-	if (!atomic_load(&s->shared) || s->home)
-		return;
-	vmh_lock(&s->obj.lock);
-	if (atomic_load(&s->shared) && vmh_now_ns() >= s->share_next_ns && s->lport) {
-		converge(s, s->obj.fd);
-		if (any_flow(s)) {
-			atomic_store(&s->shared, 0);
-			s->tx_cfg++;
-			vmh_debug("fd %d is this process's alone again: back on a ring", s->obj.fd);
-		} else {
-			s->share_next_ns = vmh_now_ns() + (SHARE_FIRST_NS << s->share_tries);
-			s->share_tries += s->share_tries < SHARE_TRIES_MAX;
-		}
-	}
-	*later |= atomic_load(&s->shared);
-	vmh_unlock(&s->obj.lock);
-}
-
-bool vmh_sock_retry_shared(void)
-{
-	bool later = false;
-
-	vmh_sock_each(retry_one, &later);
-	return later;
 }

@@ -49,6 +49,12 @@ static void read_device(struct vmh_sock *s, int fd)
 	atomic_fetch_add(&vmh_bindings, 1);
 }
 
+/* IP_TOS sets it as well (rt_tos2priority() of Linux): the kernel socket knows. */
+static void read_priority(struct vmh_sock *s, int fd)
+{
+	s->priority = (uint32_t)get_int(fd, SOL_SOCKET, SO_PRIORITY, 0);
+}
+
 static void read_mc_if(struct vmh_sock *s, int fd)
 {
 	struct in_addr a = { 0 };
@@ -79,7 +85,8 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd)
 enum effect {
 	E_IGNORE,      /* no meaning for a ring, or the same with and without */
 	E_HOME,        /* only the kernel does this */
-	E_RCVBUF, E_RCVTIMEO, E_SNDTIMEO, E_REUSEADDR, E_REUSEPORT, E_DEVICE, E_TIMESTAMP,
+	E_RCVBUF, E_RCVTIMEO, E_SNDTIMEO, E_REUSEADDR, E_REUSEPORT, E_DEVICE, E_TIMESTAMP, E_STAMPING,
+	E_PACING, E_PRIORITY,
 	E_TTL, E_TOS, E_PKTINFO, E_RECVTTL, E_RECVTOS, E_MTU, E_RECVERR, E_MC_IF, E_MC_TTL, E_MC_LOOP, E_MC_ALL,
 	E_JOIN, E_LEAVE, E_GROUP_JOIN, E_GROUP_LEAVE, E_SOURCE,
 };
@@ -91,7 +98,7 @@ static const struct option {
 	{ SOL_SOCKET, SO_DEBUG, E_IGNORE },         { SOL_SOCKET, SO_KEEPALIVE, E_IGNORE },
 	{ SOL_SOCKET, SO_LINGER, E_IGNORE },        { SOL_SOCKET, SO_OOBINLINE, E_IGNORE },
 	{ SOL_SOCKET, SO_SNDBUF, E_IGNORE },        { SOL_SOCKET, SO_SNDBUFFORCE, E_IGNORE },
-	{ SOL_SOCKET, SO_RCVLOWAT, E_IGNORE },      { SOL_SOCKET, SO_PRIORITY, E_IGNORE },
+	{ SOL_SOCKET, SO_RCVLOWAT, E_IGNORE },      { SOL_SOCKET, SO_PRIORITY, E_PRIORITY },
 	{ SOL_SOCKET, SO_BROADCAST, E_IGNORE },     { SOL_SOCKET, SO_BUSY_POLL, E_IGNORE },
 	{ SOL_SOCKET, SO_NO_CHECK, E_IGNORE },      { SOL_SOCKET, SO_INCOMING_CPU, E_IGNORE },
 	{ SOL_SOCKET, SO_RCVBUF, E_RCVBUF },        { SOL_SOCKET, SO_RCVBUFFORCE, E_RCVBUF },
@@ -99,7 +106,10 @@ static const struct option {
 	{ SOL_SOCKET, SO_RCVTIMEO_NEW, E_RCVTIMEO }, { SOL_SOCKET, SO_SNDTIMEO_NEW, E_SNDTIMEO },
 	{ SOL_SOCKET, SO_REUSEADDR, E_REUSEADDR },  { SOL_SOCKET, SO_REUSEPORT, E_REUSEPORT },
 	{ SOL_SOCKET, SO_BINDTODEVICE, E_DEVICE },  { SOL_SOCKET, SO_BINDTOIFINDEX, E_DEVICE },
-	{ SOL_SOCKET, SO_TIMESTAMP, E_TIMESTAMP },  { SOL_SOCKET, SO_TIMESTAMPNS, E_TIMESTAMP },
+	{ SOL_SOCKET, SO_TIMESTAMP_OLD, E_TIMESTAMP }, { SOL_SOCKET, SO_TIMESTAMPNS_OLD, E_TIMESTAMP },
+	{ SOL_SOCKET, SO_TIMESTAMP_NEW, E_TIMESTAMP }, { SOL_SOCKET, SO_TIMESTAMPNS_NEW, E_TIMESTAMP },
+	{ SOL_SOCKET, SO_TIMESTAMPING_OLD, E_STAMPING }, { SOL_SOCKET, SO_TIMESTAMPING_NEW, E_STAMPING },
+	{ SOL_SOCKET, SO_MAX_PACING_RATE, E_PACING },
 	{ IPPROTO_IP, IP_TTL, E_TTL },              { IPPROTO_IP, IP_TOS, E_TOS },
 	{ IPPROTO_IP, IP_PKTINFO, E_PKTINFO },      { IPPROTO_IP, IP_RECVTTL, E_RECVTTL },
 	{ IPPROTO_IP, IP_RECVTOS, E_RECVTOS },      { IPPROTO_IP, IP_MTU_DISCOVER, E_MTU },
@@ -121,24 +131,6 @@ static enum effect effect_of(int level, int name)
 		if (options[i].level == level && options[i].name == name)
 			return options[i].effect;
 	return E_HOME;
-}
-
-static void set_timestamp(struct vmh_sock *s, int name, bool on)
-{
-	uint8_t was = s->opt_timestamp;
-
-	/* as in the kernel: the last one set wins, and clearing either clears both */
-	if (on)
-		s->opt_timestamp = (uint8_t)name;
-	else
-		s->opt_timestamp = 0;
-	if (!!was == !!s->opt_timestamp)
-		return;
-	atomic_store(&s->want_stamp, !!s->opt_timestamp);
-	if (!s->opt_timestamp)
-		atomic_fetch_sub(&vmh_want_stamps, 1);
-	else if (!atomic_fetch_add(&vmh_want_stamps, 1))
-		vmh_worker_wake(); /* it looks at the rings more often from now on */
 }
 
 /* The interface of an ip_mreq or ip_mreqn; 0: the kernel chose by route. */
@@ -194,6 +186,15 @@ static void group_req(struct vmh_sock *s, int fd, const void *val, socklen_t len
 		vmh_sock_leave(s, a.sin_addr.s_addr, g.gr_interface);
 }
 
+/* Others may have the port from here on: a connected socket is steered by its peer, too, and its datagrams may come by
+ * another socket's ring. */
+static void port_may_be_shared(struct vmh_sock *s, int fd)
+{
+	if (s->rport)
+		vmh_sock_update(s, fd);
+	atomic_store(&s->only_ring, NULL);
+}
+
 /* Object lock held, the kernel has accepted the option. Returns true if only the kernel can do it. */
 static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name, const void *val, socklen_t len)
 {
@@ -208,12 +209,15 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 		break;
 	case E_RCVTIMEO: VMH_SET(s->rcvtimeo_ns, get_timeout(fd, SO_RCVTIMEO)); break;
 	case E_SNDTIMEO: s->sndtimeo_ns = get_timeout(fd, SO_SNDTIMEO); break;
-	case E_REUSEADDR: s->reuseaddr = (uint8_t)v; break;
-	case E_REUSEPORT: s->reuseport = (uint8_t)v; break;
+	case E_REUSEADDR: s->reuseaddr = (uint8_t)v; port_may_be_shared(s, fd); break;
+	case E_REUSEPORT: s->reuseport = (uint8_t)v; port_may_be_shared(s, fd); break;
 	case E_DEVICE: read_device(s, fd); vmh_sock_update(s, fd); break;
-	case E_TIMESTAMP: set_timestamp(s, name, v != 0); break;
+	case E_TIMESTAMP: vmh_sock_set_timestamp(s, name, v != 0); break;
+	case E_STAMPING: vmh_sock_set_timestamping(s, fd, name, (uint32_t)v); break;
+	case E_PACING: vmh_sock_read_pacing(s, fd); break;
 	case E_TTL: s->ttl = (uint8_t)v; break;
-	case E_TOS: s->tos = (uint8_t)v; break;
+	case E_TOS: s->tos = (uint8_t)v; read_priority(s, fd); break;
+	case E_PRIORITY: read_priority(s, fd); break;
 	case E_PKTINFO: s->opt_pktinfo = v != 0; break;
 	case E_RECVTTL: s->opt_recvttl = v != 0; break;
 	case E_RECVTOS: s->opt_recvtos = v != 0; break;

@@ -72,81 +72,6 @@ static size_t scatter(const struct msghdr *m, const unsigned char *data, size_t 
 	return done;
 }
 
-struct cmsg_out {
-	unsigned char *at;
-	size_t left, used;
-	bool truncated;
-};
-
-/* As the kernel's put_cmsg: header always whole, data cut and MSG_CTRUNC set where it does not fit. */
-static void put_cmsg(struct cmsg_out *o, int level, int type, const void *data, size_t len)
-{
-	struct cmsghdr h = { .cmsg_len = CMSG_LEN(len), .cmsg_level = level, .cmsg_type = type };
-	size_t space = CMSG_SPACE(len);
-
-	if (o->left < sizeof(h)) {
-		o->truncated = true;
-		return;
-	}
-	if (o->left < CMSG_LEN(len)) {
-		o->truncated = true;
-		h.cmsg_len = o->left;
-		len = o->left - sizeof(h);
-	}
-	memcpy(o->at, &h, sizeof(h));
-	memcpy(o->at + CMSG_LEN(0), data, len);
-	if (space > o->left)
-		space = o->left;
-	o->at += space;
-	o->left -= space;
-	o->used += space;
-}
-
-static void put_timestamp(struct vmh_sock *s, struct cmsg_out *o, const struct vmh_buf *b)
-{
-	uint64_t ns = b->stamp_ns;
-
-	if (!ns) { /* queued before the option was set */
-		struct timespec now;
-
-		clock_gettime(CLOCK_REALTIME, &now);
-		ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-	}
-	if (s->opt_timestamp == SO_TIMESTAMPNS) {
-		struct timespec ts = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
-		put_cmsg(o, SOL_SOCKET, SO_TIMESTAMPNS, &ts, sizeof(ts));
-	} else {
-		struct timeval tv = { (time_t)(ns / 1000000000u), (suseconds_t)(ns % 1000000000u / 1000) };
-		put_cmsg(o, SOL_SOCKET, SO_TIMESTAMP, &tv, sizeof(tv));
-	}
-}
-
-static void put_control(struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b)
-{
-	struct cmsg_out o = { .at = m->msg_control, .left = m->msg_control ? m->msg_controllen : 0 };
-
-	if (s->opt_timestamp)
-		put_timestamp(s, &o, b);
-	if (s->opt_pktinfo) {
-		struct in_pktinfo info = { .ipi_ifindex = (int)b->ring->ifindex };
-
-		info.ipi_addr.s_addr = b->daddr;
-		info.ipi_spec_dst.s_addr = b->daddr;
-		if (b->multicast)
-			vmh_net_addr_of(b->ring->ifindex, &info.ipi_spec_dst.s_addr);
-		put_cmsg(&o, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
-	}
-	if (s->opt_recvttl) {
-		int ttl = b->ttl;
-		put_cmsg(&o, IPPROTO_IP, IP_TTL, &ttl, sizeof(ttl));
-	}
-	if (s->opt_recvtos)
-		put_cmsg(&o, IPPROTO_IP, IP_TOS, &b->tos, 1);
-	m->msg_controllen = o.used;
-	if (o.truncated)
-		m->msg_flags |= MSG_CTRUNC;
-}
-
 static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const struct vmh_buf *b)
 {
 	size_t n = scatter(m, b->data, b->len);
@@ -159,7 +84,7 @@ static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const s
 		memcpy(m->msg_name, &from, len);
 		m->msg_namelen = sizeof(from);
 	}
-	put_control(s, m, b);
+	vmh_sock_put_control(s, m, b);
 	if (n < b->len)
 		m->msg_flags |= MSG_TRUNC;
 	return (flags & MSG_TRUNC) ? (ssize_t)b->len : (ssize_t)n;
@@ -302,17 +227,25 @@ static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int 
  * while the kernel socket is known to have something: it was found there, or select, poll or epoll reported of it. */
 static bool os_due(struct vmh_sock *s)
 {
-	uint64_t now;
-
 	if (VMH_GET(s->os_more) || VMH_GET(s->os_reports) != atomic_load_explicit(&vmh_os_reports, memory_order_relaxed))
 		return true;
 	if (!vmh_params.rx_udp_poll_os_ratio)
 		return false;
-	now = vmh_now_ns();
-	if (now - VMH_GET(s->os_looked_ns) < OS_LOOK_NS)
-		return false;
-	VMH_SET(s->os_looked_ns, now);
-	return true;
+	return vmh_due(&s->os_looked_ns, vmh_now_ns(), OS_LOOK_NS);
+}
+
+static struct vmh_ring *only_ring(const struct vmh_sock *s)
+{
+	struct vmh_ring *r = atomic_load_explicit(&s->only_ring, memory_order_relaxed);
+
+	return vmh_unlikely(r && atomic_load_explicit(&r->gone, memory_order_relaxed)) ? NULL : r;
+}
+
+static int poll_own(const struct vmh_sock *s)
+{
+	struct vmh_ring *only = only_ring(s);
+
+	return only ? vmh_ring_poll(only, POLL_BUDGET) : vmh_rings_poll(POLL_BUDGET);
 }
 
 static bool may_go_on(void *arg)
@@ -320,14 +253,17 @@ static bool may_go_on(void *arg)
 	struct vmh_sock *s = arg;
 
 	return vmh_sock_ready(s) || atomic_load(&s->obj.closed) ||
-	       (atomic_load(&s->rx_on) && vmh_rings_poll(POLL_BUDGET) && vmh_sock_ready(s));
+	       (atomic_load(&s->rx_on) && poll_own(s) && vmh_sock_ready(s));
 }
 
 /* Sleep until something may have changed. 0: look again. -EAGAIN: timed out. -EINTR. */
-static int doze(struct vmh_sock *s, int fd, const struct vmh_waiting *w)
+static int doze(struct vmh_sock *s, int fd, struct vmh_waiting *w)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
-	int err = vmh_doze(w, &p, may_go_on, s);
+	int err;
+
+	w->only = only_ring(s);
+	err = vmh_doze(w, &p, may_go_on, s);
 
 	if (p.revents)
 		atomic_store(&s->os_check, 1);
@@ -341,7 +277,7 @@ static struct vmh_buf *in_hand(struct vmh_sock *s, int *frames)
 	struct vmh_buf *b;
 
 	vmh_held_enter();
-	b = vmh_rings_take(s, POLL_BUDGET, frames);
+	b = vmh_rings_take(only_ring(s), s, POLL_BUDGET, frames);
 	if (!b)
 		vmh_held_leave();
 	return b;
@@ -358,11 +294,12 @@ static ssize_t handed(struct vmh_sock *s, struct msghdr *m, int flags, struct vm
 /* Polls the rings once: with several looks, since a look costs a fraction of what is done between polls. */
 static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
 {
+	struct vmh_ring *only = only_ring(s);
 	int frames;
 
-	for (int i = 0; i < LOOKS && !vmh_rings_pending(); i++)
+	for (int i = 0; i < LOOKS && !vmh_rings_pending(only); i++)
 		;
-	return peek ? vmh_rings_poll(POLL_BUDGET), NULL : in_hand(s, &frames);
+	return peek ? poll_own(s), NULL : in_hand(s, &frames);
 }
 
 /* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
@@ -493,6 +430,8 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 
 	if (vmh_unlikely(flags & MSG_ERRQUEUE))
 		return kernel_as_asked(s, fd, m, flags);
+	if (vmh_lane_due(&s->rx_lane, VMH_LANE_RX))
+		vmh_sock_migrate(s, fd);
 	flags &= ~MSG_OOB; /* UDP does not look at it */
 	if (!atomic_load_explicit(&s->rx_on, memory_order_relaxed) && !vmh_sock_ready(s)) {
 		if (vmh_unlikely(atomic_load_explicit(&s->shared, memory_order_relaxed)))

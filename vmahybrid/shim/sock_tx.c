@@ -48,7 +48,7 @@ static bool is_multicast(in_addr_t a)
 }
 
 /* Why the socket may not send by a ring on the interface; 0 and the ring if it may. */
-static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, struct vmh_ring **ring)
+static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, in_addr_t saddr, struct vmh_ring **ring)
 {
 	unsigned why = vmh_link_served(ifindex);
 
@@ -59,7 +59,7 @@ static unsigned no_ring(struct vmh_sock *s, unsigned ifindex, struct vmh_ring **
 		why = VMH_GET(s->stats->reason);
 		return !why || why == VMH_R_NOT_TRIED ? VMH_R_NOT_OFFLOADABLE_ADDR : why;
 	}
-	*ring = vmh_session_ring(ifindex, &why);
+	*ring = vmh_session_ring(ifindex, vmh_lane_of(&s->tx_lane, VMH_LANE_TX, s->obj.fd, saddr), &why);
 	return *ring ? 0 : why ? why : VMH_R_RING_FAILED;
 }
 
@@ -105,7 +105,9 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 		oif = s->mc_if;
 	if (mc && !saddr)
 		saddr = s->mc_if_addr;
-	reason = vmh_sock_kept_sender(d->daddr, d->dport);
+	reason = vmh_sock_sends_stamped(s);
+	if (!reason)
+		reason = vmh_sock_kept_sender(d->daddr, d->dport);
 	if (reason) {
 		d->reason = reason;
 		return;
@@ -113,13 +115,16 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 	reason = vmh_net_resolve(d->daddr, saddr, oif, &hop);
 	d->generation = hop.generation ? hop.generation : d->generation;
 	if (!reason || reason == VMH_R_NO_NEIGHBOUR) {
-		unsigned why = no_ring(s, hop.ifindex, &d->ring);
+		unsigned why = no_ring(s, hop.ifindex, hop.saddr, &d->ring);
 
 		if (why)
 			reason = why;
 		else if (hop.via)
 			vmh_session_neigh(hop.ifindex, hop.via); /* resolve it, keep it fresh */
 	}
+	/* on its way through a ring veth a frame loses the priority, and a QP's has no tag */
+	if (!reason && s->priority && d->ring->kind != VMH_RING_DIRECT && vmh_net_is_vlan(hop.ifindex))
+		reason = VMH_R_PRIORITY;
 	d->reason = reason;
 	if (reason) {
 		d->ring = NULL;
@@ -128,6 +133,7 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 	decide_sizes(s, d, &hop);
 	vmh_frame_hdr_init(&d->hdr, hop.dmac, d->ring->mac, hop.saddr, d->daddr, s->lport, d->dport,
 			   mc ? s->mc_ttl : s->ttl, s->tos, sets_df(s->pmtudisc));
+	d->hdr.priority = s->priority;
 }
 
 static unsigned slot_of(in_addr_t addr, in_port_t port)
@@ -231,7 +237,6 @@ void vmh_sock_path_shrank(struct vmh_sock *s)
 static bool error_due(struct vmh_sock *s, uint32_t n)
 {
 	uint32_t alert = VMH_GET(s->error_alert);
-	uint64_t now;
 
 	if (s->recverr)
 		return true;
@@ -243,11 +248,7 @@ static bool error_due(struct vmh_sock *s, uint32_t n)
 		return false;
 	if ((n <= ERROR_CHECK_FIRST && !VMH_GET(s->heard)) || n % ERROR_CHECK_EVERY == 0)
 		return true;
-	now = vmh_now_ns();
-	if (now - VMH_GET(s->error_asked_ns) < ERROR_CHECK_NS)
-		return false;
-	VMH_SET(s->error_asked_ns, now);
-	return true;
+	return vmh_due(&s->error_asked_ns, vmh_now_ns(), ERROR_CHECK_NS);
 }
 
 static int pending_error(struct vmh_sock *s, int fd)
@@ -281,6 +282,16 @@ static int post(struct vmh_ring *ring, const struct vmh_frame_hdr *h, const stru
 	}
 }
 
+/* Another thread or core sends by now: its ring, from the next datagram on. */
+static void migrate(struct vmh_sock *s)
+{
+	if (!vmh_trylock(&s->obj.lock))
+		return;
+	if (vmh_lane_move(&s->tx_lane, VMH_LANE_TX))
+		s->tx_cfg++;
+	vmh_unlock(&s->obj.lock);
+}
+
 static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, in_addr_t addr, in_port_t port,
 		       size_t len, bool more)
 {
@@ -288,6 +299,8 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	uint32_t why;
 	int r;
 
+	if (vmh_lane_due(&s->tx_lane, VMH_LANE_TX))
+		migrate(s);
 	vmh_lock(&s->tx_lock);
 	if (vmh_unlikely(!current(s, d, addr, port))) {
 		vmh_unlock(&s->tx_lock);
@@ -367,6 +380,17 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 
 		if (err) {
 			VMH_COUNT_BY(vmh_tx_alone(s->stats), s->stats->tx_errors, 1);
+			return err;
+		}
+	}
+	if (vmh_unlikely(VMH_GET(s->paced))) {
+		bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
+		int err = vmh_sock_pace(s, len, now);
+
+		if (err && now)
+			return by_kernel(s, fd, m, flags, VMH_R_PACING);
+		if (err) {
+			VMH_COUNT_BY(vmh_tx_alone(s->stats), *(err == -EINTR ? &s->stats->tx_errors : &s->stats->tx_eagain), 1);
 			return err;
 		}
 	}

@@ -319,7 +319,10 @@ struct vmh_ring_stats *vmh_stats_ring_new(void)
 	struct vmh_ring_stats *s;
 
 	if (slot < 0) {
-		vmh_info("VMA Statistics can monitor up to %d ring elements", VMH_STATS_RINGS);
+		static _Atomic int said;
+
+		if (!atomic_exchange(&said, 1))
+			vmh_info("VMA Statistics can monitor up to %d ring elements", VMH_STATS_RINGS);
 		return &dummy_ring;
 	}
 	s = &vmh_stats->rings[slot];

@@ -11,7 +11,6 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #define CHUNK 16
 
@@ -63,16 +62,22 @@ void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
 	}
 }
 
+void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
+{
+	for (struct vmh_tcps *s = atomic_load_explicit(&all, memory_order_acquire); s; s = s->all_next)
+		if (!atomic_load_explicit(&s->obj.closed, memory_order_relaxed))
+			fn(s, arg);
+}
+
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason)
 {
 	VMH_SET(s->stats->reason, reason);
 }
 
-struct vmh_tcps *vmh_tcps_install(int fd, bool nonblock)
+struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 {
 	const size_t from = offsetof(struct vmh_tcps, state);
 	struct vmh_tcps *s;
-	struct stat st;
 
 	vmh_fdtab_init();
 	if ((unsigned)fd >= vmh_fdtab_size || !(s = alloc()))
@@ -86,11 +91,10 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool nonblock)
 	atomic_store(&s->nonblock, nonblock);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
-	VMH_SET(s->stats->family, 4);
+	s->v6 = v6;
+	VMH_SET(s->stats->family, v6 ? 6 : 4);
 	VMH_SET(s->stats->blocking, !nonblock);
 	vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
-	if (!vmh_sys(SYS_fstat, fd, &st))
-		VMH_SET(s->stats->inode, st.st_ino);
 	vmh_fd_install(fd, &s->obj);
 	return s;
 }
@@ -100,8 +104,8 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 {
 	struct vmh_sock_stats *st = s->stats;
 
-	vmh_map4(st->local_addr, s->addr.laddr);
-	vmh_map4(st->remote_addr, s->addr.raddr);
+	memcpy(st->local_addr, s->addr.laddr.b, 16);
+	memcpy(st->remote_addr, s->addr.raddr.b, 16);
 	VMH_SET(st->local_port, s->addr.lport);
 	VMH_SET(st->remote_port, s->addr.rport);
 	VMH_SET(st->flow_id, s->flow_id);
@@ -128,11 +132,11 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 
 void vmh_tcps_created(int fd, int domain, int type, int protocol)
 {
-	if (!atomic_load(&vmh_tcps_on) || domain != AF_INET || (type & 0xf) != SOCK_STREAM ||
+	if (!atomic_load(&vmh_tcps_on) || (domain != AF_INET && domain != AF_INET6) || (type & 0xf) != SOCK_STREAM ||
 	    (protocol && protocol != IPPROTO_TCP))
 		return;
 	vmh_tcps_defaults_kernel(fd);
-	vmh_tcps_install(fd, type & SOCK_NONBLOCK);
+	vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
 }
 
 void vmh_tcps_connected(int fd, int r, int err)
@@ -141,7 +145,7 @@ void vmh_tcps_connected(int fd, int r, int err)
 
 	if (!s)
 		return;
-	s->connecting = !r || err == EINPROGRESS || err == EINTR;
+	VMH_SET(s->connecting, !r || err == EINPROGRESS || err == EINTR);
 	if (!r && vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
 }
@@ -156,13 +160,14 @@ void vmh_tcps_accepted(int fd, int flags)
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len);
 	len = sizeof(int);
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
-	if (domain != AF_INET || type != IPPROTO_TCP)
+	if ((domain != AF_INET && domain != AF_INET6) || type != IPPROTO_TCP)
 		return;
-	vmh_tcps_install(fd, flags & SOCK_NONBLOCK);
+	vmh_tcps_install(fd, domain == AF_INET6, flags & SOCK_NONBLOCK);
 	TCPS_HELD s = vmh_tcps_get(fd);
 	if (!s)
 		return;
-	s->connecting = 1;
+	VMH_SET(s->connecting, 1);
+	s->accepted = 1;
 	if (vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
 }
@@ -180,6 +185,7 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 	s->listening = NULL;
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
+	vmh_lane_leave(&s->lane);
 	vmh_stats_file_dump(s->stats);
 	vmh_stats_sock_free(s->stats);
 	atomic_store(&s->obj.class_, VMH_CLASS_FREE);
@@ -196,6 +202,7 @@ static void child_reset(struct vmh_tcps *s, void *arg)
 	vmh_lock_reset(&s->io);
 	vmh_tlisten_fork_child(s);
 	atomic_store(&s->fresh, 0);
+	s->shown = 0;
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	s->conn = NULL;
 	s->tring = NULL;
@@ -212,6 +219,7 @@ void vmh_tcps_fork_child(void)
 	vmh_lock_reset(&pool_lock);
 	vmh_trings_fork_child();
 	vmh_tport_fork_child();
+	vmh_tshow_fork_child();
 	vmh_tcps_each(child_reset, NULL);
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);

@@ -1,6 +1,7 @@
 /* Connections that the program opens, from the SYN on the ring; and the calls that concern a connection that is opening.
  * Whatever is not plain is left to the kernel. */
 #include "vmh_base.h"
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
@@ -16,7 +17,7 @@
 #define CLOSE 7
 
 /* The service resolves it; asked seldom, as a program may try again in a loop. */
-static void ask_neighbour(const struct vmh_nexthop *hop)
+static void ask_neighbour(const struct vmh_way *hop)
 {
 	static _Atomic uint64_t next;
 	uint64_t now = vmh_now_ns();
@@ -24,74 +25,84 @@ static void ask_neighbour(const struct vmh_nexthop *hop)
 	if (now < atomic_load(&next))
 		return;
 	atomic_store(&next, now + ASK_NS);
-	vmh_session_neigh(hop->ifindex, hop->via);
+	vmh_session_neigh_of(hop->ifindex, &hop->via);
 }
 
 /* The ring by which the kernel would send to a->raddr, and our address there; or why not. */
 static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
 {
-	struct vmh_nexthop hop = { 0 };
+	const struct vmh_ip any = { 0 };
+	struct vmh_way hop = { 0 };
 	struct vmh_ring *r;
 	unsigned reason = vmh_session_open();
 
 	if (reason)
 		return reason;
 	vmh_session_serve();
-	reason = vmh_net_resolve(a->raddr, 0, 0, &hop);
-	if (reason == VMH_R_NO_NEIGHBOUR && hop.via && !vmh_net_link_served(hop.ifindex))
+	reason = vmh_net_way(&a->raddr, &any, &hop);
+	if (reason == VMH_R_NO_NEIGHBOUR && !vmh_ip_any(&hop.via) && !vmh_net_link_served(hop.ifindex))
 		ask_neighbour(&hop);
 	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) && i < NEIGHBOUR_MS; i++) {
 		struct timespec ms = { 0, 1000000 };
 
 		vmh_sys(SYS_nanosleep, &ms, NULL);
-		reason = vmh_net_resolve(a->raddr, 0, 0, &hop);
+		reason = vmh_net_way(&a->raddr, &any, &hop);
 	}
 	if (!reason)
 		reason = vmh_net_link_served(hop.ifindex);
-	if (!reason && vmh_net_is_broadcast(a->raddr))
+	if (!reason)
+		reason = vmh_tcps_tagged(s, hop.ifindex);
+	if (!reason && vmh_ip_is4(&a->raddr) && vmh_net_is_broadcast(vmh_ip_v4(&a->raddr)))
 		reason = VMH_R_BROADCAST;
 	if (reason)
 		return reason;
-	r = vmh_session_ring(hop.ifindex, &reason);
+	r = vmh_session_ring(hop.ifindex, vmh_lane_of(&s->lane, VMH_LANE_RX, s->obj.fd, vmh_ip_v4(&hop.saddr)), &reason);
 	if (!r)
 		return reason ? reason : VMH_R_RING_FAILED;
 	s->tring = vmh_tring_of(r);
 	if (!s->tring)
 		return VMH_R_RING_FAILED;
 	s->ifindex = hop.ifindex;
-	a->laddr = hop.saddr;
+	a->laddr = vmh_ip_any(&hop.saddr) ? vmh_tcps_source(&a->raddr) : hop.saddr;
 	memcpy(path->dmac, hop.dmac, 6);
 	memcpy(path->smac, r->mac, 6);
 	path->mtu = (uint16_t)(hop.mtu && hop.mtu < r->mtu ? hop.mtu : r->mtu);
-	return a->laddr ? 0 : VMH_R_NOT_OFFLOADABLE_ADDR;
+	return vmh_ip_any(&a->laddr) ? VMH_R_NOT_OFFLOADABLE_ADDR : 0;
 }
 
-static bool plain(const struct vmh_tcps *s, const struct sockaddr_in *to)
+static bool plain(const struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to)
 {
-	in_addr_t a = ntohl(to->sin_addr.s_addr);
+	const bool v4 = vmh_ip_is4(&to->raddr);
+	in_addr_t a = ntohl(vmh_ip_v4(&to->raddr));
 
-	return vmh_params.hybrid_tcp == 2 && !s->bound && !s->odd && !s->listens && to->sin_port && a &&
-	       a >> 24 != 127 && !IN_MULTICAST(a) && !IN_BADCLASS(a);
+	if (vmh_params.hybrid_tcp != 2 || s->bound || s->odd || s->listens || !to->rport || vmh_ip_any(&to->raddr))
+		return false;
+	if (v4 && (a >> 24 == 127 || IN_MULTICAST(a) || IN_BADCLASS(a)))
+		return false;
+	return !(s->v6 && v4) || !vmh_tcps_only_v6(fd);
 }
 
 /* Object lock held, state KERNEL. 0: the SYN is sent. */
-static int begin(struct vmh_tcps *s, const struct sockaddr_in *to)
+static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to)
 {
-	struct vmh_tcp_addr a = { .raddr = to->sin_addr.s_addr, .rport = to->sin_port };
+	struct vmh_tcp_addr a = *to;
 	struct vmh_tcp_path path = { 0 };
 	unsigned reason;
 	int rc;
 
-	if (!plain(s, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1)
+	if (!plain(s, fd, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1)
 		return VMH_TCPS_KERNELS;
+	vmh_conf_refresh();
 	reason = find_way(s, &a, &path);
+	if (!reason)
+		reason = vmh_tcps_kept_client(s, &a);
 	rc = reason ? -EADDRNOTAVAIL : vmh_tport_connect(s->tring, s->ifindex, s, &a, &path);
 	if (rc) {
 		vmh_tcps_set_reason(s, reason ? reason : VMH_R_RULE_LIMIT);
 		return VMH_TCPS_KERNELS;
 	}
 	s->addr = a;
-	s->connecting = 1;
+	VMH_SET(s->connecting, 1);
 	s->opening = VMH_TCPS_OPENING;
 	vmh_tcps_publish(s);
 	return 0;
@@ -172,6 +183,8 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 	int rc;
 
 	if (a->sa_family == AF_UNSPEC) {
+		if (VMH_GET(s->shown) && !vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, true))
+			return VMH_TCPS_KERNELS; /* its socket is in use */
 		vmh_lock(&s->obj.lock);
 		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 			vmh_lock(&s->io);
@@ -194,20 +207,19 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len)
 {
-	struct sockaddr_in to;
+	struct vmh_tcp_addr to = { 0 };
 	int rc;
 
-	(void)fd;
 	if (len < sizeof(a->sa_family))
 		return VMH_TCPS_KERNELS;
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
 		return again(s, a);
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || a->sa_family != AF_INET || len < sizeof(to))
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || a->sa_family != (s->v6 ? AF_INET6 : AF_INET) ||
+	    !vmh_tcps_parse(a, len, &to.raddr, &to.rport))
 		return VMH_TCPS_KERNELS;
-	memcpy(&to, a, sizeof(to));
-	if (s->connecting || !vmh_trylock(&s->obj.lock))
+	if (VMH_GET(s->connecting) || !vmh_trylock(&s->obj.lock))
 		return VMH_TCPS_KERNELS;
-	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, &to) : VMH_TCPS_KERNELS;
+	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, fd, &to) : VMH_TCPS_KERNELS;
 	vmh_unlock(&s->obj.lock);
 	if (rc)
 		return rc;
@@ -217,13 +229,14 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 /* It has not begun, or nobody knows: the kernel begins anew. Object lock held. */
 void vmh_tcps_restart(struct vmh_tcps *s)
 {
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = s->addr.rport, .sin_addr.s_addr = s->addr.raddr };
+	struct sockaddr_storage to;
+	socklen_t len = vmh_tcps_compose(s->v6, &s->addr.raddr, s->addr.rport, &to);
 	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFL);
 
 	undo(s);
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags | O_NONBLOCK);
-	vmh_sys(SYS_connect, s->obj.fd, &to, sizeof(to));
+	vmh_sys(SYS_connect, s->obj.fd, &to, len);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
 }
 
@@ -255,11 +268,9 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len)
 {
-	struct sockaddr_in name = { .sin_family = AF_INET };
 	struct vmh_tcp_info info = { 0 };
-	socklen_t room = *len;
 
-	if ((int)room < 0)
+	if ((int)*len < 0)
 		return -EINVAL;
 	vmh_lock(&s->io);
 	if (s->conn)
@@ -267,9 +278,6 @@ int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *
 	vmh_unlock(&s->io);
 	if (peer && (!s->conn || info.state == SYN_SENT || info.state == CLOSE))
 		return -ENOTCONN;
-	name.sin_port = peer ? s->addr.rport : s->addr.lport;
-	name.sin_addr.s_addr = peer ? s->addr.raddr : s->addr.laddr;
-	memcpy(a, &name, room < sizeof(name) ? room : sizeof(name));
-	*len = sizeof(name);
+	vmh_tcps_tell(s->v6, peer ? &s->addr.raddr : &s->addr.laddr, peer ? s->addr.rport : s->addr.lport, a, len);
 	return 0;
 }

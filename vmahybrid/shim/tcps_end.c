@@ -51,6 +51,7 @@ static void close_fresh(struct vmh_tcps *s, bool wait)
 	s->conn = NULL;
 	atomic_store(&s->bits, 0);
 	atomic_store(&s->state, VMH_TCPS_HOME);
+	vmh_tshow_end(s);
 	if (c && s->linger && !s->linger_s)
 		vmh_tcp_abort(c);
 	else if (c)
@@ -73,6 +74,8 @@ void vmh_tcps_close(struct vmh_tcps *s)
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
 		close_fresh(s, true);
 	vmh_unlock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
+		vmh_tcps_home(s, VMH_R_NONE, true);
 }
 
 /* ---- the end of the process ---- */
@@ -111,9 +114,12 @@ static void let_them_end(void)
 static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 {
 	struct vmh_tcp_addr a;
-	int fd = (int)vmh_sys(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), blob, err = -ENOTSUP;
+	int fd, blob, err = -ENOTSUP;
 
 	vmh_tcp_address(c, &a);
+	fd = (int)vmh_sys(SYS_socket, vmh_ip_is4(&a.raddr) ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0) /* what is left of it must not keep a server from being started again */
+		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	vmh_tcp_freeze(c);
 	blob = fd < 0 ? fd : vmh_tcps_export(c);
 	if (blob >= 0) {
@@ -124,6 +130,8 @@ static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 		vmh_sys(SYS_close, fd);
 	if (err)
 		(*tries)--;
+	else
+		vmh_tport_went_home(t, vmh_tport_flow(a.lport), &a);
 	vmh_tcp_forget(c);
 	return err == 0;
 }
@@ -140,6 +148,8 @@ void vmh_tcps_finish(bool exiting)
 	if (exiting)
 		vmh_tcps_each(close_one, NULL);
 	let_them_end();
+	if (vmh_trings_closing())
+		vmh_tshow_flush();
 	end = vmh_now_ns() + FINISH_NS;
 	while (tries && vmh_now_ns() < end && (t = vmh_trings_orphan(&c)))
 		orphan_home(t, c, &tries);

@@ -107,8 +107,10 @@ void vmh_tcps_note_state(struct vmh_tcps *s, unsigned state)
 	static const uint8_t of_page[] = { 0, 4, 2, 3, 5, 6, 10, 0, 7, 9, 1, 8 };
 	unsigned char number = state < sizeof(of_page) ? of_page[state] : 0;
 
-	if (VMH_GET(s->stats->state) != number)
-		VMH_SET(s->stats->state, number);
+	if (VMH_GET(s->phase) == number)
+		return;
+	VMH_SET(s->phase, number);
+	VMH_SET(s->stats->state, number); /* beyond VMA_STATS_FD_NUM sockets it is no socket's own */
 }
 
 /* ---- the dump ---- */

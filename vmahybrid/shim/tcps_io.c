@@ -19,11 +19,25 @@
 #define SEND_FLAGS (MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_CONFIRM | MSG_EOR)
 #define GO_ON (-1000000) /* the state has changed: look again */
 
+char vmh_tcps_buffer;
+
 /* ---- by the kernel ---- */
 
 static ssize_t kernel_call(int fd, struct msghdr *m, int flags, bool send)
 {
-	return send ? vmh_real_sendmsg(fd, m, flags) : vmh_real_recvmsg(fd, m, flags);
+	int saved = errno;
+	ssize_t r;
+
+	if (m->msg_name != &vmh_tcps_buffer)
+		return send ? vmh_real_sendmsg(fd, m, flags) : vmh_real_recvmsg(fd, m, flags);
+	/* the kernel has less to do */
+	r = send ? vmh_real()->send(fd, m->msg_iov->iov_base, m->msg_iov->iov_len, flags)
+		 : vmh_real()->recv(fd, m->msg_iov->iov_base, m->msg_iov->iov_len, flags);
+	if (r < 0) {
+		r = -errno;
+		errno = saved;
+	}
+	return r;
 }
 
 static void in_kernel_ends(struct vmh_tcps **s)
@@ -43,7 +57,7 @@ static ssize_t counted_call(struct vmh_tcps *s, int fd, struct msghdr *m, int fl
 
 static void account(struct vmh_tcps *s, ssize_t r, bool send, bool kernel)
 {
-	struct vmh_sock_stats *st = s->stats;
+	struct vmh_sock_stats *st = VMH_GET(s->stats);
 
 	if (r < 0)
 		return;
@@ -54,6 +68,13 @@ static void account(struct vmh_tcps *s, ssize_t r, bool send, bool kernel)
 		VMH_COUNT(*(send ? &st->tx_packets : &st->rx_packets), 1);
 		VMH_COUNT(*(send ? &st->tx_bytes : &st->rx_bytes), (uint64_t)r);
 	}
+}
+
+void vmh_tcps_plain_done(struct vmh_tcps *s, bool send, ssize_t r)
+{
+	account(s, r, send, true);
+	if (r > 0)
+		vmh_tcps_kernel_round(s, send, r);
 }
 
 static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
@@ -67,7 +88,8 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 	}
 
 	if (may && vmh_unlikely(vmh_tcps_wants_adoption(s))) {
-		vmh_tcps_adopt(s, fd);
+		if (!vmh_tcps_adopt_later(s, fd))
+			vmh_tcps_adopt(s, fd);
 		if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
 			return GO_ON;
 	}
@@ -109,7 +131,7 @@ static bool may_go_on(void *arg)
 /* Several looks per poll: a look costs a fraction of what is done between polls. */
 static inline void poll_once(void)
 {
-	for (int i = 0; i < LOOKS && !vmh_rings_pending(); i++)
+	for (int i = 0; i < LOOKS && !vmh_rings_pending(NULL); i++)
 		;
 	vmh_rings_poll(POLL_BUDGET);
 }
@@ -156,6 +178,12 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 
 	switch (vmh_tcps_state(s)) {
 	case VMH_TCPS_ADOPTING:
+		if (w->now && !(w->wanted & EPOLLOUT)) { /* a program that could send a moment ago may not expect it */
+			atomic_store(&s->put_off, 1);
+			if (vmh_tcps_state(s) == VMH_TCPS_ADOPTING)
+				return -EAGAIN;
+		}
+		/* fall through */
 	case VMH_TCPS_HOMING:
 		vmh_lock(&s->obj.lock); /* whoever moves it has this */
 		vmh_unlock(&s->obj.lock);
@@ -183,7 +211,7 @@ static ssize_t stack_call(struct vmh_tcps *s, const struct iovec *iov, int n, in
 			 : vmh_tcp_read(s->conn, iov, n, flags & MSG_PEEK);
 	}
 	vmh_unlock(&s->io);
-	if (r != GO_ON)
+	if (r != GO_ON && !(r > 0 && (send ? vmh_batch_holds() : vmh_batch_left != 0)))
 		vmh_tring_flush(s->tring);
 	return r;
 }
@@ -265,6 +293,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 		if (send && vmh_params.rx_poll_on_tx_tcp) {
 			vmh_rings_poll(POLL_BUDGET);
 		} else if (!send && !(atomic_load_explicit(&s->bits, memory_order_acquire) & READABLE)) {
+			vmh_tring_acks_now(s->tring);
 			if ((err = wait_for(&w)))
 				return err;
 			continue;
@@ -406,6 +435,7 @@ int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
 	struct vmh_tcp_info info;
 	bool here;
 
+	vmh_tcps_await_move(s);
 	vmh_rings_poll(POLL_BUDGET);
 	vmh_lock(&s->io);
 	here = s->conn && vmh_tcps_state(s) == VMH_TCPS_RING;

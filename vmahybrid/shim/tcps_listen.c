@@ -3,6 +3,7 @@
  * The rings begin when the program first waits for a connection by a call that we see: one that accepts by other ways
  * (io_uring) would never be told of theirs. */
 #include "vmh_base.h"
+#include "vmh_conf.h"
 #include "vmh_iomux_int.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
@@ -20,11 +21,13 @@
 #define SOMAXCONN_MAX 4096
 #define WAITING_MAX 512
 #define RETRY_NS 1000000000u
+#define OS_LOOK_NS 20000u /* for who accepts in a loop, without blocking */
 
 struct vmh_tlisten {
-	in_addr_t laddr;
-	in_port_t lport;
-	uint32_t ifindex;        /* 0: all rings */
+	struct vmh_tname name;
+	unsigned families;       /* of a wildcard: VMH_TCP_IPV* */
+	uint32_t ifindex;        /* 0: all rings of the lane */
+	uint32_t lane;
 	uint32_t flow_id;
 	unsigned nrings;
 	struct {
@@ -39,22 +42,27 @@ struct vmh_tlisten {
 
 /* ---- to the rings ---- */
 
-static void listen_on(struct vmh_tlisten *l, struct vmh_tcps *s, unsigned ifindex, unsigned backlog)
+/* 0, or why not. A raw packet QP has all frames of a port or none, and could not leave those to the kernel that are of
+ * its connections. */
+static unsigned listen_on(struct vmh_tlisten *l, struct vmh_tcps *s, unsigned ifindex, unsigned backlog)
 {
 	struct vmh_tcp_options o = s->opt;
 	struct vmh_tcp_conn *conn = NULL;
 	struct vmh_tring *t;
 	struct vmh_ring *r;
-	unsigned reason;
+	unsigned reason = VMH_R_RING_FAILED;
 
-	r = l->nrings < RINGS_MAX ? vmh_session_ring(ifindex, &reason) : NULL;
+	r = l->nrings < RINGS_MAX ? vmh_session_ring(ifindex, l->lane, &reason) : NULL;
+	if (r && r->kind == VMH_RING_VERBS)
+		return VMH_R_TCP_LISTEN_QP;
 	t = r ? vmh_tring_of(r) : NULL;
-	if (!t || vmh_tcp_listen(vmh_tring_stack(t), l->laddr, l->lport, backlog, &o, s, &conn))
-		return;
+	if (!t || vmh_tcp_listen(vmh_tring_stack(t), &l->name.addr, l->name.port, l->families, backlog, &o, s, &conn))
+		return reason ? reason : VMH_R_RING_FAILED;
 	l->r[l->nrings].tring = t;
 	l->r[l->nrings].ifindex = ifindex;
 	l->r[l->nrings++].conn = conn;
 	vmh_tring_count(t, 1);
+	return 0;
 }
 
 static void stop(struct vmh_tlisten *l)
@@ -69,24 +77,24 @@ static void stop(struct vmh_tlisten *l)
 
 static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsigned backlog)
 {
-	unsigned links[VMH_NET_LINKS], reason = vmh_session_open();
+	unsigned links[VMH_NET_LINKS], reason = vmh_session_open(), why = VMH_R_NO_INTERFACE;
 	int n = 1;
 
 	if (reason)
 		return reason;
 	vmh_session_serve();
-	if (l->laddr && !vmh_net_is_local(l->laddr, &l->ifindex))
+	if (!vmh_ip_any(&l->name.addr) && !vmh_net_local(&l->name.addr, &l->ifindex))
 		return VMH_R_NOT_OFFLOADABLE_ADDR;
-	if (l->laddr)
+	if (!vmh_ip_any(&l->name.addr))
 		links[0] = l->ifindex;
 	else
 		n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++)
 		if (!vmh_net_link_served(links[i]))
-			listen_on(l, s, links[i], backlog);
+			why = listen_on(l, s, links[i], backlog);
 	if (!l->nrings)
-		return VMH_R_NO_INTERFACE;
-	reason = vmh_tport_attach(fd, l->laddr, l->lport, l->ifindex, VMH_ATTACH_F_LISTEN, &l->flow_id);
+		return why;
+	reason = vmh_tport_attach(fd, &l->name, l->ifindex, l->lane, VMH_ATTACH_F_LISTEN, &l->flow_id);
 	if (reason)
 		stop(l);
 	return reason;
@@ -99,22 +107,26 @@ static unsigned backlog_of(int backlog)
 
 static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 {
-	struct sockaddr_in a = { 0 };
-	socklen_t len = sizeof(a);
+	struct vmh_tname name = { .v6 = s->v6 };
 	struct vmh_tlisten *l;
 	unsigned reason;
 
 	if (s->odd || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 ||
-	    vmh_sys(SYS_getsockname, fd, &a, &len) < 0 || !a.sin_port)
+	    !vmh_tcps_kernel_name(fd, false, &name.addr, &name.port))
 		return;
 	l = s->listening; /* of before */
 	if (!l && !(l = calloc(1, sizeof(*l))))
 		return;
-	l->laddr = a.sin_addr.s_addr;
-	l->lport = a.sin_port;
-	vmh_map4(s->stats->local_addr, l->laddr);
-	VMH_SET(s->stats->local_port, l->lport);
-	reason = attach(s, fd, l, backlog);
+	s->reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
+	l->name = name;
+	l->families = !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
+	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
+	memcpy(s->stats->local_addr, name.addr.b, 16);
+	VMH_SET(s->stats->local_port, name.port);
+	vmh_conf_refresh();
+	reason = vmh_tcps_kept_server(&name.addr, name.port);
+	if (!reason)
+		reason = attach(s, fd, l, backlog);
 	vmh_tcps_set_reason(s, reason);
 	if (reason) {
 		vmh_debug("fd %d: the kernel alone listens: %s", fd, vmh_reason_text(reason));
@@ -198,11 +210,13 @@ bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_
 static void inherit(struct vmh_tcps *n, const struct vmh_tcps *s)
 {
 	n->opt = s->opt;
+	n->reuse = s->reuse;
 	n->linger = s->linger;
 	n->linger_s = s->linger_s;
 	n->rcvtimeo_ns = VMH_GET(s->rcvtimeo_ns);
 	n->sndtimeo_ns = VMH_GET(s->sndtimeo_ns);
-	n->connecting = 1;
+	VMH_SET(n->connecting, 1);
+	n->accepted = 1;
 }
 
 /* io of the listener held. The next connection, its holder is n. */
@@ -226,16 +240,19 @@ static int next_conn(struct vmh_tcps *s, struct vmh_tcps *n)
 /* A descriptor, -EAGAIN, or an error of socket(2). */
 static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 {
+	const int one = 1;
 	struct vmh_tcps *n;
 	int fd, rc = -EAGAIN;
 
 	if (!(vmh_tcps_bits(s) & VMH_IN))
 		return -EAGAIN;
-	fd = (int)vmh_sys(SYS_socket, AF_INET, SOCK_STREAM | (flags & (SOCK_NONBLOCK | SOCK_CLOEXEC)), IPPROTO_TCP);
+	fd = (int)vmh_sys(SYS_socket, s->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | (flags & (SOCK_NONBLOCK | SOCK_CLOEXEC)), IPPROTO_TCP);
 	if (fd < 0)
 		return fd;
+	if (s->v6 && VMH_GET(s->listening->families) == VMH_TCP_IPV6)
+		vmh_sys(SYS_setsockopt, fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one)); /* as its listener */
 	vmh_fd_close(fd); /* closed behind our back */
-	n = vmh_tcps_install(fd, flags & SOCK_NONBLOCK);
+	n = vmh_tcps_install(fd, s->v6, flags & SOCK_NONBLOCK);
 	if (!n) {
 		vmh_sys(SYS_close, fd);
 		return -ENFILE;
@@ -258,17 +275,10 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 		vmh_sys(SYS_close, fd);
 		return rc;
 	}
+	/* a rule may be for one of the addresses that the listener has */
+	if (vmh_ip_any(&s->listening->name.addr) && vmh_tcps_kept_server(&a->laddr, a->lport))
+		vmh_tcps_home(n, VMH_R_CONF_RULE, false);
 	return fd;
-}
-
-static void name_peer(const struct vmh_tcp_addr *from, struct sockaddr *a, socklen_t *len)
-{
-	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = from->rport, .sin_addr.s_addr = from->raddr };
-
-	if (!a)
-		return;
-	memcpy(a, &name, *len < sizeof(name) ? *len : sizeof(name));
-	*len = sizeof(name);
 }
 
 /* Under io: between the look and the call no other thread takes it, and a listener that another process has is not on
@@ -279,6 +289,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	struct timespec zero = { 0 };
 	int r = -EAGAIN;
 
+	VMH_SET(s->os_reports, atomic_load(&vmh_os_reports)); /* before the look: a later one calls for another */
 	vmh_lock(&s->io);
 	if (vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) > 0)
 		r = (int)vmh_sys(SYS_accept4, fd, a, len, flags);
@@ -288,6 +299,14 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	vmh_fd_close(r);
 	vmh_tcps_accepted(r, flags);
 	return r;
+}
+
+/* Who comes seldom is told the truth each time, and so is whoever heard of readiness from the kernel. */
+static bool os_due(struct vmh_tcps *s)
+{
+	if (VMH_GET(s->os_reports) != atomic_load_explicit(&vmh_os_reports, memory_order_relaxed))
+		return true;
+	return vmh_due(&s->os_looked_ns, vmh_now_ns(), OS_LOOK_NS);
 }
 
 /* One that went home before anybody had accepted it. */
@@ -328,8 +347,8 @@ static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t 
 	if (r != -EAGAIN)
 		return r;
 	r = from_ring(s, flags, &from);
-	if (r >= 0)
-		name_peer(&from, a, len);
+	if (r >= 0 && a)
+		vmh_tcps_tell(s->v6, &from.raddr, from.rport, a, len);
 	return r;
 }
 
@@ -355,6 +374,8 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		err = vmh_tcps_wait(s, &w);
 		if (vmh_tcps_bits(s) & VMH_IN)
 			continue;
+		if (w.now && !os_due(s))
+			return err;
 		r = from_kernel(s, fd, a, len, flags);
 		if (r != -EAGAIN)
 			return r;
@@ -406,7 +427,7 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 	if (!l->nwaiting)
 		atomic_store(&s->state, back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
-	vmh_tport_leave(s->obj.fd, l->laddr, l->lport, l->ifindex, l->flow_id);
+	vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id);
 	l->flow_id = 0;
 	for (; reason == VMH_R_NONE && l->nwaiting; l->nwaiting--) {
 		int fd = l->waiting[l->first++ % WAITING_MAX];

@@ -9,6 +9,7 @@
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_param.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
@@ -18,6 +19,8 @@
 
 #define RETRY_NS 50000000u     /* for a neighbour, or a thread that is in a call */
 #define NEIGHBOUR_MS 100
+#define NAP_NS 50000
+#define NAPS 40
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
 /* Passes by itself: the connection may be adopted later. */
@@ -37,7 +40,7 @@ static int64_t timeout_of(int fd, int name)
 	return (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
 }
 
-static bool reuses(int fd)
+bool vmh_tcps_reuses(int fd)
 {
 	int v = 0;
 	socklen_t len = sizeof(v);
@@ -47,17 +50,11 @@ static bool reuses(int fd)
 
 static bool read_ends(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 {
-	struct sockaddr_in l = { 0 }, r = { 0 };
-	socklen_t len = sizeof(l);
-
-	if (vmh_sys(SYS_getsockname, fd, &l, &len) < 0)
+	memset(a, 0, sizeof(*a));
+	if (!vmh_tcps_kernel_name(fd, false, &a->laddr, &a->lport) || !vmh_tcps_kernel_name(fd, true, &a->raddr, &a->rport))
 		return false;
-	len = sizeof(r);
-	if (vmh_sys(SYS_getpeername, fd, &r, &len) < 0 || !r.sin_port)
-		return false;
-	*a = (struct vmh_tcp_addr){ l.sin_addr.s_addr, r.sin_addr.s_addr, l.sin_port, r.sin_port };
-	vmh_map4(s->stats->local_addr, a->laddr);
-	vmh_map4(s->stats->remote_addr, a->raddr);
+	memcpy(s->stats->local_addr, a->laddr.b, 16);
+	memcpy(s->stats->remote_addr, a->raddr.b, 16);
 	VMH_SET(s->stats->local_port, a->lport);
 	VMH_SET(s->stats->remote_port, a->rport);
 	return true;
@@ -65,21 +62,21 @@ static bool read_ends(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 
 /* Is it worth to ask again soon? The peer has just been spoken to, so its neighbour's entry is about to come, and while
  * the page is being written nothing is known at all. */
-static bool too_early(unsigned reason, const struct vmh_nexthop *hop)
+static bool too_early(unsigned reason, const struct vmh_way *hop)
 {
 	return hop->generation == VMH_NET_UNSURE || (reason == VMH_R_NO_NEIGHBOUR && vmh_params.hybrid_tcp == 2);
 }
 
-static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_nexthop *hop)
+static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_way *hop)
 {
 	struct timespec ms = { 0, 1000000 };
 	bool asked = false;
 	unsigned reason;
 
 	for (int i = 0;; i++) {
-		reason = vmh_net_resolve(a->raddr, a->laddr, 0, hop);
-		if (reason == VMH_R_NO_NEIGHBOUR && hop->via && !asked) {
-			vmh_session_neigh(hop->ifindex, hop->via);
+		reason = vmh_net_way(&a->raddr, &a->laddr, hop);
+		if (reason == VMH_R_NO_NEIGHBOUR && !vmh_ip_any(&hop->via) && !asked) {
+			vmh_session_neigh_of(hop->ifindex, &hop->via);
 			asked = true;
 		}
 		if (!too_early(reason, hop) || i == NEIGHBOUR_MS)
@@ -91,27 +88,29 @@ static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_nexthop *hop)
 /* The ring and the way to the peer: 0, or why there is none. */
 static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
 {
-	struct vmh_nexthop hop = { 0 };
+	struct vmh_way hop = { 0 };
 	struct vmh_ring *r;
 	unsigned reason = vmh_session_open();
 
 	if (reason)
 		return reason;
-	if ((ntohl(a->raddr) >> 24) == 127)
+	if (vmh_ip_is4(&a->raddr) && (ntohl(vmh_ip_v4(&a->raddr)) >> 24) == 127)
 		return VMH_R_LOOPBACK;
 	vmh_session_serve();
 	reason = next_hop(a, &hop);
 	if (!reason)
 		reason = vmh_link_served(hop.ifindex);
+	if (!reason)
+		reason = vmh_tcps_tagged(s, hop.ifindex);
 	if (reason)
 		return reason;
-	r = vmh_session_ring(hop.ifindex, &reason);
+	r = vmh_session_ring(hop.ifindex, vmh_lane_of(&s->lane, VMH_LANE_RX, s->obj.fd, vmh_ip_v4(&a->laddr)), &reason);
 	if (!r)
 		return reason ? reason : VMH_R_RING_FAILED;
 	s->tring = vmh_tring_of(r);
 	s->ifindex = hop.ifindex;
 	if (!s->tring)
-		return VMH_R_RING_FAILED; /* a raw packet QP sends no frames that are not datagrams yet */
+		return VMH_R_RING_FAILED;
 	memcpy(path->dmac, hop.dmac, 6);
 	memcpy(path->smac, r->mac, 6);
 	path->mtu = (uint16_t)(hop.mtu && hop.mtu < r->mtu ? hop.mtu : r->mtu);
@@ -159,6 +158,7 @@ static void publish(struct vmh_tcps *s, int fd)
 	vmh_tcps_refresh(s);
 	atomic_store(&s->state, VMH_TCPS_RING);
 	vmh_unlock(&s->io);
+	atomic_store(&s->put_off, 0);
 	vmh_epoll_member_parked(&s->obj, true);
 	vmh_epoll_member_on_ring(&s->obj);
 	if (vmh_tcps_bits(s))
@@ -172,17 +172,20 @@ static void publish(struct vmh_tcps *s, int fd)
 static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *path)
 {
 	struct vmh_msg_attach req = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)fd,
-				      .proto = IPPROTO_TCP, .family = 4, .local_port = a->lport, .remote_port = a->rport };
+				      .proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = a->lport,
+				      .remote_port = a->rport, .lane = vmh_tring_ring(s->tring)->lane };
 	struct vmh_tcps_stash *st;
 	unsigned reason = 0;
 	int blob = -1, err;
 
-	vmh_map4(req.local_addr, a->laddr);
-	vmh_map4(req.remote_addr, a->raddr);
+	memcpy(req.local_addr, a->laddr.b, sizeof(req.local_addr));
+	memcpy(req.remote_addr, a->raddr.b, sizeof(req.remote_addr));
 	st = vmh_tring_stash(s->tring, a);
 	if (!st)
 		return VMH_R_RING_FAILED;
 	vmh_session_attach(&req, fd, &s->flow_id, &reason);
+	if (!reason)
+		reason = vmh_verbs_attach_tcp(s->flow_id, &req);
 	if (!reason && vmh_session_tcp_take(fd, s->flow_id, &blob, &reason) == 0)
 		reason = 0;
 	else if (s->flow_id)
@@ -196,13 +199,43 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 	vmh_tring_unstash(s->tring, st, !err);
 	if (err) {
 		vmh_debug("fd %d: the stack does not take the connection: %s", fd, strerror(-err));
-		if (vmh_session_tcp_home(fd, blob, s->flow_id, s->ifindex))
+		err = vmh_session_tcp_home(fd, blob, s->flow_id, s->ifindex);
+		vmh_verbs_detach(s->flow_id);
+		if (err)
 			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
 		s->flow_id = 0;
 		reason = VMH_R_TCP_STATE;
 	}
 	vmh_sys(SYS_close, blob);
 	return reason;
+}
+
+/* Is nobody in a call on the kernel socket? One that sleeps there would never wake up again. The state is ADOPTING:
+ * none begins. The internal thread has the time to wait for one that does not sleep. */
+static bool left_alone(struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, NAP_NS };
+
+	for (int i = 0; atomic_load(&s->in_kernel); i++) {
+		if (!vmh_worker_is_me() || i == NAPS)
+			return false;
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+	}
+	return true;
+}
+
+/* Object lock held. A program that waits for edges was told EAGAIN, and no edge follows unless it is armed anew. */
+static void stays(struct vmh_tcps *s, unsigned reason)
+{
+	vmh_tcps_set_reason(s, reason);
+	s->retry_ns = vmh_now_ns() + RETRY_NS;
+	s->rounds = 0;
+	atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+	if (atomic_exchange(&s->put_off, 0)) {
+		vmh_epoll_member_parked(&s->obj, false);
+		vmh_wake_all();
+	}
+	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
@@ -218,23 +251,61 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 		vmh_unlock(&s->obj.lock);
 		return;
 	}
-	reason = find_way(s, &a, &path);
+	/* the kernel has it, so no rule of its port would do */
+	reason = vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &a);
+	if (!reason)
+		reason = find_way(s, &a, &path);
 	if (!reason) {
-		s->reuse = reuses(fd);
+		s->reuse = vmh_tcps_reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
-		/* a call that sleeps in the kernel would never wake up again */
-		reason = atomic_load(&s->in_kernel) ? VMH_R_NOT_TRIED : move(s, fd, &a, &path);
+		vmh_epoll_member_settle(&s->obj);
+		reason = left_alone(s) ? move(s, fd, &a, &path) : VMH_R_NOT_TRIED;
 	}
-	if (!reason) {
+	if (!reason)
 		publish(s, fd);
-	} else {
-		vmh_tcps_set_reason(s, reason);
-		s->retry_ns = vmh_now_ns() + RETRY_NS;
-		atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
-		vmh_debug("fd %d: the TCP connection stays on the kernel: %s", fd, vmh_reason_text(reason));
-	}
+	else
+		stays(s, reason);
 	vmh_unlock(&s->obj.lock);
 	vmh_tcps_adoption_took(vmh_now_ns() - began);
+}
+
+/* ---- by the internal thread: the program's call does not wait for the service ---- */
+
+static struct vmh_tcps *_Atomic chosen; /* held */
+
+/* A program that blocks would wait in its next call instead, and be found there. */
+bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd)
+{
+	struct vmh_tcps *none = NULL;
+	long flags;
+
+	if (vmh_params.hybrid_tcp == 2 || !atomic_load(&vmh_worker_runs))
+		return false;
+	flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
+	if (flags < 0 || !(flags & O_NONBLOCK))
+		return false;
+	s->rounds = 0; /* asked once */
+	if (vmh_trylock(&s->obj.lock)) { /* by this thread, which uses it */
+		vmh_lane_of(&s->lane, VMH_LANE_RX, fd, 0);
+		vmh_unlock(&s->obj.lock);
+	}
+	vmh_obj_hold(&s->obj);
+	if (atomic_compare_exchange_strong(&chosen, &none, s))
+		vmh_worker_wake();
+	else
+		vmh_obj_put(&s->obj);
+	return true;
+}
+
+void vmh_tcps_adopt_chosen(void)
+{
+	struct vmh_tcps *s = atomic_exchange(&chosen, NULL);
+
+	if (!s)
+		return;
+	if (!atomic_load(&s->obj.closed))
+		vmh_tcps_adopt(s, s->obj.fd);
+	vmh_obj_put(&s->obj);
 }
 
 /* ---- home ---- */
@@ -289,6 +360,10 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	VMH_SET(s->stats->tx_offloaded, 0);
 	if (state == VMH_TCPS_HOME && atomic_load(&s->fresh))
 		vmh_tport_retire(s->flow_id);
+	if (state == VMH_TCPS_LOST)
+		vmh_tshow_end(s);
+	else if (state == VMH_TCPS_HOME)
+		vmh_tshow_home(s);
 	if (state != VMH_TCPS_STRANDED)
 		VMH_SET(s->stats->flow_id, s->flow_id = 0);
 	vmh_tcps_set_reason(s, reason);
@@ -306,7 +381,7 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 {
 	uint32_t flow = atomic_load(&s->fresh) ? 0 : s->flow_id;
 
-	if (err != -ENOTSUP || VMH_GET(s->stats->state)) /* else it has been closed by both sides, or reset */
+	if (err != -ENOTSUP || VMH_GET(s->phase)) /* else it has been closed by both sides, or reset */
 		vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
 	leave(s, VMH_TCPS_LOST, reason, true);
 	if (flow)
@@ -325,6 +400,24 @@ static bool restart(struct vmh_tcps *s)
 		return false;
 	vmh_tcps_restart(s);
 	return true;
+}
+
+/* By which the service knows the kernel socket; one that is shown by its inode, and the next service by its names. */
+static uint32_t flow_of(const struct vmh_tcps *s)
+{
+	return s->shown ? 0 : s->flow_id;
+}
+
+/* The rule of a QP is ours to take away, and what has come until then was lost: the peer is asked what it has. */
+static void off_the_qp(struct vmh_tcps *s)
+{
+	if (vmh_tring_ring(s->tring)->kind != VMH_RING_VERBS)
+		return;
+	if (atomic_load(&s->fresh))
+		vmh_tport_went_home(s->tring, s->flow_id, &s->addr);
+	if (!atomic_load(&s->fresh) || s->shown)
+		vmh_session_detach(flow_of(s), 0); /* the service repeats the peer's FIN: a QP may have taken that, too */
+	vmh_tcp_nudge(s->conn);
 }
 
 static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
@@ -347,11 +440,15 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 	atomic_store(&s->state, VMH_TCPS_HOMING);
 	vmh_unlock(&s->io);
 	VMH_COUNT(vmh_stats->calls_home, 1);
-	if (atomic_load(&s->fresh))
+	if (atomic_load(&s->fresh)) {
 		vmh_tcps_dress(s, s->obj.fd);
-	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, s->flow_id, s->ifindex);
-	must |= err == -ENOTCONN && atomic_load(&s->fresh); /* the rule is gone with the service */
+		if (vmh_tring_ring(s->tring)->kind == VMH_RING_VERBS)
+			vmh_tport_retire(s->flow_id); /* before its rule is narrowed */
+	}
+	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, flow_of(s), s->ifindex);
+	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown; /* the rule is gone with the service */
 	if (!err) {
+		off_the_qp(s);
 		leave(s, VMH_TCPS_HOME, reason, false);
 	} else if (err == -ENOTCONN && !must) {
 		s->blob = blob;
@@ -374,7 +471,7 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 
 static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
-	int err = vmh_session_tcp_home(s->obj.fd, s->blob, s->flow_id, s->ifindex);
+	int err = vmh_session_tcp_home(s->obj.fd, s->blob, flow_of(s), s->ifindex);
 
 	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
 		return 0;
@@ -429,6 +526,20 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
 	return done;
 }
 
+void vmh_tcps_let_name_go(struct vmh_tcps *s)
+{
+	uint32_t flow = 0;
+
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->fresh) && !atomic_load(&s->obj.closed)) {
+		flow = s->flow_id;
+		VMH_SET(s->stats->flow_id, s->flow_id = 0);
+	}
+	vmh_unlock(&s->obj.lock);
+	if (flow)
+		vmh_session_detach(flow, 0);
+}
+
 void vmh_tcps_home_fd(int fd, unsigned reason)
 {
 	int saved = errno;
@@ -463,6 +574,22 @@ void vmh_tcps_home_all(unsigned reason)
 	vmh_tcps_each(home_listener, &reason);
 }
 
+/* The child's descriptors are its own by now: the number may be closed, or another file's. */
+static void home_inherited(struct vmh_tcps *s, void *arg)
+{
+	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD, 0);
+	struct stat st;
+
+	(void)arg;
+	if (flags >= 0 && !(flags & FD_CLOEXEC) && !fstat(s->obj.fd, &st) && st.st_ino == VMH_GET(s->stats->inode))
+		vmh_tcps_home(s, VMH_R_EXEC, false);
+}
+
+void vmh_tcps_home_inherited(void)
+{
+	vmh_tcps_each(home_inherited, NULL);
+}
+
 struct gone {
 	struct vmh_ring *ring;
 	uint32_t flow_id;
@@ -476,7 +603,7 @@ static void gone_one(struct vmh_tcps *s, void *arg)
 	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id))
 		vmh_tcps_home(s, g->reason, false);
 	if (vmh_tcps_parked(s) && ((g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
-				   (g->flow_id && s->flow_id == g->flow_id)))
+				   (g->flow_id && (s->flow_id == g->flow_id || s->shown_flow == g->flow_id))))
 		vmh_tcps_home(s, g->reason, false);
 }
 
@@ -486,6 +613,7 @@ void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason)
 
 	vmh_tport_gone(NULL, flow_id);
 	vmh_tcps_each(gone_one, &g);
+	vmh_verbs_detach(flow_id);
 }
 
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason)

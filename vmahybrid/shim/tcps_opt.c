@@ -2,6 +2,7 @@
  * and an option that the stack does not know keeps its socket on the kernel, or sends it there. */
 #include "vmh_base.h"
 #include "vmh_control.h"
+#include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
@@ -19,6 +20,8 @@ static bool harmless(int level, int name)
 	if (level == SOL_SOCKET)
 		return name == SO_REUSEADDR || name == SO_RCVTIMEO || name == SO_SNDTIMEO || name == SO_PRIORITY ||
 		       name == SO_DEBUG || name == SO_BROADCAST;
+	if (level == IPPROTO_IPV6)
+		return name == IPV6_V6ONLY; /* read from the kernel where it counts */
 	return level == IPPROTO_TCP && name == TCP_FASTOPEN; /* of a listener: the ring offers none */
 }
 
@@ -54,6 +57,10 @@ static bool note(struct vmh_tcps *s, int level, int name, int v)
 		*(name == IP_TOS ? &o->tos : &o->ttl) = (uint8_t)(name == IP_TTL && v == -1 ? 64 : v);
 		return true;
 	}
+	if (level == IPPROTO_IPV6 && (name == IPV6_TCLASS || name == IPV6_UNICAST_HOPS)) {
+		*(name == IPV6_TCLASS ? &o->tclass : &o->hops) = (uint8_t)(v != -1 ? v : name == IPV6_TCLASS ? 0 : 64);
+		return true;
+	}
 	if (level != SOL_SOCKET)
 		return false;
 	switch (name) {
@@ -75,6 +82,24 @@ static void note_time(struct vmh_tcps *s, int name, const void *val, socklen_t l
 		(int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000);
 }
 
+/* A ring's connections have one priority, 0. */
+unsigned vmh_tcps_tagged(const struct vmh_tcps *s, unsigned ifindex)
+{
+	return s->priority && vmh_net_is_vlan(ifindex) ? VMH_R_PRIORITY : 0;
+}
+
+static bool is_priority(int level, int name)
+{
+	return (level == SOL_SOCKET && name == SO_PRIORITY) || (level == IPPROTO_IP && name == IP_TOS);
+}
+
+static void read_priority(struct vmh_tcps *s, int fd)
+{
+	socklen_t len = sizeof(s->priority);
+
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PRIORITY, &s->priority, &len);
+}
+
 /* Object lock held: the kernel has taken it. */
 static void taken(struct vmh_tcps *s, int level, int name, const void *val, socklen_t len)
 {
@@ -89,6 +114,8 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 		memcpy(&l, val, len < sizeof(l) ? len : sizeof(l));
 		s->linger = l.l_onoff != 0;
 		s->linger_s = (uint32_t)l.l_linger;
+	} else if (level == SOL_SOCKET && name == SO_REUSEADDR) {
+		s->reuse = v != 0;
 	} else if (!note(s, level, name, v)) {
 		s->odd |= !harmless(level, name);
 	}
@@ -127,9 +154,11 @@ static bool stack_alone(const struct vmh_tcps *s, int level, int name, socklen_t
 int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
 {
 	bool secret = level == IPPROTO_TCP && (name == TCP_MD5SIG || name == TCP_MD5SIG_EXT || name == TCP_AO);
-	unsigned state;
+	unsigned state, tagged = 0;
 	int r;
 
+	if (level == IPPROTO_IPV6 && name == IPV6_V6ONLY && vmh_tcps_is_fresh(s))
+		return -EINVAL; /* it has a port, of which its kernel socket does not know */
 	if (secret)
 		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
 	state = vmh_tcps_state(s);
@@ -139,12 +168,18 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 	r = stack_alone(s, level, name, len) ? 0 : (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
 	if (!r) {
 		taken(s, level, name, val, len);
+		if (is_priority(level, name)) {
+			read_priority(s, fd);
+			tagged = vmh_tcps_parked(s) ? vmh_tcps_tagged(s, s->ifindex) : 0;
+		}
 		if (vmh_tcps_parked(s))
 			to_stack(s);
 		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 			vmh_tlisten_options(s);
 	}
 	vmh_unlock(&s->obj.lock);
+	if (tagged)
+		vmh_tcps_home(s, tagged, false);
 	return r;
 }
 
@@ -167,13 +202,15 @@ static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t
 		v = (int)info.snd_mss;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
 	}
-	if (level == IPPROTO_IP && name == IP_MTU && vmh_tcps_info(s, &info)) {
+	if (((level == IPPROTO_IP && name == IP_MTU) || (level == IPPROTO_IPV6 && name == IPV6_MTU)) &&
+	    vmh_tcps_info(s, &info)) {
 		v = (int)info.mtu;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
 	}
-	if (!vmh_tcps_is_fresh(s) && ((level == SOL_SOCKET && name == SO_REUSEADDR) ||
-				      (level == IPPROTO_TCP && name == TCP_REPAIR))) { /* repair mode has its own */
-		v = name == SO_REUSEADDR ? s->reuse : 0;
+	/* repair mode has its own; a fresh one that was accepted has its listener's */
+	if ((level == SOL_SOCKET && name == SO_REUSEADDR) ||
+	    ((!vmh_tcps_is_fresh(s) || s->shown) && level == IPPROTO_TCP && name == TCP_REPAIR)) {
+		v = level == SOL_SOCKET ? s->reuse : 0;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
 	}
 	return vmh_params.avoid_sys_calls_on_tcp_fd ? vmh_tcps_known(s, level, name, val, len) : VMH_TCPS_KERNELS;
@@ -183,6 +220,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 {
 	int r = VMH_TCPS_KERNELS;
 
+	vmh_tcps_await_move(s);
 	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && *len >= sizeof(int)) {
 		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? ECONNRESET : 0;
 
@@ -211,6 +249,8 @@ void vmh_tcps_dress(struct vmh_tcps *s, int fd)
 		int64_t ns;
 	} times[] = { { SO_RCVTIMEO, VMH_GET(s->rcvtimeo_ns) }, { SO_SNDTIMEO, VMH_GET(s->sndtimeo_ns) } };
 
+	if (s->reuse) /* in TIME_WAIT, too: a server is started again */
+		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	if (s->linger)
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
 	for (int i = 0; i < 2; i++) {

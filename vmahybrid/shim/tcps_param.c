@@ -8,6 +8,7 @@
 #include <linux/tcp.h>
 
 #define ACK_MS 40   /* of the stack, at most */
+#define SEGS_ALL 32000 /* TCP_SND_QUEUELEN of the stack */
 #define MSS_LEAST 88 /* of the kernel: TCP_MIN_MSS */
 
 static bool kernel_timestamps(void)
@@ -42,6 +43,8 @@ void vmh_tcps_defaults(struct vmh_tcp_options *o)
 	o->cc = (uint8_t)vmh_params.tcp_cc_algo;
 	o->no_timestamps = !timestamps();
 	o->mss_max = vmh_params.mss >= MSS_LEAST ? (uint16_t)vmh_params.mss : 0;
+	o->segs_max = vmh_params.tx_segs_tcp < SEGS_ALL ? (uint32_t)vmh_params.tx_segs_tcp : 0;
+	o->syn_rate = (uint32_t)vmh_params.tcp_max_syn_rate;
 	o->ack_ms = (uint8_t)(ack < ACK_MS ? ack : ACK_MS);
 }
 
@@ -65,6 +68,7 @@ void vmh_tcps_adopted(struct vmh_tcps *s)
 	s->opt.quickack |= wanted.quickack;
 	s->opt.cc = wanted.cc;
 	s->opt.ack_ms = wanted.ack_ms;
+	s->opt.segs_max = wanted.segs_max;
 	vmh_tcp_set_options(s->conn, &s->opt);
 }
 
@@ -87,7 +91,7 @@ int vmh_tcps_known(const struct vmh_tcps *s, int level, int name, void *val, soc
 	int v = 0;
 
 	if (level == SOL_SOCKET && (name == SO_TYPE || name == SO_PROTOCOL || name == SO_DOMAIN || name == SO_ACCEPTCONN))
-		v = name == SO_TYPE ? SOCK_STREAM : name == SO_PROTOCOL ? IPPROTO_TCP : name == SO_DOMAIN ? AF_INET : 0;
+		v = name == SO_TYPE ? SOCK_STREAM : name == SO_PROTOCOL ? IPPROTO_TCP : name == SO_DOMAIN ? (s->v6 ? AF_INET6 : AF_INET) : 0;
 	else if (level != IPPROTO_TCP || !number(&s->opt, name, &v))
 		return VMH_TCPS_KERNELS;
 	return vmh_tcps_give(val, len, &v, sizeof(v));

@@ -3,7 +3,10 @@
  *
  * Against flapping: each time a connection goes home by policy it takes twice as many rounds to come back, and all
  * adoptions together may take a small part of the process's time only, since each stops a connection for some
- * milliseconds, in a call of the program. */
+ * milliseconds.
+ *
+ * A process with many busy connections gains when all of them are on rings, and loses while some are: its waits ask
+ * both sides then. To move them all would take longer than most programs run, so they stay where they are. */
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_worker.h"
@@ -15,38 +18,101 @@
 #define HOMES_MAX 10
 #define AGAIN_NS 10000000000u /* after one that failed */
 #define MOVES_MAX 8         /* homecomings in one look */
+#define BUSY_ROUNDS 16      /* since the connections were last counted */
+#define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
+#define PAUSE_MAX_NS 64000000000u
+#define CROWDED_LOOKS 3     /* in a row */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
 static uint64_t looked_ns;
+
+/* How many connections are busy in the kernel: each counts itself once per epoch. */
+static _Atomic uint32_t epoch = 1, busy, shared_by = 1;
+static _Atomic uint64_t pause_ns;
+
+static void count_busy(struct vmh_tcps *s)
+{
+	uint32_t now = atomic_load_explicit(&epoch, memory_order_relaxed);
+
+	if (s->epoch != now) {
+		s->epoch = now;
+		s->epoch_rounds = 0;
+	}
+	if (++s->epoch_rounds == BUSY_ROUNDS)
+		atomic_fetch_add_explicit(&busy, 1, memory_order_relaxed);
+}
 
 void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 {
 	if (r >= SMALL) {
 		s->rounds = 0;
 	} else if (send) {
-		s->last_sent = 1;
-	} else if (s->last_sent) {
-		s->last_sent = 0;
+		VMH_SET(s->last_sent, 1);
+	} else if (VMH_GET(s->last_sent)) {
+		VMH_SET(s->last_sent, 0);
 		s->rounds++;
+		VMH_COUNT(s->kernel_turns, 1);
+		count_busy(s);
 	}
+}
+
+static uint32_t count_anew(void)
+{
+	uint32_t n = atomic_exchange(&busy, 0);
+
+	atomic_fetch_add(&epoch, 1);
+	return n;
+}
+
+static bool too_many(uint32_t n)
+{
+	return vmh_params.hybrid_tcp_many && n > (uint64_t)vmh_params.hybrid_tcp_many;
+}
+
+static void pause_adoptions(uint64_t now)
+{
+	uint64_t ns = atomic_load(&pause_ns) * 2;
+
+	ns = ns < PAUSE_MIN_NS ? PAUSE_MIN_NS : ns > PAUSE_MAX_NS ? PAUSE_MAX_NS : ns;
+	atomic_store(&pause_ns, ns);
+	atomic_store(&free_at, now + ns);
+}
+
+static bool worth_it(uint64_t now)
+{
+	uint32_t n;
+
+	if (now < atomic_load_explicit(&free_at, memory_order_relaxed))
+		return false;
+	n = count_anew();
+	if (too_many(n)) {
+		pause_adoptions(now);
+		return false;
+	}
+	atomic_store(&pause_ns, 0);
+	atomic_store(&shared_by, n ? n : 1);
+	return true;
 }
 
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 {
-	if (!s->connecting || vmh_params.hybrid_tcp == 2)
-		return s->connecting;
-	if (vmh_likely(s->rounds < (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes))
+	if (!VMH_GET(s->connecting) || vmh_params.hybrid_tcp == 2)
+		return VMH_GET(s->connecting);
+	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
-	if (vmh_now_ns() >= atomic_load_explicit(&free_at, memory_order_relaxed))
+	if (worth_it(vmh_now_ns()))
 		return true;
 	s->rounds = 0; /* looks again after as many more */
 	return false;
 }
 
+/* Where the internal thread does it only one connection stands still, and the program goes on with the others. */
 void vmh_tcps_adoption_took(uint64_t ns)
 {
 	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_budget;
 
+	if (vmh_worker_is_me())
+		ns /= atomic_load(&shared_by);
 	atomic_store_explicit(&free_at, vmh_now_ns() + ns * (100 - percent) / percent, memory_order_relaxed);
 }
 
@@ -88,7 +154,21 @@ static bool is_idle(struct vmh_tcps *s, bool quiet, uint64_t now)
 struct look {
 	uint64_t now;
 	unsigned moves;
+	bool crowded;                       /* those on rings go home */
+	uint32_t busy;                      /* in the kernel */
+	uint64_t kernel_turns, ring_turns;
 };
+
+static void look_at_kernels(struct vmh_tcps *s, struct look *l)
+{
+	uint32_t is = VMH_GET(s->kernel_turns), turns = is - s->seen_kernel_turns;
+
+	if (!turns)
+		return;
+	s->seen_kernel_turns = is;
+	l->kernel_turns += turns;
+	l->busy++;
+}
 
 static void look_at(struct vmh_tcps *s, void *arg)
 {
@@ -102,7 +182,10 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	is = (struct vmh_tcps_watch){ VMH_GET(s->watch.bytes), VMH_GET(s->watch.turns) };
 	quiet = is.bytes == was.bytes;
 	s->seen = is;
-	if (is_idle(s, quiet, l->now))
+	l->ring_turns += is.turns - was.turns;
+	if (l->crowded)
+		reason = VMH_R_TCP_MANY;
+	else if (is_idle(s, quiet, l->now))
 		reason = VMH_R_TCP_IDLE;
 	else if (is_bulk(&was, &is))
 		reason = VMH_R_TCP_BULK;
@@ -115,15 +198,34 @@ static void look_at(struct vmh_tcps *s, void *arg)
 		s->rest_at = l->now + AGAIN_NS;
 }
 
+/* Thousands of idle ones are passed by without writing to them. */
+static void glance_at(struct vmh_tcps *s, void *arg)
+{
+	unsigned state = vmh_tcps_state(s);
+
+	if (state == VMH_TCPS_KERNEL)
+		look_at_kernels(s, arg);
+	if (state != VMH_TCPS_RING)
+		return;
+	vmh_obj_hold(&s->obj);
+	if (!atomic_load(&s->obj.closed))
+		look_at(s, arg);
+	vmh_obj_put(&s->obj);
+}
+
 /* No program's thread is in here: the internal thread alone. */
 void vmh_tcps_look(void)
 {
-	struct look l = { .now = vmh_now_ns() };
+	static unsigned crowded;
+	struct look l = { .now = vmh_now_ns(), .crowded = crowded >= CROWDED_LOOKS };
 
 	if (vmh_params.hybrid_tcp != 1 || l.now - looked_ns < WINDOW_NS)
 		return;
 	looked_ns = l.now;
-	vmh_tcps_each(look_at, &l);
+	if (l.crowded)
+		pause_adoptions(l.now);
+	vmh_tcps_glance(glance_at, &l);
+	crowded = too_many(l.busy) && l.kernel_turns > l.ring_turns ? crowded + 1 : 0;
 }
 
 /* Object lock held: it is on the ring, from now on. */
@@ -138,7 +240,7 @@ void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 void vmh_tcps_rested(struct vmh_tcps *s)
 {
 	s->rounds = 0;
-	s->last_sent = 0;
+	VMH_SET(s->last_sent, 0);
 	if (s->homes < HOMES_MAX)
 		s->homes++;
 }

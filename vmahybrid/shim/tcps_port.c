@@ -6,6 +6,7 @@
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
+#include "vmh_verbs.h"
 #include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 struct block {
 	struct block *next;
 	struct vmh_tring *tring;
-	in_addr_t laddr;
+	struct vmh_ip laddr;
 	uint32_t ifindex;
 	unsigned n, at, wanted;
 	bool dead;
@@ -57,18 +58,25 @@ bool vmh_tport_is(in_port_t lport)
 	return atomic_load_explicit(&ports[lport], memory_order_relaxed) != 0;
 }
 
-unsigned vmh_tport_attach(int fd, in_addr_t laddr, in_port_t lport, unsigned ifindex, unsigned flags, uint32_t *flow_id)
+unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags,
+			  uint32_t *flow_id)
 {
 	struct vmh_msg_attach req = { .kind = VMH_FLOW_3T, .ifindex = ifindex, .fd = (unsigned)fd, .proto = IPPROTO_TCP,
-				      .family = 4, .local_port = lport, .flags = (unsigned short)flags };
+				      .family = l->v6 ? 6 : 4, .local_port = l->port, .flags = (unsigned short)flags,
+				      .lane = lane };
 	unsigned reason = 0;
 
-	vmh_map4(req.local_addr, laddr);
+	memcpy(req.local_addr, l->addr.b, sizeof(req.local_addr));
 	vmh_session_attach(&req, fd, flow_id, &reason);
+	if (!reason && flags & VMH_ATTACH_F_KEEP) { /* a QP would rob the kernel of what it has of a listener's port */
+		reason = vmh_verbs_attach_tcp(*flow_id, &req);
+		if (reason)
+			vmh_session_detach(*flow_id, reason);
+	}
 	if (reason)
 		return reason;
-	mark(lport, true);
-	atomic_store(&newest[lport], *flow_id);
+	mark(l->port, true);
+	atomic_store(&newest[l->port], *flow_id);
 	return 0;
 }
 
@@ -81,22 +89,22 @@ void vmh_tport_end(uint32_t flow_id, in_port_t lport)
 
 /* The listener is about to be closed, or to be the kernel's alone. Connections that are left keep a rule that leaves SYNs
  * to the kernel; a port that is somebody else's by then is no harm, as the kernel's own connections pass. */
-void vmh_tport_leave(int fd, in_addr_t laddr, in_port_t lport, unsigned ifindex, uint32_t flow_id)
+void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id)
 {
 	uint64_t end = vmh_now_ns() + LEAVE_NS;
 	struct tail *t = NULL;
 	uint32_t flow = 0;
 
-	while (vmh_trings_port_users(lport) && vmh_now_ns() < end)
+	while (vmh_trings_port_users(l->port) && vmh_now_ns() < end)
 		vmh_rings_poll(64); /* most are about to end */
-	if (!vmh_trings_port_users(lport) || !(t = calloc(1, sizeof(*t))) ||
-	    vmh_tport_attach(fd, laddr, lport, ifindex, 0, &flow)) {
+	if (!vmh_trings_port_users(l->port) || !(t = calloc(1, sizeof(*t))) ||
+	    vmh_tport_attach(fd, l, ifindex, lane, 0, &flow)) {
 		free(t);
-		vmh_tport_end(flow_id, lport);
+		vmh_tport_end(flow_id, l->port);
 		return;
 	}
-	vmh_tport_end(flow_id, lport);
-	*t = (struct tail){ .flow_id = flow, .lport = lport };
+	vmh_tport_end(flow_id, l->port);
+	*t = (struct tail){ .flow_id = flow, .lport = l->port };
 	vmh_lock(&lock);
 	t->next = tails;
 	tails = t;
@@ -107,20 +115,32 @@ void vmh_tport_leave(int fd, in_addr_t laddr, in_port_t lport, unsigned ifindex,
 
 /* ---- ports for connect() ---- */
 
+/* PORTS_MAX: it gets no more. */
+static unsigned ports_of(struct block *b)
+{
+	unsigned n;
+
+	vmh_lock(&lock);
+	n = b->dead ? PORTS_MAX : b->n;
+	vmh_unlock(&lock);
+	return n;
+}
+
 static int reserve(struct block *b, unsigned count)
 {
-	for (unsigned i = 0; i < count && b->n < PORTS_MAX && !b->dead; i++) {
-		struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = b->laddr };
-		socklen_t len = sizeof(a);
-		int fd = (int)vmh_sys(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	for (unsigned i = 0; i < count && ports_of(b) < PORTS_MAX; i++) {
+		struct vmh_tname l = { .addr = b->laddr, .v6 = !vmh_ip_is4(&b->laddr) };
+		struct sockaddr_storage a;
+		socklen_t len = vmh_tcps_compose(l.v6, &l.addr, 0, &a);
+		int fd = (int)vmh_sys(SYS_socket, l.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 		uint32_t flow_id = 0;
 		unsigned reason;
 
 		if (fd < 0)
 			return fd;
-		reason = vmh_sys(SYS_bind, fd, &a, sizeof(a)) < 0 || vmh_sys(SYS_getsockname, fd, &a, &len) < 0 ?
+		reason = vmh_sys(SYS_bind, fd, &a, len) < 0 || !vmh_tcps_kernel_name(fd, false, &l.addr, &l.port) ?
 			VMH_R_NOT_OFFLOADABLE_ADDR :
-			vmh_tport_attach(fd, b->laddr, a.sin_port, b->ifindex, VMH_ATTACH_F_KEEP, &flow_id);
+			vmh_tport_attach(fd, &l, b->ifindex, vmh_tring_ring(b->tring)->lane, VMH_ATTACH_F_KEEP, &flow_id);
 		vmh_sys(SYS_close, fd);
 		if (reason) {
 			vmh_debug("no more local ports for connections on rings: %s", vmh_reason_text(reason));
@@ -128,7 +148,7 @@ static int reserve(struct block *b, unsigned count)
 		}
 		vmh_lock(&lock);
 		if (b->n < PORTS_MAX) {
-			b->p[b->n].port = a.sin_port;
+			b->p[b->n].port = l.port;
 			b->p[b->n++].flow_id = flow_id;
 		}
 		vmh_unlock(&lock);
@@ -136,15 +156,15 @@ static int reserve(struct block *b, unsigned count)
 	return 0;
 }
 
-static struct block *block_of(struct vmh_tring *t, in_addr_t laddr, unsigned ifindex)
+static struct block *block_of(struct vmh_tring *t, const struct vmh_ip *laddr, unsigned ifindex)
 {
 	struct block *b;
 
 	vmh_lock(&lock);
-	for (b = blocks; b && (b->dead || b->tring != t || b->laddr != laddr); b = b->next)
+	for (b = blocks; b && (b->dead || b->tring != t || !vmh_ip_same(&b->laddr, laddr)); b = b->next)
 		;
 	if (!b && (b = calloc(1, sizeof(*b)))) {
-		*b = (struct block){ .next = blocks, .tring = t, .laddr = laddr, .ifindex = ifindex };
+		*b = (struct block){ .next = blocks, .tring = t, .laddr = *laddr, .ifindex = ifindex };
 		blocks = b;
 	}
 	vmh_unlock(&lock);
@@ -178,13 +198,13 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s, struct vmh_tcp_addr *a,
 		      const struct vmh_tcp_path *path)
 {
-	struct block *b = block_of(t, a->laddr, ifindex);
+	struct block *b = block_of(t, &a->laddr, ifindex);
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
 	rc = try_ports(b, s, a, path);
-	if (rc == -EADDRNOTAVAIL && !reserve(b, b->n < 8 ? 1 : 8)) /* each has a connection to that peer */
+	if (rc == -EADDRNOTAVAIL && !reserve(b, ports_of(b) < 8 ? 1 : 8)) /* each has a connection to that peer */
 		rc = try_ports(b, s, a, path);
 	return rc;
 }
@@ -227,13 +247,54 @@ void vmh_tport_retire(uint32_t flow_id)
 	free(t);
 }
 
+void vmh_tport_went_home(struct vmh_tring *t, uint32_t flow_id, const struct vmh_tcp_addr *a)
+{
+	struct vmh_verbs_peer gone = { a->raddr, a->rport }, *left;
+	struct vmh_tcp_addr *names;
+	unsigned n = 0, users;
+
+	if (vmh_tring_ring(t)->kind != VMH_RING_VERBS)
+		return;
+	users = vmh_trings_port_users(a->lport);
+	names = calloc(users + 1, sizeof(*names));
+	left = calloc(users + 1, sizeof(*left));
+	users = names && left ? vmh_tring_port_names(t, a->lport, names, users) : 0;
+	for (unsigned i = 0; i < users; i++)
+		if (memcmp(&names[i], a, sizeof(*a)))
+			left[n++] = (struct vmh_verbs_peer){ names[i].raddr, names[i].rport };
+	vmh_verbs_narrow(flow_id, &gone, left, n);
+	free(names);
+	free(left);
+}
+
 /* ---- by the internal thread ---- */
+
+static unsigned missing(struct block *b)
+{
+	unsigned n;
+
+	vmh_lock(&lock);
+	n = b->wanted > b->n && !b->dead ? b->wanted - b->n : 0;
+	vmh_unlock(&lock);
+	return n;
+}
 
 static void grow(void)
 {
-	for (struct block *b = blocks; b; b = b->next) /* they are never taken off */
-		if (b->wanted > b->n && !b->dead && reserve(b, b->wanted - b->n))
-			b->wanted = PORTS_MAX; /* not again */
+	struct block *b;
+	unsigned n;
+
+	vmh_lock(&lock);
+	b = blocks;
+	vmh_unlock(&lock);
+	for (; b; b = b->next) { /* they are never taken off */
+		n = missing(b);
+		if (!n || !reserve(b, n))
+			continue;
+		vmh_lock(&lock);
+		b->wanted = PORTS_MAX; /* not again */
+		vmh_unlock(&lock);
+	}
 }
 
 static bool end_tails(void)

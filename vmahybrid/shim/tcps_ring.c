@@ -8,17 +8,16 @@
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
-#include "vmh_worker.h"
 #include <netinet/in.h>
 #include <stdlib.h>
 
 #define STASH_FRAMES 32
+#define CLOSE 7 /* linux/tcp_states.h */
 #define STASH_BYTES 2048
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
 #define LOOK_MAX_MS 1000
-#define HOLD_MAX 1024   /* frames that may stay for unread data */
 
 struct vmh_tcps_stash {
 	struct vmh_tcps_stash *next;
@@ -64,12 +63,14 @@ static uint32_t bits_of(unsigned events)
 	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
 }
 
-static _Atomic int any_urgent;
+static _Atomic int any_urgent; /* or ended */
 
 static void home_if_urgent(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
-	if (atomic_load(&s->urgent) && vmh_tcps_state(s) == VMH_TCPS_RING)
+	if (atomic_load(&s->ended))
+		vmh_tcps_let_name_go(s);
+	else if (atomic_load(&s->urgent) && vmh_tcps_state(s) == VMH_TCPS_RING)
 		vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false);
 }
 
@@ -95,6 +96,10 @@ static void level(void *arg, void *user, unsigned events)
 		atomic_store(&any_urgent, 1);
 		vmh_worker_wake();
 	}
+	if (vmh_unlikely(events >> 8 == CLOSE) && !vmh_tcps_is_fresh(s) && !atomic_exchange(&s->ended, 1)) {
+		atomic_store(&any_urgent, 1);
+		vmh_worker_wake();
+	}
 }
 
 /* Stack lock held, and often the ring's: sleepers are woken later. */
@@ -116,18 +121,10 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
  * ring's, nobody has that connection. */
 static void unknown(struct vmh_tring *t, unsigned char *frame, uint32_t len)
 {
-	const unsigned char *ip = frame + 14, *tcp;
 	struct vmh_tcp_addr a;
 
-	if (len < 54 || len > STASH_BYTES || frame[12] != 8 || frame[13] || ip[9] != IPPROTO_TCP)
+	if (len > STASH_BYTES || !vmh_tcp_name(t->tr.tcp, frame, len, &a))
 		return;
-	tcp = ip + (ip[0] & 15) * 4;
-	if (tcp + 4 > frame + len)
-		return;
-	memcpy(&a.raddr, ip + 12, 4);
-	memcpy(&a.laddr, ip + 16, 4);
-	memcpy(&a.rport, tcp, 2);
-	memcpy(&a.lport, tcp + 2, 2);
 	for (struct vmh_tcps_stash *st = t->stashes; st; st = st->next) {
 		if (memcmp(&st->addr, &a, sizeof(a)))
 			continue;
@@ -144,7 +141,7 @@ static void unknown(struct vmh_tring *t, unsigned char *frame, uint32_t len)
 static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
 {
 	struct vmh_tring *t = r->other_arg;
-	int rc = vmh_tcp_input(t->tr.tcp, frame, len, b);
+	int rc = vmh_tcp_ring_take(&t->tr, frame, len, b);
 
 	if (vmh_unlikely(rc == -ENOENT))
 		unknown(t, frame, len);
@@ -206,18 +203,30 @@ void vmh_tring_flush(struct vmh_tring *t)
 		vmh_wake_all();
 }
 
+void vmh_tring_acks_now(struct vmh_tring *t)
+{
+	vmh_tcp_ring_acks(&t->tr, true);
+}
+
 /* After each poll of the ring; no lock is held. A look at the clock costs as much as several polls. */
 static void after(struct vmh_ring *r, int frames)
 {
 	struct vmh_tring *t = r->other_arg;
-	uint32_t polls = VMH_GET(t->polls) + 1 + (uint32_t)frames;
+	uint32_t polls;
 
+	vmh_tcp_ring_acks(&t->tr, frames < 0);
+	polls = VMH_GET(t->polls) + 1 + (uint32_t)(frames > 0 ? frames : 0);
 	if (vmh_unlikely(polls >= CLOCK_EVERY)) {
 		polls = 0;
 		look_at_clock(t);
 	}
 	VMH_SET(t->polls, polls);
 	vmh_tring_flush(t);
+}
+
+static bool verifies(const struct vmh_ring *r)
+{
+	return r->kind == VMH_RING_VERBS || r->flags & VMH_RING_F_VERIFY_CSUM;
 }
 
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
@@ -228,14 +237,14 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 	for (t = atomic_load(&trings); t && (t->tr.ring != r || t->closed); t = t->next)
 		;
 	if (!t && r->ops->send_frame && !atomic_load(&r->gone) && (t = calloc(1, sizeof(*t)))) {
-		if (vmh_tcp_ring_open(&t->tr, r, r->flags & VMH_RING_F_VERIFY_CSUM, HOLD_MAX, ready, t)) {
+		if (vmh_tcp_ring_open(&t->tr, r, verifies(r), ready, t)) {
 			free(t);
 			t = NULL;
 		} else {
 			vmh_lock(&r->lock);
 			t->tr.level = level;
 			r->other = take;
-			r->after = after;
+			VMH_SET(r->after, after);
 			vmh_unlock(&r->lock);
 			t->next = atomic_load(&trings);
 			atomic_store(&trings, t);
@@ -252,10 +261,11 @@ void vmh_tring_close(struct vmh_ring *r)
 		if (t->tr.ring != r || t->closed)
 			continue;
 		vmh_lock(&r->lock);
-		r->after = NULL;
+		VMH_SET(r->after, NULL);
 		r->other = NULL;
 		vmh_unlock(&r->lock);
 		t->closed = true;
+		vmh_tcp_let_go(t->tr.tcp); /* of what still closes: its memory goes when no frame of it is out */
 		vmh_tport_gone(t, 0);
 	}
 }
@@ -278,6 +288,11 @@ unsigned vmh_trings_port_users(in_port_t lport)
 	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
 		n += t->closed ? 0 : vmh_tcp_port_users(t->tr.tcp, lport);
 	return n;
+}
+
+unsigned vmh_tring_port_names(struct vmh_tring *t, in_port_t lport, struct vmh_tcp_addr *out, unsigned max)
+{
+	return vmh_tcp_port_names(t->tr.tcp, lport, out, max);
 }
 
 static unsigned conns(const struct vmh_tring *t)
@@ -309,6 +324,8 @@ struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c)
 /* Of the internal thread: a timer that came to be since its last look is found after this. */
 static int look_ms(void)
 {
+	if (vmh_params.internal_thread_tcp_timer_handling)
+		return 1;
 	return vmh_params.timer_resolution_msec < LOOK_MAX_MS ? (int)vmh_params.timer_resolution_msec : LOOK_MAX_MS;
 }
 
@@ -322,6 +339,7 @@ int vmh_trings_progress(void)
 		any = true;
 		vmh_ring_poll(t->tr.ring, POLL_BUDGET);
 		look_at_clock(t);
+		vmh_tring_acks_now(t);
 		vmh_tring_flush(t);
 	}
 	return any ? look_ms() : -1;

@@ -69,11 +69,20 @@ enum vmh_reason {
 const char *vmh_reason_slug(unsigned reason);
 const char *vmh_reason_text(unsigned reason);
 
-static inline uint64_t vmh_now_ns(void)
+static inline uint64_t vmh_clock_ns(clockid_t clock)
 {
 	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
+
+	clock_gettime(clock, &t);
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+static inline uint64_t vmh_now_ns(void)
+{
+	return vmh_clock_ns(CLOCK_MONOTONIC);
+}
+static inline uint64_t vmh_wall_ns(void)
+{
+	return vmh_clock_ns(CLOCK_REALTIME);
 }
 
 /* A counter of some GHz that is cheap to read, without order to what surrounds it; 0 where there is none. */
@@ -90,6 +99,15 @@ static inline uint64_t vmh_cycles(void)
 #define VMH_COUNT(c, n) __atomic_store_n(&(c), __atomic_load_n(&(c), __ATOMIC_RELAXED) + (n), __ATOMIC_RELAXED)
 #define VMH_SET(c, v) __atomic_store_n(&(c), (v), __ATOMIC_RELAXED)
 #define VMH_GET(c) __atomic_load_n(&(c), __ATOMIC_RELAXED)
+
+/* True once in `every` ns at the most; *last is of vmh_now_ns(). */
+static inline bool vmh_due(uint64_t *last, uint64_t now, uint64_t every)
+{
+	if (now - VMH_GET(*last) < every)
+		return false;
+	VMH_SET(*last, now);
+	return true;
+}
 
 static inline void vmh_cpu_relax(void)
 {

@@ -2,6 +2,7 @@
 #ifndef VMH_CONTROL_H_SHIM
 #define VMH_CONTROL_H_SHIM
 #include "vmh_base.h"
+#include "vmh_ip.h"
 #include "control.h"
 #include "vmh_ring.h"
 
@@ -13,8 +14,9 @@ unsigned vmh_session_open(void);
 void vmh_session_serve(void);
 uint32_t vmh_session_id(void);       /* counts sessions; 0 = none now */
 unsigned vmh_session_reason(void);   /* why there is none */
-/* The ring on ifindex, asked for at the first call. NULL and *reason where there is none. */
-struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned *reason);
+/* The ring of a lane on ifindex, asked for at the first call; another lane's there where the service gives no more.
+ * NULL and *reason where there is none. */
+struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *reason);
 int vmh_session_attach(const struct vmh_msg_attach *req, int fd, uint32_t *flow_id, unsigned *reason);
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
@@ -22,7 +24,11 @@ int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the hea
  * -ENOTCONN: there is no service. */
 int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason);
 int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex);
+/* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */
+int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep);
+void vmh_session_tcp_hide(struct vmh_msg_tcp_hide *req);
 int vmh_session_neigh(unsigned ifindex, in_addr_t addr);   /* 0 when resolved, -errno */
+int vmh_session_neigh_of(unsigned ifindex, const struct vmh_ip *addr);
 void vmh_session_fork_child(void);   /* drop the parent's connection and rings */
 void vmh_session_fini(void);
 void vmh_session_lock(void);         /* around fork */

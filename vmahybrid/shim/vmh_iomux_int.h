@@ -7,6 +7,7 @@
  *  2. What epoll_ctl sets in an item (events, data, disarmed) changes under set lock and ready lock.
  *  3. A level item whose socket is ready is on the ready list; one that is not ready may still be.
  *  4. Items and sets live in pools whose memory is never given back.
+ *  5. An item that is `out` is no member: it is linked and nothing else, with no events, and not on the ready list.
  */
 #ifndef VMH_IOMUX_INT_H
 #define VMH_IOMUX_INT_H
@@ -68,6 +69,7 @@ struct vmh_epitem {
 	int fd;                    /* with the member, the key that the kernel uses */
 	uint8_t disarmed;          /* ONESHOT fired */
 	uint8_t sent;              /* an EPOLLOUT edge is due; ready lock */
+	uint8_t out;               /* DEL took it out of the set, and the next ADD brings it back; set lock */
 };
 
 #define VMH_EP_FOREIGN 64 /* words of the filter below */
@@ -102,7 +104,7 @@ struct vmh_ep *vmh_ep_alloc(void);
 void vmh_ep_free(struct vmh_ep *e);
 struct vmh_epitem *vmh_epitem_alloc(void);
 void vmh_epitem_free(struct vmh_epitem *it);
-struct vmh_epitem *vmh_epitem_find(struct vmh_ep *e, struct vmh_obj *member, int fd);  /* set lock held */
+struct vmh_epitem *vmh_epitem_find(struct vmh_ep *e, struct vmh_obj *member, int fd);  /* set lock held; -1: any */
 bool vmh_epitem_link(struct vmh_epitem *it);    /* set lock held; false: the member was closed meanwhile */
 void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
 /* A set that the member is in and that matches, held; NULL: none. */
@@ -112,6 +114,7 @@ void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork
 
 /* A parked TCP member, of which the kernel knows nothing true. */
 bool vmh_epitem_parked(const struct vmh_epitem *it);
+bool vmh_epitem_hushed(const struct vmh_epitem *it); /* or one that is on its way there */
 bool vmh_epitem_on_ring(const struct vmh_epitem *it);
 
 /* epoll_set.c: the ready list */

@@ -3,6 +3,7 @@
 #ifndef VMH_NET_H
 #define VMH_NET_H
 #include "vmh_base.h"
+#include "vmh_ip.h"
 #include "vmh_ring.h"
 #include "net_page.h"
 
@@ -29,6 +30,14 @@ struct vmh_nexthop {
 	in_addr_t via;        /* neighbour to resolve: gateway or daddr; 0 for multicast */
 	unsigned char dmac[6];
 };
+/* The same of either family. */
+struct vmh_way {
+	uint64_t generation;
+	unsigned ifindex, mtu;
+	struct vmh_ip saddr; /* of IPv6: that of the route, or the one asked for; any: the kernel has to choose */
+	struct vmh_ip via;
+	unsigned char dmac[6];
+};
 #define VMH_NET_UNSURE UINT64_MAX /* a generation that no page has */
 
 /* How would the kernel send to daddr? saddr 0 = any, oif 0 = any (SO_BINDTODEVICE, IP_MULTICAST_IF).
@@ -37,11 +46,17 @@ struct vmh_nexthop {
  * the page locked for longer than a reader waits, it is VMH_NET_UNSURE, so that the next send asks again. */
 unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct vmh_nexthop *out);
 
+unsigned vmh_net_way(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out); /* unicast only */
+bool vmh_net_local(const struct vmh_ip *addr, unsigned *ifindex);
+
 bool vmh_net_is_local(in_addr_t addr, unsigned *ifindex);   /* an address of this namespace */
 bool vmh_net_is_broadcast(in_addr_t addr);
 /* 0 and served, or the reason why not */
 unsigned vmh_net_link_served(unsigned ifindex);
 int vmh_net_served_links(unsigned *ifindexes, int max);
+/* Two interfaces, at least one of them served, with addresses of one network. */
+bool vmh_net_same_network(unsigned *one, unsigned *other);
+bool vmh_net_is_vlan(unsigned ifindex);
 bool vmh_net_link_name(unsigned ifindex, char name[16]);
 unsigned vmh_net_first_multicast_link(void); /* interface of the kernel's route to 224.0.0.0/4, or 0 */
 bool vmh_net_addr_of(unsigned ifindex, in_addr_t *addr); /* first IPv4 address */

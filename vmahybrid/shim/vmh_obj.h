@@ -35,6 +35,18 @@ static inline struct vmh_obj *vmh_fd_get(int fd) /* NULL: kernel fd; else put it
 		return NULL;
 	return vmh_fd_get_slow(fd);
 }
+/* The object behind fd if it is of that class, without a reference: it may be another's in the next moment. */
+static inline struct vmh_obj *vmh_fd_peek(int fd, unsigned class_)
+{
+	struct vmh_obj *o;
+
+	if (vmh_unlikely((unsigned)fd >= vmh_fdtab_size))
+		return NULL;
+	o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
+	if (vmh_likely(!o) || atomic_load_explicit(&o->class_, memory_order_relaxed) != class_)
+		return NULL;
+	return o;
+}
 void vmh_obj_put(struct vmh_obj *o);
 void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
@@ -42,6 +54,7 @@ void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succ
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
 void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
+bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */
 void vmh_fd_rename(struct vmh_obj *o);
 
 /* Fds of the shim itself: moved to a high number, close-on-exec, and kept out of reach of the program's

@@ -32,16 +32,28 @@ struct vmh_buf {
 	in_addr_t saddr, daddr;
 	in_port_t sport, dport;    /* network order */
 	uint8_t ttl, tos;
-	uint8_t multicast;         /* destination is a multicast group */
+	uint8_t multicast : 1;     /* destination is a multicast group */
+	uint8_t hw_stamped : 1;    /* vmh_buf_hw_stamp tells the adapter's time of arrival */
 	uint8_t shared;            /* a heap copy with the payload behind it: put() frees it (several receivers) */
 	uint64_t stamp_ns;         /* CLOCK_REALTIME at delivery, 0 when nobody asked for timestamps */
 };
+
+/* Over the last bytes of the headers, which nobody needs any more: in ns, of the clock that VMA_HW_TS_CONVERSION says. */
+#define VMH_HW_STAMP sizeof(uint64_t)
+static inline uint64_t vmh_buf_hw_stamp(const struct vmh_buf *b)
+{
+	uint64_t ns;
+
+	memcpy(&ns, b->data - VMH_HW_STAMP, sizeof(ns));
+	return ns;
+}
 
 /* Ethernet + IPv4 + UDP header template of a destination, made once by vmh_frame_hdr_init. */
 struct vmh_frame_hdr {
 	unsigned char bytes[42];
 	uint32_t pseudo_sum;        /* one's complement sum of the pseudo header and the ports, without lengths */
 	uint16_t ip_sum_base;       /* one's complement sum of the IP header with total length 0, id 0 */
+	uint32_t priority;          /* SO_PRIORITY: a VLAN interface makes the tag's PCP of it */
 };
 
 struct vmh_ring_ops {
@@ -62,6 +74,7 @@ struct vmh_ring_ops {
 };
 
 #define VMH_RING_WAIT_FDS 16
+#define VMH_BEFORE_SLEEP (-1)
 
 /* The last datagram that was handed over: while sockets are bound as they were then, the next one of the same
  * flow is found to be the same socket's without a look at the table. */
@@ -74,12 +87,14 @@ struct vmh_taker_memo {
 
 struct vmh_ring {
 	const struct vmh_ring_ops *ops;
-	unsigned id, ifindex, mtu, kind, xdp_mode, flags;
+	unsigned id, ifindex, mtu, kind, xdp_mode, flags, lane;
 	unsigned char mac[6];
 	char ifname[16];
 	struct vmh_ring_stats *stats; /* read it under a lock only: close exchanges it */
 	struct vmh_ring *next;      /* vmh_rings list; append only, under control lock */
+	uint32_t rx_frames;         /* that circulate for receiving; 0: not this kind of ring's to count */
 	_Atomic int gone;           /* set by the control thread; read anywhere */
+	bool hw_stamps;             /* datagrams come with the adapter's time */
 	/* own cache lines: a sender and a receiver thread shall not disturb each other */
 	_Alignas(64) struct vmh_lock lock;
 	const struct vmh_sock *taker; /* whose next datagram the poller wants in hand, not queued; under lock */
@@ -88,7 +103,8 @@ struct vmh_ring {
 	/* A frame that is no datagram, under lock, may be NULL: 1 if it stays (b goes back by vmh_ring_put), 0 if not. */
 	int (*other)(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b);
 	void *other_arg;
-	void (*after)(struct vmh_ring *r, int frames); /* after each poll, no lock held; may be NULL */
+	/* After each poll, no lock held; may be NULL. frames VMH_BEFORE_SLEEP: a thread is about to sleep. */
+	void (*after)(struct vmh_ring *r, int frames);
 	_Atomic uint32_t bufs_out;  /* delivered and not yet put back; written under lock */
 	struct vmh_buf *_Atomic returned; /* put while the lock was busy; whoever unlocks takes them */
 	struct vmh_buf *_Atomic kept; /* read by a receiver that is in a hurry: goes back when there is time */
@@ -124,7 +140,11 @@ int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
 
 extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone ones included */
 extern _Atomic uint32_t vmh_bindings;       /* changes with every socket's port or address */
+/* VMA_BUFFER_BATCHING_MODE, set before the first ring: 0 gives each buffer back at once, to the kernel as well; 1 gives
+ * them back in batches, and those that are kept when there is time; 2 leaves these until the next one comes. */
+extern int64_t vmh_ring_batching;
 extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp_ns */
+extern _Atomic int vmh_want_hw_stamps;      /* number of sockets that want the adapter's time */
 
 /* How often the kernel told of readiness in a program with rings: what a receiver knew of an empty kernel socket before
  * is out of date. */
@@ -136,6 +156,8 @@ static inline int vmh_os_reported(int n) /* returns it */
 	return n;
 }
 
+/* The ring of the lane (vmh_lane.h) on ifindex, or of the lowest lane that has one there; NULL. The service chooses so. */
+struct vmh_ring *vmh_lane_ring(unsigned ifindex, unsigned lane);
 /* Poll one ring if nobody else does. Frames taken, 0 if none or busy. */
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 /* Poll every ring of the process once. */
@@ -145,14 +167,16 @@ int vmh_rings_poll(unsigned budget);
 void vmh_rings_catch_up(unsigned budget);
 /* All that the rings hold goes to its sockets as they are now; waits for a thread that is polling. */
 void vmh_rings_settle(void);
-/* Poll for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
+/* The next ones: `only` this ring, or, NULL, all of them.
+ * Poll for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
  * never queued. NULL: none, or it was queued. *frames: how many were polled, of all sockets. */
-struct vmh_buf *vmh_rings_take(const struct vmh_sock *s, unsigned budget, int *frames);
+struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, unsigned budget, int *frames);
 /* Is there anything to poll? Reads indexes, takes no lock. */
-bool vmh_rings_pending(void);
+bool vmh_rings_pending(struct vmh_ring *only);
 /* Any thread, any time, gone rings too; never waits for a lock, so vmh_deliver may call it as well. */
 void vmh_ring_put(struct vmh_buf *b);
-/* The same at leisure: at the next poll that finds nothing, or when the next one comes. One per ring is kept. */
+/* The same at leisure: at the next poll that finds nothing, or when the next one comes. One per ring is kept.
+ * As vmh_ring_batching says. */
 void vmh_ring_put_later(struct vmh_buf *b);
 /* 0 means posted. -EAGAIN: no frame or descriptor free; -EMSGSIZE: above the MTU; -ENETDOWN: the ring is
  * gone or the interface down (then the frame may be posted all the same). */
@@ -165,6 +189,7 @@ int vmh_ring_kick(struct vmh_ring *r);
 /* Poll those rings that nobody has looked at until they are half full: the internal thread does. */
 void vmh_rings_drain(unsigned budget);
 int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings, for one sleep */
+int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max);
 void vmh_rings_woken(const struct pollfd *p, int n); /* what the sleep found on them, for the statistics */
 /* Delivers what the ring holds and marks it gone: nothing goes by it from here on. */
 void vmh_ring_retire(struct vmh_ring *r);

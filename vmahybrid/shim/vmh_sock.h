@@ -7,6 +7,7 @@
 #ifndef VMH_SOCK_H
 #define VMH_SOCK_H
 #include "vmh_base.h"
+#include "vmh_lane.h"
 #include "vmh_net.h"
 #include "vmh_obj.h"
 #include "vmh_ring.h"
@@ -15,6 +16,15 @@
 
 #define VMH_SOCK_GROUPS 64 /* memberships followed per socket (igmp_max_memberships is 20 by default) */
 #define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
+#ifndef SO_TIMESTAMP_OLD
+#define SO_TIMESTAMP_OLD 29
+#define SO_TIMESTAMPNS_OLD 35
+#define SO_TIMESTAMPING_OLD 37
+#define SO_TIMESTAMP_NEW 63
+#define SO_TIMESTAMPNS_NEW 64
+#define SO_TIMESTAMPING_NEW 65
+#endif
+enum { VMH_STAMP_US = 1, VMH_STAMP_NS };
 #define VMH_PATH_SURE (552 - 28) /* payload that fits the least path MTU that the kernel learns (route.min_pmtu) */
 
 struct vmh_flow {
@@ -23,6 +33,9 @@ struct vmh_flow {
 	uint32_t ifindex;         /* 0: all rings */
 	in_addr_t laddr, raddr;
 	in_port_t lport, rport;
+	in_addr_t paddr;          /* 3T of a connected socket: its peer, which rules of the operator may name */
+	in_port_t pport;
+	uint32_t lane;            /* whose rings */
 };
 
 /* A multicast membership, whether or not its flow is on a ring. */
@@ -48,6 +61,13 @@ struct vmh_dst {
 	struct vmh_frame_hdr hdr;
 };
 
+/* SO_MAX_PACING_RATE as VMA's programs give it: told from the kernel's by its size, 12 bytes. */
+struct vmh_pacing {
+	uint32_t kbps;            /* 0: no limit */
+	uint32_t burst;           /* bytes that may leave at once after a pause */
+	uint16_t typical;         /* bytes of a packet; only remembered */
+};
+
 struct vmh_sock {
 	struct vmh_obj obj;       /* first: class UDP */
 	struct vmh_sock_stats *stats; /* second: see sock_reset */
@@ -66,7 +86,9 @@ struct vmh_sock {
 	_Atomic uint8_t nonblock;
 	_Atomic uint8_t os_check; /* look at the kernel socket before anything else, once */
 	_Atomic uint8_t want_stamp; /* some timestamp option is on */
-	uint8_t opt_timestamp;    /* 0, SO_TIMESTAMP or SO_TIMESTAMPNS (the option number) */
+	uint8_t opt_timestamp;    /* VMH_STAMP_*: SO_TIMESTAMP, SO_TIMESTAMPNS; 0: neither */
+	uint8_t stamp_new;        /* by the options' numbers for 64-bit times */
+	uint32_t stamping;        /* SO_TIMESTAMPING: SOF_TIMESTAMPING_* */
 	uint8_t opt_pktinfo, opt_recvttl, opt_recvtos;
 	uint32_t rcvbuf;          /* kernel's doubled value */
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
@@ -85,6 +107,7 @@ struct vmh_sock {
 	uint32_t mc_if;           /* IP_MULTICAST_IF */
 	in_addr_t mc_if_addr;
 	uint8_t ttl, tos, mc_ttl, mc_loop;
+	uint32_t priority;        /* SO_PRIORITY, which IP_TOS sets as well */
 	uint8_t pmtudisc;         /* IP_MTU_DISCOVER */
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
@@ -98,6 +121,10 @@ struct vmh_sock {
 	uint8_t mc_all;           /* IP_MULTICAST_ALL */
 	uint32_t session;         /* control session in which flows were attached */
 	const struct vmh_ring *rx_ring; /* that its flow was on last; only to compare */
+	/* All that comes for this socket comes by this ring, so who receives looks at no other; NULL: any. A gone ring
+	 * means any as well. */
+	struct vmh_ring *_Atomic only_ring;
+	struct vmh_lane_use rx_lane, tx_lane;
 	struct vmh_ring *last_ring; /* for sendmmsg's flush */
 
 	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
@@ -107,6 +134,13 @@ struct vmh_sock {
 	uint32_t tx_since_rx;     /* sends since anything was received: when to look for ICMP errors */
 	uint32_t error_alert;     /* sends that look for one all the same */
 	uint64_t error_asked_ns;
+	uint8_t paced;            /* pacing acts */
+	struct {
+		uint64_t rate;    /* bytes per second */
+		uint32_t burst;
+		uint16_t typical;
+		_Atomic uint64_t next; /* ns: when the next datagram may leave */
+	} pacing;
 	uint8_t recverr;          /* IP_RECVERR: the sends of an unconnected socket fail too */
 	struct vmh_dst dsts[VMH_SOCK_DSTS];
 
@@ -146,6 +180,7 @@ void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for
 void vmh_sock_home_all(uint32_t reason, bool for_good);
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
 extern _Atomic uint8_t vmh_sock_any_shared;
+/* sock_share.c */
 void vmh_sock_share_inherited(void);                  /* before an exec: those without FD_CLOEXEC */
 void vmh_sock_give_back(struct vmh_sock *s, int fd);  /* object lock held, flows released; sock_give.c */
 void vmh_sock_share_all(void);                        /* before a fork: the kernel serves all of them */
@@ -153,7 +188,10 @@ bool vmh_sock_retry_shared(void);                     /* by the worker: are some
 extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */
 void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason);
 void vmh_sock_flow_home(uint32_t flow_id, unsigned reason);
+void vmh_sock_migrate(struct vmh_sock *s, int fd);    /* its flows come to the ring of the calling thread */
 void vmh_sock_update(struct vmh_sock *s, int fd);     /* object lock held: flows as the state wants them */
+void vmh_sock_converge(struct vmh_sock *s, int fd);   /* the same, whether or not the kernel is to serve it for now */
+bool vmh_sock_any_flow(const struct vmh_sock *s);
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason); /* object lock held */
 /* Object lock held: does a flow entitle this socket to send by the ring of ifindex? */
 bool vmh_sock_entitled(const struct vmh_sock *s, unsigned ifindex);
@@ -173,6 +211,22 @@ void vmh_sock_drain_at_rate(struct vmh_sock *s);
 /* sock_opt.c */
 int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len); /* 0 / -errno */
 void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socket has */
+
+/* sock_pace.c; read: object lock held. pace: 0, the datagram may leave; -EAGAIN, it is not to be waited for (now);
+ * -EWOULDBLOCK, SO_SNDTIMEO is over; -EINTR */
+void vmh_sock_read_pacing(struct vmh_sock *s, int fd);
+unsigned long vmh_pacing_rate(const struct vmh_pacing *p); /* bytes per second, as the kernel has it */
+void vmh_sock_set_burst(struct vmh_sock *s, const struct vmh_pacing *p);
+int vmh_sock_pace(struct vmh_sock *s, size_t len, bool now);
+
+/* sock_stamp.c; object lock held */
+void vmh_sock_set_timestamp(struct vmh_sock *s, int name, bool on);
+void vmh_sock_set_timestamping(struct vmh_sock *s, int fd, int name, uint32_t flags);
+/* VMH_R_TIMESTAMPING where stamps are wanted that only the kernel has, else 0 */
+unsigned vmh_sock_sends_stamped(const struct vmh_sock *s);
+unsigned vmh_sock_stamped_by_adapter(const struct vmh_sock *s, int fd, unsigned ifindex); /* 0: all served ones */
+/* sock_cmsg.c: into msg_control; sets msg_controllen and MSG_CTRUNC */
+void vmh_sock_put_control(const struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b);
 
 /* sock_rx.c, sock_tx.c: bytes, or -errno */
 ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);

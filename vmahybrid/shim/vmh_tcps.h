@@ -10,6 +10,8 @@
 #include "tcp/tcp_stack.h"
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
+#include "vmh_lane.h"
+#include "vmh_params.h"
 #include "vmh_stats.h"
 #include "vmh_wait.h"
 #include <netinet/in.h>
@@ -42,19 +44,22 @@ struct vmh_tcps {
 	struct vmh_sock_stats *stats;
 	struct vmh_lock io;
 	struct vmh_tcps *all_next, *free_next;
+	_Atomic uint32_t in_kernel;       /* calls on the kernel socket that may sleep there; outlives the object */
 	/* zero in a new object from here on */
 	_Atomic uint8_t state;
 	_Atomic uint8_t nonblock;
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
-	_Atomic uint32_t in_kernel;       /* calls on the kernel socket that may sleep there */
+	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
 	uint8_t last_sent, connecting, homes, resting; /* resting: going home by policy, not for good */
-	uint32_t rounds;
+	uint32_t rounds, kernel_turns, seen_kernel_turns;
+	uint32_t epoch, epoch_rounds;     /* of the count of busy connections, tcps_policy.c */
 	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
 	uint32_t seen_out, seen_again;
 	uint64_t quiet_ns, rest_at;
 	uint64_t retry_ns;
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
+	struct vmh_lane_use lane;         /* of both directions */
 	struct vmh_tring *tring;
 	struct vmh_tcp_conn *conn;
 	uint32_t flow_id, ifindex;
@@ -62,15 +67,26 @@ struct vmh_tcps {
 	uint64_t stranded_ns;
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
+	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
 	_Atomic uint8_t urgent;           /* the peer sends urgent data, which is the kernel's */
-	uint8_t reuse;                    /* SO_REUSEADDR, of an adopted one */
+	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
+	uint8_t reuse;                    /* SO_REUSEADDR */
+	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
+	uint8_t accepted;                 /* by a listener */
+	uint8_t v6;                       /* AF_INET6: its names, also where it is connected over IPv4 */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint16_t accepts;
 	uint32_t linger_s;
 	struct vmh_tcp_addr addr;         /* of a fresh one */
+	/* Its kernel socket is parked as that of an adopted one, for who looks at the kernel's (tcps_show.c); object lock */
+	uint8_t shown, lived;             /* lived: for a second */
+	uint32_t shown_flow;              /* rule of its own, 0 if not known */
+	uint64_t shown_inode;
 	struct vmh_tcp_options opt;       /* as the program wants them */
 	struct vmh_tlisten *listening;    /* io; in state LISTEN */
 	_Atomic uint8_t listens;          /* listen() was called */
+	uint32_t os_reports;              /* vmh_os_reports when the kernel's listener was last seen empty */
+	uint64_t os_looked_ns;
 	int backlog;
 };
 
@@ -92,6 +108,25 @@ static inline uint32_t vmh_tcps_bits(const struct vmh_tcps *s)
 {
 	return vmh_tcps_parked(s) || vmh_tcps_state(s) == VMH_TCPS_LISTEN ?
 		atomic_load_explicit(&s->bits, memory_order_acquire) : 0;
+}
+
+/* What the kernel says of an error or an end is not the connection's: it is parked, or being parked. */
+static inline bool vmh_tcps_hushed(struct vmh_tcps *s)
+{
+	if (vmh_tcps_state(s) == VMH_TCPS_ADOPTING) {
+		atomic_store(&s->put_off, 1);
+		return vmh_tcps_state(s) != VMH_TCPS_KERNEL && vmh_tcps_state(s) != VMH_TCPS_HOME;
+	}
+	return vmh_tcps_parked(s);
+}
+
+/* Returns when nobody is moving it from the kernel: the kernel socket has no name for a moment. */
+static inline void vmh_tcps_await_move(struct vmh_tcps *s)
+{
+	if (vmh_unlikely(vmh_tcps_state(s) == VMH_TCPS_ADOPTING)) {
+		vmh_lock(&s->obj.lock);
+		vmh_unlock(&s->obj.lock);
+	}
 }
 
 /* Can a ring make it ready? */
@@ -124,27 +159,33 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 
 /* tcps.c: life */
 void vmh_tcps_init(void);
-struct vmh_tcps *vmh_tcps_install(int fd, bool nonblock); /* NULL: a kernel fd */
+struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
 void vmh_tcps_created(int fd, int domain, int type, int protocol); /* after socket(2) */
 void vmh_tcps_connected(int fd, int r, int err);                   /* after connect(2) */
 void vmh_tcps_accepted(int fd, int flags);                         /* after accept(2) */
 void vmh_tcps_closed(struct vmh_tcps *s);
 void vmh_tcps_recycle(struct vmh_tcps *s);
 void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
+void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
 
 /* tcps_move.c */
+bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
 int vmh_tcps_export(struct vmh_tcp_conn *c);     /* a frozen one, as a memory file; or -errno */
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd);
+bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
+void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
 bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, until it is worth another adoption */
 void vmh_tcps_home_all(unsigned reason);
+void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
 void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
 void vmh_tcps_service_back(void);
+void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended: the peer may use it for another */
 
 void vmh_tcps_publish(struct vmh_tcps *s); /* it is on the ring now */
 
@@ -166,28 +207,55 @@ void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock 
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id); /* on that ring, or of that flow */
 
+/* tcps_conf.c: VMH_R_CONF_RULE where libvma.conf keeps it on the kernel, else 0; the last one reads a changed file */
+unsigned vmh_tcps_kept_client(const struct vmh_tcps *s, const struct vmh_tcp_addr *a);
+unsigned vmh_tcps_kept_server(const struct vmh_ip *laddr, in_port_t lport);
+unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a);
+
 /* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */
 
+/* tcps_name.c */
+bool vmh_tcps_parse(const struct sockaddr *a, socklen_t len, struct vmh_ip *ip, in_port_t *port); /* false: neither family */
+socklen_t vmh_tcps_compose(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr_storage *out);
+void vmh_tcps_tell(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr *a, socklen_t *len); /* as much as fits */
+bool vmh_tcps_kernel_name(int fd, bool peer, struct vmh_ip *ip, in_port_t *port);
+bool vmh_tcps_only_v6(int fd);                                   /* IPV6_V6ONLY */
+struct vmh_ip vmh_tcps_source(const struct vmh_ip *to);          /* what the kernel would send from; any: it would not */
+
 /* tcps_port.c: local ports whose connections are a ring's */
-unsigned vmh_tport_attach(int fd, in_addr_t laddr, in_port_t lport, unsigned ifindex, unsigned flags, uint32_t *flow_id);
+struct vmh_tname {
+	struct vmh_ip addr;
+	in_port_t port;
+	uint8_t v6; /* of an AF_INET6 socket */
+};
+unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags,
+			  uint32_t *flow_id);
 void vmh_tport_end(uint32_t flow_id, in_port_t lport);
-void vmh_tport_leave(int fd, in_addr_t laddr, in_port_t lport, unsigned ifindex, uint32_t flow_id);
+void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id);
 uint32_t vmh_tport_flow(in_port_t lport);                        /* the last one of that port */
 bool vmh_tport_is(in_port_t lport);                              /* segments of no connection are answered by a reset */
 int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s, struct vmh_tcp_addr *a,
 		      const struct vmh_tcp_path *path);
 void vmh_tport_gone(const struct vmh_tring *t, uint32_t flow_id); /* ports of a ring that is gone, or of a flow */
 void vmh_tport_retire(uint32_t flow_id);
+void vmh_tport_went_home(struct vmh_tring *t, uint32_t flow_id, const struct vmh_tcp_addr *a); /* the kernel has this one */
 void vmh_tport_work(void);                                       /* by the internal thread */
 void vmh_tport_fork_child(void);
 
 /* tcps_end.c */
 void vmh_tcps_close(struct vmh_tcps *s);                         /* the last descriptor is about to be closed */
 void vmh_tcps_finish(bool exiting);                              /* what was closed is done with before this returns */
+
+/* tcps_show.c */
+void vmh_tshow_look(void);                                       /* by the internal thread */
+void vmh_tshow_end(struct vmh_tcps *s);                          /* object lock held: the kernel forgets it, without a word */
+void vmh_tshow_home(struct vmh_tcps *s);                         /* the same: the connection is the kernel's */
+void vmh_tshow_flush(void);
+void vmh_tshow_fork_child(void);
 
 /* tcps_wait.c */
 struct vmh_twait {
@@ -204,6 +272,10 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look agai
 /* tcps_policy.c */
 void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r); /* a call that the kernel has served */
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s);
+static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
+{
+	return vmh_params.hybrid_tcp != 1 || s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes;
+}
 void vmh_tcps_adoption_took(uint64_t ns);
 void vmh_tcps_look(void);                       /* by the internal thread */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */
@@ -211,19 +283,62 @@ void vmh_tcps_rested(struct vmh_tcps *s);
 static inline void vmh_tcps_ring_call(struct vmh_tcps *s, bool send, size_t n)
 {
 	VMH_COUNT(s->watch.bytes, n);
-	if (send != s->last_sent) {
-		s->last_sent = send;
+	if (send != VMH_GET(s->last_sent)) { /* two threads may be in here: a turn too many or too few does no harm */
+		VMH_SET(s->last_sent, send);
 		VMH_COUNT(s->watch.turns, send);
 	}
 }
 
+/* tcps_batch.c: answers of a thread whose last wait has returned several sockets go out together. */
+void vmh_batch_slow(unsigned ready);             /* a wait ends with so many ready sockets, or begins */
+bool vmh_batch_more(void);
+extern __thread unsigned vmh_batch_left __attribute__((tls_model("initial-exec")));
+static inline void vmh_batch_begin(int ready)
+{
+	if (ready > 1 || vmh_unlikely(vmh_batch_left))
+		vmh_batch_slow(ready > 1 ? (unsigned)ready : 0);
+}
+/* May what was sent just now wait for the next answers? Whoever looks at the ring next pushes it. */
+static inline bool vmh_batch_holds(void)
+{
+	return vmh_batch_left && vmh_batch_more();
+}
+
+/* A call that is the kernel's, as long as the policy does not want the connection: the program's own system call, and a
+ * count around it that keeps the connection where it is. No reference is taken: objects are type-stable. */
+static inline void vmh_tcps_plain_end(struct vmh_tcps **s)
+{
+	if (*s)
+		atomic_fetch_sub(&(*s)->in_kernel, 1);
+}
+#define TCPS_PLAIN __attribute__((cleanup(vmh_tcps_plain_end))) struct vmh_tcps * /* also when the thread is cancelled */
+static inline struct vmh_tcps *vmh_tcps_plain(int fd)
+{
+	struct vmh_obj *o = vmh_fd_peek(fd, VMH_CLASS_TCP);
+	struct vmh_tcps *s;
+
+	if (!o)
+		return NULL;
+	s = vmh_tcps_of(o);
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || vmh_tcps_is_due(s))
+		return NULL;
+	atomic_fetch_add(&s->in_kernel, 1); /* before the look at state: see vmh_tcps_adopt */
+	if (vmh_likely(atomic_load(&s->state) == VMH_TCPS_KERNEL))
+		return s;
+	atomic_fetch_sub(&s->in_kernel, 1);
+	return NULL;
+}
+void vmh_tcps_plain_done(struct vmh_tcps *s, bool send, ssize_t r); /* as libc has it; errno is kept */
+
 /* tcps_io.c: bytes, or -errno */
+extern char vmh_tcps_buffer; /* as msg_name: one buffer and nothing else, of send() or recv() */
 ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags);
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags);
 int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value);
 
 /* tcps_opt.c */
 void vmh_tcps_dress(struct vmh_tcps *s, int fd); /* the kernel socket gets the options that a fresh one was given */
+unsigned vmh_tcps_tagged(const struct vmh_tcps *s, unsigned ifindex); /* VMH_R_PRIORITY: a tag that rings don't make */
 int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len);
 int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len);
 
@@ -235,6 +350,7 @@ struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t);
 struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a);
 void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed);
 void vmh_tring_flush(struct vmh_tring *t);
+void vmh_tring_acks_now(struct vmh_tring *t); /* the program waits: none goes with data any more */
 void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
@@ -243,6 +359,7 @@ int vmh_trings_progress(void);              /* the internal thread: polls, timer
 bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);
 unsigned vmh_trings_port_users(in_port_t lport);
+unsigned vmh_tring_port_names(struct vmh_tring *t, in_port_t lport, struct vmh_tcp_addr *out, unsigned max);
 unsigned vmh_trings_closing(void);          /* connections that the program has closed, and that are not through yet */
 struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c);
 #endif

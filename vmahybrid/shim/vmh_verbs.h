@@ -5,6 +5,7 @@
  */
 #ifndef VMH_VERBS_H
 #define VMH_VERBS_H
+#include "vmh_ip.h"
 #include "vmh_ring.h"
 
 struct vmh_flow;
@@ -24,6 +25,15 @@ int vmh_ring_verbs_open(const struct vmh_msg_ring_reply *grant, const char *ifna
 /* After the service has attached the flow (object lock held): steers it to the verbs rings that it concerns. 0, or
  * VMH_R_VERBS_FAILED if there are such rings and none would take it. Wildcards follow addresses and new rings. */
 unsigned vmh_verbs_attach(const struct vmh_flow *f, struct vmh_sock *s);
+/* The same for a connection, or a local port of the program's own ones. */
+unsigned vmh_verbs_attach_tcp(uint32_t flow_id, const struct vmh_msg_attach *req);
+
+struct vmh_verbs_peer {
+	struct vmh_ip addr;
+	in_port_t port;
+};
+/* A connection of such a port is the kernel's from now on: no rule for the port any more, but one for each that is left. */
+void vmh_verbs_narrow(uint32_t flow_id, const struct vmh_verbs_peer *gone, const struct vmh_verbs_peer *left, unsigned n);
 /* Before the service detaches it, or when it has: nothing more is steered to a QP when this returns. */
 void vmh_verbs_detach(uint32_t flow_id);
 

@@ -24,12 +24,17 @@ static inline void vmh_wake_all(void)
 /* Sleep on fds[0..n) (events as in poll) plus rings plus the wake fd; fds[].revents are filled in.
  * timeout_ns < 0: for ever. mask: as ppoll. 0 = woken or timed out, -EINTR, other -errno. */
 int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd);
+struct vmh_ring;
+/* The same, and of the rings `only` one. */
+int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
+		 int wakefd);
 
 /* A call that blocks: what ends it besides that for which it waits. Both socket classes have it. */
 struct vmh_waiting {
 	uint64_t deadline;         /* 0: none */
 	sig_atomic_t any, norestart;
 	bool timed;                /* SO_RCVTIMEO: no handler restarts the call (signal(7)) */
+	struct vmh_ring *only;     /* the ring by which it comes; NULL: any */
 };
 void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns); /* 0: for ever */
 /* One sleep, on `p` as well, unless ready(arg) after a poll of the rings. 0: look again. -EAGAIN: timed out. -EINTR. */

@@ -172,13 +172,20 @@ static long cancellable_ppoll(struct pollfd *p, unsigned n, struct timespec *ts,
 
 int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd)
 {
+	return vmh_sleep_on(NULL, fds, n, timeout_ns, mask, wakefd);
+}
+
+int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
+		 int wakefd)
+{
 	struct pollfd st[STACK_FDS], *p = st;
-	int ring[RING_FDS], nring = vmh_rings_wait_fds(ring, RING_FDS);
+	int ring[RING_FDS], nring;
 	struct timespec ts, *t = NULL;
 	size_t bytes = 0;
 	unsigned total;
 	long r;
 
+	nring = only ? vmh_ring_wait_fds(only, ring, RING_FDS) : vmh_rings_wait_fds(ring, RING_FDS);
 	if (nring < 0)
 		nring = 0;
 	total = n + (unsigned)nring + 1;
@@ -238,7 +245,7 @@ int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *
 	if (!ready(arg)) {
 		sig_atomic_t any = vmh_signals_any;
 
-		err = vmh_sleep(p, 1, left, NULL, wakefd);
+		err = vmh_sleep_on(w->only, p, 1, left, NULL, wakefd);
 		/* a handler with SA_RESTART ended the sleep, not the call */
 		if (err == -EINTR && vmh_signals_any != any && !vmh_interrupted(w))
 			err = 0;

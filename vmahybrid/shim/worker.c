@@ -201,12 +201,13 @@ static void look_at_verbs(void)
 	ring_gone(r->id, VMH_R_VERBS_FAILED);
 	/* wildcards are still attached and would not ask for it */
 	if (!vmh_net_link_served(r->ifindex))
-		vmh_session_ring(r->ifindex, &why);
+		vmh_session_ring(r->ifindex, r->lane, &why);
 	vmh_sock_service_back();
 }
 
 #define STAMPS_MS 1
 #define PROMPT_BUDGET 2048 /* frames of each ring */
+#define WATCH_FDS 256      /* of rings; the others are looked at by the clock */
 
 /* A datagram is stamped when somebody looks at its ring. */
 static bool stamps_wanted(void)
@@ -228,11 +229,13 @@ static int interval_ms(void)
 	return (int)vmh_params.progress_engine_interval;
 }
 
-/* VMA_INTERNAL_THREAD_ARM_CQ: each packet wakes this thread, which brings it to its socket. */
-static int watch_rings(struct pollfd *p)
+/* VMA_INTERNAL_THREAD_ARM_CQ, or VMA_TCP_CTL_THREAD with TCP on rings: each packet wakes this thread, which brings it to
+ * its socket, or answers it. */
+static int watch_rings(struct pollfd *p, bool tcp)
 {
-	int fds[VMH_RING_WAIT_FDS];
-	int n = vmh_params.internal_thread_arm_cq ? vmh_rings_wait_fds(fds, VMH_RING_WAIT_FDS) : 0;
+	int fds[WATCH_FDS];
+	bool watch = vmh_params.internal_thread_arm_cq || (tcp && vmh_params.tcp_ctl_thread == 1);
+	int n = watch ? vmh_rings_wait_fds(fds, WATCH_FDS) : 0;
 
 	for (int i = 0; i < n; i++)
 		p[i] = (struct pollfd){ .fd = fds[i], .events = POLLIN };
@@ -245,8 +248,8 @@ static void turn(void)
 {
 	struct vmh_msg_event ev = { 0 };
 	int fd = atomic_load(&control_fd);
-	struct pollfd p[2 + VMH_RING_WAIT_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
-	int ms = interval_ms(), tcp = vmh_trings_progress(), rings = fd < 0 ? 0 : watch_rings(p + 2);
+	struct pollfd p[2 + WATCH_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
+	int ms = interval_ms(), tcp = vmh_trings_progress(), rings = fd < 0 ? 0 : watch_rings(p + 2, tcp >= 0);
 
 	if (tcp >= 0 && (ms < 0 || tcp < ms))
 		ms = tcp;
@@ -265,7 +268,9 @@ static void turn(void)
 	while (next_event(&ev))
 		handle(&ev);
 	vmh_tport_work();
+	vmh_tshow_look();
 	vmh_tcps_urgent_home();
+	vmh_tcps_adopt_chosen();
 	if (atomic_exchange(&lost, 0))
 		go_home();
 	if (atomic_load(&control_fd) < 0) {

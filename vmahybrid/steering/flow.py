@@ -8,10 +8,11 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from vmahybrid.contracts import addr_to_text, family_of, lib
-from vmahybrid.steering.keys import ANY_ADDR, Act, FlowKey, is_multicast
+from vmahybrid.steering.keys import ANY_ADDR, Act, FlowKey, is_link_local, is_multicast
 from vmahybrid.steering.reasons import Reason
 
-PROTO_NAMES = {17: "udp", 6: "tcp"}
+TCP = 6
+PROTO_NAMES = {17: "udp", TCP: "tcp"}
 PROTO_NUMBERS = {name: number for number, name in PROTO_NAMES.items()}
 
 
@@ -55,15 +56,18 @@ class Flow:
     local_port: int = 0
     remote: bytes = ANY_ADDR
     remote_port: int = 0
+    peer: tuple[bytes, int] = (ANY_ADDR, 0)     # of a connected socket whose rule is a 3-tuple
     ifindex: int = 0
     netns: str = "*"
     interface: str = "*"
     fd: int = -1
     inode: int = 0
+    lane: int = 0               # of its owner's rings, see RingRef
     shared_port: bool = False   # SO_REUSEADDR or multicast: somebody else may bind the same port later
     older: frozenset[int] = frozenset()     # inodes of sockets bound to the port before this one
+    of_port: bool = False       # a connection at a TCP port that has a flow, too, which entitles to send
     listens: bool = False       # a TCP port whose SYNs are the ring's
-    family: int = 4             # of the socket and so of its wildcard; 0: both (the operator's)
+    family: int = 4             # of the socket and so of its wildcard; 0: both (the operator's, and of TCP)
     created: float = 0.0
     index: int = 0              # of the hit counter
     serial: int = 0             # order of binding
@@ -87,7 +91,7 @@ class Flow:
         elif self.wildcard:
             family = family_of(remote) if remote != ANY_ADDR else self.family
             for address in addresses:
-                if family in (0, family_of(address)):
+                if family in (0, family_of(address)) and not (self.proto == TCP and is_link_local(address)):
                     yield FlowKey(address, self.local_port, remote, sport, self.proto)
         elif self.local in set(addresses):
             yield FlowKey(self.local, self.local_port, remote, sport, self.proto)
@@ -104,6 +108,10 @@ class Flow:
                 and self.local_port in (0, key.dport)
                 and self.remote in (ANY_ADDR, key.src)
                 and self.remote_port in (0, key.sport))
+
+    def asked(self, key: FlowKey) -> FlowKey:
+        """The frames that the socket gets of those that a key of this flow matches, as rules of the operator see it."""
+        return key._replace(src=self.peer[0], sport=self.peer[1]) if self.peer[1] else key
 
     def applies_to(self, netns: str, interface: str) -> bool:
         """Is an operator's rule meant for this interface?"""

@@ -10,7 +10,7 @@ from vmahybrid import contracts
 from vmahybrid.contracts import ANY_ADDR, htons, lib, ntohs
 from vmahybrid.net.netns import Netns
 
-__all__ = ["ANY_ADDR", "Act", "Action", "FlowKey", "GrantKey", "PortId", "is_multicast"]
+__all__ = ["ANY_ADDR", "Act", "Action", "FlowKey", "GrantKey", "PortId", "is_link_local", "is_multicast"]
 
 
 class PortId(NamedTuple):
@@ -95,3 +95,8 @@ def is_multicast(address: bytes) -> bool:
     if contracts.family_of(address) == 4:
         return address[12] & 0xF0 == 0xE0
     return address[0] == 0xFF
+
+
+def is_link_local(address: bytes) -> bool:
+    """fe80::/10 (RFC 4291): an address of one link, the same on others."""
+    return address[0] == 0xFE and address[1] & 0xC0 == 0x80

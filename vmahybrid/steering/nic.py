@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def ruled(table: SteeringTable, flow: Flow) -> bool:
     """Would its NIC rule take frames that a rule of the operator keeps on the kernel, or drops?"""
-    return any(_rule_on(table, port, key) for port, key in _keys(table, flow))
+    return any(_rule_on(table, port, flow.asked(key)) for port, key in _keys(table, flow))
 
 
 def displaced(table: SteeringTable, dirty: Mapping[PortId, set[FlowKey]]) -> list[tuple[Flow, Reason]]:
@@ -39,14 +39,14 @@ def displaced(table: SteeringTable, dirty: Mapping[PortId, set[FlowKey]]) -> lis
 def _keys(table: SteeringTable, flow: Flow) -> Iterator[tuple[PortId, FlowKey]]:
     """What the program's NIC rules match, on each of its QPs' interfaces."""
     for ring in table.rings.values():
-        if ring.in_nic and ring.owner == flow.owner and flow.ifindex in (0, ring.port.ifindex):
+        if ring.in_nic and ring.owner == flow.owner and table.ring_on(flow, ring.port) is ring:
             for key in flow.keys(table.addresses(ring.port)):
                 yield ring.port, key
 
 
 def _lost(table: SteeringTable, flow: Flow) -> Reason:
     for port, key in _keys(table, flow):
-        if _rule_on(table, port, key):
+        if _rule_on(table, port, flow.asked(key)):
             return Reason.RULE
         claims = table.claims(port).get(key)
         if claims and max(claims, key=lambda claim: claim.rank).flow.owner != flow.owner:

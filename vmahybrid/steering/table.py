@@ -30,7 +30,8 @@ MAX_INDEX = 16384  # VMH_MAX_RULES; 0 is not given out
 class RingRef(NamedTuple):
     """A granted ring as the table needs it: frames reach it by ``act`` (RING or DEV) and ``target``. PASS: a raw packet
     QP takes them before XDP, by flow rules of the program; what XDP still sees of them is the kernel's. ``software``:
-    its device is softverbs, which knows the rules of one process only."""
+    its device is softverbs, which knows the rules of one process only. An owner has one ring per interface and
+    ``lane``."""
 
     ring_id: int
     owner: int
@@ -38,6 +39,7 @@ class RingRef(NamedTuple):
     act: Act
     target: int
     software: bool = False
+    lane: int = 0
 
     @property
     def in_nic(self) -> bool:
@@ -74,11 +76,12 @@ class SteeringTable:
         self.max_rules = max_rules
         self.flows: dict[int, Flow] = {}
         self.rings: dict[int, RingRef] = {}
-        self._ring_at: dict[tuple[int, PortId], RingRef] = {}
+        self._rings_at: dict[tuple[int, PortId], dict[int, RingRef]] = {}  # by lane
         self._ports: dict[PortId, _Port] = {}
         self._owned: dict[int, dict[int, Flow]] = {}  # of sockets, by owner
         self._placed: dict[int, set[tuple[PortId, FlowKey]]] = {}
         self._evicted: list[tuple[Flow, Reason]] = []
+        self._rules: dict[int, Flow] = {}  # of the operator
         self._free = list(range(MAX_INDEX - 1, 0, -1))
         self._next_id = self._next_serial = 1
         self._clock = clock
@@ -105,7 +108,8 @@ class SteeringTable:
             placed.difference_update([place for place in placed if place[0] == port])
 
     def add_ring(self, ring: RingRef) -> None:
-        self.rings[ring.ring_id] = self._ring_at[ring.owner, ring.port] = ring
+        self.rings[ring.ring_id] = ring
+        self._rings_at.setdefault((ring.owner, ring.port), {})[ring.lane] = ring
         for flow in self.of_owner(ring.owner):
             self._place(flow, only=ring.port)
 
@@ -113,7 +117,10 @@ class SteeringTable:
         ring = self.rings.get(ring_id)
         if ring is None:
             return
-        del self._ring_at[ring.owner, ring.port]
+        lanes = self._rings_at[ring.owner, ring.port]
+        del lanes[ring.lane]
+        if not lanes:
+            del self._rings_at[ring.owner, ring.port]
         flows = self.of_owner(ring.owner)
         for flow in flows:
             self._place(flow, only=ring.port)
@@ -157,6 +164,7 @@ class SteeringTable:
         flow = self.flows.pop(flow_id, None)
         if flow is None:
             return None
+        self._rules.pop(flow_id, None)
         if flow.source is Source.SOCKET:
             del self._owned[flow.owner][flow_id]
         self._displace(flow, self._placed.pop(flow_id))
@@ -203,6 +211,18 @@ class SteeringTable:
         """Mirrored rules of a flow."""
         return sum(1 for port, key in self._placed.get(flow.flow_id, ()) if self._winner(port, key) is flow)
 
+    def ring_on(self, flow: Flow, port: PortId) -> RingRef | None:
+        """The ring of its lane, or of the lowest lane that has one there."""
+        if flow.ifindex not in (0, port.ifindex):
+            return None
+        lanes = self._rings_at.get((flow.owner, port))
+        return None if lanes is None else lanes.get(flow.lane) or lanes[min(lanes)]
+
+    def rings_of(self, flow: Flow) -> list[RingRef]:
+        """The rings that its rules lead to, or would."""
+        ports = {port for port, _ in self._placed.get(flow.flow_id, ())}
+        return [ring for port in sorted(ports) if (ring := self.ring_on(flow, port)) is not None]
+
     def grants(self, ring_id: int) -> dict[GrantKey, int]:
         """Sources that the process of a ring may send from, with the flow that entitles it."""
         ring = self.rings.get(ring_id)
@@ -211,7 +231,7 @@ class SteeringTable:
         addresses = self._ports[ring.port].addresses
         granted: dict[GrantKey, int] = {}
         for flow in self.of_owner(ring.owner):
-            if flow.ifindex not in (0, ring.port.ifindex):
+            if flow.of_port or flow.ifindex not in (0, ring.port.ifindex):
                 continue
             own = addresses if flow.wildcard or is_multicast(flow.local) else (flow.local,)
             granted.update((GrantKey(a, flow.local_port, flow.proto), flow.flow_id) for a in own)
@@ -259,14 +279,11 @@ class SteeringTable:
         self.flows[flow.flow_id] = flow
         if flow.source is Source.SOCKET:
             self._owned.setdefault(flow.owner, {})[flow.flow_id] = flow
+        else:
+            self._rules[flow.flow_id] = flow
         self._placed[flow.flow_id] = set()
         self._place(flow)
         return flow
-
-    def _ring_on(self, flow: Flow, port: PortId) -> RingRef | None:
-        if flow.ifindex not in (0, port.ifindex):
-            return None
-        return self._ring_at.get((flow.owner, port))
 
     def _keys(self, flow: Flow, only: PortId | None = None) -> Iterable[tuple[PortId, FlowKey, int]]:
         for port, entry in self._ports.items():
@@ -276,26 +293,26 @@ class SteeringTable:
             if flow.source is Source.OPERATOR:
                 if not flow.applies_to(entry.netns, entry.interface):
                     continue
-            elif (ring := self._ring_on(flow, port)) is not None:
+            elif (ring := self.ring_on(flow, port)) is not None:
                 ring_id = ring.ring_id
             else:
                 continue
             for key in flow.keys(entry.addresses):
-                if ring_id == 0 or not self._ruled(port, key):
+                if ring_id == 0 or not self._ruled(port, flow.asked(key)):
                     yield port, key, ring_id
 
     def _ruled(self, port: PortId, key: FlowKey) -> bool:
         entry = self._ports[port]
         return any(rule.covers(key) and rule.applies_to(entry.netns, entry.interface)
-                   for rule in self.flows.values() if rule.source is Source.OPERATOR)
+                   for rule in self._rules.values())
 
     def _check_rules(self, flow: Flow) -> None:
         remote, sport = (flow.remote, flow.remote_port) if flow.kind is Kind.FIVE else (ANY_ADDR, 0)
-        whole = FlowKey(flow.local, flow.local_port, remote, sport, flow.proto)
-        ports = [p for p, e in self._ports.items() if self._ring_on(flow, p) and any(flow.keys(e.addresses))]
+        whole = flow.asked(FlowKey(flow.local, flow.local_port, remote, sport, flow.proto))
+        ports = [p for p, e in self._ports.items() if self.ring_on(flow, p) and any(flow.keys(e.addresses))]
         ruled = [p for p in ports if not any(self._keys(flow, only=p))]
         anywhere = any(rule.covers(whole) and (rule.netns, rule.interface) == ("*", "*")
-                       for rule in self.flows.values() if rule.source is Source.OPERATOR)
+                       for rule in self._rules.values())
         if anywhere or (ports and ruled == ports):
             raise refuse(f"flow {flow.local_text} {flow.remote_text}", Reason.RULE)
 

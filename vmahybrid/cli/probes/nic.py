@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vmahybrid.cli.probes import Check
 from vmahybrid.service.ports import OWN_VETHS
@@ -19,9 +19,12 @@ MTU_ONE_PAGE = 3498  # larger frames than this need multi-buffer XDP in native m
 
 NETLINK_GENERIC, GENL_ID_CTRL, CTRL_CMD_GETFAMILY = 16, 16, 3
 CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 1, 2
-NETDEV_CMD_DEV_GET, NETDEV_A_DEV_IFINDEX, NETDEV_A_DEV_XDP_FEATURES = 1, 1, 3
+NETDEV_CMD_DEV_GET, NETDEV_A_DEV_IFINDEX, NETDEV_A_DEV_XDP_FEATURES, NETDEV_A_DEV_XDP_RX_METADATA_FEATURES = 1, 1, 3, 5
 NLM_F_REQUEST, NLMSG_ERROR = 1, 2
 XDP_FEATURES = {1: "basic", 2: "redirect", 4: "ndo-xmit", 8: "zero-copy", 16: "hw-offload", 32: "rx-sg", 64: "xmit-sg"}
+
+RX_METADATA = {1: "timestamp", 2: "hash", 4: "vlan-tag"}
+ETHTOOL_GET_TS_INFO, SOF_TIMESTAMPING_RX_HARDWARE = 0x41, 4
 
 
 def _ethtool(sock: socket.socket, name: str, command: int) -> int | None:
@@ -67,8 +70,19 @@ def _genetlink(sock: socket.socket, family: int, command: int, attribute: bytes)
     return None if kind == NLMSG_ERROR else _attributes(answer[20:length])
 
 
-def xdp_features(ifindex: int) -> set[str] | None:
-    """What the driver announces by the netdev family (kernel 6.3 and newer); None where the kernel can't say."""
+def hardware_stamps(name: str) -> bool:
+    """Can the adapter stamp what it receives (ethtool(8) -T)?"""
+    info = array("I", [ETHTOOL_GET_TS_INFO, *[0] * 10])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            fcntl.ioctl(sock, SIOCETHTOOL, struct.pack("16sP16x", name.encode(), info.buffer_info()[0]))
+        except OSError:
+            return False
+    return bool(info[1] & SOF_TIMESTAMPING_RX_HARDWARE)
+
+
+def _device(ifindex: int) -> dict[int, bytes] | None:
+    """What the netdev family (kernel 6.3 and newer) says of it; None where the kernel can't say."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_GENERIC) as sock:
         sock.settimeout(2)
         name = _attribute(CTRL_ATTR_FAMILY_NAME, b"netdev\0")
@@ -77,11 +91,25 @@ def xdp_features(ifindex: int) -> set[str] | None:
             return None
         number = struct.unpack("=H", family[CTRL_ATTR_FAMILY_ID])[0]
         index = _attribute(NETDEV_A_DEV_IFINDEX, struct.pack("=I", ifindex))
-        device = _genetlink(sock, number, NETDEV_CMD_DEV_GET, index)
-    if device is None or NETDEV_A_DEV_XDP_FEATURES not in device:
+        return _genetlink(sock, number, NETDEV_CMD_DEV_GET, index)
+
+
+def _announced(ifindex: int, attribute: int, names: Mapping[int, str]) -> set[str] | None:
+    device = _device(ifindex)
+    if device is None or attribute not in device:
         return None
-    bits = struct.unpack("=Q", device[NETDEV_A_DEV_XDP_FEATURES])[0]
-    return {name for bit, name in XDP_FEATURES.items() if bits & bit}
+    bits = struct.unpack("=Q", device[attribute])[0]
+    return {name for bit, name in names.items() if bits & bit}
+
+
+def xdp_features(ifindex: int) -> set[str] | None:
+    """What the driver announces; None where the kernel can't say."""
+    return _announced(ifindex, NETDEV_A_DEV_XDP_FEATURES, XDP_FEATURES)
+
+
+def rx_metadata(ifindex: int) -> set[str] | None:
+    """What the driver tells XDP programs of a frame; None where the kernel can't say."""
+    return _announced(ifindex, NETDEV_A_DEV_XDP_RX_METADATA_FEATURES, RX_METADATA)
 
 
 def interface(name: str) -> Iterator[Check]:
@@ -100,6 +128,7 @@ def interface(name: str) -> Iterator[Check]:
                 + _offload_text(states), data=data)  # fmt: skip
     if info.driver not in VIRTUAL_DRIVERS:
         yield from _native(name, info.driver, features)
+    yield _stamps(name, info.ifindex)
     if info.mtu > MTU_ONE_PAGE:
         yield Check(TOPIC, name, "warn", f"MTU {info.mtu}: native XDP may need multi-buffer support of the driver",
                     f"ip link set {name} mtu 1500")  # fmt: skip
@@ -114,6 +143,20 @@ def interface(name: str) -> Iterator[Check]:
 
 def _offload_text(states: dict[str, bool]) -> str:
     return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in states.items()) or "offloads unknown"
+
+
+def _stamps(name: str, ifindex: int) -> Check:
+    hard, metadata = hardware_stamps(name), rx_metadata(ifindex)
+    data = {"hardware_stamps": hard, "xdp_rx_metadata": None if metadata is None else sorted(metadata)}
+    if not hard:
+        text = "no hardware time stamps; software ones (SO_TIMESTAMPING) come with every ring"
+        if metadata and "timestamp" in metadata:
+            text += " (the driver hands XDP those that a frame brings along, and makes none)"
+    else:
+        driver = "gives" if metadata and "timestamp" in metadata else "does not give"
+        text = (f"hardware time stamps, which the driver {driver} to XDP. AF_XDP rings do not read them in this "
+                "version: sockets that ask for them are the kernel's, but on raw packet QPs")  # fmt: skip
+    return Check(TOPIC, name, "ok", text, data=data)
 
 
 def _native(name: str, driver: str, features: set[str] | None) -> Iterator[Check]:

@@ -15,15 +15,14 @@ static void outside(struct vmh_tcp_conn *c)
 	core_leave(c->t, c);
 }
 
-int core_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
-		void *user, struct vmh_tcp_conn **out)
+int core_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,
+		const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out)
 {
-	struct key k = {.laddr = laddr, .lport = lport};
-	struct vmh_tcp_conn *l, *other = demux_listener(t, laddr, lport);
-	ip_addr_t addr = {laddr};
+	struct key k = {.laddr = *laddr, .lport = lport};
+	struct vmh_tcp_conn *l;
 	struct tcp_pcb *pcb;
 
-	if (other && other->key.laddr == laddr)
+	if (demux_taken(t, laddr, lport, families))
 		return -EADDRINUSE;
 	l = core_conn_new(t, &k, o);
 	if (l)
@@ -34,10 +33,11 @@ int core_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned back
 	}
 	l->user = user;
 	l->listening->backlog = backlog;
+	l->listening->families = families;
 	core_enter(t, NULL);
 	pcb = tcp_new();
 	if (pcb) {
-		tcp_bind(pcb, &addr, lwip_ntohs(lport));
+		tcp_bind(pcb, IP4_ADDR_ANY, lwip_ntohs(lport)); /* demux.c knows the address */
 		pcb = tcp_listen_with_backlog(pcb, 255);
 	}
 	tcp_bound_pcbs = NULL;
@@ -95,12 +95,13 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 {
 	struct key k = {a->laddr, a->raddr, a->lport, a->rport};
 	struct vmh_tcp_conn *c;
-	ip_addr_t from = {a->laddr}, to = {a->raddr};
+	ip_addr_t from = {key_local(&k)}, to = {key_remote(&k)};
 	struct tw *w = demux_tw(t, &k);
 	struct tcp_pcb *pcb;
 	err_t err;
 
-	if (!a->lport || !a->rport || !a->laddr || !a->raddr)
+	if (!a->lport || !a->rport || vmh_ip_any(&a->laddr) || vmh_ip_any(&a->raddr) ||
+	    vmh_ip_is4(&a->laddr) != vmh_ip_is4(&a->raddr))
 		return -EINVAL;
 	if (w && w->moved) /* it lives elsewhere */
 		return -EADDRNOTAVAIL;
@@ -181,6 +182,8 @@ static uint32_t room(const struct vmh_tcp_conn *c)
 {
 	uint32_t used = TCP_SND_BUF - c->pcb->snd_buf;
 
+	if (c->opt.segs_max && c->pcb->snd_queuelen >= c->opt.segs_max)
+		return 0;
 	return used < c->opt.sndbuf ? LWIP_MIN(c->opt.sndbuf - used, c->pcb->snd_buf) : 0;
 }
 
@@ -189,7 +192,7 @@ static size_t queue(struct vmh_tcp_conn *c, const uint8_t *data, size_t len, boo
 	size_t done = 0;
 
 	while (done < len) {
-		size_t part = LWIP_MIN(len - done, LWIP_MIN(room(c), 0xf000u));
+		size_t part = LWIP_MIN(len - done, LWIP_MIN(room(c), c->opt.segs_max ? c->pcb->mss : 0xf000u));
 
 		if (!part ||
 		    tcp_write(c->pcb, data + done, (u16_t)part,
@@ -220,7 +223,6 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 		recovery_output(c);
 	tcp_clear_flags(c->pcb, total < wanted && !room(c) ? TF_NAGLEMEMERR : 0); /* a full buffer is no failed send */
 	outside(c);
-	core_note(c);
 	return total || !wanted ? (ssize_t)total : -EAGAIN;
 }
 
@@ -240,22 +242,16 @@ static int no_data(struct vmh_tcp_conn *c)
 	return c->shut_rd || !c->pcb ? 0 : -EAGAIN;
 }
 
-static struct pbuf *pop(struct vmh_tcp_conn *c)
+/* By the next tick, or with what is written before: that one tells the window, too. */
+static bool ack_goes_soon(const struct vmh_tcp_conn *c)
 {
-	struct pbuf *p = c->rx_head;
-
-	c->rx_head = p->next;
-	if (!c->rx_head)
-		c->rx_tail = NULL;
-	c->rx_bytes -= p->len - c->rx_off;
-	c->rx_off = 0;
-	p->next = NULL;
-	return p;
+	return c->due[T_ACK] && c->due[T_ACK] <= c->t->now;
 }
 
 static void was_read(struct vmh_tcp_conn *c)
 {
-	if (c->pcb && c->established && !c->frozen && core_window_due(c)) {
+	hold_was_read(c);
+	if (c->pcb && c->established && !c->frozen && core_window_due(c) && !ack_goes_soon(c)) {
 		inside(c);
 		tcp_ack_now(c->pcb);
 		tcp_output(c->pcb);
@@ -302,7 +298,7 @@ ssize_t core_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool o
 			c->rx_off += (uint32_t)part;
 			c->rx_bytes -= (uint32_t)part;
 		} else {
-			pbuf_free(pop(c));
+			pbuf_free(hold_pop(c));
 		}
 	}
 	was_read(c);
@@ -317,7 +313,7 @@ int core_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max)
 		return told(c, no_data(c));
 	for (n = 0; n < max && c->rx_head; n++) {
 		uint32_t off = c->rx_off;
-		struct pbuf *p = pop(c);
+		struct pbuf *p = hold_pop(c);
 
 		pieces[n] = (struct vmh_tcp_piece){(uint8_t *)p->payload + off, p->len - off, p};
 	}
@@ -334,7 +330,7 @@ void core_give(struct vmh_tcp *t, void *handle)
 static void drop_unread(struct vmh_tcp_conn *c)
 {
 	while (c->rx_head)
-		pbuf_free(pop(c));
+		pbuf_free(hold_pop(c));
 }
 
 int core_shutdown(struct vmh_tcp_conn *c, int how)

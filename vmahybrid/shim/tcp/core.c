@@ -14,7 +14,7 @@ void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 	core_conn = c;
 	t->now = t->env.now_ns(t->env.ctx) / 1000;
 	tcp_ticks = (u32_t)(t->now / 1000);
-	t->netif.mtu = c ? c->path.mtu : t->reply.mtu;
+	t->netif.mtu = (u16_t)((c ? c->path.mtu : t->reply.mtu) - (key_is4(c ? &c->key : &t->in) ? 0 : 20)); /* as IPv4 */
 	if (c && c->pcb) {
 		tcp_active_pcbs = c->pcb;
 		c->pcb->next = NULL;
@@ -135,12 +135,7 @@ static err_t on_data(void *arg, struct tcp_pcb *pcb, struct pbuf *p, err_t err)
 			pbuf_free(p);
 			continue;
 		}
-		c->rx_bytes += p->len;
-		if (c->rx_tail)
-			c->rx_tail->next = p;
-		else
-			c->rx_head = p;
-		c->rx_tail = p;
+		hold_append(c, p);
 	}
 	return ERR_OK;
 }
@@ -202,10 +197,9 @@ static err_t on_passive_open(u8_t id, struct tcp_pcb_listen *lpcb, struct tcp_pc
 {
 	struct vmh_tcp_conn *l = lpcb->callback_arg, *c;
 	struct vmh_tcp *t = core_now;
-	struct key k = {pcb->local_ip.addr, pcb->remote_ip.addr, lwip_htons(pcb->local_port), lwip_htons(pcb->remote_port)};
 
-	(void)id;
-	c = core_conn_new(t, &k, &l->opt);
+	(void)id, (void)lpcb;
+	c = core_conn_new(t, &t->in, &l->opt);
 	if (!c || demux_add(c)) {
 		free(c);
 		return ERR_MEM;
@@ -247,8 +241,8 @@ void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb)
 	tcp_recv(pcb, on_data);
 	tcp_sent(pcb, on_sent);
 	tcp_err(pcb, on_error);
-	pcb->ttl = c->opt.ttl;
-	pcb->tos = c->opt.tos;
+	pcb->ttl = key_ttl(&c->key, &c->opt);
+	pcb->tos = key_tos(&c->key, &c->opt);
 	if (c->opt.nodelay)
 		tcp_set_flags(pcb, TF_NODELAY);
 }
@@ -268,20 +262,24 @@ struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const
 	c->path.mtu = PATH_MTU;
 	c->heard_at = t->now;
 	c->rto = SEC;
-	c->ts_offset = (uint32_t)core_siphash(t->secret, (uint64_t)k->laddr << 32 | k->raddr,
-					      (uint64_t)k->lport << 16 | k->rport | 2ull << 32);
+	c->ts_offset = (uint32_t)core_hash(t, k, 2);
 	return c;
 }
 
 void core_conn_free(struct vmh_tcp_conn *c)
 {
-	for (struct pbuf *p = c->rx_head, *next; p; p = next) {
-		next = p->next;
-		p->next = NULL;
-		pbuf_free(p);
-	}
+	while (c->rx_head)
+		pbuf_free(hold_pop(c));
 	free(c->listening);
 	free(c);
+}
+
+void core_ack_soon(struct vmh_tcp_conn *c)
+{
+	tcp_set_flags(c->pcb, TF_ACK_DELAY);
+	c->due[T_ACK] = c->t->now;
+	if (c->t->env.soon)
+		c->t->env.soon(c->t->env.ctx);
 }
 
 /* The pcb ends here and now; core_leave does the rest. */
@@ -329,6 +327,8 @@ static bool writable(const struct vmh_tcp_conn *c)
 {
 	uint32_t used = TCP_SND_BUF - c->pcb->snd_buf;
 
+	if (c->opt.segs_max && c->pcb->snd_queuelen > c->opt.segs_max / 2)
+		return false;
 	return used < c->opt.sndbuf && c->opt.sndbuf - used >= used / 2; /* sk_stream_is_writeable() of Linux */
 }
 
@@ -449,7 +449,7 @@ static void core_set_user(struct vmh_tcp_conn *c, void *user)
 	c->user = user;
 }
 
-static void core_address(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a)
+void core_address(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a)
 {
 	*a = (struct vmh_tcp_addr){c->key.laddr, c->key.raddr, c->key.lport, c->key.rport};
 }
@@ -471,7 +471,8 @@ const struct vmh_tcp_ops vmh_tcp_core = {
 	.give = core_give, .shutdown = core_shutdown, .close = core_close, .poll = core_poll, .error = core_error,
 	.fail = core_fail, .set_options = core_set_options, .get_options = core_get_options, .set_path = core_set_path,
 	.set_user = core_set_user, .address = core_address, .info = core_get_info, .stats = core_get_stats,
-	.set_backlog = core_set_backlog, .refuse = core_refuse, .reclaim = core_reclaim, .port_users = demux_port_users,
-	.closing = demux_closing,
+	.set_backlog = core_set_backlog, .refuse = core_refuse, .name = core_name, .reclaim = core_reclaim,
+	.port_users = demux_port_users, .port_names = demux_port_names, .closing = demux_closing, .let_go = hold_let_go,
+	.nudge = core_nudge,
 	.freeze = core_freeze, .export_ = core_export, .forget = core_forget, .import = core_import,
 };

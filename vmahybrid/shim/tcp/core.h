@@ -9,6 +9,7 @@
 #define VMH_TCP_CORE_H
 #include "tcp_stack.h"
 #include "lwip/opt.h"
+#include "lwip/def.h"
 #include "lwip/ip.h"
 #include "lwip/netif.h"
 #include "lwip/pbuf.h"
@@ -32,10 +33,39 @@
 
 #define MAX_SACKS 4
 
+/* lwIP has one pcb at a time and so needs no addresses to tell them apart: of an IPv6 connection it gets LOCAL_TOKEN and
+ * REMOTE_TOKEN, IPv4 addresses of nobody; ip.c has the real ones. */
 struct key {
-	uint32_t laddr, raddr;
+	struct vmh_ip laddr, raddr;
 	uint16_t lport, rport;
 };
+#define LOCAL_TOKEN 0x0100000au
+#define REMOTE_TOKEN 0x0200000au
+
+static inline bool key_is4(const struct key *k)
+{
+	return k->raddr.w[2] == PP_HTONL(0xffffu) && !(k->raddr.w[0] | k->raddr.w[1]);
+}
+static inline uint32_t key_local(const struct key *k)
+{
+	return key_is4(k) ? k->laddr.w[3] : LOCAL_TOKEN;
+}
+static inline uint32_t key_remote(const struct key *k)
+{
+	return key_is4(k) ? k->raddr.w[3] : REMOTE_TOKEN;
+}
+static inline uint8_t key_ttl(const struct key *k, const struct vmh_tcp_options *o)
+{
+	return key_is4(k) ? o->ttl : o->hops;
+}
+static inline uint8_t key_tos(const struct key *k, const struct vmh_tcp_options *o)
+{
+	return key_is4(k) ? o->tos : o->tclass;
+}
+static inline uint16_t key_headers(const struct key *k) /* bytes of IP and TCP */
+{
+	return key_is4(k) ? 40 : 60;
+}
 
 /* options of a received segment */
 struct seg_in {
@@ -74,6 +104,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
+	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
 	int error;
@@ -81,6 +112,9 @@ struct vmh_tcp_conn {
 	/* received and unread; pbuf->next links them, tot_len is void */
 	struct pbuf *rx_head, *rx_tail;
 	uint32_t rx_bytes, rx_off; /* rx_off: read of the head */
+	struct vmh_tcp_conn *holder_next, *holder_prev; /* while held */
+	uint32_t held;            /* of the unread ones, frames */
+	bool not_read;            /* since it had to give frames back: what comes is copied */
 	/* timers */
 	uint64_t due[TIMERS];     /* us, 0: off */
 	uint64_t heap_due;
@@ -110,6 +144,7 @@ struct conn_list {
 };
 
 struct listener {
+	unsigned families;
 	struct tcp_pcb_listen *pcb;
 	struct vmh_tcp_conn *next; /* of the instance */
 	unsigned backlog, rate_used;
@@ -142,14 +177,16 @@ struct vmh_tcp {
 	uint64_t secret[2];
 	struct netif netif;
 	struct vmh_tcp_path reply;     /* back to where the frame came from */
+	struct key in;                 /* of that frame, while no connection is core_conn */
 	struct vmh_tcp_conn **table, *last;
 	uint32_t table_mask, nconns;
 	struct vmh_tcp_conn *listeners;
 	struct tw **tw_table, *tw_first, **tw_end;
-	uint32_t tw_mask, ntw, held_max;
+	uint32_t tw_mask, ntw;
 	struct vmh_tcp_conn **heap;
 	uint32_t heap_n, heap_size;
 	struct held *free_held;
+	struct vmh_tcp_conn *first_holder, *last_holder; /* hold.c */
 	struct vmh_tcp_conn *new_conn; /* made by passive_open during this call */
 	uint16_t ip_id;
 	uint32_t isn_floor;            /* of the next sequence number, if `reusing` */
@@ -166,30 +203,44 @@ void core_leave(struct vmh_tcp *t, struct vmh_tcp_conn *c);
 void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb);
 struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const struct vmh_tcp_options *o);
 void core_conn_free(struct vmh_tcp_conn *c);
+void core_ack_soon(struct vmh_tcp_conn *c); /* inside: by the next tick, unless something carries it before */
 void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
 bool core_window_due(struct vmh_tcp_conn *c);
 void core_window(struct vmh_tcp_conn *c);
 unsigned core_events(struct vmh_tcp_conn *c);
+void core_address(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a);
 void core_note(struct vmh_tcp_conn *c); /* what core_events says now */
 /* input.c */
 int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
 void core_refuse(struct vmh_tcp *t, void *frame, size_t len);
+bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a);
+/* hold.c */
+struct pbuf *hold_frame(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len,
+			void *token, struct held **held); /* a segment as a pbuf; NULL: no memory */
+int hold_done(struct vmh_tcp *t, struct held *h);         /* lwIP has had it */
+void hold_append(struct vmh_tcp_conn *c, struct pbuf *p); /* p is the queue's */
+struct pbuf *hold_pop(struct vmh_tcp_conn *c);            /* the oldest; there is one */
+void hold_was_read(struct vmh_tcp_conn *c);
+void hold_let_go(struct vmh_tcp *t);
 /* ip.c */
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts);
-uint64_t core_siphash(const uint64_t secret[2], uint64_t a, uint64_t b);
+uint64_t core_hash(const struct vmh_tcp *t, const struct key *k, uint64_t salt); /* with the secret */
+uint32_t core_pseudo(const struct key *k); /* one's complement sum of the addresses */
 /* demux.c */
 int demux_open(struct vmh_tcp *t);
 void demux_close(struct vmh_tcp *t);
 struct vmh_tcp_conn *demux_find(struct vmh_tcp *t, const struct key *k);
 int demux_add(struct vmh_tcp_conn *c);
 void demux_remove(struct vmh_tcp_conn *c);
-struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, uint32_t laddr, uint16_t lport);
+struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport);
+struct vmh_tcp_conn *demux_taken(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families);
 struct tw *demux_tw(struct vmh_tcp *t, const struct key *k);
 void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved);
 struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t);
 unsigned demux_closing(struct vmh_tcp *t);
 unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
+unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
 bool demux_syn_allowed(struct vmh_tcp_conn *l);
@@ -217,8 +268,8 @@ void recovery_output(struct vmh_tcp_conn *c);
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd);
 void cc_loss(struct vmh_tcp_conn *c, bool timeout);
 /* conn.c, the calls of the holder */
-int core_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
-		void *user, struct vmh_tcp_conn **out);
+int core_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,
+		const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
 void core_set_backlog(struct vmh_tcp_conn *l, unsigned backlog);
 int core_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
@@ -238,6 +289,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
 uint8_t core_state(const struct vmh_tcp_conn *c);
 /* state.c */
 int core_freeze(struct vmh_tcp_conn *c, bool frozen);
+void core_nudge(struct vmh_tcp_conn *c);
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 void core_forget(struct vmh_tcp_conn *c);
 int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,

@@ -8,13 +8,13 @@
 
 static uint32_t hash(const struct vmh_tcp *t, const struct key *k)
 {
-	return (uint32_t)core_siphash(t->secret, (uint64_t)k->laddr << 32 | k->raddr,
-				      (uint64_t)k->lport << 16 | k->rport | 1ull << 32);
+	return (uint32_t)core_hash(t, k, 1);
 }
 
 static inline bool same(const struct key *a, const struct key *b)
 {
-	return a->raddr == b->raddr && a->rport == b->rport && a->lport == b->lport && a->laddr == b->laddr;
+	return a->rport == b->rport && a->lport == b->lport && vmh_ip_same(&a->raddr, &b->raddr) &&
+	       vmh_ip_same(&a->laddr, &b->laddr);
 }
 
 int demux_open(struct vmh_tcp *t)
@@ -103,19 +103,30 @@ void demux_remove(struct vmh_tcp_conn *c)
 		t->last = NULL;
 }
 
-struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, uint32_t laddr, uint16_t lport)
+struct vmh_tcp_conn *demux_listener(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport)
 {
+	unsigned family = vmh_ip_is4(laddr) ? VMH_TCP_IPV4 : VMH_TCP_IPV6;
 	struct vmh_tcp_conn *any = NULL;
 
 	for (struct vmh_tcp_conn *l = t->listeners; l; l = l->listening->next) {
 		if (l->key.lport != lport)
 			continue;
-		if (l->key.laddr == laddr)
+		if (vmh_ip_same(&l->key.laddr, laddr))
 			return l;
-		if (!l->key.laddr)
+		if (vmh_ip_any(&l->key.laddr) && l->listening->families & family)
 			any = l;
 	}
 	return any;
+}
+
+struct vmh_tcp_conn *demux_taken(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families)
+{
+	struct vmh_tcp_conn *l = t->listeners;
+
+	while (l && !(l->key.lport == lport && vmh_ip_same(&l->key.laddr, laddr) &&
+		      (!vmh_ip_any(laddr) || l->listening->families & families)))
+		l = l->listening->next;
+	return l;
 }
 
 struct tw *demux_tw(struct vmh_tcp *t, const struct key *k)
@@ -241,6 +252,17 @@ unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport)
 	for (uint32_t i = 0; i <= t->table_mask; i++)
 		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
 			n += c->key.lport == lport;
+	return n;
+}
+
+unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i <= t->table_mask; i++)
+		for (struct vmh_tcp_conn *c = t->table[i]; c && n < max; c = c->hash_next)
+			if (c->key.lport == lport)
+				core_address(c, &out[n++]);
 	return n;
 }
 

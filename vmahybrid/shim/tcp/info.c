@@ -33,8 +33,8 @@ int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 	if (!pcb || c->frozen)
 		return 0;
 	core_enter(c->t, c);
-	pcb->ttl = o->ttl;
-	pcb->tos = o->tos;
+	pcb->ttl = key_ttl(&c->key, o);
+	pcb->tos = key_tos(&c->key, o);
 	if (o->nodelay)
 		tcp_set_flags(pcb, TF_NODELAY);
 	else
@@ -84,7 +84,7 @@ static void cut(struct vmh_tcp_conn *c, uint16_t mss)
 void core_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	uint16_t mss = (uint16_t)(p->mtu - 40);
+	uint16_t mss = (uint16_t)(p->mtu - key_headers(&c->key));
 
 	c->path = *p;
 	if (!pcb || pcb->state < ESTABLISHED || c->frozen)
@@ -180,7 +180,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	get_pcb(c, &i->pcb);
 	i->snd_mss = pcb->mss - (pcb->flags & TF_TIMESTAMP ? 12 : 0);
 	i->mtu = c->path.mtu;
-	i->rcv_mss = i->adv_mss = c->path.mtu - 40u;
+	i->rcv_mss = i->adv_mss = c->path.mtu - key_headers(&c->key);
 	if (pcb->flags & TF_TIMESTAMP)
 		i->rcv_mss = i->adv_mss = i->adv_mss - 12;
 	i->snd_wnd = pcb->snd_wnd;

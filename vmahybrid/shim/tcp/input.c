@@ -2,10 +2,10 @@
 #include "core.h"
 #include "lwip/inet_chksum.h"
 #include <arpa/inet.h>
-#include <stdlib.h>
 
 #define ETH_LEN 14
 #define IP_LEN 20
+#define IP6_LEN 40
 #define TCP_LEN 20
 #define INVALID_US (500 * MS)
 #define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
@@ -30,34 +30,77 @@ static bool ip_sum_ok(const uint8_t *ip, size_t len)
 	return ((sum + (sum >> 16)) & 0xffff) == 0xffff;
 }
 
-/* The TCP segment in a frame, and its length; NULL: not one for us. The rules of vmh_frame_parse. */
+/* The payload of an IPv4 packet whose first `left` bytes are there, its length in *len; NULL: not one for us. The rules of
+ * vmh_frame_parse. */
+static uint8_t *in_ipv4(uint8_t *ip, size_t left, size_t *len, struct key *k)
+{
+	size_t ihl = (size_t)(ip[0] & 15) * 4, total = get16(ip + 2);
+	in_addr_t from, to;
+
+	if (ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl || total > left || ip[9] != IPPROTO_TCP ||
+	    get16(ip + 6) & 0x3fff || !ip_sum_ok(ip, ihl))
+		return NULL;
+	if (ip[12] == 0 || ip[12] == 127 || ip[12] >= 224 || ip[16] >= 224)
+		return NULL;
+	memcpy(&from, ip + 12, 4);
+	memcpy(&to, ip + 16, 4);
+	k->raddr = vmh_ip4(from);
+	k->laddr = vmh_ip4(to);
+	*len = total - ihl;
+	return ip + ihl;
+}
+
+/* An IPv4 address in an IPv6 header is on no wire (RFC 4291, 2.5.5.2), and would be taken for the other. */
+static bool wrong_ip6(const struct vmh_ip *a)
+{
+	return a->b[0] == 0xff || vmh_ip_is4(a) || !(a->w[0] | a->w[1] | a->w[2]);
+}
+
+static uint8_t *in_ipv6(uint8_t *ip, size_t left, size_t *len, struct key *k)
+{
+	size_t payload = get16(ip + 4);
+
+	if (left < IP6_LEN || ip[0] >> 4 != 6 || payload > left - IP6_LEN || ip[6] != IPPROTO_TCP)
+		return NULL;
+	k->raddr = vmh_ip6(ip + 8);
+	k->laddr = vmh_ip6(ip + 24);
+	if (wrong_ip6(&k->raddr) || wrong_ip6(&k->laddr))
+		return NULL;
+	*len = payload;
+	return ip + IP6_LEN;
+}
+
+/* The TCP segment in a frame, and its length; NULL: not one for us. */
 static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
 {
-	size_t off = ETH_LEN, ihl, total;
-	uint8_t *ip, *tcp;
+	size_t off = ETH_LEN;
+	uint8_t *tcp;
 
 	if (len < ETH_LEN + IP_LEN + TCP_LEN)
 		return NULL;
 	for (int tags = 0; get16(frame + off - 2) == 0x8100 || get16(frame + off - 2) == 0x88a8; tags++, off += 4)
 		if (tags == 2 || len < off + 4 + IP_LEN + TCP_LEN || get16(frame + off) & 0xfff)
 			return NULL;
-	ip = frame + off;
-	ihl = (size_t)(ip[0] & 15) * 4;
-	total = get16(ip + 2);
-	if (get16(frame + off - 2) != 0x0800 || ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl + TCP_LEN ||
-	    total > len - off || ip[9] != IPPROTO_TCP || get16(ip + 6) & 0x3fff || !ip_sum_ok(ip, ihl))
+	if (get16(frame + off - 2) == 0x0800)
+		tcp = in_ipv4(frame + off, len - off, tcp_len, k);
+	else
+		tcp = get16(frame + off - 2) == 0x86dd ? in_ipv6(frame + off, len - off, tcp_len, k) : NULL;
+	if (!tcp || *tcp_len < TCP_LEN || (size_t)(tcp[12] >> 4) * 4 < TCP_LEN || (size_t)(tcp[12] >> 4) * 4 > *tcp_len)
 		return NULL;
-	if (ip[12] == 0 || ip[12] == 127 || ip[12] >= 224 || ip[16] >= 224)
-		return NULL;
-	tcp = ip + ihl;
-	*tcp_len = total - ihl;
-	if ((size_t)(tcp[12] >> 4) * 4 < TCP_LEN || (size_t)(tcp[12] >> 4) * 4 > *tcp_len)
-		return NULL;
-	memcpy(&k->raddr, ip + 12, 4);
-	memcpy(&k->laddr, ip + 16, 4);
 	memcpy(&k->rport, tcp, 2);
 	memcpy(&k->lport, tcp + 2, 2);
 	return tcp;
+}
+
+bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a)
+{
+	struct key k;
+	size_t tcp_len;
+
+	if (!find_tcp(frame, len, &tcp_len, &k))
+		return false;
+	*a = (struct vmh_tcp_addr){k.laddr, k.raddr, k.lport, k.rport};
+	return true;
 }
 
 static void read_sacks(struct seg_in *in, const uint8_t *at, unsigned len)
@@ -101,82 +144,20 @@ static void read_segment(uint8_t *tcp, size_t len, struct seg_in *in)
 	}
 }
 
-static void held_free(struct pbuf *p)
-{
-	struct held *h = (struct held *)p;
-	struct vmh_tcp *t = h->t;
-	void *token = h->token;
-
-	h->token = NULL;
-	if (h->next == h) /* still inside core_input, which tells its caller */
-		return;
-	t->stats.held--;
-	h->next = t->free_held;
-	t->free_held = h;
-	t->env.release(t->env.ctx, token);
-}
-
-static struct held *held_new(struct vmh_tcp *t)
-{
-	struct held *h = t->free_held;
-
-	if (t->stats.held >= t->env.hold_max)
-		return NULL;
-	if (h)
-		t->free_held = h->next;
-	else
-		h = calloc(1, sizeof(*h));
-	return h;
-}
-
-static struct pbuf *wrap(struct vmh_tcp *t, uint8_t *tcp, size_t len, void *token, struct held **held)
-{
-	struct held *h = token ? held_new(t) : NULL;
-	struct pbuf *p;
-
-	*held = h;
-	if (!h) {
-		p = pbuf_alloc(PBUF_RAW, (u16_t)len, PBUF_RAM);
-		if (p)
-			memcpy(p->payload, tcp, len);
-		t->stats.copied++;
-		return p;
-	}
-	h->p.custom_free_function = held_free;
-	h->token = token;
-	h->t = t;
-	h->next = h;
-	return pbuf_alloced_custom(PBUF_RAW, (u16_t)len, PBUF_REF, &h->p, tcp, (u16_t)len);
-}
-
-/* 1 if the frame stays with us */
-static int unwrap(struct vmh_tcp *t, struct held *h)
-{
-	if (!h)
-		return 0;
-	if (!h->token) {
-		h->next = t->free_held;
-		t->free_held = h;
-		return 0;
-	}
-	h->next = NULL;
-	t->stats.held++;
-	t->stats.kept++;
-	return 1;
-}
-
-static int to_lwip(struct vmh_tcp *t, uint8_t *tcp, size_t len, const struct key *k, void *token)
+/* c is NULL if there is none yet */
+static int to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len,
+		   const struct key *k, void *token)
 {
 	struct held *held;
-	struct pbuf *p = wrap(t, tcp, len, token, &held);
+	struct pbuf *p = hold_frame(t, c, in, tcp, len, token, &held);
 
 	if (!p)
 		return 0;
-	ip_data.current_iphdr_src.addr = k->raddr;
-	ip_data.current_iphdr_dest.addr = k->laddr;
+	ip_data.current_iphdr_src.addr = key_remote(k);
+	ip_data.current_iphdr_dest.addr = key_local(k);
 	ip_data.current_netif = ip_data.current_input_netif = &t->netif;
 	tcp_input(p, &t->netif);
-	return unwrap(t, held);
+	return hold_done(t, held);
 }
 
 /* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are. */
@@ -212,10 +193,28 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 
 static bool sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
 {
-	ip4_addr_t src = {k->raddr}, dst = {k->laddr};
+	ip4_addr_t any = {0};
 	struct pbuf p = {.payload = (void *)(uintptr_t)tcp, .len = (u16_t)len, .tot_len = (u16_t)len, .ref = 1};
+	uint32_t sum;
 
-	return !t->env.verify || !inet_chksum_pseudo(&p, IPPROTO_TCP, (u16_t)len, &src, &dst);
+	if (!t->env.verify)
+		return true;
+	sum = (uint16_t)~inet_chksum_pseudo(&p, IPPROTO_TCP, (u16_t)len, &any, &any);
+	sum += core_pseudo(k);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16) == 0xffff;
+}
+
+/* What the program is most likely to answer at once, by its request or its own FIN, which carry the ACK. */
+static bool has_company(const struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+
+	if (c->opt.quickack || in->payload || in->flags & TCP_RST)
+		return false;
+	if (pcb->state == SYN_SENT)
+		return (in->flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
+	return pcb->state == ESTABLISHED && in->flags & TCP_FIN && in->seq == pcb->rcv_nxt;
 }
 
 static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
@@ -223,7 +222,7 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	struct vmh_tcp *t = c->t;
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool one_way;
+	bool one_way, first;
 	int rc;
 
 	if (!sum_ok(t, tcp, len, &c->key)) {
@@ -253,18 +252,23 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 	if (in.payload && TCP_SEQ_GT(in.seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
 		c->count.ooo_in++;
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
-	one_way = c->out_then == c->count.data_segs_out && in.payload < c->pcb->mss / 2;
+	one_way = c->out_then == c->count.data_segs_out && in.payload && in.payload < c->pcb->mss / 2;
+	first = one_way && !c->count.data_segs_in && !c->opt.quickack; /* a request: its answer carries the ACK */
 	if (in.payload) {
 		c->count.data_segs_in++;
 		c->received_at = t->now;
 		c->out_then = c->count.data_segs_out;
 	}
-	if ((c->opt.quickack || one_way) && in.payload)
+	if ((c->opt.quickack || (one_way && !first)) && in.payload)
 		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
+	c->hold_ack = has_company(c, &in);
 	recovery_before(c);
-	rc = to_lwip(t, tcp, len, &c->key, token);
-	if (c->pcb && c->pcb->mss > c->path.mtu - 40) /* from a second SYN */
-		c->pcb->mss = (u16_t)(c->path.mtu - 40);
+	rc = to_lwip(t, c, &in, tcp, len, &c->key, token);
+	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
+		core_ack_soon(c);
+	c->hold_ack = c->held_ack = false;
+	if (c->pcb && c->pcb->mss > c->path.mtu - key_headers(&c->key)) /* from a second SYN */
+		c->pcb->mss = (u16_t)(c->path.mtu - key_headers(&c->key));
 	if (c->pcb && c->pcb->state >= ESTABLISHED && c->pcb->state != TIME_WAIT) {
 		acked = c->pcb->lastack - una;
 		recovery_ack(c, &in, acked, c->pcb->dupacks != 0 && !acked);
@@ -282,7 +286,7 @@ static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 		return 0;
 	if (w->moved && !(in.flags & TCP_SYN))
 		return 0;
-	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, w->key.laddr, w->key.lport) &&
+	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, &w->key.laddr, w->key.lport) &&
 	    (TCP_SEQ_GT(in.seq, w->rcv_nxt) || (w->ts && in.ts && TCP_SEQ_GT(in.tsval, w->ts_recent)))) {
 		demux_tw_remove(t, w); /* RFC 6191: a new connection */
 		return -ENOENT;
@@ -325,6 +329,7 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 	if (!tcp)
 		return;
 	t->now = t->env.now_ns(t->env.ctx) / 1000;
+	t->in = k;
 	memcpy(t->reply.dmac, (uint8_t *)frame + 6, 6);
 	memcpy(t->reply.smac, frame, 6);
 	refuse(t, tcp, tcp_len, &k);
@@ -341,7 +346,7 @@ static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const s
 	if (!(tcp[13] & TCP_SYN) || tcp[13] & TCP_ACK || demux_syn_allowed(l)) {
 		tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
 		l->listening->pcb->next = NULL;
-		rc = to_lwip(t, tcp, len, k, NULL);
+		rc = to_lwip(t, NULL, &in, tcp, len, k, NULL);
 		tcp_listen_pcbs.listen_pcbs = NULL;
 	} else {
 		t->stats.syn_dropped++;
@@ -371,11 +376,12 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 		return -EBADMSG;
 	}
 	t->now = t->env.now_ns(t->env.ctx) / 1000;
+	t->in = k;
 	memcpy(t->reply.dmac, (uint8_t *)frame + 6, 6);
 	memcpy(t->reply.smac, frame, 6);
 	w = demux_tw(t, &k);
 	if (w && to_tw(t, w, tcp, tcp_len) == 0)
 		return 0;
-	c = demux_listener(t, k.laddr, k.lport);
+	c = demux_listener(t, &k.laddr, k.lport);
 	return c ? to_listener(c, tcp, tcp_len, &k) : to_nobody(t, tcp, tcp_len, &k);
 }

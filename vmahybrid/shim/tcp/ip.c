@@ -1,9 +1,10 @@
-/* Below lwIP's TCP: IPv4 and Ethernet headers, the clock, initial sequence numbers, memory. */
+/* Below lwIP's TCP: IP and Ethernet headers, the clock, initial sequence numbers, memory. */
 #include "core.h"
 #include <arpa/inet.h>
 
 #define ETH_LEN 14
 #define IP_LEN 20
+#define IP6_LEN 40
 #define TCP_LEN 20
 #define TS_LEN 12
 
@@ -38,7 +39,7 @@ static inline void sip_word(uint64_t v[4], uint64_t m)
 }
 
 /* SipHash-2-4 (Aumasson and Bernstein) of the 16 bytes a, b. */
-uint64_t core_siphash(const uint64_t secret[2], uint64_t a, uint64_t b)
+static uint64_t siphash(const uint64_t secret[2], uint64_t a, uint64_t b)
 {
 	uint64_t v[4] = {secret[0] ^ 0x736f6d6570736575u, secret[1] ^ 0x646f72616e646f6du,
 			 secret[0] ^ 0x6c7967656e657261u, secret[1] ^ 0x7465646279746573u};
@@ -52,14 +53,24 @@ uint64_t core_siphash(const uint64_t secret[2], uint64_t a, uint64_t b)
 	return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-/* RFC 6528: a clock of 4 us and a keyed hash of the connection's name. */
+uint64_t core_hash(const struct vmh_tcp *t, const struct key *k, uint64_t salt)
+{
+	uint64_t ports = salt << 32 | (uint64_t)k->lport << 16 | k->rport, q[4];
+
+	if (key_is4(k))
+		return siphash(t->secret, (uint64_t)k->laddr.w[3] << 32 | k->raddr.w[3], ports);
+	memcpy(q, &k->laddr, 16);
+	memcpy(q + 2, &k->raddr, 16);
+	return siphash(t->secret, siphash(t->secret, siphash(t->secret, q[0], q[1]) ^ q[2], q[3]), ports);
+}
+
+/* RFC 6528: a clock of 4 us and a keyed hash of the connection's name. lwIP's addresses say less than it. */
 u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_t rport)
 {
-	uint64_t hash = core_siphash(core_now->secret, (uint64_t)laddr->addr << 32 | raddr->addr,
-				     (uint64_t)lport << 16 | rport);
-
+	uint64_t hash = core_hash(core_now, core_conn ? &core_conn->key : &core_now->in, 0);
 	u32_t isn = (u32_t)hash + (u32_t)(core_now->now / 4);
 
+	(void)laddr, (void)lport, (void)raddr, (void)rport;
 	/* a name in TIME_WAIT is used again: beyond what its last connection may have sent, as Linux does it */
 	if (core_now->reusing && TCP_SEQ_LT(isn, core_now->isn_floor))
 		isn = core_now->isn_floor;
@@ -136,16 +147,23 @@ static uint16_t header_sum(const uint8_t *ip)
 	return htons((uint16_t)~sum);
 }
 
-static void fill_headers(struct vmh_tcp *t, const struct vmh_tcp_path *path, uint8_t *frame, size_t tcp_len, uint32_t src,
-			 uint32_t dst, uint8_t ttl, uint8_t tos)
+uint32_t core_pseudo(const struct key *k)
 {
-	uint8_t *ip = frame + ETH_LEN;
+	const struct vmh_ip *ends[2] = {&k->laddr, &k->raddr};
+	const bool v4 = key_is4(k);
+	uint32_t sum = 0;
+
+	for (int e = 0; e < 2; e++)
+		for (int i = v4 ? 3 : 0; i < 4; i++)
+			sum += (ends[e]->w[i] & 0xffff) + (ends[e]->w[i] >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+static void fill_ipv4(struct vmh_tcp *t, uint8_t *ip, size_t tcp_len, const struct key *k, uint8_t ttl, uint8_t tos)
+{
 	uint16_t total = htons((uint16_t)(IP_LEN + tcp_len)), id = htons(t->ip_id++), sum;
 
-	memcpy(frame, path->dmac, 6);
-	memcpy(frame + 6, path->smac, 6);
-	frame[12] = 8;
-	frame[13] = 0;
 	memset(ip, 0, IP_LEN);
 	ip[0] = 0x45;
 	ip[1] = tos;
@@ -154,10 +172,58 @@ static void fill_headers(struct vmh_tcp *t, const struct vmh_tcp_path *path, uin
 	ip[6] = 0x40; /* don't fragment: the path's MTU is told by ICMP */
 	ip[8] = ttl;
 	ip[9] = IPPROTO_TCP;
-	memcpy(ip + 12, &src, 4);
-	memcpy(ip + 16, &dst, 4);
+	memcpy(ip + 12, &k->laddr.w[3], 4);
+	memcpy(ip + 16, &k->raddr.w[3], 4);
 	sum = header_sum(ip);
 	memcpy(ip + 10, &sum, 2);
+}
+
+static void fill_ipv6(uint8_t *ip, size_t tcp_len, const struct key *k, uint8_t hops, uint8_t tclass)
+{
+	uint16_t payload = htons((uint16_t)tcp_len);
+
+	ip[0] = (uint8_t)(0x60 | tclass >> 4);
+	ip[1] = (uint8_t)(tclass << 4);
+	ip[2] = ip[3] = 0;
+	memcpy(ip + 4, &payload, 2);
+	ip[6] = IPPROTO_TCP;
+	ip[7] = hops;
+	memcpy(ip + 8, &k->laddr, 16);
+	memcpy(ip + 24, &k->raddr, 16);
+}
+
+static size_t ip_len(const struct key *k)
+{
+	return key_is4(k) ? IP_LEN : IP6_LEN;
+}
+
+static void fill_headers(struct vmh_tcp *t, const struct vmh_tcp_path *path, uint8_t *frame, size_t tcp_len,
+			 const struct key *k, uint8_t ttl, uint8_t tos)
+{
+	memcpy(frame, path->dmac, 6);
+	memcpy(frame + 6, path->smac, 6);
+	if (key_is4(k)) {
+		frame[12] = 0x08;
+		frame[13] = 0x00;
+		fill_ipv4(t, frame + ETH_LEN, tcp_len, k, ttl, tos);
+	} else {
+		frame[12] = 0x86;
+		frame[13] = 0xdd;
+		fill_ipv6(frame + ETH_LEN, tcp_len, k, ttl, tos);
+	}
+}
+
+/* From the checksum with the tokens to that with the addresses (RFC 1624). */
+static void mend_sum(struct tcp_hdr *tcp, const struct key *k)
+{
+	const uint32_t tokens[2] = {LOCAL_TOKEN, REMOTE_TOKEN};
+	uint32_t sum = (uint16_t)~tcp->chksum + core_pseudo(k);
+
+	for (int i = 0; i < 2; i++)
+		sum += (uint16_t)~(tokens[i] & 0xffff) + (uint16_t)~(tokens[i] >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	tcp->chksum = (u16_t)~sum;
 }
 
 static int put_on_wire(struct vmh_tcp *t, const void *frame, size_t len)
@@ -185,14 +251,20 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 		    struct netif *netif)
 {
 	struct vmh_tcp *t = core_now;
-	const struct tcp_hdr *tcp;
+	const struct key *k = core_conn ? &core_conn->key : &t->in;
+	struct tcp_hdr *tcp = p->payload;
 	size_t tcp_len = p->tot_len;
 
-	(void)proto, (void)netif;
-	if (pbuf_add_header(p, ETH_LEN + IP_LEN))
+	(void)proto, (void)netif, (void)src, (void)dest;
+	if (core_conn && core_conn->hold_ack && tcp_len == 4u * TCPH_HDRLEN(tcp) && TCPH_FLAGS(tcp) == TCP_ACK) {
+		core_conn->held_ack = true;
+		return ERR_OK;
+	}
+	if (pbuf_add_header(p, ETH_LEN + ip_len(k)))
 		return ERR_BUF;
-	fill_headers(t, core_conn ? &core_conn->path : &t->reply, p->payload, tcp_len, src->addr, dest->addr, ttl, tos);
-	tcp = (const struct tcp_hdr *)((uint8_t *)p->payload + ETH_LEN + IP_LEN);
+	if (!key_is4(k))
+		mend_sum(tcp, k);
+	fill_headers(t, core_conn ? &core_conn->path : &t->reply, p->payload, tcp_len, k, ttl, tos);
 	if (TCPH_FLAGS(tcp) & TCP_RST)
 		t->stats.resets_out++;
 	if (core_conn)
@@ -204,7 +276,7 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts)
 {
-	uint8_t frame[ETH_LEN + IP_LEN + TCP_LEN + TS_LEN], *tcp = frame + ETH_LEN + IP_LEN;
+	uint8_t frame[ETH_LEN + IP6_LEN + TCP_LEN + TS_LEN], *tcp = frame + ETH_LEN + ip_len(k);
 	size_t len = TCP_LEN + (ts ? TS_LEN : 0);
 	uint32_t words[5] = {htonl(seq), htonl(ack), 0, htonl(tsval), htonl(tsecr)}, sum;
 
@@ -222,20 +294,15 @@ int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const 
 		memcpy(tcp + TCP_LEN, "\1\1\10\12", 4);
 		memcpy(tcp + TCP_LEN + 4, words + 3, 8);
 	}
-	sum = (uint32_t)IPPROTO_TCP + (uint32_t)len;
-	for (int i = 0; i < 2; i++) {
-		uint32_t addr = ntohl(i ? k->raddr : k->laddr);
-
-		sum += (addr >> 16) + (addr & 0xffff);
-	}
+	sum = (uint32_t)IPPROTO_TCP + (uint32_t)len + lwip_ntohs((u16_t)core_pseudo(k));
 	for (size_t i = 0; i < len; i += 2)
 		sum += (uint32_t)(tcp[i] << 8 | tcp[i + 1]);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum += sum >> 16;
 	tcp[16] = (uint8_t)(~sum >> 8);
 	tcp[17] = (uint8_t)~sum;
-	fill_headers(t, path, frame, len, k->laddr, k->raddr, 64, 0);
-	return put_on_wire(t, frame, ETH_LEN + IP_LEN + len);
+	fill_headers(t, path, frame, len, k, 64, 0);
+	return put_on_wire(t, frame, ETH_LEN + ip_len(k) + len);
 }
 
 /* Blocks of a few sizes are kept for the next time: one connection takes and gives the same ones over and over. */

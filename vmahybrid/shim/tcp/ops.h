@@ -8,14 +8,17 @@ struct vmh_tcp_ops {
 	void (*destroy)(struct vmh_tcp *t);
 	int (*input)(struct vmh_tcp *t, void *frame, size_t len, void *token);
 	uint64_t (*tick)(struct vmh_tcp *t);
-	int (*listen)(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
-		      void *user, struct vmh_tcp_conn **out);
+	bool (*name)(void *frame, size_t len, struct vmh_tcp_addr *a);
+	int (*listen)(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,
+		      const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 	int (*accept)(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
 	void (*set_backlog)(struct vmh_tcp_conn *l, unsigned backlog);
 	void (*refuse)(struct vmh_tcp *t, void *frame, size_t len);
 	int (*reclaim)(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
 	unsigned (*closing)(struct vmh_tcp *t);
+	void (*let_go)(struct vmh_tcp *t);
 	unsigned (*port_users)(struct vmh_tcp *t, uint16_t lport);
+	unsigned (*port_names)(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 	int (*connect)(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		       const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 	ssize_t (*write)(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more);
@@ -35,6 +38,7 @@ struct vmh_tcp_ops {
 	void (*info)(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
 	void (*stats)(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 	int (*freeze)(struct vmh_tcp_conn *c, bool frozen);
+	void (*nudge)(struct vmh_tcp_conn *c);
 	ssize_t (*export_)(struct vmh_tcp_conn *c, void *blob, size_t size);
 	void (*forget)(struct vmh_tcp_conn *c);
 	int (*import)(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,

@@ -12,6 +12,11 @@ int core_freeze(struct vmh_tcp_conn *c, bool frozen)
 		return -ENOTCONN;
 	if (c->frozen == frozen)
 		return 0;
+	if (frozen && c->pcb->flags & TF_ACK_DELAY) { /* the other stack does not know that it owes one */
+		core_enter(c->t, c);
+		tcp_send_empty_ack(c->pcb);
+		core_leave(c->t, c);
+	}
 	c->frozen = frozen;
 	timer_remove(c);
 	if (!frozen) {
@@ -36,6 +41,19 @@ void core_forget(struct vmh_tcp_conn *c)
 	demux_tw_add(c, c->pcb, true); /* frames that are on their way to us are not to be answered by a reset */
 	core_drop(c, 0, false);
 	core_leave(c->t, c);
+}
+
+/* A window probe: a byte that the peer has had. */
+void core_nudge(struct vmh_tcp_conn *c)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	struct vmh_tcp *t = c->t;
+
+	if (!pcb || !c->frozen)
+		return;
+	t->now = t->env.now_ns(t->env.ctx) / 1000;
+	core_send_segment(t, &c->path, &c->key, pcb->lastack - 1, pcb->rcv_nxt, TCP_ACK,
+			  (uint32_t)(t->now / 1000) + c->ts_offset, pcb->ts_recent, pcb->flags & TF_TIMESTAMP);
 }
 
 /* Bytes of a queue from `from` on: counted, and copied if `to` is not NULL. */
@@ -115,7 +133,7 @@ static void fill_rest(const struct vmh_tcp_conn *c, struct vmh_tcp_state *s)
 	s->rcv_wscale = scaled ? pcb->rcv_scale : 0;
 	s->mss = pcb->mss;
 	s->snd_mss = pcb->mss - (pcb->flags & TF_TIMESTAMP ? 12u : 0);
-	s->rcv_mss = c->path.mtu - 40u;
+	s->rcv_mss = c->path.mtu - key_headers(&c->key);
 	s->pmtu = c->path.mtu;
 	s->tsval_now = (uint32_t)(c->t->now / 1000) + c->ts_offset;
 	s->ts_recent = pcb->ts_recent;
@@ -125,8 +143,8 @@ static void fill_rest(const struct vmh_tcp_conn *c, struct vmh_tcp_state *s)
 	s->cwnd = c->cwnd;
 	s->ssthresh = c->ssthresh;
 	s->retries = c->retries;
-	s->ttl = c->opt.ttl;
-	s->tos = c->opt.tos;
+	s->ttl = key_ttl(&c->key, &c->opt);
+	s->tos = key_tos(&c->key, &c->opt);
 	s->keep_cnt = c->opt.keep_cnt;
 	s->keep_idle_s = c->opt.keep_idle_s;
 	s->keep_intvl_s = c->opt.keep_intvl_s;
@@ -152,7 +170,9 @@ static bool can_move(const struct vmh_tcp_conn *c)
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size)
 {
 	struct vmh_tcp_state s = {.magic = VMH_TCP_STATE_MAGIC, .version = VMH_TCP_STATE_VERSION,
-				  .header_len = VMH_TCP_STATE_LEN, .family = AF_INET, .state = core_state(c)};
+				  .header_len = VMH_TCP_STATE_LEN, .family = key_is4(&c->key) ? AF_INET : AF_INET6,
+				  .state = core_state(c)};
+	const size_t at = s.family == AF_INET ? 12 : 0; /* of the address in the mapped one */
 	uint8_t *to = (uint8_t *)blob + sizeof(s);
 	struct iovec unread;
 	size_t needed;
@@ -160,8 +180,8 @@ ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size)
 	if (!can_move(c))
 		return -ENOTSUP;
 	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
-	memcpy(s.laddr, &c->key.laddr, 4);
-	memcpy(s.raddr, &c->key.raddr, 4);
+	memcpy(s.laddr, c->key.laddr.b + at, 16 - at);
+	memcpy(s.raddr, c->key.raddr.b + at, 16 - at);
 	s.lport = c->key.lport;
 	s.rport = c->key.rport;
 	fill_sequence(c, &s);
@@ -186,7 +206,7 @@ static int check(const struct vmh_tcp_state *s, size_t len)
 
 	if (s->magic != VMH_TCP_STATE_MAGIC || s->version != VMH_TCP_STATE_VERSION || s->header_len != VMH_TCP_STATE_LEN)
 		return -EPROTONOSUPPORT;
-	if (s->family != AF_INET)
+	if (s->family != AF_INET && s->family != AF_INET6)
 		return -EAFNOSUPPORT;
 	if (f & ~VMH_TCP_F_ALL || s->send_len > VMH_TCP_STATE_MAX_QUEUE || s->recv_len > VMH_TCP_STATE_MAX_QUEUE ||
 	    len != sizeof(*s) + (size_t)s->send_len + s->recv_len || sent > s->send_len || !s->lport || !s->rport ||
@@ -207,8 +227,13 @@ static void import_options(const struct vmh_tcp_state *s, struct vmh_tcp_options
 	o->cork = s->flags & VMH_TCP_F_CORK;
 	o->quickack = s->flags & VMH_TCP_F_QUICKACK;
 	o->keepalive = s->flags & VMH_TCP_F_KEEPALIVE;
-	o->ttl = s->ttl ? s->ttl : o->ttl;
-	o->tos = s->tos;
+	if (s->family == AF_INET) {
+		o->ttl = s->ttl ? s->ttl : o->ttl;
+		o->tos = s->tos;
+	} else {
+		o->hops = s->ttl ? s->ttl : o->hops;
+		o->tclass = s->tos;
+	}
 	o->keep_cnt = s->keep_cnt ? s->keep_cnt : o->keep_cnt;
 	o->keep_idle_s = s->keep_idle_s ? s->keep_idle_s : o->keep_idle_s;
 	o->keep_intvl_s = s->keep_intvl_s ? s->keep_intvl_s : o->keep_intvl_s;
@@ -224,10 +249,10 @@ static void import_options(const struct vmh_tcp_state *s, struct vmh_tcp_options
 static void import_pcb(struct vmh_tcp_conn *c, const struct vmh_tcp_state *s)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	uint32_t mss = LWIP_MIN(s->mss, LWIP_MIN(c->path.mtu - 40u, TCP_MSS));
+	uint32_t mss = LWIP_MIN(s->mss, LWIP_MIN(c->path.mtu - (uint32_t)key_headers(&c->key), TCP_MSS));
 
-	pcb->local_ip.addr = c->key.laddr;
-	pcb->remote_ip.addr = c->key.raddr;
+	pcb->local_ip.addr = key_local(&c->key);
+	pcb->remote_ip.addr = key_remote(&c->key);
 	pcb->local_port = lwip_ntohs(c->key.lport);
 	pcb->remote_port = lwip_ntohs(c->key.rport);
 	pcb->state = ESTABLISHED;
@@ -291,12 +316,7 @@ static int import_queues(struct vmh_tcp_conn *c, const struct vmh_tcp_state *s, 
 		if (!p)
 			return -ENOMEM;
 		memcpy(p->payload, recv + at, part);
-		if (c->rx_tail)
-			c->rx_tail->next = p;
-		else
-			c->rx_head = p;
-		c->rx_tail = p;
-		c->rx_bytes += part;
+		hold_append(c, p);
 	}
 	return 0;
 }
@@ -364,6 +384,20 @@ static int import_inside(struct vmh_tcp_conn *c, const struct vmh_tcp_state *s, 
 	return 0;
 }
 
+static struct key import_key(const struct vmh_tcp_state *s)
+{
+	struct key k = {.laddr = vmh_ip6(s->laddr), .raddr = vmh_ip6(s->raddr), .lport = s->lport, .rport = s->rport};
+	in_addr_t l, r;
+
+	if (s->family == AF_INET) {
+		memcpy(&l, s->laddr, 4);
+		memcpy(&r, s->raddr, 4);
+		k.laddr = vmh_ip4(l);
+		k.raddr = vmh_ip4(r);
+	}
+	return k;
+}
+
 /* Nothing is sent before the first frame or timer, or the holder's next call: vmh_tcp_thaw begins at once. */
 int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,
 		struct vmh_tcp_conn **out)
@@ -380,10 +414,9 @@ int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vm
 	rc = check(&s, len);
 	if (rc)
 		return rc;
-	memcpy(&k.laddr, s.laddr, 4);
-	memcpy(&k.raddr, s.raddr, 4);
-	k.lport = s.lport;
-	k.rport = s.rport;
+	k = import_key(&s);
+	if (key_is4(&k) != (s.family == AF_INET))
+		return -EINVAL;
 	import_options(&s, &o);
 	c = core_conn_new(t, &k, &o);
 	if (!c)

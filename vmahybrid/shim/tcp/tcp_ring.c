@@ -1,6 +1,8 @@
 #include "tcp_ring.h"
 
 #define CLOCK_CYCLES 16384u /* 4 to 8 us */
+#define SOON_CYCLES 32768u  /* 8 to 16 us */
+#define FRAMES 2048 /* of a ring that does not tell */
 #define TICK_MAX_NS 1000000u /* a timer that came to be since the last tick is found after this time at the latest */
 
 /* Stack lock held. The clock costs twice what the counter does, and a reading stays good for some microseconds: a counter
@@ -49,25 +51,58 @@ static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)
 		tr->ready(tr->arg, user, c);
 }
 
+static void soon(void *ctx)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	atomic_store_explicit(&tr->soon, vmh_cycles() + SOON_CYCLES, memory_order_relaxed);
+}
+
+void vmh_tcp_ring_acks_go(struct vmh_tcp_ring *tr)
+{
+	atomic_store_explicit(&tr->soon, 0, memory_order_relaxed);
+	vmh_tcp_tick(tr->tcp);
+}
+
+/* Stack lock held, so one at a time. */
+static void copied(void *ctx, unsigned frames)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	VMH_COUNT(tr->ring->stats->rx_tcp_copied, frames);
+}
+
+int vmh_tcp_ring_take(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, struct vmh_buf *b)
+{
+	bool may_stay = atomic_load_explicit(&tr->ring->bufs_out, memory_order_relaxed) < tr->most_out;
+	int rc = vmh_tcp_input(tr->tcp, frame, len, may_stay ? b : NULL);
+
+	if (rc > 0)
+		VMH_COUNT(tr->ring->stats->rx_tcp_kept, 1);
+	return rc;
+}
+
 static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
 {
 	struct vmh_tcp_ring *tr = r->other_arg;
-	int rc = vmh_tcp_input(tr->tcp, frame, len, b);
+	int rc = vmh_tcp_ring_take(tr, frame, len, b);
 
 	if (vmh_unlikely(rc < 0))
 		VMH_COUNT(tr->unwanted, 1);
 	return rc > 0;
 }
 
-int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned hold_max,
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify,
 		      void (*told)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg)
 {
+	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .hold_max = hold_max, .verify = verify};
+				  .copied = copied, .soon = soon, .hold_max = frames / 2, .hold_share = frames / 8, .verify = verify};
 	int rc;
 
 	memset(tr, 0, sizeof(*tr));
 	tr->ring = r;
+	tr->most_out = frames - frames / 4; /* datagrams are out as well */
 	tr->ready = told;
 	tr->arg = arg;
 	if (!r->ops->send_frame)
@@ -99,6 +134,7 @@ int vmh_tcp_ring_poll(struct vmh_tcp_ring *tr, unsigned budget)
 		next = vmh_tcp_tick(tr->tcp);
 		atomic_store_explicit(&tr->due, next < now + TICK_MAX_NS ? next : now + TICK_MAX_NS, memory_order_relaxed);
 	}
+	vmh_tcp_ring_acks(tr, false);
 	vmh_tcp_ring_flush(tr);
 	return n;
 }

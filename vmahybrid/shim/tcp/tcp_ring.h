@@ -13,18 +13,31 @@ struct vmh_tcp_ring {
 	struct vmh_tcp *tcp;
 	_Atomic bool posted;        /* frames that flush has to push */
 	_Atomic uint64_t due;       /* ns of the next timer */
+	_Atomic uint64_t soon;      /* vmh_cycles() at which ACKs go that wait for company; 0: there are none */
 	uint64_t cycles, ns;        /* stack lock: the last reading of the clock */
+	uint32_t most_out;          /* frames that are out at which no more stay; ring lock */
 	uint64_t unwanted;          /* frames of no connection; the service steers none here, so they are few */
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
 	void (*level)(void *arg, void *user, unsigned events); /* may be set after vmh_tcp_ring_open */
 	void *arg;
 };
 
-/* verify: TCP checksums, not where local senders leave them out (veth). hold_max: frames for unread data. */
-int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned hold_max,
+/* verify: TCP checksums, not where local senders leave them out (veth). */
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify,
 		      void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg);
+/* Ring lock held: as vmh_tcp_input. */
+int vmh_tcp_ring_take(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, struct vmh_buf *b);
 /* Frames, timers, and a flush. Frames taken. */
 int vmh_tcp_ring_poll(struct vmh_tcp_ring *tr, unsigned budget);
 void vmh_tcp_ring_flush(struct vmh_tcp_ring *tr); /* after calls that may have sent */
+/* Ends the wait of ACKs for what may carry them, if it is time, or `now`: nobody is about to write. */
+void vmh_tcp_ring_acks_go(struct vmh_tcp_ring *tr);
+static inline void vmh_tcp_ring_acks(struct vmh_tcp_ring *tr, bool now)
+{
+	uint64_t soon = atomic_load_explicit(&tr->soon, memory_order_relaxed);
+
+	if (vmh_unlikely(soon != 0) && (now || vmh_cycles() >= soon))
+		vmh_tcp_ring_acks_go(tr);
+}
 void vmh_tcp_ring_close(struct vmh_tcp_ring *tr); /* before vmh_ring_close */
 #endif

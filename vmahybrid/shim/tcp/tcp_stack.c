@@ -48,7 +48,7 @@ static inline struct vmh_lock *lock_of(const struct vmh_tcp *t)
 
 void vmh_tcp_options_init(struct vmh_tcp_options *o)
 {
-	*o = (struct vmh_tcp_options){.ttl = 64, .keep_cnt = 9, .keep_idle_s = 7200, .keep_intvl_s = 75,
+	*o = (struct vmh_tcp_options){.ttl = 64, .hops = 64, .keep_cnt = 9, .keep_idle_s = 7200, .keep_intvl_s = 75,
 				      .cc = VMH_TCP_CC_CUBIC, .sndbuf = 512u << 10, .rcvbuf = 1u << 20, .syn_retries = 6};
 }
 
@@ -92,10 +92,15 @@ uint64_t vmh_tcp_tick(struct vmh_tcp *t)
 	return WITH(t, uint64_t, tick(t));
 }
 
-int vmh_tcp_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog, const struct vmh_tcp_options *o,
-		   void *user, struct vmh_tcp_conn **out)
+bool vmh_tcp_name(struct vmh_tcp *t, void *frame, size_t len, struct vmh_tcp_addr *a)
 {
-	return WITH(t, int, listen(t, laddr, lport, backlog, o, user, out));
+	return head(t)->ops->name(frame, len, a); /* touches nothing of the core */
+}
+
+int vmh_tcp_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,
+		   const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out)
+{
+	return WITH(t, int, listen(t, laddr, lport, families, backlog, o, user, out));
 }
 
 int vmh_tcp_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out)
@@ -106,6 +111,11 @@ int vmh_tcp_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out
 void vmh_tcp_set_backlog(struct vmh_tcp_conn *l, unsigned backlog)
 {
 	WITH_VOID(OF(l), set_backlog(l, backlog));
+}
+
+void vmh_tcp_let_go(struct vmh_tcp *t)
+{
+	WITH_VOID(t, let_go(t));
 }
 
 void vmh_tcp_refuse(struct vmh_tcp *t, void *frame, size_t len)
@@ -126,6 +136,11 @@ unsigned vmh_tcp_closing(struct vmh_tcp *t)
 unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport)
 {
 	return WITH(t, unsigned, port_users(t, lport));
+}
+
+unsigned vmh_tcp_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max)
+{
+	return WITH(t, unsigned, port_names(t, lport, out, max));
 }
 
 int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
@@ -227,6 +242,11 @@ int vmh_tcp_freeze(struct vmh_tcp_conn *c)
 int vmh_tcp_thaw(struct vmh_tcp_conn *c)
 {
 	return WITH(OF(c), int, freeze(c, false));
+}
+
+void vmh_tcp_nudge(struct vmh_tcp_conn *c)
+{
+	WITH_VOID(OF(c), nudge(c));
 }
 
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size)

@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include "vmh_ip.h"
 
 struct vmh_tcp;
 struct vmh_tcp_conn; /* a connection or a listener */
@@ -32,16 +33,25 @@ struct vmh_tcp_env {
 	/* events as vmh_tcp_poll has them, where they may have changed; the state (linux/tcp_states.h) << 8; may be NULL */
 	void (*level)(void *ctx, void *user, unsigned events);
 	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* after that: there is something new; may be NULL */
+	/* An ACK waits for what may carry it: vmh_tcp_tick is wanted some microseconds later, or when nobody is about to
+	 * write any more; may be NULL. */
+	void (*soon)(void *ctx);
+	void (*copied)(void *ctx, unsigned frames); /* whose payload was copied, at once or later; may be NULL */
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
+	unsigned hold_share; /* of them, for one connection; 0: all */
 	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
 	bool verify;         /* TCP checksums of received frames */
 	bool reset_unknown;  /* answer segments of no connection by a reset; else they are the caller's (-ENOENT) */
 };
 
 struct vmh_tcp_addr {
-	uint32_t laddr, raddr;
+	struct vmh_ip laddr, raddr; /* of one family */
 	uint16_t lport, rport;
 };
+
+/* of the connections that a listener on any address takes */
+#define VMH_TCP_IPV4 1u
+#define VMH_TCP_IPV6 2u
 
 struct vmh_tcp_path {
 	uint8_t dmac[6], smac[6];
@@ -53,11 +63,12 @@ enum vmh_tcp_cc { VMH_TCP_CC_LWIP, VMH_TCP_CC_CUBIC, VMH_TCP_CC_NONE }; /* as VM
 struct vmh_tcp_options {
 	bool nodelay, cork, quickack, keepalive;
 	bool no_timestamps, no_sack, no_wscale; /* before the SYN */
-	uint8_t ttl, tos, keep_cnt, cc;
+	uint8_t ttl, tos, hops, tclass, keep_cnt, cc; /* ttl, tos: of IPv4; hops, tclass: of IPv6 */
 	uint16_t mss_max;         /* 0: what the path allows */
 	uint8_t ack_ms;           /* an acknowledgement waits so long for company; 0: 40 */
 	uint32_t keep_idle_s, keep_intvl_s, user_timeout_ms;
 	uint32_t sndbuf, rcvbuf;  /* bytes */
+	uint32_t segs_max;        /* pieces that wait to be sent or acknowledged; 0: no limit but sndbuf */
 	uint32_t syn_retries, syn_rate; /* syn_rate: of a listener, per second; 0: no limit */
 };
 
@@ -110,15 +121,19 @@ struct vmh_tcp_piece {
 int vmh_tcp_open(const struct vmh_tcp_env *env, struct vmh_tcp **out);
 void vmh_tcp_destroy(struct vmh_tcp *t); /* no resets; connections and listeners are gone with it */
 
-/* A frame, Ethernet header first. 1: kept until env.release(token); 0: taken; -EBADMSG: not TCP over IPv4, or broken;
+/* A frame, Ethernet header first. 1: kept until env.release(token); 0: taken; -EBADMSG: not TCP over IP, or broken;
  * -ENOENT: of no connection or listener; -EBUSY: of a frozen connection. token NULL: never kept. The frame's TCP header
  * may be changed if the answer is not negative. */
 int vmh_tcp_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
+/* The name of the connection of a frame, seen from its receiver. */
+bool vmh_tcp_name(struct vmh_tcp *t, void *frame, size_t len, struct vmh_tcp_addr *a);
 uint64_t vmh_tcp_tick(struct vmh_tcp *t); /* runs timers; ns of the next one, UINT64_MAX if there is none */
 
-int vmh_tcp_listen(struct vmh_tcp *t, uint32_t laddr, uint16_t lport, unsigned backlog,
+/* families: VMH_TCP_IPV*; those of an address are its own */
+int vmh_tcp_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,
 		   const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 int vmh_tcp_accept(struct vmh_tcp_conn *listener, void *user, struct vmh_tcp_conn **out); /* -EAGAIN: none */
+void vmh_tcp_let_go(struct vmh_tcp *t); /* gives back all frames but those of pieces; unread bytes are copied */
 void vmh_tcp_set_backlog(struct vmh_tcp_conn *listener, unsigned backlog);
 int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		    const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
@@ -134,6 +149,8 @@ void vmh_tcp_refuse(struct vmh_tcp *t, void *frame, size_t len);
 int vmh_tcp_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
 unsigned vmh_tcp_closing(struct vmh_tcp *t); /* that were closed, and have sent or acknowledged not all yet */
 unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport); /* connections, but for those in TIME_WAIT */
+/* Their names, those in TIME_WAIT left out; how many, at most `max`. */
+unsigned vmh_tcp_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void vmh_tcp_close(struct vmh_tcp_conn *c);  /* a reset if bytes are unread, as in Linux; else the stack goes on closing */
 void vmh_tcp_abort(struct vmh_tcp_conn *c);  /* reset (SO_LINGER 0), and close */
 unsigned vmh_tcp_poll(struct vmh_tcp_conn *c);
@@ -151,9 +168,11 @@ void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 
 /* Homecoming and adoption, see tcp_state.h. freeze: nothing is sent, frames are refused (-EBUSY), timers stand still.
  * export works on a frozen connection: bytes needed, and written if size suffices; -ENOTSUP in a state that can't move.
+ * nudge: the peer of a frozen connection is made to say what it has, to whoever gets its frames by now.
  * forget: gone without a segment, and what still comes for it is taken and dropped for a while. thaw: as if nothing had
  * been, timers run anew. */
 int vmh_tcp_freeze(struct vmh_tcp_conn *c);
+void vmh_tcp_nudge(struct vmh_tcp_conn *c);
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 int vmh_tcp_thaw(struct vmh_tcp_conn *c);
 void vmh_tcp_forget(struct vmh_tcp_conn *c);

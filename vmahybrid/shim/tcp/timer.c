@@ -74,12 +74,11 @@ static bool room(struct vmh_tcp *t)
 
 static uint64_t earliest(const struct vmh_tcp_conn *c)
 {
-	uint64_t due = UINT64_MAX;
+	uint64_t due = UINT64_MAX - 1; /* one less than what is meant: 0, off, becomes the greatest, without a branch */
 
 	for (int i = 0; i < TIMERS; i++)
-		if (c->due[i] && c->due[i] < due)
-			due = c->due[i];
-	return due;
+		due = LWIP_MIN(due, c->due[i] - 1);
+	return due + 1;
 }
 
 void timer_arm(struct vmh_tcp_conn *c)

@@ -44,6 +44,7 @@ static void unlink_qp(struct sv_context *x, struct sv_qp *q)
 static void free_qp(struct sv_qp *q)
 {
 	sv_tx_free(q);
+	sv_held_forget(q);
 	sv_builder_free(q);
 	pthread_mutex_destroy(&q->sq_lock);
 	pthread_mutex_destroy(&q->rq_lock);
@@ -220,14 +221,20 @@ static void reset(struct sv_qp *q)
 	pthread_mutex_lock(&tx->lock);
 	sv_cq_forget(tx, q);
 	pthread_mutex_unlock(&tx->lock);
+	sv_held_forget(q);
 	q->sq_posted = q->sq_unsignalled = 0;
 	atomic_store(&q->sq_retired, 0);
 }
 
-/* Draining the send queue, and what follows: verbs has it for all QPs, we don't. */
-static bool is_absent(enum ibv_qp_state from, enum ibv_qp_state to)
+/* What came before the QP could receive is lost, as on a NIC. */
+static void start_receiving(struct sv_qp *q)
 {
-	return from == IBV_QPS_RTS && to == IBV_QPS_SQD;
+	struct sv_cq *cq = sv_cq(sv_qp_public(q)->recv_cq);
+
+	pthread_mutex_lock(&cq->lock);
+	sv_rx_discard(q);
+	set_state(q, IBV_QPS_RTR);
+	pthread_mutex_unlock(&cq->lock);
 }
 
 /* The attributes that a step demands besides the state; -1: there is no such step. */
@@ -237,10 +244,35 @@ static int demanded(enum ibv_qp_state from, enum ibv_qp_state to)
 		return 0;
 	if (from == IBV_QPS_RESET && to == IBV_QPS_INIT)
 		return IBV_QP_PORT;
-	if ((from == IBV_QPS_INIT && (to == IBV_QPS_INIT || to == IBV_QPS_RTR)) ||
-	    (from == IBV_QPS_RTR && to == IBV_QPS_RTS) || (from == IBV_QPS_RTS && to == IBV_QPS_RTS))
-		return 0;
+	if (from == IBV_QPS_INIT)
+		return to == IBV_QPS_INIT || to == IBV_QPS_RTR ? 0 : -1;
+	if (from == IBV_QPS_RTR)
+		return to == IBV_QPS_RTS ? 0 : -1;
+	if (from == IBV_QPS_RTS || from == IBV_QPS_SQD)
+		return to == IBV_QPS_RTS || to == IBV_QPS_SQD ? 0 : -1;
 	return -1;
+}
+
+static int allowed(enum ibv_qp_state from, enum ibv_qp_state to)
+{
+	return IBV_QP_STATE | IBV_QP_CUR_STATE | (to == IBV_QPS_INIT ? IBV_QP_PORT : 0) |
+	       (from == IBV_QPS_RTS && to == IBV_QPS_SQD ? IBV_QP_EN_SQD_ASYNC_NOTIFY : 0);
+}
+
+static void step(struct sv_qp *q, enum ibv_qp_state from, enum ibv_qp_state to, bool tell)
+{
+	if (to == IBV_QPS_RESET)
+		reset(q);
+	else if (to == IBV_QPS_ERR)
+		sv_qp_fail(q);
+	else if (from == IBV_QPS_INIT && to == IBV_QPS_RTR)
+		start_receiving(q);
+	else
+		set_state(q, to);
+	if (to != IBV_QPS_SQD)
+		sv_held_go(q);
+	else if (tell)
+		sv_event_queue(sv_context(sv_qp_public(q)->context), IBV_EVENT_SQ_DRAINED, q);
 }
 
 static int modify(struct sv_qp *q, const struct ibv_qp_attr *attr, int mask)
@@ -248,18 +280,12 @@ static int modify(struct sv_qp *q, const struct ibv_qp_attr *attr, int mask)
 	enum ibv_qp_state from = atomic_load(&q->state), to = mask & IBV_QP_STATE ? attr->qp_state : from;
 	int needed = demanded(from, to);
 
-	if (mask & IBV_QP_RATE_LIMIT || is_absent(from, to))
+	if (mask & IBV_QP_RATE_LIMIT)
 		return EOPNOTSUPP;
-	if (needed < 0 || (mask & needed) != needed ||
-	    mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE | (to == IBV_QPS_INIT ? IBV_QP_PORT : 0)) ||
+	if (needed < 0 || (mask & needed) != needed || mask & ~allowed(from, to) ||
 	    (mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from) || (mask & IBV_QP_PORT && attr->port_num != 1))
 		return EINVAL;
-	if (to == IBV_QPS_RESET)
-		reset(q);
-	else if (to == IBV_QPS_ERR)
-		sv_qp_fail(q);
-	else
-		set_state(q, to);
+	step(q, from, to, mask & IBV_QP_EN_SQD_ASYNC_NOTIFY && attr->en_sqd_async_notify);
 	return 0;
 }
 

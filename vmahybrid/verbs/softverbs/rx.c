@@ -5,14 +5,16 @@
 #include <sys/uio.h>
 #include "sv.h"
 
-#define VLAN_AT 12 /* offset in a frame */
+#define VLAN_AT 12   /* offset in a frame */
+#define VLAN_SIZE 4u
 
-/* A frame in pieces, as the VLAN tag goes back between the addresses and the rest. */
+/* A frame in pieces, as the VLAN tag goes back between the addresses and the rest, or out from there. */
 struct frame {
 	struct iovec piece[3];
 	int pieces;
-	uint32_t length, shift; /* shift: what the tag moved */
+	uint32_t length, shift; /* shift: what the tag moved, modulo 2^32 */
 	uint8_t tag[4];
+	uint16_t tci;
 };
 
 /* The record at the ring's head, or NULL. `next` is where the one behind begins. */
@@ -66,9 +68,19 @@ static struct sv_recv *next_buffer(struct sv_qp *q)
 	return &q->rq[head & (q->rq_size - 1)];
 }
 
+/* The kernel takes the tag out of frames that come in, and leaves it in those that QPs of the own device send. */
+static bool holds_tag(const struct sv_record *record, const uint8_t *data, uint32_t length)
+{
+	return !record->vlan_proto && length >= VLAN_AT + VLAN_SIZE && data[VLAN_AT] == 0x81 && !data[VLAN_AT + 1];
+}
+
 static void lay_out(const struct sv_record *record, const uint8_t *data, uint32_t length, bool strip, struct frame *frame)
 {
-	if (!record->vlan_proto || strip || length < VLAN_AT) {
+	bool inside = holds_tag(record, data, length), out = inside && strip;
+	uint32_t rest = out ? VLAN_AT + VLAN_SIZE : VLAN_AT;
+
+	frame->tci = inside ? (uint16_t)(data[VLAN_AT + 2] << 8 | data[VLAN_AT + 3]) : record->vlan;
+	if (length < VLAN_AT || !(out || (record->vlan_proto && !strip))) {
 		frame->piece[0] = (struct iovec){ (void *)(uintptr_t)data, length };
 		frame->pieces = 1;
 		frame->length = length;
@@ -78,12 +90,12 @@ static void lay_out(const struct sv_record *record, const uint8_t *data, uint32_
 	memcpy(frame->tag, &record->vlan_proto, 2);
 	frame->tag[2] = (uint8_t)(record->vlan >> 8);
 	frame->tag[3] = (uint8_t)record->vlan;
+	frame->shift = out ? 0u - VLAN_SIZE : VLAN_SIZE;
 	frame->piece[0] = (struct iovec){ (void *)(uintptr_t)data, VLAN_AT };
-	frame->piece[1] = (struct iovec){ frame->tag, sizeof(frame->tag) };
-	frame->piece[2] = (struct iovec){ (void *)(uintptr_t)(data + VLAN_AT), length - VLAN_AT };
+	frame->piece[1] = (struct iovec){ frame->tag, out ? 0 : VLAN_SIZE };
+	frame->piece[2] = (struct iovec){ (void *)(uintptr_t)(data + rest), length - rest };
 	frame->pieces = 3;
-	frame->length = length + sizeof(frame->tag);
-	frame->shift = sizeof(frame->tag);
+	frame->length = length + frame->shift;
 }
 
 /* Copies into the scatter list of a receive request; `patch` goes over the two octets at `patch_at`, if that is not 0. */
@@ -125,12 +137,13 @@ static void complete(struct sv_cq *cq, struct sv_qp *q, const struct sv_recv *re
 		     const uint8_t *data, uint32_t length)
 {
 	struct sv_cqe cqe = { .wr_id = recv->wr_id, .qp = q, .opcode = IBV_WC_RECV, .qp_num = sv_qp_public(q)->qp_num,
-			      .tag = record->tag, .cvlan = record->vlan, .ktime = record->ktime };
+			      .tag = record->tag, .ktime = record->ktime };
 	struct sv_sum sum = { 0, 0 };
 	int state = sv_sum_check(data, length, &sum);
 	struct frame frame;
 
 	lay_out(record, data, length, q->strip_vlan, &frame);
+	cqe.cvlan = frame.tci;
 	cqe.status = (uint8_t)scatter(q, recv, &frame, state == SV_SUM_UNFINISHED ? sum.at + frame.shift : 0, sum.value);
 	cqe.byte_len = frame.length;
 	if (state == SV_SUM_GOOD || state == SV_SUM_UNFINISHED)
@@ -149,7 +162,7 @@ static bool receives(const struct sv_qp *q)
 {
 	unsigned int state = atomic_load_explicit(&q->state, memory_order_relaxed);
 
-	return state == IBV_QPS_RTR || state == IBV_QPS_RTS;
+	return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD;
 }
 
 /* The next frame of a super frame; false when it has no more. */

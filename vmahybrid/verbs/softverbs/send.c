@@ -243,15 +243,19 @@ static int refuse(const struct sv_qp *q, const struct ibv_send_wr *wr, uint32_t 
 static int post(struct sv_qp *q, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	enum ibv_qp_state state = atomic_load(&q->state);
-	int error = state == IBV_QPS_RTS || state == IBV_QPS_ERR ? 0 : EINVAL;
-	bool good = state == IBV_QPS_RTS;
+	bool good = state == IBV_QPS_RTS, waits = state == IBV_QPS_SQD;
+	int error = good || waits || state == IBV_QPS_ERR ? 0 : EINVAL;
 
 	for (; wr && !error; wr = wr->next) {
 		enum ibv_wc_status status;
 
-		error = refuse(q, wr, q->tx->count);
+		error = refuse(q, wr, q->tx->count + q->holds);
+		if (!error && waits)
+			error = sv_hold(q, wr);
 		if (error)
 			break;
+		if (waits)
+			continue;
 		status = good ? gather(q, wr) : IBV_WC_WR_FLUSH_ERR;
 		if (status != IBV_WC_SUCCESS) {
 			if (good && !transmit(q))
@@ -281,6 +285,8 @@ int sv_post_send_locked(struct sv_qp *q, struct ibv_send_wr *wr, struct ibv_send
 		*bad = wr;
 		return EIO;
 	}
+	if (q->held && atomic_load(&q->state) != IBV_QPS_SQD) /* a receive fault put it into the error state */
+		sv_held_go(q);
 	pthread_rwlock_rdlock(&x->mr_lock);
 	error = post(q, wr, bad);
 	pthread_rwlock_unlock(&x->mr_lock);

@@ -171,6 +171,8 @@ struct sv_qp {
 	uint32_t sq_posted, sq_unsignalled;
 	atomic_uint sq_retired;
 	struct sv_tx *tx;
+	struct sv_held *held, *held_last; /* in the drain state */
+	uint32_t holds;
 	/* ibv_wr_*: between start and complete, which hold sq_lock */
 	struct sv_builder *builder;
 	/* receive queue */
@@ -276,12 +278,15 @@ void sv_qp_fail(struct sv_qp *qp);
 /* Flushes the receive queue of a QP in the error state. The caller holds the receive CQ's lock. */
 void sv_qp_flush_receives(struct sv_qp *qp);
 
-/* send.c, wr.c, recv.c, rx.c */
+/* send.c, held.c, wr.c, recv.c, rx.c */
 int sv_tx_make(struct sv_qp *qp);
 void sv_tx_free(struct sv_qp *qp);
 void sv_tx_close_spares(struct sv_context *x);
 int sv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int sv_post_send_locked(struct sv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+int sv_hold(struct sv_qp *qp, const struct ibv_send_wr *wr);
+void sv_held_go(struct sv_qp *qp);
+void sv_held_forget(struct sv_qp *qp);
 int sv_builder_make(struct sv_qp *qp);
 void sv_builder_free(struct sv_qp *qp);
 int sv_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

@@ -53,7 +53,7 @@ static void wr_send(struct ibv_qp_ex *qp)
 	struct sv_builder *b = q->builder;
 	struct ibv_send_wr *wr;
 
-	if (q->sq_posted + b->used - atomic_load(&q->sq_retired) >= q->cap.max_send_wr || !grow(b)) {
+	if (q->sq_posted + q->holds + b->used - atomic_load(&q->sq_retired) >= q->cap.max_send_wr || !grow(b)) {
 		b->error = ENOMEM;
 		return;
 	}

@@ -3,6 +3,7 @@
 #ifndef VMH_LWIPOPTS_H
 #define VMH_LWIPOPTS_H
 
+#define LWIP_DONT_PROVIDE_BYTEORDER_FUNCTIONS 1
 #define NO_SYS 1
 #define SYS_LIGHTWEIGHT_PROT 0
 #define LWIP_TIMERS 0
@@ -18,14 +19,14 @@
 #define IP_FRAG 0
 
 #define MEM_ALIGNMENT 8
-#define MEM_LIBC_MALLOC 1
+#define MEM_CUSTOM_ALLOCATOR 1
+#define MEM_CUSTOM_MALLOC core_malloc
+#define MEM_CUSTOM_FREE core_free
+#define MEM_CUSTOM_CALLOC core_calloc
 #define MEMP_MEM_MALLOC 1
-#define mem_clib_malloc core_malloc
-#define mem_clib_free core_free
-#define mem_clib_calloc core_calloc
 #define LWIP_SUPPORT_CUSTOM_PBUF 1
 #define LWIP_NETIF_TX_SINGLE_PBUF 1 /* a segment is one piece of memory */
-#define PBUF_LINK_HLEN 14
+#define PBUF_LINK_HLEN 34 /* Ethernet, and what an IPv6 header is longer than lwIP knows */
 #define PBUF_POOL_SIZE 0
 
 #define TCP_MSS 8960

@@ -11,6 +11,11 @@
 		abort(); \
 	} while (0)
 
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ /* else lwIP has them as casts */
+#define lwip_htons(x) __builtin_bswap16(x)
+#define lwip_htonl(x) __builtin_bswap32(x)
+#endif
+
 /* mem.c */
 void *core_malloc(size_t len);
 void core_free(void *p);

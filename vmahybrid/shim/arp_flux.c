@@ -1,0 +1,45 @@
+/* The manual's "Wrong ARP resolution when multiple ports are on the same network": where two interfaces have addresses of
+ * one network, and Linux answers for both from either, the neighbours may send to the one that does not serve the flow. */
+#include "vmh_links.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include <fcntl.h>
+#include <stdio.h>
+
+static int setting(const char *name, const char *what)
+{
+	char path[96], digit = '0';
+	long fd;
+
+	snprintf(path, sizeof(path), "/proc/sys/net/ipv4/conf/%s/%s", name, what);
+	fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	vmh_sys(SYS_read, fd, &digit, 1);
+	vmh_sys(SYS_close, fd);
+	return digit - '0';
+}
+
+/* ip-sysctl: the larger of the interface's and that of all. */
+static bool answers_for_others(const char *name)
+{
+	return !setting("all", "arp_ignore") && !setting(name, "arp_ignore");
+}
+
+void vmh_warn_arp_flux(void)
+{
+	static const char stars[] = "******************************************************************************";
+	static _Atomic int said;
+	char one[16], other[16];
+	unsigned a, b;
+
+	if (atomic_exchange(&said, 1) || !vmh_net_same_network(&a, &b) || !vmh_net_link_name(a, one) ||
+	    !vmh_net_link_name(b, other) || (!answers_for_others(one) && !answers_for_others(other)))
+		return;
+	vmh_warn("%s", stars);
+	vmh_warn("Interfaces %s and %s are on the same network, and Linux answers ARP requests for the", one, other);
+	vmh_warn("addresses of both from either (ARP flux): neighbours may send to the wrong one.");
+	vmh_warn("sysctl -w net.ipv4.conf.[DEVICE].arp_announce=1 net.ipv4.conf.[DEVICE].arp_ignore=2");
+	vmh_warn("Read more about this issue in the VMA's User Manual");
+	vmh_warn("%s", stars);
+}

@@ -1,0 +1,26 @@
+/* What libvma.conf says about a TCP socket: asked when it listens, connects or is accepted. */
+#include "vmh_conf.h"
+#include "vmh_tcps.h"
+
+/* The rules are of IPv4; an IPv6 address is one that only a rule for any matches. */
+static in_addr_t v4(const struct vmh_ip *a)
+{
+	return vmh_ip_is4(a) ? vmh_ip_v4(a) : 0;
+}
+
+/* The local port only of a socket that was bound: nobody can name another one in a rule. */
+unsigned vmh_tcps_kept_client(const struct vmh_tcps *s, const struct vmh_tcp_addr *a)
+{
+	return vmh_conf_keeps(VMH_CONF_TCP_CLIENT, v4(&a->raddr), a->rport, v4(&a->laddr), s->bound ? a->lport : 0);
+}
+
+unsigned vmh_tcps_kept_server(const struct vmh_ip *laddr, in_port_t lport)
+{
+	return vmh_conf_keeps(VMH_CONF_TCP_SERVER, v4(laddr), lport, 0, 0);
+}
+
+unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a)
+{
+	vmh_conf_refresh();
+	return s->accepted ? vmh_tcps_kept_server(&a->laddr, a->lport) : vmh_tcps_kept_client(s, a);
+}

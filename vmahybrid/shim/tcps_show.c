@@ -1,0 +1,224 @@
+/* Connections that began on a ring, in the kernel's list of sockets: `ss` shows them, and the owner.
+ *
+ * One that has lived for a second gets what an adopted one has: the service parks its kernel socket as established, in
+ * repair mode, and gives it a rule of its own, since the rule of the port leaves to the kernel what the kernel has. Such a
+ * connection also outlives the service. The internal thread does it, some at a time; short connections pay nothing. At the
+ * end the program itself makes the kernel forget the connection, silently, and the rule follows. */
+#include "vmh_base.h"
+#include "vmh_control.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_tcps.h"
+#include "vmh_worker.h"
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#define SCAN_NS 1000000000u
+#define PACE_NS 20000000u  /* between two requests, which hold up others for some milliseconds */
+#define FOUND_MAX 1024
+#define ESTABLISHED 1      /* linux/tcp_states.h */
+#define LIVED 1
+#define REFUSED 2
+
+static struct vmh_lock lock;   /* of the next four; no other is taken under it */
+static uint64_t *gone;         /* inodes whose rules may go */
+static unsigned ngone, room;
+static unsigned shown;
+
+static struct vmh_tcps *found[FOUND_MAX]; /* these are the internal thread's */
+static unsigned nfound;
+
+struct batch {
+	struct vmh_msg_tcp_show req;
+	struct vmh_tcps *s[VMH_TCP_SHOW_MAX];
+	int fds[VMH_TCP_SHOW_MAX];
+	uint64_t inode[VMH_TCP_SHOW_MAX];
+};
+
+static void count(int more)
+{
+	vmh_lock(&lock);
+	shown += (unsigned)more;
+	vmh_unlock(&lock);
+}
+
+void vmh_tshow_home(struct vmh_tcps *s)
+{
+	if (!s->shown)
+		return;
+	count(-1);
+	s->shown = 0;
+	s->shown_flow = 0;
+}
+
+static void note_gone(uint64_t inode)
+{
+	vmh_lock(&lock);
+	if (ngone == room) {
+		unsigned more = room ? 2 * room : VMH_TCP_HIDE_MAX;
+		uint64_t *p = realloc(gone, more * sizeof(*p));
+
+		if (p) {
+			gone = p;
+			room = more;
+		}
+	}
+	if (ngone < room)
+		gone[ngone++] = inode;
+	vmh_unlock(&lock);
+}
+
+void vmh_tshow_end(struct vmh_tcps *s)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+
+	if (!s->shown)
+		return;
+	/* not by close(2): a child may have the socket, too */
+	vmh_sys(SYS_connect, s->obj.fd, &none, sizeof(none));
+	note_gone(s->shown_inode);
+	vmh_tshow_home(s);
+	vmh_worker_wake();
+}
+
+void vmh_tshow_flush(void)
+{
+	struct vmh_msg_tcp_hide req;
+
+	while (VMH_GET(ngone)) {
+		req = (struct vmh_msg_tcp_hide){ 0 };
+		vmh_lock(&lock);
+		while (ngone && req.n < VMH_TCP_HIDE_MAX)
+			req.inode[req.n++] = gone[--ngone];
+		vmh_unlock(&lock);
+		if (req.n)
+			vmh_session_tcp_hide(&req);
+	}
+}
+
+/* ---- which ones ---- */
+
+static void look_at(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING)
+		return;
+	if (VMH_GET(s->shown)) {
+		if (!(vmh_tcps_bits(s) & EPOLLHUP) || !vmh_trylock(&s->obj.lock))
+			return;
+		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed))
+			vmh_tshow_end(s); /* it has ended, and nobody has closed it yet */
+		vmh_unlock(&s->obj.lock);
+	} else if (!s->lived) {
+		s->lived = LIVED;
+	} else if (s->lived == LIVED && nfound < FOUND_MAX) {
+		found[nfound++] = s;
+	}
+}
+
+/* Object lock held. */
+static bool add(struct batch *b, struct vmh_tcps *s)
+{
+	struct vmh_tcp_shown *c = &b->req.conn[b->req.n];
+	struct vmh_tcp_info info = { 0 };
+	struct stat st;
+
+	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING || s->shown || s->opening ||
+	    s->lived != LIVED || atomic_load(&s->obj.nfds) != 1)
+		return false;
+	vmh_lock(&s->io);
+	if (s->conn)
+		vmh_tcp_get_info(s->conn, &info);
+	vmh_unlock(&s->io);
+	if (info.state != ESTABLISHED || vmh_sys(SYS_fstat, s->obj.fd, &st) < 0)
+		return false;
+	*c = (struct vmh_tcp_shown){ .flow_id = s->flow_id, .ifindex = s->ifindex, .fd = (unsigned)s->obj.fd,
+				     .local_port = s->addr.lport, .remote_port = s->addr.rport };
+	memcpy(c->local_addr, s->addr.laddr.b, sizeof(c->local_addr));
+	memcpy(c->remote_addr, s->addr.raddr.b, sizeof(c->remote_addr));
+	b->inode[b->req.n] = st.st_ino;
+	b->fds[b->req.n] = s->obj.fd;
+	b->s[b->req.n++] = s;
+	return true;
+}
+
+/* Takes object locks, several at a time: by trying only, so that it never waits for who waits for us. */
+static void collect(struct batch *b)
+{
+	while (nfound && b->req.n < VMH_TCP_SHOW_MAX) {
+		struct vmh_tcps *s = found[--nfound];
+
+		vmh_obj_hold(&s->obj);
+		if (!atomic_load(&s->obj.closed) && vmh_trylock(&s->obj.lock)) {
+			if (!atomic_load(&s->obj.closed) && add(b, s))
+				continue;
+			vmh_unlock(&s->obj.lock);
+		}
+		vmh_obj_put(&s->obj);
+	}
+}
+
+static bool connected(int fd)
+{
+	struct sockaddr_storage name;
+	socklen_t len = sizeof(name);
+
+	return vmh_sys(SYS_getpeername, fd, &name, &len) == 0;
+}
+
+static void show_some(void)
+{
+	struct batch b = { 0 };
+	struct vmh_msg_tcp_show_reply rep;
+	int err;
+
+	collect(&b);
+	if (!b.req.n)
+		return;
+	for (unsigned i = 0; i < b.req.n; i++) /* the service gives it back at the end of repair mode */
+		if (b.s[i]->reuse)
+			vmh_sys(SYS_setsockopt, b.fds[i], SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
+	err = vmh_session_tcp_show(&b.req, b.fds, &rep);
+	for (unsigned i = 0; i < b.req.n; i++) {
+		struct vmh_tcps *s = b.s[i];
+
+		s->shown_inode = b.inode[i];
+		s->shown_flow = err ? 0 : rep.flow_id[i];
+		/* without an answer it may have been done, or may yet be */
+		VMH_SET(s->shown, err ? err == -ETIMEDOUT || connected(b.fds[i]) : s->shown_flow != 0);
+		if (s->shown)
+			count(1);
+		else
+			s->lived = REFUSED;
+		vmh_unlock(&s->obj.lock);
+		vmh_obj_put(&s->obj);
+	}
+	vmh_debug("%u TCP connections for the kernel's list: %d", b.req.n, err);
+}
+
+void vmh_tshow_look(void)
+{
+	static uint64_t next_scan, next_batch;
+	uint64_t now;
+
+	/* VMA_TCP_3T_RULES: rules of ports only */
+	if (vmh_params.hybrid_tcp != 2 || vmh_params.tcp_3t_rules || !vmh_session_id())
+		return;
+	vmh_tshow_flush();
+	now = vmh_now_ns();
+	if (now >= next_scan && vmh_trings_any()) {
+		next_scan = now + SCAN_NS;
+		nfound = 0;
+		vmh_tcps_each(look_at, NULL);
+	}
+	if (nfound && now >= next_batch && VMH_GET(shown) < (unsigned)vmh_params.hybrid_tcp_show) {
+		show_some();
+		next_batch = vmh_now_ns() + PACE_NS;
+	}
+}
+
+void vmh_tshow_fork_child(void)
+{
+	vmh_lock_reset(&lock);
+	ngone = nfound = shown = 0;
+}
