@@ -17,7 +17,7 @@ build: deps ## .venv/bin/vmahybrid, .venv/bin/vma_stats and libvmahybrid.so
 run: build ## sockperf in a sandbox, on the kernel and on rings, with the numbers (root, 3 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.run
 
-test: build ## every test (root, about 20 minutes on 2 cores); CI runs what fails once more
+test: build ## every test (root, about 25 minutes on 2 cores); CI runs what fails once more
 	@$(VENV)/python -P scripts/run_tests.py
 
 check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
@@ -27,7 +27,7 @@ lint:
 	@$(VENV)/mypy
 
 unit:
-	@$(PYTEST) -q tests/unit -m 'not slow'
+	@$(PYTEST) -q -n auto --dist worksteal tests/unit -m 'not slow'
 
 bench: build ## every figure of the issue beside its target (root, 10 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.bench
@@ -38,7 +38,7 @@ asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour
 test-asan: build ## the tests that run real programs, with the shim of make asan (root)
 	@env $$(scripts/asan) $(VENV)/python -P -m pytest tests/net tests/apps tests/test_zz_leftovers.py
 
-test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machine (root, 4 minutes; 200 MB of packages)
+test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machine (root, 5 minutes; 200 MB of packages)
 	@$(VENV)/python -P tests/vm/image.py
 	@$(VENV)/python -P -m pytest tests/vm tests/test_zz_leftovers.py -m ''
 
