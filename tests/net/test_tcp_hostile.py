@@ -55,6 +55,9 @@ def test_syn_flood(stage: Stage) -> None:  # noqa: F811
     sandbox = stage.sandbox
     with Calls(stage.service, sandbox.b, True) as b, Calls(stage.service, sandbox.a, False) as a:
         port = opened(a, b, sandbox.b)
+        b.call("s", "settimeout", 0.02)
+        b.call("s", "recv", 1)   # a thread's first sleep makes an eventfd, which stays
+        b.call("s", "settimeout", None)
         memory, files = resident_mib(b.pid), open_files(b.pid)
         to = [sandbox.a.device, sandbox.b.mac, sandbox.b.address, str(port), str(SYNS)]
         flood = sandbox.start(sandbox.a, [sys.executable, "-S", str(FLOOD), *to])
