@@ -26,7 +26,7 @@ SCHEMA = 1
 
 Measure = Callable[[int, float, Callable[[str], None]], Part]
 PARTS: dict[str, tuple[Measure, float]] = {  # and the seconds of one run
-    "latency": (latency.measure, 3.0),
+    "latency": (latency.measure, 1.2),
     "throughput": (rates.measure_throughput, 3.0),
     "mmsg": (rates.measure_mmsg, 3.0),
     "toll": (costs.measure_toll, 3.0),

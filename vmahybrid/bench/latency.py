@@ -17,6 +17,7 @@ from vmahybrid.bench.served import Service
 T = TypeVar("T")
 
 PART = "latency"
+RUNS = 3  # short ones for each repeat: a run is fast or slow as a whole, by where its memory lies
 RAW, BLOCKING, NONBLOCKED, SHIM = "raw AF_XDP", "kernel blocking", "kernel --nonblocked", "shim -p latency"
 SOFTVERBS = "shim --softverbs"  # and -p latency as well
 
@@ -89,7 +90,7 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
             SHIM: shim(xdp),
             SOFTVERBS: shim(verbs),
         }
-        runs = interleave(variants, repeats, say)
+        runs = interleave(variants, RUNS * repeats, say)
     part, p50, p99 = percentiles(PART, runs)
     for kernel, target in ((BLOCKING, 15.0), (NONBLOCKED, 1.8)):
         limit = ratio_of_medians(p50[kernel], p50[RAW])
