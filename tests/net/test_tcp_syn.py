@@ -438,6 +438,22 @@ def test_many_at_a_time(stage: Stage, who: str) -> None:
     stage.compare(scenario, who)
 
 
+def test_more_at_a_time_than_ports_are_held_ahead(stage: Stage) -> None:
+    """Each from its SYN still: a rule for its local port."""
+    count = 300
+
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, backlog=512)
+        a.do("many", 20, address=to.address, port=port, count=count)
+        rules = [flow for flow in stage.service.ring_flows(a.pid) if flow["kind"] == "3-tuple"]
+        for i in range(count):
+            b.do("accept", name="l", new=f"s{i}")
+            b.call(f"s{i}", "send", f"{i}")
+        return len(rules) >= count, [a.call(f"many{i}", "recv", 9) for i in range(count)] == [str(i) for i in range(count)]
+
+    assert stage.play(scenario, "client") == (True, True)
+
+
 @pytest.mark.parametrize("who", WHO)
 def test_bulk(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:

@@ -11,7 +11,8 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 
-#define PORTS_MAX 256 /* of a ring and local address */
+#define PORTS_MAX 16384 /* of a ring and local address */
+#define PORTS_AHEAD 256 /* as many by themselves; more for connections that are open at once */
 #define TAIL_LOOK_NS 50000000u
 #define LEAVE_NS 2000000u
 
@@ -156,6 +157,26 @@ static int reserve(struct block *b, unsigned count)
 	return 0;
 }
 
+/* All ports have a connection to that peer. Some now; and more, ahead of the next calls, by the internal thread. */
+static int reserve_more(struct block *b)
+{
+	unsigned n = ports_of(b);
+	int rc = reserve(b, n < 8 ? 1 : 8);
+
+	if (rc)
+		return rc;
+	vmh_lock(&lock);
+	b->at = n; /* the new ones */
+	if (n >= 8 && b->wanted < b->n + n / 4) {
+		b->wanted = b->n + n / 4 < PORTS_MAX ? b->n + n / 4 : PORTS_MAX;
+		atomic_store(&work, 1);
+	}
+	vmh_unlock(&lock);
+	if (n >= 8)
+		vmh_worker_wake();
+	return 0;
+}
+
 static struct block *block_of(struct vmh_tring *t, const struct vmh_ip *laddr, unsigned ifindex)
 {
 	struct block *b;
@@ -180,7 +201,7 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 		unsigned k = b->at % b->n;
 
 		b->at++;
-		if (b->at > 2 * b->n && b->n < PORTS_MAX && b->wanted <= b->n) { /* twice around: more would be better */
+		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && b->wanted <= b->n) { /* twice around: more would be better */
 			b->at = k + 1;
 			b->wanted = 2 * b->n;
 			atomic_store(&work, 1);
@@ -204,7 +225,7 @@ int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s,
 	if (!b)
 		return -ENOMEM;
 	rc = try_ports(b, s, a, path);
-	if (rc == -EADDRNOTAVAIL && !reserve(b, ports_of(b) < 8 ? 1 : 8)) /* each has a connection to that peer */
+	if (rc == -EADDRNOTAVAIL && !reserve_more(b))
 		rc = try_ports(b, s, a, path);
 	return rc;
 }

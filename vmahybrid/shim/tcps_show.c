@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #define SCAN_NS 1000000000u
-#define PACE_NS 20000000u  /* between two requests, which hold up others for some milliseconds */
+#define PACE_NS 200000000u /* between two requests: each takes some milliseconds of the service, and of a core */
 #define FOUND_MAX 1024
 #define ESTABLISHED 1      /* linux/tcp_states.h */
 #define LIVED 1
