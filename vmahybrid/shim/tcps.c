@@ -76,13 +76,14 @@ void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason)
 
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 {
-	const size_t from = offsetof(struct vmh_tcps, state);
+	const size_t from = offsetof(struct vmh_tcps, state), to = offsetof(struct vmh_tcps, io);
 	struct vmh_tcps *s;
 
 	vmh_fdtab_init();
 	if ((unsigned)fd >= vmh_fdtab_size || !(s = alloc()))
 		return NULL;
-	memset((char *)s + from, 0, sizeof(*s) - from);
+	memset((char *)s + from, 0, to - from);
+	s->rounds = 0;
 	s->blob = -1;
 	vmh_tcp_options_init(&s->opt);
 	vmh_tcps_defaults(&s->opt);

@@ -40,20 +40,23 @@ struct vmh_tcps_watch {
 };
 
 struct vmh_tcps {
+	/* What a call on the kernel socket needs is one cache line: of many connections none stays in the cache. */
 	struct vmh_obj obj; /* first: class TCP */
-	struct vmh_sock_stats *stats;
-	struct vmh_lock io;
-	struct vmh_tcps *all_next, *free_next;
 	_Atomic uint32_t in_kernel;       /* calls on the kernel socket that may sleep there; outlives the object */
+	uint32_t rounds;
+	struct vmh_sock_stats *stats;
 	/* zero in a new object from here on */
 	_Atomic uint8_t state;
 	_Atomic uint8_t nonblock;
+	uint8_t last_sent, homes;
+	uint32_t kernel_turns;
+	uint32_t epoch, epoch_rounds;     /* of the count of busy connections, tcps_policy.c */
+
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
 	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
-	uint8_t last_sent, connecting, homes, resting; /* resting: going home by policy, not for good */
-	uint32_t rounds, kernel_turns, seen_kernel_turns;
-	uint32_t epoch, epoch_rounds;     /* of the count of busy connections, tcps_policy.c */
+	uint8_t connecting, resting;      /* resting: going home by policy, not for good */
+	uint32_t seen_kernel_turns;
 	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
 	uint32_t seen_out, seen_again;
 	uint64_t quiet_ns, rest_at;
@@ -88,7 +91,11 @@ struct vmh_tcps {
 	uint32_t os_reports;              /* vmh_os_reports when the kernel's listener was last seen empty */
 	uint64_t os_looked_ns;
 	int backlog;
-};
+	/* up to here */
+	struct vmh_lock io;
+	struct vmh_tcps *all_next, *free_next;
+} __attribute__((aligned(64)));
+_Static_assert(offsetof(struct vmh_tcps, bits) == 64, "a call on the kernel socket needs one cache line");
 
 static inline struct vmh_tcps *vmh_tcps_of(struct vmh_obj *o) { return (struct vmh_tcps *)o; }
 extern _Atomic int vmh_tcps_on; /* the policy is not `kernel`, and this is not the child of a process with TCP rings */
