@@ -1,0 +1,313 @@
+/* What the session with the service is asked: rings, flows, neighbours, and TCP connections that change sides. */
+#include "vmh_control_int.h"
+#include "vmh_lane.h"
+#include "vmh_log.h"
+#include "vmh_net.h"
+#include "vmh_obj.h"
+#include "vmh_params.h"
+#include "vmh_verbs.h"
+
+#define REFUSED_NS 1000000000ull
+#define MAX_RINGS_REFUSED 32
+#define MAX_RINGS_AGAIN 2 /* no QP, then no queue */
+
+static struct {
+	unsigned ifindex, lane, reason;
+	uint64_t until_ns;
+} refused[MAX_RINGS_REFUSED];
+
+/* lock held */
+void vmh_ctl_forget_refusals(void)
+{
+	memset(refused, 0, sizeof(refused));
+}
+
+static const char *kind_name(unsigned kind)
+{
+	return kind == VMH_RING_DIRECT ? "direct" : kind == VMH_RING_VETH ? "ring veth" : "raw packet QP";
+}
+
+static void give_back(unsigned ring_id)
+{
+	struct vmh_msg_release rel = { .ring_id = ring_id };
+	struct vmh_msg_hdr ack;
+
+	vmh_ctl_header(&rel.hdr, VMH_MSG_RELEASE, sizeof(rel));
+	vmh_ctl_rpc(&rel.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+}
+
+/* lock held. The second step where a bound XSK can't be mapped (before linux 6.4). */
+static int have_bound(struct vmh_msg_ring_reply *grant)
+{
+	struct vmh_msg_ring_mapped req = { .ring_id = grant->ring_id };
+	struct vmh_msg_ring_mapped_reply rep;
+	int err;
+
+	vmh_ctl_header(&req.hdr, VMH_MSG_RING_MAPPED, sizeof(req));
+	err = vmh_ctl_rpc(&req.hdr, -1, &rep, sizeof(rep), NULL, NULL);
+	grant->hdr.status = rep.hdr.status;
+	grant->hdr.reason = rep.hdr.reason;
+	grant->flags = rep.flags & ~(unsigned)VMH_RING_F_BIND_AFTER;
+	return err;
+}
+
+static int take_ring(struct vmh_msg_ring_reply *rep, const char *name, int *fds, int nfds, struct vmh_ring **out)
+{
+	int err;
+
+	/* the program may close all fds it does not know; the first one, the memory, is closed at once */
+	for (int i = 1; i < nfds; i++)
+		fds[i] = vmh_fd_hide(fds[i]);
+	err = vmh_ring_xdp_open(rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, have_bound, out);
+	for (int i = 0; err && i < nfds; i++)
+		vmh_fd_hidden_close(fds[i]);
+	return err;
+}
+
+/* One request; dev: the device that it offers, taken over. again: the next one may get another kind of ring. */
+static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const char *name, struct vmh_ring **out,
+			 bool *again)
+{
+	struct vmh_msg_ring_reply rep;
+	int fds[MAX_FDS], nfds = 0, err;
+
+	req->verbs = dev ? VMH_VERBS_USABLE : VMH_VERBS_NONE;
+	vmh_ctl_header(&req->hdr, VMH_MSG_RING, sizeof(*req));
+	err = vmh_ctl_rpc(&req->hdr, -1, &rep, sizeof(rep), fds, &nfds);
+	if (err) {
+		vmh_verbs_dev_close(dev);
+		return rep.hdr.reason ? rep.hdr.reason : VMH_R_RING_FAILED;
+	}
+	rep.lane = req->lane;
+	if (rep.kind == VMH_RING_VERBS) {
+		vmh_ctl_close_fds(fds, nfds);
+		err = dev ? vmh_ring_verbs_open(&rep, name, dev, out) : -EPROTO; /* none was offered */
+	} else {
+		vmh_verbs_dev_close(dev);
+		err = take_ring(&rep, name, fds, nfds, out);
+	}
+	if (err) {
+		*again = rep.kind == VMH_RING_VERBS ? dev != NULL : rep.hdr.status == -EBUSY;
+		vmh_warn("the ring on %s could not be %s: %s", name,
+			 rep.kind == VMH_RING_VERBS ? "made" : rep.hdr.status ? "bound" : "mapped", strerror(-err));
+		give_back(rep.ring_id);
+		return rep.kind == VMH_RING_VERBS ? VMH_R_VERBS_FAILED
+		       : rep.hdr.reason		  ? rep.hdr.reason
+						  : VMH_R_RING_FAILED;
+	}
+	vmh_debug("ring %u on %s, lane %u: %s, %s%s", rep.ring_id, name, rep.lane, kind_name(rep.kind),
+		  rep.kind == VMH_RING_VERBS ? req->verbs_device
+		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
+		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
+	if (vmh_params.mtu && vmh_params.mtu != (*out)->mtu)
+		vmh_warn("Mismatch between interface %s MTU=%u and VMA_MTU=%lld. Make sure VMA_MTU and all offloaded "
+			 "interfaces MTUs match.", name, (*out)->mtu, (long long)vmh_params.mtu);
+	if (rep.kind == VMH_RING_VERBS)
+		vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
+	else
+		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
+	return 0;
+}
+
+static unsigned ask_ring(unsigned ifindex, unsigned lane, struct vmh_ring **out)
+{
+	struct vmh_msg_ring req = { .ifindex = ifindex, .lane = lane };
+	char name[16] = "";
+	struct verbs_dev *dev;
+	unsigned reason;
+	bool again = false;
+
+	vmh_net_link_name(ifindex, name);
+	dev = vmh_verbs_probe(ifindex, name, req.verbs_device, &req.verbs_reason);
+	reason = ask_once(&req, dev, name, out, &again);
+	for (int i = 0; again && vmh_ctl_fd >= 0 && i < MAX_RINGS_AGAIN; i++) {
+		again = false;
+		if (reason == VMH_R_VERBS_FAILED)
+			req.verbs_reason = VMH_R_VERBS_FAILED; /* the next rung */
+		reason = ask_once(&req, NULL, name, out, &again);
+	}
+	return reason;
+}
+
+/* lock held. The ring of this very lane, or NULL and *reason. */
+static struct vmh_ring *new_ring(unsigned ifindex, unsigned lane, unsigned *reason)
+{
+	uint64_t now = vmh_now_ns();
+	struct vmh_ring *r = NULL;
+	int slot = 0;
+
+	for (int i = 0; i < MAX_RINGS_REFUSED; i++) {
+		if (refused[i].ifindex == ifindex && refused[i].lane == lane && refused[i].until_ns > now) {
+			*reason = refused[i].reason;
+			return NULL;
+		}
+		if (refused[i].until_ns < refused[slot].until_ns)
+			slot = i;
+	}
+	*reason = vmh_session_id() ? ask_ring(ifindex, lane, &r) : vmh_session_reason();
+	if (!*reason)
+		return r;
+	refused[slot].ifindex = ifindex;
+	refused[slot].lane = lane;
+	refused[slot].reason = *reason;
+	refused[slot].until_ns = now + REFUSED_NS;
+	return NULL;
+}
+
+struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *reason)
+{
+	struct vmh_ring *r = vmh_lane_ring(ifindex, lane), *other;
+
+	*reason = 0;
+	if (vmh_likely(r && r->lane == lane))
+		return r;
+	vmh_lock(&vmh_ctl_lock);
+	other = vmh_lane_ring(ifindex, lane);
+	r = other && other->lane == lane ? other : new_ring(ifindex, lane, reason);
+	if (!r && other && vmh_session_id()) {
+		vmh_lane_refused(other->ifname, *reason);
+		r = other;
+		*reason = 0;
+	}
+	vmh_unlock(&vmh_ctl_lock);
+	return r;
+}
+
+int vmh_session_attach(const struct vmh_msg_attach *want, int fd, uint32_t *flow_id, unsigned *reason)
+{
+	struct vmh_msg_attach req = *want;
+	struct vmh_msg_attach_reply rep = { 0 };
+	int err;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req.hdr, VMH_MSG_ATTACH, sizeof(req));
+	err = vmh_ctl_rpc(&req.hdr, fd, &rep, sizeof(rep), NULL, NULL);
+	vmh_unlock(&vmh_ctl_lock);
+	*flow_id = rep.flow_id;
+	*reason = err ? (rep.hdr.reason ? rep.hdr.reason : vmh_session_reason()) : 0;
+	if (err && !*reason)
+		*reason = VMH_R_PROTOCOL;
+	return err;
+}
+
+void vmh_session_detach(uint32_t flow_id, unsigned cause)
+{
+	struct vmh_msg_detach req = { .flow_id = flow_id, .cause = cause };
+	struct vmh_msg_hdr ack;
+
+	vmh_verbs_detach(flow_id);
+	vmh_lock(&vmh_ctl_lock);
+	if (vmh_ctl_fd >= 0) {
+		vmh_ctl_header(&req.hdr, VMH_MSG_DETACH, sizeof(req));
+		vmh_ctl_rpc(&req.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	}
+	vmh_unlock(&vmh_ctl_lock);
+}
+
+/* Fire and forget: the reply (up to a second later) is dropped by whoever reads it. The kernel path
+ * carries the datagrams meanwhile, and the page's generation tells when the neighbour is there. */
+int vmh_session_neigh(unsigned ifindex, in_addr_t addr)
+{
+	const struct vmh_ip ip = vmh_ip4(addr);
+
+	return vmh_session_neigh_of(ifindex, &ip);
+}
+
+int vmh_session_neigh_of(unsigned ifindex, const struct vmh_ip *addr)
+{
+	struct vmh_msg_neigh req = { .ifindex = ifindex, .family = vmh_ip_is4(addr) ? 4 : 6 };
+	int err = -ENOTCONN;
+
+	memcpy(req.addr, addr->b, sizeof(req.addr));
+	vmh_lock(&vmh_ctl_lock);
+	if (vmh_ctl_fd >= 0) {
+		vmh_ctl_header(&req.hdr, VMH_MSG_NEIGH, sizeof(req));
+		err = vmh_ctl_send(&req, sizeof(req));
+	}
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}
+
+int vmh_session_reinject(struct vmh_msg_reinject *req, int fd)
+{
+	struct vmh_msg_hdr ack;
+	int err;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req->hdr, VMH_MSG_REINJECT, offsetof(struct vmh_msg_reinject, data) + req->len);
+	err = vmh_ctl_rpc(&req->hdr, fd, &ack, sizeof(ack), NULL, NULL);
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}
+
+int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason)
+{
+	struct vmh_msg_tcp_take req = { .flow_id = flow_id };
+	struct vmh_msg_tcp_take_reply rep;
+	int fds[MAX_FDS], nfds = 0, err;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_TAKE, sizeof(req));
+	err = vmh_ctl_rpc(&req.hdr, fd, &rep, sizeof(rep), fds, &nfds);
+	vmh_unlock(&vmh_ctl_lock);
+	*reason = err && rep.hdr.reason ? rep.hdr.reason : VMH_R_TCP_STATE;
+	if (!err && nfds != 1) {
+		vmh_ctl_close_fds(fds, nfds);
+		return -EPROTO;
+	}
+	if (!err)
+		*state = fds[0];
+	return err;
+}
+
+int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex)
+{
+	struct vmh_msg_tcp_home req = { .flow_id = flow_id, .ifindex = ifindex };
+	const int out[2] = { fd, state };
+	struct vmh_msg_hdr ack;
+	int err;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
+	err = vmh_ctl_rpc_fds(&req.hdr, out, state < 0 ? 1 : 2, &ack, sizeof(ack), NULL, NULL);
+	if (err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT))
+		err = -ENOTCONN;
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}
+
+int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep)
+{
+	int err;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req->hdr, VMH_MSG_TCP_SHOW, sizeof(*req));
+	err = vmh_ctl_rpc_fds(&req->hdr, fds, (int)req->n, rep, sizeof(*rep), NULL, NULL);
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}
+
+void vmh_session_tcp_hide(struct vmh_msg_tcp_hide *req)
+{
+	struct vmh_msg_hdr ack;
+
+	vmh_lock(&vmh_ctl_lock);
+	if (vmh_ctl_fd >= 0) {
+		vmh_ctl_header(&req->hdr, VMH_MSG_TCP_HIDE, sizeof(*req));
+		vmh_ctl_rpc(&req->hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	}
+	vmh_unlock(&vmh_ctl_lock);
+}
+
+void vmh_session_release(unsigned ring_id)
+{
+	struct vmh_msg_release req = { .ring_id = ring_id };
+	struct vmh_msg_hdr ack;
+
+	vmh_lock(&vmh_ctl_lock);
+	if (vmh_ctl_fd >= 0) {
+		vmh_ctl_header(&req.hdr, VMH_MSG_RELEASE, sizeof(req));
+		vmh_ctl_rpc(&req.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	}
+	vmh_unlock(&vmh_ctl_lock);
+}

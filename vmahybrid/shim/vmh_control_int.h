@@ -1,0 +1,19 @@
+/* Between control.c, which has the session, and control_ask.c, which asks by it. */
+#ifndef VMH_CONTROL_INT_H
+#define VMH_CONTROL_INT_H
+#include "vmh_control.h"
+
+#define MAX_FDS 17
+
+extern struct vmh_lock vmh_ctl_lock; /* one request at a time */
+extern int vmh_ctl_fd;               /* -1: no session */
+
+void vmh_ctl_header(struct vmh_msg_hdr *h, unsigned type, size_t len);
+int vmh_ctl_send(const void *msg, size_t len); /* no reply is waited for */
+/* Lock held. 0, or -errno: the service's, or of the session, which is lost then. */
+int vmh_ctl_rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds);
+int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds);
+void vmh_ctl_close_fds(int *fds, int n);
+void vmh_ctl_forget_refusals(void);    /* control_ask.c: those of rings, for a new session */
+
+#endif
