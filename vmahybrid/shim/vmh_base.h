@@ -118,4 +118,11 @@ static inline void vmh_cpu_relax(void)
 #endif
 }
 
+extern __thread unsigned vmh_my_tid __attribute__((tls_model("initial-exec"))); /* wait.c; 0: not asked yet */
+unsigned vmh_ask_tid(void);
+static inline unsigned vmh_tid(void)
+{
+	return vmh_likely(vmh_my_tid) ? vmh_my_tid : vmh_ask_tid();
+}
+
 #endif

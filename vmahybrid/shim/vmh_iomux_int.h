@@ -53,7 +53,6 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 /* wait.c */
 void vmh_wait_fork_child(void);
 void vmh_sleep_signal(void);    /* a handler ran in this thread: a sleep that is about to begin must not */
-unsigned vmh_tid(void);
 
 /* epoll sets */
 struct vmh_ep;

@@ -172,7 +172,6 @@ void vmh_sock_buf_put(struct vmh_buf *b);             /* a datagram was consumed
 void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg);
 void vmh_sock_fork_child(void);
 uint32_t vmh_sock_truesize(const struct vmh_buf *b);
-unsigned vmh_tid(void);
 
 /* sock_flow.c: where the flows of a socket live */
 void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address may have changed */

@@ -8,7 +8,6 @@
 /* Counters of a socket and of select, poll and epoll are written by whoever calls, under no lock. While one thread does, a
  * plain add is exact and costs nothing; once a second one has come, all of them add atomically. (The very call in which
  * it comes may cost the first thread's call of the same instant its count.) */
-unsigned vmh_tid(void);
 static inline bool vmh_alone(unsigned *thread, unsigned char *many)
 {
 	unsigned tid = vmh_tid(), last = VMH_GET(*thread);

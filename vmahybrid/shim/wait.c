@@ -19,13 +19,11 @@ static struct sleeper *sleeping, *all;
 static pthread_key_t exit_key;
 static bool exit_key_made;
 static __thread struct sleeper me __attribute__((tls_model("initial-exec")));
-static __thread unsigned my_tid __attribute__((tls_model("initial-exec")));
+__thread unsigned vmh_my_tid __attribute__((tls_model("initial-exec")));
 
-unsigned vmh_tid(void)
+unsigned vmh_ask_tid(void)
 {
-	if (vmh_unlikely(!my_tid))
-		my_tid = (unsigned)vmh_sys(SYS_gettid);
-	return my_tid;
+	return vmh_my_tid = (unsigned)vmh_sys(SYS_gettid);
 }
 
 static void unlink_sleeping(struct sleeper *s) /* list lock held */
@@ -264,7 +262,7 @@ void vmh_wait_fork_child(void)
 			vmh_fd_hidden_close(s->fd_plus_one - 1);
 	sleeping = all = NULL;
 	memset(&me, 0, sizeof(me));
-	my_tid = 0;
+	vmh_my_tid = 0;
 }
 
 void *vmh_scratch_new(size_t bytes)

@@ -9,9 +9,10 @@
 struct vmh_params vmh_params;
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_log_level_now = VMH_LOG_DETAILS;
-static unsigned thread = 100, said;
+__thread unsigned vmh_my_tid = 100;
+static unsigned said;
 
-unsigned vmh_tid(void) { return thread; }
+unsigned vmh_ask_tid(void) { return vmh_my_tid; }
 const char *vmh_reason_text(unsigned reason) { return reason == VMH_R_RING_LIMIT ? "the limit" : "?"; }
 void vmh_log_write(int level, const char *fmt, ...)
 {
@@ -99,21 +100,21 @@ static void test_moving(void)
 	CHECK(rx(&u, 1, 0) == 0, "0");
 	for (int i = 0; i < 1000; i++)
 		CHECK(!vmh_lane_due(&u, VMH_LANE_RX), "it is this thread's");
-	thread = 200;
+	vmh_my_tid = 200;
 	while (!vmh_lane_due(&u, VMH_LANE_RX) && n < 1000)
 		n++;
 	CHECK(n >= 20 && n <= 121, "%d", n);
 	CHECK(vmh_lane_move(&u, VMH_LANE_RX) && rx(&u, 1, 0) == 1, "taken before the old one is left");
 	vmh_lane_leave(&u);
 	rx(&u, 1, 0);
-	thread = 300;
+	vmh_my_tid = 300;
 	CHECK(rx(&other, 2, 0) == 1 && vmh_lane_move(&u, VMH_LANE_RX) && rx(&u, 1, 0) == 1, "where that thread is");
 	CHECK(!vmh_lane_move(&u, VMH_LANE_RX), "it is there");
 	for (n = 0; n < 2000; n++) { /* in turn: nobody keeps on */
-		thread = n & 1 ? 300 : 400;
+		vmh_my_tid = n & 1 ? 300 : 400;
 		CHECK(!vmh_lane_due(&u, VMH_LANE_RX), "%d", n);
 	}
-	thread = 500;
+	vmh_my_tid = 500;
 	for (n = 0; n < 2000; n++)
 		CHECK(!vmh_lane_due(&other, VMH_LANE_TX), "never, says the ratio");
 	vmh_lane_leave(&u);
