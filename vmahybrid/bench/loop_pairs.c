@@ -3,28 +3,9 @@
  *   loop_pairs COUNT      prints {"pairs":N,"cpu_ns":C,"wall_ns":W}, per pair
  */
 #define _GNU_SOURCE
+#include "bench.h"
 #include <arpa/inet.h>
-#include <errno.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
-
-static void die(const char *what)
-{
-	fprintf(stderr, "loop_pairs: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static double clock_ns(clockid_t clock)
-{
-	struct timespec t;
-
-	clock_gettime(clock, &t);
-	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 static int bound_socket(struct sockaddr_in *address)
 {

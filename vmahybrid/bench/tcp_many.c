@@ -8,20 +8,14 @@
  * The client's clock begins when every connection has had its first answer.
  */
 #define _GNU_SOURCE
+#include "bench.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MESSAGE 64
@@ -30,29 +24,8 @@
 #define CONNECTIONS_MAX 100000
 #define WARM_SECONDS 0.2
 
-static volatile sig_atomic_t stopped;
 static uint8_t have[CONNECTIONS_MAX * 2]; /* bytes of an unfinished message, by descriptor */
 static bool answered[CONNECTIONS_MAX * 2];
-
-static void on_signal(int number)
-{
-	(void)number;
-	stopped = 1;
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static void die(const char *what)
-{
-	fprintf(stderr, "tcp_many: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
 
 static void no_delay(int fd)
 {

@@ -4,39 +4,19 @@
  * tcp_rate client ADDRESS PORT spin|block SECONDS   prints connections per second
  * spin: sockets without blocking, in a loop. block: plain blocking calls. */
 #define _GNU_SOURCE
+#include "bench.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define REQUEST 80
 #define ANSWER 64
 
 static bool spin;
-
-static void die(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static bool again(void)
 {

@@ -6,44 +6,17 @@
  * The receiver's clock runs from its first to its last message.
  */
 #define _GNU_SOURCE
+#include "bench.h"
 #include <arpa/inet.h>
-#include <errno.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #define BATCH_MAX 64
 #define SIZE_MAX_BYTES 2048
 
-static volatile sig_atomic_t stopped;
 static uint8_t payload[BATCH_MAX][SIZE_MAX_BYTES];
 static struct iovec vectors[BATCH_MAX];
 static struct mmsghdr messages[BATCH_MAX];
-
-static void on_signal(int number)
-{
-	(void)number;
-	stopped = 1;
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static void die(const char *what)
-{
-	fprintf(stderr, "udp_mmsg: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
 
 static void prepare(size_t size)
 {

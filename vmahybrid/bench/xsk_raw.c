@@ -9,23 +9,17 @@
  * Every frame of IFACE goes to the socket while it runs, so the interface must be a sandbox's.
  */
 #define _GNU_SOURCE
-#include <errno.h>
+#include "bench.h"
 #include <linux/bpf.h>
 #include <linux/if_link.h>
 #include <linux/if_xdp.h>
 #include <net/if.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define FRAME_SIZE 2048u
@@ -48,28 +42,6 @@ struct port {
 	uint8_t *umem;
 	struct ring rx, tx, fill, comp;
 };
-
-static volatile sig_atomic_t stopped;
-
-static void on_signal(int number)
-{
-	(void)number;
-	stopped = 1;
-}
-
-static void die(const char *what)
-{
-	fprintf(stderr, "xsk_raw: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static long bpf(int command, union bpf_attr *attr)
 {
@@ -259,9 +231,9 @@ static void sink(struct port *port)
  * which every frame is the program's again: in copy mode it is completed before the kick returns, or shortly after. */
 static void blast(struct port *port, double seconds, uint32_t batch)
 {
-	uint64_t start = now_ns(), end = start + (uint64_t)(seconds * 1e9), count = 0, took;
+	uint64_t start = clock_ns(CLOCK_MONOTONIC), end = start + (uint64_t)(seconds * 1e9), count = 0, took;
 
-	while (!stopped && now_ns() < end) {
+	while (!stopped && clock_ns(CLOCK_MONOTONIC) < end) {
 		for (uint32_t i = 0; i < batch; i++)
 			post(port, test_frame);
 		do
@@ -270,7 +242,7 @@ static void blast(struct port *port, double seconds, uint32_t batch)
 				   atomic_load_explicit(port->tx.producer, memory_order_relaxed));
 		count += batch;
 	}
-	took = now_ns() - start;
+	took = clock_ns(CLOCK_MONOTONIC) - start;
 	printf("{\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f}\n", (unsigned long long)count, (double)took / 1e9,
 	       (double)count * 1e9 / (double)took);
 }
@@ -286,17 +258,17 @@ static void measure(struct port *port, double seconds)
 {
 	uint8_t frame[FRAME_LEN];
 	uint32_t *samples = calloc(20000000, sizeof(*samples));
-	uint64_t start = now_ns(), end = start + WARMUP_NS + (uint64_t)(seconds * 1e9), sent, got;
+	uint64_t start = clock_ns(CLOCK_MONOTONIC), end = start + WARMUP_NS + (uint64_t)(seconds * 1e9), sent, got;
 	uint32_t count = 0;
 
 	if (!samples)
 		die("calloc");
-	while (!stopped && (sent = now_ns()) < end && count < 20000000) {
+	while (!stopped && (sent = clock_ns(CLOCK_MONOTONIC)) < end && count < 20000000) {
 		send_frame(port, test_frame);
 		while (!receive(port, frame) && !stopped)
-			if (now_ns() - sent > LOST_NS)
+			if (clock_ns(CLOCK_MONOTONIC) - sent > LOST_NS)
 				break; /* the peer is not there yet, or a frame was lost */
-		got = now_ns();
+		got = clock_ns(CLOCK_MONOTONIC);
 		if (sent - start > WARMUP_NS && got - sent < LOST_NS)
 			samples[count++] = (uint32_t)(got - sent);
 	}
