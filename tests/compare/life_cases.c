@@ -114,6 +114,56 @@ static void reopen_port(int arg)
 	close(fd);
 }
 
+/* What came for a socket and was not read is nothing to the next one on its port. */
+static void reopen_unread(int connected)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET }, to = peer(7003);
+	int fd = udp_bound(), port = my_port(fd);
+
+	a.sin_port = htons(port);
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	for (int i = 0; i < 3; i++) {
+		char size[8] = "2 ?0";
+
+		if (connected)
+			say("connect", connect(fd, (void *)&to, sizeof(to)));
+		size[2] = (char)('1' + i);
+		ask(fd, 7003, size);
+		settle();
+		if (i == 2)
+			break;
+		if (i == 1) {
+			int other = udp();
+
+			say("dup2", dup2(other, fd) == fd);
+			close(other);
+		} else {
+			close(fd);
+			fd = udp();
+		}
+		say("bind again", bind(fd, (void *)&a, sizeof(a)));
+	}
+	drain(fd, "of this one only");
+	close(fd);
+}
+
+/* An option that the kernel alone has: what was queued before comes before what follows. */
+static void home_queued(int looked)
+{
+	int fd = udp_connected(7003), one = 1;
+	char c;
+
+	ask(fd, 7003, "3 20");
+	settle();
+	if (looked)
+		say("peek", recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT));
+	say("option", setsockopt(fd, SOL_SOCKET, SO_LOCK_FILTER, &one, sizeof(one)));
+	ask(fd, 7003, "2 30");
+	settle();
+	drain(fd, "in order");
+	close(fd);
+}
+
 static void shutdowns(int how)
 {
 	int fd = udp_connected(7001);
@@ -568,6 +618,8 @@ const struct call_case life_cases[] = {
 	{ "dup onto a socket", dup_onto_socket, 0 },
 	{ "nonblock F_SETFL", nonblock_shared, 0 }, { "nonblock FIONBIO", nonblock_shared, 1 },
 	{ "use after close", use_after_close, 0 }, { "reopen port", reopen_port, 0 },
+	{ "reopen port, unread", reopen_unread, 0 }, { "reopen port, unread, connected", reopen_unread, 1 },
+	{ "goes home, queued", home_queued, 0 }, { "goes home, queued and seen", home_queued, 1 },
 	{ "shutdown rd", shutdowns, SHUT_RD }, { "shutdown wr", shutdowns, SHUT_WR }, { "shutdown rdwr", shutdowns, SHUT_RDWR },
 	{ "shutdown wakes", shutdown_wakes, 0 },
 	{ "fork child uses", fork_child_uses, 0 }, { "_Fork child uses", fork_child_uses, 1 },

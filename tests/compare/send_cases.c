@@ -230,6 +230,30 @@ static void sendmmsg_many(int n)
 	close(fd);
 }
 
+/* A control message sends one of them by the kernel: it does not overtake those before it. */
+static void sendmmsg_in_order(int which)
+{
+	union {
+		struct cmsghdr h;
+		char room[CMSG_SPACE(sizeof(int))];
+	} tos = { .h = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = IPPROTO_IP, .cmsg_type = IP_TOS } };
+	struct mmsghdr v[4] = { 0 };
+	struct iovec iov[4];
+	char text[4][8];
+	int fd = udp_connected(7001);
+
+	for (int i = 0; i < 4; i++) {
+		iov[i] = (struct iovec){ text[i], (size_t)snprintf(text[i], sizeof(text[i]), "no %d", i) };
+		v[i].msg_hdr = (struct msghdr){ .msg_iov = &iov[i], .msg_iovlen = 1 };
+	}
+	v[which].msg_hdr.msg_control = &tos;
+	v[which].msg_hdr.msg_controllen = sizeof(tos);
+	say("sendmmsg", sendmmsg(fd, v, 4, 0));
+	settle();
+	drain(fd, "in order");
+	close(fd);
+}
+
 static void sendmmsg_stops(int arg)
 {
 	struct mmsghdr v[3];
@@ -317,7 +341,8 @@ const struct call_case send_cases[] = {
 	{ "send bad address", bad_address, 0 },
 	{ "send address length", address_length, 0 }, { "send address length, connected", address_length, 1 },
 	{ "sendmmsg 2", sendmmsg_many, 2 }, { "sendmmsg 33", sendmmsg_many, 33 }, { "sendmmsg 64", sendmmsg_many, 64 },
-	{ "sendmmsg stops", sendmmsg_stops, 0 },
+	{ "sendmmsg in order", sendmmsg_in_order, 1 },
+	{ "sendmmsg in order, last", sendmmsg_in_order, 3 }, { "sendmmsg stops", sendmmsg_stops, 0 },
 	{ "send control message", control_message, 0 },
 	{ "send cork", cork, 0 },
 	{ 0 },

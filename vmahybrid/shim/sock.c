@@ -144,7 +144,11 @@ void vmh_sock_closed(struct vmh_sock *s)
 {
 	vmh_epoll_member_closed(&s->obj);
 	vmh_lock(&s->obj.lock);
+	bool any = vmh_sock_any_flow(s);
+
 	vmh_sock_release_flows(s, VMH_R_NONE);
+	if (any)
+		vmh_rings_settle(); /* while it is filed: the next socket on the port is not to get what came for this one */
 	vmh_lane_leave(&s->rx_lane);
 	vmh_lane_leave(&s->tx_lane);
 	vmh_sock_demux(s, 0);

@@ -116,8 +116,9 @@ static void publish(struct vmh_sock *s)
 	if (on == was)
 		return;
 	s->tx_cfg++; /* the entitlement to send by a ring came or went with it */
-	/* what the kernel queued before the switch is older than anything on the ring */
-	atomic_store(&s->os_check, 1);
+	/* what the kernel queued before the switch is older than anything on the ring; after the one back it is younger */
+	if (on)
+		atomic_store(&s->os_check, 1);
 	atomic_store(&s->rx_on, on);
 	if (on)
 		vmh_epoll_member_on_ring(&s->obj);
@@ -131,10 +132,22 @@ static void forget_flows(struct vmh_sock *s)
 		s->members[i].flow_id = 0;
 }
 
+/* Before rules go: if the kernel socket is empty, nothing in it is ever older than what the rings brought. By poll, which
+ * leaves a pending error for the call that is to tell it. */
+static void settle_order(struct vmh_sock *s)
+{
+	struct pollfd p = { .fd = s->obj.fd, .events = POLLIN };
+
+	if (atomic_load(&s->os_check) && vmh_sys(SYS_ppoll, &p, 1, &(struct timespec){ 0 }, NULL, 0) == 0)
+		atomic_store(&s->os_check, 0);
+}
+
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
 {
 	bool any = vmh_sock_any_flow(s);
 
+	if (any)
+		settle_order(s);
 	if (any && s->session == vmh_session_id()) {
 		if (s->flow.id)
 			vmh_session_detach(s->flow.id, reason);
@@ -332,6 +345,8 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
 		struct vmh_flow old = s->flow;
 
+		if (old.id && reason)
+			settle_order(s);
 		s->flow.id = 0;
 		s->flow.lane = lane;
 		if (!reason && !is_multicast(want.laddr))

@@ -194,6 +194,8 @@ static bool os_turn(struct vmh_sock *s)
 		return true;
 	if (!vmh_params.rx_udp_poll_os_ratio)
 		return false;
+	if (vmh_unlikely(!atomic_load_explicit(&s->rx_on, memory_order_relaxed)))
+		return false; /* back on the kernel, with a queue of what came by the rings before */
 	/* written from what was read: threads that count at once lose a count, and never pass below 1 */
 	left = VMH_GET(s->os_ratio_left);
 	if (left > 1) {

@@ -23,9 +23,11 @@
 /* why: of reasons.def, for the statistics; 0 where the call is bound to fail or no reason is known. */
 static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
 {
-	ssize_t r = vmh_real_sendmsg(fd, m, flags);
 	bool alone = vmh_tx_alone(s->stats);
+	ssize_t r;
 
+	vmh_sock_tx_flush(s); /* of one sendmmsg: what a ring was given before leaves before */
+	r = vmh_real_sendmsg(fd, m, flags);
 	if (r >= 0) {
 		VMH_COUNT_BY(alone, s->stats->tx_os_packets, 1);
 		VMH_COUNT_BY(alone, s->stats->tx_os_bytes, (uint64_t)r);
@@ -313,6 +315,8 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 		vmh_unlock(&s->tx_lock);
 		return by_kernel(s, fd, m, flags, why);
 	}
+	if (vmh_unlikely(s->last_ring != d->ring) && s->last_ring)
+		vmh_ring_kick(s->last_ring); /* the caller flushes the last one only */
 	s->last_ring = d->ring;
 	r = post(d->ring, &d->hdr, m, len, more);
 	if (vmh_likely(!r)) {
