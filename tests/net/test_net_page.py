@@ -281,6 +281,30 @@ def test_a_change_takes_effect_within_100_ms(pair: tuple[str, str]) -> None:
     assert max(taken) < 0.1
 
 
+def test_a_change_after_a_reading_that_waited_for_a_grant(pair: tuple[str, str]) -> None:
+    """Grants are made in the same thread: what a reading waits for one is not its cost, and calls for no pause."""
+    a, _ = pair
+
+    async def main() -> float:
+        worker = NetnsWorker.open_path(a)
+        watcher = NetWatcher(worker, asyncio.get_running_loop(), lambda _: 0, lambda _: None)
+        await watcher.start()
+        try:
+            reader = Reader(watcher.page_fd, watcher.page_size)
+            grant = asyncio.create_task(worker.call_async(time.sleep, 0.2))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(ip, f"-n {a} route add blackhole 10.66.0.0/16")
+            await until(lambda: reader.route("10.66.0.1")["type"] == "blackhole")
+            assert grant.done()
+            await asyncio.to_thread(ip, f"-n {a} route del blackhole 10.66.0.0/16")
+            return await until(lambda: reader.route("10.66.0.1")["type"] == "none")
+        finally:
+            await watcher.close()
+            worker.close()
+
+    assert asyncio.run(main()) < 0.1
+
+
 def test_routes_that_vanish_without_an_event(pair: tuple[str, str]) -> None:
     """A link that goes down takes its IPv4 routes with it silently; IPv6, which announces its own, is off here."""
     a, _ = pair

@@ -110,6 +110,8 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 	reason = vmh_sock_sends_stamped(s);
 	if (!reason)
 		reason = vmh_sock_kept_sender(d->daddr, d->dport);
+	if (!reason && saddr && !vmh_net_is_local(saddr, NULL))
+		reason = VMH_R_NOT_OFFLOADABLE_ADDR; /* removed since bind or connect, or no address to send from */
 	if (reason) {
 		d->reason = reason;
 		return;
