@@ -37,6 +37,19 @@ def module_service(netns_pair: Sandbox) -> Iterator[Service]:
         yield running
 
 
+@pytest.fixture(scope="module", name="service")
+def module_services(netns_pair: Sandbox, softverbs: bool) -> Iterator[Service]:
+    """One service for the file and each kind of ring."""
+    with Service(netns_pair, softverbs=softverbs) as running:
+        yield running
+
+
+def xdp_only(_why: str) -> pytest.MarkDecorator:
+    """A test of a file that runs on both kinds of rings, with a reason why it has no meaning on raw packet QPs, or why
+    once is enough."""
+    return pytest.mark.parametrize("softverbs", ["xdp"], indirect=True, scope="module")
+
+
 class Refusal(Exception):
     """What the peer's command raised: the name of the exception and its text."""
 
@@ -47,7 +60,7 @@ class Peer:
     def __init__(self, service: Service, side: Side, hello: bool = True, prefix: tuple[str, ...] = ()) -> None:
         argv = side.command([*prefix, sys.executable, str(CLIENT), service.env["VMA_HYBRID_SOCKET"]])
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self.side = side
+        self.side, self.softverbs = side, service.softverbs
         if hello:
             self.do("hello")
 
@@ -69,6 +82,11 @@ class Peer:
     def bound(self, name: str, port: int = 0, address: str = "", **more: Any) -> int:
         """A UDP socket bound to the side's address; its port."""
         return int(self.do("socket", name=name, bind=[address or self.side.address, port], **more))
+
+    def ring(self, ifname: str = "va", **sizes: int) -> Any:
+        """Asks for a ring; one on a raw packet QP where programs of the service have the software device."""
+        device = f"sv_{ifname}" if self.softverbs else None
+        return self.do("ring", ifname=ifname, device=device, **sizes)
 
     def kill(self) -> None:
         self.process.kill()

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from net.service_lab import module_pair, module_service  # noqa: F401
+from net.service_lab import module_pair, module_services  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox, run_command
 from vmahybrid.bench.served import Service

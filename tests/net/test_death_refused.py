@@ -12,6 +12,7 @@ from net.death_lab import PYTHON, Lab, progresses, stats_page, until
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service, tool
+from vmahybrid.verbs.library import softverbs_environment
 
 pytestmark = pytest.mark.root
 
@@ -19,12 +20,15 @@ PORT = 7400
 LIFE = str(Path(__file__).with_name("death_life.py"))
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
           "--no-new-privs"]
+WARNING = ("* Interface {} will not be offloaded.",  # the README of VMA, "CAP_NET_RAW and root access"
+           "* Offloaded resources are restricted to root or user with CAP_NET_RAW privileges",
+           "* Read the CAP_NET_RAW and root access section in the VMA's User Manual for more information")
 
 
 @pytest.fixture
-def unstarted(netns_pair: Sandbox) -> Iterator[Lab]:
+def unstarted(netns_pair: Sandbox, softverbs: bool) -> Iterator[Lab]:
     """A sandbox whose service does not run."""
-    service = Service(netns_pair)
+    service = Service(netns_pair, softverbs=softverbs)
     yield Lab(netns_pair, service)
     service.kill()
 
@@ -68,10 +72,10 @@ def test_no_service_and_no_farewell(unstarted: Lab, end: str, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_no_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
+def test_no_permission(netns_pair: Sandbox, tmp_path: Path, softverbs: bool) -> None:
     config = tmp_path / "service.toml"
     config.write_text('[control]\nmode = "0600"\n')
-    with Service(netns_pair, arguments=["--config", str(config)]) as service:
+    with Service(netns_pair, arguments=["--config", str(config)], softverbs=softverbs) as service:
         lab = Lab(netns_pair, service)
         assert os.stat(service.env["VMA_HYBRID_SOCKET"]).st_mode & 0o777 == 0o600
         said = exchange(lab, NOBODY)
@@ -79,20 +83,30 @@ def test_no_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
         assert "may not be opened by this user" in said[0]
 
 
-def test_without_any_right_but_permission(netns_pair: Sandbox, tmp_path: Path) -> None:
-    """uid 65534 without a capability: permission on the control socket is all that a program needs."""
+def test_without_any_right_but_permission(netns_pair: Sandbox, tmp_path: Path, softverbs: bool) -> None:
+    """uid 65534 without a capability: permission on the control socket is all that a program needs. With a device that
+    has raw packet QPs, which take CAP_NET_RAW, it gets the manual's warning and the next rung, AF_XDP."""
     config = tmp_path / "service.toml"
     config.write_text('[control]\nmode = "0666"\n')
     with Service(netns_pair, arguments=["--config", str(config)]) as service:
         lab = Lab(netns_pair, service)
         _, b = netns_pair.sides
-        server = lab.role(b, "serve", b.address, PORT, prefix=NOBODY)
+        device = softverbs_environment() if softverbs else {}
+        server = lab.role(b, "serve", b.address, PORT, prefix=NOBODY, **device)
         lab.on_ring(server)
         status = Path(f"/proc/{server.pid}/status").read_text()
         assert "CapEff:\t0000000000000000" in status and "Uid:\t65534\t65534" in status
         lab.plain(netns_pair.a, "ask", b.address, PORT, "block", 0.002)
         progresses(server, 5, 100)
         assert lab.flows(server.pid)[0]["packets"] >= 100
+        for line in WARNING:
+            assert server.errors.count(f" VMA WARNING: {line.format(b.device)}\n") == softverbs
+
+
+@pytest.fixture
+def service(netns_pair: Sandbox, softverbs: bool) -> Iterator[Service]:
+    with Service(netns_pair, softverbs=softverbs) as running:
+        yield running
 
 
 def test_second_service(service: Service, netns_pair: Sandbox) -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from net.service_lab import module_pair, module_service  # noqa: F401
+from net.service_lab import module_pair, module_services  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fuzz.lying_service import LyingService
-from net.service_lab import Api, module_pair, module_service, until  # noqa: F401
+from net.service_lab import Api, module_pair, module_services, until, xdp_only  # noqa: F401
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words
@@ -49,8 +49,9 @@ def start(service: Service, netns_pair: Sandbox) -> Iterator[Run]:
     def run(text: str, *arguments: str, trace: Path | None = None, **parameters: str) -> Program:
         """``trace``: where strace writes sched_yield(2) of all threads."""
         chosen = [word for name, value in parameters.items() for word in ("-e", f"{name}={value}")]
-        spy = ["strace", "-f", "-qq", "-e", "trace=sched_yield", "-o", str(trace)] if trace else []
-        argv = [*spy, *run_words(*chosen), "--", sys.executable, "-uc", PROLOGUE + text]
+        spy = ["strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=sched_yield", "-o", str(trace)] if trace else []
+        device = ["--softverbs"] if service.softverbs else []
+        argv = [*spy, *run_words(*device, *chosen), "--", sys.executable, "-uc", PROLOGUE + text]
         here, there = netns_pair.a.address, netns_pair.b.address
         begun.append(netns_pair.start(netns_pair.a, [*argv, here, there, *arguments], env=service.env))
         return begun[-1]
@@ -121,12 +122,14 @@ wait()
     assert socket_of(service, program, 5001)["reason"] == "unknown-call"
 
 
+@xdp_only("no ring has a part in it")
 def test_abort(start: Run) -> None:
     program = start(CORKED, VMA_EXCEPTION_HANDLING="3")
     assert program.wait(20) == -signal.SIGABRT
     assert "VMA_EXCEPTION_HANDLING=3" in program.errors
 
 
+@xdp_only("no ring has a part in it")
 def test_exit_where_there_is_no_service(service: Service, netns_pair: Sandbox, start: Run, tmp_path: Path) -> None:
     text = "s = udp(5003); tell(went_on=1)"
     for wanted, mode in ((1, "-2"), (0, "-1")):
@@ -136,6 +139,7 @@ def test_exit_where_there_is_no_service(service: Service, netns_pair: Sandbox, s
     assert start(text, VMA_EXCEPTION_HANDLING="-2").wait(20) == 0
 
 
+@xdp_only("no ring has a part in it")
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_backtrace_of_a_crash(start: Run, switch: str) -> None:
     program = start("s = udp(5004); ctypes.string_at(1)", VMA_HANDLE_SIGSEGV=switch)
@@ -201,6 +205,7 @@ def internal_thread(program: Program) -> Path:
     raise AssertionError(program.errors)
 
 
+@xdp_only("no ring has a part in it")
 @pytest.mark.parametrize(
     ("asked", "allowed", "warned"),
     [("1", "1", False), ("0x1", "0", False), ("0-1", "0-1", False), ("0x3", "0-1", False), ("-1", "", False),
@@ -219,6 +224,7 @@ def test_processors_of_the_internal_thread(start: Run, asked: str, allowed: str,
     assert (text in program.errors) is warned
 
 
+@xdp_only("no ring has a part in it")
 def test_cpuset_of_the_internal_thread(start: Run, tmp_path: Path) -> None:
     (tmp_path / "tasks").write_text("")
     program = start("s = udp(5007); tell(pid=os.getpid()); wait()", VMA_INTERNAL_THREAD_CPUSET=str(tmp_path))
@@ -267,6 +273,7 @@ tell(unicast=unicast - begun, first=first - unicast, second=time.monotonic() - f
     assert told(start(text))["first"] < 0.2
 
 
+@xdp_only("no ring has a part in it")
 @pytest.mark.parametrize(("loops", "busy"), [("0", False), ("-1", True), ("1000000", True)])
 def test_poll_before_a_flow_is_on_a_ring(start: Run, loops: str, busy: bool) -> None:
     text = """
@@ -324,6 +331,7 @@ BOXES = {
 }
 
 
+@xdp_only("no ring has a part in it")
 @pytest.mark.parametrize("reason", BOXES)
 def test_warning_of_a_bond(netns_pair: Sandbox, start: Run, tmp_path: Path, reason: Reason) -> None:
     """No kernel with bonds here: a service that says so of the veth."""
@@ -353,7 +361,7 @@ code = (Filter * 6)((0x20, 0, 0, 0), (0x15, 0, 3, SENDTO), (0x20, 0, 0, 32), (0x
                     (0x06, 0, 0, 0x00050000 | 11), (0x06, 0, 0, 0x7fff0000))
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Program(6, code)), 0, 0) == 0
 refused = 0
-for _ in range(3000):
+for _ in range(600):
     try:
         assert s.sendto(b"x", (there, 5017)) == 1
     except BlockingIOError:
@@ -363,6 +371,7 @@ wait()
 """
 
 
+@xdp_only("the wake-up of an AF_XDP ring is what fails; a full send queue: tests/unit/c/test_ring_verbs.c")
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_a_full_ring(start: Run, service: Service, switch: str) -> None:
     numbers = {"x86_64": 44, "aarch64": 206}
@@ -372,7 +381,7 @@ def test_a_full_ring(start: Run, service: Service, switch: str) -> None:
     counters = socket_of(service, program, 5016)["counters"]
     assert (refused > 0) is (switch == "1")
     assert counters["tx_eagain"] == refused
-    assert (counters["tx_os_packets"] > 1000) is (switch == "0")
+    assert (counters["tx_os_packets"] > 200) is (switch == "0")
 
 
 CONNECTED = """
@@ -472,6 +481,7 @@ def test_least_receive_limit(
     assert low <= got <= high
 
 
+@xdp_only("no ring has a part in it")
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_first_value_of_multicast_loop(start: Run, switch: str) -> None:
     text = """
@@ -610,6 +620,7 @@ def test_spinning(start: Run, receive: str, choose: str) -> None:
     assert (spent["selected"] > 0.08) is (choose == "-1"), spent
 
 
+@xdp_only("softverbs keeps what finds no buffer (docs/verbs.md); tests/net/test_verbs_ring.py has the QP's")
 @pytest.mark.parametrize(("posted", "low", "high"), [("128", 100, 260), ("16000", 500, 500)])
 def test_receive_buffers_of_a_ring(
     start: Run, service: Service, netns_pair: Sandbox, posted: str, low: int, high: int
@@ -646,6 +657,7 @@ while True:
 """
 
 
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
 @pytest.mark.parametrize(("percent", "moved"), [("100", {3}), ("1", {1, 2})])
 def test_time_for_moving_connections(
     start: Run, service: Service, netns_pair: Sandbox, percent: str, moved: set[int]
@@ -661,6 +673,7 @@ def test_time_for_moving_connections(
     assert sum(found) in moved
 
 
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
 @pytest.mark.parametrize(("most", "moved"), [("0", True), ("2", False)])
 def test_many_busy_connections(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: bool) -> None:
     server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
@@ -686,6 +699,7 @@ wait()
 """
 
 
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
 @pytest.mark.parametrize(("three", "kinds"), [("0", ["3-tuple", "5-tuple"]), ("1", ["3-tuple"])])
 def test_rules_of_tcp_connections(
     start: Run, service: Service, netns_pair: Sandbox, three: str, kinds: list[str]
@@ -701,6 +715,7 @@ def test_rules_of_tcp_connections(
     assert (bound["offloaded"], bound["reason"]) == ((True, "none") if three == "0" else (False, "tcp-rules"))
 
 
+@xdp_only("no ring has a part in it")
 def test_the_profile_of_run_is_shown(start: Run, service: Service) -> None:
     told(start("s = udp(5014); tell(bound=1); wait()", VMA_HYBRID_PROFILE="trading", VMA_SPEC="latency"))
     with Client(service.rundir / "api.sock") as client:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from net.control_client import REINJECT_HEAD
-from net.service_lab import Api, Peer, Refusal, module_pair, module_service, udp_from  # noqa: F401
+from net.service_lab import Api, Peer, Refusal, module_pair, module_services, udp_from  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -22,7 +22,7 @@ FAR = ["10.77.0.2", 7000]
 @pytest.fixture
 def peer(service: Service, netns_pair: Sandbox) -> Iterator[Peer]:
     with Peer(service, netns_pair.a) as made:
-        assert made.do("ring", ifname="va")["status"] == 0
+        assert made.ring()["status"] == 0
         yield made
 
 

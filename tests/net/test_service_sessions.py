@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from net.service_lab import Api, Peer, module_pair, module_service, udp_from, until, veths  # noqa: F401
+from net.service_lab import Api, Peer, module_pair, module_services, udp_from, until, veths, xdp_only  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -26,16 +26,17 @@ def nothing_left(service: Service) -> Iterator[None]:
 def peer(service: Service, netns_pair: Sandbox) -> Iterator[Peer]:
     """A program on side a that said HELLO and has a ring."""
     with Peer(service, netns_pair.a) as made:
-        assert made.do("ring", ifname="va")["status"] == 0
+        assert made.ring()["status"] == 0
         yield made
 
 
+@xdp_only("what a QP gets: tests/net/test_verbs_ladder.py")
 def test_hello_ring_attach_detach(service: Service, netns_pair: Sandbox) -> None:
     api = Api(service)
     with Peer(service, netns_pair.a, hello=False) as peer:
         hello = peer.do("hello")
         assert (hello["status"], hello["session"] > 0, hello["net_page_size"] > 0) == (0, True, True)
-        ring = peer.do("ring", ifname="va", frames=4096, rx_size=512, tx_size=256)
+        ring = peer.ring(frames=4096, rx_size=512, tx_size=256)
         assert {name: ring[name] for name in ("status", "nqueues", "kind", "frames", "rx_size", "tx_size", "mtu")} == {
             "status": 0, "nqueues": 2, "kind": lib.VMH_RING_DIRECT, "frames": 4096, "rx_size": 512, "tx_size": 256,
             "mtu": 1500}
@@ -54,7 +55,7 @@ def test_hello_ring_attach_detach(service: Service, netns_pair: Sandbox) -> None
         assert api.status()["reasons"]["fork"] >= 1
         assert peer.do("release", ring_id=ring["ring_id"])["status"] == 0
         assert api.status()["processes"][0]["rings"] == []
-        assert peer.do("ring", ifname="va")["kind"] == lib.VMH_RING_DIRECT
+        assert peer.ring()["kind"] == lib.VMH_RING_DIRECT
 
 
 def test_neighbour(peer: Peer) -> None:
@@ -120,7 +121,7 @@ def test_a_socket_of_another_namespace(service: Service, netns_pair: Sandbox, pe
         refused = other.do("attach", name="s", kind="3t", local=["10.77.0.1", 5111])
         assert refused["reason"] == Reason.NOT_OWNER
         other.do("socket", name="own", bind=["10.77.0.1", 5111])
-        assert other.do("ring", ifname="va")["status"] == 0
+        assert other.ring()["status"] == 0
         assert other.do("attach", name="own", kind="3t", local=["10.77.0.1", 5111])["status"] == 0
     netns_pair.b.ip("address", "del", "10.77.0.1/32", "dev", "lo")
 
@@ -141,9 +142,9 @@ def test_wildcards_follow_addresses(peer: Peer, service: Service, netns_pair: Sa
 def test_two_processes_on_one_interface(peer: Peer, service: Service, netns_pair: Sandbox) -> None:
     api = Api(service)
     with Peer(service, netns_pair.a) as second:
-        ring = second.do("ring", ifname="va")
-        assert (ring["status"], ring["kind"]) == (0, lib.VMH_RING_VETH)
-        assert len(veths(netns_pair.a)) == 1
+        ring = second.ring()
+        kind, far = (lib.VMH_RING_VERBS, 0) if service.softverbs else (lib.VMH_RING_VETH, 1)
+        assert (ring["status"], ring["kind"], len(veths(netns_pair.a))) == (0, kind, far)
         first_port, second_port = peer.bound("s"), second.bound("s")
         assert peer.do("attach", name="s", kind="3t", local=["10.77.0.1", first_port])["status"] == 0
         assert second.do("attach", name="s", kind="3t", local=["10.77.0.1", second_port])["status"] == 0
@@ -156,18 +157,19 @@ def test_two_processes_on_one_interface(peer: Peer, service: Service, netns_pair
 
 
 def test_a_second_ring_on_one_interface_is_refused(peer: Peer) -> None:
-    assert peer.do("ring", ifname="va")["reason"] == Reason.RING_FAILED
+    assert peer.ring()["reason"] == Reason.RING_FAILED
 
 
 def test_interfaces_that_are_not_served(peer: Peer) -> None:
     assert peer.do("ring", ifname="lo")["reason"] == Reason.LOOPBACK
 
 
+@xdp_only("a QP's sizes are the program's own")
 def test_odd_ring_sizes(peer: Peer, service: Service, netns_pair: Sandbox) -> None:
     with Peer(service, netns_pair.a) as other:
         for sizes in ({"frames": 3}, {"rx_size": 1 << 30}, {"tx_size": 0xFFFFFFFF}):
-            assert other.do("ring", ifname="va", **sizes)["reason"] == Reason.RING_FAILED
-        assert other.do("ring", ifname="va")["status"] == 0
+            assert other.ring(**sizes)["reason"] == Reason.RING_FAILED
+        assert other.ring()["status"] == 0
 
 
 def test_reuseport_stays_on_the_kernel(peer: Peer) -> None:
@@ -191,7 +193,7 @@ def test_multicast_of_two_processes_goes_home(peer: Peer, service: Service, netn
     flow = peer.do("attach", name="m", kind="mc", local=["239.1.2.3", port], ifname="va")
     assert (flow["status"], flow["rules"]) == (0, 1)
     with Peer(service, netns_pair.a) as second:
-        second.do("ring", ifname="va")
+        second.ring()
         second.bound("m", port, address="0.0.0.0", **group)
         refused = second.do("attach", name="m", kind="mc", local=["239.1.2.3", port], ifname="va")
         assert refused["reason"] == Reason.MULTICAST_SHARED
@@ -234,10 +236,10 @@ def test_limits_of_rings(service: Service, netns_pair: Sandbox) -> None:
     api = Api(service)
     assert api.call("PATCH", "/v1/config", {"limits.rings": 1})[0] == 200
     with Peer(service, netns_pair.a) as first, Peer(service, netns_pair.a) as second:
-        assert first.do("ring", ifname="va")["status"] == 0
-        assert second.do("ring", ifname="va")["reason"] == Reason.RING_LIMIT
+        assert first.ring()["status"] == 0
+        assert second.ring()["reason"] == Reason.RING_LIMIT
         assert api.call("PATCH", "/v1/config", {"limits.rings": 256})[0] == 200
-        assert second.do("ring", ifname="va")["status"] == 0
+        assert second.ring()["status"] == 0
 
 
 def test_explain(peer: Peer, service: Service) -> None:
@@ -269,7 +271,7 @@ def test_explain_names_every_group(peer: Peer, service: Service, netns_pair: San
     until(lambda: f"group 239.1.2.3:{port}, has 1 rule(s) in the XDP program: 1 packets" in texts())
     assert f"group 239.1.2.4:{port}, has 1 rule(s) in the XDP program: 0 packets" in texts()
     with Peer(service, netns_pair.a) as other:
-        other.do("ring", ifname="va")
+        other.ring()
         other.bound("m", port, address="0.0.0.0", reuse="SO_REUSEADDR", join=["239.1.2.4", "10.77.0.1"])
         assert other.do("attach", name="m", kind="mc", local=["239.1.2.4", port], ifname="va")["status"] < 0
     assert f"group 239.1.2.4:{port}: {Reason.MULTICAST_SHARED.text}" in texts()
@@ -303,11 +305,12 @@ def test_problems_name_what_failed_and_what_to_do(service: Service, method: str,
     assert problem["remedy"]
 
 
+@xdp_only("direct rings and ring veths")
 def test_no_direct_ring_by_policy(service: Service, netns_pair: Sandbox) -> None:
     api = Api(service)
     assert api.call("PATCH", "/v1/config", {"ring.direct": "never"})[0] == 200
     with Peer(service, netns_pair.a) as only:
-        assert only.do("ring", ifname="va")["kind"] == lib.VMH_RING_VETH
+        assert only.ring()["kind"] == lib.VMH_RING_VETH
         steps = api.call("GET", "/v1/rings")
         shown = steps[1] if steps[0] == 200 else api.status()
         assert "veth-policy" in str(shown)
