@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,6 +48,12 @@ def xdp_only(_why: str) -> pytest.MarkDecorator:
     """A test of a file that runs on both kinds of rings, with a reason why it has no meaning on raw packet QPs, or why
     once is enough."""
     return pytest.mark.parametrize("softverbs", ["xdp"], indirect=True, scope="module")
+
+
+def on_both(names: Sequence[str], values: Sequence[tuple[object, ...]], few: int) -> pytest.MarkDecorator:
+    """A slow test: with every row of ``values`` on AF_XDP rings, with the first ``few`` on raw packet QPs as well."""
+    rows = [("xdp", *row) for row in values] + [("softverbs", *row) for row in values[:few]]
+    return pytest.mark.parametrize(("softverbs", *names), rows, indirect=["softverbs"], scope="module")
 
 
 class Refusal(Exception):

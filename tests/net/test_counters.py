@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from net.counter_lab import Peer, Program, Values, changes
-from net.service_lab import until
+from net.service_lab import until, xdp_only
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -54,8 +54,7 @@ class Lab:
         return dict(ring["stats"])
 
 
-# a QP has counters of its own, tested by test_verbs_params.py and test_verbs_ring.py
-XDP = pytest.mark.parametrize("softverbs", ["xdp"], indirect=True, scope="module")
+XDP = xdp_only("a QP has counters of its own, tested by test_verbs_params.py and test_verbs_ring.py")
 
 
 @pytest.fixture(scope="module")

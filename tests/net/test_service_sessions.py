@@ -270,7 +270,7 @@ def test_explain_names_every_group(peer: Peer, service: Service, netns_pair: San
 
     found = "has 1 rule(s), made in its device by the program. {}: {} packets" if service.softverbs else (
         "has 1 rule(s) in the XDP program{}: {} packets")
-    more = ("XDP comes before the software device, and passed to it or to the kernel socket" if service.softverbs else "")
+    more = "XDP comes before the software device, and passed to it or to the kernel socket" if service.softverbs else ""
     until(lambda: f"group 239.1.2.3:{port}, {found.format(more, 1)}" in texts(), what=texts)
     assert f"group 239.1.2.4:{port}, {found.format(more, 0)}" in texts()
     with Peer(service, netns_pair.a) as other:

@@ -16,6 +16,7 @@ from net.service_lab import udp_from
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import tool
 from vmahybrid.steering.reasons import Reason
+from vmahybrid.verbs.caps import INLINE
 
 pytestmark = pytest.mark.root
 PROGRAM = str(Path(__file__).with_name("verbs_peer.py"))
@@ -63,6 +64,7 @@ def test_devices_and_capabilities(netns_pair: Sandbox) -> None:
     able = found["able"]
     assert (able["reason"], able["link_layer"], "ip-csum" in able["raw_caps"]) == ("none", "Ethernet", True)
     assert able["max_qp_wr"] >= 2048
+    assert able["max_inline"] == INLINE  # what a ring gets there
 
 
 def test_a_device_that_is_not_there(netns_pair: Sandbox) -> None:

@@ -15,6 +15,7 @@ from apps.shimmed import Stage, stop
 from apps.test_programs import ASK, ECHO
 from compare.programs import build, case_names
 from compare.test_calls import Rig
+from net.service_lab import xdp_only
 from sanitize.build import compile_program, ours, sanitized
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -29,8 +30,8 @@ pytestmark = [pytest.mark.apps, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Sandbox, Service]]:
-    with Sandbox("asan") as sandbox, Service(sandbox) as service:
+def served(softverbs: bool) -> Iterator[tuple[Sandbox, Service]]:
+    with Sandbox("asan") as sandbox, Service(sandbox, softverbs=softverbs) as service:
         peer = sandbox.start(sandbox.b, [str(build() / "peer"), sandbox.b.address, "900"])
         peer.wait_for("ready")
         yield sandbox, service
@@ -52,6 +53,7 @@ def stage(served: tuple[Sandbox, Service], reports: Path) -> Stage:
     return Stage(*served, profile="none")
 
 
+@xdp_only("whether the sanitizers watch is asked once")
 def test_an_overrun_is_found(served: tuple[Sandbox, Service], tmp_path: Path) -> None:
     """The sanitizers watch the shim's own code, on rings, and their reports arrive."""
     sandbox, service = served
@@ -67,7 +69,8 @@ def test_an_overrun_is_found(served: tuple[Sandbox, Service], tmp_path: Path) ->
     assert "heap-buffer-overflow" in found[0] and "sock_rx.c" in found[0]
 
 
-@pytest.mark.parametrize("profile", ["none", "latency"])
+@pytest.mark.parametrize(("softverbs", "profile"), [("xdp", "none"), ("xdp", "latency"), ("softverbs", "none")],
+                         indirect=["softverbs"], scope="module")
 def test_socket_calls(served: tuple[Sandbox, Service], reports: Path, profile: str) -> None:
     """The cases of tests/compare run to their ends; whether they say what the kernel says is theirs to tell."""
     sandbox, service = served

@@ -16,11 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vmahybrid.config import catalogue
 from vmahybrid.errors import NotPossibleHere, VmahybridError
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.verbs.library import need_pyverbs
 
 CHILD_SECONDS = 10.0
+INLINE = int(catalogue.load()["VMA_TX_MAX_INLINE"].default)
 _RAW_CAPS = {1: "cvlan-stripping", 2: "scatter-fcs", 4: "ip-csum", 8: "delay-drop"}  # IBV_RAW_PACKET_CAP_*
 _REFUSALS = {errno.EPERM: Reason.NO_CAP_NET_RAW, errno.EACCES: Reason.NO_CAP_NET_RAW,
              errno.EOPNOTSUPP: Reason.NO_RAW_PACKET_QP, errno.ENOSYS: Reason.NO_RAW_PACKET_QP,
@@ -93,21 +95,32 @@ def capabilities(device: str, port: int = 1) -> Capabilities:
 
 
 def _try_qp(context: Any) -> tuple[Reason, str, int]:
-    """(why there is no raw packet QP, in the library's words, inline bytes)."""
+    """(why there is no raw packet QP, in the library's words, inline bytes). As the ring does it asks for all that it
+    would use, and for half of that until it is not too much."""
+    from pyverbs.pyverbs_error import PyverbsError
+
+    wanted = INLINE
+    while True:
+        try:
+            return Reason.NONE, "", min(_inline_of_qp(context, wanted), wanted)
+        except PyverbsError as error:
+            failed = VerbsError("raw packet QP", error)
+            if not wanted or failed.errno not in (errno.EINVAL, errno.ENOMEM):
+                return _REFUSALS.get(failed.errno, Reason.VERBS_FAILED), failed.why, 0
+            wanted //= 2
+
+
+def _inline_of_qp(context: Any, wanted: int) -> int:
+    """Inline bytes of a raw packet QP that was asked for so many."""
     import pyverbs.enums as e
     from pyverbs.cq import CQ
     from pyverbs.pd import PD
-    from pyverbs.pyverbs_error import PyverbsError
     from pyverbs.qp import QP, QPCap, QPInitAttr
 
-    try:
-        with PD(context) as pd, CQ(context, 16) as cq:
-            cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
-            with QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RAW_PACKET, scq=cq, rcq=cq, cap=cap)) as qp:
-                return Reason.NONE, "", int(qp.query(e.IBV_QP_CAP)[1].cap.max_inline_data)
-    except PyverbsError as error:
-        failed = VerbsError("raw packet QP", error)
-        return _REFUSALS.get(failed.errno, Reason.VERBS_FAILED), failed.why, 0
+    with PD(context) as pd, CQ(context, 16) as cq:
+        cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=2, max_recv_sge=1, max_inline_data=wanted)
+        with QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RAW_PACKET, scq=cq, rcq=cq, cap=cap)) as qp:
+            return int(qp.query(e.IBV_QP_CAP)[1].cap.max_inline_data)
 
 
 def in_child(device: str, begun: Callable[[subprocess.Popen[str]], None] | None = None) -> Capabilities:

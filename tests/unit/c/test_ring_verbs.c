@@ -72,8 +72,12 @@ static int take(struct ibv_wc *from, unsigned *n, int max, struct ibv_wc *to)
 	return got;
 }
 
+static int most; /* completions of received frames that were asked for at once */
+
 static int poll_cq(struct ibv_cq *cq, int max, struct ibv_wc *to)
 {
+	if (cq == &rx_cq && max > most)
+		most = max;
 	return cq == &rx_cq ? take(rx_wc, &nrx, max, to) : take(tx_wc, &ntx, max, to);
 }
 
@@ -168,9 +172,12 @@ static struct ibv_cq *new_cq(struct ibv_context *c, int n, void *x, struct ibv_c
 }
 static int del_cq(struct ibv_cq *c) { (void)c; cqs--; return 0; }
 static int no_event(struct ibv_comp_channel *c, struct ibv_cq **q, void **x) { (void)c; (void)q; (void)x; errno = EAGAIN; return -1; }
+static struct ibv_qp_cap asked; /* of the QP made last */
+
 static struct ibv_qp *new_qp(struct ibv_pd *p, struct ibv_qp_init_attr *a)
 {
 	(void)p;
+	asked = a->cap;
 	if (a->cap.max_inline_data > 100) {
 		errno = EINVAL;
 		return NULL;
@@ -275,6 +282,38 @@ static int send_again(struct verbs_ring *x, size_t len)
 static void complete(struct verbs_ring *x)
 {
 	tx_wc[ntx++] = (struct ibv_wc){ .wr_id = x->tx_posted };
+}
+
+/* VMA_TX_WRE, VMA_RX_WRE, VMA_TX_MAX_INLINE, VMA_QP_COMPENSATION_LEVEL and VMA_CQ_POLL_BATCH_MAX: what the device and
+ * the pool of buffers are asked for. */
+static void test_sizes(void)
+{
+	struct vmh_params old = vmh_params;
+	struct verbs_ring *x;
+
+	vmh_params.tx_bufs = 64;
+	vmh_params.tx_wre = 48;
+	vmh_params.tx_max_inline = 90;
+	vmh_params.cq_poll_batch_max = 3;
+	vmh_params.qp_compensation_level = 40;
+	x = make(false, 0);
+	CHECK(asked.max_send_wr == 48 && x->tx_slots == 47, "%u, %u", asked.max_send_wr, x->tx_slots);
+	CHECK(asked.max_recv_wr == 32 && nposted == 32, "%u, %u", asked.max_recv_wr, nposted);
+	CHECK(asked.max_inline_data == 90 && x->max_inline == 90, "%u", asked.max_inline_data);
+	CHECK(vmh_verbs_pool_free(x->pool) == x->pool->count - 40, "%u", vmh_verbs_pool_free(x->pool));
+	most = 0;
+	for (int i = 0; i < 10; i++)
+		arrive(wire, 62, 0);
+	CHECK(vmh_ring_poll(&x->r, 100) == 10 && most == 3, "%d at once", most);
+	put_all();
+	vmh_ring_close(&x->r);
+	vmh_params.cq_poll_batch_max = 16;
+	vmh_params.qp_compensation_level = 8;
+	x = make(false, 0);
+	CHECK(vmh_verbs_pool_free(x->pool) == x->pool->count - 32, "no less than one poll takes: %u",
+	      vmh_verbs_pool_free(x->pool));
+	vmh_ring_close(&x->r);
+	vmh_params = old;
 }
 
 static void test_sending(void)
@@ -627,6 +666,7 @@ int main(void)
 	vmh_params.qp_compensation_level = 8;
 	vmh_params.cq_poll_batch_max = 16;
 	test_memory();
+	test_sizes();
 	test_sending();
 	test_device_memory();
 	test_prefetching();
