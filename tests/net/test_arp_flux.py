@@ -49,3 +49,4 @@ def test_two_interfaces_on_one_network(service: Service, netns_pair: Sandbox) ->
         assert "ARP flux" not in said(netns_pair, service)
     finally:
         do("ip link delete vmhx")
+        do("sysctl -qw net.ipv4.conf.all.arp_ignore=0")

@@ -1,6 +1,7 @@
 """vmahybrid, vma_stats and the API on a real service with real programs on real rings."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +102,18 @@ def test_vma_stats_counts_what_is_sent(service: Service, netns_pair: Sandbox, ec
         code, out, err = call("vma_stats", "-p", str(echo.pid), "-F", "--once", "-v", view)
         assert (code, err) == (0, "")
         assert out
+        if view == "3":
+            assert bool(re.search(r"^\tRING_ETH=\[0\]\nBackend: +verbs sv_va\n", out, re.MULTILINE)) is service.softverbs
+            assert "\tCQ=[0]\n" in out and "\tBUFFER_POOL(RX)=[0]\n" in out
+
+
+def test_the_ring_s_counters_by_the_api(service: Service, echo: Program) -> None:
+    with Client(service.rundir / "api.sock") as client:
+        (reading,) = [reading for reading in client.get("v1", "stats") if reading["process"]["pid"] == echo.pid]
+    (ring,) = reading["rings"]
+    stats = ring["stats"]
+    assert stats["rx_packets"] > 0 and stats["pool_rx_free"] > 0
+    assert stats["rx_tagged"] == stats["rx_hw_csum"] == (stats["rx_packets"] if service.softverbs else 0)
 
 
 def test_zero(service: Service, netns_pair: Sandbox, echo: Program, call: Call) -> None:

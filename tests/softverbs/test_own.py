@@ -10,6 +10,7 @@ import pytest
 from softverbs.build import CASES, build_own, library, sanitized_library
 
 from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.cli.run import library as shim
 
 pytestmark = pytest.mark.root
 
@@ -64,6 +65,20 @@ def test_symbols(own: Path) -> None:
     wanted = {symbol for user in users if user.exists() for symbol in symbols(user, defined=False)}
     assert len(wanted) > 60
     assert not wanted - offered
+
+
+def test_no_call_that_a_preload_could_take() -> None:
+    """A shim before it sees none of its descriptors: system calls are made without libc."""
+    def names(path: Path, which: str) -> set[str]:
+        said = subprocess.run(["nm", "-D", which, path], capture_output=True, text=True, check=True).stdout
+        return {line.split()[-1].partition("@")[0] for line in said.splitlines()}
+
+    ours = {"vmh_fd_hide", "vmh_fd_hidden_close"}  # offered by the shim for this
+    needed = names(library(), "--undefined-only")
+    assert "syscall" in needed and ours <= needed
+    taken = names(shim(), "--defined-only")
+    assert {"close", "epoll_ctl", "socket"} <= taken
+    assert needed & taken == ours
 
 
 def symbols(path: Path, *, defined: bool) -> list[str]:
