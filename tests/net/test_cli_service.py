@@ -103,7 +103,8 @@ def test_vma_stats_counts_what_is_sent(service: Service, netns_pair: Sandbox, ec
         assert (code, err) == (0, "")
         assert out
         if view == "3":
-            assert bool(re.search(r"^\tRING_ETH=\[0\]\nBackend: +verbs sv_va\n", out, re.MULTILINE)) is service.softverbs
+            shown = re.search(r"^\tRING_ETH=\[0\]\nBackend: +verbs sv_va\n", out, re.MULTILINE)
+            assert bool(shown) is service.softverbs, out
             assert "\tCQ=[0]\n" in out and "\tBUFFER_POOL(RX)=[0]\n" in out
 
 
