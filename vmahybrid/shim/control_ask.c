@@ -6,6 +6,7 @@
 #include "vmh_obj.h"
 #include "vmh_params.h"
 #include "vmh_verbs.h"
+#include "vmh_worker.h"
 
 #define REFUSED_NS 1000000000ull
 #define MAX_RINGS_REFUSED 32
@@ -102,6 +103,7 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 	if (vmh_params.mtu && vmh_params.mtu != (*out)->mtu)
 		vmh_warn("Mismatch between interface %s MTU=%u and VMA_MTU=%lld. Make sure VMA_MTU and all offloaded "
 			 "interfaces MTUs match.", name, (*out)->mtu, (long long)vmh_params.mtu);
+	vmh_worker_wake(); /* it may sleep for as long as there is no ring */
 	if (rep.kind == VMH_RING_VERBS)
 		vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
 	else
