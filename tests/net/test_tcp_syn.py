@@ -425,6 +425,22 @@ def test_visits(stage: Stage, who: str) -> None:
     stage.play(scenario, who)
 
 
+def test_connect_again_while_the_kernel_connects(stage: Stage) -> None:
+    """It began there since the neighbour was not known; that it is known meanwhile changes nothing."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        near = to.address[:-1] + "77"
+        a.side.ip("neigh", "flush", "to", near)
+        a.do("new", name="c", blocking=False)
+        seen = [a.call("c", "connect", [near, 4000])]
+        assert nobody(a.side, 77) == near
+        seen += [a.call("c", "connect", [near, 4000]) for _ in range(3)]
+        seen += [a.do("state", name="c"), a.call("c", "connect", [near, 4000])]
+        a.side.ip("neigh", "del", near, "dev", a.side.device)
+        return seen
+
+    stage.compare(scenario, "client")
+
+
 @pytest.mark.parametrize("who", WHO)
 def test_many_at_a_time(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:

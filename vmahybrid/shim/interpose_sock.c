@@ -167,7 +167,7 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 			RETURN(r);
 		r = vmh_real()->connect(fd, addr, len);
 		saved = errno;
-		vmh_tcps_connected(fd, r, saved);
+		vmh_tcps_connected(fd, r);
 		errno = saved;
 		return r;
 	}

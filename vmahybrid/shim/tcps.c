@@ -9,6 +9,7 @@
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -140,13 +141,22 @@ void vmh_tcps_created(int fd, int domain, int type, int protocol)
 	vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
 }
 
-void vmh_tcps_connected(int fd, int r, int err)
+/* The kernel socket is neither connected nor about to be. */
+static bool at_rest(int fd)
+{
+	struct tcp_info info = { 0 };
+	socklen_t len = 1; /* tcpi_state */
+
+	return vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || info.tcpi_state == TCP_CLOSE;
+}
+
+void vmh_tcps_connected(int fd, int r)
 {
 	TCPS_HELD s = vmh_tcps_get(fd);
 
 	if (!s)
 		return;
-	VMH_SET(s->connecting, !r || err == EINPROGRESS || err == EINTR);
+	VMH_SET(s->connecting, !r || !at_rest(fd));
 	if (!r && vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
 }

@@ -168,7 +168,7 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 void vmh_tcps_init(void);
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
 void vmh_tcps_created(int fd, int domain, int type, int protocol); /* after socket(2) */
-void vmh_tcps_connected(int fd, int r, int err);                   /* after connect(2) */
+void vmh_tcps_connected(int fd, int r);                            /* after connect(2) */
 void vmh_tcps_accepted(int fd, int flags);                         /* after accept(2) */
 void vmh_tcps_closed(struct vmh_tcps *s);
 void vmh_tcps_recycle(struct vmh_tcps *s);
