@@ -92,12 +92,12 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	return r;
 }
 
-#define PLAIN_TCP(send, call) \
+#define PLAIN_TCP(flags, send, call) \
 	do { \
 		TCPS_PLAIN tcp_ = vmh_tcps_plain(fd); \
 		if (tcp_) { \
 			ssize_t r_ = vmh_real()->call; \
-			vmh_tcps_plain_done(tcp_, send, r_); \
+			vmh_tcps_plain_done(tcp_, flags, send, r_); \
 			return r_; \
 		} \
 	} while (0)
@@ -107,14 +107,14 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 		if (plain_) \
 			return sent(plain_, vmh_real()->call); \
 		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
-			PLAIN_TCP(true, call); \
+			PLAIN_TCP(flags, true, call); \
 	} while (0)
 #define PLAIN_RX(flags, call) \
 	do { \
 		struct vmh_sock *plain_ = plain_rx(fd); \
 		if (plain_) \
 			return received(plain_, flags, vmh_real()->call); \
-		PLAIN_TCP(false, call); \
+		PLAIN_TCP(flags, false, call); \
 	} while (0)
 
 VMH_EXPORT int socket(int domain, int type, int protocol)
