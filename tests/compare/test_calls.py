@@ -47,7 +47,8 @@ class Rig:
     said: str = ""
 
     def run(self, cases: list[str], settle_ms: int = 30, **variables: str) -> Transcript:
-        quiet = {"VMA_TRACELEVEL": "warn"}  # no banner: what a program says before it dies is compared, too
+        # no banner, no box about huge pages: what a program says before it dies is compared, too
+        quiet = {"VMA_TRACELEVEL": "warn", "VMA_MEM_ALLOC_TYPE": "1"}
         argv = self.service.run_argv(command(self.sandbox, cases), profile=self.profile, **quiet, **variables)
         # the sanitizer build of the shim runs the same suite
         mine = {name: os.environ[name] for name in ("VMAHYBRID_LIB", "LD_PRELOAD") if name in os.environ}

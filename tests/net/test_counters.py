@@ -604,10 +604,9 @@ def test_polling_share(lab: Lab) -> None:
 VERBS = "of rings on raw packet QPs: tests/net/test_verbs_ring.py, tests/unit/c/test_ring_verbs.c"
 NOT_DRIVEN = {
     "tx_drops": "nothing that was accepted is dropped: the kernel sends what a ring has no room for",
-    "tx_dummy": "programs have no way yet to ask for a dummy message",
+    "tx_dummy": "seven of them: tests/net/test_parameters_act.py::test_dummy_sends",
     "rx_zcopy_packets": "programs have no way yet to borrow a datagram",
-    "tx_ready_bytes": "TCP alone keeps what it has not sent yet",
-    "retransmits": "TCP alone sends again",
+    **dict.fromkeys(("tx_ready_bytes", "retransmits"), "of TCP: tests/net/test_tcp_counters.py"),
     **dict.fromkeys(("rx_tcp_kept", "rx_tcp_copied"), "of TCP: tests/net/test_tcp_hold.py"),
     **dict.fromkeys(("cq_errors", "rx_tagged", "rx_hw_csum", "tx_inline", "dm_packets", "dm_bytes", "dm_full",
                      "mod_count", "mod_usec", "dm_size"), VERBS),

@@ -58,10 +58,10 @@ def test_every_origin_is_shown(place: Path, capsys: pytest.CaptureFixture[str],
 
 
 def test_effects(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = body(capsys, "show", "VMA_BF", "RX_POLL", "VMA_CLOSE_ON_DUP2", "vma_tx_wre")["parameters"]
+    shown = body(capsys, "show", "VMA_BF", "RX_POLL", "VMA_CLOSE_ON_DUP2", "vma_tx_prefetch_bytes")["parameters"]
     assert {name: row["effect"] for name, row in shown.items()} == {
         "VMA_BF": "no effect on xdp", "VMA_RX_POLL": "", "VMA_CLOSE_ON_DUP2": "no effect",
-        "VMA_TX_WRE": "no effect on xdp"}  # fmt: skip
+        "VMA_TX_PREFETCH_BYTES": "no effect on xdp"}  # fmt: skip
     assert main(["config", "show", "VMA_BF"]) == 0
     assert "VMA_BF     1      default  no effect on xdp" in capsys.readouterr().out
     assert main(["config", "show", "VMA_BFF"]) == 2

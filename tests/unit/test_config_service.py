@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vmahybrid.config.rule import DEFAULT_RULES, OperatorRule, parse_endpoint
-from vmahybrid.config.service import KEYS, Key, load, run_directory
-from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
+from vmahybrid.config.service import FRAMES_MAX, KEYS, Key, load, run_directory
+from vmahybrid.contracts import ANY_ADDR, addr_to_bytes, lib
 from vmahybrid.errors import UsageError
 from vmahybrid.steering.flow import Kind
 
@@ -182,6 +182,10 @@ def test_live_changes_are_all_or_none() -> None:
                        ({"no.key": 1}, "no.key"), ({"ring.rx_size": 1 << 16}, "ring.frames")):
         with pytest.raises(UsageError, match=named):
             config.changed(bad)
+
+
+def test_no_more_frames_than_a_program_may_ask_for() -> None:
+    assert FRAMES_MAX == lib.VMH_FRAMES_MAX
 
 
 def test_endpoints() -> None:

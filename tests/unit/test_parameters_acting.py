@@ -24,6 +24,7 @@ TCP = "net/test_tcp_params.py::"
 CTL = "net/test_tcp_ctl_params.py::"
 SHIM = "unit/test_shim_params.py::"
 VERBS = "net/test_verbs_ring.py::"
+MEMORY = "net/test_ring_memory.py::"  # of AF_XDP rings; of QPs: ARRAYS
 VERBS_ACT = "net/test_verbs_params.py::"
 ARRAYS = "unit/c/test_c_programs.py::test_verbs_ring_on_a_device_made_of_arrays"  # unit/c/test_ring_verbs.c
 IOMUX = "unit/test_shim_iomux.py::test_iomux"  # unit/c/test_iomux*.c
@@ -48,14 +49,14 @@ TESTS = {
     "VMA_RING_MIGRATION_RATIO_RX": LANES + "test_migration",
     "VMA_RING_LIMIT_PER_INTERFACE": LANES + "test_limit_of_rings",
     "VMA_RING_DEV_MEM_TX": ARRAYS,
-    "VMA_TX_BUFS": ARRAYS,
+    "VMA_TX_BUFS": MEMORY + "test_buffers",
     "VMA_TX_BUF_SIZE": ARRAYS,
-    "VMA_TX_WRE": ARRAYS,
+    "VMA_TX_WRE": MEMORY + "test_transmit_descriptors",
     "VMA_TX_WRE_BATCHING": VERBS_ACT + "test_send_completions",
     "VMA_TX_MAX_INLINE": VERBS + "test_sizes_both_ways",
     "VMA_TX_MC_LOOPBACK": ACT + "test_first_value_of_multicast_loop",
     "VMA_TX_NONBLOCKED_EAGAINS": ACT + "test_a_full_ring",
-    "VMA_RX_BUFS": VERBS + "test_buffers_all_held_by_a_socket_that_is_not_read",
+    "VMA_RX_BUFS": MEMORY + "test_buffers",
     "VMA_RX_WRE": ACT + "test_receive_buffers_of_a_ring",
     "VMA_RX_WRE_BATCHING": ARRAYS,
     "VMA_RX_BYTES_MIN": ACT + "test_least_receive_limit",
@@ -95,7 +96,7 @@ TESTS = {
     "VMA_INTERNAL_THREAD_ARM_CQ": ACT + "test_packets_wake_the_internal_thread",
     "VMA_THREAD_MODE": "sanitize/test_concurrency.py::test_threads_share_sockets",
     "VMA_BUFFER_BATCHING_MODE": ACT + "test_buffers_go_back",
-    "VMA_MEM_ALLOC_TYPE": ARRAYS,
+    "VMA_MEM_ALLOC_TYPE": MEMORY + "test_huge_pages",
     "VMA_BF": VERBS_ACT + "test_blueflame",
     "VMA_FORK": VERBS_ACT + "test_fork",
     "VMA_MTU": ACT + "test_mtu",

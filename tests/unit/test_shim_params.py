@@ -444,10 +444,11 @@ def test_colours_on_a_terminal_only(driver: Path, tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) -> None:
-    env = {"VMA_TRACELEVEL": "details", "VMA_BF": "0", "VMA_RX_POLL": "7", "VMA_TX_WRE": "512", "VMA_SPEC": "latency"}
+    env = {"VMA_TRACELEVEL": "details", "VMA_BF": "0", "VMA_RX_POLL": "7", "VMA_TX_PREFETCH_BYTES": "512",
+           "VMA_SPEC": "latency"}
     log = run(driver, "effect", **env)[1]
     assert sorted(line for line in log.splitlines() if "no effect" in line) == [
-        " VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TX_WRE has no effect on xdp"]  # fmt: skip
+        " VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TX_PREFETCH_BYTES has no effect on xdp"]
     assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
 
 

@@ -22,7 +22,7 @@ DEFAULT_FILE = Path("/etc/vmahybrid.toml")
 RUNDIR_VARIABLE = "VMAHYBRID_RUNDIR"
 MODES = ("auto", "native", "generic", "kernel")
 BACKENDS = ("auto", "verbs", "xdp", "kernel")
-FRAMES_MAX = 1 << 17  # 256 MiB of 2048 bytes: more takes longer to make than a program waits
+FRAMES_MAX = 1 << 17  # VMH_FRAMES_MAX of control.h
 INTERFACE_KEYS = {"mode": MODES, "backend": BACKENDS}  # of [interface."NAME"]
 
 

@@ -73,8 +73,15 @@ struct vmh_msg_ring {
 	unsigned int verbs_reason; /* not usable: reasons.def, why */
 	char verbs_device[VMH_VERBS_DEVICE]; /* its name, empty without one */
 	unsigned int lane;      /* which of the program's rings on the interface: 0..VMH_LANES-1 */
-	unsigned int pad;
+	unsigned int memory;    /* VMH_MEMORY_*: of the UMEM; an earlier service takes it for padding, and gives plain pages */
 };
+
+#define VMH_FRAMES_MAX 131072 /* 256 MiB of 2048 bytes: more takes longer to make than a program waits */
+
+/* Of huge pages as many frames as fill one at least; where they run out: as MAY_BE_HUGE, without VMH_RING_F_HUGE. */
+#define VMH_MEMORY_PLAIN 0
+#define VMH_MEMORY_MAY_BE_HUGE 1
+#define VMH_MEMORY_HUGE 2
 
 /* Rings of one lane belong together: a program has one ring per interface and lane, and flows name the lane, so that a
  * wildcard's frames come by the lane's ring on each interface. */
@@ -89,6 +96,7 @@ struct vmh_msg_ring {
 #define VMH_RING_F_VERIFY_CSUM 2 /* a physical wire: verify UDP checksums on receive */
 #define VMH_RING_F_BIND_AFTER 4  /* the XSKs are not bound: map everything, then RING_MAPPED, whose reply has the flags */
 #define VMH_RING_F_FAR 8         /* the last queue is the same flows' other way in, never both at a time: receive only */
+#define VMH_RING_F_HUGE 16       /* the UMEM is of huge pages */
 
 struct vmh_msg_ring_reply {
 	struct vmh_msg_hdr hdr;

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from vmahybrid.contracts import lib
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.keys import Act, Action, FlowKey, GrantKey
 from vmahybrid.steering.mirror import MirrorTarget
@@ -17,11 +18,12 @@ from vmahybrid.steering.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class RingSizes:
-    """Descriptors per queue and frames of the UMEM; powers of two."""
+    """Descriptors per queue and frames of the UMEM, powers of two; ``memory``: VMH_MEMORY_* of control.h."""
 
     frames: int
     rx: int
     tx: int
+    memory: int = lib.VMH_MEMORY_PLAIN
 
 
 class RingHandle(Protocol):
@@ -36,6 +38,7 @@ class RingHandle(Protocol):
     bind_after: bool            # the sockets are not bound yet: ``bind`` when the process has mapped them
     queues: int                 # of the interface that it has, 1 for a ring veth
     zerocopy: bool
+    huge_pages: bool
     geometry: dict[str, int]    # frames, frame_size (bytes), rx_size, tx_size, ... (descriptors per queue)
     grants: MirrorTarget[GrantKey, int] | None  # quick; None: a direct ring can't be filtered
 

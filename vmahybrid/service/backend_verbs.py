@@ -27,7 +27,7 @@ class VerbsRingHandle:
         self.xsk_fds: list[int] = []
         self.bind_after, self.queues = False, 0
         self.software = device.startswith(SOFTWARE_PREFIX)
-        self.zerocopy = not self.software
+        self.zerocopy, self.huge_pages = not self.software, False
         self.geometry = dict.fromkeys(("frames", "frame_size", "rx_size", "tx_size", "fill_size", "comp_size"), 0)
         self.grants: MirrorTarget[GrantKey, int] | None = None
         self._reply = {"ifindex": ifindex, "mtu": mtu, "mac": mac, "kind": lib.VMH_RING_VERBS, "nqueues": 0}

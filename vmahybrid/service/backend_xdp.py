@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmahybrid.contracts import family_of, htons
+from vmahybrid.contracts import family_of, htons, lib
 from vmahybrid.errors import NotPossibleHere
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.service.backend import PortHandle, RingHandle, RingSizes
@@ -17,6 +17,10 @@ from vmahybrid.xdp.inject import Injector
 from vmahybrid.xdp.latebind import two_steps
 from vmahybrid.xdp.port import XdpPort
 from vmahybrid.xdp.ring import Ring, open_ring
+from vmahybrid.xdp.umem import Pages
+
+PAGES: Mapping[int, Pages] = {lib.VMH_MEMORY_PLAIN: "plain", lib.VMH_MEMORY_MAY_BE_HUGE: "may-be-huge",
+                              lib.VMH_MEMORY_HUGE: "huge"}
 
 
 class RulesTarget:
@@ -64,7 +68,7 @@ class XdpRingHandle:
         to_ring = Action.from_bytes(ring.action(0))
         self.act, self.target = to_ring.kind, to_ring.target
         self.umem_fd, self.xsk_fds, self.geometry = ring.umem_fd, ring.xsk_fds, ring.geometry
-        self.queues = len(ring.xsk_fds) - ring.far
+        self.queues, self.huge_pages = len(ring.xsk_fds) - ring.far, ring.huge_pages
         self.grants: MirrorTarget[GrantKey, int] | None = None if self.direct else GrantsTarget(ring)
 
     def _look(self) -> None:
@@ -125,7 +129,8 @@ class XdpPortHandle:
 
     def grant(self, sizes: RingSizes, direct: bool) -> RingHandle:
         return XdpRingHandle(open_ring(self._port, frames=sizes.frames, rx_size=sizes.rx, tx_size=sizes.tx,
-                                       direct_allowed=direct, bind_after=self._bind_after))
+                                       direct_allowed=direct, bind_after=self._bind_after,
+                                       pages=PAGES[sizes.memory]))
 
     def set_mtu(self, mtu: int) -> None:
         self._port.set_mtu(mtu)

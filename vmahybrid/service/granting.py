@@ -36,7 +36,7 @@ log = logging.getLogger("vmahybrid.service")
 async def grant_ring(session: Session, body: Any, namespace: Namespace) -> Grant:
     """The ring that a RING request gets. Raises Refused with the reason of the rung that decided, OSError."""
     core = session.core
-    sizes = core.grants.sizes(core.config, body.frames, body.rx_size, body.tx_size)
+    sizes = core.grants.sizes(core.config, body.frames, body.rx_size, body.tx_size, body.memory)
     port = await namespace.port_for(body.ifindex)
     if body.lane >= lib.VMH_LANES:
         raise Refused("ring", f"lane {body.lane}: there are {lib.VMH_LANES}", "", int(Reason.RING_LIMIT))
@@ -80,6 +80,7 @@ async def _climb(session: Session, namespace: Namespace, port: Port, sizes: Ring
         raise
     native = port.handle is not None and port.handle.native
     text = ("native" if native else "generic") + " mode" + ("" if handle.direct else ", by a ring veth")
+    text += ", huge pages" if handle.huge_pages else ""
     return handle, (first, Rung(XDP, Reason.NONE, text))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from vmahybrid.config.service import FRAMES_MAX, ServiceConfig
+from vmahybrid.config.service import ServiceConfig
+from vmahybrid.contracts import lib
 from vmahybrid.errors import Refused
 from vmahybrid.service.backend import RingHandle, RingSizes
 from vmahybrid.service.backend_verbs import VerbsRingHandle
@@ -15,6 +16,8 @@ from vmahybrid.steering.keys import GrantKey
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import RingRef, refuse
 
+HUGE_PAGE = 2 << 20  # bytes
+MEMORIES = range(lib.VMH_MEMORY_HUGE + 1)
 FRAME_SIZE = 2048  # bytes, for the limit before the backend has decided
 SIZE_MAX = 1 << 16
 
@@ -61,10 +64,15 @@ class Grants:
         self._next = 1
         self._pending = 0
 
-    def sizes(self, config: ServiceConfig, frames: int, rx: int, tx: int) -> RingSizes:
+    def sizes(self, config: ServiceConfig, frames: int, rx: int, tx: int, memory: int = 0) -> RingSizes:
         """What a program asks for, 0 for the default. Raises Refused (RING_FAILED)."""
-        sizes = RingSizes(frames or config["ring.frames"], rx or config["ring.rx_size"], tx or config["ring.tx_size"])
-        for name, value, most in (("frames", sizes.frames, FRAMES_MAX), ("rx_size", sizes.rx, SIZE_MAX),
+        least = HUGE_PAGE // FRAME_SIZE if memory == lib.VMH_MEMORY_HUGE else 0
+        sizes = RingSizes(max(frames or config["ring.frames"], least), rx or config["ring.rx_size"],
+                          tx or config["ring.tx_size"], memory)
+        if memory not in MEMORIES:
+            raise Refused("ring", f"memory {memory} is none of {', '.join(map(str, MEMORIES))}", "",
+                          int(Reason.RING_FAILED))
+        for name, value, most in (("frames", sizes.frames, lib.VMH_FRAMES_MAX), ("rx_size", sizes.rx, SIZE_MAX),
                                   ("tx_size", sizes.tx, SIZE_MAX)):
             if value < 16 or value > most or value & (value - 1):
                 raise Refused("ring", f"{name} {value} is not a power of two from 16 to {most}", "",

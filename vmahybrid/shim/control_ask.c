@@ -54,12 +54,13 @@ static int have_bound(struct vmh_msg_ring_reply *grant)
 
 static int take_ring(struct vmh_msg_ring_reply *rep, const char *name, int *fds, int nfds, struct vmh_ring **out)
 {
+	const struct vmh_xdp_limits limits = vmh_ring_limits();
 	int err;
 
 	/* the program may close all fds it does not know; the first one, the memory, is closed at once */
 	for (int i = 1; i < nfds; i++)
 		fds[i] = vmh_fd_hide(fds[i]);
-	err = vmh_ring_xdp_open(rep, name, fds, nfds, (uint32_t)vmh_params.rx_wre, have_bound, out);
+	err = vmh_ring_xdp_open(rep, name, fds, nfds, &limits, have_bound, out);
 	for (int i = 0; err && i < nfds; i++)
 		vmh_fd_hidden_close(fds[i]);
 	return err;
@@ -104,10 +105,12 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		vmh_warn("Mismatch between interface %s MTU=%u and VMA_MTU=%lld. Make sure VMA_MTU and all offloaded "
 			 "interfaces MTUs match.", name, (*out)->mtu, (long long)vmh_params.mtu);
 	vmh_worker_wake(); /* it may sleep for as long as there is no ring */
-	if (rep.kind == VMH_RING_VERBS)
+	if (rep.kind == VMH_RING_VERBS) {
 		vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
-	else
+	} else {
 		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
+		vmh_ring_wish_compare(*out);
+	}
 	return 0;
 }
 
@@ -120,8 +123,14 @@ static unsigned ask_ring(unsigned ifindex, unsigned lane, struct vmh_ring **out)
 	bool again = false;
 
 	vmh_net_link_name(ifindex, name);
-	dev = vmh_verbs_probe(ifindex, name, req.verbs_device, &req.verbs_reason);
-	reason = ask_once(&req, dev, name, out, &again);
+	vmh_ring_wish(&req);
+	for (;;) {
+		dev = vmh_verbs_probe(ifindex, name, req.verbs_device, &req.verbs_reason);
+		reason = ask_once(&req, dev, name, out, &again);
+		if (reason != VMH_R_RING_LIMIT || !req.frames)
+			break;
+		req.frames = 0; /* what the service gives anybody */
+	}
 	for (int i = 0; again && vmh_ctl_fd >= 0 && i < MAX_RINGS_AGAIN; i++) {
 		again = false;
 		if (reason == VMH_R_VERBS_FAILED)

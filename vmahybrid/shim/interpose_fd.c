@@ -7,6 +7,7 @@
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
+#include "vmh_trace.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <limits.h>
@@ -16,6 +17,9 @@
 
 VMH_EXPORT int close(int fd)
 {
+	bool said = vmh_traces(VMH_LOG_DEBUG) && vmh_trace_known(fd);
+	int r;
+
 	if (vmh_unlikely(fd >= 0 && vmh_fd_is_hidden(fd))) {
 		errno = EBADF; /* not the program's: a loop over all numbers passes by */
 		return -1;
@@ -23,7 +27,10 @@ VMH_EXPORT int close(int fd)
 	int saved = errno;
 	vmh_fd_close(fd);
 	errno = saved;
-	return vmh_real()->close(fd);
+	r = vmh_real()->close(fd);
+	if (vmh_unlikely(said))
+		vmh_trace_said(VMH_LOG_DEBUG, "close", r, "%d", fd);
+	return r;
 }
 
 VMH_EXPORT int fclose(FILE *f)
@@ -85,7 +92,7 @@ void vmh_duplicated(int from, int to)
 		vmh_kernel_takes(to);
 }
 
-VMH_EXPORT int dup(int fd)
+VMH_TRACED(dup, (int fd), (fd), "%d", fd)
 {
 	vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
 	int r = vmh_real()->dup(fd);
@@ -111,7 +118,7 @@ static void dup_over(int oldfd, int newfd)
 		vmh_tcps_home_fd(newfd, VMH_R_NONE);
 }
 
-VMH_EXPORT int dup2(int oldfd, int newfd)
+VMH_TRACED(dup2, (int oldfd, int newfd), (oldfd, newfd), "%d, %d", oldfd, newfd)
 {
 	if (refuse_hidden(newfd))
 		return -1;
@@ -121,7 +128,7 @@ VMH_EXPORT int dup2(int oldfd, int newfd)
 	return r;
 }
 
-VMH_EXPORT int dup3(int oldfd, int newfd, int flags)
+VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, %d, %#x", oldfd, newfd, flags)
 {
 	if (refuse_hidden(newfd))
 		return -1;
@@ -171,7 +178,8 @@ VMH_EXPORT int accept(int fd, struct sockaddr *restrict a, socklen_t *restrict l
 	return accept4(fd, a, len, 0);
 }
 
-VMH_EXPORT int accept4(int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags)
+VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags), (fd, a, len, flags),
+	   "%d, %#x", fd, flags)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
 	int r = by_rings(t, fd, a, len, flags);

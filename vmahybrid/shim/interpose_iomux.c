@@ -3,6 +3,7 @@
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
+#include "vmh_trace.h"
 #include "vmh_ring.h"
 #include <limits.h>
 
@@ -57,14 +58,15 @@ static int counted(bool is_poll, int r)
 
 /* --- poll --- */
 
-VMH_EXPORT int poll(struct pollfd *fds, nfds_t n, int timeout)
+VMH_TRACED_WAIT(poll, (struct pollfd *fds, nfds_t n, int timeout), (fds, n, timeout), "%lu fds, %d", (unsigned long)n, timeout)
 {
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || !vmh_poll_wanted(fds, n)))
 		return counted(true, vmh_real()->poll(fds, n, timeout));
 	RETURN(vmh_poll(fds, n, from_ms(timeout), NULL));
 }
 
-VMH_EXPORT int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask)
+VMH_TRACED_WAIT(ppoll, (struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask),
+		(fds, n, timeout, mask), "%lu fds", (unsigned long)n)
 {
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_poll_wanted(fds, n)))
@@ -94,8 +96,8 @@ static bool bad_sets(const fd_set *r, const fd_set *w, const fd_set *e)
 	return bad_if_given(r) || bad_if_given(w) || bad_if_given(e);
 }
 
-VMH_EXPORT int select(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
-		      struct timeval *restrict timeout)
+VMH_TRACED_WAIT(select, (int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
+			 struct timeval *restrict timeout), (nfds, r, w, e, timeout), "%d", nfds)
 {
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_if_given(timeout) ||
 		       (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)) ||
@@ -157,17 +159,17 @@ static int created(int epfd)
 	return epfd;
 }
 
-VMH_EXPORT int epoll_create(int size)
+VMH_TRACED(epoll_create, (int size), (size), "%d", size)
 {
 	return created(vmh_real()->epoll_create(size));
 }
 
-VMH_EXPORT int epoll_create1(int flags)
+VMH_TRACED(epoll_create1, (int flags), (flags), "%#x", flags)
 {
 	return created(vmh_real()->epoll_create1(flags));
 }
 
-VMH_EXPORT int epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
+VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd, op, fd, ev), "%d, %d, %d", epfd, op, fd)
 {
 	bool bad = op != EPOLL_CTL_DEL && vmh_bad_ptr(ev);
 	int r = bad ? VMH_EPOLL_SLOW : vmh_epoll_ctl_fast(epfd, op, fd, ev);
@@ -218,7 +220,8 @@ static int libc_said(int epfd, int r)
 	return vmh_os_reported(r);
 }
 
-VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeout)
+VMH_TRACED_WAIT(epoll_wait, (int epfd, struct epoll_event *evs, int max, int timeout), (epfd, evs, max, timeout),
+		"%d, %d, %d", epfd, max, timeout)
 {
 	struct vmh_obj *ep = bad_args(evs, max, NULL) ? NULL : epoll_get(epfd);
 
@@ -227,7 +230,8 @@ VMH_EXPORT int epoll_wait(int epfd, struct epoll_event *evs, int max, int timeou
 	return wait_on(ep, epfd, evs, max, from_ms(timeout), NULL);
 }
 
-VMH_EXPORT int epoll_pwait(int epfd, struct epoll_event *evs, int max, int timeout, const sigset_t *mask)
+VMH_TRACED_WAIT(epoll_pwait, (int epfd, struct epoll_event *evs, int max, int timeout, const sigset_t *mask),
+		(epfd, evs, max, timeout, mask), "%d, %d, %d", epfd, max, timeout)
 {
 	struct vmh_obj *ep = bad_args(evs, max, mask) ? NULL : epoll_get(epfd);
 

@@ -7,6 +7,7 @@
 #include "vmh_tcps.h"
 #include "vmh_main.h"
 #include "vmh_params.h"
+#include "vmh_trace.h"
 #include <pthread.h>
 
 /* A socket that only the kernel serves: the program's own system call, nothing but a count around it. No
@@ -92,12 +93,12 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	return r;
 }
 
-#define PLAIN_TCP(send, call) \
+#define PLAIN_TCP(flags, send, call) \
 	do { \
 		TCPS_PLAIN tcp_ = vmh_tcps_plain(fd); \
 		if (tcp_) { \
 			ssize_t r_ = vmh_real()->call; \
-			vmh_tcps_plain_done(tcp_, send, r_); \
+			vmh_tcps_plain_done(tcp_, flags, send, r_); \
 			return r_; \
 		} \
 	} while (0)
@@ -107,17 +108,17 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 		if (plain_) \
 			return sent(plain_, vmh_real()->call); \
 		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
-			PLAIN_TCP(true, call); \
+			PLAIN_TCP(flags, true, call); \
 	} while (0)
 #define PLAIN_RX(flags, call) \
 	do { \
 		struct vmh_sock *plain_ = plain_rx(fd); \
 		if (plain_) \
 			return received(plain_, flags, vmh_real()->call); \
-		PLAIN_TCP(false, call); \
+		PLAIN_TCP(flags, false, call); \
 	} while (0)
 
-VMH_EXPORT int socket(int domain, int type, int protocol)
+VMH_TRACED(socket, (int domain, int type, int protocol), (domain, type, protocol), "%d, %#x, %d", domain, type, protocol)
 {
 	int fd = vmh_real()->socket(domain, type, protocol);
 
@@ -135,7 +136,8 @@ VMH_EXPORT int socket(int domain, int type, int protocol)
 	return fd;
 }
 
-VMH_EXPORT int bind(int fd, const struct sockaddr *addr, socklen_t len)
+VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len), "%d, %s", fd,
+	   vmh_trace_addr((char[VMH_TRACE_TEXT]){ 0 }, addr, len, r_))
 {
 	struct vmh_sock *s = sock_get(fd);
 	int r = vmh_real()->bind(fd, addr, len);
@@ -155,7 +157,8 @@ VMH_EXPORT int bind(int fd, const struct sockaddr *addr, socklen_t len)
 	return r;
 }
 
-VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
+VMH_TRACED(connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len), "%d, %s", fd,
+	   vmh_trace_addr((char[VMH_TRACE_TEXT]){ 0 }, addr, len, r_))
 {
 	struct vmh_sock *s = sock_get(fd);
 
@@ -176,7 +179,7 @@ VMH_EXPORT int connect(int fd, const struct sockaddr *addr, socklen_t len)
 	RETURN(r);
 }
 
-VMH_EXPORT int listen(int fd, int backlog)
+VMH_TRACED(listen, (int fd, int backlog), (fd, backlog), "%d, %d", fd, backlog)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
 
@@ -201,7 +204,7 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 	return t && vmh_tcps_is_fresh(t) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
 }
 
-VMH_EXPORT int getsockname(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
+VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
 {
 	int r = name_of(fd, a, len, false);
 
@@ -217,7 +220,7 @@ VMH_EXPORT int getsockname(int fd, struct sockaddr *restrict a, socklen_t *restr
 	return r;
 }
 
-VMH_EXPORT int getpeername(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
+VMH_TRACED(getpeername, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
 {
 	int r = name_of(fd, a, len, true);
 
@@ -226,7 +229,7 @@ VMH_EXPORT int getpeername(int fd, struct sockaddr *restrict a, socklen_t *restr
 	RETURN(r);
 }
 
-VMH_EXPORT int shutdown(int fd, int how)
+VMH_TRACED(shutdown, (int fd, int how), (fd, how), "%d, %d", fd, how)
 {
 	struct vmh_sock *s = sock_get(fd);
 
@@ -295,7 +298,8 @@ static bool is_pacing(int level, int name, socklen_t len)
 	return vmh_unlikely(name == SO_MAX_PACING_RATE) && level == SOL_SOCKET && len == sizeof(struct vmh_pacing);
 }
 
-VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_t len)
+VMH_TRACED(setsockopt, (int fd, int level, int name, const void *val, socklen_t len), (fd, level, name, val, len),
+	   "%d, %d, %d, %u bytes", fd, level, name, len)
 {
 	if (is_pacing(level, name, len) && !vmh_bad_ptr(val))
 		return set_pacing(fd, val);
@@ -313,7 +317,8 @@ VMH_EXPORT int setsockopt(int fd, int level, int name, const void *val, socklen_
 	RETURN(r);
 }
 
-VMH_EXPORT int getsockopt(int fd, int level, int name, void *restrict val, socklen_t *restrict len)
+VMH_TRACED(getsockopt, (int fd, int level, int name, void *restrict val, socklen_t *restrict len),
+	   (fd, level, name, val, len), "%d, %d, %d", fd, level, name)
 {
 	if (vmh_unlikely(name == SO_MAX_PACING_RATE) && !vmh_bad_ptr(val) && !vmh_bad_ptr(len) &&
 	    is_pacing(level, name, *len))
@@ -350,7 +355,7 @@ static ssize_t do_recv(struct vmh_sock *s, int fd, void *buf, size_t len, int fl
 	return r;
 }
 
-VMH_EXPORT ssize_t recv(int fd, void *buf, size_t len, int flags)
+VMH_TRACED_DATA(ssize_t, recv, (int fd, void *buf, size_t len, int flags), (fd, buf, len, flags))
 {
 	PLAIN_RX(flags, recv(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
@@ -373,8 +378,8 @@ static ssize_t tcp_from(struct vmh_tcps *t, int fd, void *buf, size_t len, int f
 	return r;
 }
 
-VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, struct sockaddr *restrict from,
-			    socklen_t *restrict fromlen)
+VMH_TRACED_DATA(ssize_t, recvfrom, (int fd, void *restrict buf, size_t len, int flags, struct sockaddr *restrict from,
+				    socklen_t *restrict fromlen), (fd, buf, len, flags, from, fromlen))
 {
 	PLAIN_RX(flags, recvfrom(fd, buf, len, flags, from, fromlen));
 	SOCK_HELD s = sock_get(fd);
@@ -391,7 +396,7 @@ VMH_EXPORT ssize_t recvfrom(int fd, void *restrict buf, size_t len, int flags, s
 	RETURN(r);
 }
 
-VMH_EXPORT ssize_t recvmsg(int fd, struct msghdr *m, int flags)
+VMH_TRACED_DATA(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m, flags))
 {
 	PLAIN_RX(flags, recvmsg(fd, m, flags));
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
@@ -406,7 +411,8 @@ VMH_EXPORT ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 	RETURN(r);
 }
 
-VMH_EXPORT int recvmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags, struct timespec *timeout)
+VMH_TRACED_DATA(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned int n, int flags, struct timespec *timeout),
+		(fd, v, n, flags, timeout))
 {
 	SOCK_HELD s = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)) ? sock_get(fd) : NULL;
 
@@ -419,7 +425,7 @@ VMH_EXPORT int recvmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags, st
 	RETURN(r);
 }
 
-VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
+VMH_TRACED_DATA(ssize_t, read, (int fd, void *buf, size_t len), (fd, buf, len))
 {
 	PLAIN_RX(0, read(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
@@ -434,7 +440,7 @@ VMH_EXPORT ssize_t read(int fd, void *buf, size_t len)
 	RETURN(r);
 }
 
-VMH_EXPORT ssize_t readv(int fd, const struct iovec *iov, int n)
+VMH_TRACED_DATA(ssize_t, readv, (int fd, const struct iovec *iov, int n), (fd, iov, n))
 {
 	PLAIN_RX(0, readv(fd, iov, n));
 	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;
@@ -468,7 +474,7 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 	return vmh_sock_sendmsg(s, fd, &m, flags, false);
 }
 
-VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
+VMH_TRACED_DATA(ssize_t, send, (int fd, const void *buf, size_t len, int flags), (fd, buf, len, flags))
 {
 	PLAIN_TX(flags, send(fd, buf, len, flags));
 	SOCK_HELD s = sock_get(fd);
@@ -482,7 +488,8 @@ VMH_EXPORT ssize_t send(int fd, const void *buf, size_t len, int flags)
 	RETURN(r);
 }
 
-VMH_EXPORT ssize_t sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to, socklen_t tolen)
+VMH_TRACED_DATA(ssize_t, sendto, (int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
+				  socklen_t tolen), (fd, buf, len, flags, to, tolen))
 {
 	PLAIN_TX(flags, sendto(fd, buf, len, flags, to, tolen));
 	SOCK_HELD s = sock_get(fd);
@@ -517,7 +524,7 @@ static void fds_leave(const struct msghdr *m)
 	}
 }
 
-VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
+VMH_TRACED_DATA(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags))
 {
 	PLAIN_TX(flags, sendmsg(fd, m, flags));
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
@@ -534,7 +541,7 @@ VMH_EXPORT ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 	RETURN(r);
 }
 
-VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
+VMH_TRACED_DATA(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned int n, int flags), (fd, v, n, flags))
 {
 	SOCK_HELD s = n && !vmh_bad_ptr(v) ? sock_get(fd) : NULL;
 	ssize_t r = 0;
@@ -564,7 +571,7 @@ VMH_EXPORT int sendmmsg(int fd, struct mmsghdr *v, unsigned int n, int flags)
 	RETURN((int)r);
 }
 
-VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
+VMH_TRACED_DATA(ssize_t, write, (int fd, const void *buf, size_t len), (fd, buf, len))
 {
 	PLAIN_TX(0, write(fd, buf, len));
 	SOCK_HELD s = sock_get(fd);
@@ -578,7 +585,7 @@ VMH_EXPORT ssize_t write(int fd, const void *buf, size_t len)
 	RETURN(r);
 }
 
-VMH_EXPORT ssize_t writev(int fd, const struct iovec *iov, int n)
+VMH_TRACED_DATA(ssize_t, writev, (int fd, const struct iovec *iov, int n), (fd, iov, n))
 {
 	PLAIN_TX(0, writev(fd, iov, n));
 	SOCK_HELD s = n > 0 && n <= 1024 && !vmh_bad_ptr(iov) ? sock_get(fd) : NULL;

@@ -4,6 +4,8 @@
 #include "vmh_net.h"
 #include <net/if.h>
 
+#define TOLD 16
+
 static void warn_mode(const char *name)
 {
 	static const char stars[] = "******************************************************************************";
@@ -26,13 +28,27 @@ static void warn_vlan(const char *name)
 	vmh_warn("%s", stars);
 }
 
-/* Once for each interface. */
+/* The first time that this interface is met; of more than TOLD of them, never. */
+static bool first_time(unsigned ifindex)
+{
+	static _Atomic unsigned told[TOLD]; /* 0: free */
+
+	for (unsigned i = 0; i < TOLD; i++) {
+		unsigned who = 0;
+
+		if (atomic_compare_exchange_strong(&told[i], &who, ifindex))
+			return true;
+		if (who == ifindex)
+			return false;
+	}
+	return false;
+}
+
 static void warn(unsigned ifindex, unsigned reason)
 {
-	static _Atomic unsigned last;
 	char name[IF_NAMESIZE];
 
-	if (atomic_exchange(&last, ifindex) == ifindex || !if_indextoname(ifindex, name))
+	if (!first_time(ifindex) || !if_indextoname(ifindex, name))
 		return;
 	if (reason == VMH_R_BOND_MODE)
 		warn_mode(name);

@@ -20,6 +20,7 @@ _Atomic int vmh_log_details_now;
 static struct vmh_file file = { .fd = -1 };
 static bool to_file, colours;
 static void (*callback)(int level, const char *line);
+static __thread bool in_callback; /* the program's function may make calls that are logged */
 static uint64_t started_ns;
 
 static const struct {
@@ -165,9 +166,12 @@ void vmh_log_write(int level, const char *fmt, ...)
 	n += want < 0 ? 0 : want < room ? want : room - 1;
 	va_end(ap);
 	n += snprintf(line + n, sizeof(line) - (size_t)n, "%s\n", *colour ? "\033[0m" : "");
-	if (callback)
+	if (callback && !in_callback) {
+		in_callback = true;
 		callback(level, line);
-	else
+		in_callback = false;
+	} else if (!callback) {
 		put(line, (size_t)n);
+	}
 	errno = saved;
 }

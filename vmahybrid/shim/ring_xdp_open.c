@@ -193,26 +193,33 @@ static int map_memory(struct xdp_ring *x, int memfd)
 	return 0;
 }
 
-static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g, uint32_t rx_wre)
+/* At least one of each for every queue that has them. */
+static uint32_t limited(uint32_t frames, uint32_t limit, uint32_t least)
 {
-	uint32_t f;
+	if (!limit || limit >= frames)
+		return frames;
+	return limit > least ? limit : least;
+}
+
+static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g, const struct vmh_xdp_limits *l)
+{
+	uint32_t f, half = x->frames / 2;
 
 	x->rx_free = (uint32_t *)(x->bufs + x->frames);
 	x->tx_free = x->rx_free + x->frames;
-	x->tx_frames = x->frames / 4;
+	x->tx_frames = !l->tx_bufs ? x->frames / 4 : limited(half, l->tx_bufs, 1);
 	if (x->tx_frames > g->tx_size + g->comp_size)
 		x->tx_frames = g->tx_size + g->comp_size;
-	x->rx_frames = x->frames - x->tx_frames;
+	x->rx_frames = limited(x->frames - x->tx_frames, l->rx_bufs, x->nq);
 	x->share = (x->rx_frames + x->nq - 1) / x->nq;
-	if (x->share > rx_wre)
-		x->share = rx_wre;
+	x->share = limited(x->share, l->posted, 1);
 	x->batch = vmh_ring_batching ? BATCH : 1;
 	x->low = x->share / 2 ? x->share / 2 : 1;
 	if (x->low > g->fill_size / 2)
 		x->low = g->fill_size / 2 ? g->fill_size / 2 : 1;
 	for (f = 0; f < x->tx_frames; f++)
 		x->tx_free[x->tx_nfree++] = f;
-	for (f = x->frames; f-- > x->tx_frames;)
+	for (f = x->tx_frames + x->rx_frames; f-- > x->tx_frames;)
 		free_rx_frame(x, f);
 	for (f = 0; f < x->frames; f++) {
 		x->bufs[f].b.ring = &x->r;
@@ -265,7 +272,7 @@ static int open_queues(struct xdp_ring *x, struct vmh_msg_ring_reply *g, const i
 }
 
 int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
-		      uint32_t rx_wre, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out)
+		      const struct vmh_xdp_limits *limits, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out)
 {
 	struct xdp_ring *x;
 	size_t size;
@@ -295,7 +302,7 @@ int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, cons
 		goto fail;
 	}
 	x->zerocopy = grant->flags & VMH_RING_F_ZEROCOPY;
-	share_frames(x, grant, rx_wre);
+	share_frames(x, grant, limits);
 	describe(&x->r, grant, ifname);
 	for (uint32_t i = 0; i < x->nq; i++) {
 		tune_socket(x->q[i].fd, grant->tx_size);

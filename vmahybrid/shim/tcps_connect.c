@@ -7,6 +7,7 @@
 #include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -115,6 +116,7 @@ static void undo(struct vmh_tcps *s)
 	if (s->conn)
 		vmh_tcp_close(s->conn);
 	s->conn = NULL;
+	vmh_tcps_note_amounts(s, &(const struct vmh_tcp_amounts){ 0 });
 	s->flow_id = 0;
 	s->opening = VMH_TCPS_OPEN;
 	atomic_store(&s->bits, 0);

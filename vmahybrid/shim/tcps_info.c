@@ -113,6 +113,25 @@ void vmh_tcps_note_state(struct vmh_tcps *s, unsigned state)
 	VMH_SET(s->stats->state, number); /* beyond VMA_STATS_FD_NUM sockets it is no socket's own */
 }
 
+/* Stack lock held; of no stack any more: all zero. */
+void vmh_tcps_note_amounts(struct vmh_tcps *s, const struct vmh_tcp_amounts *a)
+{
+	struct vmh_sock_stats *st = VMH_GET(s->stats);
+
+	VMH_SET(st->rx_ready_bytes, a->unread);
+	VMH_SET(st->rx_ready_packets, a->unread_pieces);
+	VMH_SET(st->tx_ready_bytes, a->unacked);
+	if (vmh_unlikely(a->unread > VMH_GET(st->rx_ready_bytes_max)))
+		VMH_SET(st->rx_ready_bytes_max, a->unread);
+	if (vmh_unlikely(a->unread_pieces > VMH_GET(st->rx_ready_packets_max)))
+		VMH_SET(st->rx_ready_packets_max, a->unread_pieces);
+	if (vmh_unlikely(a->resent != s->seen_resent)) { /* less: a new connection of the stack */
+		if (a->resent > s->seen_resent)
+			VMH_COUNT(st->retransmits, a->resent - s->seen_resent);
+		s->seen_resent = a->resent;
+	}
+}
+
 /* ---- the dump ---- */
 
 static const char *state_name(unsigned state)

@@ -55,24 +55,34 @@ static ssize_t counted_call(struct vmh_tcps *s, int fd, struct msghdr *m, int fl
 	return kernel_call(fd, m, flags, send);
 }
 
-static void account(struct vmh_tcps *s, ssize_t r, bool send, bool kernel)
+/* Of one call: what it moved, or how it failed. A look (MSG_PEEK) moves nothing. */
+static void account(struct vmh_tcps *s, ssize_t r, int flags, bool send, bool kernel)
 {
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
+	bool alone = send ? vmh_tx_alone(st) : vmh_rx_alone(st);
 
-	if (r < 0)
-		return;
-	if (kernel) {
-		VMH_COUNT(*(send ? &st->tx_os_packets : &st->rx_os_packets), 1);
-		VMH_COUNT(*(send ? &st->tx_os_bytes : &st->rx_os_bytes), (uint64_t)r);
+	if (r >= 0) {
+		if (vmh_unlikely(flags & MSG_PEEK))
+			return;
+		if (kernel) {
+			VMH_COUNT_BY(alone, *(send ? &st->tx_os_packets : &st->rx_os_packets), 1);
+			VMH_COUNT_BY(alone, *(send ? &st->tx_os_bytes : &st->rx_os_bytes), (uint64_t)r);
+		} else {
+			VMH_COUNT_BY(alone, *(send ? &st->tx_packets : &st->rx_packets), 1);
+			VMH_COUNT_BY(alone, *(send ? &st->tx_bytes : &st->rx_bytes), (uint64_t)r);
+		}
+	} else if (r == -EAGAIN) {
+		VMH_COUNT_BY(alone, *(kernel ? send ? &st->tx_os_eagain : &st->rx_os_eagain
+					     : send ? &st->tx_eagain : &st->rx_eagain), 1);
 	} else {
-		VMH_COUNT(*(send ? &st->tx_packets : &st->rx_packets), 1);
-		VMH_COUNT(*(send ? &st->tx_bytes : &st->rx_bytes), (uint64_t)r);
+		VMH_COUNT_BY(alone, *(kernel ? send ? &st->tx_os_errors : &st->rx_os_errors
+					     : send ? &st->tx_errors : &st->rx_errors), 1);
 	}
 }
 
-void vmh_tcps_plain_done(struct vmh_tcps *s, bool send, ssize_t r)
+void vmh_tcps_plain_done(struct vmh_tcps *s, int flags, bool send, ssize_t r)
 {
-	account(s, r, send, true);
+	account(s, r < 0 ? -errno : r, flags, send, true);
 	if (r > 0)
 		vmh_tcps_kernel_round(s, send, r);
 }
@@ -95,7 +105,7 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 	}
 	r = may ? counted_call(s, fd, m, flags, send) : kernel_call(fd, m, flags, send);
 	if (r != GO_ON)
-		account(s, r, send, true);
+		account(s, r, flags, send, true);
 	if (may && r > 0)
 		vmh_tcps_kernel_round(s, send, r);
 	return r;
@@ -111,8 +121,18 @@ struct waiting {
 	struct vmh_tcps *s;
 	uint64_t loops;
 	bool now;
+	bool counted;              /* the polling of one receive call hits or misses once */
 	uint32_t wanted;           /* EPOLL* */
 };
+
+static void count_poll(struct waiting *w, bool hit)
+{
+	struct vmh_sock_stats *st = VMH_GET(w->s->stats);
+
+	if (!w->counted && (w->wanted & EPOLLIN))
+		VMH_COUNT_BY(vmh_rx_alone(st), *(hit ? &st->rx_poll_hit : &st->rx_poll_miss), 1);
+	w->counted = true;
+}
 
 static inline bool changed(const struct waiting *w)
 {
@@ -147,11 +167,16 @@ static int wait_for(struct waiting *w)
 		poll_once();
 		if (changed(w))
 			return 0;
-		if (w->now)
+		if (w->now) {
+			count_poll(w, false);
 			return -EAGAIN;
-		if (vmh_unlikely(vmh_interrupted(&w->w)))
+		}
+		if (vmh_unlikely(vmh_interrupted(&w->w))) {
+			count_poll(w, false);
 			return -EINTR;
+		}
 		if (budget >= 0 && w->loops >= (uint64_t)budget) {
+			count_poll(w, false);
 			err = vmh_doze(&w->w, &none, may_go_on, w);
 			if (err)
 				return err;
@@ -162,8 +187,10 @@ static int wait_for(struct waiting *w)
 			sched_yield();
 		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel();
-			if (w->w.deadline && vmh_now_ns() >= w->w.deadline)
+			if (w->w.deadline && vmh_now_ns() >= w->w.deadline) {
+				count_poll(w, false);
 				return -EAGAIN;
+			}
 		}
 		if (budget >= 0)
 			vmh_cpu_relax(); /* who polls for ever has paid for the core */
@@ -304,7 +331,8 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 		if (r > 0) {
 			t->skip += (size_t)r;
 			t->left -= (size_t)r;
-			account(s, r, send, false);
+			if (!send)
+				count_poll(&w, true);
 			vmh_tcps_ring_call(s, send, (size_t)r);
 			if (!t->left || (!send && !(flags & MSG_WAITALL) && !more) || (flags & MSG_PEEK))
 				return r;
@@ -370,6 +398,13 @@ static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m
 	return by_kernel(s, fd, &c, flags, send);
 }
 
+/* What the ring has done of a call, once: it counts as one packet, as with VMA. */
+static void account_ring(struct vmh_tcps *s, const struct rest *t, ssize_t r, int flags, bool send)
+{
+	if (t->skip || (r < 0 && r != GO_ON))
+		account(s, t->skip ? (ssize_t)t->skip : r, flags, send, false);
+}
+
 /* What the ring has done and what the kernel has done after it. */
 static ssize_t total(const struct rest *t, ssize_t r)
 {
@@ -386,8 +421,10 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
 			r = rest_by_kernel(s, fd, m, &t, flags, send);
-			if (r != GO_ON)
+			if (r != GO_ON) {
+				account_ring(s, &t, GO_ON, flags, send);
 				return total(&t, r);
+			}
 			continue;
 		}
 		if (vmh_unlikely(kernels(m, flags, send))) {
@@ -404,8 +441,10 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		if (vmh_unlikely(t.left == SIZE_MAX))
 			return -EINVAL;
 		r = by_stack(s, &t, flags, send);
-		if (r != GO_ON)
+		if (r != GO_ON) {
+			account_ring(s, &t, r, flags, send);
 			return t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r;
+		}
 	}
 }
 

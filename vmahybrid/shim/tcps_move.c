@@ -8,6 +8,7 @@
 #include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
@@ -348,6 +349,7 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	else if (had)
 		vmh_tcp_forget(s->conn);
 	s->conn = NULL;
+	vmh_tcps_note_amounts(s, &(const struct vmh_tcp_amounts){ 0 });
 	atomic_store(&s->bits, state == VMH_TCPS_LOST ? EPOLLERR | EPOLLHUP | VMH_IN | VMH_OUT : 0);
 	atomic_store(&s->state, state);
 	vmh_unlock(&s->io);

@@ -81,7 +81,7 @@ void vmh_tcps_urgent_home(void)
 }
 
 /* Stack lock held: so no older state ever overwrites a newer one. */
-static void level(void *arg, void *user, unsigned events)
+static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a)
 {
 	struct vmh_tcps *s = user;
 	uint32_t bits = bits_of(events);
@@ -92,6 +92,7 @@ static void level(void *arg, void *user, unsigned events)
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
 	vmh_tcps_note_state(s, events >> 8);
+	vmh_tcps_note_amounts(s, a);
 	if (vmh_unlikely(events & VMH_TCP_URGENT) && !atomic_exchange(&s->urgent, 1)) {
 		atomic_store(&any_urgent, 1);
 		vmh_worker_wake();

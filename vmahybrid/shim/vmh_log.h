@@ -1,5 +1,6 @@
 /* Log lines of the library: " VMA <LEVEL>: text", to stderr or VMA_LOG_FILE, levels and details as in
- * the manual (VMA_TRACELEVEL, VMA_LOG_DETAILS, VMA_LOG_COLORS). Never called on the packet path. */
+ * the manual (VMA_TRACELEVEL, VMA_LOG_DETAILS, VMA_LOG_COLORS). On the packet path there is vmh_trace.h alone,
+ * at the levels fine and finer. */
 #ifndef VMH_LOG_H
 #define VMH_LOG_H
 #include "vmh_base.h"

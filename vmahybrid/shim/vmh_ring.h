@@ -127,12 +127,24 @@ int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct 
 size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_t id, const struct iovec *iov,
 		       int n, size_t len);
 
+/* What the parameters leave of the frames that the service gave; 0: no limit. */
+struct vmh_xdp_limits {
+	uint32_t posted; /* per queue, for receiving: VMA_RX_WRE */
+	uint32_t rx_bufs, tx_bufs;
+};
+
+/* ring_wish.c: what the program's parameters ask the service for, what they limit, and a warning of an AF_XDP ring that
+ * has less than was asked for. */
+void vmh_ring_wish(struct vmh_msg_ring *req);
+struct vmh_xdp_limits vmh_ring_limits(void);
+void vmh_ring_wish_compare(const struct vmh_ring *r);
+
 /* From a grant (ring reply and its fds, taken over on success: UMEM then XSKs). Appends the ring to
- * vmh_rings. rx_wre: receive buffers kept posted per queue, at most. `bound` is called for a grant with
+ * vmh_rings. `bound` is called for a grant with
  * VMH_RING_F_BIND_AFTER, when everything is mapped: it has the XSKs bound and puts the flags for good into the
  * grant, or returns -errno. 0; -EPROTO for a grant that contradicts itself; another -errno. */
 int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
-		      uint32_t rx_wre, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out);
+		      const struct vmh_xdp_limits *limits, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out);
 
 /* Upcall: sock.c takes the datagram. Ring lock held. Returns 1 if taken, 0 if no socket wants it, -ENOBUFS
  * if the socket has no room; the ring takes the frame back unless it was taken. */

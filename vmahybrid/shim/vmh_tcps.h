@@ -59,6 +59,7 @@ struct vmh_tcps {
 	uint32_t seen_kernel_turns;
 	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
 	uint32_t seen_out, seen_again;
+	uint32_t seen_resent;             /* stack's lock */
 	uint64_t quiet_ns, rest_at;
 	uint64_t retry_ns;
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
@@ -335,7 +336,7 @@ static inline struct vmh_tcps *vmh_tcps_plain(int fd)
 	atomic_fetch_sub(&s->in_kernel, 1);
 	return NULL;
 }
-void vmh_tcps_plain_done(struct vmh_tcps *s, bool send, ssize_t r); /* as libc has it; errno is kept */
+void vmh_tcps_plain_done(struct vmh_tcps *s, int flags, bool send, ssize_t r); /* as libc has it; errno is kept */
 
 /* tcps_io.c: bytes, or -errno */
 extern char vmh_tcps_buffer; /* as msg_name: one buffer and nothing else, of send() or recv() */

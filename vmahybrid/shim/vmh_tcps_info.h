@@ -10,4 +10,5 @@ int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len);
 int vmh_tcps_ioctl(struct vmh_tcps *s, unsigned long request, int *value);
 void vmh_tcps_dump(int fd, int level);          /* the PCB of example 7 in the monitoring manual */
 void vmh_tcps_note_state(struct vmh_tcps *s, unsigned state); /* stack lock held; of linux/tcp_states.h */
+void vmh_tcps_note_amounts(struct vmh_tcps *s, const struct vmh_tcp_amounts *a);
 #endif

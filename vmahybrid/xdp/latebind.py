@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import socket
 from typing import Literal, Self
 
-from vmahybrid._xsk import ffi, lib
+from vmahybrid._xsk import lib
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.xdp.umem import Umem
 from vmahybrid.xdp.xsk import AF_XDP, SOL_XDP, XskSocket, check_sizes, retry_busy
@@ -99,7 +98,7 @@ class LateXsk(XskSocket):
 
 
 def _register(fd: int, umem: Umem) -> None:
-    with mmap.mmap(umem.fd, umem.size) as area, ffi.from_buffer(area, require_writable=True) as start:
+    with umem.mapped() as start:
         result = lib.vmh_umem_register(fd, start, umem.size, umem.frame_size)
     if result < 0:
         raise OSError(-result, f"registering {umem.size} bytes of UMEM: {os.strerror(-result)}")

@@ -12,7 +12,7 @@ import errno
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from vmahybrid.contracts import action, lib, pack
@@ -23,7 +23,7 @@ from vmahybrid.xdp.latebind import LateXsk
 from vmahybrid.xdp.port import ETH_HEADER, XdpPort
 from vmahybrid.xdp.probe import probe
 from vmahybrid.xdp.ringveth import RingVeth
-from vmahybrid.xdp.umem import MAX_FRAMES, Umem
+from vmahybrid.xdp.umem import MAX_FRAMES, Pages, Umem
 from vmahybrid.xdp.xsk import Xsk, XskSocket
 
 MAX_QUEUES = 16  # of a direct ring: fds that one control message carries
@@ -69,6 +69,7 @@ class Ring(ABC):
         self.max_frame = umem.frame_size - _HEADROOM - _VLAN_TAGS
         self.mtu = min(port.mtu, self.max_frame - ETH_HEADER)
         self.zerocopy = all(xsk.zerocopy for xsk in xsks)
+        self.huge_pages = umem.huge
         self.detail = ""
         self._lock = threading.Lock()
         self._closed = False
@@ -98,6 +99,8 @@ class Ring(ABC):
             flags |= lib.VMH_RING_F_BIND_AFTER
         if self.far:
             flags |= lib.VMH_RING_F_FAR
+        if self.huge_pages:
+            flags |= lib.VMH_RING_F_HUGE
         return {
             "ifindex": self.port.ifindex, "nqueues": len(self._xsks), "flags": flags, "mtu": self.mtu,
             "kind": lib.VMH_RING_DIRECT if self.kind == "direct" else lib.VMH_RING_VETH,
@@ -282,36 +285,40 @@ class VethRing(Ring):
 
 
 def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size: int = 1024,
-              direct_allowed: bool = True, bind_after: bool = False) -> Ring:
+              direct_allowed: bool = True, bind_after: bool = False, pages: Pages = "plain") -> Ring:
     """A ring on ``port``: direct if ``direct_allowed`` and nobody has the queues, else by a ring veth.
 
     ``frames`` of the UMEM; ``rx_size`` and ``tx_size`` descriptors per queue (powers of two). The fill ring holds
     every frame of the UMEM at once, so that posting never fails; the completion ring is as large as TX. ``bind_after``:
-    the sockets are bound by :meth:`Ring.bind` only (see :mod:`vmahybrid.xdp.latebind`). From any thread.
+    the sockets are bound by :meth:`Ring.bind` only (see :mod:`vmahybrid.xdp.latebind`). ``pages``: of the UMEM. From
+    any thread.
     Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE), ValueError.
     """
     if not 0 < frames <= MAX_FRAMES:  # before the fill ring's size is made of it
         raise ValueError(f"frames must be 1..{MAX_FRAMES}, got {frames}")
     sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": _power_of_two_from(frames), "comp_size": tx_size}
     # In the worker as a whole: two callers can't both find the queues free.
-    return port.worker.call(_open_ring, port, frames, sizes, direct_allowed, bind_after)
+    return port.worker.call(_open_ring, port, lambda: Umem(frames, frame_size_for(port.mtu), pages), sizes,
+                            direct_allowed, bind_after)
 
 
-def _open_ring(port: XdpPort, frames: int, sizes: dict[str, int], direct_allowed: bool, bind_after: bool) -> Ring:
+def _open_ring(port: XdpPort, new_umem: Callable[[], Umem], sizes: dict[str, int], direct_allowed: bool,
+               bind_after: bool) -> Ring:
     port.check_open()
     port.follow_name()
     try:
-        ring, reason = (_open_direct(port, frames, sizes, bind_after) if direct_allowed
+        ring, reason = (_open_direct(port, new_umem, sizes, bind_after) if direct_allowed
                         else (None, Reason.VETH_POLICY))
         if ring is None:
-            ring = _open_veth(port, frames, sizes, reason, bind_after)
+            ring = _open_veth(port, new_umem, sizes, reason, bind_after)
     except OSError as error:
         raise _refusal(port, error) from error
     port.add_ring(ring)
     return ring
 
 
-def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int], bind_after: bool) -> tuple[Ring | None, Reason]:
+def _open_direct(port: XdpPort, new_umem: Callable[[], Umem], sizes: dict[str, int],
+                 bind_after: bool) -> tuple[Ring | None, Reason]:
     if any(ring.kind == "direct" for ring in port.rings) or time.monotonic() < port.queues_taken_until:
         return None, Reason.VETH_SECOND
     queues = port.worker.call(probe, port.ifname).queues  # `ethtool -L` may have changed it
@@ -320,7 +327,7 @@ def _open_direct(port: XdpPort, frames: int, sizes: dict[str, int], bind_after: 
     # Zero-copy delivers to the driver's own program only.
     zerocopy: Literal["auto"] | bool = "auto" if port.mode == "native" else False
     with contextlib.ExitStack() as stack:
-        umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
+        umem = stack.enter_context(new_umem())
         try:
             xsks = _open_sockets(port.worker, umem, port.ifname, queues, sizes, zerocopy, bind_after)
         except OSError as error:
@@ -366,11 +373,12 @@ def _open_sockets(worker: NetnsWorker, umem: Umem, ifname: str, queues: int, siz
     return xsks
 
 
-def _open_veth(port: XdpPort, frames: int, sizes: dict[str, int], reason: Reason, bind_after: bool) -> Ring:
+def _open_veth(port: XdpPort, new_umem: Callable[[], Umem], sizes: dict[str, int], reason: Reason,
+               bind_after: bool) -> Ring:
     if not bind_after:
         port.switch.prepare()
     with contextlib.ExitStack() as stack:
-        umem = stack.enter_context(Umem(frames, frame_size_for(port.mtu)))
+        umem = stack.enter_context(new_umem())
         veth = RingVeth.open(port.worker, port.image, out_ifindex=port.ifindex, mac=port.info.mac, mtu=port.mtu,
                              native=port.mode == "native", alone=bind_after)
         stack.callback(veth.close)

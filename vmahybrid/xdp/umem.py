@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any, Literal, Self
 
 from vmahybrid._xsk import ffi, lib
 
 MFD_NOEXEC_SEAL = 0x0008  # linux/memfd.h, kernel 6.3; without it newer kernels log a complaint
 MAX_FRAMES = 1 << 20  # 2 or 4 GiB, all of it pinned
+HUGE_PAGE = 2 << 20  # bytes, of those that are asked for
+MFD_HUGE_2MB = 21 << 26  # linux/memfd.h
+Pages = Literal["plain", "may-be-huge", "huge"]
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -27,9 +32,11 @@ class Umem:
     the pages when the first socket is made, so this process maps them only for that moment: the frames belong to
     whoever gets the fd, and cost this process no resident memory. A frame holds ``frame_size - 256`` bytes of packet
     on receive (the kernel keeps 256 bytes of headroom for XDP). One Umem serves sockets of one namespace.
+    ``pages``: "may-be-huge" leaves it to the kernel (transparent_hugepage/shmem_enabled); "huge" takes them from
+    vm.nr_hugepages, and is as "may-be-huge" where there are too few or a part of one would be left over: see ``huge``.
     """
 
-    def __init__(self, frames: int, frame_size: int = 2048) -> None:
+    def __init__(self, frames: int, frame_size: int = 2048, pages: Pages = "plain") -> None:
         """Raises ValueError for impossible sizes, OSError without memory."""
         check_power_of_two("frame_size", frame_size)
         if not 2048 <= frame_size <= mmap.PAGESIZE:
@@ -39,7 +46,10 @@ class Umem:
         if frames > MAX_FRAMES:
             raise ValueError(f"frames are at most {MAX_FRAMES}, got {frames}")
         self.frames, self.frame_size, self.size = frames, frame_size, frames * frame_size
-        self.fd = _sealed_memfd("vmahybrid-umem", self.size)
+        self._may_be_huge = pages != "plain"
+        huge_fd = _huge_memfd(self.size) if pages == "huge" and self.size % HUGE_PAGE == 0 else -1
+        self.huge = huge_fd >= 0
+        self.fd = huge_fd if self.huge else _sealed_memfd("vmahybrid-umem", self.size)
         self._handle: Any = None
         self._keep: tuple[Any, ...] = ()
         self._sockets = 0
@@ -58,12 +68,22 @@ class Umem:
         config = ffi.new("struct xsk_umem_config *", {
             "fill_size": fill_size, "comp_size": comp_size, "frame_size": self.frame_size})
         out = ffi.new("struct xsk_umem **")
-        with mmap.mmap(self.fd, self.size) as area, ffi.from_buffer(area, require_writable=True) as start:
+        with self.mapped() as start:
             result = lib.xsk_umem__create(out, start, self.size, fill, comp, config)
         if result < 0:
             raise OSError(-result, f"registering {self.size} bytes of UMEM: {os.strerror(-result)}")
         self._handle, self._keep = out[0], (fill, comp)
         return fill, comp
+
+    @contextlib.contextmanager
+    def mapped(self) -> Iterator[Any]:
+        """Its address, for the kernel to pin it. Raises OSError."""
+        with mmap.mmap(self.fd, self.size) as area:
+            if self._may_be_huge and not self.huge:
+                with contextlib.suppress(OSError):  # a kernel without
+                    area.madvise(mmap.MADV_HUGEPAGE)
+            with ffi.from_buffer(area, require_writable=True) as start:
+                yield start
 
     def unregister(self) -> None:
         """Undo :meth:`register`; closes the first socket's fd, which libxdp shares with the registration."""
@@ -98,8 +118,21 @@ class Umem:
         self.close()
 
 
-def _sealed_memfd(name: str, size: int) -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+def _huge_memfd(size: int) -> int:
+    """-1: the machine has not enough huge pages. They are taken at once: one that is missed later is a SIGBUS."""
+    fd = -1
+    try:
+        fd = _sealed_memfd("vmahybrid-umem", size, os.MFD_HUGETLB | MFD_HUGE_2MB)
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        return -1
+    return fd
+
+
+def _sealed_memfd(name: str, size: int, more: int = 0) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | more
     try:
         fd = os.memfd_create(name, flags | MFD_NOEXEC_SEAL)
     except OSError:

@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 
 #define FRAME 2048
+
+static const struct vmh_xdp_limits no_limits;
 #define INSN(c, d, s, o, i) ((struct bpf_insn){.code = (c), .dst_reg = (d), .src_reg = (s), .off = (o), .imm = (i)})
 
 static struct vmh_ring_stats stats[8];
@@ -149,7 +151,7 @@ struct vmh_ring *live_open(const char *ifname, unsigned frames, unsigned ring_si
 		live_die(ifname, errno);
 	fds[1] = make_xsk(g.ifindex, fds[0], &g);
 	attach(g.ifindex, fds[1]);
-	rc = vmh_ring_xdp_open(&g, ifname, fds, 2, UINT32_MAX, NULL, &r);
+	rc = vmh_ring_xdp_open(&g, ifname, fds, 2, &no_limits, NULL, &r);
 	if (rc)
 		live_die("vmh_ring_xdp_open", rc);
 	return r;

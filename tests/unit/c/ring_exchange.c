@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 
 #define FRAMES 256u
+static const struct vmh_xdp_limits no_limits;
 #define RING 64u
 #define PORT 7000       /* ours */
 #define ECHO_PORT 7001  /* of the kernel's socket */
@@ -388,23 +389,23 @@ static void test_grants(void)
 	int fds[2] = {open("/dev/null", O_RDWR), open("/dev/null", O_RDWR)};
 
 	g = good, g.frame_size = 3000;
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, UINT32_MAX, NULL, &r) == -EPROTO, "frame size");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, &no_limits, NULL, &r) == -EPROTO, "frame size");
 	g = good, g.frames = 1;
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, UINT32_MAX, NULL, &r) == -EPROTO, "one frame");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, &no_limits, NULL, &r) == -EPROTO, "one frame");
 	g = good, g.nqueues = 17;
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 18, UINT32_MAX, NULL, &r) == -EPROTO, "17 queues");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 18, &no_limits, NULL, &r) == -EPROTO, "17 queues");
 	g = good, g.nqueues = 0;
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 1, UINT32_MAX, NULL, &r) == -EPROTO, "no queue");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 1, &no_limits, NULL, &r) == -EPROTO, "no queue");
 	g = good, g.rx_size = 65;
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, UINT32_MAX, NULL, &r) == -EPROTO, "ring size");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, &no_limits, NULL, &r) == -EPROTO, "ring size");
 	g = good;
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 3, UINT32_MAX, NULL, &r) == -EPROTO, "number of fds");
-	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, UINT32_MAX, NULL, &r) < 0, "memory that is none");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 3, &no_limits, NULL, &r) == -EPROTO, "number of fds");
+	CHECK(vmh_ring_xdp_open(&g, "x", fds, 2, &no_limits, NULL, &r) < 0, "memory that is none");
 	int memfd = (int)syscall(SYS_memfd_create, "m", 0u);
 	CHECK(ftruncate(memfd, 64 * 2048 - 1) == 0, "ftruncate");
-	CHECK(vmh_ring_xdp_open(&g, "x", (int[2]){memfd, fds[1]}, 2, UINT32_MAX, NULL, &r) == -EPROTO, "memory too small");
+	CHECK(vmh_ring_xdp_open(&g, "x", (int[2]){memfd, fds[1]}, 2, &no_limits, NULL, &r) == -EPROTO, "memory too small");
 	CHECK(ftruncate(memfd, 64 * 2048) == 0, "ftruncate");
-	CHECK(vmh_ring_xdp_open(&g, "x", (int[2]){memfd, fds[1]}, 2, UINT32_MAX, NULL, &r) == -ENOTSOCK, "an XSK that is none");
+	CHECK(vmh_ring_xdp_open(&g, "x", (int[2]){memfd, fds[1]}, 2, &no_limits, NULL, &r) == -ENOTSOCK, "an XSK that is none");
 	CHECK(r == NULL && fcntl(memfd, F_GETFD) >= 0, "fds are the caller's on failure");
 }
 

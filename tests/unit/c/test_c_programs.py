@@ -41,6 +41,7 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
         ("test_net.c", ["net.c", "net_table.c"]),
         ("test_lock.c", ["lock.c"]),
         ("test_conf.c", ["conf_parse.c"]),
+        ("test_links.c", ["links.c"]),
     ],
 )
 def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> None:

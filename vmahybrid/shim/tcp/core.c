@@ -23,9 +23,12 @@ void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 
 void core_note(struct vmh_tcp_conn *c)
 {
+	const struct vmh_tcp_amounts a = {.unread = c->rx_bytes, .unread_pieces = c->rx_pieces, .resent = c->resent,
+					  .unacked = c->pcb && !c->listening ? TCP_SND_BUF - c->pcb->snd_buf : 0};
+
 	c->events = core_events(c);
 	if (c->t->env.level)
-		c->t->env.level(c->t->env.ctx, c->user, c->events | (unsigned)core_state(c) << 8);
+		c->t->env.level(c->t->env.ctx, c->user, c->events | (unsigned)core_state(c) << 8, &a);
 }
 
 static void tell(struct vmh_tcp_conn *c)

@@ -112,6 +112,7 @@ struct vmh_tcp_conn {
 	/* received and unread; pbuf->next links them, tot_len is void */
 	struct pbuf *rx_head, *rx_tail;
 	uint32_t rx_bytes, rx_off; /* rx_off: read of the head */
+	uint32_t rx_pieces;       /* pbufs of it */
 	struct vmh_tcp_conn *holder_next, *holder_prev; /* while held */
 	uint32_t held;            /* of the unread ones, frames */
 	bool not_read;            /* since it had to give frames back: what comes is copied */
@@ -136,6 +137,7 @@ struct vmh_tcp_conn {
 	bool sacked_any, cwnd_limited;
 	struct cubic cubic;
 	struct vmh_tcp_info count; /* only its counters */
+	uint32_t resent;           /* of count.retransmits, by us: the rest was another stack's */
 };
 
 struct conn_list {

@@ -98,11 +98,13 @@ static unsigned copy_out(struct vmh_tcp_conn *c, unsigned most)
 			size += p->len;
 			*at = p->next;
 			p->next = NULL;
+			c->rx_pieces--;
 			holds_no_more(c);
 			pbuf_free(p);
 		}
 		copy->next = *at;
 		*at = copy;
+		c->rx_pieces++;
 		if (!copy->next)
 			c->rx_tail = copy;
 		at = &copy->next;
@@ -183,6 +185,7 @@ static void append(struct vmh_tcp_conn *c, struct pbuf *p)
 {
 	*(c->rx_tail ? &c->rx_tail->next : &c->rx_head) = p;
 	c->rx_tail = p;
+	c->rx_pieces++;
 }
 
 /* Of a backlog: a byte takes a byte then, not a block of its own. True if p is gone. */
@@ -224,6 +227,7 @@ struct pbuf *hold_pop(struct vmh_tcp_conn *c)
 	struct pbuf *p = c->rx_head;
 
 	c->rx_head = p->next;
+	c->rx_pieces--;
 	if (!c->rx_head)
 		c->rx_tail = NULL;
 	c->rx_bytes -= p->len - c->rx_off;

@@ -173,8 +173,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->probing = c->persist_shift ? c->persist_shift : c->keep_sent;
 	i->pcb.rcvbuf = c->opt.rcvbuf;
 	i->pcb.sndbuf = c->opt.sndbuf;
-	for (const struct pbuf *p = c->rx_head; p; p = p->next)
-		i->unread_pieces++;
+	i->unread_pieces = c->rx_pieces;
 	if (!pcb || c->listening)
 		return;
 	get_pcb(c, &i->pcb);

@@ -110,6 +110,7 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 		*at = s;
 	} else {
 		c->count.retransmits++;
+		c->resent++;
 	}
 	s = pcb->unsent == s ? NULL : s;
 	pcb->unsent = unsent;

@@ -35,12 +35,12 @@ static void release(void *ctx, void *token)
 	vmh_ring_put_later(token);
 }
 
-static void level(void *ctx, void *user, unsigned events)
+static void level(void *ctx, void *user, unsigned events, const struct vmh_tcp_amounts *a)
 {
 	struct vmh_tcp_ring *tr = ctx;
 
 	if (tr->level)
-		tr->level(tr->arg, user, events);
+		tr->level(tr->arg, user, events, a);
 }
 
 static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)

@@ -18,7 +18,8 @@ struct vmh_tcp_ring {
 	uint32_t most_out;          /* frames that are out at which no more stay; ring lock */
 	uint64_t unwanted;          /* frames of no connection; the service steers none here, so they are few */
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
-	void (*level)(void *arg, void *user, unsigned events); /* may be set after vmh_tcp_ring_open */
+	/* may be set after vmh_tcp_ring_open */
+	void (*level)(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a);
 	void *arg;
 };
 

@@ -25,13 +25,19 @@ struct vmh_tcp_conn; /* a connection or a listener */
 
 #define VMH_TCP_INSTANCES 8 /* that run at the same time without waiting for each other; more share */
 
+struct vmh_tcp_amounts {
+	uint32_t unread, unread_pieces; /* received */
+	uint32_t unacked;               /* bytes written and not yet acknowledged, sent or not */
+	uint32_t resent;                /* segments that this instance sent again */
+};
+
 struct vmh_tcp_env {
 	void *ctx;
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
 	int (*send)(void *ctx, const void *frame, size_t len); /* copied before it returns; 0 or -errno: tried again later */
 	void (*release)(void *ctx, void *token);
 	/* events as vmh_tcp_poll has them, where they may have changed; the state (linux/tcp_states.h) << 8; may be NULL */
-	void (*level)(void *ctx, void *user, unsigned events);
+	void (*level)(void *ctx, void *user, unsigned events, const struct vmh_tcp_amounts *a);
 	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* after that: there is something new; may be NULL */
 	/* An ACK waits for what may carry it: vmh_tcp_tick is wanted some microseconds later, or when nobody is about to
 	 * write any more; may be NULL. */

@@ -1,0 +1,64 @@
+/* VMA_RX_BUFS, VMA_TX_BUFS, VMA_TX_WRE, VMA_RX_WRE and VMA_MEM_ALLOC_TYPE on AF_XDP rings, whose memory and sockets the
+ * service makes: it is asked for what is set, and the rest is its own sizes. */
+#include "vmh_banner.h"
+#include "vmh_log.h"
+#include "vmh_params.h"
+#include "vmh_ring.h"
+
+#define BUFS_LEAST 64 /* as of verbs rings */
+#define SIZE_LEAST 16
+#define SIZE_MOST (1 << 16)
+
+/* 0: as many as the service gives. So is a profile that names no fewer than the default. */
+static uint32_t buffers(unsigned param, int64_t value)
+{
+	enum vmh_param_origin origin = vmh_params_origin(param);
+
+	if (origin == VMH_FROM_DEFAULT || (origin == VMH_FROM_PROFILE && value >= vmh_param_def(param)->number))
+		return 0;
+	if (value > VMH_FRAMES_MAX)
+		value = VMH_FRAMES_MAX;
+	return value > BUFS_LEAST ? (uint32_t)value : BUFS_LEAST;
+}
+
+static uint32_t power_of_two_from(uint32_t v)
+{
+	return v < 2 ? 1 : 1u << (32 - __builtin_clz(v - 1));
+}
+
+struct vmh_xdp_limits vmh_ring_limits(void)
+{
+	return (struct vmh_xdp_limits){
+		.posted = (uint32_t)vmh_params.rx_wre,
+		.rx_bufs = buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs),
+		.tx_bufs = buffers(VMH_PARAM_TX_BUFS, vmh_params.tx_bufs),
+	};
+}
+
+void vmh_ring_wish(struct vmh_msg_ring *req)
+{
+	const struct vmh_xdp_limits l = vmh_ring_limits();
+	uint32_t most = SIZE_MOST;
+
+	req->memory = (unsigned)vmh_params.mem_alloc_type;
+	if (vmh_params_origin(VMH_PARAM_TX_WRE) != VMH_FROM_DEFAULT) {
+		if (vmh_params.tx_wre < most)
+			most = (uint32_t)vmh_params.tx_wre;
+		req->tx_size = power_of_two_from(most > SIZE_LEAST ? most : SIZE_LEAST);
+	}
+	if (l.rx_bufs) /* a quarter of the memory is for sending where nothing else is said */
+		req->frames = power_of_two_from(l.rx_bufs + (l.tx_bufs ? l.tx_bufs : l.rx_bufs / 3));
+	if (req->frames > VMH_FRAMES_MAX)
+		req->frames = VMH_FRAMES_MAX;
+}
+
+void vmh_ring_wish_compare(const struct vmh_ring *r)
+{
+	static _Atomic int said;
+
+	if (vmh_params.mem_alloc_type == VMH_MEMORY_HUGE && !(r->flags & VMH_RING_F_HUGE))
+		vmh_warn_huge_pages();
+	if (buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs) && r->rx_frames < vmh_params.rx_bufs && !atomic_exchange(&said, 1))
+		vmh_warn("the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: raise limits.memory of the "
+			 "service, up to %d are possible", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs, VMH_FRAMES_MAX);
+}
