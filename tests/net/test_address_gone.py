@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, module_pair, module_service  # noqa: F401
+from net.service_lab import Api, module_pair, module_services  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service

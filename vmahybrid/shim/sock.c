@@ -394,7 +394,7 @@ int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hin
 	}
 	if (best && best == r->taker && !r->taken && !vmh_sock_ready(best))
 		taken = hand_over(r, best, b, bindings);
-	else if (best)
+	else if (best && !atomic_load(&best->obj.closed)) /* else nobody's any more */
 		taken = enqueue(best, b) ? 1 : -ENOBUFS;
 	vmh_unlock(&demux_lock);
 	return taken;
