@@ -56,7 +56,7 @@ def test_threads_share_connections(
     variables = {**OFFLOAD, "VMA_STATS_FILE": str(statistics)}
     if on == "tsan":
         # the shim is before the runtime, which the program brings: addresses as TSan knows them, without randomisation
-        options = f"log_path={reports}/tsan:suppressions={known}:exitcode=0:history_size=4"
+        options = f"log_path={reports}/tsan:suppressions={known}:exitcode=0:history_size=7"
         settings = [f"{name}={value}" for name, value in variables.items()]
         command = ["setarch", "-R", "env", f"LD_PRELOAD={tsan_library()}", f"TSAN_OPTIONS={options}", *settings, *argv]
         running = sandbox.start(sandbox.a, command, env=service.env)
