@@ -369,3 +369,33 @@ def test_without_a_device(lab: Lab) -> None:
     assert "VMA_VERSION: " in program.errors
     assert "WARNING" not in program.errors and "ERROR" not in program.errors
     assert lab.ask([100] * 5)["wrong"] == {}
+
+
+
+TAGGED = """
+import socket, struct
+def frame(tci, data=b"with a tag"):
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 28 + len(data), 0, 0, 64, 17, 0, socket.inet_aton("{source}"),
+                       socket.inet_aton("{address}"))
+    total = sum(struct.unpack("!10H", head))
+    total = (total & 0xffff) + (total >> 16)
+    head = head[:10] + struct.pack("!H", ~total & 0xffff) + head[12:]
+    return (bytes.fromhex("{to}{mac}") + struct.pack("!HHH", 0x8100, tci, 0x0800) + head
+            + struct.pack("!HHHH", 9999, {port}, 8 + len(data), 0) + data)
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+sock.bind(("{device}", 0))
+for tci in [5] * 20 + [0x6000] * 20:
+    sock.send(frame(tci))
+"""
+
+
+def test_frames_of_a_vlan_are_left_to_the_kernel(lab: Lab) -> None:
+    """They are a VLAN device's, whatever address and port they name; a tag that has only a priority is none."""
+    a, b = lab.box.sides
+    program = lab.serve("echo", "block", b.address, str(PORT))
+    code = TAGGED.format(source=a.address, address=b.address, to=b.mac.replace(":", ""), mac=a.mac.replace(":", ""),
+                         port=PORT, device=a.device)
+    lab.box.start(a, [sys.executable, "-S", "-E", "-c", code]).result()
+    lab.service.wait(lambda: lab.socket(program).counters["rx_packets"] >= 20)
+    ring = lab.ring(program)
+    assert (ring["rx_packets"], ring["rx_bad"]) == (20, 0)

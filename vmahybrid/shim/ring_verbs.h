@@ -49,6 +49,7 @@ struct verbs_dev {
 	char name[VMH_VERBS_DEVICE];
 	uint8_t port;
 	uint32_t max_wr, max_cqe;
+	bool soft;       /* softverbs */
 	bool csum;       /* IPv4 and UDP checksums in both directions */
 	uint64_t max_dm; /* bytes of memory on the device that may be had */
 };

@@ -134,13 +134,18 @@ static bool has_mac(const char *dir, const char *eui64)
 	return false;
 }
 
+static bool is_soft(const char *name)
+{
+	return !strncmp(name, SOFT_PREFIX, strlen(SOFT_PREFIX));
+}
+
 /* 0: the interface is not of this device; else the port's number. */
 static unsigned port_of(struct ibv_device *dev, const struct own_link *l)
 {
 	const char *name = vmh_ibv.get_device_name(dev);
 	char path[512], port[] = "0";
 
-	if (!strncmp(name, SOFT_PREFIX, strlen(SOFT_PREFIX)))
+	if (is_soft(name))
 		return !strcmp(name + strlen(SOFT_PREFIX), l->name);
 	snprintf(path, sizeof(path), "%s/device", dev->ibdev_path);
 	if (!vmh_sys(SYS_faccessat, AT_FDCWD, path, F_OK)) {
@@ -301,6 +306,7 @@ static struct verbs_dev *open_device(struct ibv_device *dev, unsigned port, cons
 	if (!d)
 		return NULL;
 	snprintf(d->name, sizeof(d->name), "%s", vmh_ibv.get_device_name(dev));
+	d->soft = is_soft(d->name);
 	d->port = (uint8_t)port;
 	d->ctx = open_context(dev);
 	if (!d->ctx) {

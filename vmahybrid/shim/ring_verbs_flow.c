@@ -16,6 +16,7 @@
 #define ADDRS 64       /* addresses of an interface that a wildcard covers */
 #define PRIORITY_5T 0  /* the most specific rule has to win */
 #define PRIORITY_OTHER 1
+#define VID_BITS 0xfff     /* with the value 0: no tag, or one of a priority. Frames with a VLAN are its device's */
 #define GROUP_MAC_BITS 0x7fffff /* of a group that its Ethernet address has */
 
 struct rule {
@@ -155,6 +156,8 @@ static void fill(struct spec *s, const struct verbs_ring *x, const struct vflow 
 	memset(s->eth.mask.dst_mac, 0xff, 6);
 	s->eth.val.ether_type = htons(vmh_ip_is4(addr) ? 0x0800 : 0x86dd);
 	s->eth.mask.ether_type = 0xffff;
+	if (x->dev->soft) /* mlx5 takes any VLAN in the mask for the demand of a tag */
+		s->eth.mask.vlan_tag = htons(VID_BITS);
 	if (!by_mac(&v->f)) {
 		put_ip(s, &v->f, addr);
 		put_ports(s, &v->f);
