@@ -399,12 +399,16 @@ static void forked(void)
 	ibv_req_notify_cq(end.rx, 0);
 	flow = attach_udp(&end, 7600, 0, 0);
 	CHECK(!ibv_fork_init() && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED && !pipe(hold), "%s", "");
+	CHECK(!post(&end, end.memory, 60, 8, IBV_SEND_SIGNALED), "%s", "its completion waits for the parent");
 	child = fork();
 	if (!child) {
 		char byte;
 
 		CHECK(post(&end, end.memory, 60, 1, 0) == EIO, "%s", "");
 		CHECK(ibv_poll_cq(end.rx, 1, &wc) == 0 && to_state(end.qp, IBV_QPS_ERR) == EIO, "%s", "");
+		CHECK(ibv_poll_cq(end.tx, 1, &wc) == 0, "%d", (int)wc.wr_id);
+		CHECK(ibv_rereg_mr(end.mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) && errno == EIO, "%s", strerror(errno));
+		CHECK(ibv_resize_cq(end.rx, 16) == EIO, "%s", "");
 		CHECK(ibv_get_cq_event(end.channel, &cq, &context) == -1 && errno == EIO, "%s", "the parent's event");
 		CHECK(ibv_req_notify_cq(end.rx, 0) == EIO, "%s", "");
 		device_of_child();
@@ -416,6 +420,7 @@ static void forked(void)
 		_exit(failures);
 	}
 	close(hold[0]);
+	CHECK(completion(end.tx, &wc) && wc.wr_id == 8 && !wc.status, "%d", wc.status);
 	datagram(7600, 6, 'f');
 	CHECK(readable(end.channel->fd, 1000) && !ibv_get_cq_event(end.channel, &cq, &context), "%s", "");
 	ibv_ack_cq_events(cq, 1);

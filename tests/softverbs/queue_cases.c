@@ -413,6 +413,15 @@ static void built_requests(void)
 	ibv_wr_send(ex);
 	ibv_wr_set_inline_data(ex, end.memory, 65);
 	CHECK(ibv_wr_complete(ex) == EINVAL && no_completion(end.tx, 2), "%s", "all or none");
+	for (int i = 0; i < 3; i++)
+		CHECK(!post(&end, seen, 60, 3, 0), "%d", i);
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, end.mr->lkey, (uintptr_t)end.memory, 60);
+	CHECK(ibv_wr_complete(ex) == ENOMEM, "%s", "the queue is full");
+	ibv_wr_start(ex);
+	ibv_wr_set_sge(ex, end.mr->lkey, (uintptr_t)end.memory, 60);
+	CHECK(ibv_wr_complete(ex) == EINVAL, "%s", "of no request");
 	ibv_wr_start(ex);
 	ibv_wr_abort(ex);
 	CHECK(!ibv_destroy_qp(end.qp), "%s", "");

@@ -153,6 +153,8 @@ SV_EXPORT int ibv_resize_cq(struct ibv_cq *base, int cqe)
 	struct sv_cqe *ring;
 	uint32_t size, used;
 
+	if (sv_context(base->context)->dead)
+		return EIO;
 	if (cqe < 1 || cqe > SV_MAX_CQE)
 		return EINVAL;
 	size = ring_entries((uint32_t)cqe);
@@ -182,7 +184,8 @@ SV_EXPORT int ibv_resize_cq(struct ibv_cq *base, int cqe)
 /* Accepted as on a NIC. There is no interrupt to spare: an event is there when a frame is. */
 int sv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr)
 {
-	(void)cq;
+	if (sv_context(cq->context)->dead)
+		return EIO;
 	return attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE ? EINVAL : 0;
 }
 

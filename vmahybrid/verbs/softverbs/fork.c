@@ -46,6 +46,7 @@ static void child_cq(struct sv_cq *cq)
 	pthread_mutex_init(&cq->lock, NULL);
 	pthread_mutex_init(&cq->base.mutex, NULL);
 	pthread_cond_init(&cq->base.cond, NULL);
+	cq->head = cq->tail; /* what waits is the parent's to read, once */
 	sv_close(&cq->event_fd);
 }
 

@@ -131,6 +131,10 @@ SV_EXPORT int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, vo
 		errno = EINVAL;
 		return IBV_REREG_MR_ERR_INPUT;
 	}
+	if (x->dead) {
+		errno = EIO;
+		return IBV_REREG_MR_ERR_CMD;
+	}
 	errno = flags & IBV_REREG_MR_CHANGE_ACCESS ? check_access((unsigned int)access) : 0;
 	if (!errno && flags & (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS))
 		errno = sv_memory_check(moves ? address : base->addr, moves ? length : base->length, writes);

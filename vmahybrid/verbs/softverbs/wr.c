@@ -70,7 +70,7 @@ static struct entry *current(struct sv_qp *q)
 {
 	struct sv_builder *b = q->builder;
 
-	if (!b->used)
+	if (!b->used && !b->error) /* no wr_send(); one that failed has said why */
 		b->error = EINVAL;
 	return b->error ? NULL : b->entries[b->used - 1];
 }
