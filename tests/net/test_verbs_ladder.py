@@ -85,6 +85,8 @@ def test_a_frame_on_the_kernels_path_is_counted_and_comes_once(service: Service,
         explained = service.ask("explain", f"{A}:{port}")
         assert f"va: verbs: taken, device {DEVICE}" in " ".join(explained.split())
         assert f"a raw packet QP of the program on {DEVICE}" in " ".join(explained.split())
+        assert "ok interface va is served, by raw packet QPs; XDP counts" in " ".join(explained.split())
+        assert "generic" not in explained
         assert peer.do("detach", flow_id=flow["flow_id"], cause=int(Reason.FORK))["status"] == 0
         udp_from(netns_pair, netns_pair.b, "home", A, port)
         assert peer.do("recv", name="s") == "home"
@@ -133,7 +135,9 @@ def test_what_the_configuration_chooses(configured: Callable[[str], Service], ne
             assert (ring["status"], ring["kind"]) == (0, wanted)
         interface = next(i for i in Api(service).status()["interfaces"] if i["name"] == "va")
         assert interface["wanted"] == backend
+        shown = interface["backend"], interface["mode"], interface["reason"]
         if (backend, device) == ("verbs", None):
+            assert shown == ("kernel", "none", "no-raw-packet-qp")
             assert rungs(interface["ladder"]) == [("verbs", "no-raw-packet-qp"), ("xdp", "backend-config"),
                                                   ("kernel", "taken")]
         if backend == "kernel":
@@ -144,6 +148,29 @@ def test_what_the_configuration_chooses(configured: Callable[[str], Service], ne
                 assert f"no ladder va: {rung}" in explained
         if backend == "xdp":
             assert rungs(interface["ladder"]) == [("verbs", "backend-config"), ("xdp", "taken")]
+
+
+def row_of_va(service: Service) -> list[str]:
+    """What `vmahybrid status` shows of va, by word: INTERFACE NETNS BACKEND MODE ..."""
+    return next(line.split() for line in service.ask("status").splitlines() if line.startswith("va "))
+
+
+def test_the_program_that_counts_is_no_mode_of_raw_packet_qps(service: Service, netns_pair: Sandbox) -> None:
+    """Only AF_XDP rings have the mode of the XDP program, and the reason for it."""
+    def shown() -> tuple[str, str, str]:
+        interface = next(i for i in Api(service).status()["interfaces"] if i["name"] == "va")
+        return interface["backend"], interface["mode"], interface["reason"]
+
+    assert shown() == ("xdp", "generic", "generic-virtual")
+    with Peer(service, netns_pair.a) as on_qp:
+        on_qp.do("ring", ifname="va", device=DEVICE)
+        assert shown() == ("verbs", "none", "none")
+        assert row_of_va(service)[2:4] == ["verbs", DEVICE]
+        assert "generic-virtual" not in " ".join(row_of_va(service))
+        with Peer(service, netns_pair.a) as on_xdp:
+            on_xdp.do("ring", ifname="va", why=int(Reason.NO_CAP_NET_RAW))
+            assert shown() == ("verbs", "generic", "generic-virtual")
+            assert row_of_va(service)[2:5] == ["verbs", f"{DEVICE},", "generic"]
 
 
 def test_a_live_change_acts_on_the_next_ring(service: Service, netns_pair: Sandbox) -> None:

@@ -96,8 +96,10 @@ def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Itera
 
 def interface_row(i: dict[str, Any]) -> list[object]:
     mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if i["attached"] else "none"
-    if "now tcx" in i["hook"]:
+    if "now tcx" in i["hook"] and mode != "none":
         mode += ", now tcx"
+    if i["backend"] == "verbs":  # a raw packet QP has no mode; AF_XDP rings of other programs beside it have one
+        mode = ", ".join([i["device"] or "raw QP", *([mode] if mode != "none" else [])])
     why = "" if i["reason"] == "none" else i["reason"]
     return [i["name"], i["netns"], i["backend"], mode, i["mtu"], i["queues"] or "-", i["rings"], i["rules"], why]
 

@@ -9,6 +9,7 @@ from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.contracts import addr_to_text
 from vmahybrid.errors import NotFound, UsageError
 from vmahybrid.service import fds, views
+from vmahybrid.service.backend import PortHandle
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.ladder import KERNEL, VERBS_REASONS, Ladder, forced_home
@@ -188,9 +189,7 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
     found = [found[1] for port in sorted(ports) if (found := core.port(port)) is not None]
     for port in found:
         if port.handle is not None:
-            mode = "native" if port.handle.native else "generic"
-            why = f": {port.handle.reason.text}" if port.handle.reason else ""
-            yield _ok("interface", f"{port.name} is served, XDP in {mode} mode{why}")
+            yield _ok("interface", f"{port.name} is served, {_xdp_there(core, flow, port.handle)}")
     rings = {ring.ring_id for ring in core.table.rings_of(flow)}
     for grant in core.grants.of_session(session.id):
         if grant.ring_id in rings:
@@ -200,6 +199,15 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
                 kind = f"a raw packet QP of the program on {grant.handle.device or 'its RDMA device'}"
             yield _ok("ring", f"ring {grant.ring_id} on {grant.port.name}, {kind}")
     yield _rules(core, flow, session)
+
+
+def _xdp_there(core: Core, flow: Flow, handle: PortHandle) -> str:
+    """What XDP does for a flow on its interface, and in which mode, which says nothing of raw packet QPs."""
+    rings = core.table.rings_of(flow)
+    if rings and all(ring.in_nic for ring in rings):
+        return "by raw packet QPs; XDP counts and passes what reaches the kernel"
+    mode = "native" if handle.native else "generic"
+    return f"XDP in {mode} mode" + (f": {handle.reason.text}" if handle.reason else "")
 
 
 def _ladders(core: Core, session: Session) -> Iterator[tuple[LinkRow, Ladder]]:

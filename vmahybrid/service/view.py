@@ -30,7 +30,7 @@ class InterfaceView:
     ifindex: int
     netns: str                      # "host", a name under /run/netns, or "net:[inode]"
     backend: str                    # "verbs" | "xdp" | "kernel": the best that carries a ring, or would
-    mode: str                       # "native" | "generic" | "none"
+    mode: str                       # "native" | "generic" of its AF_XDP rings; "none" where it has or would have none
     zerocopy: bool
     driver: str
     mtu: int

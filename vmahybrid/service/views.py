@@ -9,7 +9,7 @@ from vmahybrid.errors import VmahybridError
 from vmahybrid.service.backend_verbs import VerbsRingHandle
 from vmahybrid.service.core import Core
 from vmahybrid.service.grants import Grant
-from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder, forced_home, xdp_forbidden
+from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder, bottom, forced_home, xdp_forbidden
 from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import Port
 from vmahybrid.service.session import Session
@@ -27,8 +27,16 @@ def rung_views(ladder: Ladder) -> list[RungView]:
 
 
 def _xdp_carries(grants: list[Grant], wanted: str) -> bool:
-    """Or would: not where the configuration rules it out, though the program that counts may be attached."""
-    return bool(grants) or xdp_forbidden(wanted) is None
+    """Or would: not beside raw packet QPs alone, nor where the configuration rules it out, though the program that
+    counts is attached."""
+    return any(not grant.verbs for grant in grants) if grants else xdp_forbidden(wanted) is None
+
+
+def _not_better(port: Port, on_xdp: bool) -> Reason:
+    """Of an interface that is up and attached. How a program is attached that only counts says nothing of rings."""
+    if on_xdp and port.handle is not None:
+        return port.handle.reason
+    return bottom(port.ladder) if port.ladder and port.ladder[-1].backend == KERNEL else Reason.NONE
 
 
 def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
@@ -36,13 +44,14 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
     devices = [grant.handle.device for grant in grants if isinstance(grant.handle, VerbsRingHandle)]
     known, wanted = namespace.rdma.of(link.ifindex), core.config.backend_of(link.name)
     handle = port.handle if port is not None else None
-    reason = handle.reason if handle is not None and link.up else namespace.served(link)
+    on_xdp = handle is not None and _xdp_carries(grants, wanted)
+    reason = _not_better(port, on_xdp) if port and handle is not None and link.up else namespace.served(link)
     refused = port.error if port is not None and handle is None else None
     forced = forced_home(wanted) if not grants and namespace.served(link) is Reason.BACKEND_CONFIG else ()
     view = InterfaceView(
         name=link.name, ifindex=link.ifindex, netns=namespace.name,
-        backend=VERBS if devices else XDP if handle and _xdp_carries(grants, wanted) else KERNEL,
-        mode="none" if handle is None else "native" if handle.native else "generic", zerocopy=False,
+        backend=VERBS if devices else XDP if on_xdp else KERNEL,
+        mode="none" if handle is None or not on_xdp else "native" if handle.native else "generic", zerocopy=False,
         driver=handle.driver if handle else "", mtu=link.mtu, queues=handle.queues if handle else 0, up=link.up,
         attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
         remedy=refused.remedy if refused else reason.remedy,
