@@ -126,6 +126,8 @@ def test_after_a_qp_that_failed(service: Service, netns_pair: Sandbox) -> None:
 def test_what_the_configuration_chooses(configured: Callable[[str], Service], netns_pair: Sandbox, backend: str,
                                         device: str | None, wanted: int | Reason) -> None:
     service = configured(f'backend = "xdp"\n[interface."va"]\nbackend = "{backend}"\n')
+    before = next(i for i in Api(service).status()["interfaces"] if i["name"] == "va")
+    assert (("xdp", "backend-config") in rungs(before["ladder"])) is (backend in ("verbs", "kernel"))
     with Peer(service, netns_pair.a) as peer:
         ring = peer.do("ring", ifname="va", device=device, why=int(Reason.NO_RAW_PACKET_QP))
         if isinstance(wanted, Reason):

@@ -12,6 +12,7 @@ from vmahybrid.service.grants import Grant
 from vmahybrid.service.ladder import KERNEL, VERBS, XDP, Ladder, bottom, forced_home, xdp_forbidden
 from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import Port
+from vmahybrid.service.rdma import Device
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import FlowView, InterfaceView, ProcessView, RingView, RungView
 from vmahybrid.stats.page import StatsPage, read_page
@@ -39,6 +40,12 @@ def _not_better(port: Port, on_xdp: bool) -> Reason:
     return bottom(port.ladder) if port.ladder and port.ladder[-1].backend == KERNEL else Reason.NONE
 
 
+def _unasked(served: Reason, known: Device | None, wanted: str) -> Ladder:
+    """What is known of the ladder before a program asked."""
+    forbidden = xdp_forbidden(wanted) if served is Reason.NONE else None
+    return (*(known.ladder if known else ()), *((forbidden,) if forbidden else ()))
+
+
 def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
     grants = [core.grants.all[ring_id] for ring_id in port.ring_ids] if port is not None else []
     devices = [grant.handle.device for grant in grants if isinstance(grant.handle, VerbsRingHandle)]
@@ -48,6 +55,7 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
     reason = _not_better(port, on_xdp) if port and handle is not None and link.up else namespace.served(link)
     refused = port.error if port is not None and handle is None else None
     forced = forced_home(wanted) if not grants and namespace.served(link) is Reason.BACKEND_CONFIG else ()
+    unasked = _unasked(namespace.served(link), known, wanted)
     view = InterfaceView(
         name=link.name, ifindex=link.ifindex, netns=namespace.name,
         backend=VERBS if devices else XDP if on_xdp else KERNEL,
@@ -60,7 +68,7 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
         switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
         wanted=wanted,
         device=next(iter(devices), known.name if known is not None else ""),
-        ladder=rung_views(forced or (port is not None and port.ladder) or (known.ladder if known else ())))
+        ladder=rung_views(forced or (port.ladder if port is not None else ()) or unasked))
     if handle is None and reason is Reason.NONE:
         view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""
     return view
