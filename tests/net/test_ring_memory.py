@@ -50,6 +50,17 @@ def huge_pages() -> Iterator[int]:
 
 
 @pytest.fixture
+def no_huge_pages() -> Iterator[None]:
+    before = POOL.read_text()
+    POOL.write_text("0")
+    try:
+        until(lambda: not free_huge_pages(), 10)
+        yield
+    finally:
+        POOL.write_text(before)
+
+
+@pytest.fixture
 def shmem_advise() -> Iterator[None]:
     if not SHMEM.exists():
         pytest.skip("a kernel without transparent huge pages of shared memory")
@@ -120,9 +131,8 @@ def free_huge_pages() -> int:
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("0", False), ("1", False), ("2", True)])
+@pytest.mark.usefixtures("no_huge_pages")
 def test_without_huge_pages(netns_pair: Sandbox, service: Service, peer: Peer, kind: str, warned: bool) -> None:
-    if free_huge_pages():
-        pytest.skip("the machine has huge pages")
     with Program(netns_pair, service, VMA_MEM_ALLOC_TYPE=kind) as program:
         carries(program, peer, program.on_ring())
         assert memory_of(program)["KernelPageSize"] == 4
