@@ -17,6 +17,7 @@ from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
 POOL = Path("/proc/sys/vm/nr_hugepages")
+COMPACT = Path("/proc/sys/vm/compact_memory")
 SHMEM = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 BOX = """\
 WARNING: ***************************************************************
@@ -40,6 +41,7 @@ WARNING: ***************************************************************
 def huge_pages() -> Iterator[int]:
     """The machine's pool has ten more, 20 MB: more than one ring needs, less than two do."""
     before = POOL.read_text()
+    COMPACT.write_text("1")
     POOL.write_text(str(int(before) + 10))
     try:
         if int(POOL.read_text()) < int(before) + 10:
