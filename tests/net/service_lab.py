@@ -151,6 +151,20 @@ def until(condition: Callable[[], Any], timeout: float = 3.0, what: str | Callab
     return value
 
 
+def tcp_echo(port: int) -> str:
+    """A program that says "ready", and what each connection says back to it."""
+    return f"""
+import socket, threading
+def serve(s):
+    while data := s.recv(100):
+        s.sendall(data)
+listener = socket.create_server(("", {port}))
+print("ready", flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
 def veths(side: Side) -> list[str]:
     """Ring veths in a namespace."""
     return [link["ifname"] for link in json.loads(side.ip("-j", "link")) if link["ifname"].startswith("vmhr")]

@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 from fuzz.lying_service import LyingService
-from net.service_lab import Api, module_pair, module_services, on_both, until, xdp_only  # noqa: F401
+from net.service_lab import (  # noqa: F401
+    Api,
+    module_pair,
+    module_services,
+    on_both,
+    tcp_echo,
+    until,
+    xdp_only,
+)
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words
@@ -653,16 +661,7 @@ while time.monotonic() < end:
 tell(done=1)
 wait()
 """
-ANSWERS = """
-import socket, threading
-def serve(s):
-    while data := s.recv(100):
-        s.sendall(data)
-listener = socket.create_server(("", 5035))
-print("ready", flush=True)
-while True:
-    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
+ANSWERS = tcp_echo(5035)
 
 
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, tcp_echo, until
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words, tool
@@ -307,16 +307,7 @@ for thread in threads:
 print('"done"', flush=True)
 time.sleep(30)
 """
-TCP_SERVER = """
-import socket, threading
-def serve(s):
-    while data := s.recv(100):
-        s.sendall(data)
-listener = socket.create_server(("", 7011))
-print("ready", flush=True)
-while True:
-    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
+TCP_SERVER = tcp_echo(7011)
 
 
 @pytest.mark.parametrize(("value", "wanted"), [(0, 1), (20, 2), (10, 2)])
