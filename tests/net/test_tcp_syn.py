@@ -22,6 +22,7 @@ pytestmark = pytest.mark.root
 
 PROGRAM = Path(__file__).with_name("tcp_calls.py")
 WHO = ["client", "server", "both"]
+TCP_CLOSE = 7
 
 
 class Calls(Peer):
@@ -205,7 +206,7 @@ def test_nobody_answers(stage: Stage, who: str) -> None:
         a.do("new", name="c")
         seen = [a.do("option", name="c", level="IPPROTO_TCP", option="TCP_SYNCNT", value=1)]
         a.do("start", thread="t", name="c", method="connect", arguments=[at], what="call")
-        time.sleep(0.2)
+        until(lambda: a.do("state", name="c") != TCP_CLOSE)
         seen += [a.do("state", name="c"), a.do("poll", name="c"), a.call("c", "getpeername")]
         a.do("new", name="n", blocking=False)
         seen += [a.call("n", "connect", at), a.call("n", "connect", at)]
@@ -230,7 +231,7 @@ def test_given_up_by_another_thread(stage: Stage, who: str, how: str) -> None:
         at = [nobody(a.side, 98), 4000]
         a.do("new", name="c")
         a.do("start", thread="t", name="c", method="connect", arguments=[at], what="call")
-        time.sleep(0.2)
+        until(lambda: a.do("state", name="c") != TCP_CLOSE)
         if how == "shutdown":
             return [a.call("c", "shutdown", 2), a.do("end", thread="t")]
         a.do("close", name="c")

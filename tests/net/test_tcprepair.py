@@ -370,9 +370,35 @@ def test_nothing_reaches_a_frozen_socket(pair: tuple[socket.socket, socket.socke
     talk(peer, moving)
 
 
-def test_the_clock_never_goes_back(lab: Lab, pair: tuple[socket.socket, socket.socket], hold: Hold) -> None:
+def test_a_window_that_was_taken_back(pair: tuple[socket.socket, socket.socket], hold: Hold) -> None:
+    """Without memory the kernel announces no window at once; what came last was then beyond it."""
+    peer, moving = pair
+    talk(peer, moving)
+    move(hold, moving, lambda state: dataclasses.replace(state, snd_wl1=seq(state.rcv_nxt + 11584), rcv_wnd=0,
+                                                         rcv_wup=state.rcv_nxt))
+    talk(peer, moving)
+    hold.steer(moving)
+    state, kept = tcprepair.freeze(moving)
+    state = dataclasses.replace(state, snd_wl1=seq(state.rcv_nxt + 11584), rcv_wnd=0, rcv_wup=state.rcv_nxt)
+    state = tcprepair.park(moving, state, kept, anew=True)
+    tcprepair.rebuild(moving, state, kept)
+    hold.unsteer()
+    tcprepair.nudge(moving, kept)
+    talk(peer, moving)
+
+
+@pytest.mark.parametrize("late", ["before parking", "while parking"])
+def test_the_clock_never_goes_back(lab: Lab, pair: tuple[socket.socket, socket.socket], hold: Hold,
+                                   monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """The frozen kernel resends with timestamps later than the one that was read; what follows must not be older."""
     peer, moving = pair
+    disconnect = tcpsock.disconnect
+
+    def slowly(sock: socket.socket) -> None:
+        monkeypatch.undo()
+        time.sleep(0.5)
+        disconnect(sock)
+
     moving.setsockopt(TCP, socket.TCP_NODELAY, 1)
     talk(peer, moving)
     hold.steer(moving)
@@ -380,9 +406,12 @@ def test_the_clock_never_goes_back(lab: Lab, pair: tuple[socket.socket, socket.s
     assert receive(peer, 15) == b"unacknowledged "
     state, kept = tcprepair.freeze(moving)
     before = counters(lab.b)["Tcp.RetransSegs"]
-    time.sleep(0.5)
-    assert counters(lab.b)["Tcp.RetransSegs"] > before
+    if late == "before parking":
+        time.sleep(0.5)
+    else:
+        monkeypatch.setattr(tcpsock, "disconnect", slowly)
     state = tcprepair.park(moving, state, kept)
+    assert counters(lab.b)["Tcp.RetransSegs"] > before
     paws = counters(lab.a)["TcpExt.PAWSEstab"]
     tcprepair.rebuild(moving, dataclasses.replace(state, send=state.send + b"and unsent"), kept)
     assert receive(peer, 10) == b"and unsent"

@@ -280,13 +280,19 @@ def park(sock: socket.socket, state: TcpState, kept: Kept, *, anew: bool = False
     """
     try:
         sock.setsockopt(SOL, socket.SO_KEEPALIVE, 0)
-        if state.flags & TcpFlag.TIMESTAMPS:
-            state = dataclasses.replace(state, tsval_now=_clock(sock))
         if anew or state.send or state.receive:
+            tcpsock.disconnect(sock)    # ends the timers, and leaves the clock
+            state = _with_clock(sock, state)
             _write(sock, _emptied(state), kept)
+        else:
+            state = _with_clock(sock, state)
     except OSError as error:
         raise MoveFailed("parking", error, _back(sock, state, kept)) from error
     return state
+
+
+def _with_clock(sock: socket.socket, state: TcpState) -> TcpState:
+    return dataclasses.replace(state, tsval_now=_clock(sock)) if state.flags & TcpFlag.TIMESTAMPS else state
 
 
 def _emptied(state: TcpState) -> TcpState:
@@ -499,7 +505,11 @@ def _agreed(state: TcpState) -> bytes:
 
 
 def _window(state: TcpState) -> Window:
-    return Window(state.snd_wl1, state.snd_wnd, max(state.max_window, state.snd_wnd), state.rcv_wnd, state.rcv_wup)
+    """The kernel takes no ``snd_wl1`` outside the window, but has one itself when it took a window back for want of
+    memory."""
+    end = seq(state.rcv_nxt + state.rcv_wnd)
+    return Window(end if after(state.snd_wl1, end) else state.snd_wl1, state.snd_wnd,
+                  max(state.max_window, state.snd_wnd), state.rcv_wnd, state.rcv_wup)
 
 
 def _finish(sock: socket.socket, state: TcpState, kept: Kept, unsent: bytes) -> None:
