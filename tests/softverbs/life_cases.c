@@ -327,6 +327,38 @@ static void device_moved(void)
 	close(fd);
 }
 
+/* A thread that went to another namespace: an interface of the same index there is not the device. */
+static void other_namespace(void)
+{
+	int own = open("/proc/self/ns/net", O_RDONLY), other = open(rig.other, O_RDONLY);
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_RAW_PACKET };
+	struct flow any = new_flow(IBV_FLOW_ATTR_ALL_DEFAULT, 0);
+	struct ibv_port_attr port;
+	union ibv_gid gid;
+	struct ibv_flow *flow;
+	struct ibv_wc wc;
+	struct end end;
+
+	make_end(&end, (struct options){ 0 });
+	attr.send_cq = attr.recv_cq = end.rx;
+	CHECK(!setns(other, CLONE_NEWNET), "%s", rig.other);
+	CHECK(!ibv_create_qp(rig.pd, &attr) && errno == ENODEV, "%s", strerror(errno));
+	CHECK(!attach(&end, &any) && errno == ENODEV, "%s", strerror(errno));
+	CHECK(ibv_query_port(rig.context, 1, &port) == ENODEV, "%s", "");
+	CHECK(ibv_query_gid(rig.context, 1, 1, &gid) == -1 && errno == ENODEV, "%s", strerror(errno));
+	CHECK(!setns(own, CLONE_NEWNET), "%s", "");
+	flow = attach_udp(&end, 7810, 0, 0);
+	CHECK(flow && !ibv_query_port(rig.context, 1, &port), "%s", "back again");
+	CHECK(!setns(other, CLONE_NEWNET), "%s", "");
+	datagram(7810, 5, 'n');
+	CHECK(completion(end.rx, &wc) && wc.byte_len == 47, "%s", "what there is works from anywhere");
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	CHECK(!setns(own, CLONE_NEWNET), "%s", "");
+	free_end(&end);
+	close(own);
+	close(other);
+}
+
 /* A killed process leaves nothing: its frames are the kernel's again. */
 static void killed(void)
 {
@@ -439,5 +471,5 @@ static void forked(void)
 const struct named_case life_cases[] = {
 	{ "events", events }, { "threads", threads }, { "cycles", cycles }, { "link-state", link_state },
 	{ "device-removed", device_removed }, { "device-recreated", device_recreated }, { "device-moved", device_moved },
-	{ "killed", killed }, { "forked", forked }, { NULL, NULL },
+	{ "other-namespace", other_namespace }, { "killed", killed }, { "forked", forked }, { NULL, NULL },
 };

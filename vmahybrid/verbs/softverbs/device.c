@@ -74,6 +74,11 @@ static uint64_t netns_of_thread(void)
 	return stat("/proc/thread-self/ns/net", &status) ? 0 : status.st_ino;
 }
 
+bool sv_device_here(const struct sv_device *d)
+{
+	return netns_of_thread() == d->netns;
+}
+
 #undef ibv_get_device_list
 SV_EXPORT struct ibv_device **ibv_get_device_list(int *num)
 {
@@ -149,7 +154,7 @@ SV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	int error = sv_link_of(d->ifindex, &link);
 
 	/* the thread may have changed its namespace since it listed the devices */
-	if (!error && (strcmp(link.name, d->netdev) != 0 || netns_of_thread() != d->netns))
+	if (!error && (strcmp(link.name, d->netdev) != 0 || !sv_device_here(d)))
 		error = -ENODEV;
 	if (error)
 		return SV_NULL(-error);

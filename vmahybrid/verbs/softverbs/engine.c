@@ -67,7 +67,7 @@ static struct sv_engine *engine_join(struct sv_context *x, int *error)
 		e->ifindex = x->device->ifindex;
 		e->netns = x->device->netns;
 		pthread_mutex_init(&e->lock, NULL);
-		*error = sv_steering_open(e->ifindex, &e->steering);
+		*error = sv_device_here(x->device) ? sv_steering_open(e->ifindex, &e->steering) : -ENODEV;
 		if (*error) {
 			free(e);
 			e = NULL;

@@ -76,7 +76,9 @@ static bool read_link(struct sv_context *x)
 	struct sv_link link;
 	int state;
 
-	if (size == -ENOBUFS) /* lost some; what counts is the present */
+	if (size == -ENOBUFS && !sv_device_here(x->device))
+		state = -2; /* cannot be looked up from there */
+	else if (size == -ENOBUFS) /* lost some; what counts is the present */
 		state = sv_link_of(x->device->ifindex, &link) ? -1 : sv_link_active(&link);
 	else if (size <= 0)
 		return false;

@@ -234,6 +234,9 @@ int sv_netlink_watch(int ifindex);
 /* The state in a message of sv_netlink_watch(): 1 up, 0 down, -1 the interface is gone, -2 something else. */
 int sv_netlink_state(const void *message, size_t size, int ifindex);
 
+/* device.c: is the calling thread in the device's network namespace? An interface index means something else elsewhere. */
+bool sv_device_here(const struct sv_device *d);
+
 /* query.c */
 bool sv_link_active(const struct sv_link *link);
 int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
