@@ -359,6 +359,38 @@ static void other_namespace(void)
 	close(other);
 }
 
+/* A device is closed with all that is left on it: of another context's rules nothing changes. */
+static void closed_with_flows(void)
+{
+	struct rig before = rig;
+	struct flow all = new_flow(IBV_FLOW_ATTR_SNIFFER, 0);
+	static struct ibv_flow *kept[2]; /* what is left is not freed, as with a NIC */
+	static struct end left;
+	int fd = kernel_socket(7820);
+	struct ibv_flow *flow;
+	struct ibv_wc wc;
+	struct end end;
+
+	make_end(&end, (struct options){ 0 });
+	flow = attach_udp(&end, 7821, 0, 0);
+	open_device(before.netdev);
+	make_end(&left, (struct options){ 0 });
+	kept[0] = attach_udp(&left, 7820, 0, 0);
+	kept[1] = attach(&left, &all);
+	CHECK(kept[0] && kept[1], "%s", strerror(errno));
+	ibv_dereg_mr(left.mr);
+	free(left.memory);
+	CHECK(!ibv_close_device(rig.context), "%s", "");
+	rig = before;
+	datagram(7820, 5, 'c');
+	CHECK(kernel_gets(fd, 1000) == 5, "%s", "the rule went with its context");
+	datagram(7821, 6, 'c');
+	CHECK(completion(end.rx, &wc) && wc.byte_len == 48, "%u", wc.byte_len);
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+	close(fd);
+}
+
 /* A killed process leaves nothing: its frames are the kernel's again. */
 static void killed(void)
 {
@@ -471,5 +503,5 @@ static void forked(void)
 const struct named_case life_cases[] = {
 	{ "events", events }, { "threads", threads }, { "cycles", cycles }, { "link-state", link_state },
 	{ "device-removed", device_removed }, { "device-recreated", device_recreated }, { "device-moved", device_moved },
-	{ "other-namespace", other_namespace }, { "killed", killed }, { "forked", forked }, { NULL, NULL },
+	{ "other-namespace", other_namespace }, { "closed-with-flows", closed_with_flows }, { "killed", killed }, { "forked", forked }, { NULL, NULL },
 };

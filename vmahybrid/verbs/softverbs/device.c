@@ -166,6 +166,7 @@ SV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	x->mr_salt = (uint8_t)(sv_clock(0) >> 10);
 	x->was_active = sv_link_active(&link);
 	pthread_mutex_init(&x->lock, NULL);
+	pthread_mutex_init(&x->link_lock, NULL);
 	pthread_rwlock_init(&x->mr_lock, NULL);
 	error = sv_events_open(x);
 	if (error) {
@@ -189,11 +190,15 @@ SV_EXPORT int ibv_close_device(struct ibv_context *context)
 	struct sv_context *x = sv_context(context);
 
 	sv_registry_remove(x);
+	sv_engine_forget(x);
 	sv_engine_leave(x);
+	for (struct sv_qp *q = x->qps; q; q = q->next)
+		sv_close(&q->tx_fd); /* and with it what it has the interface let in */
 	sv_events_close(x);
 	sv_tx_close_spares(x);
 	put_device(x->device);
 	pthread_mutex_destroy(&x->lock);
+	pthread_mutex_destroy(&x->link_lock);
 	pthread_rwlock_destroy(&x->mr_lock);
 	pthread_mutex_destroy(&context->mutex);
 	free(x->mrs);

@@ -449,6 +449,24 @@ int sv_engine_add(struct sv_context *x, struct sv_flow *flow)
 	return error;
 }
 
+/* The flows themselves are the program's, and leak with its other objects. */
+void sv_engine_forget(struct sv_context *x)
+{
+	struct sv_engine *e = x->engine;
+
+	if (!e)
+		return;
+	pthread_mutex_lock(&e->lock);
+	for (struct sv_flow *f = e->flows, *next; f; f = next) {
+		next = f->next;
+		if (f->base.context == sv_public(x))
+			unlink_flow(e, f);
+	}
+	pthread_mutex_unlock(&e->lock);
+	for (struct sv_qp *q = x->qps; q; q = q->next)
+		sv_engine_release_slot(q);
+}
+
 void sv_engine_remove(struct sv_context *x, struct sv_flow *flow)
 {
 	struct sv_engine *e = x->engine;
