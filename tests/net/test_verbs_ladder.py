@@ -48,6 +48,10 @@ def rungs(ladder: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(rung["backend"], "taken" if rung["taken"] else rung["reason"]) for rung in ladder]
 
 
+def shown_ladder(service: Service) -> list[tuple[str, str]]:
+    return rungs(next(i for i in Api(service).status()["interfaces"] if i["name"] == "va")["ladder"])
+
+
 def attached(peer: Peer, port: int) -> dict[str, Any]:
     return dict(peer.do("attach", name="s", kind="3t", local=[A, port]))
 
@@ -184,6 +188,17 @@ def test_a_live_change_acts_on_the_next_ring(service: Service, netns_pair: Sandb
             service.ask("config", "set", "backend=kernel")
             assert third.do("ring", ifname="va", device=DEVICE)["reason"] == Reason.BACKEND_CONFIG
         assert len(Api(service).call("GET", "/v1/rings")[1]) == 2
+
+
+def test_a_ring_that_is_gone_leaves_the_ladder_of_the_others(service: Service, netns_pair: Sandbox) -> None:
+    with Peer(service, netns_pair.a) as first:
+        first.do("ring", ifname="va", device=DEVICE)
+        service.ask("config", "set", "backend=xdp")
+        with Peer(service, netns_pair.a) as second:
+            second.do("ring", ifname="va", device=DEVICE)
+            assert shown_ladder(service) == [("verbs", "backend-config"), ("xdp", "taken")]
+        until(lambda: len(Api(service).call("GET", "/v1/rings")[1]) == 1, 5.0)
+        assert shown_ladder(service) == [("verbs", "taken")]
 
 
 @contextlib.contextmanager

@@ -371,6 +371,34 @@ def test_without_a_device(lab: Lab) -> None:
     assert lab.ask([100] * 5)["wrong"] == {}
 
 
+BIND_ELSEWHERE = """
+import ctypes, os, socket, sys, time
+netns, address, port = sys.argv[1:]
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if ctypes.CDLL(None).setns(os.open(netns, os.O_RDONLY), 0x40000000):
+    sys.exit("setns")
+sock.bind((address, int(port)))
+print('"bound"', flush=True)
+while True:
+    data, peer = sock.recvfrom(65535)
+    sock.sendto(data, peer)
+"""
+
+
+def test_a_device_of_the_same_name_in_another_namespace(lab: Lab, tmp_path: Path) -> None:
+    """A thread that has gone there finds it; what the program sends would leave by the wrong interface."""
+    a, b = lab.box.sides
+    a.ip("link", "add", b.device, "type", "veth", "peer", "name", "other0")
+    a.ip("link", "set", b.device, "up")
+    code = tmp_path / "elsewhere.py"
+    code.write_text(BIND_ELSEWHERE)
+    lab.serve(f"/run/netns/{a.netns}", b.address, str(PORT), program=code)
+    (asked,) = lab.service.asked("ring")
+    assert (asked["verbs"], asked["verbs_reason"], asked["verbs_device"]) == (0, Reason.NO_VERBS_DEVICE.value, b"")
+    answer = lab.ask([100] * 5)
+    assert (answer["wrong"], lab.service.asked("attach")) == ({}, [])
+
+
 
 TAGGED = """
 import socket, struct

@@ -16,6 +16,7 @@ FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werro
 CASES = (
     *("inline-limit", "signalled", "checksums", "receive-faults", "send-faults", "memory-regions", "overrun", "states"),
     *("memory-addresses", "memory-gone", "full-queue", "drain", "all-default", "device-recreated", "device-moved"),
+    *("other-context", "other-namespace", "closed-with-flows"),
     *("built-requests", "steal", "priorities", "tags", "sniffer", "vlan", "vlan-loop", "ipv6", "multicast"),
     *("super-frames", "refusals", "no-tcx", "events", "threads", "cycles", "link-state", "device-removed", "killed"),
     *("forked", "odd-frames"),

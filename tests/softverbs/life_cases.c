@@ -327,6 +327,70 @@ static void device_moved(void)
 	close(fd);
 }
 
+/* A thread that went to another namespace: an interface of the same index there is not the device. */
+static void other_namespace(void)
+{
+	int own = open("/proc/self/ns/net", O_RDONLY), other = open(rig.other, O_RDONLY);
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_RAW_PACKET };
+	struct flow any = new_flow(IBV_FLOW_ATTR_ALL_DEFAULT, 0);
+	struct ibv_port_attr port;
+	union ibv_gid gid;
+	struct ibv_flow *flow;
+	struct ibv_wc wc;
+	struct end end;
+
+	make_end(&end, (struct options){ 0 });
+	attr.send_cq = attr.recv_cq = end.rx;
+	CHECK(!setns(other, CLONE_NEWNET), "%s", rig.other);
+	CHECK(!ibv_create_qp(rig.pd, &attr) && errno == ENODEV, "%s", strerror(errno));
+	CHECK(!attach(&end, &any) && errno == ENODEV, "%s", strerror(errno));
+	CHECK(ibv_query_port(rig.context, 1, &port) == ENODEV, "%s", "");
+	CHECK(ibv_query_gid(rig.context, 1, 1, &gid) == -1 && errno == ENODEV, "%s", strerror(errno));
+	CHECK(!setns(own, CLONE_NEWNET), "%s", "");
+	flow = attach_udp(&end, 7810, 0, 0);
+	CHECK(flow && !ibv_query_port(rig.context, 1, &port), "%s", "back again");
+	CHECK(!setns(other, CLONE_NEWNET), "%s", "");
+	datagram(7810, 5, 'n');
+	CHECK(completion(end.rx, &wc) && wc.byte_len == 47, "%s", "what there is works from anywhere");
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	CHECK(!setns(own, CLONE_NEWNET), "%s", "");
+	free_end(&end);
+	close(own);
+	close(other);
+}
+
+/* A device is closed with all that is left on it: of another context's rules nothing changes. */
+static void closed_with_flows(void)
+{
+	struct rig before = rig;
+	struct flow all = new_flow(IBV_FLOW_ATTR_SNIFFER, 0);
+	static struct ibv_flow *kept[2]; /* what is left is not freed, as with a NIC */
+	static struct end left;
+	int fd = kernel_socket(7820);
+	struct ibv_flow *flow;
+	struct ibv_wc wc;
+	struct end end;
+
+	make_end(&end, (struct options){ 0 });
+	flow = attach_udp(&end, 7821, 0, 0);
+	open_device(before.netdev);
+	make_end(&left, (struct options){ 0 });
+	kept[0] = attach_udp(&left, 7820, 0, 0);
+	kept[1] = attach(&left, &all);
+	CHECK(kept[0] && kept[1], "%s", strerror(errno));
+	ibv_dereg_mr(left.mr);
+	free(left.memory);
+	CHECK(!ibv_close_device(rig.context), "%s", "");
+	rig = before;
+	datagram(7820, 5, 'c');
+	CHECK(kernel_gets(fd, 1000) == 5, "%s", "the rule went with its context");
+	datagram(7821, 6, 'c');
+	CHECK(completion(end.rx, &wc) && wc.byte_len == 48, "%u", wc.byte_len);
+	CHECK(!ibv_destroy_flow(flow), "%s", "");
+	free_end(&end);
+	close(fd);
+}
+
 /* A killed process leaves nothing: its frames are the kernel's again. */
 static void killed(void)
 {
@@ -439,5 +503,5 @@ static void forked(void)
 const struct named_case life_cases[] = {
 	{ "events", events }, { "threads", threads }, { "cycles", cycles }, { "link-state", link_state },
 	{ "device-removed", device_removed }, { "device-recreated", device_recreated }, { "device-moved", device_moved },
-	{ "killed", killed }, { "forked", forked }, { NULL, NULL },
+	{ "other-namespace", other_namespace }, { "closed-with-flows", closed_with_flows }, { "killed", killed }, { "forked", forked }, { NULL, NULL },
 };

@@ -485,10 +485,35 @@ static void drain(void)
 	free_end(&end);
 }
 
+/* What belongs to one context is of no use to another, though it be of the same device. */
+static void other_context(void)
+{
+	struct rig before = rig;
+	struct end first, second;
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_RAW_PACKET };
+
+	make_end(&first, (struct options){ .events = true });
+	open_device(before.netdev);
+	make_end(&second, (struct options){ 0 });
+	attr.send_cq = first.tx;
+	attr.recv_cq = second.rx;
+	CHECK(!ibv_create_qp(rig.pd, &attr) && errno == EINVAL, "%s", "send CQ");
+	attr.send_cq = second.tx;
+	attr.recv_cq = first.rx;
+	CHECK(!ibv_create_qp(rig.pd, &attr) && errno == EINVAL, "%s", "receive CQ");
+	CHECK(!ibv_create_cq(rig.context, 4, NULL, first.channel, 0) && errno == EINVAL, "%s", "channel");
+	CHECK(ibv_rereg_mr(second.mr, IBV_REREG_MR_CHANGE_PD, before.pd, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT &&
+	      errno == EINVAL, "%s", "PD");
+	free_end(&second);
+	CHECK(!ibv_dealloc_pd(rig.pd) && !ibv_close_device(rig.context), "%s", "");
+	rig = before;
+	free_end(&first);
+}
+
 const struct named_case queue_cases[] = {
 	{ "inline-limit", send_inline_limit }, { "signalled", send_signalled }, { "checksums", send_checksums },
 	{ "receive-faults", receive_faults },  { "send-faults", send_faults },  { "memory-regions", memory_regions },
 	{ "memory-addresses", memory_addresses }, { "memory-gone", memory_gone }, { "full-queue", full_queue },
 	{ "overrun", overrun },		       { "states", states },		{ "built-requests", built_requests },
-	{ "drain", drain },		       { NULL, NULL },
+	{ "drain", drain },		       { "other-context", other_context },	{ NULL, NULL },
 };

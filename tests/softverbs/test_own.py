@@ -109,6 +109,29 @@ def test_not_root(own: Path, netns_pair: Sandbox) -> None:
     assert said.splitlines()[0] == "4" and "Operation not permitted" in said, said
 
 
+@pytest.mark.parametrize("extra", [(), ("perfmon",)])
+def test_capabilities_of_steering(netns_pair: Sandbox, extra: tuple[str, ...]) -> None:
+    """Without CAP_PERFMON the kernel's verifier demands of programs what these are not: that is said as EPERM."""
+    capabilities = ",".join(f"+{name}" for name in ("net_raw", "net_admin", "bpf", *extra))
+    some = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", f"--inh-caps={capabilities}",
+            f"--ambient-caps={capabilities}"]
+    script = (
+        "import pyverbs.device as d, pyverbs.enums as e\n"
+        "from pyverbs.pd import PD\nfrom pyverbs.cq import CQ\nfrom pyverbs.flow import Flow, FlowAttr\n"
+        "from pyverbs.qp import QP, QPInitAttr, QPCap\nfrom pyverbs.spec import TcpUdpSpec\n"
+        "from pyverbs.pyverbs_error import PyverbsRDMAError\n"
+        "ctx = d.Context(name=d.get_device_list()[0].name.decode()); cq = CQ(ctx, 8)\n"
+        "qp = QP(PD(ctx), QPInitAttr(qp_type=e.IBV_QPT_RAW_PACKET, scq=cq, rcq=cq, cap=QPCap(4, 4, 1, 1, 0)))\n"
+        "attr = FlowAttr(num_of_specs=1)\n"
+        "attr.specs.append(TcpUdpSpec(spec_type=e.IBV_FLOW_SPEC_UDP, dst_port=7))\n"
+        "try: flow = Flow(qp, attr); print('made')\n"
+        "except PyverbsRDMAError as error: print(error)\n"
+    )
+    env = {"LD_LIBRARY_PATH": str(library().parent), "SOFTVERBS_DEVICES": "va"}
+    said = netns_pair.start(netns_pair.a, [*some, "/usr/bin/python3", "-c", script], env=env).result(20)
+    assert ("made" in said) if extra else ("Operation not permitted" in said), said
+
+
 def test_devices_of_the_namespace(netns_pair: Sandbox) -> None:
     """One device per Ethernet interface, of this namespace, limited by SOFTVERBS_DEVICES."""
     netns_pair.a.ip("link", "add", "extra0", "type", "veth", "peer", "name", "extra1")

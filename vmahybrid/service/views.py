@@ -46,8 +46,17 @@ def _unasked(served: Reason, known: Device | None, wanted: str) -> Ladder:
     return (*(known.ladder if known else ()), *((forbidden,) if forbidden else ()))
 
 
+def _asked(port: Port | None, grants: list[Grant]) -> Ladder:
+    """Of the ring that was asked for last; if that is gone and others are left on another backend, of theirs."""
+    ladder = port.ladder if port is not None else ()
+    taken = [grant.ladder for grant in grants if grant.ladder]
+    if not ladder or not taken or ladder[-1].backend in {KERNEL, *(other[-1].backend for other in taken)}:
+        return ladder
+    return taken[-1]
+
+
 def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port | None, rules: int) -> InterfaceView:
-    grants = [core.grants.all[ring_id] for ring_id in port.ring_ids] if port is not None else []
+    grants = [core.grants.all[ring_id] for ring_id in sorted(port.ring_ids)] if port is not None else []
     devices = [grant.handle.device for grant in grants if isinstance(grant.handle, VerbsRingHandle)]
     known, wanted = namespace.rdma.of(link.ifindex), core.config.backend_of(link.name)
     handle = port.handle if port is not None else None
@@ -68,7 +77,7 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
         switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
         wanted=wanted,
         device=next(iter(devices), known.name if known is not None else ""),
-        ladder=rung_views(forced or (port.ladder if port is not None else ()) or unasked))
+        ladder=rung_views(forced or _asked(port, grants) or unasked))
     if handle is None and reason is Reason.NONE:
         view.reason_text, view.remedy = "nobody has asked for a ring here yet", ""
     return view

@@ -13,6 +13,7 @@
 #include "vmh_params.h"
 #include "vmh_patience.h"
 #include "vmh_stats.h"
+#include "vmh_verbs.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -382,6 +383,7 @@ static unsigned open_locked(void)
 	vmh_ctl_fd = fd;
 	mute_until = 0;
 	vmh_ctl_forget_refusals();
+	vmh_verbs_session_begins();
 	reason = hello();
 	if (reason) {
 		if (vmh_ctl_fd >= 0)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #define LIBRARY "libibverbs.so.1"
 #define DISTRUSTED 8
@@ -96,6 +97,32 @@ struct own_link {
 	const char *name;
 	char ifindex[16], mac[18], eui64[20]; /* as sysfs writes them */
 };
+
+static _Atomic ino_t session_netns; /* 0: not known */
+
+static ino_t netns_of(const char *path)
+{
+	struct stat s;
+
+	return stat(path, &s) ? 0 : s.st_ino;
+}
+
+void vmh_verbs_session_begins(void)
+{
+	int saved = errno;
+
+	atomic_store(&session_netns, netns_of("/proc/self/ns/net"));
+	errno = saved;
+}
+
+/* A thread may have moved to another network namespace than the one that the service serves its program in. There a
+ * device of the same name is another one. */
+static bool elsewhere(void)
+{
+	ino_t own = atomic_load(&session_netns), here = netns_of("/proc/thread-self/ns/net");
+
+	return own && here && own != here;
+}
 
 /* The process' own interface: what sysfs shows may be another namespace's, with the same name. */
 static bool own_link(const char *ifname, struct own_link *l)
@@ -356,7 +383,7 @@ struct verbs_dev *vmh_verbs_probe(unsigned ifindex, const char *ifname, char nam
 	if (!load())
 		return NULL;
 	*reason = VMH_R_NO_VERBS_DEVICE;
-	if (!own_link(ifname, &link))
+	if (elsewhere() || !own_link(ifname, &link))
 		return NULL;
 	list = vmh_ibv.get_device_list(NULL);
 	for (int i = 0; list && list[i] && !name[0]; i++) {

@@ -17,6 +17,8 @@ struct verbs_dev;
  * gives it to vmh_ring_verbs_open or to vmh_verbs_dev_close. */
 struct verbs_dev *vmh_verbs_probe(unsigned ifindex, const char *ifname, char name[VMH_VERBS_DEVICE], unsigned *reason);
 void vmh_verbs_dev_close(struct verbs_dev *dev);
+/* The service is about to take the process' network namespace for the session's. */
+void vmh_verbs_session_begins(void);
 
 /* From a grant of kind VMH_RING_VERBS. Takes dev over, on failure too. Appends the ring to vmh_rings. 0 / -errno. */
 int vmh_ring_verbs_open(const struct vmh_msg_ring_reply *grant, const char *ifname, struct verbs_dev *dev,

@@ -1,5 +1,6 @@
 /* The steering programs, their maps and rings, by bpf(2) alone. Links and maps are fds: they end with the process. */
 #include <linux/bpf.h>
+#include <linux/capability.h>
 #include <string.h>
 #include <sys/mman.h>
 #include "sv.h"
@@ -56,6 +57,16 @@ int sv_map_delete(int map, const void *key)
 	return sv_bpf(BPF_MAP_DELETE_ELEM, &attr);
 }
 
+/* Of programs without this the verifier demands what ours are not, and refuses them with whatever it stumbled over. */
+static bool has_perfmon(void)
+{
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct have[2] = { { 0 } };
+
+	return SV_CALL(SYS_capget, &head, have) || have[0].effective & 1u << CAP_SYS_ADMIN ||
+	       have[1].effective & 1u << (CAP_PERFMON - 32);
+}
+
 static int load(const struct sv_steering *steering, const char *name, const struct bpf_insn *code, uint32_t insns,
 		const struct sv_reloc *relocs, uint32_t count)
 {
@@ -63,7 +74,7 @@ static int load(const struct sv_steering *steering, const char *name, const stru
 	struct bpf_insn program[insns];
 	union bpf_attr attr;
 	static char log[SV_LOG_SIZE]; /* only written to in the registry lock */
-	int fd;
+	int fd, error;
 
 	memcpy(program, code, insns * sizeof(*code));
 	for (uint32_t i = 0; i < count; i++) {
@@ -79,13 +90,17 @@ static int load(const struct sv_steering *steering, const char *name, const stru
 	fd = sv_bpf(BPF_PROG_LOAD, &attr);
 	if (fd >= 0 || fd == -EPERM)
 		return fd;
+	if (!has_perfmon())
+		return -EPERM;
+	error = fd;
 	attr.log_level = 1;
 	attr.log_buf = (uintptr_t)log;
 	attr.log_size = sizeof(log);
 	fd = sv_bpf(BPF_PROG_LOAD, &attr);
-	if (fd < 0)
-		sv_say("%s is refused: %s\n%s", name, strerror(-fd), log);
-	return fd;
+	if (fd >= 0)
+		return fd;
+	sv_say("%s is refused: %s\n%s", name, strerror(-error), log);
+	return error; /* not that of a log which is too small */
 }
 
 static int attach(int program, int ifindex, int where)
@@ -151,7 +166,7 @@ static int open_maps(struct sv_steering *steering)
 	return 0;
 }
 
-/* 0 or -errno: EPERM without CAP_BPF and CAP_NET_ADMIN, EOPNOTSUPP on kernels before 6.6 (no tcx). */
+/* 0 or -errno: EPERM without CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, EOPNOTSUPP on kernels before 6.6 (no tcx). */
 int sv_steering_open(int ifindex, struct sv_steering *steering)
 {
 	int error;
@@ -168,7 +183,7 @@ int sv_steering_open(int ifindex, struct sv_steering *steering)
 	}
 	if (error) {
 		sv_say("no steering on interface %d: %s%s", ifindex, strerror(-error),
-		       error == -EPERM        ? "; CAP_BPF and CAP_NET_ADMIN are needed"
+		       error == -EPERM        ? "; CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN are needed"
 		       : error == -EOPNOTSUPP ? "; the kernel has no tcx (Linux 6.6)"
 					      : "");
 		sv_steering_close(steering);

@@ -103,7 +103,8 @@ struct sv_cq *sv_cq_make(struct ibv_context *context, uint32_t cqe, void *cq_con
 	struct sv_cq *cq;
 	int error = 0;
 
-	if (!cqe || cqe > SV_MAX_CQE || vector >= (uint32_t)context->num_comp_vectors)
+	if (!cqe || cqe > SV_MAX_CQE || vector >= (uint32_t)context->num_comp_vectors ||
+	    (channel && channel->context != context))
 		return SV_NULL(EINVAL);
 	if (x->dead)
 		return SV_NULL(EIO);

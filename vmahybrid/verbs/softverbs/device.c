@@ -74,6 +74,11 @@ static uint64_t netns_of_thread(void)
 	return stat("/proc/thread-self/ns/net", &status) ? 0 : status.st_ino;
 }
 
+bool sv_device_here(const struct sv_device *d)
+{
+	return netns_of_thread() == d->netns;
+}
+
 #undef ibv_get_device_list
 SV_EXPORT struct ibv_device **ibv_get_device_list(int *num)
 {
@@ -149,7 +154,7 @@ SV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	int error = sv_link_of(d->ifindex, &link);
 
 	/* the thread may have changed its namespace since it listed the devices */
-	if (!error && (strcmp(link.name, d->netdev) != 0 || netns_of_thread() != d->netns))
+	if (!error && (strcmp(link.name, d->netdev) != 0 || !sv_device_here(d)))
 		error = -ENODEV;
 	if (error)
 		return SV_NULL(-error);
@@ -161,6 +166,7 @@ SV_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	x->mr_salt = (uint8_t)(sv_clock(0) >> 10);
 	x->was_active = sv_link_active(&link);
 	pthread_mutex_init(&x->lock, NULL);
+	pthread_mutex_init(&x->link_lock, NULL);
 	pthread_rwlock_init(&x->mr_lock, NULL);
 	error = sv_events_open(x);
 	if (error) {
@@ -184,11 +190,15 @@ SV_EXPORT int ibv_close_device(struct ibv_context *context)
 	struct sv_context *x = sv_context(context);
 
 	sv_registry_remove(x);
+	sv_engine_forget(x);
 	sv_engine_leave(x);
+	for (struct sv_qp *q = x->qps; q; q = q->next)
+		sv_close(&q->tx_fd); /* and with it what it has the interface let in */
 	sv_events_close(x);
 	sv_tx_close_spares(x);
 	put_device(x->device);
 	pthread_mutex_destroy(&x->lock);
+	pthread_mutex_destroy(&x->link_lock);
 	pthread_rwlock_destroy(&x->mr_lock);
 	pthread_mutex_destroy(&context->mutex);
 	free(x->mrs);

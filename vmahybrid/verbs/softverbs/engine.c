@@ -67,7 +67,7 @@ static struct sv_engine *engine_join(struct sv_context *x, int *error)
 		e->ifindex = x->device->ifindex;
 		e->netns = x->device->netns;
 		pthread_mutex_init(&e->lock, NULL);
-		*error = sv_steering_open(e->ifindex, &e->steering);
+		*error = sv_device_here(x->device) ? sv_steering_open(e->ifindex, &e->steering) : -ENODEV;
 		if (*error) {
 			free(e);
 			e = NULL;
@@ -447,6 +447,24 @@ int sv_engine_add(struct sv_context *x, struct sv_flow *flow)
 	}
 	pthread_mutex_unlock(&e->lock);
 	return error;
+}
+
+/* The flows themselves are the program's, and leak with its other objects. */
+void sv_engine_forget(struct sv_context *x)
+{
+	struct sv_engine *e = x->engine;
+
+	if (!e)
+		return;
+	pthread_mutex_lock(&e->lock);
+	for (struct sv_flow *f = e->flows, *next; f; f = next) {
+		next = f->next;
+		if (f->base.context == sv_public(x))
+			unlink_flow(e, f);
+	}
+	pthread_mutex_unlock(&e->lock);
+	for (struct sv_qp *q = x->qps; q; q = q->next)
+		sv_engine_release_slot(q);
 }
 
 void sv_engine_remove(struct sv_context *x, struct sv_flow *flow)

@@ -66,6 +66,7 @@ void sv_device_gone(struct sv_context *x)
 	sv_event_queue(x, IBV_EVENT_DEVICE_FATAL, NULL);
 }
 
+/* With link_lock held. */
 static bool read_link(struct sv_context *x)
 {
 	union {
@@ -76,7 +77,9 @@ static bool read_link(struct sv_context *x)
 	struct sv_link link;
 	int state;
 
-	if (size == -ENOBUFS) /* lost some; what counts is the present */
+	if (size == -ENOBUFS && !sv_device_here(x->device))
+		state = -2; /* cannot be looked up from there */
+	else if (size == -ENOBUFS) /* lost some; what counts is the present */
 		state = sv_link_of(x->device->ifindex, &link) ? -1 : sv_link_active(&link);
 	else if (size <= 0)
 		return false;
@@ -89,6 +92,14 @@ static bool read_link(struct sv_context *x)
 		sv_event_queue(x, state ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, NULL);
 	}
 	return true;
+}
+
+static void read_links(struct sv_context *x)
+{
+	pthread_mutex_lock(&x->link_lock);
+	while (read_link(x))
+		;
+	pthread_mutex_unlock(&x->link_lock);
 }
 
 static bool take(struct sv_context *x, struct ibv_async_event *out)
@@ -132,8 +143,8 @@ SV_EXPORT int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
 			return -1;
 		}
 		/* all: a program that reads no further than the port's error is to lose a device that is gone */
-		while (ready.data.u64 == LINK && read_link(x))
-			;
+		if (ready.data.u64 == LINK)
+			read_links(x);
 		if (take(x, event))
 			return 0;
 	}

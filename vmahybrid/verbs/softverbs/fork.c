@@ -56,6 +56,7 @@ static void child(void)
 	for (struct sv_context *x = contexts; x; x = x->next) {
 		x->dead = x->forked = true;
 		pthread_mutex_init(&x->lock, NULL);
+		pthread_mutex_init(&x->link_lock, NULL);
 		pthread_rwlock_init(&x->mr_lock, NULL);
 		sv_close(&x->event_fd);
 		sv_close(&x->netlink_fd);

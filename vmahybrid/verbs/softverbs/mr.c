@@ -127,7 +127,7 @@ SV_EXPORT int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, vo
 	bool writes = (flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access) & IBV_ACCESS_LOCAL_WRITE;
 
 	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || !flags || (moves && (!address || !length)) ||
-	    (flags & IBV_REREG_MR_CHANGE_PD && !pd)) {
+	    (flags & IBV_REREG_MR_CHANGE_PD && (!pd || pd->context != base->context))) {
 		errno = EINVAL;
 		return IBV_REREG_MR_ERR_INPUT;
 	}

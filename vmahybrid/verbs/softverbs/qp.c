@@ -56,7 +56,7 @@ static void free_qp(struct sv_qp *q)
 	free(q);
 }
 
-static int check_attr(const struct sv_context *x, const struct ibv_qp_init_attr_ex *attr)
+static int check_attr(struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
 	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	const struct ibv_qp_cap *cap = &attr->cap;
@@ -67,6 +67,8 @@ static int check_attr(const struct sv_context *x, const struct ibv_qp_init_attr_
 		return EOPNOTSUPP;
 	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD) || !attr->pd || !attr->send_cq || !attr->recv_cq)
 		return EINVAL;
+	if (attr->pd->context != context || attr->send_cq->context != context || attr->recv_cq->context != context)
+		return EINVAL;
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && attr->create_flags & ~(uint32_t)IBV_QP_CREATE_CVLAN_STRIPPING)
 		return EOPNOTSUPP;
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && attr->send_ops_flags & ~(uint64_t)IBV_QP_EX_WITH_SEND)
@@ -74,7 +76,7 @@ static int check_attr(const struct sv_context *x, const struct ibv_qp_init_attr_
 	if (cap->max_send_wr > SV_MAX_WR || cap->max_recv_wr > SV_MAX_WR || cap->max_send_sge > SV_MAX_SGE ||
 	    cap->max_recv_sge > SV_MAX_SGE || cap->max_inline_data > SV_MAX_INLINE)
 		return EINVAL;
-	return x->dead ? EIO : 0;
+	return sv_context(context)->dead ? EIO : 0;
 }
 
 static uint32_t at_least(uint32_t value, uint32_t least)
@@ -139,7 +141,7 @@ static struct sv_qp *make_qp(struct ibv_context *context, const struct ibv_qp_in
 
 struct ibv_qp *sv_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
 {
-	int error = check_attr(sv_context(context), attr);
+	int error = check_attr(context, attr);
 	struct sv_qp *q;
 
 	if (error)

@@ -71,13 +71,14 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
 
 int sv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size)
 {
+	const struct sv_device *d = sv_context(context)->device;
 	struct ibv_port_attr known;
 	struct sv_link link;
 	int error;
 
 	if (port != 1)
 		return EINVAL;
-	error = sv_link_of(sv_context(context)->device->ifindex, &link);
+	error = sv_device_here(d) ? sv_link_of(d->ifindex, &link) : -ENODEV;
 	if (error)
 		return -error;
 	memset(&known, 0, sizeof(known));
@@ -147,7 +148,7 @@ static int find_gid(struct ibv_context *context, uint32_t port, uint32_t index, 
 		gid->global.interface_id = ibv_get_device_guid(&d->base);
 		return 0;
 	}
-	error = sv_addresses(d->ifindex, count_gid, &walk);
+	error = sv_device_here(d) ? sv_addresses(d->ifindex, count_gid, &walk) : -ENODEV;
 	if (error)
 		return -error;
 	if (!walk.found)

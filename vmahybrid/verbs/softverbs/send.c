@@ -26,6 +26,8 @@ static int open_socket(struct sv_context *x, int *fd)
 	struct sockaddr_ll address = { .sll_family = AF_PACKET, .sll_ifindex = x->device->ifindex };
 	int on = 1, mark = SV_MARK, error;
 
+	if (!sv_device_here(x->device))
+		return -ENODEV;
 	*fd = sv_socket(AF_PACKET, SOCK_RAW, 0);
 	if (*fd < 0)
 		return *fd;

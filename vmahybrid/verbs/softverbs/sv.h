@@ -10,7 +10,8 @@
  *  4. qp->sq_lock: posting sends, state changes.
  *  5. cq->lock: its ring, the QPs that receive on it, and the rings of those QPs. Never two CQs at once.
  *  6. qp->rq_lock: the receive queue.
- *  7. context->lock: lists of objects, asynchronous events.
+ *  7. context->link_lock, with none of the above.
+ *  8. context->lock: lists of objects, asynchronous events.
  * context->mr_lock: for reading while memory of the program is copied, so that an MR cannot go meanwhile, anywhere in
  * this order: glibc lets readers pass waiting writers, and a writer takes nothing else.
  */
@@ -83,6 +84,7 @@ struct sv_context {
 	int spares;
 	struct sv_event *events, **events_end;
 	int event_fd, netlink_fd;
+	pthread_mutex_t link_lock; /* what netlink_fd tells is read, and becomes events, in order */
 	bool was_active;
 	struct verbs_context verbs; /* last: struct ibv_context ends it */
 };
@@ -234,6 +236,9 @@ int sv_netlink_watch(int ifindex);
 /* The state in a message of sv_netlink_watch(): 1 up, 0 down, -1 the interface is gone, -2 something else. */
 int sv_netlink_state(const void *message, size_t size, int ifindex);
 
+/* device.c: is the calling thread in the device's network namespace? An interface index means something else elsewhere. */
+bool sv_device_here(const struct sv_device *d);
+
 /* query.c */
 bool sv_link_active(const struct sv_link *link);
 int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
@@ -320,6 +325,7 @@ int sv_destroy_flow(struct ibv_flow *flow);
 int sv_flow_parse(const struct ibv_flow_attr *attr, struct sv_flow *flow);
 int sv_engine_add(struct sv_context *x, struct sv_flow *flow);
 void sv_engine_remove(struct sv_context *x, struct sv_flow *flow);
+void sv_engine_forget(struct sv_context *x); /* its flows and slots: a device that is closed steers nothing */
 void sv_engine_leave(struct sv_context *x);
 void sv_engine_device_gone(struct sv_context *x);
 void sv_engine_release_slot(struct sv_qp *qp);
