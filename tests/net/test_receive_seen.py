@@ -1,5 +1,5 @@
-"""Between ring and kernel socket there is no order. But the datagram that a program has peeked at, or whose length it has
-asked for, is the one that it gets next: else it would cut it off."""
+"""Between ring and kernel socket there is no order. But the datagram that a program has peeked at, or whose length it
+has asked for, is the one that it gets next: else it would cut it off."""
 
 from __future__ import annotations
 
