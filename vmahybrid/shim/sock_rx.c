@@ -429,11 +429,27 @@ static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	return r;
 }
 
+/* What a ring had brought before the kernel had its turn, and now rings have it again: oldest first. */
+static ssize_t recv_older(struct vmh_sock *s, struct msghdr *m, int flags)
+{
+	ssize_t r = take(s, m, flags);
+	uint32_t left = VMH_GET(s->rxq_older);
+
+	if (r >= 0 && !(flags & MSG_PEEK) && left)
+		VMH_SET(s->rxq_older, --left);
+	VMH_SET(s->next_from, r >= 0 && left ? VMH_NEXT_OLDER : VMH_NEXT_ANY);
+	return r;
+}
+
 /* Between ring and kernel socket there is no order, but who has seen a datagram, or its length, gets that one. */
 static ssize_t recv_seen(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
-	ssize_t r = VMH_GET(s->next_from) == VMH_NEXT_RING ? take(s, m, flags) : look_at_kernel(s, fd, m, flags);
+	uint8_t from = VMH_GET(s->next_from);
+	ssize_t r;
 
+	if (from == VMH_NEXT_OLDER)
+		return recv_older(s, m, flags);
+	r = from == VMH_NEXT_RING ? take(s, m, flags) : look_at_kernel(s, fd, m, flags);
 	if (r == -EAGAIN || !(flags & MSG_PEEK))
 		VMH_SET(s->next_from, VMH_NEXT_ANY);
 	return r;
@@ -576,7 +592,8 @@ int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)
 		r = (int)vmh_sys(SYS_ioctl, fd, FIONREAD, &os);
 	if (!any && !r)
 		*value = os;
-	VMH_SET(s->next_from, any ? VMH_NEXT_RING : os > 0 ? VMH_NEXT_OS : VMH_NEXT_ANY);
+	if (!any || VMH_GET(s->next_from) != VMH_NEXT_OLDER)
+		VMH_SET(s->next_from, any ? VMH_NEXT_RING : os > 0 ? VMH_NEXT_OS : VMH_NEXT_ANY);
 	return any ? 0 : r;
 }
 
