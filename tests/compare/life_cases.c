@@ -164,6 +164,24 @@ static void home_queued(int looked)
 	close(fd);
 }
 
+/* Then an error of the kernel's is told before what lies in the queue. */
+static void home_refused(int arg)
+{
+	struct sockaddr_in closed = peer(7004);
+	int fd = udp_connected(7003), one = 1;
+
+	(void)arg;
+	ask(fd, 7003, "3 20");
+	settle();
+	say("option", setsockopt(fd, SOL_SOCKET, SO_LOCK_FILTER, &one, sizeof(one)));
+	say("connect", connect(fd, (void *)&closed, sizeof(closed)));
+	say("send", send(fd, "x", 1, 0));
+	settle();
+	drain(fd, "the error");
+	drain(fd, "what was queued");
+	close(fd);
+}
+
 static void shutdowns(int how)
 {
 	int fd = udp_connected(7001);
@@ -245,14 +263,18 @@ static void fork_server(int arg)
 }
 
 /* Datagrams that have arrived and are unread when the process forks: the child may read them. */
-static void fork_queued(int connected)
+enum { QUEUED_CONNECTED = 1, QUEUED_HOME };
+
+static void fork_queued(int how)
 {
-	int fd = connected ? udp_connected(7003) : udp_any(), status = 0;
+	int fd = how ? udp_connected(7003) : udp_any(), status = 0, one = 1;
 	char c;
 
 	ask(fd, 7003, "3 20");
 	settle();
 	say("peek", recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT));
+	if (how == QUEUED_HOME) /* an option that the kernel alone has */
+		say("option", setsockopt(fd, SOL_SOCKET, SO_LOCK_FILTER, &one, sizeof(one)));
 	fflush(stdout);
 	pid_t pid = fork();
 	if (pid == 0) {
@@ -620,12 +642,14 @@ const struct call_case life_cases[] = {
 	{ "use after close", use_after_close, 0 }, { "reopen port", reopen_port, 0 },
 	{ "reopen port, unread", reopen_unread, 0 }, { "reopen port, unread, connected", reopen_unread, 1 },
 	{ "goes home, queued", home_queued, 0 }, { "goes home, queued and seen", home_queued, 1 },
+	{ "goes home, queued, refused", home_refused, 0 },
 	{ "shutdown rd", shutdowns, SHUT_RD }, { "shutdown wr", shutdowns, SHUT_WR }, { "shutdown rdwr", shutdowns, SHUT_RDWR },
 	{ "shutdown wakes", shutdown_wakes, 0 },
 	{ "fork child uses", fork_child_uses, 0 }, { "_Fork child uses", fork_child_uses, 1 },
 	{ "fork server", fork_server, 0 },
 	{ "fork new in child", fork_new_in_child, 0 },
-	{ "fork queued", fork_queued, 0 }, { "fork queued, connected", fork_queued, 1 },
+	{ "fork queued", fork_queued, 0 }, { "fork queued, connected", fork_queued, QUEUED_CONNECTED },
+	{ "fork queued, home", fork_queued, QUEUED_HOME },
 	{ "exec queued", exec_queued, 0 }, { "exec fails", exec_fails, 0 }, { "pass fd queued", pass_queued, 0 },
 	{ "pass fd", pass_fd, 0 }, { "close_range", close_range_all, 0 },
 	{ "threads share", threads_share, 0 }, { "other sockets", other_sockets, 0 }, { "loopback", loopback, 0 },

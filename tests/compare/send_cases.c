@@ -325,6 +325,24 @@ static void refused_reconnects(int arg)
 	close(fd);
 }
 
+/* From 127.0.0.1 nothing goes to the peer, which the kernel says before it tells of an earlier refusal. */
+static void refused_no_route(int way)
+{
+	struct sockaddr_in closed = { .sin_family = AF_INET, .sin_port = htons(1) }, to = peer(7001);
+	struct iovec v = { "x", 1 };
+	struct mmsghdr m = { .msg_hdr = { .msg_name = &to, .msg_namelen = sizeof(to), .msg_iov = &v, .msg_iovlen = 1 } };
+	int fd = udp();
+	char c;
+
+	say("connect", connect(fd, (void *)&closed, sizeof(closed)));
+	say("send", send(fd, "x", 1, 0));
+	settle();
+	for (int i = 0; i < 3; i++)
+		say("no route", way == SENDMMSG ? sendmmsg(fd, &m, 1, 0) : sendmsg(fd, &m.msg_hdr, 0));
+	say("then refused", recv(fd, &c, 1, MSG_DONTWAIT));
+	close(fd);
+}
+
 const struct call_case send_cases[] = {
 	PER_WAY("send connected", connected),
 	PER_TO("send unconnected", unconnected),
@@ -335,6 +353,7 @@ const struct call_case send_cases[] = {
 	PER_WAY("send refused", refused),
 	{ "send refused again", refused_again, 0 }, { "send refused, IP_RECVERR", refused_again, 1 },
 	{ "send refused, reconnects", refused_reconnects, 0 },
+	{ "send refused, no route", refused_no_route, SENDMSG }, { "sendmmsg refused, no route", refused_no_route, SENDMMSG },
 	{ "send negative length", negative_length, 0 },
 	PER_WAY("send after shutdown", after_shutdown),
 	PER_TO("send elsewhere", other_destination),

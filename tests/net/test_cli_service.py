@@ -147,7 +147,8 @@ def test_a_rule_sends_the_flow_home(service: Service, netns_pair: Sandbox, echo:
         time.sleep(0.05)
     code, out, err = call("vmahybrid", "explain", local)
     assert (code, err) == (0, "")
-    assert "rule" in out
+    (step,) = re.findall(r"^  no  rule +(.*)$", out, re.M)  # once, and by its number
+    assert step.startswith(f"rule {rule} of the operator: kernel udp *:7777 *:*")
     assert call("vmahybrid", "flows", "delete", str(rule))[0] == 0
     assert echo.running
 

@@ -76,9 +76,11 @@ def run(
     (["stray"], "unexpected argument 'stray'"),
     (["-S", "1", "info", "stray"], "unexpected argument 'stray'"),
     (["-p"], "option -p requires argument"),
+    (["-v", "6\n7"], "'-v' Invalid view val: 6?7"),
+    (["-s", "\x1b[2J"], "Invalid fd val: ?[2J"),
 ])  # fmt: skip
 def test_wrong_options(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 1
+    assert main(argv) == 2
     found = capsys.readouterr()
     assert found.err == f"vmastat: {text}\n"
     assert found.out.startswith("\nVMA Statistics\nUsage:\n\tvma_stats [-p pid]")

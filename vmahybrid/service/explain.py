@@ -324,20 +324,19 @@ def _sending(core: Core, session: Session, socket: SocketView) -> Iterator[Expla
 
 def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
     places = _places(core, address, port)
-    for pid, fd in places:
-        yield from _socket(core, pid, fd)
     others = fds.at(core, address, port)
+    rules = list(_operator_rules(core, address, port))
+    for pid, fd in places:
+        for step in _socket(core, pid, fd):
+            if step.step == "rule" and not step.ok and rules:
+                yield from rules  # with number and packets, which the socket's own step has not
+                rules = []
+            else:
+                yield step
     for pid, fd in others:
         yield _session(core, pid)[1]
         yield fds.explain_one(pid, fd, over=False)
-    if any(flow.owner and _at(flow, address, port) for flow in core.table.flows.values()):
-        return
-    for rule in views.operator_flows(core):
-        if _meets(rule.local, rule.local_port, address, port) or (
-                not _is_here(core, address) and _meets(rule.remote, rule.remote_port, address, port)):
-            packets, _ = core.hits(rule)
-            what = f"{rule.action.value} {PROTO_NAMES[rule.proto]} {rule.local_text} {rule.remote_text}"
-            yield _no("rule", Reason.RULE, f"rule {rule.flow_id} of the operator: {what}: {packets} packets")
+    yield from rules
     if places or others:
         return
     text = f"{addr_to_text(address)}:{port or '*'}"
@@ -350,6 +349,18 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
                 what = f"{namespace.name}:{link.name} has the address"
                 yield _ok("interface", what) if reason is Reason.NONE else _no("interface", reason,
                                                                                f"{what}: {reason.text}")
+
+
+def _operator_rules(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
+    """Those that keep packets of ADDR:PORT off rings; none where a flow of a socket has it."""
+    if any(flow.owner and _at(flow, address, port) for flow in core.table.flows.values()):
+        return
+    for rule in views.operator_flows(core):
+        if _meets(rule.local, rule.local_port, address, port) or (
+                not _is_here(core, address) and _meets(rule.remote, rule.remote_port, address, port)):
+            packets, _ = core.hits(rule)
+            what = f"{rule.action.value} {PROTO_NAMES[rule.proto]} {rule.local_text} {rule.remote_text}"
+            yield _no("rule", Reason.RULE, f"rule {rule.flow_id} of the operator: {what}: {packets} packets")
 
 
 def _is_here(core: Core, address: bytes) -> bool:

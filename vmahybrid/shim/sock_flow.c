@@ -116,9 +116,14 @@ static void publish(struct vmh_sock *s)
 	if (on == was)
 		return;
 	s->tx_cfg++; /* the entitlement to send by a ring came or went with it */
-	/* what the kernel queued before the switch is older than anything on the ring; after the one back it is younger */
-	if (on)
+	/* what the kernel queued before the switch is older than anything on the ring; after the one back it is younger,
+	 * and so than what still lies here from before that */
+	if (on) {
+		s->rxq_older = atomic_load(&s->rxq_len);
+		if (s->rxq_older)
+			VMH_SET(s->next_from, VMH_NEXT_OLDER);
 		atomic_store(&s->os_check, 1);
+	}
 	atomic_store(&s->rx_on, on);
 	if (on)
 		vmh_epoll_member_on_ring(&s->obj);

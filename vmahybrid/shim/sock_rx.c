@@ -155,6 +155,8 @@ static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 		if (s->rxq_head)
 			r = copy_out(s, m, flags, s->rxq_head);
 		vmh_unlock(&s->rxq_lock);
+		if (r >= 0)
+			VMH_SET(s->next_from, VMH_NEXT_RING);
 		return r;
 	}
 	struct vmh_buf *b = vmh_sock_pop(s);
@@ -173,6 +175,8 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 		VMH_SET(s->os_more, 1);
 		if (r >= 0)
 			VMH_SET(s->heard, 1);
+		if (r >= 0 && (flags & MSG_PEEK))
+			VMH_SET(s->next_from, VMH_NEXT_OS);
 	}
 	return r;
 }
@@ -425,6 +429,43 @@ static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	return r;
 }
 
+/* What a ring had brought before the kernel had its turn, and now rings have it again: oldest first. */
+static ssize_t recv_older(struct vmh_sock *s, struct msghdr *m, int flags)
+{
+	ssize_t r = take(s, m, flags);
+	uint32_t left = VMH_GET(s->rxq_older);
+
+	if (r >= 0 && !(flags & MSG_PEEK) && left)
+		VMH_SET(s->rxq_older, --left);
+	VMH_SET(s->next_from, r >= 0 && left ? VMH_NEXT_OLDER : VMH_NEXT_ANY);
+	return r;
+}
+
+/* Between ring and kernel socket there is no order, but who has seen a datagram, or its length, gets that one. */
+static ssize_t recv_seen(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	uint8_t from = VMH_GET(s->next_from);
+	ssize_t r;
+
+	if (from == VMH_NEXT_OLDER)
+		return recv_older(s, m, flags);
+	r = from == VMH_NEXT_RING ? take(s, m, flags) : look_at_kernel(s, fd, m, flags);
+	if (r == -EAGAIN || !(flags & MSG_PEEK))
+		VMH_SET(s->next_from, VMH_NEXT_ANY);
+	return r;
+}
+
+/* Back on the kernel, with a queue of what came by the rings before: an error of the kernel's comes first, as there. */
+static ssize_t kernel_error(struct vmh_sock *s, int fd)
+{
+	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
+
+	if (r >= 0 || r == -EAGAIN)
+		return 0;
+	count_os(s, r, 0);
+	return r;
+}
+
 static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
@@ -448,6 +489,16 @@ static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 			return kernel_as_asked(s, fd, m, flags);
 		r = kernel_now(s, fd, m, flags);
 		return r != -EAGAIN ? r : recv_blocking(s, fd, m, flags);
+	}
+	if (vmh_unlikely(!atomic_load_explicit(&s->rx_on, memory_order_relaxed))) {
+		r = kernel_error(s, fd);
+		if (r)
+			return r;
+	}
+	if (vmh_unlikely(VMH_GET(s->next_from))) {
+		r = recv_seen(s, fd, m, flags);
+		if (r != -EAGAIN)
+			return r;
 	}
 	if (os_turn(s)) {
 		r = look_at_kernel(s, fd, m, flags);
@@ -527,15 +578,23 @@ ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)
 {
+	int r = 0, os = 0;
+
 	vmh_rings_catch_up(POLL_BUDGET);
+	if (VMH_GET(s->next_from) == VMH_NEXT_OS)
+		r = (int)vmh_sys(SYS_ioctl, fd, FIONREAD, &os);
 	vmh_lock(&s->rxq_lock);
-	bool any = s->rxq_head != NULL;
+	bool any = s->rxq_head && os <= 0;
 	if (any)
 		*value = (int)s->rxq_head->len;
 	vmh_unlock(&s->rxq_lock);
-	if (any)
-		return 0;
-	return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
+	if (!any && os <= 0)
+		r = (int)vmh_sys(SYS_ioctl, fd, FIONREAD, &os);
+	if (!any && !r)
+		*value = os;
+	if (!any || VMH_GET(s->next_from) != VMH_NEXT_OLDER)
+		VMH_SET(s->next_from, any ? VMH_NEXT_RING : os > 0 ? VMH_NEXT_OS : VMH_NEXT_ANY);
+	return any ? 0 : r;
 }
 
 int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout)

@@ -24,6 +24,8 @@ static void share_one(struct vmh_sock *s, void *arg)
 		VMH_SET(s->stats->offloaded, 0);
 		vmh_sock_set_reason(s, *reason, 0);
 		atomic_store(&s->plain, 0);
+	} else {
+		vmh_sock_give_back(s, s->obj.fd); /* what came by a ring before it went home, and nobody has read */
 	}
 	vmh_unlock(&s->obj.lock);
 }

@@ -381,7 +381,8 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 	why = vmh_session_open();
 	if (vmh_unlikely(why))
 		return by_kernel(s, fd, m, flags, why);
-	if (s->rport || vmh_unlikely(s->recverr)) {
+	/* what the kernel sends in any case may fail for another reason, which comes before a pending error */
+	if ((s->rport || vmh_unlikely(s->recverr)) && !atomic_load_explicit(&s->plain, memory_order_relaxed)) {
 		int err = pending_error(s, fd);
 
 		if (err) {

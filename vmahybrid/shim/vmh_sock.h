@@ -25,6 +25,7 @@
 #define SO_TIMESTAMPING_NEW 65
 #endif
 enum { VMH_STAMP_US = 1, VMH_STAMP_NS };
+enum { VMH_NEXT_ANY, VMH_NEXT_RING, VMH_NEXT_OS, VMH_NEXT_OLDER };
 #define VMH_PATH_SURE (552 - 28) /* payload that fits the least path MTU that the kernel learns (route.min_pmtu) */
 
 struct vmh_flow {
@@ -96,6 +97,8 @@ struct vmh_sock {
 	uint64_t os_looked_ns;    /* when the kernel socket was last read, for callers that never block */
 	uint32_t os_reports;      /* vmh_os_reports when it was last seen empty */
 	uint8_t os_more;          /* the last look at it found something */
+	uint8_t next_from;        /* VMH_NEXT_*: what was peeked at or measured is what the next call gets */
+	uint32_t rxq_older;       /* VMH_NEXT_OLDER: so many in the queue are older than what the kernel socket has */
 	uint64_t drained_ns;      /* when the rings were last looked at while something was queued */
 	uint8_t heard;            /* something was received since connect: the peer is alive */
 

@@ -36,13 +36,13 @@ def error(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0, or 1 on any error."""
+    """Exit code 0; 1 on any error, 2 where the command line itself is wrong."""
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
     except OptionError as why:
         error(str(why))
         print(USAGE, end="")
-        return 1
+        return 2
     if options.wish != "show":
         print(USAGE, end="") if options.wish == "help" else print_version()
         return 0

@@ -84,7 +84,10 @@ _CHOICE_OF_PROCESS = "pnf"
 
 
 class OptionError(Exception):
-    """The text that vma_stats prints behind ``vmastat: ``."""
+    """The text that vma_stats prints behind ``vmastat: ``, in one line whatever the token is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("".join(c if c.isprintable() else "?" for c in text))
 
 
 @dataclass(slots=True)
