@@ -81,7 +81,7 @@ static inline uint64_t sum_tail(const unsigned char *p, size_t len)
 }
 
 /* Sum of up to 64 KiB; 32-bit halves in 64-bit lanes can't overflow. */
-static uint64_t sum_bytes(const unsigned char *p, size_t len)
+VMH_HOT static uint64_t sum_bytes(const unsigned char *p, size_t len)
 {
 	const v2u64 low = {0xffffffff, 0xffffffff};
 	v2u64 a = {0, 0}, b = {0, 0}, v, w;
@@ -205,7 +205,7 @@ static bool udp_sum_ok(const unsigned char *ip, const unsigned char *udp, size_t
 }
 
 /* As in __ip_options_compile() of Linux: well-formed, and no source route (accept_source_route is off by default). */
-static bool options_ok(const unsigned char *p, const unsigned char *end)
+VMH_COLD static bool options_ok(const unsigned char *p, const unsigned char *end)
 {
 	while (p < end && *p != 0) {
 		if (*p == 1) {
@@ -256,7 +256,7 @@ int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct 
 	if (vmh_unlikely(ip[9] != IPPROTO_UDP || (load16(ip + 6) & htons(IP_FRAGMENT_MASK)) ||
 			 fold(sum_bytes(ip, ip_hdr)) != 0xffff))
 		return -EBADMSG;
-	if (vmh_unlikely(martian(ip) || !options_ok(ip + IP_LEN, ip + ip_hdr)))
+	if (vmh_unlikely(martian(ip) || (ip_hdr != IP_LEN && !options_ok(ip + IP_LEN, ip + ip_hdr))))
 		return -EBADMSG;
 	udp = ip + ip_hdr;
 	udp_len = ntohs(load16(udp + 4));

@@ -1,5 +1,6 @@
-/* The slow path of vmh_lock: Drepper's three-state mutex ("Futexes are tricky", mutex 2). */
+/* The word of a lock: Drepper's three-state mutex ("Futexes are tricky", mutex 2). */
 #include "vmh_lock.h"
+#include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <sched.h>
 #include <signal.h>
@@ -25,14 +26,21 @@ void vmh_let_signals_in(void)
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
-void vmh_lock_slow(struct vmh_lock *l)
+static inline bool grab(struct vmh_lock *l)
+{
+	uint32_t free_ = 0;
+
+	return atomic_compare_exchange_strong_explicit(&l->word, &free_, 1, memory_order_acquire, memory_order_relaxed);
+}
+
+VMH_COLD static void lock_slow(struct vmh_lock *l)
 {
 	for (int i = mode == MUTEX ? SPINS : 0; i < SPINS; i++) {
 		if (mode == MANY_THREADS)
 			sched_yield();
 		else
 			vmh_cpu_relax();
-		if (atomic_load_explicit(&l->word, memory_order_relaxed) == 0 && vmh_lock_grab(l))
+		if (atomic_load_explicit(&l->word, memory_order_relaxed) == 0 && grab(l))
 			return;
 	}
 	/* Having slept once, we can't know whether others still sleep: take the lock as 2, so that our
@@ -44,6 +52,55 @@ void vmh_lock_slow(struct vmh_lock *l)
 static long barrier(int command)
 {
 	return vmh_sys(SYS_membarrier, command, 0, 0);
+}
+
+/* Of the owner, by who has the word. If it is inside, the word is given back. */
+VMH_COLD static bool try_oust(struct vmh_lock *l)
+{
+	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	if (!atomic_load_explicit(&l->own, memory_order_acquire))
+		return true;
+	vmh_unlock_word(l);
+	return false;
+}
+
+/* Waits for it. */
+VMH_COLD static void oust(struct vmh_lock *l)
+{
+	const struct timespec nap = { 0, NAP_NS };
+
+	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	for (int i = 0; atomic_load_explicit(&l->own, memory_order_acquire); i++) {
+		if (i < NAP_AFTER)
+			vmh_cpu_relax();
+		else /* preempted, or in a call to the service; it does not know that somebody waits */
+			vmh_sys(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &nap, NULL);
+	}
+}
+
+void vmh_lock_word(struct vmh_lock *l)
+{
+	if (vmh_unlikely(!grab(l)))
+		lock_slow(l);
+	if (vmh_unlikely(atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) && !vmh_held.owner)
+		oust(l);
+}
+
+bool vmh_trylock_word(struct vmh_lock *l)
+{
+	return vmh_likely(grab(l)) &&
+	       (vmh_likely(!atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) || try_oust(l));
+}
+
+VMH_COLD static void wake_one(struct vmh_lock *l)
+{
+	vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+void vmh_unlock_word(struct vmh_lock *l)
+{
+	if (vmh_unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2))
+		wake_one(l);
 }
 
 bool vmh_lock_set_mode(int wanted)
@@ -65,26 +122,4 @@ bool vmh_lock_set_mode(int wanted)
 void vmh_lock_fork_child(void)
 {
 	vmh_held.owner = atomic_load(&vmh_lock_biased);
-}
-
-bool vmh_lock_try_oust(struct vmh_lock *l)
-{
-	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-	if (!atomic_load_explicit(&l->own, memory_order_acquire))
-		return true;
-	vmh_unlock_word(l);
-	return false;
-}
-
-void vmh_lock_oust(struct vmh_lock *l)
-{
-	const struct timespec nap = { 0, NAP_NS };
-
-	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-	for (int i = 0; atomic_load_explicit(&l->own, memory_order_acquire); i++) {
-		if (i < NAP_AFTER)
-			vmh_cpu_relax();
-		else /* preempted, or in a call to the service; it does not know that somebody waits */
-			vmh_sys(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &nap, NULL);
-	}
 }

@@ -28,7 +28,7 @@ static inline void barrier_after_rmw(void)
 #endif
 }
 
-static void take_returned(struct vmh_ring *r)
+VMH_COLD static void take_returned(struct vmh_ring *r)
 {
 	struct vmh_buf *b = atomic_exchange_explicit(&r->returned, NULL, memory_order_acquire), *next;
 
@@ -38,7 +38,7 @@ static void take_returned(struct vmh_ring *r)
 	}
 }
 
-static void unlock(struct vmh_ring *r)
+VMH_HOT static void unlock(struct vmh_ring *r)
 {
 	for (;;) {
 		vmh_unlock(&r->lock);
@@ -140,12 +140,13 @@ static inline void after(struct vmh_ring *r, int frames)
 		fn(r, frames);
 }
 
-/* Frames to their sockets; the first datagram for socket `s`, if one is given, to *taken. */
-static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct vmh_buf **taken, unsigned budget)
+/* Frames to their sockets; the first datagram for socket `s`, if one is given, to *taken. seen: it is pending. */
+static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct vmh_buf **taken, unsigned budget,
+			   bool seen)
 {
 	int n = 0;
 
-	if (!pending(r) || !vmh_trylock(&r->lock)) {
+	if ((!seen && !pending(r)) || !vmh_trylock(&r->lock)) {
 		after(r, 0);
 		return 0;
 	}
@@ -167,7 +168,7 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 
 int vmh_ring_poll(struct vmh_ring *r, unsigned budget)
 {
-	return poll_for(r, NULL, NULL, budget);
+	return poll_for(r, NULL, NULL, budget, false);
 }
 
 bool vmh_rings_pending(struct vmh_ring *only)
@@ -178,13 +179,14 @@ bool vmh_rings_pending(struct vmh_ring *only)
 	return false;
 }
 
-struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, unsigned budget, int *frames)
+struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, unsigned budget, int *frames,
+			       bool seen)
 {
 	struct vmh_buf *b = NULL;
 
 	*frames = 0;
 	for (struct vmh_ring *r = first_of(only); r; r = after_it(only, r))
-		*frames += poll_for(r, b ? NULL : s, &b, budget);
+		*frames += poll_for(r, b ? NULL : s, &b, budget, seen && only);
 	return b;
 }
 

@@ -68,7 +68,8 @@ static inline void prefetch_frame(const struct xdp_ring *x, const struct xdp_des
 	__builtin_prefetch(&x->bufs[(uint32_t)(d->addr >> x->frame_shift) % x->frames], 1);
 }
 
-static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len, struct taken *t)
+VMH_COLD static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len,
+				   struct taken *t)
 {
 	if (x->r.other) {
 		if (x->r.other(&x->r, data, len, &x->bufs[frame].b) > 0) {
@@ -134,7 +135,7 @@ static void count_received(struct xdp_ring *x, uint32_t frames, const struct tak
 	VMH_SET(s->pool_rx_free, x->rx_frames - out);
 }
 
-static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, struct taken *t)
+VMH_HOT static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t budget, struct taken *t)
 {
 	struct xring *g = &q->rx;
 	uint32_t n;
@@ -344,7 +345,7 @@ static void post(struct xdp_ring *x, uint64_t addr, size_t size)
 
 /* The kernel gives each frame the priority that the XSK has when it takes the frame. A driver that sends without an skb
  * has no use for it. */
-static void set_priority(struct xdp_ring *x, uint32_t priority)
+VMH_COLD static void set_priority(struct xdp_ring *x, uint32_t priority)
 {
 	vmh_xdp_kick(&x->r); /* what was posted before has the other one */
 	vmh_sys(SYS_setsockopt, x->q[0].fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof(priority));

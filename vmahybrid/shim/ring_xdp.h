@@ -113,12 +113,12 @@ static inline void free_rx_frame(struct xdp_ring *x, uint32_t frame)
 }
 
 /* ring_xdp.c; the lock that guards what they do is held */
-int vmh_xdp_poll(struct vmh_ring *r, unsigned budget);
-bool vmh_xdp_pending(struct vmh_ring *r); /* no lock held */
+VMH_HOT int vmh_xdp_poll(struct vmh_ring *r, unsigned budget);
+VMH_HOT bool vmh_xdp_pending(struct vmh_ring *r); /* no lock held */
 void vmh_xdp_put(struct vmh_ring *r, struct vmh_buf *b);
-int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
+VMH_HOT int vmh_xdp_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len);
 int vmh_xdp_send_frame(struct vmh_ring *r, const void *frame, size_t len);
-int vmh_xdp_kick(struct vmh_ring *r);
+VMH_HOT int vmh_xdp_kick(struct vmh_ring *r);
 void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q);
 /* ring_xdp_open.c */
 void vmh_xdp_free_memory(struct xdp_ring *x);

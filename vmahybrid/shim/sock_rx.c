@@ -20,7 +20,7 @@
 #define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
 
 /* What is peeked at, or read from the error queue, is no datagram that came. */
-static void count_os(struct vmh_sock *s, ssize_t r, int flags)
+VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 {
 	bool alone = vmh_rx_alone(s->stats);
 
@@ -38,7 +38,7 @@ static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 	}
 }
 
-static void count_poll(struct vmh_sock *s, bool hit)
+VMH_HOT static void count_poll(struct vmh_sock *s, bool hit)
 {
 	VMH_COUNT_BY(vmh_rx_alone(s->stats), *(hit ? &s->stats->rx_poll_hit : &s->stats->rx_poll_miss), 1);
 }
@@ -51,7 +51,7 @@ ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err)
 }
 
 /* Nothing will ever come from a ring as long as this call may block. */
-static bool kernel_only(const struct vmh_sock *s)
+VMH_HOT static bool kernel_only(const struct vmh_sock *s)
 {
 	return s->home || VMH_GET(s->stats->reason) == VMH_R_LOOPBACK ||
 	       (!vmh_session_id() && !atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed));
@@ -72,7 +72,7 @@ static size_t scatter(const struct msghdr *m, const unsigned char *data, size_t 
 	return done;
 }
 
-static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const struct vmh_buf *b)
+VMH_HOT static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const struct vmh_buf *b)
 {
 	size_t n = scatter(m, b->data, b->len);
 
@@ -84,7 +84,10 @@ static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags, const s
 		memcpy(m->msg_name, &from, len);
 		m->msg_namelen = sizeof(from);
 	}
-	vmh_sock_put_control(s, m, b);
+	if (vmh_unlikely(s->opt_timestamp | s->stamping | s->opt_pktinfo | s->opt_recvttl | s->opt_recvtos))
+		vmh_sock_put_control(s, m, b);
+	else
+		m->msg_controllen = 0;
 	if (n < b->len)
 		m->msg_flags |= MSG_TRUNC;
 	return (flags & MSG_TRUNC) ? (ssize_t)b->len : (ssize_t)n;
@@ -129,7 +132,7 @@ void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b)
 	vmh_unlock(&s->rxq_lock);
 }
 
-static ssize_t consume(struct vmh_sock *s, struct msghdr *m, int flags, struct vmh_buf *b)
+VMH_HOT static ssize_t consume(struct vmh_sock *s, struct msghdr *m, int flags, struct vmh_buf *b)
 {
 	ssize_t r = copy_out(s, m, flags, b);
 
@@ -144,7 +147,7 @@ static ssize_t consume(struct vmh_sock *s, struct msghdr *m, int flags, struct v
 }
 
 /* One queued datagram. -EAGAIN: none. */
-static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
+VMH_HOT static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 {
 	ssize_t r = -EAGAIN;
 
@@ -164,7 +167,7 @@ static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 }
 
 /* The kernel socket, never blocking. */
-static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_COLD static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	struct msghdr copy = *m; /* a failed recvmsg leaves lengths as they were */
 	long r = vmh_sys(SYS_recvmsg, fd, &copy, flags | MSG_DONTWAIT);
@@ -181,7 +184,7 @@ static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flag
 	return r;
 }
 
-static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_COLD static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	ssize_t r = vmh_real_recvmsg(fd, m, flags);
 
@@ -190,7 +193,7 @@ static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghdr *m, int
 }
 
 /* Is it the kernel socket's turn? */
-static bool os_turn(struct vmh_sock *s)
+VMH_HOT static bool os_turn(struct vmh_sock *s)
 {
 	uint32_t left;
 
@@ -212,7 +215,7 @@ static bool os_turn(struct vmh_sock *s)
 
 /* A peek at nothing costs two thirds of a recvmsg, and most looks find nothing. An error is told once, by
  * whichever call meets it. */
-static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	uint32_t reports = atomic_load(&vmh_os_reports); /* before the look: a later one calls for another */
 	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
@@ -263,7 +266,7 @@ static bool may_go_on(void *arg)
 }
 
 /* Sleep until something may have changed. 0: look again. -EAGAIN: timed out. -EINTR. */
-static int doze(struct vmh_sock *s, int fd, struct vmh_waiting *w)
+VMH_COLD static int doze(struct vmh_sock *s, int fd, struct vmh_waiting *w)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	int err;
@@ -278,12 +281,12 @@ static int doze(struct vmh_sock *s, int fd, struct vmh_waiting *w)
 
 /* No signal handler runs while a datagram is in hand: one that reads would get a later one before it, one that jumps
  * out would lose it. handed() ends that. */
-static struct vmh_buf *in_hand(struct vmh_sock *s, int *frames)
+static struct vmh_buf *in_hand(struct vmh_sock *s, int *frames, bool seen)
 {
 	struct vmh_buf *b;
 
 	vmh_held_enter();
-	b = vmh_rings_take(only_ring(s), s, POLL_BUDGET, frames);
+	b = vmh_rings_take(only_ring(s), s, POLL_BUDGET, frames, seen);
 	if (!b)
 		vmh_held_leave();
 	return b;
@@ -301,11 +304,12 @@ static ssize_t handed(struct vmh_sock *s, struct msghdr *m, int flags, struct vm
 static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
 {
 	struct vmh_ring *only = only_ring(s);
+	bool seen = false;
 	int frames;
 
-	for (int i = 0; i < LOOKS && !vmh_rings_pending(only); i++)
-		;
-	return peek ? poll_own(s), NULL : in_hand(s, &frames);
+	for (int i = 0; i < LOOKS && !seen; i++)
+		seen = vmh_rings_pending(only);
+	return peek ? poll_own(s), NULL : in_hand(s, &frames, seen);
 }
 
 /* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
@@ -340,7 +344,7 @@ static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops
 	}
 }
 
-static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	struct vmh_waiting w;
 	uint64_t loops = 0;
@@ -394,7 +398,7 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool peek = flags & MSG_PEEK;
 	int frames = 0;
-	struct vmh_buf *b = peek ? NULL : in_hand(s, &frames);
+	struct vmh_buf *b = peek ? NULL : in_hand(s, &frames, false);
 
 	if (peek || (!b && frames && !vmh_sock_ready(s)))
 		vmh_rings_catch_up(POLL_BUDGET); /* before it may lie frames of others */
@@ -410,7 +414,7 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 }
 
 /* VMA_RX_POLL_INIT: looks at the kernel socket before sleeping, while no flow of this one is on a ring. */
-static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_COLD static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	int64_t loops = vmh_params.rx_poll_init;
 	struct vmh_waiting w;
@@ -470,7 +474,7 @@ static ssize_t kernel_error(struct vmh_sock *s, int fd)
 	return r;
 }
 
-static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_HOT static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 	ssize_t r;
@@ -533,7 +537,7 @@ static bool bad_target(const struct msghdr *m)
 
 /* As the kernel: what lies beyond user space is refused at once; a bad address in it is met when there is a datagram,
  * which is lost, unless it ends before. */
-static ssize_t recv_to_bad(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+VMH_COLD static ssize_t recv_to_bad(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	bool bad_name = m->msg_name && m->msg_namelen && vmh_bad_ptr(m->msg_name);
 	struct msghdr c = *m;

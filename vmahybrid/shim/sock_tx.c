@@ -21,7 +21,7 @@
 #define ERROR_ALERT 64               /* sends after an error: more are to be expected */
 
 /* why: of reasons.def, for the statistics; 0 where the call is bound to fail or no reason is known. */
-static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
+VMH_COLD static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, uint32_t why)
 {
 	bool alone = vmh_tx_alone(s->stats);
 	ssize_t r;
@@ -166,7 +166,7 @@ static void wait_after_join(const struct vmh_sock *s, in_addr_t group)
 }
 
 /* Make the cache slot current. The socket gets its port here if it has none and a ring will be used. */
-static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
+VMH_COLD static void refresh(struct vmh_sock *s, int fd, in_addr_t addr, in_port_t port)
 {
 	struct vmh_dst d = { .daddr = addr, .dport = port };
 
@@ -287,7 +287,7 @@ static int post(struct vmh_ring *ring, const struct vmh_frame_hdr *h, const stru
 }
 
 /* Another thread or core sends by now: its ring, from the next datagram on. */
-static void migrate(struct vmh_sock *s)
+VMH_COLD static void migrate(struct vmh_sock *s)
 {
 	if (!vmh_trylock(&s->obj.lock))
 		return;

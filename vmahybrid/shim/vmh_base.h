@@ -22,6 +22,11 @@
 
 #define vmh_likely(x) __builtin_expect(!!(x), 1)
 #define vmh_unlikely(x) __builtin_expect(!!(x), 0)
+/* Where code lies. The path of a datagram displaces the kernel's code from the instruction cache, which works for the
+ * same datagram: 14 KB cost 160 ns in the kernel (EPYC). So the functions on it lie together, and the branches that
+ * end in a call of a cold one lie elsewhere. */
+#define VMH_HOT __attribute__((hot))
+#define VMH_COLD __attribute__((cold, noinline))
 #define VMH_EXPORT __attribute__((visibility("default")))
 
 /* A system call: its result, or -errno. errno is not touched. */
@@ -119,7 +124,7 @@ static inline void vmh_cpu_relax(void)
 }
 
 extern __thread unsigned vmh_my_tid __attribute__((tls_model("initial-exec"))); /* wait.c; 0: not asked yet */
-unsigned vmh_ask_tid(void);
+VMH_COLD unsigned vmh_ask_tid(void);
 static inline unsigned vmh_tid(void)
 {
 	return vmh_likely(vmh_my_tid) ? vmh_my_tid : vmh_ask_tid();

@@ -8,11 +8,11 @@
 
 /* Connects at the first call (and after a loss, at most once a second). 0 when a session is open, else
  * the reason. */
-unsigned vmh_session_open(void);
+VMH_HOT unsigned vmh_session_open(void);
 /* A socket may go by a ring: from here on the internal thread attends to the session. A program whose sockets
  * are all local never gets one: a second thread would cost each of its system calls an atomic reference. */
-void vmh_session_serve(void);
-uint32_t vmh_session_id(void);       /* counts sessions; 0 = none now */
+VMH_COLD void vmh_session_serve(void);
+VMH_HOT uint32_t vmh_session_id(void);       /* counts sessions; 0 = none now */
 unsigned vmh_session_reason(void);   /* why there is none */
 /* The ring of a lane on ifindex, asked for at the first call; another lane's there where the service gives no more.
  * NULL and *reason where there is none. */

@@ -3,7 +3,7 @@
 #include "vmh_base.h"
 
 /* Before a call that takes a socket home. 0: go on; -EINVAL: fail with it. May end the process (3). */
-int vmh_exception(int fd, unsigned reason);
+VMH_COLD int vmh_exception(int fd, unsigned reason);
 /* The process begins without a service. May end it (-2). No lock held. */
 void vmh_exception_start(unsigned reason);
 #endif

@@ -21,7 +21,8 @@ bool vmh_epoll_on_ring(struct vmh_obj *ep);           /* some member may become 
 /* Upcalls from the socket class */
 void vmh_epoll_notify(struct vmh_obj *member);        /* a datagram was queued (ring lock held: leaf locks only) */
 struct vmh_sock;
-void vmh_epoll_sent(struct vmh_sock *s);              /* by a ring, where out_edges is set: an edge for EPOLLOUT|ET */
+/* By a ring, where out_edges is set: an edge for EPOLLOUT|ET. */
+VMH_COLD void vmh_epoll_sent(struct vmh_sock *s);
 void vmh_epoll_member_closed(struct vmh_obj *member); /* leaves all sets, as the kernel does */
 /* The kernel socket of a TCP member is parked, and says nothing true any more; or it is the connection's again. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked);

@@ -19,7 +19,6 @@
 #ifndef VMH_LOCK_H
 #define VMH_LOCK_H
 #include "vmh_base.h"
-#include <linux/futex.h>
 
 struct vmh_lock {
 	_Atomic uint32_t word; /* 0 free, 1 held, 2 held and somebody sleeps */
@@ -40,9 +39,10 @@ extern __thread struct vmh_held vmh_held __attribute__((tls_model("initial-exec"
  * waits for it to be out: dear for them, and right however many threads there are. */
 extern _Atomic int vmh_lock_biased;
 
-void vmh_lock_slow(struct vmh_lock *l);
-void vmh_lock_oust(struct vmh_lock *l);    /* has the word: waits for the owner */
-bool vmh_lock_try_oust(struct vmh_lock *l); /* has the word: is the owner out? Else the word is given back. */
+/* Who is not the owner takes, tries and gives the word. */
+VMH_HOT void vmh_lock_word(struct vmh_lock *l);
+VMH_HOT bool vmh_trylock_word(struct vmh_lock *l);
+VMH_HOT void vmh_unlock_word(struct vmh_lock *l);
 /* By VMA_THREAD_MODE; the caller becomes the owner. false: no membarrier here, locks are as with mode 1. */
 bool vmh_lock_set_mode(int mode);
 void vmh_lock_fork_child(void);            /* the caller is the only thread */
@@ -51,7 +51,7 @@ static inline void vmh_lock_reset(struct vmh_lock *l) /* who held it does not ex
 	atomic_store(&l->word, 0);
 	atomic_store(&l->own, 0);
 }
-void vmh_let_signals_in(void);
+VMH_COLD void vmh_let_signals_in(void);
 
 static inline void vmh_held_enter(void)
 {
@@ -67,12 +67,6 @@ static inline void vmh_held_leave(void)
 	vmh_held.depth = depth;
 	if (vmh_unlikely(vmh_held.put_off) && !depth)
 		vmh_let_signals_in();
-}
-
-static inline bool vmh_lock_grab(struct vmh_lock *l)
-{
-	uint32_t free_ = 0;
-	return atomic_compare_exchange_strong_explicit(&l->word, &free_, 1, memory_order_acquire, memory_order_relaxed);
 }
 
 /* false: somebody has the word, and the caller must take it as anybody does */
@@ -93,8 +87,7 @@ static inline bool vmh_trylock(struct vmh_lock *l)
 		/* a caller further up may have it */
 		if (!atomic_load_explicit(&l->own, memory_order_relaxed) && vmh_lock_owned(l))
 			return true;
-	} else if (vmh_likely(vmh_lock_grab(l)) &&
-		   (vmh_likely(!atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) || vmh_lock_try_oust(l))) {
+	} else if (vmh_trylock_word(l)) {
 		return true;
 	}
 	vmh_held_leave();
@@ -104,18 +97,8 @@ static inline bool vmh_trylock(struct vmh_lock *l)
 static inline void vmh_lock(struct vmh_lock *l)
 {
 	vmh_held_enter();
-	if (vmh_held.owner && vmh_lock_owned(l))
-		return;
-	if (vmh_unlikely(!vmh_lock_grab(l)))
-		vmh_lock_slow(l);
-	if (vmh_unlikely(atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) && !vmh_held.owner)
-		vmh_lock_oust(l);
-}
-
-static inline void vmh_unlock_word(struct vmh_lock *l)
-{
-	if (vmh_unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2))
-		vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	if (!vmh_held.owner || !vmh_lock_owned(l))
+		vmh_lock_word(l);
 }
 
 static inline void vmh_unlock(struct vmh_lock *l)

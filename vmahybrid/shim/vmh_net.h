@@ -20,7 +20,7 @@ static inline void vmh_map4(unsigned char out[16], in_addr_t a)
 int vmh_net_map(int fd, size_t size);   /* takes the fd over, on failure too; replaces an older page */
 void vmh_net_unmap(void);
 bool vmh_net_ready(void);
-uint64_t vmh_net_generation(void);      /* 0 without a page; one relaxed load */
+VMH_HOT uint64_t vmh_net_generation(void);      /* 0 without a page; one relaxed load */
 
 struct vmh_nexthop {
 	uint64_t generation;  /* the decision holds while vmh_net_generation() is this */

@@ -26,7 +26,7 @@ struct vmh_obj {
 extern struct vmh_obj *_Atomic *vmh_fdtab;
 extern unsigned vmh_fdtab_size;
 
-struct vmh_obj *vmh_fd_get_slow(int fd);
+VMH_HOT struct vmh_obj *vmh_fd_get_slow(int fd);
 static inline struct vmh_obj *vmh_fd_get(int fd) /* NULL: kernel fd; else put it back */
 {
 	if (vmh_unlikely((unsigned)fd >= vmh_fdtab_size))
@@ -47,7 +47,7 @@ static inline struct vmh_obj *vmh_fd_peek(int fd, unsigned class_)
 		return NULL;
 	return o;
 }
-void vmh_obj_put(struct vmh_obj *o);
+VMH_HOT void vmh_obj_put(struct vmh_obj *o);
 void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */

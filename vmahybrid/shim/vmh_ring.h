@@ -120,11 +120,11 @@ void vmh_frame_hdr_init(struct vmh_frame_hdr *h, const unsigned char dmac[6], co
 /* Parse one frame from the wire into b (b->data and the addresses). 0, or -EBADMSG. Accepts up to two
  * tags of VID 0, IP options but source routes, Ethernet padding; checks lengths, the IP header sum and that the source
  * can be one; checks the UDP sum only where verify is set. Pure: the fuzzer calls it. */
-int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct vmh_buf *b);
+VMH_HOT int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify, struct vmh_buf *b);
 
 /* Compose the frame for `len` payload bytes gathered from iov; id (host order) is used without DF only.
  * Returns the frame's length, 42 + len, or 0 if iov holds less than len bytes. `to` has that room. */
-size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_t id, const struct iovec *iov,
+VMH_HOT size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_t id, const struct iovec *iov,
 		       int n, size_t len);
 
 /* What the parameters leave of the frames that the service gave; 0: no limit. */
@@ -148,7 +148,7 @@ int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, cons
 
 /* Upcall: sock.c takes the datagram. Ring lock held. Returns 1 if taken, 0 if no socket wants it, -ENOBUFS
  * if the socket has no room; the ring takes the frame back unless it was taken. */
-int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
+VMH_HOT int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
 
 extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone ones included */
 extern _Atomic uint32_t vmh_bindings;       /* changes with every socket's port or address */
@@ -176,25 +176,27 @@ int vmh_ring_poll(struct vmh_ring *r, unsigned budget);
 int vmh_rings_poll(unsigned budget);
 /* Until nothing is there, for a call that says "not ready" of what is not delivered; under a flood not for ever. */
 #define VMH_CATCH_UP 8192 /* frames */
-void vmh_rings_catch_up(unsigned budget);
+VMH_COLD void vmh_rings_catch_up(unsigned budget);
 /* All that the rings hold goes to its sockets as they are now; waits for a thread that is polling. */
-void vmh_rings_settle(void);
+VMH_COLD void vmh_rings_settle(void);
 /* The next ones: `only` this ring, or, NULL, all of them.
  * Poll for a receiver: the next datagram of `s`, if nothing waits in its queue, is the caller's and
- * never queued. NULL: none, or it was queued. *frames: how many were polled, of all sockets. */
-struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, unsigned budget, int *frames);
+ * never queued. NULL: none, or it was queued. *frames: how many were polled, of all sockets. seen:
+ * vmh_rings_pending(only) has just said so. */
+VMH_HOT struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, unsigned budget, int *frames,
+				       bool seen);
 /* Is there anything to poll? Reads indexes, takes no lock. */
-bool vmh_rings_pending(struct vmh_ring *only);
+VMH_HOT bool vmh_rings_pending(struct vmh_ring *only);
 /* Any thread, any time, gone rings too; never waits for a lock, so vmh_deliver may call it as well. */
 void vmh_ring_put(struct vmh_buf *b);
 /* The same at leisure: at the next poll that finds nothing, or when the next one comes. One per ring is kept.
  * As vmh_ring_batching says. */
-void vmh_ring_put_later(struct vmh_buf *b);
+VMH_HOT void vmh_ring_put_later(struct vmh_buf *b);
 /* 0 means posted. -EAGAIN: no frame or descriptor free; -EMSGSIZE: above the MTU; -ENETDOWN: the ring is
  * gone or the interface down (then the frame may be posted all the same). */
 #define VMH_SEND_MORE 1u  /* do not kick yet */
 #define VMH_SEND_AGAIN 2u /* the same datagram found the ring full before: that was counted then */
-int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
+VMH_HOT int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
 		  unsigned how);
 int vmh_ring_send_frame(struct vmh_ring *r, const void *frame, size_t len, bool more); /* -EOPNOTSUPP: not this ring */
 int vmh_ring_kick(struct vmh_ring *r);

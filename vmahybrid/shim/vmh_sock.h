@@ -178,7 +178,7 @@ uint32_t vmh_sock_truesize(const struct vmh_buf *b);
 
 /* sock_flow.c: where the flows of a socket live */
 void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address may have changed */
-void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
+VMH_COLD void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
 void vmh_sock_home_all(uint32_t reason, bool for_good);
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
 extern _Atomic uint8_t vmh_sock_any_shared;
@@ -190,7 +190,7 @@ bool vmh_sock_retry_shared(void);                     /* by the worker: are some
 extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */
 void vmh_sock_ring_gone(struct vmh_ring *r, unsigned reason);
 void vmh_sock_flow_home(uint32_t flow_id, unsigned reason);
-void vmh_sock_migrate(struct vmh_sock *s, int fd);    /* its flows come to the ring of the calling thread */
+VMH_COLD void vmh_sock_migrate(struct vmh_sock *s, int fd);    /* its flows come to the ring of the calling thread */
 void vmh_sock_update(struct vmh_sock *s, int fd);     /* object lock held: flows as the state wants them */
 void vmh_sock_converge(struct vmh_sock *s, int fd);   /* the same, whether or not the kernel is to serve it for now */
 bool vmh_sock_any_flow(const struct vmh_sock *s);
@@ -208,7 +208,7 @@ unsigned vmh_sock_kept_receiver(const struct vmh_sock *s, in_addr_t local); /* l
 unsigned vmh_sock_kept_sender(in_addr_t daddr, in_port_t dport);
 
 /* sock_drain.c: a look at the rings though something is queued, at most once per VMA_RX_CQ_DRAIN_RATE_NSEC */
-void vmh_sock_drain_at_rate(struct vmh_sock *s);
+VMH_COLD void vmh_sock_drain_at_rate(struct vmh_sock *s);
 
 /* sock_opt.c */
 int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len); /* 0 / -errno */
@@ -219,7 +219,7 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socke
 void vmh_sock_read_pacing(struct vmh_sock *s, int fd);
 unsigned long vmh_pacing_rate(const struct vmh_pacing *p); /* bytes per second, as the kernel has it */
 void vmh_sock_set_burst(struct vmh_sock *s, const struct vmh_pacing *p);
-int vmh_sock_pace(struct vmh_sock *s, size_t len, bool now);
+VMH_COLD int vmh_sock_pace(struct vmh_sock *s, size_t len, bool now);
 
 /* sock_stamp.c; object lock held */
 void vmh_sock_set_timestamp(struct vmh_sock *s, int name, bool on);
@@ -231,20 +231,20 @@ unsigned vmh_sock_stamped_by_adapter(const struct vmh_sock *s, int fd, unsigned 
 void vmh_sock_put_control(const struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b);
 
 /* sock_rx.c, sock_tx.c: bytes, or -errno */
-ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
-ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err); /* counts; err */
+VMH_HOT ssize_t vmh_sock_recvmsg(struct vmh_sock *s, int fd, struct msghdr *m, int flags);
+VMH_COLD ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err); /* counts; err */
 int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout);
 void vmh_sock_shutdown(struct vmh_sock *s, int how);
 struct vmh_buf *vmh_sock_pop(struct vmh_sock *s);     /* the oldest queued datagram, the caller's; NULL */
 void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b);
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
-ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
+VMH_HOT ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */
 void vmh_sock_dummy_send(struct vmh_sock *s, int fd); /* warms the path of a connected socket's sends */
-void vmh_sock_path_shrank(struct vmh_sock *s);        /* the peer of a connected socket answered EMSGSIZE */
+VMH_COLD void vmh_sock_path_shrank(struct vmh_sock *s);        /* the peer of a connected socket answered EMSGSIZE */
 
 /* path_mtu.c; tx_lock held. Does the path take a datagram of len bytes whole, as far as the kernel knows? Asks it at
  * most every 100 ms. */
-bool vmh_path_fits(struct vmh_dst *d, uint32_t oif, size_t len);
+VMH_COLD bool vmh_path_fits(struct vmh_dst *d, uint32_t oif, size_t len);
 void vmh_path_forget(in_addr_t daddr);                /* what other sockets were told */
 #endif

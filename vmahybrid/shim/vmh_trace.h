@@ -10,9 +10,10 @@
 
 /* "10.0.0.1:53", for a call that returned r; text has VMH_TRACE_TEXT bytes. errno is kept, here and below. */
 const char *vmh_trace_addr(char *text, const struct sockaddr *a, socklen_t len, ssize_t r);
-void vmh_trace_said(int level, const char *name, ssize_t r, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+VMH_COLD void vmh_trace_said(int level, const char *name, ssize_t r, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
 /* Is it one of our sockets or sets? */
-bool vmh_trace_known(int fd);
+VMH_COLD bool vmh_trace_known(int fd);
 
 static inline bool vmh_traces(int level)
 {

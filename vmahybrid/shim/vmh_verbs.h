@@ -49,5 +49,5 @@ void vmh_verbs_fork_child(void); /* before vmh_rings_fork_child */
 
 /* sock.c: as vmh_deliver; where the device named the socket by the flow's tag, hint is it, and *used tells whether it
  * was the receiver without a look at others. */
-int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hint, bool *used);
+VMH_HOT int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hint, bool *used);
 #endif

@@ -14,7 +14,7 @@
 extern _Atomic int vmh_sleepers;
 int vmh_sleep_begin(void);   /* returns the wake eventfd of this thread (owned by it), or -errno */
 void vmh_sleep_end(void);
-void vmh_wake_all_slow(void);
+VMH_COLD void vmh_wake_all_slow(void);
 static inline void vmh_wake_all(void)
 {
 	atomic_thread_fence(memory_order_seq_cst);
@@ -36,9 +36,9 @@ struct vmh_waiting {
 	bool timed;                /* SO_RCVTIMEO: no handler restarts the call (signal(7)) */
 	struct vmh_ring *only;     /* the ring by which it comes; NULL: any */
 };
-void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns); /* 0: for ever */
+VMH_HOT void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns); /* 0: for ever */
 /* One sleep, on `p` as well, unless ready(arg) after a poll of the rings. 0: look again. -EAGAIN: timed out. -EINTR. */
-int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg);
+VMH_COLD int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg);
 
 /* Signals (signal.c wraps the handlers that the program installs): how many handlers without
  * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
