@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from compare.programs import build
-from sanitize.build import compile_program, ours, sanitized, tsan_library, tsan_softverbs
+from sanitize.build import CLOSED_IN_USE, compile_program, ours, sanitized, tsan_library, tsan_softverbs
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -108,5 +108,5 @@ def test_no_data_race(served: tuple[Sandbox, Service], racing: Path, tmp_path: P
         assert time.monotonic() < deadline, service.ask("explain", str(running.pid))
     said = running.result(float(SECONDS) + 60)
     assert "twice 0 strange 0 hung 0" in said
-    found = ours(reports)
+    found = ours(reports, CLOSED_IN_USE if mode == "close" else "")
     assert not found, "\n\n".join(found)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from net.test_tcp_shim import without_offloads
-from sanitize.build import compile_program, ours, sanitized, tsan_library
+from sanitize.build import CLOSED_IN_USE, compile_program, ours, sanitized, tsan_library
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -64,9 +64,7 @@ def test_threads_share_connections(
         with sanitized(reports) if on == "asan" else nullcontext():
             running = sandbox.start(sandbox.a, service.run_argv(argv, profile="none", **variables), env=service.env)
     code = running.wait(float(SECONDS) + 60)
-    found = ours(reports)
-    if mode == "close":     # the stack that `known` names is gone from TSan's history at times
-        found = [text for text in found if "Location is file descriptor" not in text]
+    found = ours(reports, CLOSED_IN_USE if mode == "close" else "")
     assert code == 0 and not found, (code, running.output, running.errors[-2000:], *found)
     count = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", running.output)}
     assert count["strange"] == 0 and count["got"] > 10_000, count

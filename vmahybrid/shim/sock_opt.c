@@ -208,7 +208,7 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 		VMH_SET(s->stats->rx_limit, s->rcvbuf);
 		break;
 	case E_RCVTIMEO: VMH_SET(s->rcvtimeo_ns, get_timeout(fd, SO_RCVTIMEO)); break;
-	case E_SNDTIMEO: s->sndtimeo_ns = get_timeout(fd, SO_SNDTIMEO); break;
+	case E_SNDTIMEO: VMH_SET(s->sndtimeo_ns, get_timeout(fd, SO_SNDTIMEO)); break;
 	case E_REUSEADDR: s->reuseaddr = (uint8_t)v; port_may_be_shared(s, fd); break;
 	case E_REUSEPORT: s->reuseport = (uint8_t)v; port_may_be_shared(s, fd); break;
 	case E_DEVICE: read_device(s, fd); vmh_sock_update(s, fd); break;

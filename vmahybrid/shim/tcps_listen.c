@@ -163,10 +163,10 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
-	if (vmh_params.hybrid_tcp != 2 || vmh_now_ns() < s->retry_ns || !vmh_trylock(&s->obj.lock))
+	if (vmh_params.hybrid_tcp != 2 || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
 	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens)) {
-		s->retry_ns = vmh_now_ns() + RETRY_NS;
+		VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
 		to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
 	}
 	vmh_unlock(&s->obj.lock);

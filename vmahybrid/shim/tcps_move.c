@@ -145,8 +145,8 @@ static void publish(struct vmh_tcps *s, int fd)
 	long flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
 
 	atomic_store(&s->nonblock, flags >= 0 && (flags & O_NONBLOCK));
-	s->rcvtimeo_ns = timeout_of(fd, SO_RCVTIMEO);
-	s->sndtimeo_ns = timeout_of(fd, SO_SNDTIMEO);
+	VMH_SET(s->rcvtimeo_ns, timeout_of(fd, SO_RCVTIMEO));
+	VMH_SET(s->sndtimeo_ns, timeout_of(fd, SO_SNDTIMEO));
 	vmh_tcps_watch_from_now(s);
 	vmh_tring_count(s->tring, 1);
 	VMH_SET(s->stats->flow_id, s->flow_id);
@@ -229,7 +229,7 @@ static bool left_alone(struct vmh_tcps *s)
 static void stays(struct vmh_tcps *s, unsigned reason)
 {
 	vmh_tcps_set_reason(s, reason);
-	s->retry_ns = vmh_now_ns() + RETRY_NS;
+	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
 	s->rounds = 0;
 	atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	if (atomic_exchange(&s->put_off, 0)) {
@@ -246,7 +246,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 	uint64_t began = vmh_now_ns();
 	unsigned reason;
 
-	if (began < s->retry_ns || !vmh_trylock(&s->obj.lock))
+	if (began < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
 	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !read_ends(s, fd, &a)) {
 		vmh_unlock(&s->obj.lock);
