@@ -69,7 +69,7 @@ def run_again(arguments: list[str]) -> int:
     """What failed in the sessions, alone. The exit code of that."""
     tests = [test for name in SESSIONS for test in failed_tests(name)]
     if not tests:
-        return TESTS_FAILED     # something that is no test: a fixture of a module, a file that can't be read
+        return TESTS_FAILED     # pytest remembers none
     print(f"\nOnce more, alone ({len(tests)} failed beside others):", *tests, sep="\n  ", flush=True)
     return start("again", [*tests, "-m", "", *arguments]).wait()
 

@@ -50,11 +50,19 @@ def pair(lab: Lab) -> Iterator[tuple[socket.socket, socket.socket]]:
         yield peer, moving
 
 
-def move(steering: Drop, sock: socket.socket, change: Callable[[TcpState], TcpState] = lambda state: state) -> TcpState:
-    """Out of the kernel and back; ``change`` is what the other stack does meanwhile. The state as it was frozen."""
+Change = Callable[[TcpState], TcpState]
+
+
+def same(state: TcpState) -> TcpState:
+    return state
+
+
+def move(steering: Drop, sock: socket.socket, change: Change = same, *, frozen: Change = same) -> TcpState:
+    """Out of the kernel and back; ``change`` is what the other stack does meanwhile, ``frozen`` what the kernel is
+    made to say of itself. The state as it was frozen."""
     steering.steer(sock)
     state, kept = tcprepair.freeze(sock)
-    state = tcprepair.park(sock, state, kept, anew=True)
+    state = tcprepair.park(sock, frozen(state), kept, anew=True)
     newer = change(state)
     tcprepair.rebuild(sock, newer, kept, fin_follows=bool(newer.flags & TcpFlag.PEER_FIN))
     steering.unsteer()
@@ -372,18 +380,14 @@ def test_nothing_reaches_a_frozen_socket(pair: tuple[socket.socket, socket.socke
 
 def test_a_window_that_was_taken_back(pair: tuple[socket.socket, socket.socket], hold: Hold) -> None:
     """Without memory the kernel announces no window at once; what came last was then beyond it."""
+    def without_window(state: TcpState) -> TcpState:
+        return dataclasses.replace(state, snd_wl1=seq(state.rcv_nxt + 11584), rcv_wnd=0, rcv_wup=state.rcv_nxt)
+
     peer, moving = pair
     talk(peer, moving)
-    move(hold, moving, lambda state: dataclasses.replace(state, snd_wl1=seq(state.rcv_nxt + 11584), rcv_wnd=0,
-                                                         rcv_wup=state.rcv_nxt))
+    move(hold, moving, without_window)
     talk(peer, moving)
-    hold.steer(moving)
-    state, kept = tcprepair.freeze(moving)
-    state = dataclasses.replace(state, snd_wl1=seq(state.rcv_nxt + 11584), rcv_wnd=0, rcv_wup=state.rcv_nxt)
-    state = tcprepair.park(moving, state, kept, anew=True)
-    tcprepair.rebuild(moving, state, kept)
-    hold.unsteer()
-    tcprepair.nudge(moving, kept)
+    move(hold, moving, frozen=without_window)
     talk(peer, moving)
 
 

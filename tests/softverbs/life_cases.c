@@ -503,5 +503,6 @@ static void forked(void)
 const struct named_case life_cases[] = {
 	{ "events", events }, { "threads", threads }, { "cycles", cycles }, { "link-state", link_state },
 	{ "device-removed", device_removed }, { "device-recreated", device_recreated }, { "device-moved", device_moved },
-	{ "other-namespace", other_namespace }, { "closed-with-flows", closed_with_flows }, { "killed", killed }, { "forked", forked }, { NULL, NULL },
+	{ "other-namespace", other_namespace }, { "closed-with-flows", closed_with_flows }, { "killed", killed },
+	{ "forked", forked }, { NULL, NULL },
 };

@@ -278,21 +278,18 @@ def park(sock: socket.socket, state: TcpState, kept: Kept, *, anew: bool = False
     timestamp than those that they sent would not be taken by the peer. Raises MoveFailed; the connection is the
     kernel's again if that says ``alive``.
     """
+    anew = anew or bool(state.send or state.receive)
     try:
         sock.setsockopt(SOL, socket.SO_KEEPALIVE, 0)
-        if anew or state.send or state.receive:
+        if anew:
             tcpsock.disconnect(sock)    # ends the timers, and leaves the clock
-            state = _with_clock(sock, state)
+        if state.flags & TcpFlag.TIMESTAMPS:
+            state = dataclasses.replace(state, tsval_now=_clock(sock))
+        if anew:
             _write(sock, _emptied(state), kept)
-        else:
-            state = _with_clock(sock, state)
     except OSError as error:
         raise MoveFailed("parking", error, _back(sock, state, kept)) from error
     return state
-
-
-def _with_clock(sock: socket.socket, state: TcpState) -> TcpState:
-    return dataclasses.replace(state, tsval_now=_clock(sock)) if state.flags & TcpFlag.TIMESTAMPS else state
 
 
 def _emptied(state: TcpState) -> TcpState:

@@ -119,8 +119,10 @@ static void publish(struct vmh_sock *s)
 	/* what the kernel queued before the switch is older than anything on the ring; after the one back it is younger,
 	 * and so than what still lies here from before that */
 	if (on) {
-		s->rxq_older = atomic_load(&s->rxq_len);
-		if (s->rxq_older)
+		uint32_t older = atomic_load(&s->rxq_len);
+
+		VMH_SET(s->rxq_older, older);
+		if (older)
 			VMH_SET(s->next_from, VMH_NEXT_OLDER);
 		atomic_store(&s->os_check, 1);
 	}

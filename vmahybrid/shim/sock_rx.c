@@ -84,7 +84,7 @@ VMH_HOT static ssize_t copy_out(struct vmh_sock *s, struct msghdr *m, int flags,
 		memcpy(m->msg_name, &from, len);
 		m->msg_namelen = sizeof(from);
 	}
-	if (vmh_unlikely(s->opt_timestamp | s->stamping | s->opt_pktinfo | s->opt_recvttl | s->opt_recvtos))
+	if (vmh_unlikely(vmh_sock_tells_more(s)))
 		vmh_sock_put_control(s, m, b);
 	else
 		m->msg_controllen = 0;
@@ -166,6 +166,16 @@ VMH_HOT static ssize_t take(struct vmh_sock *s, struct msghdr *m, int flags)
 	return b ? consume(s, m, flags, b) : r;
 }
 
+/* The same in a call whose first look finds it. */
+static ssize_t take_hit(struct vmh_sock *s, struct msghdr *m, int flags)
+{
+	ssize_t r = take(s, m, flags);
+
+	if (r != -EAGAIN)
+		count_poll(s, true);
+	return r;
+}
+
 /* The kernel socket, never blocking. */
 VMH_COLD static ssize_t kernel_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
@@ -213,17 +223,24 @@ VMH_HOT static bool os_turn(struct vmh_sock *s)
 	return true;
 }
 
-/* A peek at nothing costs two thirds of a recvmsg, and most looks find nothing. An error is told once, by
- * whichever call meets it. */
+/* >= 0: there is a datagram. A peek at nothing costs two thirds of a recvmsg, and most looks find nothing. An error is
+ * told once, by whichever call meets it: it is the caller's to tell. */
+static ssize_t peek_at_kernel(struct vmh_sock *s, int fd, int flags)
+{
+	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
+
+	if (r < 0 && r != -EAGAIN)
+		count_os(s, r, flags);
+	return r;
+}
+
 VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	uint32_t reports = atomic_load(&vmh_os_reports); /* before the look: a later one calls for another */
-	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
+	ssize_t r = peek_at_kernel(s, fd, flags);
 
 	if (r >= 0)
 		r = kernel_now(s, fd, m, flags);
-	else if (r != -EAGAIN)
-		count_os(s, r, flags);
 	if (r == -EAGAIN) {
 		atomic_store_explicit(&s->os_check, 0, memory_order_relaxed);
 		VMH_SET(s->os_reports, reports);
@@ -436,11 +453,9 @@ VMH_COLD static ssize_t poll_init(struct vmh_sock *s, int fd, struct msghdr *m, 
 /* What a ring had brought before the kernel had its turn, and now rings have it again: oldest first. */
 static ssize_t recv_older(struct vmh_sock *s, struct msghdr *m, int flags)
 {
-	ssize_t r = take(s, m, flags);
+	ssize_t r = take_hit(s, m, flags);
 	uint32_t left = VMH_GET(s->rxq_older);
 
-	if (r >= 0)
-		count_poll(s, true);
 	if (r >= 0 && !(flags & MSG_PEEK) && left)
 		VMH_SET(s->rxq_older, --left);
 	VMH_SET(s->next_from, r >= 0 && left ? VMH_NEXT_OLDER : VMH_NEXT_ANY);
@@ -455,22 +470,9 @@ static ssize_t recv_seen(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 
 	if (from == VMH_NEXT_OLDER)
 		return recv_older(s, m, flags);
-	r = from == VMH_NEXT_RING ? take(s, m, flags) : look_at_kernel(s, fd, m, flags);
-	if (r >= 0 && from == VMH_NEXT_RING)
-		count_poll(s, true);
+	r = from == VMH_NEXT_RING ? take_hit(s, m, flags) : look_at_kernel(s, fd, m, flags);
 	if (r == -EAGAIN || !(flags & MSG_PEEK))
 		VMH_SET(s->next_from, VMH_NEXT_ANY);
-	return r;
-}
-
-/* Back on the kernel, with a queue of what came by the rings before: an error of the kernel's comes first, as there. */
-static ssize_t kernel_error(struct vmh_sock *s, int fd)
-{
-	ssize_t r = vmh_sys(SYS_recvfrom, fd, NULL, 0, MSG_PEEK | MSG_DONTWAIT, NULL, NULL);
-
-	if (r >= 0 || r == -EAGAIN)
-		return 0;
-	count_os(s, r, 0);
 	return r;
 }
 
@@ -499,8 +501,9 @@ VMH_HOT static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, i
 		return r != -EAGAIN ? r : recv_blocking(s, fd, m, flags);
 	}
 	if (vmh_unlikely(!atomic_load_explicit(&s->rx_on, memory_order_relaxed))) {
-		r = kernel_error(s, fd);
-		if (r)
+		/* back on the kernel, with a queue of what came by the rings before: an error comes first, as there */
+		r = peek_at_kernel(s, fd, flags);
+		if (r < 0 && r != -EAGAIN)
 			return r;
 	}
 	if (vmh_unlikely(VMH_GET(s->next_from))) {
@@ -515,11 +518,9 @@ VMH_HOT static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, i
 	}
 	if (vmh_unlikely(vmh_params.rx_cq_drain_rate_nsec) && vmh_sock_ready(s))
 		vmh_sock_drain_at_rate(s);
-	r = take(s, m, flags);
-	if (r != -EAGAIN) {
-		count_poll(s, true);
+	r = take_hit(s, m, flags);
+	if (r != -EAGAIN)
 		return r;
-	}
 	return now ? recv_now(s, fd, m, flags) : recv_blocking(s, fd, m, flags);
 }
 

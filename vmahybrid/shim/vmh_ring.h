@@ -125,7 +125,7 @@ VMH_HOT int vmh_frame_parse(const unsigned char *frame, size_t len, bool verify,
 /* Compose the frame for `len` payload bytes gathered from iov; id (host order) is used without DF only.
  * Returns the frame's length, 42 + len, or 0 if iov holds less than len bytes. `to` has that room. */
 VMH_HOT size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h, uint16_t id, const struct iovec *iov,
-		       int n, size_t len);
+			       int n, size_t len);
 
 /* What the parameters leave of the frames that the service gave; 0: no limit. */
 struct vmh_xdp_limits {
@@ -197,7 +197,7 @@ VMH_HOT void vmh_ring_put_later(struct vmh_buf *b);
 #define VMH_SEND_MORE 1u  /* do not kick yet */
 #define VMH_SEND_AGAIN 2u /* the same datagram found the ring full before: that was counted then */
 VMH_HOT int vmh_ring_send(struct vmh_ring *r, const struct vmh_frame_hdr *h, const struct iovec *iov, int n, size_t len,
-		  unsigned how);
+			  unsigned how);
 int vmh_ring_send_frame(struct vmh_ring *r, const void *frame, size_t len, bool more); /* -EOPNOTSUPP: not this ring */
 int vmh_ring_kick(struct vmh_ring *r);
 /* Poll those rings that nobody has looked at until they are half full: the internal thread does. */

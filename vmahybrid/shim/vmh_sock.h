@@ -227,6 +227,11 @@ void vmh_sock_set_timestamping(struct vmh_sock *s, int fd, int name, uint32_t fl
 /* VMH_R_TIMESTAMPING where stamps are wanted that only the kernel has, else 0 */
 unsigned vmh_sock_sends_stamped(const struct vmh_sock *s);
 unsigned vmh_sock_stamped_by_adapter(const struct vmh_sock *s, int fd, unsigned ifindex); /* 0: all served ones */
+/* What vmh_sock_put_control puts something for. */
+static inline bool vmh_sock_tells_more(const struct vmh_sock *s)
+{
+	return s->opt_timestamp | s->stamping | s->opt_pktinfo | s->opt_recvttl | s->opt_recvtos;
+}
 /* sock_cmsg.c: into msg_control; sets msg_controllen and MSG_CTRUNC */
 void vmh_sock_put_control(const struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b);
 
