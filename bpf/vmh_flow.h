@@ -45,7 +45,18 @@ struct vmh_action {
 struct vmh_port_config {
 	unsigned int max_frame; /* bytes from the Ethernet header on, untagged: MTU + 14 */
 	unsigned int flags;     /* VMH_PORT_F_* */
+	unsigned int generation; /* of the rules: another number after each change. 0: `memos` is not used */
 };
+
+/* One slot of per-CPU array `memos`: what the rules said of a frame with this key. True while the rules have this
+ * generation. A cache line. */
+struct vmh_memo {
+	struct vmh_flow_key key;
+	unsigned int generation;
+	struct vmh_action action;
+};
+
+#define VMH_MEMOS 256 /* a power of two */
 
 struct vmh_hits {
 	unsigned long long packets;

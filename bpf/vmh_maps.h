@@ -14,6 +14,7 @@ BPF_ARRAY(port, struct vmh_port_config, 1);
 BPF_F_TABLE("hash", struct vmh_flow_key, struct vmh_action, rules5, VMH_MAX_RULES, VMH_NO_PREALLOC);
 BPF_F_TABLE("hash", struct vmh_flow_key, struct vmh_action, rules3, VMH_MAX_RULES, VMH_NO_PREALLOC);
 BPF_F_TABLE("hash", struct vmh_flow_key, struct vmh_action, rulesmc, VMH_MAX_RULES, VMH_NO_PREALLOC);
+BPF_PERCPU_ARRAY(memos, struct vmh_memo, VMH_MEMOS);
 BPF_PERCPU_ARRAY(rule_hits, struct vmh_hits, VMH_MAX_RULES);
 BPF_XSKMAP(xsks, VMH_MAX_XSK);
 BPF_DEVMAP(devs, VMH_MAX_DEV);

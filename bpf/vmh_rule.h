@@ -59,20 +59,64 @@ static __always_inline struct vmh_action *vmh_find_port(const struct vmh_flow_ke
 	return rulesmc.lookup(&whole);
 }
 
-/* The most specific rule, or NULL and in *out the way on which the frame is left to the kernel. */
-static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct vmh_flow_key *key, __u32 flags, __u32 syn,
-							int *out)
+/* An exact-match cache before the hashes, whose code and lines are cold between two messages (108 ns of 1.5 us there,
+ * 40 ns when they are warm). */
+static __always_inline struct vmh_memo *vmh_memo_slot(const struct vmh_flow_key *key)
 {
+	__u32 hash = *(const __u32 *)(key->src + 12) ^ *(const __u32 *)(key->dst + 12) ^ *(const __u32 *)&key->dport;
+	int slot = hash * 2654435761u >> 24 & (VMH_MEMOS - 1);
+
+	return memos.lookup(&slot);
+}
+
+static __always_inline int vmh_same_key(const struct vmh_flow_key *a, const struct vmh_flow_key *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	_Static_assert(sizeof(*a) == 44, "all bytes are compared");
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3] && x[4] == y[4] &&
+	       *(const __u32 *)(x + 5) == *(const __u32 *)(y + 5);
+}
+
+/* `generation` was read before the rules: if they have changed since, the memo is stale from the start. */
+static __always_inline struct vmh_action *vmh_remember(struct vmh_memo *memo, const struct vmh_flow_key *key,
+						       __u32 generation, struct vmh_action *action)
+{
+	if (memo) {
+		memo->key = *key;
+		memo->action = *action;
+		memo->generation = generation;
+	}
+	return action;
+}
+
+/* The most specific rule, or NULL and in *out the way on which the frame is left to the kernel. */
+static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct vmh_flow_key *key,
+							const struct vmh_port_config *config, __u32 syn, int *out)
+{
+	__u32 generation = *(const volatile __u32 *)&config->generation;
+	struct vmh_memo *memo = NULL;
 	struct vmh_action *action;
 
+	asm volatile("" ::: "memory"); /* all that is known of the rules is read after it */
 	*out = VMH_OUT_PASS_MISS;
-	if (flags & VMH_PORT_F_5T) {
+	if (generation) {
+		memo = vmh_memo_slot(key);
+		if (memo && memo->generation == generation && vmh_same_key(&memo->key, key))
+			return &memo->action;
+	}
+	if (config->flags & VMH_PORT_F_5T) {
 		action = rules5.lookup(key);
 		if (action)
-			return action;
+			return vmh_remember(memo, key, generation, action);
 	}
 	action = vmh_find_port(key);
-	if (action && key->proto == IPPROTO_TCP && vmh_is_rings(action) && vmh_is_kernels(ctx, key, action, syn)) {
+	if (!action)
+		return NULL;
+	if (key->proto != IPPROTO_TCP)
+		return vmh_remember(memo, key, generation, action);
+	/* not remembered: the kernel's connections come and go */
+	if (vmh_is_rings(action) && vmh_is_kernels(ctx, key, action, syn)) {
 		*out = VMH_OUT_PASS_KERNEL_TCP;
 		return NULL;
 	}
@@ -125,7 +169,7 @@ static __always_inline struct vmh_action *vmh_hit(void *ctx, const struct vmh_fl
 			*out = vmh_too_long(ctx, key, config, syn);
 		return NULL;
 	}
-	action = vmh_find_rule(ctx, key, config->flags, syn, out);
+	action = vmh_find_rule(ctx, key, config, syn, out);
 	if (!action)
 		return NULL;
 	rule = action->rule;

@@ -110,15 +110,21 @@ class Steer(Harness):
     """Program `steer` on an interface of MTU 1500."""
 
     program, outs_map, outs_prefix = "steer", "outs", "VMH_OUT_"
+    mtu = MTU
 
     def __init__(self, image: Image, *, frags: bool = False) -> None:
         super().__init__(image, frags=frags)
         self._flags = int(lib.VMH_PORT_F_FRAGS) if frags else 0
+        self._generation = 0
+        self._five_tuples = False
         self.configure()
         self._rules = 0
 
-    def configure(self, flags: int = 0) -> None:
-        config = pack("struct vmh_port_config", max_frame=MTU + 14, flags=flags | self._flags)
+    def configure(self, flags: int = 0, *, remember: bool = True) -> None:
+        """With the next generation of rules, or none: without memos."""
+        self._generation += 1
+        config = pack("struct vmh_port_config", max_frame=self.mtu + 14, flags=flags | self._flags,
+                      generation=self._generation if remember else 0)
         self.maps["port"].update(index(0), config)
 
     def rule(self, dst: str, src: str = "", *, kind: int = RING, target: int = 0, proto: int = UDP, vlan: int = 0,
@@ -128,11 +134,17 @@ class Steer(Harness):
         key = flow_key(*endpoint(dst), *(endpoint(src) if src else ()), proto=proto, vlan=vlan, vlan2=vlan2)
         table = "rulesmc" if multicast else "rules5" if src else "rules3"
         self.maps[table].update(key, action(kind, target, self._rules, flags))
-        if src:
-            self.configure(lib.VMH_PORT_F_5T)
+        self._five_tuples |= bool(src)
+        self.configure(lib.VMH_PORT_F_5T if self._five_tuples else 0)
         return self._rules
 
     def run(self, frame: bytes, *, ifindex: int = 0, queue: int = 0, linear: int | None = None) -> Outcome:
+        """Twice: what the program remembers of the first frame must not make a difference."""
+        first, second = (self._run_once(frame, ifindex=ifindex, queue=queue, linear=linear) for _ in range(2))
+        assert first == second
+        return first
+
+    def _run_once(self, frame: bytes, *, ifindex: int, queue: int, linear: int | None) -> Outcome:
         numbers = range(self._rules + 1)
         before = [hits(self.maps["rule_hits"], number) for number in numbers]
         outcome = super().run(frame, ifindex=ifindex, queue=queue, linear=linear)

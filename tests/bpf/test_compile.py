@@ -25,15 +25,16 @@ def test_programs(image: Image) -> None:
     assert sorted(image.programs) == ["guard", "ring_in", "steer", "tc_steer"]
     assert set(image.programs["ring_in"].maps) == {"rin_xsks", "rin_outs"}
     assert set(image.programs["guard"].maps) == {"guard", "granted", "guard_dev", "guard_outs"}
-    assert set(image.programs["steer"].maps) == {"port", "rules5", "rules3", "rulesmc", "rule_hits", "xsks", "devs",
-                                                 "outs"}
-    assert set(image.programs["tc_steer"].maps) == {"port", "rules5", "rules3", "rulesmc", "rule_hits", "nears", "outs"}
+    shared = {"port", "rules5", "rules3", "rulesmc", "memos", "rule_hits", "outs"}
+    assert set(image.programs["steer"].maps) == shared | {"xsks", "devs"}
+    assert set(image.programs["tc_steer"].maps) == shared | {"nears"}
     assert [program.name for program in image.programs.values() if program.tc] == ["tc_steer"]
 
 
 @pytest.mark.parametrize(("name", "key", "value", "entries"), [
     ("rules5", FLOW_KEY, ACTION, lib.VMH_MAX_RULES), ("rules3", FLOW_KEY, ACTION, lib.VMH_MAX_RULES),
     ("rulesmc", FLOW_KEY, ACTION, lib.VMH_MAX_RULES), ("rule_hits", 4, HITS, lib.VMH_MAX_RULES),
+    ("memos", 4, ffi.sizeof("struct vmh_memo"), lib.VMH_MEMOS),
     ("xsks", 4, 4, lib.VMH_MAX_XSK), ("devs", 4, 4, lib.VMH_MAX_DEV), ("outs", 4, HITS, lib.VMH_OUT_COUNT),
     ("granted", GRANT, 4, lib.VMH_MAX_GRANTS), ("guard_dev", 4, 4, 1), ("guard_outs", 4, HITS, lib.VMH_GUARD_COUNT),
     ("rin_xsks", 4, 4, lib.VMH_QUEUES),

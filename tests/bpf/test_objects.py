@@ -12,7 +12,6 @@ import pytest
 
 from bpf.frames import LOCAL, TCP, tcp4, udp4
 from bpf.harness import Outcome, Steer, index
-from vmahybrid.contracts import lib, pack
 from vmahybrid.xdp.bpf import (
     BPF_EXIST,
     BPF_NOEXIST,
@@ -145,8 +144,7 @@ def test_a_frame_beyond_what_test_runs_take(image: Image) -> None:
 def test_frags(image: Image, mtu: int, out: str) -> None:
     """Loaded for multi-buffer frames, the length is that of the whole frame and not of its linear part."""
     with Steer(image, frags=True) as steer:
-        steer.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=mtu + 14,
-                                                        flags=lib.VMH_PORT_F_FRAGS))
+        steer.mtu = mtu
         steer.xsk("xsks", 0)
         steer.rule(LOCAL)
         assert steer.run(udp4(payload=bytes(9000 - 28))).out == out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import platform
 import socket
 import struct
 import threading
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 ETH_HEADER = 14
 RING_SLOTS: int = lib.VMH_MAX_XSK // lib.VMH_QUEUES
+# The program reads the generation before the rules and needs the processor to keep that order; BPF has no read barrier.
+GENERATIONS = 2**32 - 1  # 0 is none
+REMEMBERS = platform.machine() in ("x86_64", "i386", "i686")
 
 
 class _Slots:
@@ -82,6 +86,7 @@ class XdpPort:
         self._unloaded = False
         self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
         self._tcp_ports: set[bytes] = set()  # keys of TCP in rules3
+        self._generation = 0  # of the rules, for the program's memos
         self._tagged: set[bytes] = set()  # keys with a VLAN: a ring gets their frames in XDP only
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
         self._dev_slots = _Slots(lib.VMH_MAX_DEV, f"ring veths on {info.name}")
@@ -208,6 +213,7 @@ class XdpPort:
                 known.add(key)
                 self._apply_config()
             table.update(key, action)
+            self._apply_config()  # a new generation, or the program goes on with what it remembers
 
     def remove(self, key: bytes) -> None:
         """Take a rule out; its packets go to the kernel from now on. No error if it is not there."""
@@ -217,9 +223,9 @@ class XdpPort:
                 table = self._table(key)
                 table.delete(key)
                 known = self._known(table, key)
-                if known is not None and key in known:
-                    known.remove(key)
-                    self._apply_config()
+                if known is not None:
+                    known.discard(key)
+                self._apply_config()
 
     def hits(self, rule: int) -> tuple[int, int]:
         """(packets, bytes) that rule index ``rule`` has steered since zero_hits()."""
@@ -286,7 +292,8 @@ class XdpPort:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
         flags = (lib.VMH_PORT_F_5T if self._five_tuples else 0) | (lib.VMH_PORT_F_TCP3 if self._tcp_ports else 0)
-        _write_config(self._maps["port"], limit, flags)
+        self._generation = self._generation % GENERATIONS + 1
+        _write_config(self._maps["port"], limit, flags, self._generation if REMEMBERS else 0)
 
     def check_open(self) -> None:
         """Raises Refused (IF_GONE) on a closed port."""
@@ -365,5 +372,5 @@ class XdpPort:
         self.close()
 
 
-def _write_config(port: BpfMap, max_frame: int, flags: int = 0) -> None:
-    port.update(bytes(4), pack("struct vmh_port_config", max_frame=max_frame, flags=flags))
+def _write_config(port: BpfMap, max_frame: int, flags: int = 0, generation: int = 0) -> None:
+    port.update(bytes(4), pack("struct vmh_port_config", max_frame=max_frame, flags=flags, generation=generation))
