@@ -192,6 +192,8 @@ struct vmh_buf *vmh_rings_take(struct vmh_ring *only, const struct vmh_sock *s, 
 
 void vmh_ring_retire(struct vmh_ring *r)
 {
+	if (r->ops->stop && !gone(r))
+		r->ops->stop(r);
 	vmh_lock(&r->lock);
 	if (!gone(r)) {
 		for (int i = 0; i < RETIRE_POLLS && r->ops->poll(r, DRAIN) > 0; i++)

@@ -11,6 +11,12 @@
 #define LEAST_WR 16u
 #define EVENT_LOOK_NS 100000000ull
 
+/* From here on frames go to the kernel; what was taken before waits in the CQ. */
+static void verbs_stop(struct vmh_ring *r)
+{
+	vmh_verbs_ring_closing(verbs_ring_of(r));
+}
+
 static const struct vmh_ring_ops verbs_ops;
 
 /* ---- making it ---- */
@@ -299,6 +305,7 @@ static const struct vmh_ring_ops verbs_ops = {
 	.wait_fds = vmh_verbs_wait_fds,
 	.arm = vmh_verbs_arm,
 	.crowded = vmh_verbs_crowded,
+	.stop = verbs_stop,
 	.close = verbs_close,
 };
 

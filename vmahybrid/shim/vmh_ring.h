@@ -70,6 +70,7 @@ struct vmh_ring_ops {
 	 * came before it was asked for. */
 	void (*arm)(struct vmh_ring *r);
 	bool (*crowded)(struct vmh_ring *r);               /* lock held; half full or more: the kernel may soon drop */
+	void (*stop)(struct vmh_ring *r);                  /* no lock held; takes its rules away; NULL: the service does */
 	void (*close)(struct vmh_ring *r);                 /* both locks held, gone is set */
 };
 
