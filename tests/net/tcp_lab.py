@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import socket
 import threading
@@ -76,6 +77,21 @@ def counters(worker: NetnsWorker) -> dict[str, int]:
             group, *titles = names.split()
             found |= {f"{group[:-1]}.{title}": int(v) for title, v in zip(titles, values.split()[1:], strict=True)}
     return found
+
+
+@contextlib.contextmanager
+def one_cpu() -> Iterator[None]:
+    """All threads of this process. A veth keeps the order of what each CPU sends, not between them: a later segment
+    may overtake an earlier one by milliseconds, and the peer's PAWS drops that, whoever sent it."""
+    threads = {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+    try:
+        for thread, cpus in threads.items():
+            os.sched_setaffinity(thread, {max(cpus)})
+        yield
+    finally:
+        for thread, cpus in threads.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, cpus)
 
 
 class Drop:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from net.tcp_lab import Drop, Hold, connection, counters, streaming, tcp_lab
+from net.tcp_lab import Drop, Hold, connection, counters, one_cpu, streaming, tcp_lab
 from net.xdp_lab import A, B, Lab, run
 
 from vmahybrid.errors import Refused
@@ -98,7 +98,7 @@ def test_moves_under_bulk_data(lab: Lab, kind: type[Drop], moves: int, accepted:
     chance = random.Random(moves)
     before = [counters(worker) for worker in (lab.a, lab.b)]
     seen = {"send": 0, "unsent": 0, "receive": 0}
-    with kind(lab) as steering, streaming(*connection(lab, accepted), moves) as stream:
+    with one_cpu(), kind(lab) as steering, streaming(*connection(lab, accepted), moves) as stream:
         for _ in range(moves):
             time.sleep(chance.random() * 0.01)
             with stream.lock:
