@@ -538,6 +538,11 @@ void vmh_session_unlock(void)
 	vmh_unlock(&vmh_ctl_lock);
 }
 
+void vmh_session_unlock_fork_child(void)
+{
+	vmh_unlock_fork_child(&vmh_ctl_lock);
+}
+
 void vmh_session_fork_child(void) /* lock held, as at fork */
 {
 	if (vmh_ctl_fd >= 0)

@@ -121,7 +121,7 @@ void vmh_after_fork_child(void)
 	vmh_epoll_fork_child();
 	vmh_verbs_fork_child();
 	vmh_rings_fork_child();
-	vmh_session_unlock();
+	vmh_session_unlock_fork_child();
 }
 
 void vmh_before_daemon(void)

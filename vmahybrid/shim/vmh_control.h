@@ -33,4 +33,5 @@ void vmh_session_fork_child(void);   /* drop the parent's connection and rings *
 void vmh_session_fini(void);
 void vmh_session_lock(void);         /* around fork */
 void vmh_session_unlock(void);
+void vmh_session_unlock_fork_child(void);
 #endif

@@ -109,4 +109,12 @@ static inline void vmh_unlock(struct vmh_lock *l)
 		vmh_unlock_word(l);
 	vmh_held_leave();
 }
+
+/* In the child of a fork, of a lock that the forking thread held: another thread of the parent, which does not exist
+ * here, may have taken the word of the owner's lock and wait for the owner to be out. */
+static inline void vmh_unlock_fork_child(struct vmh_lock *l)
+{
+	vmh_lock_reset(l);
+	vmh_held_leave();
+}
 #endif

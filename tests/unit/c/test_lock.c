@@ -3,6 +3,7 @@
 #include "vmh_lock.h"
 #include <pthread.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define THREADS 6
@@ -120,6 +121,44 @@ static void test_owner(void)
 	test_threads();
 }
 
+static _Atomic int tries;
+
+static void *waits(void *arg)
+{
+	tries++;
+	vmh_lock(arg);
+	vmh_unlock(arg);
+	return NULL;
+}
+
+/* A fork while the forking thread, here the owner, has the lock and another one waits for it. */
+static void test_fork(void)
+{
+	struct timespec settle = {0, 50000000};
+	int status = 0;
+	pthread_t t;
+
+	tries = 0;
+	vmh_lock(&lock);
+	pthread_create(&t, NULL, waits, &lock);
+	while (!tries)
+		sched_yield();
+	nanosleep(&settle, NULL);
+	pid_t pid = fork();
+	if (!pid) {
+		alarm(5);
+		vmh_lock_fork_child();
+		vmh_unlock_fork_child(&lock);
+		vmh_lock(&lock);
+		vmh_unlock(&lock);
+		_exit(vmh_held.depth ? 1 : 0);
+	}
+	vmh_unlock(&lock);
+	pthread_join(t, NULL);
+	waitpid(pid, &status, 0);
+	CHECK(status == 0, "the child ended with %#x", status);
+}
+
 int main(void)
 {
 	for (int mode = 1; mode <= 3; mode++) {
@@ -130,5 +169,6 @@ int main(void)
 		yields = 0;
 	}
 	test_owner();
+	test_fork();
 	return check_result();
 }
