@@ -241,6 +241,41 @@ class Explanation(View):
     steps: list[ExplainStep] = note("the steps; the first that is not ok says where it ends")
 
 
+class Features(View):
+    """What was found by probing the kernel at the start."""
+
+    kernel: str = note("release of the kernel", default="")
+    peer_pidfd: bool = note("a program's death is told by its pidfd (SO_PEERPIDFD)", default=False)
+    netns_cookie: bool = note("a socket tells its network namespace (SO_NETNS_COOKIE)", default=False)
+    membarrier: bool = note("grace periods of RCU by membarrier(2)", default=False)
+    live_frames: bool = note("frames of rings can be given back to the kernel", default=False)
+    map_bound_xsk: bool = note("a process can map the rings of an AF_XDP socket that is bound", default=False)
+
+
+class EventData(View):
+    """What an event is about; what does not apply is left out. `config-changed` has the new values by key instead."""
+
+    model_config = ConfigDict(from_attributes=True, extra="allow")
+
+    pid: int = identifier("process", default=0)
+    session: int = identifier("session of the process", default=0)
+    flow_id: int = identifier("flow", default=0)
+    ring_id: int = identifier("ring", default=0)
+    interface: str = note("name of the interface", default="")
+    reason: str = note("slug of the reason, see docs/reasons.md", default="")
+
+
+class Event(View):
+    """Something that happened: the `data` of a server-sent event."""
+
+    serial: int = identifier("counts events since the service started; the `id` of the server-sent event")
+    time: float = quantity("when it happened, since the epoch", "seconds")
+    kind: str = note("`process-started`, `process-ended`, `ring-granted`, `ring-closed`, `flow-added`, `flow-removed`, "
+                     "`interface-lost` or `config-changed`; the `event` of the server-sent event")
+    text: str = note("the whole as a sentence")
+    data: EventData = note("what it is about")
+
+
 class Status(View):
     """The service, its interfaces, processes, flows, and what is wrong."""
 
@@ -256,7 +291,7 @@ class Status(View):
     flows: list[Flow] = note("the steering table")
     counters: dict[str, int] = quantity("events counted by the service since it started", "events")
     reasons: dict[str, int] = quantity("refusals and homecomings by reason", "events")
-    features: dict[str, Any] = note("what was found by probing the kernel at the start")
+    features: Features = note("what was found by probing the kernel at the start")
 
 
 class Setting(View):

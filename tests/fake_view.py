@@ -109,7 +109,9 @@ class FakeView:
             version="0.1.0", pid=42, started=1_795_000_000.0, ready=self.ready, control_socket="/run/x/control.sock",
             api=["unix:/run/x/api.sock"], health=self.health, interfaces=self.interface_list,
             processes=self.processes(), flows=self.flow_list, counters={"sessions_total": 3, "grants_total": 2},
-            reasons={"fork": 1}, features={"bpf_link": True},
+            reasons={"fork": 1}, features={
+                "kernel": "6.18.0", "peer_pidfd": True, "netns_cookie": True, "membarrier": True, "live_frames": True,
+                "map_bound_xsk": False},
         )  # fmt: skip
 
     def interfaces(self) -> list[InterfaceView]:

@@ -7,11 +7,15 @@ from fastapi.responses import StreamingResponse
 
 from api.deps import View
 from api.events import MEDIA_TYPE, stream
-from api.models import Health, Interface, Ring, Status
+from api.models import Event, Health, Interface, Ring, Status
 from vmahybrid.service.view import InterfaceView, RingView, StatusView
 
 router = APIRouter()
 Serial = {"x-identifier": True}
+
+
+class EventStream(StreamingResponse):
+    media_type = MEDIA_TYPE
 
 
 @router.get("/v1/status", response_model=Status, tags=["service"])
@@ -35,14 +39,10 @@ async def rings(view: View) -> list[RingView]:
 @router.get(
     "/v1/events",
     tags=["service"],
-    response_class=StreamingResponse,
-    responses={
-        200: {
-            "description": "server-sent events: id is the serial, event the kind, data a JSON object with serial, time "
-            "(seconds since the epoch), kind, text and data",
-            "content": {MEDIA_TYPE: {"schema": {"type": "string", "description": "an endless event stream"}}},
-        }
-    },
+    response_class=EventStream,
+    # without the type FastAPI says "string", since the class is none for JSON
+    responses={200: {"model": Event, "description": "an endless stream of server-sent events, each with this as data",
+                     "content": {MEDIA_TYPE: {"schema": {"type": "object"}}}}},
 )
 async def events(
     view: View,
@@ -56,7 +56,7 @@ async def events(
 ) -> Response:
     """What happens, as it happens. Last-Event-ID wins over `since`; an empty or odd one counts as none."""
     seen = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else since
-    return StreamingResponse(stream(view, seen or 0), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+    return EventStream(stream(view, seen or 0), headers={"Cache-Control": "no-store"})
 
 
 @router.get("/healthz", response_model=Health, tags=["probes"])

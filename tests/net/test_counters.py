@@ -308,6 +308,42 @@ def test_waits(lab: Lab, kind: str) -> None:
         lab.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")
 
 
+SENDS = {
+    "select": "select.select([], [s], [], 0.1)[1]",
+    "poll": "polled_out([s], 100)",
+    "epoll": "out.poll(0.1)",
+}
+DEFINE_OUT = """
+out = select.epoll()
+out.register(s.fileno(), select.EPOLLOUT)
+def polled_out(fds, ms):
+    p = select.poll()
+    p.register(fds[0], select.POLLOUT)
+    return p.poll(ms)
+"""
+
+
+def ready_to_send(lab: Lab) -> None:
+    lab.do(DEFINE_OUT)
+    try:
+        for kind, wait in SENDS.items():
+            before = lab.iomux(kind)
+            lab.do(f"for _ in range({N}): assert len({wait}) == 1")
+            found = changes(before, lab.iomux(kind), "counter")
+            assert not {"rx_ready", "os_rx_ready"} & found.keys(), (kind, found)
+    finally:
+        lab.do("out.close()\ns.close()")
+
+
+def test_ready_to_send_is_not_received(lab: Lab) -> None:
+    lab.ring()
+    ready_to_send(lab)
+
+
+def test_ready_to_send_without_a_ring(home: Lab) -> None:
+    ready_to_send(home)
+
+
 def test_waits_that_fail(lab: Lab) -> None:
     """select(2) with a descriptor that is closed, epoll_wait(2) without room."""
     lab.ring()

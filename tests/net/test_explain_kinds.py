@@ -266,6 +266,31 @@ def test_deleted_down_and_configured_away(running: Service, sandbox: Sandbox) ->
             program.stop(signal.SIGKILL)
 
 
+def test_a_rule_that_has_gone(running: Service, sandbox: Sandbox) -> None:
+    """It is not named any more, and the remedy is what brings the flow back."""
+    argv = [*run(running), "--", sys.executable, "-c", WAITING, sandbox.a.address]
+    program = sandbox.start(sandbox.a, argv, env=running.env)
+    try:
+        program.wait_for("bound")
+        (flow,) = [flow for flow in Api(running).socket_flows() if flow["pid"] == program.pid]
+        running.ask("flows", "add", "kernel", flow["local"])
+
+        def told() -> tuple[str, str] | None:
+            steps = [step for step in explained(running, str(program.pid)) if step["reason"] == "rule"]
+            return (steps[0]["text"], steps[0]["remedy"]) if steps else None
+
+        text, remedy = until(told)
+        assert "a rule of the operator keeps" in text
+        assert "next connect" in remedy
+        (rule,) = [f for f in Api(running).call("GET", "/v1/flows")[1] if f["local"] == flow["local"]]
+        running.ask("flows", "delete", str(rule["flow_id"]))
+        text, remedy = until(told)
+        assert "gone by now" in text
+        assert remedy.startswith("it comes back with the socket's next connect")
+    finally:
+        program.stop(signal.SIGKILL)
+
+
 def test_a_rule_for_remote_hosts_is_not_named_for_an_own_address(running: Service, sandbox: Sandbox) -> None:
     for own in ("[::1]:53", "127.0.0.1:53", f"{sandbox.a.address}:53"):
         assert "rule" not in {step["step"] for step in explained(running, own)}, own

@@ -224,6 +224,30 @@ def test_a_living_services_veths_are_not_touched(service: Service, make_service:
             other.stop()
 
 
+def test_an_interface_that_was_held(make_service: Callable[..., Service], netns_pair: Sandbox) -> None:
+    """A named one is attached when the other XDP program goes, and nobody is told of that program any more."""
+    holder = make_service(sides=[], arguments=["--interface", netns_pair.a.interface])
+    holder.start()
+    held = f"process {holder.program.pid} "
+    until(lambda: xdp_program(netns_pair.a) is not None)
+    with make_service(sides=[netns_pair.a]) as service:
+        assert held in str(Api(service).status()["health"])
+        holder.stop()
+        until(lambda: held not in str(Api(service).status()["health"]))
+        until(lambda: xdp_program(netns_pair.a) is not None)
+
+
+def test_a_request_that_never_ends(make_service: Callable[..., Service], netns_pair: Sandbox) -> None:
+    """The service stops all the same, and its log has no fault of ours."""
+    with make_service(sides=[netns_pair.a]) as service, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(service.rundir / "api.sock"))
+        client.sendall(b"POST /v1/flows HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                       b"Content-Length: 100\r\n\r\n{")
+        time.sleep(0.2)
+        service.stop()
+        assert "Traceback" not in service.log
+
+
 def test_a_second_service_is_refused(service: Service, netns_pair: Sandbox) -> None:
     second = netns_pair.start(None, [tool("vmahybrid"), "start", "--foreground"], env=service.env)
     assert second.wait(20) == 1

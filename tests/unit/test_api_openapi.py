@@ -57,6 +57,16 @@ def test_every_field_has_a_description_and_every_quantity_a_unit() -> None:
     assert [line for name, prop in properties() for line in lacking(name, prop, prop)] == []
 
 
+def test_events_have_a_schema() -> None:
+    content = DOCUMENT["paths"]["/v1/events"]["get"]["responses"]["200"]["content"]
+    (schema,) = (media["schema"] for media in content.values())
+    assert list(content) == ["text/event-stream"]
+    assert schema == {"type": "object", "$ref": "#/components/schemas/Event"}
+    fields = {name for name, _ in properties() if name.startswith("Event")}
+    assert {f"Event.{name}" for name in ("serial", "time", "kind", "text", "data")} < fields
+    assert "EventData.flow_id" in fields
+
+
 def test_every_parameter_has_a_description_and_every_quantity_a_unit() -> None:
     found = 0
     for name, operation in operations():

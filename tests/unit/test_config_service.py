@@ -126,6 +126,10 @@ def test_backends(tmp_path: Path) -> None:
     ('[api]\ntcp = "127.0.0.1:8080"', "api.token_file"),
     ('interfaces = "eth0"', "interfaces = 'eth0'"),
     ('interfaces = ["a:b:c"]', "interfaces"),
+    ('interfaces = ["a:"]', "interfaces"),
+    ('interfaces = [":eth0"]', "interfaces"),
+    ('interfaces = ["eth 0"]', "interfaces"),
+    ('interfaces = ["a_name_of_16_chars"]', "interfaces"),
     ('[interface."eth0"]\nspeed = 1', 'interface."eth0".speed'),
     ('[interface."eth0"]\nmode = "fast"', "interface.\"eth0\".mode = 'fast'"),
     ('backend = "rdma"', "backend = 'rdma' is not one of auto, verbs, xdp, kernel"),
@@ -192,9 +196,24 @@ def test_endpoints() -> None:
     assert parse_endpoint("x", "10.0.0.1:53") == (addr_to_bytes("10.0.0.1"), 53)
     assert parse_endpoint("x", "*:*") == parse_endpoint("x", "0.0.0.0:*") == (ANY_ADDR, 0)
     assert parse_endpoint("x", "[fe80::1]:7") == (addr_to_bytes("fe80::1"), 7)
-    for bad in ("", "10.0.0.1", ":", "10.0.0.1:-1", "10.0.0.1:x", "host:1", "10.0.0.1:\u0661"):
-        with pytest.raises(UsageError):
-            parse_endpoint("x", bad)
+
+
+@pytest.mark.parametrize("bad", [
+    "", "10.0.0.1", ":", "10.0.0.1:-1", "10.0.0.1:x", "host:1", "10.0.0.1:\u0661", "*:0", "10.0.0.1:0", "[]:5", ":5",
+    "[*]:5", "[::1:5", "::1]:5", "::1:5", "10.0.0.1]:6", "[10.0.0.1]:6", "10.0.0.1:+5", "10.0.0.1: 5", "10.0.0.1:5 ",
+    " 10.0.0.1:5", "10.0.0.1:5\n", "10.0.0.1:65536", "10.0.0.1:000080",
+])
+def test_what_is_no_endpoint(bad: str) -> None:
+    """Nothing wrong becomes a wider rule."""
+    with pytest.raises(UsageError, match="rule: x = "):
+        parse_endpoint("x", bad)
+
+
+@pytest.mark.parametrize("field", ["netns", "interface"])
+@pytest.mark.parametrize("bad", ["a/b", "a b", "eth0\n", "\x01"])
+def test_patterns_that_no_name_matches(field: str, bad: str) -> None:
+    with pytest.raises(UsageError, match=field):
+        OperatorRule("kernel", **{field: bad}).flow()
 
 
 def test_kinds_of_rules() -> None:

@@ -345,3 +345,13 @@ def test_broken_pipe_and_ctrl_c(view: FakeView, tmp_path: Path) -> None:
         with subprocess.Popen([*command[:-1], "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more) as child:  # type: ignore[call-overload]
             child.stdout.close()
             assert (child.wait(20), child.stderr.read()) == (0, b"")
+
+
+@pytest.mark.parametrize("command", [["vmahybrid", "version"], ["vma_stats", "-V"], ["vma_stats", "-h"]])
+def test_a_full_device(command: list[str]) -> None:
+    program, *options = command
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([Path(sys.executable).with_name(program), *options], stdout=full, stderr=subprocess.PIPE,
+                              text=True, check=False, timeout=20)
+    assert done.returncode == 1
+    assert done.stderr.endswith("stdout: No space left on device\n") and done.stderr.count("\n") == 1

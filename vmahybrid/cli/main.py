@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import json
 import os
 import sys
@@ -142,6 +143,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes once more at the end
+        print(f"vmahybrid: stdout: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def dispatch(argv: list[str]) -> int:

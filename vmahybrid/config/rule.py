@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
 from vmahybrid.errors import UsageError
 from vmahybrid.steering.flow import PROTO_NUMBERS, Flow, FlowAction, Source, operator_kind
+
+_ENDPOINT = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>\*|[0-9]{1,5})")
+_PATTERNS = {"netns": re.compile(r"[^\s/\x00-\x1f]+"), "interface": re.compile(r"[^\s/:\x00-\x1f]+")}
 
 FIELDS = ("action", "proto", "local", "remote", "netns", "interface")
 
@@ -29,6 +33,9 @@ class OperatorRule:
             raise UsageError("rule", f"action {self.action!r} is neither kernel nor drop")
         if self.proto not in PROTO_NUMBERS:
             raise UsageError("rule", f"proto {self.proto!r} is neither udp nor tcp")
+        for name, pattern in (("netns", self.netns), ("interface", self.interface)):
+            if pattern and not _PATTERNS[name].fullmatch(pattern):
+                raise UsageError("rule", f"{name} = {pattern!r} matches no name", "write a name, or a shell pattern")
         local, local_port = parse_endpoint("local", self.local)
         remote, remote_port = parse_endpoint("remote", self.remote)
         flow = Flow(action=FlowAction(self.action), source=Source.OPERATOR, family=0,
@@ -47,16 +54,19 @@ DEFAULT_RULES = (OperatorRule("kernel", "udp", "*:*", "*:53"),)
 
 def parse_endpoint(name: str, text: str) -> tuple[bytes, int]:
     """(16 bytes, port) of "10.0.0.1:53", "*:53", "[fe80::1]:*"; zeros for any. Raises UsageError naming ``name``."""
-    address, colon, port = text.rpartition(":")
+    parts = _ENDPOINT.fullmatch(text)
     try:
-        if not colon:
+        if parts is None or (parts["six"] is not None and ":" not in parts["six"]):
             raise ValueError
-        packed = addr_to_bytes(address.removeprefix("[").removesuffix("]"))
-        number = 0 if port == "*" else int(port)
-        if not 0 <= number < 65536 or (port != "*" and not port.isascii()):
+        packed = addr_to_bytes(parts["six"] or parts["four"])
+        number = 0 if parts["port"] == "*" else int(parts["port"])
+        if number > 65535:
             raise ValueError
     except ValueError:
-        raise UsageError("rule", f"{name} = {text!r} is not ADDR:PORT", "write * for any") from None
+        raise UsageError("rule", f"{name} = {text!r} is not ADDR:PORT",
+                         "write * for any, and IPv6 addresses in [ ]") from None
+    if number == 0 and parts["port"] != "*":    # it would mean any
+        raise UsageError("rule", f"{name} = {text!r}: there is no port 0", "write * for any")
     return (ANY_ADDR if packed == addr_to_bytes("0.0.0.0") else packed), number
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -107,9 +108,19 @@ def _take_address(value: Any) -> str:
     return str(_checked(text, not text or bool(host and port.isascii() and port.isdigit() and 0 < int(port) < 65536)))
 
 
+NAME_LENGTH = 15    # characters of an interface's name (IFNAMSIZ without the end)
+_GLOB = re.compile(r"([^:\s]+:)?[^:\s/]+")
+
+
 def _take_globs(value: Any) -> tuple[str, ...]:
     _checked(value, isinstance(value, list | tuple))
-    return tuple(_checked(v, isinstance(v, str) and bool(v) and v.count(":") <= 1) for v in value)
+    return tuple(_checked(v, isinstance(v, str) and _is_glob(v)) for v in value)
+
+
+def _is_glob(text: str) -> bool:
+    netns, colon, name = text.rpartition(":")
+    pattern = any(c in name for c in "*?[")
+    return bool(_GLOB.fullmatch(text)) and bool(netns or not colon) and (pattern or len(name) <= NAME_LENGTH)
 
 
 SUN_PATH = 107  # bytes of a path in unix(7)
@@ -122,7 +133,7 @@ _file_mode = Accepts('a file mode such as "0660"', _take_mode,
                      {"type": ["string", "integer"], "pattern": "^(0o?)?[0-7]{1,3}$", "minimum": 0, "maximum": 0o777})
 _address = Accepts('ADDR:PORT, or "" for none', _take_address, {"type": "string", "pattern": "^$|^.+:[0-9]+$"})
 _globs = Accepts("a list of [NETNS:]INTERFACE, shell patterns allowed", _take_globs,
-                 {"type": "array", "items": {"type": "string", "minLength": 1, "pattern": "^[^:]*(:[^:]*)?$"}})
+                 {"type": "array", "items": {"type": "string", "minLength": 1, "pattern": f"^{_GLOB.pattern}$"}})
 
 
 KEYS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import stat
@@ -20,6 +21,11 @@ from vmahybrid.service.view import ServiceView
 
 GRACE_SECONDS = 1  # for requests under way when the service stops
 TOKEN_MIN = 16     # characters
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Not that a request was ended by the end of the service."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Server(uvicorn.Server):
@@ -51,6 +57,7 @@ class ApiServer:
         app: Any = create_app(self._view, token=token, version=self._version)
         settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="h11", ws="none",
                                   server_header=False, timeout_graceful_shutdown=GRACE_SECONDS)
+        logging.getLogger("uvicorn.error").addFilter(_worth_telling)
         self._server = _Server(settings)
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=self._sockets), name="api")
         while not self._server.started:

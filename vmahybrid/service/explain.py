@@ -23,6 +23,7 @@ from vmahybrid.steering.reasons import Reason
 
 FAMILY_REASONS = ("family", "type", "disabled")
 UNBOUND_REASONS = ("not-tried",)
+RULE_GONE = "a rule of the operator, which is gone by now, sent this flow home"
 
 
 def explain(core: Core, socket_id: str) -> list[ExplainStep]:
@@ -93,7 +94,10 @@ def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:
     name = f"{socket.socket_id} {socket.proto} {socket.local}"
     if not socket.offloaded:
         reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
-        return ExplainStep("flow", False, f"{name}: on the kernel: {reason.text}", remedy, _slug(reason))
+        why = reason.text
+        if reason is Reason.RULE and _rule_is_gone(core, session, socket):
+            why, remedy = RULE_GONE, Reason.FLOW_DELETED.remedy
+        return ExplainStep("flow", False, f"{name}: on the kernel: {why}", remedy, _slug(reason))
     if not _sends_by_kernel(socket):
         return _ok("flow", f"{name}: offloaded")
     reason = Reason.from_slug(socket.tx_os_reason)
@@ -112,6 +116,27 @@ def _now(core: Core, session: Session, reason: Reason) -> tuple[Reason, str]:
         reason = next((why for why in (Reason.IF_DOWN, Reason.BACKEND_CONFIG) if why in served.values()), reason)
     names = [name for name, why in served.items() if why is reason]
     return reason, _remedy(core, reason, names[0] if len(names) == 1 else "IF")
+
+
+def _rule_is_gone(core: Core, session: Session, socket: SocketView) -> bool:
+    """Of a socket that is on the kernel for a rule: is there none now that has to do with it?"""
+    if session.namespace is not None and any(session.namespace.served(link) is Reason.RULE
+                                             for link in session.namespace.watcher.links()):
+        return False    # [interface."NAME"] mode = "kernel"
+    local, remote = parse_endpoint("socket", socket.local), parse_endpoint("socket", socket.remote)
+    return not any(_may_rule(rule, local, remote) for rule in views.operator_flows(core))
+
+
+def _may_rule(rule: Flow, local: tuple[bytes, int], remote: tuple[bytes, int]) -> bool:
+    """A rule for remote ends alone, as that for name servers, is none for a socket that is not connected to one."""
+    if (rule.local, rule.local_port) == (ANY_ADDR, 0):
+        return rule.remote in (ANY_ADDR, remote[0]) and rule.remote_port in (0, remote[1])
+    return _overlap((rule.local, rule.local_port), local) and _overlap((rule.remote, rule.remote_port), remote)
+
+
+def _overlap(one: tuple[bytes, int], other: tuple[bytes, int]) -> bool:
+    """Two ends, of a rule and a socket, of which either may be for any address or port."""
+    return (ANY_ADDR in (one[0], other[0]) or one[0] == other[0]) and (0 in (one[1], other[1]) or one[1] == other[1])
 
 
 def _remedy(core: Core, reason: Reason, interface: str) -> str:
@@ -273,7 +298,9 @@ def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[
     steps |= dict.fromkeys(VERBS_REASONS, "ring")
     step = steps.get(reason, "flow")
     detail = f" ({socket.reason_detail})" if socket.reason_detail else ""
-    if reason is not Reason.NONE:
+    if reason is Reason.RULE and _rule_is_gone(core, session, socket):
+        yield ExplainStep(step, False, RULE_GONE, Reason.FLOW_DELETED.remedy, _slug(reason))
+    elif reason is not Reason.NONE:
         yield ExplainStep(step, False, reason.text + detail, remedy, _slug(reason))
     for link, ladder in _ladders(core, session):
         if link.up and ladder[-1].backend == KERNEL:

@@ -12,8 +12,10 @@ from vmahybrid.service import shared
 from vmahybrid.service.core import Core
 from vmahybrid.service.drops import Drops
 from vmahybrid.service.namespaces import Namespace
+from vmahybrid.service.ports import Port
 from vmahybrid.steering.flow import Flow, Kind
 from vmahybrid.steering.reasons import Reason
+from vmahybrid.xdp.holder import attached
 
 log = logging.getLogger("vmahybrid.service")
 
@@ -34,6 +36,7 @@ class Housekeeper:
             await asyncio.sleep(PERIOD)
             await self._look_for_sharers()
             await self._close_idle()
+            await self._try_again()
             self._drops.look(self._core, asyncio.get_running_loop().time())
             for namespace in list(self._core.namespaces.all.values()):
                 namespace.rdma.look()
@@ -87,6 +90,26 @@ class Housekeeper:
                     self._core.table.drop_port(port.id)
                     await namespace.close_port(port)
         await self._core.namespaces.leave_unused()
+
+
+    async def _try_again(self) -> None:
+        """Interfaces that another XDP program held: nobody tells when it goes."""
+        for namespace in list(self._core.namespaces.all.values()):
+            for port in list(namespace.ports.values()):
+                if port.handle is None and port.reason is Reason.IF_BUSY and not port.lock.locked():
+                    await self._if_free(namespace, port)
+
+    async def _if_free(self, namespace: Namespace, port: Port) -> None:
+        try:
+            if await namespace.worker.call_async(attached, port.id.ifindex):
+                return
+        except (OSError, RuntimeError) as error:
+            log.debug("interface %s:%s: %s", namespace.name, port.name, error)
+            return
+        log.info("interface %s:%s: the other XDP program is gone", namespace.name, port.name)
+        port.error, port.reason = None, Reason.NOT_TRIED
+        if port.explicit:
+            await self._core.open_explicit(namespace, port.id.ifindex)
 
 
 def _still_named(path: Path, netns: Netns) -> bool:

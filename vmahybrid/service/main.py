@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vmahybrid.config.service import ServiceConfig, load
-from vmahybrid.errors import UsageError, VmahybridError
+from vmahybrid.errors import NotPossibleHere, UsageError, VmahybridError
 
 log = logging.getLogger("vmahybrid.service")
 
@@ -111,7 +111,11 @@ def _daemon_log() -> logging.Handler:
         handler.ident = f"vmahybrid[{os.getpid()}]: "
         return handler
     # Made here with its mode: it names programs and their command lines.
-    os.close(os.open(LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    try:
+        os.close(os.open(LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    except PermissionError as error:
+        raise NotPossibleHere("service", f"the log can't be written: {error}",
+                              "start the service as root, or with --foreground") from None
     return logging.FileHandler(LOG_FILE)
 
 

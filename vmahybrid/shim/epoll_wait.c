@@ -94,6 +94,16 @@ static int kernel_now(struct ep_waiter *x, struct epoll_event *evs, int max)
 	return k;
 }
 
+/* Those that may have something to receive. */
+static int rx_of(const struct epoll_event *evs, int n)
+{
+	int found = 0;
+
+	for (int i = 0; i < n; i++)
+		found += (evs[i].events & ~VMH_NOT_RX) != 0;
+	return found;
+}
+
 /* ---- both sides ---- */
 
 /* Moves the bits of events in b[] whose data is in a[] over to a[]; the rest of b[] closes up. */
@@ -133,7 +143,7 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	if (k < 0)
 		k = 0;
 	x->w.ring_n = n;
-	x->w.os_n = k;
+	x->w.os_n = rx_of(evs + n, k);
 	k = merge(evs, n, evs + n, k);
 	if (n + k == x->max) {
 		/* no room for more entries, but the kernel's may be ready by a ring as well */
@@ -151,6 +161,7 @@ static int collect(struct vmh_waiter *w, bool os)
 	struct ep_waiter *x = (struct ep_waiter *)w;
 	bool ready = atomic_load_explicit(&x->e->rdy_n, memory_order_acquire) != 0;
 	uint64_t call;
+	int n;
 
 	w->ring_n = w->os_n = 0;
 	if (!ready && !os)
@@ -162,8 +173,9 @@ static int collect(struct vmh_waiter *w, bool os)
 		return collect_both(x, call);
 	if (ready)
 		return w->ring_n = vmh_ep_harvest(x->e, x->epfd, x->evs, x->max, call);
-	w->os_n = kernel_now(x, x->evs, x->max);
-	return w->os_n;
+	n = kernel_now(x, x->evs, x->max);
+	w->os_n = rx_of(x->evs, n);
+	return n;
 }
 
 static bool on_ring(struct vmh_waiter *w)
@@ -252,7 +264,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 			start = coarse_now_ns() + COARSE_NS;
 		n = wait_kernel(e, epfd, evs, max, left, mask);
 		if (n != LOOK_AT_RINGS) {
-			vmh_iomux_count_os(e->stats, n);
+			vmh_iomux_count_os(e->stats, n, rx_of(evs, n));
 			return n;
 		}
 		if (atomic_load(&e->obj.closed))

@@ -47,13 +47,28 @@ static bool bad_if_given(const volatile void *p)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 /* A wait that is libc's: counted once the shim has begun, with errno as libc left it. */
-static int counted(bool is_poll, int r)
+static int counted(bool is_poll, int r, int rx)
 {
 	struct vmh_stats_page *page = VMH_GET(vmh_stats);
 
 	if (vmh_likely(page != NULL))
-		vmh_iomux_count_os(is_poll ? &page->poll : &page->select, r < 0 ? -errno : r);
+		vmh_iomux_count_os(is_poll ? &page->poll : &page->select, r < 0 ? -errno : r, rx);
 	return r;
+}
+
+static int counted_poll(int r, const struct pollfd *fds, nfds_t n)
+{
+	return counted(true, r, r > 0 ? vmh_poll_rx(fds, n) : 0);
+}
+
+/* of a select that said r > 0 its sets are good */
+static int counted_select(int r, int nfds, const fd_set *reads)
+{
+	int rx = 0;
+
+	for (int fd = 0; r > 0 && reads && fd < nfds; fd++)
+		rx += FD_ISSET(fd, reads) != 0;
+	return counted(false, r, rx);
 }
 
 /* --- poll --- */
@@ -61,7 +76,7 @@ static int counted(bool is_poll, int r)
 VMH_TRACED_WAIT(poll, (struct pollfd *fds, nfds_t n, int timeout), (fds, n, timeout), "%lu fds, %d", (unsigned long)n, timeout)
 {
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || !vmh_poll_wanted(fds, n)))
-		return counted(true, vmh_real()->poll(fds, n, timeout));
+		return counted_poll(vmh_real()->poll(fds, n, timeout), fds, n);
 	RETURN(vmh_poll(fds, n, from_ms(timeout), NULL));
 }
 
@@ -70,7 +85,7 @@ VMH_TRACED_WAIT(ppoll, (struct pollfd *fds, nfds_t n, const struct timespec *tim
 {
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_poll_wanted(fds, n)))
-		return counted(true, vmh_real()->ppoll(fds, n, timeout, mask));
+		return counted_poll(vmh_real()->ppoll(fds, n, timeout, mask), fds, n);
 	RETURN(vmh_poll(fds, n, from_timespec(timeout), mask));
 }
 
@@ -102,7 +117,7 @@ VMH_TRACED_WAIT(select, (int nfds, fd_set *restrict r, fd_set *restrict w, fd_se
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_if_given(timeout) ||
 		       (timeout && (timeout->tv_sec < 0 || timeout->tv_usec < 0)) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
-		return counted(false, vmh_real()->select(nfds, r, w, e, timeout));
+		return counted_select(vmh_real()->select(nfds, r, w, e, timeout), nfds, r);
 	int64_t ns = -1;
 	uint64_t start = 0;
 	if (timeout) {
@@ -128,7 +143,7 @@ VMH_EXPORT int pselect(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set 
 {
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
-		return counted(false, vmh_real()->pselect(nfds, r, w, e, timeout, mask));
+		return counted_select(vmh_real()->pselect(nfds, r, w, e, timeout, mask), nfds, r);
 	RETURN(vmh_select(nfds, r, w, e, from_timespec(timeout), mask));
 }
 
@@ -214,7 +229,7 @@ static int libc_said(int epfd, int r)
 	struct vmh_obj *ep = vmh_unlikely(r < 0) ? epoll_get(epfd) : NULL;
 
 	if (ep) {
-		vmh_iomux_count_os(vmh_ep_of(ep)->stats, -errno);
+		vmh_iomux_count_os(vmh_ep_of(ep)->stats, -errno, 0);
 		vmh_obj_put(ep);
 	}
 	return vmh_os_reported(r);

@@ -135,6 +135,15 @@ static int count_ready(const struct vmh_waiter *w)
 	return n;
 }
 
+int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds)
+{
+	int n = 0;
+
+	for (nfds_t i = 0; i < nfds; i++)
+		n += (fds[i].revents & ~(int)VMH_NOT_RX) != 0;
+	return n;
+}
+
 static int collect(struct vmh_waiter *w, bool os)
 {
 	struct poll_waiter *x = (struct poll_waiter *)w;
@@ -150,17 +159,18 @@ static int collect(struct vmh_waiter *w, bool os)
 	}
 	if (os && w->fresh) {
 		hush_moved(x);
-		w->os_n = n = count_ready(w);
+		n = count_ready(w);
 	} else if (os) {
 		n = (int)vmh_sys(SYS_ppoll, w->fds, w->nfds, &t, w->os_mask, sizeof(uint64_t));
 		if (n < 0)
 			return n;
 		n -= hush_moved(x);
-		w->os_n = n;
 	} else {
 		for (unsigned i = 0; i < w->nfds; i++)
 			w->fds[i].revents = 0;
 	}
+	if (n > 0)
+		w->os_n = vmh_poll_rx(w->fds, w->nfds);
 	return vmh_os_reported(n) + add_ring_bits(x);
 }
 

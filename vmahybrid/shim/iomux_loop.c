@@ -181,9 +181,9 @@ static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_n
 	}
 }
 
-void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n)
+void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n, int rx)
 {
-	count_ready(s, vmh_iomux_alone(s), n, 0, n);
+	count_ready(s, vmh_iomux_alone(s), n, 0, rx);
 }
 
 static int account(struct vmh_waiter *w, const struct run *r, int n)

@@ -17,6 +17,7 @@
 
 #define VMH_IN (EPOLLIN | EPOLLRDNORM) /* what a ring can make ready; POLL* have the same values */
 #define VMH_OUT (EPOLLOUT | EPOLLWRNORM) /* a UDP socket on a ring can always send */
+#define VMH_NOT_RX (VMH_OUT | EPOLLWRBAND) /* ready with no more than this: nothing to receive, and not counted as such */
 
 /* iomux_loop.c: spin, sleep, and the rules of when the kernel is asked */
 struct vmh_oslook {            /* relaxed: a lost count shifts one look by one loop */
@@ -40,7 +41,9 @@ struct vmh_waiter {
 };
 
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask);
-void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n); /* a wait that the kernel alone served: n or -errno */
+/* A wait that the kernel alone served: n or -errno, and how many of those n may have something to receive. */
+void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n, int rx);
+int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds);
 bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel's turn too? */
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
 void vmh_scratch_free(void *p, size_t bytes);

@@ -1,5 +1,6 @@
 """vma_stats: the counters of programs under the shim, as the VMA monitoring manual 9.8.80 shows them."""
 
+import errno
 import json
 import os
 import sys
@@ -38,16 +39,37 @@ def error(text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0; 1 on any error, 2 where the command line itself is wrong."""
     try:
-        options = parse(sys.argv[1:] if argv is None else argv)
+        code = answer(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        leave_stdout()
+        return 0
+    except OSError as why:
+        if why.errno != errno.ENOSPC:
+            raise
+        leave_stdout()
+        print(f"vmastat: stdout: {why.strerror}", file=sys.stderr)
+        return 1
+
+
+def leave_stdout() -> None:
+    """What is still to be written goes nowhere, when Python ends too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def answer(argv: list[str]) -> int:
+    """The exit code; what is written may still be in a buffer."""
+    try:
+        options = parse(argv)
+        if options.wish != "show":
+            print(USAGE, end="") if options.wish == "help" else print_version()
+            return 0
+        return run(options)
     except OptionError as why:
         error(str(why))
         print(USAGE, end="")
         return 2
-    if options.wish != "show":
-        print(USAGE, end="") if options.wish == "help" else print_version()
-        return 0
-    try:
-        return run(options)
     except Failed:
         return 1
     except VmahybridError as why:
@@ -56,18 +78,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("Got Ctrl-C (interrupted by user)")
         return 0
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    finally:
-        flush()
-
-
-def flush() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_version() -> None:
@@ -208,7 +218,7 @@ class Screen:
             return
         for line in self._report(reading, sockets):
             out(line)
-        flush()
+        sys.stdout.flush()
 
     def _report(self, reading: Reading, sockets: list[dict[str, Any]]) -> Iterable[str]:
         deltas, view = self._options.deltas, self._options.view
