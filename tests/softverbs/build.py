@@ -11,7 +11,7 @@ from sanitize.build import ROOT, variables
 import vmahybrid
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("rig.c", "frames.c", "queue_cases.c", "flow_cases.c", "life_cases.c")
+SOURCES = ("rig.c", "frames.c", "queue_cases.c", "poll_cases.c", "flow_cases.c", "life_cases.c")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 CASES = (
     *("inline-limit", "signalled", "checksums", "receive-faults", "send-faults", "memory-regions", "overrun", "states"),
@@ -19,7 +19,7 @@ CASES = (
     *("other-context", "other-namespace", "closed-with-flows"),
     *("built-requests", "steal", "priorities", "tags", "sniffer", "vlan", "vlan-loop", "ipv6", "multicast"),
     *("super-frames", "refusals", "no-tcx", "events", "threads", "cycles", "link-state", "device-removed", "killed"),
-    *("forked", "odd-frames"),
+    *("forked", "odd-frames", "padding", "poll-posts", "poll-destroys", "poll-threads"),
 )
 
 

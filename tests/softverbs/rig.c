@@ -233,7 +233,8 @@ int main(int argc, char **argv)
 	rig.peer_netdev = argv[3];
 	open_wire(argv[2], argv[3]);
 	open_device(argv[1]);
-	if (!run_case(queue_cases, argv[4]) && !run_case(flow_cases, argv[4]) && !run_case(life_cases, argv[4]))
+	if (!run_case(queue_cases, argv[4]) && !run_case(poll_cases, argv[4]) && !run_case(flow_cases, argv[4]) &&
+	    !run_case(life_cases, argv[4]))
 		return 2;
 	CHECK(!ibv_dealloc_pd(rig.pd), "%s", "objects are left");
 	CHECK(!ibv_close_device(rig.context), "%s", "");

@@ -112,5 +112,5 @@ struct named_case {
 	const char *name;
 	case_function run;
 };
-extern const struct named_case queue_cases[], flow_cases[], life_cases[];
+extern const struct named_case queue_cases[], poll_cases[], flow_cases[], life_cases[];
 #endif

@@ -118,6 +118,7 @@ struct sv_cq *sv_cq_make(struct ibv_context *context, uint32_t cqe, void *cq_con
 	cq->base.cqe = (int)cq->size - 1;
 	cq->base.handle = ++x->handles;
 	cq->event_fd = -1;
+	pthread_mutex_init(&cq->poll_lock, NULL);
 	pthread_mutex_init(&cq->lock, NULL);
 	pthread_mutex_init(&cq->base.mutex, NULL);
 	pthread_cond_init(&cq->base.cond, NULL);
@@ -212,6 +213,7 @@ SV_EXPORT int ibv_destroy_cq(struct ibv_cq *base)
 			pthread_cond_wait(&base->cond, &base->mutex);
 		pthread_mutex_unlock(&base->mutex);
 	}
+	pthread_mutex_destroy(&cq->poll_lock);
 	pthread_mutex_destroy(&cq->lock);
 	pthread_mutex_destroy(&base->mutex);
 	pthread_cond_destroy(&base->cond);

@@ -11,17 +11,28 @@ static struct sv_cq *of(struct ibv_cq_ex *base)
 	return (struct sv_cq *)base;
 }
 
-static int next_poll(struct ibv_cq_ex *base)
+static int take(struct sv_cq *cq, int when_empty)
 {
-	struct sv_cq *cq = of(base);
+	bool taken, overrun;
 
-	if (!sv_cq_take(cq, &cq->current, SV_POLL_BATCH))
-		return ENOENT;
-	base->wr_id = cq->current.wr_id;
-	base->status = cq->current.status;
+	pthread_mutex_lock(&cq->lock);
+	taken = sv_cq_take(cq, &cq->current, SV_POLL_BATCH);
+	overrun = cq->overrun;
+	pthread_mutex_unlock(&cq->lock);
+	if (!taken)
+		return overrun ? when_empty : ENOENT;
+	cq->base.wr_id = cq->current.wr_id;
+	cq->base.status = cq->current.status;
 	return 0;
 }
 
+static int next_poll(struct ibv_cq_ex *base)
+{
+	return take(of(base), ENOENT);
+}
+
+/* Until end_poll() other threads that start wait; cq->lock is free meanwhile, as the program may post, ask for an event
+ * or change a QP before it ends. */
 static int start_poll(struct ibv_cq_ex *base, struct ibv_poll_cq_attr *attr)
 {
 	struct sv_cq *cq = of(base);
@@ -29,20 +40,18 @@ static int start_poll(struct ibv_cq_ex *base, struct ibv_poll_cq_attr *attr)
 
 	if (attr->comp_mask)
 		return EINVAL;
-	pthread_mutex_lock(&cq->lock);
-	error = next_poll(base);
-	if (error) {
-		error = cq->overrun ? EIO : error;
-		pthread_mutex_unlock(&cq->lock);
-	} else if (cq->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) {
+	pthread_mutex_lock(&cq->poll_lock);
+	error = take(cq, EIO);
+	if (error)
+		pthread_mutex_unlock(&cq->poll_lock);
+	else if (cq->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
 		cq->wallclock = sv_clock(0) - sv_clock(1);
-	}
 	return error;
 }
 
 static void end_poll(struct ibv_cq_ex *base)
 {
-	pthread_mutex_unlock(&of(base)->lock);
+	pthread_mutex_unlock(&of(base)->poll_lock);
 }
 
 #define READ(name, type, expression) \

@@ -43,6 +43,7 @@ static void child_qp(struct sv_qp *q)
 
 static void child_cq(struct sv_cq *cq)
 {
+	pthread_mutex_init(&cq->poll_lock, NULL);
 	pthread_mutex_init(&cq->lock, NULL);
 	pthread_mutex_init(&cq->base.mutex, NULL);
 	pthread_cond_init(&cq->base.cond, NULL);

@@ -161,6 +161,29 @@ static bool transmit(struct sv_qp *q)
 	return good;
 }
 
+/* The kernel sums up all that is left of a frame. Where something follows the IP packet, padding for instance, the sum is
+ * made here. False: the memory is gone. */
+static bool sum_up(struct iovec *piece, const struct sv_offload *sums)
+{
+	uint8_t *head = piece->iov_base;
+	uint32_t at = piece->iov_len < sums->end ? (uint32_t)piece->iov_len : sums->end;
+	uint16_t sum = sv_sum_add(0, head + sums->start, at - sums->start, 0);
+
+	while (at < sums->end) {
+		uint32_t part = sums->end - at;
+
+		piece++;
+		if (piece->iov_len < part)
+			part = (uint32_t)piece->iov_len;
+		if (part && !sv_memory_readable(piece->iov_base, part))
+			return false;
+		sum = sv_sum_add(sum, piece->iov_base, part, at - sums->start);
+		at += part;
+	}
+	sv_sum_put(head, sums, sum);
+	return true;
+}
+
 /* Copies the headers aside, as the program's memory is not ours to write to, and has the kernel do the rest. False: the
  * memory is gone. */
 static bool offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t length)
@@ -168,7 +191,7 @@ static bool offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t l
 	struct iovec *piece = tx->piece[slot];
 	struct virtio_net_hdr *header = &tx->offload[slot];
 	uint32_t have = 0, from = 2;
-	struct sv_offload sums = { 0, 0 };
+	struct sv_offload sums = { 0, 0, 0 };
 
 	while (from < pieces && have < SV_HEADERS) {
 		size_t part = piece[from].iov_len < SV_HEADERS - have ? piece[from].iov_len : SV_HEADERS - have;
@@ -184,6 +207,8 @@ static bool offload(struct sv_tx *tx, uint32_t slot, uint32_t pieces, uint32_t l
 	}
 	piece[1] = (struct iovec){ tx->head[slot], have };
 	sv_sum_prepare(tx->head[slot], have, length, &sums);
+	if (sums.start && sums.end < length)
+		return sum_up(piece + 1, &sums);
 	if (sums.start) {
 		header->flags = VIRTIO_NET_HDR_F_NEEDS_CSUM;
 		header->csum_start = sums.start;

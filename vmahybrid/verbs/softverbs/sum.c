@@ -167,6 +167,21 @@ void sv_sum_prepare(uint8_t *head, uint32_t have, uint32_t length, struct sv_off
 	put(head + at.sum, fold(pseudo(head, &at)));
 	offload->start = (uint16_t)at.transport;
 	offload->offset = (uint16_t)(at.sum - at.transport);
+	offload->end = at.end;
+}
+
+uint16_t sv_sum_add(uint16_t sum, const uint8_t *at, uint32_t length, uint32_t offset)
+{
+	uint16_t part = fold(add(0, at, length));
+
+	return fold((uint64_t)sum + (offset & 1 ? __builtin_bswap16(part) : part));
+}
+
+void sv_sum_put(uint8_t *head, const struct sv_offload *offload, uint16_t sum)
+{
+	uint16_t value = (uint16_t)~sum;
+
+	put(head + offload->start + offload->offset, value ? value : 0xffff); /* as the kernel does: 0 is UDP without */
 }
 
 void sv_sum_fill(uint8_t *frame, uint32_t length)

@@ -4,6 +4,7 @@
  * (steer.bpf.c, engine.c), emptied when a CQ is polled (rx.c): no thread of our own.
  *
  * Locks, in the order in which they are taken:
+ *  0. cq->poll_lock: from ibv_start_poll to ibv_end_poll, while the program runs; taken with none of ours held.
  *  1. registry (fork.c): the lists of contexts and engines. Never with a packet in hand.
  *  2. engine->lock: rules and slots of one device.
  *  3. channel->lock: its CQs.
@@ -117,8 +118,8 @@ struct sv_cq {
 	struct ibv_cq_ex base; /* begins as struct ibv_cq */
 	struct sv_cq *next; /* context */
 	struct sv_cq *channel_next;
-	pthread_mutex_t lock;
-	struct sv_cqe *ring, current;
+	pthread_mutex_t poll_lock, lock;
+	struct sv_cqe *ring, current; /* current: of who holds poll_lock */
 	uint32_t size; /* a power of two */
 	uint32_t head, tail;
 	uint64_t wc_flags;
@@ -309,10 +310,15 @@ struct sv_sum {
 int sv_sum_check(const uint8_t *frame, uint32_t length, struct sv_sum *sum);
 struct sv_offload {
 	uint16_t start, offset; /* as in struct virtio_net_hdr; 0: no transport checksum to fill in */
+	uint32_t end;           /* of the IP packet, in the frame */
 };
 /* Fills in what IBV_SEND_IP_CSUM asks for, all but the payload's part of the transport checksum. `head` holds the first
  * `have` of `length` octets. */
 void sv_sum_prepare(uint8_t *head, uint32_t have, uint32_t length, struct sv_offload *offload);
+/* Adds what lies `offset` octets behind the start of what is summed up. */
+uint16_t sv_sum_add(uint16_t sum, const uint8_t *at, uint32_t length, uint32_t offset);
+/* Puts the checksum for a sum that began with the pseudo header's, which sv_sum_prepare() left in the field. */
+void sv_sum_put(uint8_t *head, const struct sv_offload *offload, uint16_t sum);
 /* Completes a frame that was cut out of a super frame. */
 void sv_sum_fill(uint8_t *frame, uint32_t length);
 uint32_t sv_frame_headers(const uint8_t *frame, uint32_t length, bool *tcp);
