@@ -89,21 +89,16 @@ static void events(void)
 
 static struct end shared;
 
+static void poll_sent(struct end *end)
+{
+	struct ibv_wc wc[16];
+
+	ibv_poll_cq(end->tx, 16, wc);
+}
+
 static void *sender(void *argument)
 {
-	uint8_t frame[128];
-	uint32_t length = udp4(frame, (struct udp){ rig.own, PEER_IP, OWN_IP, 9, 7100, 0, 0 }, 18, 't');
-	uint32_t index = (uint32_t)(uintptr_t)argument;
-
-	for (uint32_t i = 0; i < FRAMES; i++) {
-		memcpy(frame + 42, &index, 4);
-		memcpy(frame + 46, &i, 4);
-		while (post(&shared, frame, length, i, IBV_SEND_INLINE | (i % 16 == 15 ? IBV_SEND_SIGNALED : 0)) == ENOMEM) {
-			struct ibv_wc wc[16];
-
-			ibv_poll_cq(shared.tx, 16, wc);
-		}
-	}
+	send_numbered(&shared, (uint32_t)(uintptr_t)argument, FRAMES, 16, poll_sent);
 	return NULL;
 }
 

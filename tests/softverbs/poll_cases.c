@@ -119,18 +119,15 @@ static struct end shared;
 static atomic_uchar seen[WORKERS][FRAMES];
 static atomic_uint received, completed;
 
+static void wait_for_pollers(struct end *end)
+{
+	(void)end;
+	sched_yield();
+}
+
 static void *sender(void *argument)
 {
-	uint8_t frame[128];
-	uint32_t length = udp4(frame, (struct udp){ rig.own, PEER_IP, OWN_IP, 9, 7100, 0, 0 }, 18, 't');
-	uint32_t index = (uint32_t)(uintptr_t)argument;
-
-	for (uint32_t i = 0; i < FRAMES; i++) {
-		memcpy(frame + 42, &index, 4);
-		memcpy(frame + 46, &i, 4);
-		while (post(&shared, frame, length, i, IBV_SEND_INLINE | (i % 8 == 7 ? IBV_SEND_SIGNALED : 0)) == ENOMEM)
-			sched_yield();
-	}
+	send_numbered(&shared, (uint32_t)(uintptr_t)argument, FRAMES, 8, wait_for_pollers);
 	return NULL;
 }
 

@@ -173,6 +173,21 @@ int post(struct end *end, const void *frame, uint32_t length, uint64_t wr_id, un
 	return ibv_post_send(end->qp, &wr, &bad);
 }
 
+void send_numbered(struct end *end, uint32_t index, uint32_t frames, uint32_t signal_every, void (*full)(struct end *))
+{
+	uint8_t frame[128];
+	uint32_t length = udp4(frame, (struct udp){ rig.own, PEER_IP, OWN_IP, 9, 7100, 0, 0 }, 18, 't');
+
+	for (uint32_t i = 0; i < frames; i++) {
+		bool signal = i % signal_every == signal_every - 1;
+
+		memcpy(frame + 42, &index, 4);
+		memcpy(frame + 46, &i, 4);
+		while (post(end, frame, length, i, IBV_SEND_INLINE | (signal ? IBV_SEND_SIGNALED : 0)) == ENOMEM)
+			full(end);
+	}
+}
+
 void inject(const void *frame, uint32_t length)
 {
 	CHECK(send(rig.wire, frame, length, 0) == (ssize_t)length, "%s", strerror(errno));

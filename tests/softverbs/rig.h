@@ -69,6 +69,8 @@ bool completion(struct ibv_cq *cq, struct ibv_wc *wc);
 bool no_completion(struct ibv_cq *cq, int ms);
 /* posts `length` octets at `frame` (inline or from registered memory); ibv_post_send()'s result */
 int post(struct end *end, const void *frame, uint32_t length, uint64_t wr_id, unsigned int flags);
+/* UDP to OWN_IP, port 7100, with `index` and a count at octets 42 and 46; `full` is called until the queue has room. */
+void send_numbered(struct end *end, uint32_t index, uint32_t frames, uint32_t signal_every, void (*full)(struct end *));
 
 /* Frames. Addresses and ports in host terms; the payload is `size` octets of `fill`. Returns the length. */
 struct udp {

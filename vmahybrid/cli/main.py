@@ -2,15 +2,13 @@
 
 import argparse
 import difflib
-import errno
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from vmahybrid.cli.output import Style, emit
+from vmahybrid.cli.output import Style, emit, lost_stdout
 from vmahybrid.errors import UsageError, VmahybridError
 
 COMMANDS = ("status", "flows", "explain", "run", "softverbs", "start", "doctor", "config", "completion", "version")
@@ -140,15 +138,8 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes once more at the end
-        print(f"vmahybrid: stdout: {error.strerror}", file=sys.stderr)
-        return 1
+        return lost_stdout("vmahybrid", error)
 
 
 def dispatch(argv: list[str]) -> int:

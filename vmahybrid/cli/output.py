@@ -1,5 +1,6 @@
 """Text for people: colours on a terminal only, tables that fit, and no control character of a foreign string."""
 
+import errno
 import os
 import shutil
 import sys
@@ -17,6 +18,18 @@ Colour = Literal["bold", "dim", "red", "green", "yellow"]
 def clean(text: object) -> str:
     """Names of processes and command lines are anybody's: what is not printable becomes ``?``."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def lost_stdout(program: str, error: OSError) -> int:
+    """Exit code of a program that could not write: 0 where nobody reads any more, 1 with a message on a full device.
+    Raises any other error again."""
+    closed = isinstance(error, BrokenPipeError)
+    if not closed and error.errno != errno.ENOSPC:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
+    if not closed:
+        print(f"{program}: stdout: {error.strerror}", file=sys.stderr)
+    return 0 if closed else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,7 @@ def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:
     """A socket in one line. One whose flow is on a ring while all that it did was to send by the kernel is at fault."""
     name = f"{socket.socket_id} {socket.proto} {socket.local}"
     if not socket.offloaded:
-        reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
-        why = reason.text
-        if reason is Reason.RULE and _rule_is_gone(core, session, socket):
-            why, remedy = RULE_GONE, Reason.FLOW_DELETED.remedy
+        reason, why, remedy = _why(core, session, socket)
         return ExplainStep("flow", False, f"{name}: on the kernel: {why}", remedy, _slug(reason))
     if not _sends_by_kernel(socket):
         return _ok("flow", f"{name}: offloaded")
@@ -118,6 +115,14 @@ def _now(core: Core, session: Session, reason: Reason) -> tuple[Reason, str]:
     return reason, _remedy(core, reason, names[0] if len(names) == 1 else "IF")
 
 
+def _why(core: Core, session: Session, socket: SocketView) -> tuple[Reason, str, str]:
+    """Why a socket is on the kernel: the reason with its text and remedy, as things are now."""
+    reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
+    if reason is Reason.RULE and _rule_is_gone(core, session, socket):
+        return reason, RULE_GONE, Reason.FLOW_DELETED.remedy
+    return reason, reason.text, remedy
+
+
 def _rule_is_gone(core: Core, session: Session, socket: SocketView) -> bool:
     """Of a socket that is on the kernel for a rule: is there none now that has to do with it?"""
     if session.namespace is not None and any(session.namespace.served(link) is Reason.RULE
@@ -135,7 +140,7 @@ def _may_rule(rule: Flow, local: tuple[bytes, int], remote: tuple[bytes, int]) -
 
 
 def _overlap(one: tuple[bytes, int], other: tuple[bytes, int]) -> bool:
-    """Two ends, of a rule and a socket, of which either may be for any address or port."""
+    """Two ends, of which either may be for any address or port."""
     return (ANY_ADDR in (one[0], other[0]) or one[0] == other[0]) and (0 in (one[1], other[1]) or one[1] == other[1])
 
 
@@ -287,7 +292,7 @@ def _past_xdp(core: Core, flow: Flow) -> str:
 
 def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
     """The socket is not steered: the reason belongs to one of the steps."""
-    reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
+    reason, why, remedy = _why(core, session, socket)
     if socket.reason in FAMILY_REASONS + UNBOUND_REASONS or (reason is Reason.NONE and not socket.tx_offloaded):
         return
     steps = {Reason.RULE: "rule", Reason.LOOPBACK: "address", Reason.NOT_OFFLOADABLE_ADDR: "address",
@@ -298,10 +303,8 @@ def _without_flow(core: Core, session: Session, socket: SocketView) -> Iterator[
     steps |= dict.fromkeys(VERBS_REASONS, "ring")
     step = steps.get(reason, "flow")
     detail = f" ({socket.reason_detail})" if socket.reason_detail else ""
-    if reason is Reason.RULE and _rule_is_gone(core, session, socket):
-        yield ExplainStep(step, False, RULE_GONE, Reason.FLOW_DELETED.remedy, _slug(reason))
-    elif reason is not Reason.NONE:
-        yield ExplainStep(step, False, reason.text + detail, remedy, _slug(reason))
+    if reason is not Reason.NONE:
+        yield ExplainStep(step, False, why + detail, remedy, _slug(reason))
     for link, ladder in _ladders(core, session):
         if link.up and ladder[-1].backend == KERNEL:
             yield from _ladder(core, link, ladder)
@@ -418,5 +421,4 @@ def _places(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
 
 def _meets(end: bytes, end_port: int, address: bytes, port: int) -> bool:
     """Does one end of a rule name this endpoint? An end that is any:any names nothing."""
-    return ((end, end_port) != (ANY_ADDR, 0) and (end == ANY_ADDR or address in (ANY_ADDR, end))
-            and (end_port == 0 or port in (0, end_port)))
+    return (end, end_port) != (ANY_ADDR, 0) and _overlap((end, end_port), (address, port))

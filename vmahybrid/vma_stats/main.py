@@ -1,6 +1,5 @@
 """vma_stats: the counters of programs under the shim, as the VMA monitoring manual 9.8.80 shows them."""
 
-import errno
 import json
 import os
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from vmahybrid.cli.output import lost_stdout
 from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
 from vmahybrid.vma_stats import directory, full, lists, passthrough, tables
 from vmahybrid.vma_stats.delta import Reading, delta
@@ -42,20 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         code = answer(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        leave_stdout()
-        return 0
     except OSError as why:
-        if why.errno != errno.ENOSPC:
-            raise
-        leave_stdout()
-        print(f"vmastat: stdout: {why.strerror}", file=sys.stderr)
-        return 1
-
-
-def leave_stdout() -> None:
-    """What is still to be written goes nowhere, when Python ends too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return lost_stdout("vmastat", why)
 
 
 def answer(argv: list[str]) -> int:

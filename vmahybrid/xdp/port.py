@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 ETH_HEADER = 14
 RING_SLOTS: int = lib.VMH_MAX_XSK // lib.VMH_QUEUES
+GENERATIONS = 2**32 - 1  # of rules; 0 is none
 # The program reads the generation before the rules and needs the processor to keep that order; BPF has no read barrier.
-GENERATIONS = 2**32 - 1  # 0 is none
 REMEMBERS = platform.machine() in ("x86_64", "i386", "i686")
 
 
@@ -208,11 +208,10 @@ class XdpPort:
             if self._unloaded:
                 raise self._gone()
             table = self._table(key)
-            known = self._known(table, key)
-            if known is not None and key not in known:
-                known.add(key)
-                self._apply_config()
             table.update(key, action)
+            known = self._known(table, key)
+            if known is not None:
+                known.add(key)
             self._apply_config()  # a new generation, or the program goes on with what it remembers
 
     def remove(self, key: bytes) -> None:
