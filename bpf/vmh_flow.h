@@ -38,7 +38,8 @@ struct vmh_action {
 #define VMH_ACT_F_LISTEN 1 /* a TCP 3-tuple: SYNs are the ring's, also where the kernel listens */
 
 #define VMH_PORT_F_5T 1    /* rules5 may hold something: without the flag it is not looked at */
-#define VMH_PORT_F_TCP3 4 /* rules3 may hold a port of TCP */
+#define VMH_PORT_F_3T 8    /* the same of rules3 and rulesmc */
+#define VMH_PORT_F_TCP3 4  /* rules3 may hold a port of TCP */
 #define VMH_PORT_F_FRAGS 2 /* loaded with BPF_F_XDP_HAS_FRAGS: a frame may be longer than its linear part */
 
 /* One per attached interface, slot 0 of map `port`. */

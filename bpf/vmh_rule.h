@@ -46,11 +46,14 @@ static __always_inline int vmh_is_rings(const struct vmh_action *action)
 }
 
 /* The rule for what `key` names, whoever sent it. */
-static __always_inline struct vmh_action *vmh_find_port(const struct vmh_flow_key *key)
+static __always_inline struct vmh_action *vmh_find_port(const struct vmh_port_config *config,
+							const struct vmh_flow_key *key)
 {
 	struct vmh_flow_key whole __attribute__((aligned(8))) = *key;
 	struct vmh_action *action;
 
+	if (!(config->flags & VMH_PORT_F_3T))
+		return NULL;
 	__builtin_memset(whole.src, 0, sizeof(whole.src));
 	whole.sport = 0;
 	action = rules3.lookup(&whole);
@@ -100,6 +103,8 @@ static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct 
 
 	asm volatile("" ::: "memory"); /* all that is known of the rules is read after it */
 	*out = VMH_OUT_PASS_MISS;
+	if (!(config->flags & (VMH_PORT_F_5T | VMH_PORT_F_3T)))
+		return NULL;
 	if (generation) {
 		memo = vmh_memo_slot(key);
 		if (memo && memo->generation == generation && vmh_same_key(&memo->key, key))
@@ -110,7 +115,7 @@ static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct 
 		if (action)
 			return vmh_remember(memo, key, generation, action);
 	}
-	action = vmh_find_port(key);
+	action = vmh_find_port(config, key);
 	if (!action)
 		return NULL;
 	if (key->proto != IPPROTO_TCP)
@@ -149,7 +154,7 @@ static __always_inline int vmh_too_long(void *ctx, const struct vmh_flow_key *ke
 
 	if (action) /* the kernel's socket is parked, and drops it */
 		return VMH_OUT_PASS_TOO_LONG;
-	action = vmh_find_port(key);
+	action = vmh_find_port(config, key);
 	if (!action || !vmh_is_rings(action) || vmh_is_kernels(ctx, key, action, syn))
 		return VMH_OUT_PASS_TOO_LONG;
 	return VMH_OUT_DROP_TOO_LONG;

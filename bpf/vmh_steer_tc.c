@@ -74,7 +74,7 @@ int tc_steer(struct __sk_buff *skb)
 	/* first of all: this is what the program is here for */
 	if (skb->gso_size && !(config->flags & VMH_PORT_F_TCP3))
 		goto leave;
-	if ((void *)(long)skb->data + VMH_LINEAR > (void *)(long)skb->data_end)
+	if (skb->data_end - skb->data < (frame < VMH_LINEAR ? frame : VMH_LINEAR))
 		bpf_skb_pull_data(skb, frame < VMH_LINEAR ? frame : VMH_LINEAR); /* when it can't, the parser says so */
 	out = vmh_tc_parse(skb, &key, config, &syn);
 	if (skb->gso_size && out == 0) /* no longer than the MTU, and yet several segments */

@@ -120,10 +120,11 @@ class Steer(Harness):
         self.configure()
         self._rules = 0
 
-    def configure(self, flags: int = 0, *, remember: bool = True) -> None:
-        """With the next generation of rules, or none: without memos."""
+    def configure(self, flags: int = 0, *, remember: bool = True, none: bool = False) -> None:
+        """With the next generation of rules, or none: without memos. ``none``: there are no rules."""
         self._generation += 1
-        config = pack("struct vmh_port_config", max_frame=self.mtu + 14, flags=flags | self._flags,
+        flags |= self._flags | (0 if none else lib.VMH_PORT_F_3T)
+        config = pack("struct vmh_port_config", max_frame=self.mtu + 14, flags=flags,
                       generation=self._generation if remember else 0)
         self.maps["port"].update(index(0), config)
 

@@ -90,3 +90,11 @@ def test_a_tagged_frame_is_another_flow(steer: Steer) -> None:
     plain = steer.rule(LOCAL)
     assert steer.run(udp4()) == Outcome("redirect", "ring", plain)
     assert steer.run(vlan(udp4(), 5)) == MISS
+
+
+@pytest.mark.parametrize(("frame", "src", "proto"), [(udp4(), "", UDP), (udp4(), REMOTE, UDP), (tcp4(), REMOTE, TCP)])
+def test_a_port_that_has_no_rules_is_not_looked_at(steer: Steer, frame: bytes, src: str, proto: int) -> None:
+    """That is what makes an interface without rules cheap: the flags say which tables may hold something."""
+    steer.rule(LOCAL, src, proto=proto)
+    steer.configure(none=True)
+    assert steer.run(frame) == MISS

@@ -85,7 +85,8 @@ class XdpPort:
         self._lock = threading.Lock()
         self._unloaded = False
         self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
-        self._tcp_ports: set[bytes] = set()  # keys of TCP in rules3
+        self._ports: set[bytes] = set()  # the same of rules3 and rulesmc
+        self._tcp_ports: set[bytes] = set()  # those of TCP
         self._generation = 0  # of the rules, for the program's memos
         self._tagged: set[bytes] = set()  # keys with a VLAN: a ring gets their frames in XDP only
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
@@ -179,12 +180,12 @@ class XdpPort:
         multicast = k.dst[12] & 0xF0 == 0xE0 if k.family == 4 else k.dst[0] == 0xFF
         return self._maps["rulesmc" if multicast else "rules3"]
 
-    def _known(self, table: BpfMap, key: bytes) -> set[bytes] | None:
-        """The keys like this one, where the program has to be told whether there are some."""
+    def _known(self, table: BpfMap, key: bytes) -> list[set[bytes]]:
+        """The keys like this one, of which the program has to be told whether there are some."""
         if table is self._maps["rules5"]:
-            return self._five_tuples
+            return [self._five_tuples]
         tcp = table is self._maps["rules3"] and unpack("struct vmh_flow_key", key).proto == IPPROTO_TCP
-        return self._tcp_ports if tcp else None
+        return [self._ports, self._tcp_ports] if tcp else [self._ports]
 
     def present(self) -> dict[bytes, bytes]:
         """Every rule that the program has now; none when closed."""
@@ -209,8 +210,7 @@ class XdpPort:
                 raise self._gone()
             table = self._table(key)
             table.update(key, action)
-            known = self._known(table, key)
-            if known is not None:
+            for known in self._known(table, key):
                 known.add(key)
             self._apply_config()  # a new generation, or the program goes on with what it remembers
 
@@ -221,8 +221,7 @@ class XdpPort:
             if not self._unloaded:
                 table = self._table(key)
                 table.delete(key)
-                known = self._known(table, key)
-                if known is not None:
+                for known in self._known(table, key):
                     known.discard(key)
                 self._apply_config()
 
@@ -290,7 +289,8 @@ class XdpPort:
     def _apply_config(self) -> None:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
-        flags = (lib.VMH_PORT_F_5T if self._five_tuples else 0) | (lib.VMH_PORT_F_TCP3 if self._tcp_ports else 0)
+        flags = ((lib.VMH_PORT_F_5T if self._five_tuples else 0) | (lib.VMH_PORT_F_3T if self._ports else 0) |
+                 (lib.VMH_PORT_F_TCP3 if self._tcp_ports else 0))
         self._generation = self._generation % GENERATIONS + 1
         _write_config(self._maps["port"], limit, flags, self._generation if REMEMBERS else 0)
 
