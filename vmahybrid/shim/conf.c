@@ -7,6 +7,7 @@
 #include <fcntl.h>
 
 #define TEXT 65536
+#define LOOK_NS 1000000u /* at the file, by programs that open connection after connection */
 
 static struct vmh_lock lock;  /* a leaf: guards all below, taken with any other lock held */
 static struct vmh_conf sets[2];
@@ -78,10 +79,11 @@ static void load(void)
 
 void vmh_conf_refresh(void)
 {
+	static uint64_t looked;
 	struct stat now;
 	long err;
 
-	if (!vmh_params.config_file[0])
+	if (!vmh_params.config_file[0] || !vmh_due(&looked, vmh_now_ns(), LOOK_NS))
 		return;
 	vmh_lock(&lock);
 	err = vmh_sys(SYS_newfstatat, AT_FDCWD, vmh_params.config_file, &now, 0);

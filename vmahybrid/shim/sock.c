@@ -90,8 +90,6 @@ static void sock_reset(struct vmh_sock *s)
 
 void vmh_sock_created(int fd, int domain, int type, int protocol)
 {
-	struct stat st;
-
 	if (domain != AF_INET || (type & 0xf) != SOCK_DGRAM || (protocol && protocol != IPPROTO_UDP))
 		return;
 	vmh_fdtab_init();
@@ -105,8 +103,6 @@ void vmh_sock_created(int fd, int domain, int type, int protocol)
 	VMH_SET(s->stats->proto, IPPROTO_UDP);
 	VMH_SET(s->stats->family, 4);
 	VMH_SET(s->stats->reason, VMH_R_NOT_TRIED);
-	if (!vmh_sys(SYS_fstat, fd, &st))
-		VMH_SET(s->stats->inode, st.st_ino);
 	atomic_store(&s->nonblock, !!(type & SOCK_NONBLOCK));
 	VMH_SET(s->stats->blocking, !(type & SOCK_NONBLOCK));
 	vmh_sock_read_options(s, fd);

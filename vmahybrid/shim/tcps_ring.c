@@ -18,6 +18,7 @@
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
 #define LOOK_MAX_MS 1000
+#define LOOKS_IN_VAIN 100 /* until the internal thread sleeps for as long as there is no connection */
 
 struct vmh_tcps_stash {
 	struct vmh_tcps_stash *next;
@@ -32,6 +33,7 @@ struct vmh_tring {
 	struct vmh_tcps_stash *stashes;     /* ring lock */
 	_Atomic bool news;                  /* for those who sleep */
 	uint32_t polls;
+	uint8_t polled;                     /* by the program, since the internal thread's last look */
 	_Atomic int conns;
 	bool closed;
 	struct vmh_tring *next;
@@ -50,10 +52,13 @@ struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t)
 	return t->tr.tcp;
 }
 
+static _Atomic bool looked_after = false; /* by the internal thread, every look_ms() */
+
+/* A program that has one connection after the other must not wake it for each. */
 void vmh_tring_count(struct vmh_tring *t, int more)
 {
-	if (!atomic_fetch_add(&t->conns, more))
-		vmh_worker_wake(); /* it looks after them from now on */
+	if (!atomic_fetch_add(&t->conns, more) && !atomic_load(&looked_after))
+		vmh_worker_wake();
 }
 
 static uint32_t bits_of(unsigned events)
@@ -222,6 +227,7 @@ static void after(struct vmh_ring *r, int frames)
 		look_at_clock(t);
 	}
 	VMH_SET(t->polls, polls);
+	VMH_SET(t->polled, 1);
 	vmh_tring_flush(t);
 }
 
@@ -330,7 +336,9 @@ static int look_ms(void)
 	return vmh_params.timer_resolution_msec < LOOK_MAX_MS ? (int)vmh_params.timer_resolution_msec : LOOK_MAX_MS;
 }
 
-int vmh_trings_progress(void)
+/* A ring at which the program looks itself is left to it: each lock that this thread takes costs the program more than
+ * it costs here, and with VMA_THREAD_MODE=0 a system call. */
+static bool look_at_all(void)
 {
 	bool any = false;
 
@@ -338,10 +346,26 @@ int vmh_trings_progress(void)
 		if (t->closed || (!atomic_load(&t->conns) && !conns(t)))
 			continue;
 		any = true;
-		vmh_ring_poll(t->tr.ring, POLL_BUDGET);
+		if (!VMH_GET(t->polled)) {
+			vmh_ring_poll(t->tr.ring, POLL_BUDGET);
+			vmh_tring_acks_now(t);
+		}
+		VMH_SET(t->polled, 0);
 		look_at_clock(t);
-		vmh_tring_acks_now(t);
 		vmh_tring_flush(t);
 	}
-	return any ? look_ms() : -1;
+	return any;
+}
+
+int vmh_trings_progress(void)
+{
+	static unsigned in_vain;
+
+	in_vain = look_at_all() ? 0 : in_vain + 1;
+	atomic_store(&looked_after, trings && in_vain < LOOKS_IN_VAIN);
+	if (!atomic_load(&looked_after) && look_at_all()) { /* the first one of a new burst, that has not seen it */
+		in_vain = 0;
+		atomic_store(&looked_after, true);
+	}
+	return atomic_load(&looked_after) ? look_ms() : -1;
 }
