@@ -8,11 +8,15 @@
 #define SPINS 100 /* holders are gone after some 100 ns, unless they were preempted */
 #define NAP_AFTER 1000
 #define NAP_NS 50000
+#define OUSTS_MAX 256 /* by threads of the program, until nobody owns its locks any more */
 
+enum { UNOWNED, OWNED, ENDING };  /* vmh_lock_biased; while it may end it is still biased */
 enum { SINGLE, SPIN, MUTEX, MANY_THREADS }; /* VMA_THREAD_MODE */
 
 _Atomic int vmh_lock_biased;
 static int mode = SPIN;
+static struct vmh_held *owner; /* NULL: its thread may have ended */
+static _Atomic unsigned ousts;
 
 __thread struct vmh_held vmh_held;
 
@@ -54,10 +58,47 @@ static long barrier(int command)
 	return vmh_sys(SYS_membarrier, command, 0, 0);
 }
 
+static bool too_often(void)
+{
+	return !vmh_held.internal && owner && (atomic_fetch_add(&ousts, 1) + 1) % OUSTS_MAX == 0;
+}
+
+static bool turn(int from, int to)
+{
+	return atomic_compare_exchange_strong(&vmh_lock_biased, &from, to);
+}
+
+/* A barrier in the owner. One that holds no lock is none from then on, if it was ousted too often: it tells of a lock
+ * (depth) before it looks whether it is the owner. */
+static void stop_owner(void)
+{
+	bool ends = too_often() && turn(OWNED, ENDING);
+
+	if (ends)
+		VMH_SET(owner->owner, false);
+	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	if (!ends)
+		return;
+	if (owner->depth) {
+		VMH_SET(owner->owner, true);
+		atomic_store(&vmh_lock_biased, OWNED);
+	} else {
+		barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED); /* for everybody who takes a word from now on, too */
+		atomic_store(&vmh_lock_biased, UNOWNED);
+	}
+}
+
+/* The owner itself, about to take its only lock. */
+static void give_up(void)
+{
+	if (atomic_load(&ousts) >= OUSTS_MAX && vmh_held.depth == 1 && turn(OWNED, UNOWNED))
+		VMH_SET(vmh_held.owner, false);
+}
+
 /* Of the owner, by who has the word. If it is inside, the word is given back. */
 VMH_COLD static bool try_oust(struct vmh_lock *l)
 {
-	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	stop_owner();
 	if (!atomic_load_explicit(&l->own, memory_order_acquire))
 		return true;
 	vmh_unlock_word(l);
@@ -69,7 +110,7 @@ VMH_COLD static void oust(struct vmh_lock *l)
 {
 	const struct timespec nap = { 0, NAP_NS };
 
-	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	stop_owner();
 	for (int i = 0; atomic_load_explicit(&l->own, memory_order_acquire); i++) {
 		if (i < NAP_AFTER)
 			vmh_cpu_relax();
@@ -80,16 +121,18 @@ VMH_COLD static void oust(struct vmh_lock *l)
 
 void vmh_lock_word(struct vmh_lock *l)
 {
+	if (vmh_unlikely(VMH_GET(vmh_held.owner)))
+		give_up();
 	if (vmh_unlikely(!grab(l)))
 		lock_slow(l);
-	if (vmh_unlikely(atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) && !vmh_held.owner)
+	if (vmh_unlikely(atomic_load_explicit(&vmh_lock_biased, memory_order_acquire)) && !VMH_GET(vmh_held.owner))
 		oust(l);
 }
 
 bool vmh_trylock_word(struct vmh_lock *l)
 {
 	return vmh_likely(grab(l)) &&
-	       (vmh_likely(!atomic_load_explicit(&vmh_lock_biased, memory_order_relaxed)) || try_oust(l));
+	       (vmh_likely(!atomic_load_explicit(&vmh_lock_biased, memory_order_acquire)) || try_oust(l));
 }
 
 VMH_COLD static void wake_one(struct vmh_lock *l)
@@ -112,14 +155,19 @@ bool vmh_lock_set_mode(int wanted)
 		mode = SPIN;
 		return false;
 	}
-	atomic_store(&vmh_lock_biased, 1);
+	atomic_store(&ousts, 0);
+	atomic_store(&vmh_lock_biased, OWNED);
 	/* who took a word without seeing that has done so for everybody to see */
 	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-	vmh_held.owner = true;
+	owner = &vmh_held;
+	vmh_held.owner = vmh_held.was_owner = true;
 	return true;
 }
 
 void vmh_lock_fork_child(void)
 {
 	vmh_held.owner = atomic_load(&vmh_lock_biased);
+	vmh_held.was_owner |= vmh_held.owner;
+	if (owner != &vmh_held)
+		owner = NULL;
 }

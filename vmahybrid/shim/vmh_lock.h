@@ -30,13 +30,16 @@ struct vmh_held {
 	volatile unsigned depth;
 	volatile unsigned put_off; /* a handler waits, and every signal that can is blocked */
 	uint64_t mask;             /* what was blocked before that */
-	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread */
+	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread; another may end that */
+	bool was_owner;            /* and may still have taken a lock as that */
+	bool internal;             /* our own thread */
 };
 extern __thread struct vmh_held vmh_held __attribute__((tls_model("initial-exec")));
 
 /* VMA_THREAD_MODE=0: one thread, the owner, takes and gives every lock by plain stores. The internal thread, and any
  * further thread of the program, takes the word, has the kernel put a barrier into the owner (membarrier(2)), and
- * waits for it to be out: dear for them, and right however many threads there are. */
+ * waits for it to be out: dear for them, and right however many threads there are. A program whose other threads do so
+ * over and over has no owner any more: its locks are as with VMA_THREAD_MODE=1. */
 extern _Atomic int vmh_lock_biased;
 
 /* Who is not the owner takes, tries and gives the word. */
@@ -83,7 +86,7 @@ static inline bool vmh_lock_owned(struct vmh_lock *l)
 static inline bool vmh_trylock(struct vmh_lock *l)
 {
 	vmh_held_enter();
-	if (vmh_held.owner) {
+	if (VMH_GET(vmh_held.owner)) {
 		/* a caller further up may have it */
 		if (!atomic_load_explicit(&l->own, memory_order_relaxed) && vmh_lock_owned(l))
 			return true;
@@ -97,13 +100,13 @@ static inline bool vmh_trylock(struct vmh_lock *l)
 static inline void vmh_lock(struct vmh_lock *l)
 {
 	vmh_held_enter();
-	if (!vmh_held.owner || !vmh_lock_owned(l))
+	if (!VMH_GET(vmh_held.owner) || !vmh_lock_owned(l))
 		vmh_lock_word(l);
 }
 
 static inline void vmh_unlock(struct vmh_lock *l)
 {
-	if (vmh_held.owner && atomic_load_explicit(&l->own, memory_order_relaxed))
+	if (vmh_held.was_owner && atomic_load_explicit(&l->own, memory_order_relaxed))
 		atomic_store_explicit(&l->own, 0, memory_order_release);
 	else
 		vmh_unlock_word(l);

@@ -291,6 +291,7 @@ static void turn(void)
 static void *loop(void *arg)
 {
 	(void)arg;
+	vmh_held.internal = true;
 	atomic_store(&my_tid, vmh_tid());
 	vmh_affinity_apply();
 	if (atomic_load(&behind))

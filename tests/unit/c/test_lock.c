@@ -11,20 +11,21 @@
 
 static struct vmh_lock lock;
 static uint64_t guarded[2];
+static int rounds = ROUNDS;
 static int inside, intruders;
 
 static void *count(void *arg)
 {
 	unsigned spin = (unsigned)(uintptr_t)arg;
 
-	for (int i = 0; i < ROUNDS; i++) {
+	for (int i = 0; i < rounds; i++) {
 		if (i % 3 || !vmh_trylock(&lock))
 			vmh_lock(&lock);
 		intruders += inside++ != 0;
 		guarded[0]++;
 		for (volatile unsigned j = 0; j < spin; j++)
 			;
-		if (i % 20000 == 0) { /* a preempted holder: the others must sleep */
+		if (i % 20000 == 1) { /* a preempted holder: the others must sleep */
 			struct timespec t = {0, 2000000};
 
 			nanosleep(&t, NULL);
@@ -90,7 +91,7 @@ static void test_threads(void)
 	for (int i = 1; i < THREADS; i++)
 		pthread_join(t[i], NULL);
 	CHECK(intruders == 0, "%d times two holders", intruders);
-	CHECK(guarded[0] == THREADS * ROUNDS && guarded[1] == guarded[0], "%ju and %ju", (uintmax_t)guarded[0],
+	CHECK(guarded[0] == (uint64_t)THREADS * rounds && guarded[1] == guarded[0], "%ju and %ju", (uintmax_t)guarded[0],
 	      (uintmax_t)guarded[1]);
 	CHECK(lock.word == 0 && lock.own == 0, "free at the end, not %u, %u", lock.word, lock.own);
 }
@@ -118,7 +119,48 @@ static void test_owner(void)
 	CHECK(got == NULL, "another thread: %p", got);
 	vmh_unlock(&lock);
 	test_sleep(0);
+}
+
+static void *take_often(void *arg)
+{
+	vmh_held.internal = arg != NULL;
+	for (int i = 0; i < 2000; i++) {
+		vmh_lock(&lock);
+		vmh_unlock(&lock);
+	}
+	return NULL;
+}
+
+/* One that other threads of the program take the lock from over and over is none any more; our own thread may. */
+static void test_owner_no_more(void)
+{
+	struct vmh_lock held = {0};
+	pthread_t t;
+
+	yields = 0;
+	pthread_create(&t, NULL, take_often, &lock);
+	pthread_join(t, NULL);
+	CHECK(vmh_lock_biased && vmh_held.owner, "the internal thread ended it");
+	vmh_lock(&held);
+	pthread_create(&t, NULL, take_often, NULL);
+	pthread_join(t, NULL);
+	CHECK(vmh_lock_biased && vmh_held.owner && held.own, "ended while the owner was inside");
+	vmh_unlock(&held);
+	CHECK(held.own == 0 && held.word == 0, "not given back: own %u, word %u", held.own, held.word);
+	pthread_create(&t, NULL, take_often, NULL);
+	pthread_join(t, NULL);
+	CHECK(!vmh_lock_biased && !vmh_held.owner, "still the owner: %d, %d", vmh_lock_biased, vmh_held.owner);
+	test_taken();
+	test_sleep(1);
+	rounds = 400;
+	for (int i = 0; i < 300; i++) { /* the turn at another moment each time */
+		CHECK(vmh_lock_set_mode(0) && vmh_held.owner, "again");
+		test_threads();
+	}
+	rounds = ROUNDS;
+	CHECK(vmh_lock_set_mode(0), "again");
 	test_threads();
+	CHECK(!vmh_lock_biased, "many threads, and still an owner");
 }
 
 static _Atomic int tries;
@@ -170,5 +212,6 @@ int main(void)
 	}
 	test_owner();
 	test_fork();
+	test_owner_no_more();
 	return check_result();
 }
