@@ -153,7 +153,7 @@ static void test_owner_no_more(void)
 	test_taken();
 	test_sleep(1);
 	rounds = 400;
-	for (int i = 0; i < 300; i++) { /* the turn at another moment each time */
+	for (int i = 0; i < 100; i++) { /* the turn at another moment each time */
 		CHECK(vmh_lock_set_mode(0) && vmh_held.owner, "again");
 		test_threads();
 	}
