@@ -66,7 +66,8 @@ def differences(facts: dict[str, Any]) -> set[tuple[str, str]]:
         if name in known:
             found |= {(name, what) for what in fact if not agrees(known[name], what, fact[what])}
     for profile, changes in facts["profiles"].items():
-        values = CATALOGUE.profile(profile).values
+        values = {name: value for name, value in CATALOGUE.profile(profile).values.items()
+                  if not name.startswith("VMA_HYBRID_")}
         found |= {(name, f"profile {profile}") for name in values.keys() ^ changes.keys()}
         for name in values.keys() & changes.keys():
             value, default = changes[name]

@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import subprocess
+import time
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -472,6 +473,7 @@ class Asked:
 
     def ask(self, role: int, first: str, second: str = "0.0.0.0 0") -> int:
         assert self.process.stdin and self.process.stdout
+        time.sleep(0.002)  # the file is looked at once in a millisecond
         self.process.stdin.write(f"{role} {first} {second}\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
