@@ -7,8 +7,8 @@ import re
 import socket
 import struct
 import subprocess
-import time
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
