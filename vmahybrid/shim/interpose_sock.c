@@ -95,27 +95,27 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 
 #define PLAIN_TCP(flags, send, call) \
 	do { \
-		TCPS_PLAIN tcp_ = vmh_tcps_plain(fd); \
-		if (tcp_) { \
+		PLAIN_CALL call_ = vmh_plain_begin(fd); \
+		if (call_) { \
 			ssize_t r_ = vmh_real()->call; \
-			vmh_tcps_plain_done(tcp_, flags, send, r_); \
+			vmh_tcps_plain_done(fd, flags, send, r_); \
 			return r_; \
 		} \
 	} while (0)
 #define PLAIN_TX(flags, call) \
 	do { \
+		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
+			PLAIN_TCP(flags, true, call); /* first: it does not look at the object */ \
 		struct vmh_sock *plain_ = plain_sock(fd); \
 		if (plain_) \
 			return sent(plain_, vmh_real()->call); \
-		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
-			PLAIN_TCP(flags, true, call); \
 	} while (0)
 #define PLAIN_RX(flags, call) \
 	do { \
+		PLAIN_TCP(flags, false, call); \
 		struct vmh_sock *plain_ = plain_rx(fd); \
 		if (plain_) \
 			return received(plain_, flags, vmh_real()->call); \
-		PLAIN_TCP(flags, false, call); \
 	} while (0)
 
 VMH_TRACED(socket, (int domain, int type, int protocol), (domain, type, protocol), "%d, %#x, %d", domain, type, protocol)

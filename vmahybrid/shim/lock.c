@@ -30,6 +30,21 @@ void vmh_let_signals_in(void)
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
+static long barrier(int command)
+{
+	return vmh_sys(SYS_membarrier, command, 0, 0);
+}
+
+bool vmh_barrier_possible(void)
+{
+	return barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) >= 0;
+}
+
+bool vmh_barrier(void)
+{
+	return barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) >= 0;
+}
+
 static inline bool grab(struct vmh_lock *l)
 {
 	uint32_t free_ = 0;
@@ -53,11 +68,6 @@ VMH_COLD static void lock_slow(struct vmh_lock *l)
 		vmh_sys(SYS_futex, &l->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
-static long barrier(int command)
-{
-	return vmh_sys(SYS_membarrier, command, 0, 0);
-}
-
 static bool too_often(void)
 {
 	return !vmh_held.internal && owner && (atomic_fetch_add(&ousts, 1) + 1) % OUSTS_MAX == 0;
@@ -76,14 +86,14 @@ static void stop_owner(void)
 
 	if (ends)
 		VMH_SET(owner->owner, false);
-	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	vmh_barrier();
 	if (!ends)
 		return;
 	if (owner->depth) {
 		VMH_SET(owner->owner, true);
 		atomic_store(&vmh_lock_biased, OWNED);
 	} else {
-		barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED); /* for everybody who takes a word from now on, too */
+		vmh_barrier(); /* for everybody who takes a word from now on, too */
 		atomic_store(&vmh_lock_biased, UNOWNED);
 	}
 }
@@ -151,14 +161,14 @@ bool vmh_lock_set_mode(int wanted)
 	mode = wanted;
 	if (wanted != SINGLE)
 		return true;
-	if (barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) < 0) {
+	if (!vmh_barrier_possible()) {
 		mode = SPIN;
 		return false;
 	}
 	atomic_store(&ousts, 0);
 	atomic_store(&vmh_lock_biased, OWNED);
 	/* who took a word without seeing that has done so for everybody to see */
-	barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+	vmh_barrier();
 	owner = &vmh_held;
 	vmh_held.owner = vmh_held.was_owner = true;
 	return true;

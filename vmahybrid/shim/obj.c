@@ -128,6 +128,7 @@ void vmh_fd_close(int fd)
 	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) ||
 	    vmh_fdtab_borrowed())
 		return;
+	vmh_plain_shut(fd);
 	o = atomic_exchange(&vmh_fdtab[fd], NULL);
 	if (!o)
 		return;

@@ -30,6 +30,7 @@ static struct vmh_tcps *alloc(void)
 	struct vmh_tcps *s;
 
 	vmh_lock(&pool_lock);
+	vmh_plain_init();
 	if (!free_list) {
 		struct vmh_tcps *chunk = mmap(NULL, CHUNK * sizeof(*chunk), PROT_READ | PROT_WRITE,
 					      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -98,6 +99,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	VMH_SET(s->stats->blocking, !nonblock);
 	vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
 	vmh_fd_install(fd, &s->obj);
+	vmh_plain_open(s);
 	return s;
 }
 
@@ -231,6 +233,7 @@ void vmh_tcps_fork_child(void)
 	vmh_trings_fork_child();
 	vmh_tport_fork_child();
 	vmh_tshow_fork_child();
+	vmh_plain_fork_child();
 	vmh_tcps_each(child_reset, NULL);
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);

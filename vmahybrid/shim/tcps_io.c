@@ -80,11 +80,20 @@ static void account(struct vmh_tcps *s, ssize_t r, int flags, bool send, bool ke
 	}
 }
 
-void vmh_tcps_plain_done(struct vmh_tcps *s, int flags, bool send, ssize_t r)
+void vmh_tcps_plain_done(int fd, int flags, bool send, ssize_t r)
 {
+	struct vmh_obj *o = vmh_fd_peek(fd, VMH_CLASS_TCP); /* no reference is taken: objects are type-stable */
+	struct vmh_tcps *s;
+
+	if (vmh_unlikely(!o))
+		return;
+	s = vmh_tcps_of(o);
 	account(s, r < 0 ? -errno : r, flags, send, true);
-	if (r > 0)
-		vmh_tcps_kernel_round(s, send, r);
+	if (r <= 0)
+		return;
+	vmh_tcps_kernel_round(s, send, r);
+	if (vmh_unlikely(vmh_tcps_is_due(s)))
+		vmh_plain_shut(fd);
 }
 
 static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
@@ -102,6 +111,8 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 			vmh_tcps_adopt(s, fd);
 		if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
 			return GO_ON;
+	} else if (may && (unsigned)fd < vmh_plain_size) {
+		vmh_plain_open_again(s, fd);
 	}
 	r = may ? counted_call(s, fd, m, flags, send) : kernel_call(fd, m, flags, send);
 	if (r != GO_ON)

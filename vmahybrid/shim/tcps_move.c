@@ -217,7 +217,9 @@ static bool left_alone(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, NAP_NS };
 
-	for (int i = 0; atomic_load(&s->in_kernel); i++) {
+	if (!vmh_plain_stop(s->obj.fd))
+		return false;
+	for (int i = 0; atomic_load(&s->in_kernel) || vmh_plain_is_in(s->obj.fd); i++) {
 		if (!vmh_worker_is_me() || i == NAPS)
 			return false;
 		vmh_sys(SYS_nanosleep, &nap, NULL);
@@ -232,6 +234,7 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
 	s->rounds = 0;
 	atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+	vmh_plain_open(s);
 	if (atomic_exchange(&s->put_off, 0)) {
 		vmh_epoll_member_parked(&s->obj, false);
 		vmh_wake_all();

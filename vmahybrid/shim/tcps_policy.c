@@ -243,4 +243,5 @@ void vmh_tcps_rested(struct vmh_tcps *s)
 	VMH_SET(s->last_sent, 0);
 	if (s->homes < HOMES_MAX)
 		s->homes++;
+	vmh_plain_open(s);
 }

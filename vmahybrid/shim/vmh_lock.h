@@ -48,6 +48,8 @@ VMH_HOT bool vmh_trylock_word(struct vmh_lock *l);
 VMH_HOT void vmh_unlock_word(struct vmh_lock *l);
 /* By VMA_THREAD_MODE; the caller becomes the owner. false: no membarrier here, locks are as with mode 1. */
 bool vmh_lock_set_mode(int mode);
+bool vmh_barrier_possible(void);           /* from here on */
+bool vmh_barrier(void);                    /* in every thread of the process; false: the kernel refuses */
 void vmh_lock_fork_child(void);            /* the caller is the only thread */
 static inline void vmh_lock_reset(struct vmh_lock *l) /* who held it does not exist in this process */
 {

@@ -312,31 +312,54 @@ static inline bool vmh_batch_holds(void)
 	return vmh_batch_left && vmh_batch_more();
 }
 
-/* A call that is the kernel's, as long as the policy does not want the connection: the program's own system call, and a
- * count around it that keeps the connection where it is. No reference is taken: objects are type-stable. */
-static inline void vmh_tcps_plain_end(struct vmh_tcps **s)
+/* tcps_plain.c: calls on a connection that is the kernel's, as long as the policy does not want it. */
+struct vmh_plain_call {
+	_Atomic int fd;                          /* + 1; 0: in no such call */
+	_Atomic int taken;
+	struct vmh_plain_call *next;
+} __attribute__((aligned(64)));
+extern uint8_t *vmh_plain_fds;                   /* by descriptor: may a call be made so? */
+extern unsigned vmh_plain_size;
+extern __thread struct vmh_plain_call *vmh_plain_mine __attribute__((tls_model("initial-exec")));
+void vmh_plain_init(void);
+VMH_COLD bool vmh_plain_join(void);              /* this thread; false: not this call */
+void vmh_plain_open(struct vmh_tcps *s);         /* object lock held, or the object is new */
+void vmh_plain_open_again(struct vmh_tcps *s, int fd);
+static inline void vmh_plain_shut(int fd)        /* for calls that begin after this */
 {
-	if (*s)
-		atomic_fetch_sub(&(*s)->in_kernel, 1);
+	if ((unsigned)fd < vmh_plain_size)
+		VMH_SET(vmh_plain_fds[fd], 0);
 }
-#define TCPS_PLAIN __attribute__((cleanup(vmh_tcps_plain_end))) struct vmh_tcps * /* also when the thread is cancelled */
-static inline struct vmh_tcps *vmh_tcps_plain(int fd)
+bool vmh_plain_stop(int fd);                     /* the same, and vmh_plain_is_in() tells of all others; false: it can't */
+bool vmh_plain_is_in(int fd);
+void vmh_plain_fork_child(void);
+static inline void vmh_plain_end(struct vmh_plain_call **c)
 {
-	struct vmh_obj *o = vmh_fd_peek(fd, VMH_CLASS_TCP);
-	struct vmh_tcps *s;
+	if (*c)
+		atomic_store_explicit(&(*c)->fd, 0, memory_order_release);
+}
+#define PLAIN_CALL __attribute__((cleanup(vmh_plain_end))) struct vmh_plain_call * /* also when the thread is cancelled */
+static inline struct vmh_plain_call *vmh_plain_begin(int fd)
+{
+	struct vmh_plain_call *c;
 
-	if (!o)
+	if ((unsigned)fd >= vmh_plain_size || !VMH_GET(vmh_plain_fds[fd]))
 		return NULL;
-	s = vmh_tcps_of(o);
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || vmh_tcps_is_due(s))
-		return NULL;
-	atomic_fetch_add(&s->in_kernel, 1); /* before the look at state: see vmh_tcps_adopt */
-	if (vmh_likely(atomic_load(&s->state) == VMH_TCPS_KERNEL))
-		return s;
-	atomic_fetch_sub(&s->in_kernel, 1);
+	c = vmh_plain_mine;
+	if (vmh_unlikely(!c || atomic_load_explicit(&c->fd, memory_order_relaxed))) {
+		if (!vmh_plain_join())
+			return NULL;
+		c = vmh_plain_mine;
+	}
+	__builtin_prefetch(atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed), 1);
+	atomic_store_explicit(&c->fd, fd + 1, memory_order_relaxed);
+	atomic_signal_fence(memory_order_seq_cst); /* for the compiler; for the processor membarrier stands in */
+	if (vmh_likely(VMH_GET(vmh_plain_fds[fd])))
+		return c;
+	atomic_store_explicit(&c->fd, 0, memory_order_relaxed);
 	return NULL;
 }
-void vmh_tcps_plain_done(struct vmh_tcps *s, int flags, bool send, ssize_t r); /* as libc has it; errno is kept */
+void vmh_tcps_plain_done(int fd, int flags, bool send, ssize_t r); /* as libc has it; errno is kept */
 
 /* tcps_io.c: bytes, or -errno */
 extern char vmh_tcps_buffer; /* as msg_name: one buffer and nothing else, of send() or recv() */
