@@ -1,4 +1,4 @@
-"""TCP_TAKE and TCP_HOME: the service parks the socket of an attached connection and brings it home (a preview)."""
+"""TCP_TAKE and TCP_HOME: the service parks the socket of an attached connection and brings it home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMA_HYBRID_TCP (a preview): connections of unmodified programs are adopted onto rings and go home."""
+"""VMA_HYBRID_TCP: connections of unmodified programs are adopted onto rings and go home."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ struct vmh_msg_reinject {
 	unsigned char data[VMH_REINJECT_DATA];
 };
 
-/* A preview: VMA_HYBRID_TCP. TCP_HOME with the flow of a port (VMH_FLOW_3T): the connection began on the ring, and the
+/* VMA_HYBRID_TCP. TCP_HOME with the flow of a port (VMH_FLOW_3T): the connection began on the ring, and the
  * socket has never been bound or connected; it is made that connection's. Else the frames are steered to the ring before (ATTACH) and are the kernel's after TCP_HOME. A
  * refusal changes nothing, but that a refused TCP_TAKE has taken the flow's rule away, too. */
 struct vmh_msg_tcp_take {

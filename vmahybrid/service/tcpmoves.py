@@ -1,4 +1,4 @@
-"""TCP connections that programs have on their rings (a preview, VMA_HYBRID_TCP): out of the kernel, and home again.
+"""TCP connections that programs have on their rings (VMA_HYBRID_TCP): out of the kernel, and home again.
 
 A parked socket is the program's; the service keeps a duplicate, so that the peer of a program that was killed is told.
 """

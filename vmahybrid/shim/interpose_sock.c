@@ -28,7 +28,7 @@ static inline struct vmh_sock *plain_rx(int fd)
 	return s && !vmh_sock_ready(s) ? s : NULL; /* what a ring had delivered is read first */
 }
 
-/* A TCP socket of the preview: its class does the call. */
+/* A TCP socket: its class does the call. */
 #define TCP(call) \
 	do { \
 		TCPS_HELD t = vmh_tcps_get(fd); \

@@ -1,4 +1,4 @@
-/* The TCP socket class, a preview that is off by default (VMA_HYBRID_TCP): connections begin on a ring, or are adopted
+/* The TCP socket class (VMA_HYBRID_TCP): connections begin on a ring, or are adopted
  * when the kernel has opened them, and go home to the kernel before anything that only it can do.
  *
  * Under every object is its kernel socket (same fd): in use, or parked by the service in repair mode. `state` changes
