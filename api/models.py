@@ -333,6 +333,13 @@ class DumpFd(Body):
     level: int = identifier("log level of the lines, as for /log", default=3, ge=0, le=8)
 
 
+class Move(Body):
+    """Asks the program to move its sockets to the kernel, or its TCP connections to a ring."""
+
+    to: Literal["kernel", "ring"] = note("where to")
+    fd: int | None = identifier("file descriptor, none for every socket", default=None, ge=0, le=0x7FFFFFFF)
+
+
 class Choice(View):
     """A value of a parameter that takes words."""
 

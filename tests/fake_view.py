@@ -184,6 +184,10 @@ class FakeView:
         self._readings(pid)
         self.calls.append(("set_log", pid, level, details))
 
+    async def move(self, pid: int, fd: int | None, to: str) -> None:
+        self.process(pid)
+        self.calls.append(("move", pid, fd, to))
+
     async def dump_fd(self, pid: int, fd: int, level: int) -> None:
         self._readings(pid)
         self.calls.append(("dump_fd", pid, fd, level))

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from api.deps import Pid, View
-from api.models import DumpFd, Explanation, LogSettings, Process, ProcessStats, Socket
+from api.models import DumpFd, Explanation, LogSettings, Move, Process, ProcessStats, Socket
 from api.problems import responses
 from vmahybrid.errors import NotFound
 from vmahybrid.service import view as service
@@ -41,6 +41,13 @@ async def log_settings(view: View, pid: Pid, wanted: LogSettings) -> None:
 async def dump_fd(view: View, pid: Pid, wanted: DumpFd) -> None:
     """Asks the program to write the statistics of a descriptor into its log."""
     await view.dump_fd(pid, wanted.fd, wanted.level)
+
+
+@router.post("/processes/{pid}/move", status_code=204, responses=responses(404))
+async def move(view: View, pid: Pid, wanted: Move) -> None:
+    """Asks the program to bring sockets home to the kernel, or TCP connections onto its rings. /v1/sockets tells what
+    came of it."""
+    await view.move(pid, wanted.fd, wanted.to)
 
 
 @router.get("/sockets", response_model=list[Socket], responses=responses(404))

@@ -73,7 +73,8 @@ def pair() -> Iterator[Pair]:
 @pytest.fixture
 def loaded(image: Image) -> Iterator[ProgramSet]:
     with load_set(image, ["steer", "ring_in"]) as programs:
-        programs.maps["port"].update(index(0), pack("struct vmh_port_config", max_frame=MTU + 14, flags=lib.VMH_PORT_F_3T))
+        config = pack("struct vmh_port_config", max_frame=MTU + 14, flags=lib.VMH_PORT_F_3T)
+        programs.maps["port"].update(index(0), config)
         yield programs
 
 

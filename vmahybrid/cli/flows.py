@@ -36,7 +36,7 @@ def _in_use(socket: dict[str, Any]) -> bool:
     return not socket["remote"].endswith(":*") or bool(socket["offloaded"])
 
 
-def _connection(s: dict[str, Any]) -> list[object]:
+def connection_row(s: dict[str, Any]) -> list[object]:
     listens = s["remote"].endswith(":*")
     lives = "kernel" if not s["offloaded"] else "kernel and rings" if listens else f"ring {s['ring_id']}"
     c = s["counters"]
@@ -57,7 +57,7 @@ def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
         yield f"flow {body['deleted']} deleted"
         return
     if "connections" in body:
-        found = table(CONNECTIONS, map(_connection, body["connections"]), style.width)
+        found = table(CONNECTIONS, map(connection_row, body["connections"]), style.width)
         yield from (style.paint(found[0], "bold"), *found[1:]) if found else ("no TCP connections",)
         return
     found = table(FLOWS, map(flow_row, body["flows"]), style.width)

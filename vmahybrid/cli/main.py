@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from vmahybrid.cli.output import Style, emit, lost_stdout
 from vmahybrid.errors import UsageError, VmahybridError
 
-COMMANDS = ("status", "flows", "explain", "run", "softverbs", "start", "doctor", "config", "completion", "version")
+COMMANDS = ("status", "flows", "explain", "home", "adopt", "run", "softverbs", "start", "stop", "doctor", "config",
+            "completion", "version")
 RUN_USAGE = "vmahybrid run [-p PROFILE|FILE] [-e VMA_X=Y]... [--softverbs] -- COMMAND ARG..."
 SOFTVERBS_USAGE = "vmahybrid softverbs -- COMMAND ARG..."
 _TOP = ("-h", "--help", "--version")
@@ -43,6 +44,8 @@ def build_parser(with_start: bool = True) -> Parser:
     explain = add("explain", "say why a socket is or is not on a ring")
     explain.add_argument("socket", metavar="PID[:FD]|ADDR:PORT", help="a process, its descriptor, or a local address")
     _json(explain)
+    _move(add("home", "bring sockets of a program home to the kernel; new ones may come to rings"))
+    _move(add("adopt", "bring TCP connections of a program onto its rings"))
     _run(add("run", "run a program with the shim", usage=RUN_USAGE))
     softverbs = add("softverbs", "run a verbs program with the software RDMA device, without the shim",
                     usage=SOFTVERBS_USAGE)  # fmt: skip
@@ -52,6 +55,7 @@ def build_parser(with_start: bool = True) -> Parser:
         from vmahybrid.service.main import add_arguments
 
         add_arguments(start)
+    _json(add("stop", "stop the service; programs go on with the kernel"))
     doctor = add("doctor", "check what this machine offers, and say how to mend it")
     doctor.add_argument("interfaces", metavar="IF", nargs="*", help="interfaces to look at (default: all)")
     doctor.add_argument("--verbs-selftest", metavar="IF", help="only try each step of a raw packet QP on this "
@@ -87,6 +91,11 @@ def _flows(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("flow_id", metavar="FLOW", help="number of the flow, the first column of vmahybrid flows")
     _json(add, verb=True)
     _json(delete, verb=True)
+
+
+def _move(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("process", metavar="PID[:FD]", help="a process, or one of its descriptors")
+    _json(parser)
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -161,10 +170,11 @@ def dispatch(argv: list[str]) -> int:
 
 def _ask(name: str, args: argparse.Namespace) -> int:
     """Commands that ask the service, and those of their verbs that need not."""
-    from vmahybrid.cli import config, explain, flows, parameters, status
+    from vmahybrid.cli import config, explain, flows, move, parameters, status, stop
     from vmahybrid.cli.client import Client
 
-    module: ModuleType = {"status": status, "flows": flows, "explain": explain, "config": config}[name]
+    module: ModuleType = {"status": status, "flows": flows, "explain": explain, "config": config, "home": move,
+                          "adopt": move, "stop": stop}[name]
     if name == "config" and parameters.is_local(args):
         module = parameters
         body, code = parameters.run(args)

@@ -271,6 +271,8 @@ struct vmh_msg_tcp_hide {
 #define VMH_EV_LOG_LEVEL 5   /* a = level */
 #define VMH_EV_LOG_DETAILS 6 /* a = 0..3 */
 #define VMH_EV_DUMP_FD 7     /* a = fd, 0 = all; b = level */
+#define VMH_EV_TCP_MOVE 8    /* a = fd, VMH_EV_ALL = all; b = 0: TCP connections go home, 1: they are adopted */
+#define VMH_EV_ALL 0xffffffffu
 
 struct vmh_msg_event {
 	struct vmh_msg_hdr hdr;

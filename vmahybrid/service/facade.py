@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -162,6 +163,27 @@ class Facade:
 
     async def dump_fd(self, pid: int, fd: int, level: int) -> None:
         self._session(pid).notify(event(lib.VMH_EV_DUMP_FD, fd, level & 0xFFFFFFFF))
+
+    async def move(self, pid: int, fd: int | None, to: str) -> None:
+        session, core = self._session(pid), self._core
+        found = [s for s in self.sockets(pid) if fd is None or s.fd == fd]
+        if fd is not None and not found:
+            raise NotFound(f"socket {pid}:{fd}", "the program has no such UDP or TCP socket",
+                           f"vmahybrid explain {pid} lists them")
+        if to == "ring" and fd is not None and found[0].proto != "tcp":
+            raise UsageError(f"socket {pid}:{fd}", "only TCP connections are adopted",
+                             f"vmahybrid explain {pid}:{fd} says what keeps this one from a ring")
+        if to == "kernel":
+            fds = {s.fd for s in found if s.proto == "udp"}
+            flows = [f for f in core.table.flows.values() if f.owner == session.id and f.fd in fds
+                     and f.proto == socket.IPPROTO_UDP]
+            for flow in flows:
+                core.table.evict(flow.flow_id, Reason.FLOW_DELETED)
+            if flows:
+                core.converge([session.id])
+        session.notify(event(lib.VMH_EV_TCP_MOVE, lib.VMH_EV_ALL if fd is None else fd, to == "ring",
+                             int(Reason.FLOW_DELETED)))
+        core.events.add("move-asked", f"{pid}{'' if fd is None else f':{fd}'} to the {to}", pid=pid)
 
     def config(self) -> Mapping[str, Any]:
         return self._core.config.describe()

@@ -641,3 +641,38 @@ void vmh_tcps_service_back(void)
 {
 	vmh_tcps_each(back_one, NULL);
 }
+
+/* ---- by the operator ---- */
+
+struct told {
+	int fd;
+	bool adopt;
+	unsigned reason;
+};
+
+static void told(struct vmh_tcps *s, void *arg)
+{
+	const struct told *t = arg;
+
+	if (t->fd >= 0 && s->obj.fd != t->fd)
+		return;
+	if (!t->adopt) {
+		if (VMH_GET(s->connecting) || vmh_tcps_parked(s))
+			vmh_tcps_home(s, t->reason, false);
+		return;
+	}
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME && VMH_GET(s->stats->reason) == t->reason)
+		atomic_store(&s->state, VMH_TCPS_KERNEL);
+	vmh_unlock(&s->obj.lock);
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
+		return;
+	VMH_SET(s->retry_ns, 0);
+	vmh_tcps_adopt(s, s->obj.fd);
+}
+
+void vmh_tcps_told(int fd, bool adopt, unsigned reason)
+{
+	if (atomic_load(&vmh_tcps_on))
+		vmh_tcps_each(told, &(struct told){ fd, adopt, reason });
+}

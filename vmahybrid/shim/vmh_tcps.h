@@ -191,6 +191,7 @@ void vmh_tcps_home_all(unsigned reason);
 void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
 void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
+void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd -1: all */
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
 void vmh_tcps_service_back(void);
 void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended: the peer may use it for another */

@@ -133,6 +133,9 @@ static void handle(const struct vmh_msg_event *ev)
 	case VMH_EV_DUMP_FD:
 		vmh_stats_dump_fd((int)ev->a, (int)ev->b);
 		break;
+	case VMH_EV_TCP_MOVE:
+		vmh_tcps_told(ev->a == VMH_EV_ALL ? -1 : (int)ev->a, ev->b, ev->hdr.reason);
+		break;
 	default:
 		vmh_debug("an event this version does not know: %u", ev->event);
 	}

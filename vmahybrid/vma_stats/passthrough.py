@@ -1,7 +1,7 @@
 """Sockets of a process that have no slot in its statistics page, from /proc as netstat(8) reads them.
 
-The shim counts UDP sockets, and TCP sockets that may come to a ring. The others are plain sockets of the kernel, and so are
-those that are over VMA_STATS_FD_NUM, unless a flow of theirs is on a ring.
+The shim counts UDP sockets, and TCP sockets that may come to a ring. The others are plain sockets of the kernel, and so
+are those that are over VMA_STATS_FD_NUM, unless a flow of theirs is on a ring.
 """
 
 import os

@@ -1,0 +1,96 @@
+"""vmahybrid home, adopt and stop: the operator moves connections of running programs, and ends the service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from net.service_lab import until
+from net.test_tcp_policy import NEVER
+from net.test_tcp_shim import ShimPeer, at_home, flows, offloaded, on_ring, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox, SandboxError
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        yield running
+
+
+@pytest.fixture(params=["adaptive", "offload"])
+def asking(service: Service, request: pytest.FixtureRequest) -> Iterator[ShimPeer]:
+    """A program with one connection to an echo server of the kernel, on its ring."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, request.param, **NEVER) as a:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        a.do("nodelay")
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=40, size=100) == ""
+        until(lambda: bool(offloaded(service)), what=lambda: str(offloaded(service)))
+        yield a
+        assert a.do("ask", count=5, size=5000) == ""
+        a.do("close")
+        assert b.do("echo_ended")
+
+
+def tcp_fd(service: Service, pid: int) -> int:
+    found = [s for s in offloaded(service) if s["pid"] == pid]
+    assert len(found) == 1
+    return int(found[0]["fd"])
+
+
+def test_home_and_back_again(service: Service, asking: ShimPeer) -> None:
+    pid = asking.pid
+    fd = tcp_fd(service, pid)
+    for target in (str(pid), f"{pid}:{fd}"):
+        text = service.ask("home", target)
+        assert "on the kernel:" in text and f"{pid}:{fd}" in text
+        at_home(service)
+        assert asking.do("ask", count=200, size=100) == ""
+        assert not offloaded(service)  # for good
+        assert "flow-deleted" in service.ask("explain", f"{pid}:{fd}")
+        body = json.loads(service.ask("adopt", target, "--json"))
+        assert [s["fd"] for s in body["moved"]] == [fd] and body["left"] == []
+        assert asking.do("ask", count=40, size=100) == ""
+        on_ring(service, asking)
+
+
+def test_a_socket_that_is_there_already_is_shown(service: Service, asking: ShimPeer) -> None:
+    fd = tcp_fd(service, asking.pid)
+    assert "on a ring:" in service.ask("adopt", f"{asking.pid}:{fd}")
+    assert offloaded(service)
+
+
+@pytest.mark.parametrize(("command", "target", "why"), [
+    ("home", "x", "neither PID nor PID:FD"), ("home", "1:", "neither PID nor PID:FD"), ("adopt", "0", "neither PID"),
+    ("home", "999999999", "process 999999999"), ("adopt", "{pid}:9999", "no such UDP or TCP socket"),
+])
+def test_errors_name_the_token(service: Service, asking: ShimPeer, command: str, target: str, why: str) -> None:
+    with pytest.raises(SandboxError, match=why):
+        service.ask(command, target.format(pid=asking.pid))
+    assert offloaded(service)
+
+
+def test_stop_ends_the_service() -> None:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        with ShimPeer(running, sandbox.b, "") as b, ShimPeer(running, sandbox.a, "offload", **NEVER) as a:
+            port = b.do("listen", address=sandbox.b.address)
+            a.do("connect", address=sandbox.b.address, port=port)
+            b.do("accept")
+            b.do("echo")
+            assert a.do("ask", count=40, size=100) == ""
+            assert flows(running)
+            assert "has ended" in running.ask("stop")
+            assert running.program.process.wait(5) == 0
+            assert a.do("ask", count=40, size=100) == ""
+            a.do("close")
+            assert b.do("echo_ended")
+        with pytest.raises(SandboxError, match="start it: vmahybrid start"):
+            running.ask("stop")

@@ -1,0 +1,61 @@
+"""vmahybrid home and adopt: sockets to the kernel, TCP connections onto a ring, and what came of it."""
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from vmahybrid.cli.flows import CONNECTIONS, connection_row
+from vmahybrid.cli.output import Style, table
+from vmahybrid.errors import UsageError
+
+SCHEMA = 1
+PATIENCE = 5.0  # seconds; a move takes some 10 to 40 ms
+LOOK = 0.05
+WHERE = {"home": "kernel", "adopt": "ring"}
+
+
+def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
+    """Exit code 1 if some are not where they should be after PATIENCE."""
+    pid, fd = _target(args.process)
+    to = WHERE[args.command_name]
+    client.post("v1", "processes", pid, "move", body={"to": to, "fd": fd})
+    end = time.monotonic() + PATIENCE
+    found = _sockets(client, pid, fd)
+    while any(_lives(s) != to for s in found) and time.monotonic() < end:
+        time.sleep(LOOK)
+        found = _sockets(client, pid, fd)
+    moved = [s for s in found if _lives(s) == to]
+    return {"schema": SCHEMA, "to": to, "moved": moved, "left": [s for s in found if _lives(s) != to]}, \
+        int(len(moved) < len(found))
+
+
+def _target(text: str) -> tuple[int, int | None]:
+    pid, colon, fd = text.partition(":")
+    numbers = [pid, fd] if colon else [pid]
+    if not all(part.isascii() and part.isdigit() and len(part) < 11 for part in numbers) or not int(pid):
+        raise UsageError(f"process {text!r}", "it is neither PID nor PID:FD", "vmahybrid status shows the processes")
+    return int(pid), int(fd) if colon else None
+
+
+def _sockets(client: Any, pid: int, fd: int | None) -> list[dict[str, Any]]:
+    """Those that the move is about: the one that was named, else all TCP connections, and UDP that is on a ring."""
+    mine = [s for s in client.get("v1", "sockets") if s["pid"] == pid]
+    if fd is not None:
+        return [s for s in mine if s["fd"] == fd]
+    return [s for s in mine if (not s["remote"].endswith(":*") if s["proto"] == "tcp" else s["offloaded"])]
+
+
+def _lives(s: dict[str, Any]) -> str:
+    return "ring" if s["offloaded"] else "kernel"
+
+
+def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
+    place = {"ring": "on a ring", "kernel": "on the kernel"}
+    if not body["moved"] and not body["left"]:
+        yield "no such connection; with VMA_HYBRID_TCP=kernel, as in the profile safe, there is none to adopt"
+    for what, text in (("moved", place[body["to"]]), ("left", f"not {place[body['to']]}")):
+        if body[what]:
+            yield f"{text}:"
+            found = table(CONNECTIONS, map(connection_row, body[what]), style.width)
+            yield from (f"  {line}" for line in found)
