@@ -227,7 +227,8 @@ static void after(struct vmh_ring *r, int frames)
 		look_at_clock(t);
 	}
 	VMH_SET(t->polls, polls);
-	VMH_SET(t->polled, 1);
+	if (!vmh_held.internal)
+		VMH_SET(t->polled, 1);
 	vmh_tring_flush(t);
 }
 
