@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +68,27 @@ def test_a_socket_that_is_there_already_is_shown(service: Service, asking: ShimP
     fd = tcp_fd(service, asking.pid)
     assert "on a ring:" in service.ask("adopt", f"{asking.pid}:{fd}")
     assert offloaded(service)
+
+
+def events(service: Service, pid: int) -> list[tuple[str, str]]:
+    """Kinds and reasons of what has happened to a program so far."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(0.5)
+        sock.connect(str(service.rundir / "api.sock"))
+        sock.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        text = b""
+        with contextlib.suppress(TimeoutError):
+            while chunk := sock.recv(65536):
+                text += chunk
+    found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: ")]
+    return [(event["kind"], event["data"].get("reason", "")) for event in found if event["data"].get("pid") == pid]
+
+
+def test_each_move_is_an_event_with_its_reason(service: Service, asking: ShimPeer) -> None:
+    service.ask("home", str(asking.pid))
+    service.ask("adopt", str(asking.pid))
+    moves = [event for event in events(service, asking.pid) if event[0] in ("tcp-home", "tcp-adopted")]
+    assert moves[-2:] == [("tcp-home", "flow-deleted"), ("tcp-adopted", "")]
 
 
 @pytest.mark.parametrize(("command", "target", "why"), [

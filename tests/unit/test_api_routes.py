@@ -116,7 +116,10 @@ def test_controls_of_a_process(view: FakeView) -> None:
     assert ask(view, "POST", "/v1/processes/4711/zero").status_code == 204
     assert ask(view, "POST", "/v1/processes/4711/log", json={"level": 5}).status_code == 204
     assert ask(view, "POST", "/v1/processes/4711/dump-fd", json={"fd": 0, "level": 4}).status_code == 204
-    assert view.calls == [("zero", 4711), ("set_log", 4711, 5, None), ("dump_fd", 4711, 0, 4)]
+    assert ask(view, "POST", "/v1/processes/4711/move", json={"to": "ring"}).status_code == 204
+    assert ask(view, "POST", "/v1/processes/4711/move", json={"to": "kernel", "fd": 7}).status_code == 204
+    assert view.calls == [("zero", 4711), ("set_log", 4711, 5, None), ("dump_fd", 4711, 0, 4),
+                          ("move", 4711, None, "ring"), ("move", 4711, 7, "kernel")]
     for route in ("zero", "log", "dump-fd"):
         problem(ask(view, "POST", f"/v1/processes/1/{route}", json={"fd": 1} if route == "dump-fd" else {}), 404)
 

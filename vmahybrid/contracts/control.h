@@ -36,7 +36,7 @@ struct vmh_msg_hdr {
 	unsigned int len;      /* of the whole message */
 	unsigned int seq;
 	int status;            /* replies: 0 or -errno */
-	unsigned int reason;   /* replies and events: reasons.def */
+	unsigned int reason;   /* replies, events, TCP_HOME: reasons.def */
 };
 
 struct vmh_msg_hello {

@@ -415,6 +415,8 @@ class Session:
         state = await core.tcp.take(flow, fd, self.id, self._namespace())
         try:
             core.counters["tcp_taken_total"] += 1
+            core.events.add("tcp-adopted", f"{flow.local_text} {flow.remote_text} of {self}", flow_id=flow.flow_id,
+                            pid=self.pid)
             self.connection.send(request.reply(len=os.fstat(state).st_size), [state])
         finally:
             os.close(state)
@@ -424,10 +426,13 @@ class Session:
         core, body = self.core, request.body
         fd, blob = fds.take(), fds.take()
         try:
-            await core.tcp.home(body.flow_id, body.ifindex, fd, blob, self.id, self._namespace())
+            names = await core.tcp.home(body.flow_id, body.ifindex, fd, blob, self.id, self._namespace())
         finally:
             close_foreign([fd, blob])
         core.counters["tcp_homed_total"] += 1
+        reason = Reason.from_code(body.hdr.reason)
+        core.events.add("tcp-home", f"{names} of {self}: {reason.slug}", flow_id=body.flow_id, pid=self.pid,
+                        reason=reason.slug)
         return request.reply()
 
     async def _tcp_show(self, request: Request, fds: ReceivedFds) -> bytes:

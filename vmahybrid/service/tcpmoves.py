@@ -116,15 +116,15 @@ class TcpMoves:
         self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session)
         return _memory_file(state.pack())
 
-    async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> None:
-        """Rebuild a parked socket. Borrows both descriptors. Raises Refused; the socket stays parked then."""
+    async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> str:
+        """Rebuild a parked socket. Borrows both descriptors. Returns its names. Raises Refused; the socket stays
+        parked then."""
         flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
         parked = self.parked.get(flow_id)
         state = await asyncio.to_thread(_state_of, blob_fd)
         port = self._ports.get(flow_id)
         if port is not None and port.owner == session:
-            await self._raise(port, fd, state, ifindex, namespace)
-            return
+            return await self._raise(port, fd, state, ifindex, namespace)
         if parked is not None and (parked.session != session or parked.inode != os.fstat(fd).st_ino):
             raise proof.not_owner("another socket is parked for this flow")
         flow = parked.flow if parked is not None else _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
@@ -140,6 +140,7 @@ class TcpMoves:
             if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, flow.ifindex):
                 self._fins[flow_id] = _Fin(state, flow, namespace, session)
             self._let_go_of(flow_id, parked)
+        return _names(flow)
 
     def _in_nic(self, owner: int, ifindex: int) -> bool:
         return any(ring.in_nic and ring.owner == owner and ring.port.ifindex == ifindex
@@ -164,7 +165,7 @@ class TcpMoves:
         except (Refused, OSError) as error:
             log.warning("TCP %s: %s", fin.flow.local_text, error)
 
-    async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> None:
+    async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> str:
         """A connection that began on the ring, at a port of this program, becomes that of a new socket. As soon as the
         kernel has it, the rule of the port leaves its frames to the kernel."""
         if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
@@ -181,6 +182,7 @@ class TcpMoves:
             task = asyncio.create_task(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        return _names(flow)
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
@@ -284,6 +286,10 @@ class _Steering:
         if link is None:
             raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
         await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [fin_frame(state, link.mac)])
+
+
+def _names(flow: Flow) -> str:
+    return f"{flow.local_text} {flow.remote_text}"
 
 
 def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:

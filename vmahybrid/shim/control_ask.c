@@ -271,7 +271,7 @@ int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason)
 	return err;
 }
 
-int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex)
+int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex, unsigned reason)
 {
 	struct vmh_msg_tcp_home req = { .flow_id = flow_id, .ifindex = ifindex };
 	const int out[2] = { fd, state };
@@ -280,6 +280,7 @@ int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex)
 
 	vmh_lock(&vmh_ctl_lock);
 	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
+	req.hdr.reason = reason;
 	err = vmh_ctl_rpc_fds(&req.hdr, out, state < 0 ? 1 : 2, &ack, sizeof(ack), NULL, NULL);
 	if (err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT))
 		err = -ENOTCONN;

@@ -123,7 +123,7 @@ static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 	vmh_tcp_freeze(c);
 	blob = fd < 0 ? fd : vmh_tcps_export(c);
 	if (blob >= 0) {
-		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex);
+		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_NONE);
 		vmh_sys(SYS_close, blob);
 	}
 	if (fd >= 0)

@@ -200,7 +200,7 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 	vmh_tring_unstash(s->tring, st, !err);
 	if (err) {
 		vmh_debug("fd %d: the stack does not take the connection: %s", fd, strerror(-err));
-		err = vmh_session_tcp_home(fd, blob, s->flow_id, s->ifindex);
+		err = vmh_session_tcp_home(fd, blob, s->flow_id, s->ifindex, VMH_R_TCP_STATE);
 		vmh_verbs_detach(s->flow_id);
 		if (err)
 			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
@@ -450,7 +450,7 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 		if (vmh_tring_ring(s->tring)->kind == VMH_RING_VERBS)
 			vmh_tport_retire(s->flow_id); /* before its rule is narrowed */
 	}
-	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, flow_of(s), s->ifindex);
+	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, flow_of(s), s->ifindex, reason);
 	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown; /* the rule is gone with the service */
 	if (!err) {
 		off_the_qp(s);
@@ -476,7 +476,7 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 
 static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
-	int err = vmh_session_tcp_home(s->obj.fd, s->blob, flow_of(s), s->ifindex);
+	int err = vmh_session_tcp_home(s->obj.fd, s->blob, flow_of(s), s->ifindex, reason);
 
 	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
 		return 0;
