@@ -72,20 +72,20 @@ class Interface(View):
     mtu: int = quantity("largest packet without the link header", "bytes")
     queues: int = quantity("receive queues", "queues")
     up: bool = note("administratively up, with carrier")
-    attached: bool = note("our XDP program is attached")
+    attached: bool = note("our XDP program is attached just now; not while the interface has no rule, see `hook`")
     reason: str = note(REASON)
     reason_text: str = note("the reason as a sentence")
     remedy: str = note("what to do about it; empty if nothing")
     addresses: list[str] = note("addresses of the interface")
-    outs: dict[str, int] = quantity("packets by way out of the XDP program since it was attached", "packets")
+    outs: dict[str, int] = quantity("packets by way out of the XDP program since it was first attached", "packets")
     rings: int = quantity("rings granted here", "rings")
     rules: int = quantity("steering rules mirrored into the XDP maps", "rules")
     wanted: str = note("the configuration's `backend` for it: `auto`, `verbs`, `xdp` or `kernel`")
     device: str = note("its RDMA device, as the kernel or a program says; empty without one")
     ladder: list[Rung] = note("the backends of the ring that was asked for last, or what is known before; may be empty")
-    hook: str = note("what steers now: `native XDP`, `generic XDP`, or `generic, now tcx (bulk traffic)`, and why "
-                     "nothing better; empty when not attached")
-    switches: int = quantity("times that it went from generic XDP to tcx or back", "times")
+    hook: str = note("what steers now: `native XDP`, `generic XDP`, `generic, now tcx (bulk traffic)`, or `generic "
+                     "XDP, off: no rule`, and why nothing better; empty when not served")
+    switches: int = quantity("times that it went from generic XDP to tcx, off, or back", "times")
     switch_failures: int = quantity("steps of such a switch that failed", "steps")
 
 

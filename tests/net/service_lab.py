@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,6 +20,11 @@ import pytest
 
 from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
+from vmahybrid.cli.probes.kernel import PASS_INSNS
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.xdp.attach import Attachment, attach
+from vmahybrid.xdp.bpf import BpfProgram
+from vmahybrid.xdp.image import ProgramImage
 
 CLIENT = Path(__file__).with_name("control_client.py")
 
@@ -163,6 +169,21 @@ print("ready", flush=True)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
+
+
+@contextlib.contextmanager
+def foreign_program(side: Side) -> Iterator[None]:
+    """Somebody else's XDP program on the side's interface, which passes everything."""
+    def put() -> Attachment:
+        return attach(program, socket.if_nametoindex(side.device), "generic")
+
+    image = ProgramImage("foreign", PASS_INSNS, ())
+    with BpfProgram.load(image, {}) as program, NetnsWorker.open_path(side.netns) as worker:
+        attachment = worker.call(put)
+        try:
+            yield
+        finally:
+            attachment.close()
 
 
 def veths(side: Side) -> list[str]:

@@ -145,8 +145,8 @@ def test_an_interface_that_goes_while_in_use(service: Service, netns_pair: Sandb
         until(lambda: not veths(netns_pair.a))
         if how == "down":
             netns_pair.a.ip("link", "set", "va", "up")
-            until(lambda: xdp_program(netns_pair.a) is not None)
             until(lambda: second.do("ring", ifname="va")["status"] == 0, 5)
+            assert xdp_program(netns_pair.a) is not None
             assert peer.do("ring", ifname="va")["status"] == 0
             assert peer.do("attach", name="s", kind="3t", local=["10.77.0.1", port])["rules"] == 1
         else:
@@ -212,6 +212,8 @@ def test_a_living_services_veths_are_not_touched(service: Service, make_service:
     with Peer(service, netns_pair.a) as first, Peer(service, netns_pair.a) as second:
         first.do("ring", ifname="va")
         second.do("ring", ifname="va")
+        port = first.bound("s")
+        assert first.do("attach", name="s", kind="3t", local=["10.77.0.1", port])["rules"] == 1  # else it lets go
         mine = veths(netns_pair.a)
         other = make_service(sides=[])
         other.start()
@@ -224,9 +226,11 @@ def test_a_living_services_veths_are_not_touched(service: Service, make_service:
             other.stop()
 
 
-def test_an_interface_that_was_held(make_service: Callable[..., Service], netns_pair: Sandbox) -> None:
+def test_an_interface_that_was_held(make_service: Callable[..., Service], netns_pair: Sandbox, tmp_path: Path) -> None:
     """A named one is attached when the other XDP program goes, and nobody is told of that program any more."""
-    holder = make_service(sides=[], arguments=["--interface", netns_pair.a.interface])
+    stays = tmp_path / "stays.toml"
+    stays.write_text("[bulk]\ndetach = false\n")
+    holder = make_service(sides=[], arguments=["--interface", netns_pair.a.interface, "--config", str(stays)])
     holder.start()
     held = f"process {holder.program.pid} "
     until(lambda: xdp_program(netns_pair.a) is not None)

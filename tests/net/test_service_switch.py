@@ -1,9 +1,11 @@
-"""The service goes to tcx while bulk TCP of the kernel crosses a served interface, and back; rings notice nothing."""
+"""The service goes to tcx while bulk TCP of the kernel crosses a served interface, takes its program off one without a
+rule, and back; rings notice nothing."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +14,10 @@ from typing import Any
 
 import pytest
 from apps.shimmed import Stage
-from net.service_lab import Api, Peer, udp_from, until, xdp_only
+from net.service_lab import Api, Peer, foreign_program, udp_from, until, xdp_only
 
-from vmahybrid.bench.sandbox import Sandbox, Side
-from vmahybrid.bench.served import Service
+from vmahybrid.bench.sandbox import Program, Sandbox, Side
+from vmahybrid.bench.served import Service, xdp_program
 from vmahybrid.contracts import lib
 from vmahybrid.steering.reasons import Reason
 
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.root
 
 TCX = "generic, now tcx (bulk traffic)"
 XDP = "generic XDP"
+OFF = "generic XDP, off: no rule"
 FAR = ["10.77.0.2", 7000]
 
 
@@ -53,7 +56,7 @@ def bulk(sandbox: Sandbox, to: Side, seconds: int) -> Iterator[None]:
 
 
 def interface(service: Service, side: Side) -> Any:
-    return next(i for i in Api(service).status()["interfaces"] if i["netns"] == side.netns and i["attached"])
+    return next(i for i in Api(service).status()["interfaces"] if i["netns"] == side.netns and i["hook"])
 
 
 def far_ends(side: Side) -> list[str]:
@@ -70,6 +73,7 @@ def test_sockperf_loses_nothing_while_it_switches(sandbox: Sandbox, service: Ser
     client = stage.client("sockperf", "ping-pong", "-i", sandbox.b.address, "-t", str(seconds), "--mps=3000",
                           "--full-rtt")
     stage.require_rings(server, client)
+    before_all = interface(service, sandbox.b)["switches"]
     seen = []
     for _ in range(rounds):
         assert interface(service, sandbox.b)["hook"] == XDP
@@ -86,7 +90,8 @@ def test_sockperf_loses_nothing_while_it_switches(sandbox: Sandbox, service: Ser
     assert re.search(r"dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0", text), text
     assert min(seen) > 20  # by the far end; two polling programs and iperf3 share few cores
     shown = interface(service, sandbox.b)
-    assert (shown["switches"], shown["switch_failures"], shown["outs"]["pass-ring-gone"]) == (2 * rounds, 0, 0)
+    assert (shown["switches"] - before_all, shown["switch_failures"]) == (2 * rounds, 0)
+    assert shown["outs"]["pass-ring-gone"] == 0
     assert Api(service).status()["counters"]["switches_total"] >= 2 * rounds
     assert 'event="switches"' in Api(service).call("GET", "/metrics")[1]
 
@@ -98,6 +103,7 @@ def test_order_stays_while_it_switches_under_load(sandbox: Sandbox, service: Ser
     stage.wait_bound(sandbox.b, 11111)
     client = stage.client("sockperf", "under-load", "-i", sandbox.b.address, "-t", "11", "--mps=10000")
     stage.require_rings(server, client)
+    before = interface(service, sandbox.b)["switches"]
     with bulk(sandbox, sandbox.b, 4):
         until(lambda: interface(service, sandbox.b)["hook"] == TCX, 3.0)
         time.sleep(1.0)
@@ -106,7 +112,7 @@ def test_order_stays_while_it_switches_under_load(sandbox: Sandbox, service: Ser
     server.stop()
     counted = re.search(r"dropped messages = (\d+); # duplicated messages = 0; # out-of-order messages = 0", text)
     assert counted, text
-    assert interface(service, sandbox.b)["switches"] == 2
+    assert interface(service, sandbox.b)["switches"] - before == 2
     assert int(counted[1]) < 1000, text  # of 110,000, with three programs that want a core each on few of them
 
 
@@ -143,7 +149,7 @@ def test_reinject_and_a_second_program_in_both_states(sandbox: Sandbox, service:
 
 def test_switched_off_it_stays_in_xdp(sandbox: Sandbox, tmp_path: Path) -> None:
     file = tmp_path / "off.toml"
-    file.write_text("[bulk]\nswitch = false\n", "utf-8")
+    file.write_text("[bulk]\nswitch = false\ndetach = false\n", "utf-8")
     with Service(sandbox, arguments=["--config", str(file)]) as service, Peer(service, sandbox.b) as peer:
         assert peer.do("ring", ifname="vb")["nqueues"] == 1
         with bulk(sandbox, sandbox.b, 10):
@@ -189,3 +195,138 @@ def test_mtu_and_loss_of_the_interface(sandbox: Sandbox, service: Service) -> No
             assert interface(service, sandbox.b)["outs"]["ring"] - before == 1
         sandbox.b.ip("link", "del", "vb")
         until(lambda: far_ends(sandbox.b) == [], 2.0)
+
+
+def line_of(service: Service, side: Side) -> str:
+    """What `vmahybrid status` shows of an interface."""
+    return next(line for line in service.ask("status").splitlines() if f" {side.netns} " in line)
+
+
+def gauge(service: Service, side: Side) -> str:
+    """The metric that tells whether our program is attached."""
+    text = str(Api(service).call("GET", "/metrics")[1])
+    return next(line[-3:] for line in text.splitlines()
+                if line.startswith(f'vmahybrid_interface_attached{{interface="{side.device}",netns="{side.netns}"'))
+
+
+def test_off_without_a_rule(sandbox: Sandbox, service: Service, softverbs: bool) -> None:
+    """Both ends after 3 s, each for itself; back with the first ring or rule, before its answer."""
+    api = Api(service)
+    for side in sandbox.sides:
+        until(lambda side=side: interface(service, side)["hook"] == OFF, 5.0)  # type: ignore[misc]
+        assert xdp_program(side) is None
+        assert (interface(service, side)["attached"], gauge(service, side)) == (False, "0.0")
+    assert "generic, off" in line_of(service, sandbox.b)
+    assert f"va, vb: {OFF}" in service.ask("status")
+    assert (api.status()["health"], api.status()["counters"]["switches_total"]) == ([], 2)
+    with Peer(service, sandbox.b) as peer:
+        assert peer.ring("vb")["status"] == 0
+        port = peer.bound("s")
+        flow = peer.do("attach", name="s", kind="3t", local=[sandbox.b.address, port])
+        assert flow["rules"] == 1
+        assert xdp_program(sandbox.b) is not None
+        outs = interface(service, sandbox.b)["outs"]
+        udp_from(sandbox, sandbox.a, "to the ring", sandbox.b.address, port)
+        shown, way = interface(service, sandbox.b), "pass-rule" if softverbs else "ring"
+        assert (shown["hook"], shown["attached"], gauge(service, sandbox.b)) == (XDP, True, "1.0")
+        assert shown["outs"][way] - outs[way] == 1
+        assert "generic, off" not in line_of(service, sandbox.b)
+        time.sleep(3.5)
+        assert interface(service, sandbox.b)["hook"] == XDP  # it has a rule
+        assert interface(service, sandbox.a)["hook"] == OFF
+        assert peer.do("detach", flow_id=flow["flow_id"])["status"] == 0
+        until(lambda: interface(service, sandbox.b)["hook"] == OFF, 5.0)  # its ring is there still
+        until(lambda: api.status()["counters"]["switches_total"] == 4)
+        assert peer.do("attach", name="s", kind="3t", local=[sandbox.b.address, port])["rules"] == 1
+        assert xdp_program(sandbox.b) is not None
+    until(lambda: interface(service, sandbox.b)["hook"] == OFF, 6.0)
+    assert xdp_program(sandbox.b) is None
+    until(lambda: api.status()["counters"]["switches_total"] == 6)
+    assert api.status()["counters"].get("switch_failures_total", 0) == 0
+    netns = sandbox.b.netns
+    assert [line.split(": ", 1)[1] for line in service.log.splitlines() if f"{netns}:vb: generic" in line] == [
+        OFF, XDP, OFF, XDP, OFF]
+
+
+def test_it_stays_attached_where_the_operator_wants_it(sandbox: Sandbox, tmp_path: Path) -> None:
+    file = tmp_path / "on.toml"
+    file.write_text("[bulk]\ndetach = false\n", "utf-8")
+    with Service(sandbox, arguments=["--config", str(file)]) as service:
+        time.sleep(4.0)
+        assert interface(service, sandbox.b)["hook"] == XDP
+        assert xdp_program(sandbox.b) is not None
+
+
+LATE = """
+import socket, sys, time, os
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).bind((sys.argv[1], 0))
+print("ring", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], 7123))
+print("bound", flush=True)
+print(s.recv(100), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def late(sandbox: Sandbox, service: Service, tmp_path: Path) -> Iterator[Program]:
+    """A program with a ring and without a flow, whose interface is off. It binds when tmp_path / "go" is there."""
+    argv = [sys.executable, "-S", "-c", LATE, sandbox.b.address, str(tmp_path / "go")]
+    program = sandbox.start(sandbox.b, service.run_argv(argv), env=service.env)
+    program.wait_for("ring")
+    until(lambda: interface(service, sandbox.b)["hook"] == OFF, 6.0)
+    assert interface(service, sandbox.b)["rings"] == 1
+    yield program
+    program.stop(9)
+
+
+@xdp_only("a raw packet QP steers without XDP")
+def test_a_program_comes_too_late(sandbox: Sandbox, service: Service, late: Program, tmp_path: Path) -> None:
+    """Another XDP program took the interface: who asks why is told by all that tell."""
+    api = Api(service)
+    with foreign_program(sandbox.b):
+        (tmp_path / "go").touch()
+        late.wait_for("bound")
+        udp_from(sandbox, sandbox.a, "by the kernel", sandbox.b.address, 7123)
+        late.wait_for("by the kernel")
+        assert api.socket_flows() == []
+        shown = interface(service, sandbox.b)
+        assert (shown["backend"], shown["mode"], shown["reason"], shown["attached"]) == (
+            "kernel", "none", "interface-busy", False)
+        assert "another XDP program holds the interface: XDP program" in shown["reason_text"]
+        assert any("another XDP program holds" in sentence for sentence in api.status()["health"])
+        assert api.status()["counters"]["mirror_failures_total"] == 1
+        steps = api.call("GET", f"/v1/sockets/{late.pid}/explain")[1]["steps"]
+        assert any(step["reason"] == "interface-busy" and not step["ok"] for step in steps)
+        with Peer(service, sandbox.b) as second:
+            refused = second.ring("vb")
+            assert refused["reason"] == Reason.IF_BUSY
+    until(lambda: api.status()["health"] == [], 7.0)
+    with Peer(service, sandbox.b) as third:
+        assert third.ring("vb")["status"] == 0
+        third.bound("s", 7124)
+        assert third.do("attach", name="s", kind="3t", local=[sandbox.b.address, 7124])["rules"] == 1
+        assert xdp_program(sandbox.b) is not None
+
+
+def test_a_rule_waits_for_the_interface(sandbox: Sandbox, service: Service) -> None:
+    """Of the operator: it stays in the table, is told to steer nothing, and acts when the interface is free."""
+    api = Api(service)
+    until(lambda: interface(service, sandbox.b)["hook"] == OFF, 6.0)
+    with foreign_program(sandbox.b):
+        status, rule = api.call("POST", "/v1/flows", {"action": "drop", "proto": "udp", "netns": sandbox.b.netns,
+                                                      "local": f"{sandbox.b.address}:7125", "remote": "*:*"})
+        assert status == 201, rule
+        for flow in (rule, next(f for f in api.status()["flows"] if f["flow_id"] == rule["flow_id"])):
+            assert (flow["action"], flow["reason"], flow["rules"]) == ("kernel", "interface-busy", 1)
+        assert len(api.status()["health"]) == 1
+        time.sleep(1.0)
+        assert api.status()["counters"]["switch_failures_total"] == 1
+    until(lambda: interface(service, sandbox.b)["hook"] == XDP, 7.0)
+    flow = next(f for f in api.status()["flows"] if f["flow_id"] == rule["flow_id"])
+    assert (flow["action"], flow["reason"], api.status()["health"]) == ("drop", "none", [])
+    udp_from(sandbox, sandbox.a, "dropped", sandbox.b.address, 7125)
+    until(lambda: interface(service, sandbox.b)["outs"]["drop"] == 1)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, udp_from, until, veths
+from net.service_lab import Api, Peer, foreign_program, udp_from, until, veths
 
-from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
-from vmahybrid.cli.probes.kernel import PASS_INSNS
 from vmahybrid.contracts import lib
-from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
-from vmahybrid.xdp.attach import Attachment, attach
-from vmahybrid.xdp.bpf import BpfProgram
-from vmahybrid.xdp.image import ProgramImage
 
 pytestmark = pytest.mark.root
 A, DEVICE = "10.77.0.1", "sv_va"
@@ -199,21 +193,6 @@ def test_a_ring_that_is_gone_leaves_the_ladder_of_the_others(service: Service, n
             assert shown_ladder(service) == [("verbs", "backend-config"), ("xdp", "taken")]
         until(lambda: len(Api(service).call("GET", "/v1/rings")[1]) == 1, 5.0)
         assert shown_ladder(service) == [("verbs", "taken")]
-
-
-@contextlib.contextmanager
-def foreign_program(side: Side) -> Iterator[None]:
-    """Somebody else's XDP program on va, which passes everything."""
-    def put() -> Attachment:
-        return attach(program, socket.if_nametoindex("va"), "generic")
-
-    image = ProgramImage("foreign", PASS_INSNS, ())
-    with BpfProgram.load(image, {}) as program, NetnsWorker.open_path(side.netns) as worker:
-        attachment = worker.call(put)
-        try:
-            yield
-        finally:
-            attachment.close()
 
 
 @pytest.fixture

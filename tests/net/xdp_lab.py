@@ -81,8 +81,8 @@ class Lab:
         worker = self.a if name == "va" else self.b
         return str(json.loads(run(worker, "ip", "-j", "link", "show", name))[0]["address"])
 
-    def port(self, mode: str = "auto", *, switch: bool = False) -> XdpPort:
-        return XdpPort.open(self.b, image(), "vb", mode, switch=switch)
+    def port(self, mode: str = "auto", *, switch: bool = False, detach: bool = False) -> XdpPort:
+        return XdpPort.open(self.b, image(), "vb", mode, switch=switch, detach=detach)
 
     def kernel_socket(self, port: int = 0, side: str = "a") -> socket.socket:
         worker, address = (self.a, A) if side == "a" else (self.b, B)

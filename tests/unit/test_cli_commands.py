@@ -62,6 +62,22 @@ def test_status_says_what_is_wrong(view: FakeView, run: Run) -> None:
     assert "not ready" in out
 
 
+def test_status_of_what_is_not_attached(view: FakeView, run: Run) -> None:
+    """Without a rule it is off, which is no fault; what can't be attached for its rules has a reason."""
+    off = {"attached": False, "hook": "generic XDP, off: no rule", "reason": "none", "reason_text": "", "remedy": ""}
+    held = {"attached": False, "hook": "generic XDP, off: held by 1", "backend": "kernel", "mode": "none",
+            "reason": "interface-busy", "reason_text": "held by 1", "remedy": "stop 1"}
+    view.interface_list = [interface(name="veth1", **off), interface(name="veth2", **held),
+                           interface(name="veth3", attached=False, backend="kernel", mode="none", reason="none",
+                                     reason_text="not asked for", remedy="")]
+    lines = run()[1].splitlines()
+    rows = {line.split()[0]: line for line in lines if line.startswith("veth")}
+    assert "  generic, off  " in rows["veth1"]
+    assert rows["veth2"].split()[2:4] == rows["veth3"].split()[2:4] == ["kernel", "none"]
+    assert [line.strip() for line in lines if line.startswith("  veth")] == [
+        "veth1: generic XDP, off: no rule", "veth2: held by 1. To change it: stop 1", "veth3: not asked for"]
+
+
 def test_status_json(run: Run) -> None:
     body = json.loads(run("--json")[1])
     assert (body["schema"], body["pid"], body["flows"][0]["flow_id"]) == (1, 42, 9)

@@ -66,10 +66,10 @@ def _why(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
     """The reasons as sentences with their remedies, once for the interfaces that share them."""
     notes: dict[str, list[str]] = {}
     for i in interfaces:
-        if i["reason"] != "none" or not i["attached"]:
+        if i["reason"] != "none" or not _served(i):
             note = i["reason_text"] + (f". To change it: {i['remedy']}" if i["remedy"] else "")
             notes.setdefault(note, []).append(i["name"])
-        if "tcx" in i["hook"]:
+        if "tcx" in i["hook"] or "off: no rule" in i["hook"]:
             notes.setdefault(i["hook"], []).append(i["name"])
     for note, names in notes.items():
         yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {note}", style.width - 2, "  "))
@@ -94,10 +94,15 @@ def _section(name: str, columns: list[Column], rows: Any, style: Style) -> Itera
     yield from found[1:]
 
 
+def _served(i: dict[str, Any]) -> bool:
+    """Our program is there, or would be if there were a rule."""
+    return bool(i["attached"] or i["hook"])
+
+
 def interface_row(i: dict[str, Any]) -> list[object]:
-    mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if i["attached"] else "none"
-    if "now tcx" in i["hook"] and mode != "none":
-        mode += ", now tcx"
+    mode = i["mode"] + (", zero-copy" if i["zerocopy"] else "") if _served(i) else "none"
+    if mode != "none":
+        mode += ", now tcx" if "now tcx" in i["hook"] else ", off" if "off: no rule" in i["hook"] else ""
     if i["backend"] == "verbs":  # a raw packet QP has no mode; AF_XDP rings of other programs beside it have one
         mode = ", ".join([i["device"] or "raw QP", *([mode] if mode != "none" else [])])
     why = "" if i["reason"] == "none" else i["reason"]

@@ -157,6 +157,8 @@ KEYS = (
         "directly? It is faster, but what it sends can't be filtered", live=True),
     Key("bulk.switch", True, _boolean, "while bulk traffic of the kernel crosses an interface in generic XDP mode, "
         "steer at tcx, which keeps its rate"),
+    Key("bulk.detach", True, _boolean, "while an interface in generic XDP mode has no rule, attach nothing to it: the "
+        "kernel keeps its rate, but another XDP program can take the place, and no ways out are counted"),
     Key("limits.rings", 256, _integer(0, 4096), "rings of all processes", "rings", live=True),
     Key("limits.rules", 16384, _integer(0, 16384), "rules in the steering table", "rules", live=True),
     Key("limits.sessions", 1024, _integer(1, 65536), "programs connected at a time", "sessions", live=True),

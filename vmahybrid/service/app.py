@@ -80,7 +80,7 @@ class Service:
         self.core.features.update(features(), live_frames=self.core.backend.live_frames,
                                   map_bound_xsk=self.core.backend.maps_bound)
         self._housekeeping = self.core.spawn(Housekeeper(self.core).run(), "housekeeping")
-        if self.core.config["bulk.switch"]:
+        if self.core.config["bulk.switch"] or self.core.config["bulk.detach"]:
             self._bulk.start()
         await self._api.open()
         self.core.api = self._api.addresses

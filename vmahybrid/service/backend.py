@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vmahybrid.contracts import lib
+from vmahybrid.errors import Refused
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.keys import Act, Action, FlowKey, GrantKey
 from vmahybrid.steering.mirror import MirrorTarget
@@ -64,7 +65,7 @@ class RingHandle(Protocol):
 
 
 class PortHandle(Protocol):
-    """An interface with our program on it."""
+    """An interface with our program on it, or loaded for it while there is nothing to steer."""
 
     native: bool
     reason: Reason              # why not native
@@ -78,8 +79,18 @@ class PortHandle(Protocol):
         ...
 
     @property
+    def attached(self) -> bool:
+        """Is a program on the interface just now? Quick."""
+        ...
+
+    @property
+    def refused(self) -> Refused | None:
+        """Why no program can be on the interface, for rules that are there or were; None where all is well. Quick."""
+        ...
+
+    @property
     def switches(self) -> int:
-        """Times that it went to tcx or back."""
+        """Times that it went to tcx, off or back."""
         ...
 
     @property
@@ -88,11 +99,11 @@ class PortHandle(Protocol):
         ...
 
     def watch(self) -> bool:
-        """Look for bulk traffic, once per tick: is ``turn`` due? Quick."""
+        """Look for bulk traffic and rules, once per tick: is ``turn`` due? Quick."""
         ...
 
     def turn(self) -> bool:
-        """To tcx or back. False: not done, ``hook`` says why."""
+        """To tcx, off or back. False: not done, ``hook`` says why."""
         ...
 
     def hits(self, index: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vmahybrid.contracts import family_of, htons, lib
-from vmahybrid.errors import NotPossibleHere
+from vmahybrid.errors import NotPossibleHere, Refused
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.service.backend import PortHandle, RingHandle, RingSizes
 from vmahybrid.steering.keys import Action, FlowKey, GrantKey
@@ -105,6 +105,14 @@ class XdpPortHandle:
         return self._port.hook
 
     @property
+    def attached(self) -> bool:
+        return not self._port.switch.off
+
+    @property
+    def refused(self) -> Refused | None:
+        return self._port.refused
+
+    @property
     def switches(self) -> int:
         return self._port.switch.switches
 
@@ -145,11 +153,12 @@ class XdpPortHandle:
 class XdpBackend:
     """See backend.Backend. The image is compiled once, in a child process that ends with the compiler's memory.
 
-    ``switch``: ports in generic mode go to tcx while bulk traffic comes.
+    ``switch``: ports in generic mode go to tcx while bulk traffic comes; ``detach``: nothing is attached to them while
+    they have no rule.
     """
 
-    def __init__(self, *, switch: bool = False) -> None:
-        self._switch = switch
+    def __init__(self, *, switch: bool = False, detach: bool = False) -> None:
+        self._switch, self._detach = switch, detach
         self._image: Image | None = None
         self._injector: Injector | None = None
         self._two_steps = False
@@ -175,4 +184,5 @@ class XdpBackend:
 
     def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
         assert self._image is not None, "prepare() comes first"
-        return XdpPortHandle(XdpPort.open(worker, self._image, name, mode, switch=self._switch), self._two_steps)
+        port = XdpPort.open(worker, self._image, name, mode, switch=self._switch, detach=self._detach)
+        return XdpPortHandle(port, self._two_steps)

@@ -1,4 +1,5 @@
-"""Bulk traffic on the served interfaces: looked for often, because it is slow until the interface has switched."""
+"""Bulk traffic on the served interfaces: looked for often, because it is slow until the interface has switched; and
+interfaces without a rule, where nothing need be attached."""
 
 from __future__ import annotations
 
@@ -38,20 +39,28 @@ class BulkWatcher:
                 handle = port.handle
                 if handle is None or handle in self._turning:
                     continue
-                due = handle.watch()
-                if due or handle.switch_failures > port.switch_failures:
+                if handle.watch():
                     self._turning.add(handle)
-                    self._core.spawn(self._turn(namespace, port, handle, due), f"switch {port.name}")
+                    self._core.spawn(self._turn(namespace, port, handle), f"switch {port.name}")
+                else:
+                    self._count(namespace, port, handle)  # a rule or a ring has had it switched
 
-    async def _turn(self, namespace: Namespace, port: Port, handle: PortHandle, due: bool) -> None:
+    async def _turn(self, namespace: Namespace, port: Port, handle: PortHandle) -> None:
         try:
-            if due and await namespace.worker.call_async(handle.turn):
-                self._core.counters["switches_total"] += 1
-                log.info("interface %s:%s: %s", namespace.name, port.name, handle.hook)
+            await namespace.worker.call_async(handle.turn)
         except RuntimeError as error:  # the namespace was left meanwhile
             log.debug("interface %s:%s: %s", namespace.name, port.name, error)
         finally:
             self._turning.discard(handle)
+        self._count(namespace, port, handle)
+
+    def _count(self, namespace: Namespace, port: Port, handle: PortHandle) -> None:
+        if handle is not port.handle:
+            return
+        if handle.switches > port.switches:
+            self._core.counters["switches_total"] += handle.switches - port.switches
+            port.switches = handle.switches
+            log.info("interface %s:%s: %s", namespace.name, port.name, handle.hook)
         if handle.switch_failures > port.switch_failures:
             self._core.counters["switch_failures_total"] += handle.switch_failures - port.switch_failures
             port.switch_failures = handle.switch_failures

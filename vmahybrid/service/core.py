@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from vmahybrid.cli.version import version
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.contracts import lib
-from vmahybrid.errors import VmahybridError
+from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.service.backend import Backend, PortHandle
 from vmahybrid.service.events import EventLog
 from vmahybrid.service.grace import Grace
@@ -101,6 +101,8 @@ class Core:
             for key, error in changes.failed:
                 log.error("interface %s: rule %s: %s", found[1].name, key, error)
                 self.counters["mirror_failures_total"] += 1
+                if found[1].handle.refused is not None:
+                    continue  # a sentence of its own, as long as it is so
                 self.health[f"mirror {found[1].name}"] = f"Interface {found[1].name}: a rule could not be set: {error}."
         for owner in owners:
             for grant in self.grants.of_session(owner):
@@ -147,6 +149,16 @@ class Core:
                    if port.handle is not None]
         pairs = [handle.hits(flow.index) for handle in handles]
         return sum(p for p, _ in pairs), sum(b for _, b in pairs)
+
+    def unattached(self, flow: Flow) -> Refused | None:
+        """Why the rules of a flow steer nothing for now, though they are set: on each of its interfaces no program
+        could be attached. None where they do, where it has none, and where its rules are in its program's device."""
+        found = [self.port(port) for port in {port for port, _ in self.table.rules_of(flow.flow_id)}]
+        refused = [one[1].handle.refused if one and one[1].handle else None for one in found]
+        if not refused or None in refused:
+            return None
+        rings = self.table.rings_of(flow)
+        return None if rings and all(ring.in_nic for ring in rings) else refused[0]
 
     # ---- interfaces
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.contracts import addr_to_text
-from vmahybrid.errors import NotFound, UsageError
+from vmahybrid.errors import NotFound, Refused, UsageError
 from vmahybrid.service import fds, views
 from vmahybrid.service.backend import PortHandle
 from vmahybrid.service.backend_verbs import VerbsRingHandle
@@ -47,6 +47,10 @@ def _ok(step: str, text: str) -> ExplainStep:
 
 def _no(step: str, reason: Reason, text: str = "") -> ExplainStep:
     return ExplainStep(step, False, text or reason.text, reason.remedy, _slug(reason))
+
+
+def _refused(step: str, text: str, refused: Refused) -> ExplainStep:
+    return ExplainStep(step, False, text, refused.remedy, _slug(Reason.from_code(refused.reason)))
 
 
 def _slug(reason: Reason) -> str:
@@ -95,6 +99,9 @@ def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:
     if not socket.offloaded:
         reason, why, remedy = _why(core, session, socket)
         return ExplainStep("flow", False, f"{name}: on the kernel: {why}", remedy, _slug(reason))
+    flow = core.table.flows.get(socket.flow_id)
+    if flow is not None and (refused := core.unattached(flow)) is not None:
+        return _refused("flow", f"{name}: on the kernel: {refused.why}", refused)
     if not _sends_by_kernel(socket):
         return _ok("flow", f"{name}: offloaded")
     reason = Reason.from_slug(socket.tx_os_reason)
@@ -218,7 +225,9 @@ def _of_flow(core: Core, session: Session, flow: Flow) -> Iterator[ExplainStep]:
     ports = {port for port, _ in places}
     found = [found[1] for port in sorted(ports) if (found := core.port(port)) is not None]
     for port in found:
-        if port.handle is not None:
+        if port.handle is not None and (refused := port.handle.refused) is not None:
+            yield _refused("interface", f"{port.name}: {refused.why}", refused)
+        elif port.handle is not None:
             yield _ok("interface", f"{port.name} is served, {_xdp_there(core, flow, port.handle)}")
     rings = {ring.ring_id for ring in core.table.rings_of(flow)}
     for grant in core.grants.of_session(session.id):
@@ -274,6 +283,8 @@ def _rules(core: Core, flow: Flow, session: Session) -> ExplainStep:
     if not count:
         reason, remedy = _now(core, session, flow.reason)
         return ExplainStep("flow", False, f"{name} has no rule now: {reason.text}", remedy, _slug(reason))
+    if (refused := core.unattached(flow)) is not None:
+        return _refused("flow", f"{name} has {count} rule(s) that steer nothing: {refused.why}", refused)
     packets, size = core.hits(flow)
     rings = core.table.rings_of(flow)
     if rings and all(ring.in_nic for ring in rings):
@@ -318,7 +329,9 @@ def _interfaces(core: Core, namespace: Namespace) -> Iterator[ExplainStep]:
             continue
         reason = namespace.served(link)
         port = namespace.ports.get(link.ifindex)
-        if reason is Reason.NONE:
+        if reason is Reason.NONE and port and port.handle and (refused := port.handle.refused) is not None:
+            yield _refused("interface", f"{link.name}: {refused.why}", refused)
+        elif reason is Reason.NONE:
             yield _ok("interface", f"{link.name} may be served")
         else:
             error = port.error if port is not None else None

@@ -24,6 +24,9 @@ def sentences(core: Core) -> list[str]:
                              f"{port.error}.")
             elif port.handle is None and port.error is not None:
                 found.append(f"Interface {namespace.name}:{port.name} can't be served: {port.error}.")
+            elif port.handle is not None and (refused := port.handle.refused) is not None:
+                found.append(f"Interface {namespace.name}:{port.name} can't be served now, the kernel has its flows: "
+                             f"{refused}.")
             elif port.handle is None and port.explicit:
                 found.append(f"Interface {namespace.name}:{port.name} is named but not served: {port.reason.text}.")
     found += absent(core)

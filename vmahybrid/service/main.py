@@ -80,7 +80,8 @@ def _serve(config: ServiceConfig, on_ready: Callable[[], None]) -> None:
     from vmahybrid.service.watching import make_watcher
 
     async def life() -> None:
-        await Service(config, XdpBackend(switch=config["bulk.switch"]), make_watcher, on_ready).run()
+        backend = XdpBackend(switch=config["bulk.switch"], detach=config["bulk.detach"])
+        await Service(config, backend, make_watcher, on_ready).run()
 
     gc.freeze()  # the imported modules are here to stay: collections need not look at them
     asyncio.run(life())

@@ -158,7 +158,7 @@ class Namespace:
             port.error = Refused(f"interface {port.name}", f"{port.reason.text}: {error}", port.reason.remedy,
                                  int(port.reason))
             raise port.error from error
-        port.error, port.reason, port.switch_failures = None, port.handle.reason, 0
+        port.error, port.reason, port.switches, port.switch_failures = None, port.handle.reason, 0, 0
         log.info("interface %s:%s: attached in %s mode (%s)", self.name, port.name,
                  "native" if port.handle.native else "generic", port.reason.text if port.reason else "best")
 

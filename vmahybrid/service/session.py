@@ -285,6 +285,7 @@ class Session:
                 core.table.attach(flow)
             finally:
                 core.converge([self.id])  # also tells those whom a refused group sent home
+            self._refuse_unattached(flow)
         except Refused as error:
             self.note_group(flow, Reason.from_code(error.reason))
             raise
@@ -295,6 +296,15 @@ class Session:
         core.counters["flows_total"] += 1
         core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)
         return request.reply(flow_id=flow.flow_id, rules=core.table.rule_count(flow))
+
+    def _refuse_unattached(self, flow: Flow) -> None:
+        """All frames are the kernel's where nothing could be attached again, and the program should know: for a TCP
+        connection that only the ring has, the kernel would answer with resets."""
+        refused = self.core.unattached(flow)
+        if refused is not None:
+            self.core.table.remove(flow.flow_id)
+            self.core.converge([self.id])
+            raise Refused(f"flow {flow.local_text}", refused.why, refused.remedy, refused.reason)
 
     def _proved(self, request: Request, fds: ReceivedFds, namespace: Namespace) -> tuple[Flow, proof.Proof, int]:
         """The flow that a request describes, what the socket that came with it says, and the socket: the caller's to

@@ -36,7 +36,7 @@ class InterfaceView:
     mtu: int
     queues: int
     up: bool
-    attached: bool
+    attached: bool                  # just now: not while it is off
     reason: str                     # why not better (or not at all)
     reason_text: str
     remedy: str
@@ -47,8 +47,8 @@ class InterfaceView:
     wanted: str = "auto"            # the configuration's backend
     device: str = ""                # RDMA device, as the kernel or a program says
     ladder: list[RungView] = field(default_factory=list)    # of the ring asked for last, or what is known before
-    hook: str = ""                  # what steers now: "generic XDP", "generic, now tcx (bulk traffic)"
-    switches: int = 0               # between the two
+    hook: str = ""                  # what steers now: "generic XDP", "generic, now tcx (bulk traffic)", ...
+    switches: int = 0               # between these
     switch_failures: int = 0
 
 

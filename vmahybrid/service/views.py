@@ -35,6 +35,8 @@ def _xdp_carries(grants: list[Grant], wanted: str) -> bool:
 
 def _not_better(port: Port, on_xdp: bool) -> Reason:
     """Of an interface that is up and attached. How a program is attached that only counts says nothing of rings."""
+    if port.handle is not None and port.handle.refused is not None:
+        return Reason.from_code(port.handle.refused.reason)
     if on_xdp and port.handle is not None:
         return port.handle.reason
     return bottom(port.ladder) if port.ladder and port.ladder[-1].backend == KERNEL else Reason.NONE
@@ -60,9 +62,9 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
     devices = [grant.handle.device for grant in grants if isinstance(grant.handle, VerbsRingHandle)]
     known, wanted = namespace.rdma.of(link.ifindex), core.config.backend_of(link.name)
     handle = port.handle if port is not None else None
-    on_xdp = handle is not None and _xdp_carries(grants, wanted)
+    refused = port.error if port is not None and handle is None else handle.refused if handle is not None else None
+    on_xdp = handle is not None and refused is None and _xdp_carries(grants, wanted)
     reason = _not_better(port, on_xdp) if port and handle is not None and link.up else namespace.served(link)
-    refused = port.error if port is not None and handle is None else None
     forced = forced_home(wanted) if not grants and namespace.served(link) is Reason.BACKEND_CONFIG else ()
     unasked = _unasked(namespace.served(link), known, wanted)
     view = InterfaceView(
@@ -70,8 +72,8 @@ def interface_view(core: Core, namespace: Namespace, link: LinkRow, port: Port |
         backend=VERBS if devices else XDP if on_xdp else KERNEL,
         mode="none" if handle is None or not on_xdp else "native" if handle.native else "generic", zerocopy=False,
         driver=handle.driver if handle else "", mtu=link.mtu, queues=handle.queues if handle else 0, up=link.up,
-        attached=handle is not None, reason=reason.slug, reason_text=refused.why if refused else reason.text,
-        remedy=refused.remedy if refused else reason.remedy,
+        attached=handle is not None and handle.attached, reason=reason.slug,
+        reason_text=refused.why if refused else reason.text, remedy=refused.remedy if refused else reason.remedy,
         addresses=[addr_to_text(address) for address in namespace.addresses(link.ifindex)],
         outs=handle.outs() if handle else {}, rings=len(grants), rules=rules, hook=handle.hook if handle else "",
         switches=handle.switches if handle else 0, switch_failures=handle.switch_failures if handle else 0,
@@ -109,16 +111,18 @@ def flow_view(core: Core, flow: Flow) -> FlowView:
     places = {port for port, _ in core.table.rules_of(flow.flow_id)}
     names = {found[1].name for port in places if (found := core.port(port)) is not None}
     at = core.table.rings_of(flow)
-    rings = [ring.ring_id for ring in at]
     backends = sorted({VERBS if ring.in_nic else XDP for ring in at})
-    action = _action(core, flow)
+    action, reason = _action(core, flow), flow.reason
+    rings = [ring.ring_id for ring in at]
+    if (refused := core.unattached(flow)) is not None:
+        action, reason, rings = FlowAction.KERNEL.value, Reason.from_code(refused.reason), []
     packets, size = core.hits(flow)
     return FlowView(
         flow_id=flow.flow_id, kind=flow.kind.value, action=action, source=flow.source.value,
         proto=PROTO_NAMES[flow.proto], local=flow.local_text, remote=flow.remote_text,
         interface=next(iter(names)) if len(names) == 1 else flow.interface, netns=flow.netns,
         pid=session.pid if session else 0, comm=session.comm if session else "", fd=flow.fd,
-        ring_id=rings[0] if len(rings) == 1 else 0, reason=flow.reason.slug, rules=core.table.rule_count(flow),
+        ring_id=rings[0] if len(rings) == 1 else 0, reason=reason.slug, rules=core.table.rule_count(flow),
         packets=packets, bytes=size, created=flow.created,
         backend=", ".join(backends) if action == FlowAction.RING.value else XDP if action == "drop" else KERNEL)
 

@@ -25,7 +25,7 @@ from vmahybrid.xdp.bpf import BpfMap, ProgramSet, load_set
 from vmahybrid.xdp.counters import Watched, read_hits, read_outs
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.probe import InterfaceInfo, probe
-from vmahybrid.xdp.switch import BulkWatch, Switch
+from vmahybrid.xdp.switch import CALM_TICKS, BulkWatch, Switch
 
 if TYPE_CHECKING:
     from vmahybrid.xdp.ring import Ring
@@ -68,11 +68,12 @@ class XdpPort:
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
-                 attachment: Attachment, switch: bool) -> None:
+                 attachment: Attachment, *, switch: bool, detach: bool) -> None:
         """Use :meth:`open`."""
         self.worker, self.image, self.info = worker, image, info
-        self.switch = Switch(worker, image, info, programs, attachment, switch)
+        self.switch = Switch(worker, image, info, programs, attachment, enabled=switch, detaches=detach)
         self._bulk = BulkWatch()
+        self._bare = 0  # looks in a row that found no rule
         self._programs = programs
         self._maps = programs.maps
         self._overlong = Watched(self._maps["outs"], lib.VMH_OUT_PASS_TOO_LONG)
@@ -95,17 +96,18 @@ class XdpPort:
         self.closed = False
 
     @classmethod
-    def open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str = "auto", *, switch: bool = False) -> Self:
+    def open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str = "auto", *, switch: bool = False,
+             detach: bool = False) -> Self:
         """Load the program with maps of its own and attach it. ``worker`` stays the caller's.
 
         ``mode``: "auto", "native", "generic" (see :func:`vmahybrid.xdp.attach.attach`). ``switch``: in generic mode,
-        tcx may take its place while bulk traffic comes, if ``watch`` is called. Raises Refused (NO_INTERFACE,
-        IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
+        tcx may take its place while bulk traffic comes, if ``watch`` is called; ``detach``: nothing does while there
+        is no rule. Raises Refused (NO_INTERFACE, IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
         """
-        return worker.call(cls._open, worker, image, ifname, mode, switch)
+        return worker.call(cls._open, worker, image, ifname, mode, switch, detach)
 
     @classmethod
-    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str, switch: bool) -> Self:
+    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str, switch: bool, detach: bool) -> Self:
         try:
             info = probe(ifname)
         except OSError as error:
@@ -120,21 +122,24 @@ class XdpPort:
         except BaseException:
             programs.close()
             raise
-        return cls(worker, image, info, programs, attachment, switch)
+        return cls(worker, image, info, programs, attachment, switch=switch, detach=detach)
 
     @property
     def attached(self) -> bool:
-        """False when closed or when the interface is gone."""
+        """False when closed, while ``switch.off``, or when the interface is gone."""
         return self.switch.attachment.alive
 
-    # -- the switch between XDP and tcx
+    # -- the switch between XDP, tcx and nothing
 
     @property
     def hook(self) -> str:
-        """What steers now, for people: "native XDP", "generic XDP", "generic, now tcx (bulk traffic)", and why not
-        another if that is known."""
+        """What steers now, for people: "native XDP", "generic XDP", "generic, now tcx (bulk traffic)", "generic XDP,
+        off: no rule", and why not another if that is known."""
         if self.mode == "native":
             return "native XDP"
+        if self.switch.off:
+            refused = self.refused
+            return f"generic XDP, off: {refused.why if refused is not None else 'no rule'}"
         if self.switch.tcx:
             return "generic, now tcx (bulk traffic)" + (f"; {self.switch.problem}" if self.switch.problem else "")
         why = self.switch.problem or (self._obstacle() if self._bulk.bulk else "")
@@ -147,29 +152,68 @@ class XdpPort:
         with self._lock:
             return next(("a ring without a second way in" for ring in self.rings if not ring.near_ifindex), "")
 
+    @property
+    def refused(self) -> Refused | None:
+        """Why nothing can be attached for the rules that are there, or were; None where all is well."""
+        return self.switch.refused if self.switch.off else None
+
+    @property
+    def _missed(self) -> bool:
+        """Is it off, and should not be? Without a rule it is still tried whether what was refused once can be had."""
+        return self.switch.off and (self._ruled or self.switch.refused is not None)
+
+    @property
+    def _ruled(self) -> bool:
+        return bool(self._five_tuples or self._ports)
+
+    @property
+    def _idle(self) -> bool:
+        """Without a rule for so long that nothing need be attached."""
+        return self.switch.detaches and not self.switch.off and not self._ruled and self._bare >= CALM_TICKS
+
     def watch(self) -> bool:
-        """Look at the traffic, every switch.TICK seconds: is ``turn`` due? Quick, from any thread."""
-        if not self.switch.enabled or self.closed:
+        """Look at traffic and rules, every switch.TICK seconds: is ``turn`` due? Quick, from any thread."""
+        switch = self.switch
+        if self.closed or not (switch.enabled or switch.detaches):
             return False
         with self._lock:
             if self._unloaded:
                 return False
-            bulk = self._bulk.feed(self._overlong.read())
-        if not bulk and not self.switch.tcx:
+            bulk = switch.enabled and self._bulk.feed(self._overlong.read())
+            self._bare = 0 if self._ruled else self._bare + 1
+            off, due = switch.off, self._missed or self._idle
+        if off or due:
+            return due and not switch.waiting
+        if not bulk and not switch.tcx:
             return False
         wanted = bulk and not self._obstacle()
-        return wanted != self.switch.tcx and not self.switch.waiting
+        return wanted != switch.tcx and not switch.waiting
 
     def turn(self) -> bool:
-        """To tcx or back, as the traffic wants. False: not done; ``switch`` has the reason."""
+        """To tcx or back, as the traffic wants, or off. False: not done; ``switch`` has the reason."""
         return self.worker.call(self._turn)
 
     def _turn(self) -> bool:
         if self.closed:
             return False
+        with self._lock:
+            idle = self._idle
+            self.switch.off |= idle  # the rule that comes next sees it, and waits for this thread
+        if idle:
+            return self.switch.to_off()
+        if self.switch.off:
+            return self._missed and self.switch.to_xdp()
         if self._bulk.bulk and not self._obstacle():
             return self.switch.to_tcx()
         return self.switch.to_xdp()
+
+    def wake(self) -> None:
+        """Something is attached from now on, for a rule or a ring. In the worker. Raises Refused (IF_GONE when closed,
+        IF_BUSY, ATTACH_FAILED)."""
+        self.check_open()
+        with self._lock:
+            self._bare = 0
+        self.switch.come_back()
 
     # -- the mirror target: keys and actions are the structs of bpf/vmh_flow.h as bytes
 
@@ -200,7 +244,8 @@ class XdpPort:
         return rules
 
     def install(self, key: bytes, action: bytes) -> None:
-        """Add or replace a rule. Raises BpfError (E2BIG: the table is full), Refused (IF_GONE) when closed."""
+        """Add or replace a rule; it steers from now on. Raises BpfError (E2BIG: the table is full); Refused: IF_GONE
+        when closed; IF_BUSY, ATTACH_FAILED when nothing was attached and now can't be: the rule steers once it can."""
         if unpack("struct vmh_flow_key", key).vlan:
             self._tagged.add(key)
             if self.switch.tcx:
@@ -213,6 +258,10 @@ class XdpPort:
             for known in self._known(table, key):
                 known.add(key)
             self._apply_config()  # a new generation, or the program goes on with what it remembers
+            self._bare = 0
+            off = self.switch.off  # decided with the lock: either this is seen here, or the rule there
+        if off:
+            self.worker.call(self.wake)
 
     def remove(self, key: bytes) -> None:
         """Take a rule out; its packets go to the kernel from now on. No error if it is not there."""

@@ -292,7 +292,7 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
     every frame of the UMEM at once, so that posting never fails; the completion ring is as large as TX. ``bind_after``:
     the sockets are bound by :meth:`Ring.bind` only (see :mod:`vmahybrid.xdp.latebind`). ``pages``: of the UMEM. From
     any thread.
-    Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE), ValueError.
+    Raises Refused (RING_FAILED, RING_LIMIT, MEMLOCK, IF_GONE; IF_BUSY, ATTACH_FAILED), ValueError.
     """
     if not 0 < frames <= MAX_FRAMES:  # before the fill ring's size is made of it
         raise ValueError(f"frames must be 1..{MAX_FRAMES}, got {frames}")
@@ -304,7 +304,7 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
 
 def _open_ring(port: XdpPort, new_umem: Callable[[], Umem], sizes: dict[str, int], direct_allowed: bool,
                bind_after: bool) -> Ring:
-    port.check_open()
+    port.wake()  # its rules come soon, and a program whose interface is held by now has no ring
     port.follow_name()
     try:
         ring, reason = (_open_direct(port, new_umem, sizes, bind_after) if direct_allowed

@@ -1,20 +1,24 @@
-"""Which program steers on an interface in generic mode: `steer` in XDP, or `tc_steer` at tcx while bulk traffic comes.
+"""Which program steers on an interface in generic mode: `steer` in XDP, `tc_steer` at tcx while bulk traffic comes, or
+none while there is no rule.
 
 Generic XDP linearises every super-packet of the kernel's TCP (GSO, GRO) before the program sees it, which costs a fifth
 of the rate; tcx leaves them whole, but is slower for a ring. So XDP is the normal state, and tcx the one for bulk
 traffic. The new program is attached before the old one goes: no frame is unguarded, none is steered twice (XDP comes
 first and keeps what it steers). tcx reaches a ring by `ring_in` on a veth's far end: a ring veth has one; a direct ring
-gets one more socket, on the far end that the port keeps.
+gets one more socket, on the far end that the port keeps. Where there is nothing to steer, not even looking at the
+frames is cheaper still: the state "off", which a native attachment never has, because a NIC resets its queues for it.
 """
 
 from __future__ import annotations
 
 import time
 
-from vmahybrid.errors import VmahybridError
+from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import NetnsWorker
-from vmahybrid.xdp.attach import Attachment, attach, attach_tcx, tcx_missing
+from vmahybrid.steering.reasons import Reason
+from vmahybrid.xdp.attach import Attachment, InterfaceBusy, attach, attach_tcx, tcx_missing
 from vmahybrid.xdp.bpf import BpfMap, BpfProgram, ProgramSet, load_set
+from vmahybrid.xdp.holder import attached
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.probe import InterfaceInfo
 from vmahybrid.xdp.ringveth import FAR_PREFIX, RingVeth
@@ -22,7 +26,7 @@ from vmahybrid.xdp.ringveth import FAR_PREFIX, RingVeth
 TICK = 0.25          # seconds between looks
 BULK = 250           # super-packets or other overlong frames per tick that are bulk: about 0.5 Gbit/s
 CALM = 50            # so few per tick are none
-CALM_TICKS = 12      # in a row, until XDP is attached again: 3 s
+CALM_TICKS = 12      # in a row, until XDP is attached again: 3 s; and without a rule, until nothing is attached
 RETRY_SECONDS = 5.0  # after a switch that failed
 FAR_MTU = 4096       # of the far end, whatever the interface's: larger than any frame for a ring
 
@@ -47,19 +51,24 @@ class BulkWatch:
 
 
 class Switch:
-    """The attachment of a port. ``attachment`` is of the program that steers; ``tcx``: is it `tc_steer`?
+    """The attachment of a port. ``attachment`` is of the program that steers; ``tcx``: is it `tc_steer`? ``off``: it is
+    closed, or will be in a moment.
 
-    ``switches`` and ``failures`` count; ``problem`` says what failed last, "" when nothing did. Everything but the
+    ``enabled``: it may go to tcx; ``detaches``: it may go off. ``switches`` and ``failures`` count; ``problem`` says
+    what failed last, "" when nothing did; ``refused`` why it could not come back, None once it has. Everything but the
     attributes runs in the worker of the interface's namespace.
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
-                 attachment: Attachment, enabled: bool) -> None:
+                 attachment: Attachment, *, enabled: bool, detaches: bool) -> None:
+        generic = attachment.mode == "generic"
         self.attachment = attachment
-        self.enabled = enabled and attachment.mode == "generic"
-        self.tcx = False
+        self.enabled, self.detaches = enabled and generic, detaches and generic
+        self.tcx = self.off = False
         self.switches = self.failures = 0
-        self.problem = ""
+        self.problem = self._missing = ""
+        self.refused: Refused | None = None
+        self._holders: set[int] = set()  # programs on the interface when it was refused
         self._worker, self._image, self.info = worker, image, info
         self._steer: BpfProgram = programs.programs["steer"]
         self._maps = programs.maps
@@ -97,7 +106,7 @@ class Switch:
     def _give_up(self, why: str) -> None:
         self.enabled = False
         self.failures += 1
-        self.problem = why
+        self.problem = self._missing = why
         if self._tc is not None:
             self._tc.close()
             self._tc = None
@@ -122,7 +131,7 @@ class Switch:
     def to_tcx(self) -> bool:
         """`tc_steer` in the place of `steer`. False: everything is as it was."""
         self.prepare()
-        if self.tcx or not self.ready or self._tc is None:
+        if self.tcx or self.off or not self.ready or self._tc is None:
             return False
         try:
             new = attach_tcx(self._tc.programs["tc_steer"], self.info.ifindex)
@@ -133,25 +142,54 @@ class Switch:
 
     def to_xdp(self) -> bool:
         """`steer` again. False: it is there, or could not be attached."""
-        if not self.tcx:
+        if not self.tcx and not self.off:
+            return False
+        if self._still_held():
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
         try:
             new = attach(self._steer, self.info.ifindex, "generic", driver=self.info.driver)
-        except VmahybridError as error:
-            self.failed(f"XDP: {error.why}")
+        except (OSError, VmahybridError) as error:
+            self.failed(f"XDP: {error.why if isinstance(error, VmahybridError) else error}")
+            if self.off:
+                self.refused = _refusal(self.info.name, error)
+                self._holders = {one.program for one in error.holders} if isinstance(error, InterfaceBusy) else set()
             return False
         return self._turn(new, tcx=False)
+
+    def to_off(self) -> bool:
+        """Nothing attached. The port has set ``off`` before, with its lock, so that a new rule is not overlooked."""
+        self.attachment.close()
+        self.tcx = False
+        self._turned()
+        return True
+
+    def come_back(self) -> None:
+        """XDP again after "off". Raises Refused (IF_BUSY, IF_GONE, ATTACH_FAILED)."""
+        if self.off and not self.to_xdp() and self.refused is not None:
+            raise _refusal(self.info.name, self.refused)
+
+    def _still_held(self) -> bool:
+        """By the programs that were found last: who keeps them need not be asked again, which reads all of /proc."""
+        try:
+            return bool(self._holders) and self._holders == set(attached(self.info.ifindex).values())
+        except OSError:
+            return False
 
     def _turn(self, new: Attachment, *, tcx: bool) -> bool:
         old, self.attachment, self.tcx = self.attachment, new, tcx
         old.close()
-        self.switches += 1
-        self.problem = ""
+        self.off = False
+        self._turned()
         return True
+
+    def _turned(self) -> None:
+        self.switches += 1
+        self.problem, self.refused, self._holders = self._missing, None, set()
 
     def close(self) -> None:
         """Detach, and delete the far end; before the maps go. Idempotent."""
-        self.enabled = False
+        self.enabled = self.detaches = False
         try:
             self.attachment.close()
             if self._far is not None:
@@ -163,3 +201,10 @@ class Switch:
         """The program, when nobody reads ``nears`` any more. Idempotent."""
         if self._tc is not None:
             self._tc.close()
+
+
+def _refusal(name: str, error: OSError | VmahybridError) -> Refused:
+    """Anew each time: one that is raised again would grow by its traceback."""
+    if isinstance(error, VmahybridError):
+        return Refused(name, error.why, error.remedy, getattr(error, "reason", 0) or int(Reason.ATTACH_FAILED))
+    return Refused(name, f"{Reason.ATTACH_FAILED.text}: {error}", Reason.ATTACH_FAILED.remedy, Reason.ATTACH_FAILED)
