@@ -214,7 +214,7 @@ def test_off_without_a_rule(sandbox: Sandbox, service: Service, softverbs: bool)
     api = Api(service)
     for side in sandbox.sides:
         until(lambda side=side: interface(service, side)["hook"] == OFF, 5.0)  # type: ignore[misc]
-        assert xdp_program(side) is None
+        until(lambda side=side: xdp_program(side) is None)  # type: ignore[misc]  # told a moment before
         assert (interface(service, side)["attached"], gauge(service, side)) == (False, "0.0")
     assert "generic, off" in line_of(service, sandbox.b)
     assert f"va, vb: {OFF}" in service.ask("status")
@@ -240,7 +240,7 @@ def test_off_without_a_rule(sandbox: Sandbox, service: Service, softverbs: bool)
         assert peer.do("attach", name="s", kind="3t", local=[sandbox.b.address, port])["rules"] == 1
         assert xdp_program(sandbox.b) is not None
     until(lambda: interface(service, sandbox.b)["hook"] == OFF, 6.0)
-    assert xdp_program(sandbox.b) is None
+    until(lambda: xdp_program(sandbox.b) is None)
     until(lambda: api.status()["counters"]["switches_total"] == 6)
     assert api.status()["counters"].get("switch_failures_total", 0) == 0
     netns = sandbox.b.netns
@@ -278,6 +278,7 @@ def late(sandbox: Sandbox, service: Service, tmp_path: Path) -> Iterator[Program
     program = sandbox.start(sandbox.b, service.run_argv(argv), env=service.env)
     program.wait_for("ring")
     until(lambda: interface(service, sandbox.b)["hook"] == OFF, 6.0)
+    until(lambda: xdp_program(sandbox.b) is None)
     assert interface(service, sandbox.b)["rings"] == 1
     yield program
     program.stop(9)
@@ -316,6 +317,7 @@ def test_a_rule_waits_for_the_interface(sandbox: Sandbox, service: Service) -> N
     """Of the operator: it stays in the table, is told to steer nothing, and acts when the interface is free."""
     api = Api(service)
     until(lambda: interface(service, sandbox.b)["hook"] == OFF, 6.0)
+    until(lambda: xdp_program(sandbox.b) is None)
     with foreign_program(sandbox.b):
         status, rule = api.call("POST", "/v1/flows", {"action": "drop", "proto": "udp", "netns": sandbox.b.netns,
                                                       "local": f"{sandbox.b.address}:7125", "remote": "*:*"})
