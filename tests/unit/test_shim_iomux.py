@@ -21,6 +21,7 @@ SHIM_SOURCES = (
     "epoll_kick",
     "tcps_batch",
     "signal",
+    "spin",
     "lock",
     "fd",
     "obj",

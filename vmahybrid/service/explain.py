@@ -24,6 +24,7 @@ from vmahybrid.steering.reasons import Reason
 FAMILY_REASONS = ("family", "type", "disabled")
 UNBOUND_REASONS = ("not-tried",)
 RULE_GONE = "a rule of the operator, which is gone by now, sent this flow home"
+RULE_GONE_REMEDY = "it comes back with the socket's next connect, or the next start of the service"
 
 
 def explain(core: Core, socket_id: str) -> list[ExplainStep]:
@@ -126,7 +127,7 @@ def _why(core: Core, session: Session, socket: SocketView) -> tuple[Reason, str,
     """Why a socket is on the kernel: the reason with its text and remedy, as things are now."""
     reason, remedy = _now(core, session, Reason.from_slug(socket.reason))
     if reason is Reason.RULE and _rule_is_gone(core, session, socket):
-        return reason, RULE_GONE, Reason.FLOW_DELETED.remedy
+        return reason, RULE_GONE, RULE_GONE_REMEDY
     return reason, reason.text, remedy
 
 

@@ -252,6 +252,9 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	return -ENOTSUP;
 }
 
+uint8_t *vmh_plain_fds;
+unsigned vmh_plain_size;
+
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
 	(void)s;
