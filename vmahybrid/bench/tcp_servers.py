@@ -21,8 +21,9 @@ from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, WAYS, Place, Started
 
 PORT = 12400
 LIMIT = 60.0            # seconds of one run of a load generator
-REDIS_REQUESTS = 20000  # per second of a run; of one client
-MEMCACHED_REQUESTS = 20000
+REDIS_REQUESTS = 20000      # of one client, for a run to last as long as it should on the kernel
+REDIS_REQUESTS_MANY = 80000
+MEMCACHED_REQUESTS = 60000
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {where}/pid; error_log stderr crit;
 events {{ worker_connections 1024; }}
@@ -61,7 +62,7 @@ def _generate(place: Place, argv: Sequence[str]) -> str:
 def redis(place: Place, seconds: float, command: str, clients: int) -> Load:
     argv = ["redis-server", "--port", str(PORT), "--bind", place.sandbox.b.address, "--protected-mode", "no",
             "--save", "", "--appendonly", "no"]
-    count = int(REDIS_REQUESTS * seconds)
+    count = int((REDIS_REQUESTS if clients == 1 else REDIS_REQUESTS_MANY) * seconds)
     with running(place, argv):
         return parse_redis(_generate(place, [
             "redis-benchmark", "-h", place.sandbox.b.address, "-p", str(PORT), "-t", command, "-c", str(clients),

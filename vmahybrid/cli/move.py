@@ -19,12 +19,13 @@ def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
     """Exit code 1 if some are not where they should be after PATIENCE."""
     pid, fd = _target(args.process)
     to = WHERE[args.command_name]
+    before = _sockets(client, pid, fd, to)
     client.post("v1", "processes", pid, "move", body={"to": to, "fd": fd})
     end = time.monotonic() + PATIENCE
-    found = _sockets(client, pid, fd)
+    found = _now(client, before)
     while any(_lives(s) != to for s in found) and time.monotonic() < end:
         time.sleep(LOOK)
-        found = _sockets(client, pid, fd)
+        found = _now(client, before)
     moved = [s for s in found if _lives(s) == to]
     return {"schema": SCHEMA, "to": to, "moved": moved, "left": [s for s in found if _lives(s) != to]}, \
         int(len(moved) < len(found))
@@ -38,12 +39,20 @@ def _target(text: str) -> tuple[int, int | None]:
     return int(pid), int(fd) if colon else None
 
 
-def _sockets(client: Any, pid: int, fd: int | None) -> list[dict[str, Any]]:
-    """Those that the move is about: the one that was named, else all TCP connections, and UDP that is on a ring."""
+def _sockets(client: Any, pid: int, fd: int | None, to: str) -> list[dict[str, Any]]:
+    """Those that the move is about: the one that was named, else all TCP connections, and UDP that is to leave a ring.
+    """
     mine = [s for s in client.get("v1", "sockets") if s["pid"] == pid]
     if fd is not None:
         return [s for s in mine if s["fd"] == fd]
-    return [s for s in mine if (not s["remote"].endswith(":*") if s["proto"] == "tcp" else s["offloaded"])]
+    return [s for s in mine if (not s["remote"].endswith(":*") if s["proto"] == "tcp" else
+                                s["offloaded"] and to == "kernel")]
+
+
+def _now(client: Any, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same sockets as they are now, without those that were closed."""
+    known = {s["socket_id"] for s in before}
+    return [s for s in client.get("v1", "sockets") if s["socket_id"] in known]
 
 
 def _lives(s: dict[str, Any]) -> str:

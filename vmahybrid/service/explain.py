@@ -91,7 +91,7 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
         yield ExplainStep("family", False, "the program has no socket that could be offloaded", "")
     for socket in page.sockets:
         yield _summary(core, session, socket)
-    yield from fds.explain_others(pid, _own_packet_sockets(core, session))
+    yield from fds.explain_others(pid, _own_packet_sockets(core, session), {socket.inode for socket in page.sockets})
 
 
 def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:

@@ -170,12 +170,15 @@ class Facade:
         if fd is not None and not found:
             raise NotFound(f"socket {pid}:{fd}", "the program has no such UDP or TCP socket",
                            f"vmahybrid explain {pid} lists them")
+        if fd is not None and found[0].proto == "tcp" and found[0].remote.endswith(":*"):
+            raise UsageError(f"socket {pid}:{fd}", "no TCP connection",
+                             f"vmahybrid explain {pid}:{fd} says what it is")
         if to == "ring" and fd is not None and found[0].proto != "tcp":
             raise UsageError(f"socket {pid}:{fd}", "only TCP connections are adopted",
                              f"vmahybrid explain {pid}:{fd} says what keeps this one from a ring")
         if to == "kernel":
-            fds = {s.fd for s in found if s.proto == "udp"}
-            flows = [f for f in core.table.flows.values() if f.owner == session.id and f.fd in fds
+            inodes = {s.inode for s in found if s.proto == "udp"}
+            flows = [f for f in core.table.flows.values() if f.owner == session.id and f.inode in inodes
                      and f.proto == socket.IPPROTO_UDP]
             for flow in flows:
                 core.table.evict(flow.flow_id, Reason.FLOW_DELETED)

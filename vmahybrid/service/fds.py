@@ -12,7 +12,7 @@ import os
 import resource
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from vmahybrid.errors import NotFound
@@ -122,14 +122,15 @@ def _first_hidden(pid: int) -> int:
     return 0
 
 
-def explain_others(pid: int, own_packet_sockets: bool) -> Iterator[ExplainStep]:
+def explain_others(pid: int, own_packet_sockets: bool, known: Collection[int]) -> Iterator[ExplainStep]:
     """A step for each kind of socket that the shim leaves alone. ``own_packet_sockets``: the software verbs device in
-    the program has some."""
+    the program has some. ``known``: inodes of those that it does not."""
     own_from = _first_hidden(pid) if own_packet_sockets else None
     kinds: defaultdict[str, list[int]] = defaultdict(list)
     for found in of_process(pid):
         own = own_from is not None and found.protocol == "PACKET" and found.fd >= own_from
-        if found.protocol not in LOCAL_KINDS and not own:
+        mine = found.target.removeprefix("socket:[").removesuffix("]")
+        if found.protocol not in LOCAL_KINDS and not own and not (mine.isdigit() and int(mine) in known):
             kinds[found.protocol].append(found.fd)
     for protocol, fds in kinds.items():
         names = ", ".join(f"{pid}:{fd}" for fd in sorted(fds)[:FDS_SHOWN])

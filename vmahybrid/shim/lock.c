@@ -15,7 +15,7 @@ enum { SINGLE, SPIN, MUTEX, MANY_THREADS }; /* VMA_THREAD_MODE */
 
 _Atomic int vmh_lock_biased;
 static int mode = SPIN;
-static struct vmh_held *owner; /* NULL: its thread may have ended */
+static struct vmh_held *owner; /* NULL: not the main thread, whose memory alone outlives it */
 static _Atomic unsigned ousts;
 
 __thread struct vmh_held vmh_held;
@@ -169,7 +169,7 @@ bool vmh_lock_set_mode(int wanted)
 	atomic_store(&vmh_lock_biased, OWNED);
 	/* who took a word without seeing that has done so for everybody to see */
 	vmh_barrier();
-	owner = &vmh_held;
+	owner = vmh_sys(SYS_gettid) == vmh_sys(SYS_getpid) ? &vmh_held : NULL;
 	vmh_held.owner = vmh_held.was_owner = true;
 	return true;
 }

@@ -137,8 +137,10 @@ void vmh_fd_close(int fd)
 			vmh_fd_rename(o);
 		return;
 	}
-	if (atomic_load(&o->class_) == VMH_CLASS_TCP)
+	if (atomic_load(&o->class_) == VMH_CLASS_TCP) {
 		vmh_tcps_close(vmh_tcps_of(o));
+		vmh_plain_shut(fd); /* who was about to open it has done so, and nobody does any more: it is home */
+	}
 	atomic_store(&o->closed, 1);
 	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
 		vmh_epoll_closed(o);

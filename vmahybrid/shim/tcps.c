@@ -97,7 +97,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
 	VMH_SET(s->stats->blocking, !nonblock);
-	vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
+	vmh_tcps_set_reason(s, vmh_params.hybrid_tcp == 1 ? VMH_R_TCP_KERNEL : VMH_R_NOT_TRIED);
 	vmh_fd_install(fd, &s->obj);
 	vmh_plain_open(s);
 	return s;
@@ -152,12 +152,29 @@ static bool at_rest(int fd)
 	return vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || info.tcpi_state == TCP_CLOSE;
 }
 
+void vmh_tcps_note_names(struct vmh_tcps *s, int fd)
+{
+	struct vmh_sock_stats *st = s->stats;
+	struct vmh_ip a;
+	in_port_t port;
+
+	if (vmh_tcps_kernel_name(fd, false, &a, &port)) {
+		memcpy(st->local_addr, a.b, 16);
+		VMH_SET(st->local_port, port);
+	}
+	if (vmh_tcps_kernel_name(fd, true, &a, &port)) {
+		memcpy(st->remote_addr, a.b, 16);
+		VMH_SET(st->remote_port, port);
+	}
+}
+
 void vmh_tcps_connected(int fd, int r)
 {
 	TCPS_HELD s = vmh_tcps_get(fd);
 
 	if (!s)
 		return;
+	vmh_tcps_note_names(s, fd);
 	VMH_SET(s->connecting, !r || !at_rest(fd));
 	if (!r && vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
@@ -181,6 +198,7 @@ void vmh_tcps_accepted(int fd, int flags)
 		return;
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
+	vmh_tcps_note_names(s, fd);
 	if (vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
 }

@@ -249,7 +249,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 	uint64_t began = vmh_now_ns();
 	unsigned reason;
 
-	if (began < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
+	if (VMH_GET(s->kept) || began < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
 	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !read_ends(s, fd, &a)) {
 		vmh_unlock(&s->obj.lock);
@@ -363,12 +363,14 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->tx_offloaded, 0);
-	if (state == VMH_TCPS_HOME && atomic_load(&s->fresh))
+	if (home && atomic_load(&s->fresh))
 		vmh_tport_retire(s->flow_id);
 	if (state == VMH_TCPS_LOST)
 		vmh_tshow_end(s);
-	else if (state == VMH_TCPS_HOME)
+	else if (home)
 		vmh_tshow_home(s);
+	if (state == VMH_TCPS_KERNEL)
+		atomic_store(&s->fresh, 0); /* as any that the kernel has opened */
 	if (state != VMH_TCPS_STRANDED)
 		VMH_SET(s->stats->flow_id, s->flow_id = 0);
 	vmh_tcps_set_reason(s, reason);
@@ -650,22 +652,33 @@ struct told {
 	unsigned reason;
 };
 
+/* It may come back by the operator only. Object lock held. */
+static void keep(struct vmh_tcps *s, unsigned reason)
+{
+	VMH_SET(s->kept, 1);
+	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL) {
+		vmh_tcps_set_reason(s, reason);
+		return;
+	}
+	s->resting = 1;
+	home_from_ring(s, reason, false);
+	s->resting = 0;
+}
+
 static void told(struct vmh_tcps *s, void *arg)
 {
 	const struct told *t = arg;
 
 	if (t->fd >= 0 && s->obj.fd != t->fd)
 		return;
-	if (!t->adopt) {
-		if (VMH_GET(s->connecting) || vmh_tcps_parked(s))
-			vmh_tcps_home(s, t->reason, false);
-		return;
-	}
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_state(s) == VMH_TCPS_HOME && VMH_GET(s->stats->reason) == t->reason)
-		atomic_store(&s->state, VMH_TCPS_KERNEL);
+	if (t->adopt)
+		VMH_SET(s->kept, 0);
+	else if (!atomic_load(&s->obj.closed) && VMH_GET(s->connecting) &&
+		 (vmh_tcps_state(s) == VMH_TCPS_KERNEL || vmh_tcps_state(s) == VMH_TCPS_RING))
+		keep(s, t->reason);
 	vmh_unlock(&s->obj.lock);
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
+	if (!t->adopt || vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
 		return;
 	VMH_SET(s->retry_ns, 0);
 	vmh_tcps_adopt(s, s->obj.fd);

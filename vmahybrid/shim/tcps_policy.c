@@ -7,6 +7,7 @@
  *
  * A process with many busy connections gains when all of them are on rings, and loses while some are: its waits ask
  * both sides then. To move them all would take longer than most programs run, so they stay where they are. */
+#include "vmh_control.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_worker.h"
@@ -50,7 +51,8 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 		VMH_SET(s->last_sent, 1);
 	} else if (VMH_GET(s->last_sent)) {
 		VMH_SET(s->last_sent, 0);
-		s->rounds++;
+		if (!s->rounds++ && vmh_unlikely(!VMH_GET(s->stats->remote_port)))
+			vmh_tcps_note_names(s, s->obj.fd);
 		VMH_COUNT(s->kernel_turns, 1);
 		count_busy(s);
 	}
@@ -97,10 +99,12 @@ static bool worth_it(uint64_t now)
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 {
 	if (!VMH_GET(s->connecting) || vmh_params.hybrid_tcp == 2)
-		return VMH_GET(s->connecting);
+		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
-	if (worth_it(vmh_now_ns()))
+	if (!atomic_load(&vmh_worker_runs) && !vmh_session_open())
+		vmh_session_serve(); /* from now on the operator can move it */
+	if (!VMH_GET(s->kept) && worth_it(vmh_now_ns()))
 		return true;
 	s->rounds = 0; /* looks again after as many more */
 	return false;

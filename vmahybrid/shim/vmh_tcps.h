@@ -55,7 +55,8 @@ struct vmh_tcps {
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
 	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
-	uint8_t connecting, resting;      /* resting: going home by policy, not for good */
+	uint8_t connecting, resting;      /* resting: going home by policy or the operator, not for good */
+	uint8_t kept;                     /* on the kernel by the operator, until he says otherwise */
 	uint32_t seen_kernel_turns;
 	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
 	uint32_t seen_out, seen_again;
@@ -177,6 +178,7 @@ void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
+void vmh_tcps_note_names(struct vmh_tcps *s, int fd); /* those of the kernel socket, as far as it has some */
 
 /* tcps_move.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */

@@ -58,8 +58,9 @@ def netstat_view(readings: list[Reading]) -> Iterator[str]:
     """A socket without an inode is one whose slot is just being filled."""
     yield NETSTAT_HEADER
     for reading in readings:
+        kernel = {sock["inode"] for sock in reading.get("passthrough", ())}  # it knows their states
         for sock in reading["sockets"]:
-            if sock["inode"]:
+            if sock["inode"] and sock["inode"] not in kernel:
                 yield netstat_row(sock)
         for sock in reading.get("passthrough", ()):
             yield passthrough_row(sock, reading["process"])

@@ -271,7 +271,8 @@ def with_passthrough(client: Any, reading: Reading, options: Options) -> Reading
     """Only the sockets of -s, and those that have no slot in the program's page."""
     process = reading["process"]
     try:
-        others = passthrough.sockets_of(process["pid"], {sock["inode"] for sock in reading["sockets"]})
+        known = {sock["inode"] for sock in reading["sockets"] if sock["offloaded"] or sock["proto"] != "tcp"}
+        others = passthrough.sockets_of(process["pid"], known)
     except PermissionError:
         error(f"passthrough sockets of process {process['pid']} are not shown: permission denied, ask as its user")
         others = []
