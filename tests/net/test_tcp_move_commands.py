@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -89,6 +93,50 @@ def test_each_move_is_an_event_with_its_reason(service: Service, asking: ShimPee
     service.ask("adopt", str(asking.pid))
     moves = [event for event in events(service, asking.pid) if event[0] in ("tcp-home", "tcp-adopted")]
     assert moves[-2:] == [("tcp-home", "flow-deleted"), ("tcp-adopted", "")]
+
+
+ASLEEP = """
+import socket, sys, threading
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+for _ in range(100):
+    s.send(b"x" * 50)
+    s.recv(50)
+print("asked", flush=True)
+sys.stdin.readline()
+reader = threading.Thread(target=lambda: print("got", s.recv(50), flush=True))
+reader.start()
+print("reading", flush=True)
+sys.stdin.readline()
+s.send(b"hello")
+reader.join()
+"""
+
+
+def test_nobody_sleeps_on_in_the_kernel(service: Service) -> None:
+    """Home, then a thread that blocks in recv, then adopt: it is refused, and the thread gets its bytes."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b:
+        port = b.do("listen", address=b_side.address)
+        argv = service.run_argv([sys.executable, "-c", ASLEEP, b_side.address, str(port)], "adaptive",
+                                VMA_HYBRID_TCP_ROUNDS="8", **NEVER)
+        program = subprocess.Popen(a_side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                   bufsize=1, env={**os.environ, **service.env})
+        b.do("accept")
+        b.do("echo")
+        with program:
+            assert program.stdin and program.stdout
+            assert program.stdout.readline() == "asked\n"
+            (name,) = (s["socket_id"] for s in offloaded(service))
+            service.ask("home", name)
+            program.stdin.write("\n")
+            assert program.stdout.readline() == "reading\n"
+            time.sleep(0.3)
+            with pytest.raises(SandboxError, match="not on a ring"):
+                service.ask("adopt", name)
+            program.stdin.write("\n")
+            assert program.stdout.readline() == "got b'hello'\n"
+            assert program.wait(5) == 0
+        assert b.do("echo_ended")
 
 
 @pytest.mark.parametrize(("command", "target", "why"), [

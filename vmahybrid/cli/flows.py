@@ -37,7 +37,7 @@ def _in_use(socket: dict[str, Any]) -> bool:
 
 
 def connection_row(s: dict[str, Any]) -> list[object]:
-    listens = s["remote"].endswith(":*")
+    listens = s["proto"] == "tcp" and s["remote"].endswith(":*")
     lives = "kernel" if not s["offloaded"] else "kernel and rings" if listens else f"ring {s['ring_id']}"
     c = s["counters"]
     return [f"{s['socket_id']} {s['comm']}", s["local"], "*:*" if listens else s["remote"],

@@ -201,6 +201,27 @@ static void test_fork(void)
 	CHECK(status == 0, "the child ended with %#x", status);
 }
 
+static void *own_and_end(void *arg)
+{
+	CHECK(vmh_lock_set_mode(0), "membarrier");
+	return arg;
+}
+
+/* Nobody writes into the memory of an owner that has ended: only the main thread's stays. */
+static void test_owner_ends(void)
+{
+	pthread_t t;
+
+	pthread_create(&t, NULL, own_and_end, NULL);
+	pthread_join(t, NULL);
+	for (int i = 0; i < 3; i++) {
+		pthread_create(&t, NULL, take_often, NULL);
+		pthread_join(t, NULL);
+	}
+	take_often(NULL);
+	CHECK(lock.word == 0 && lock.own == 0 && vmh_lock_biased, "word %u, own %u", lock.word, lock.own);
+}
+
 int main(void)
 {
 	for (int mode = 1; mode <= 3; mode++) {
@@ -213,5 +234,7 @@ int main(void)
 	test_owner();
 	test_fork();
 	test_owner_no_more();
+	vmh_held = (struct vmh_held){ 0 };
+	test_owner_ends();
 	return check_result();
 }
