@@ -21,7 +21,6 @@ SHIM_SOURCES = (
     "epoll_kick",
     "tcps_batch",
     "signal",
-    "spin",
     "lock",
     "fd",
     "obj",

@@ -2,7 +2,6 @@
 #include "vmh_iomux_int.h"
 #include "vmh_params.h"
 #include "vmh_ring.h"
-#include "vmh_spin.h"
 #include <pthread.h>
 
 /* With VMA_SELECT_POLL_OS_RATIO=0 or VMA_SELECT_SKIP_OS=0 the manual never asks the kernel while rings
@@ -61,7 +60,7 @@ static uint64_t spin_end(const struct run *r)
 
 static int spin(struct vmh_waiter *w, struct run *r)
 {
-	uint64_t end = spin_end(r), loops = 0;
+	uint64_t end = spin_end(r);
 
 	r->spun = true;
 	while (r->now < end) {
@@ -84,7 +83,6 @@ static int spin(struct vmh_waiter *w, struct run *r)
 				return 0;
 		}
 		vmh_cpu_relax();
-		vmh_spin_look(++loops);
 		r->now = vmh_now_ns();
 	}
 	return 0;

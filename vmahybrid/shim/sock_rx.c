@@ -4,7 +4,6 @@
 #include "vmh_params.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
-#include "vmh_spin.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <linux/sockios.h>
@@ -350,7 +349,6 @@ static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops
 			return -EAGAIN;
 		if (vmh_params.rx_poll_yield && *loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		vmh_spin_look(*loops);
 		if (vmh_unlikely(*loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel(); /* no lock is held; the interposer's reference is dropped by its cleanup */
 			if (w->deadline && vmh_now_ns() >= w->deadline)

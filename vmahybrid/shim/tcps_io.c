@@ -4,7 +4,6 @@
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
-#include "vmh_spin.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
 #include <netinet/in.h>
@@ -197,7 +196,6 @@ static int wait_for(struct waiting *w)
 		w->loops++;
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		vmh_spin_look(w->loops);
 		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel();
 			if (w->w.deadline && vmh_now_ns() >= w->w.deadline) {

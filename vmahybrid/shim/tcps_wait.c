@@ -1,7 +1,6 @@
 /* Waiting for a ring to change a TCP socket: accept and connect. (Data: tcps_io.c.) */
 #include "vmh_params.h"
 #include "vmh_ring.h"
-#include "vmh_spin.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
 #include <pthread.h>
@@ -70,7 +69,6 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		w->loops++;
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		vmh_spin_look(w->loops);
 		if (vmh_unlikely(w->loops % LOOK_EVERY == 0)) {
 			pthread_testcancel();
 			if (kernel_ready(w->kfd))
