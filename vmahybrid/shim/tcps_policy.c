@@ -102,10 +102,10 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
-	if (!atomic_load(&vmh_worker_runs) && !vmh_session_open())
-		vmh_session_serve(); /* from now on the operator can move it */
 	if (!VMH_GET(s->kept) && worth_it(vmh_now_ns()))
 		return true;
+	if (!atomic_load(&vmh_worker_runs) && !vmh_session_open())
+		vmh_session_serve(); /* from now on the operator can move it */
 	s->rounds = 0; /* looks again after as many more */
 	return false;
 }
