@@ -66,6 +66,7 @@ def test_nothing_is_left_of_many_connections(service: Service, program: Path) ->
     client = service.sandbox.start(a, service.run_argv(words, profile="none", **SHIM), env=service.env)
     client.wait_for("ready")
     turn(client, 1)  # every port that is kept has been used now, every pool has its size
+    Api(service).status(), frames(service), by_ring(service)  # the first answers take memory that stays
     files = {program.pid: open_files(program.pid) for program in (client, server, service.program)}
     memory = {pid: resident_mib(pid) for pid in files}
     flows = sorted((flow["pid"], flow["kind"], flow["local"], flow["remote"]) for flow in Api(service).socket_flows())
