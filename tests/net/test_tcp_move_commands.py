@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from net.service_lab import until
-from net.test_tcp_policy import NEVER
+from net.test_tcp_policy import NEVER, hot
 from net.test_tcp_shim import ShimPeer, at_home, flows, offloaded, on_ring, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, SandboxError
@@ -31,19 +30,8 @@ def service() -> Iterator[Service]:
 @pytest.fixture(params=["adaptive", "offload"])
 def asking(service: Service, request: pytest.FixtureRequest) -> Iterator[ShimPeer]:
     """A program with one connection to an echo server of the kernel, on its ring."""
-    a_side, b_side = service.sandbox.sides
-    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, request.param, **NEVER) as a:
-        port = b.do("listen", address=b_side.address)
-        a.do("connect", address=b_side.address, port=port)
-        a.do("nodelay")
-        b.do("accept")
-        b.do("echo")
-        assert a.do("ask", count=40, size=100) == ""
-        until(lambda: bool(offloaded(service)), what=lambda: str(offloaded(service)))
+    with hot(service, request.param) as (a, _b):
         yield a
-        assert a.do("ask", count=5, size=5000) == ""
-        a.do("close")
-        assert b.do("echo_ended")
 
 
 def tcp_fd(service: Service, pid: int) -> int:

@@ -27,10 +27,10 @@ def service() -> Iterator[Service]:
 
 
 @contextmanager
-def hot(service: Service, **variables: str) -> Iterator[tuple[ShimPeer, ShimPeer]]:
-    """An adaptive program whose connection to an echo server on the kernel has come to the ring."""
+def hot(service: Service, policy: str = "adaptive", **variables: str) -> Iterator[tuple[ShimPeer, ShimPeer]]:
+    """A program whose connection to an echo server on the kernel has come to the ring, and the server."""
     a_side, b_side = service.sandbox.sides
-    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "adaptive", **(NEVER | variables)) as a:
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **(NEVER | variables)) as a:
         port = b.do("listen", address=b_side.address)
         a.do("connect", address=b_side.address, port=port)
         a.do("nodelay")

@@ -152,20 +152,20 @@ static bool at_rest(int fd)
 	return vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || info.tcpi_state == TCP_CLOSE;
 }
 
-void vmh_tcps_note_names(struct vmh_tcps *s, int fd)
+bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 {
 	struct vmh_sock_stats *st = s->stats;
-	struct vmh_ip a;
-	in_port_t port;
 
-	if (vmh_tcps_kernel_name(fd, false, &a, &port)) {
-		memcpy(st->local_addr, a.b, 16);
-		VMH_SET(st->local_port, port);
+	memset(a, 0, sizeof(*a));
+	if (vmh_tcps_kernel_name(fd, false, &a->laddr, &a->lport)) {
+		memcpy(st->local_addr, a->laddr.b, 16);
+		VMH_SET(st->local_port, a->lport);
 	}
-	if (vmh_tcps_kernel_name(fd, true, &a, &port)) {
-		memcpy(st->remote_addr, a.b, 16);
-		VMH_SET(st->remote_port, port);
+	if (vmh_tcps_kernel_name(fd, true, &a->raddr, &a->rport)) {
+		memcpy(st->remote_addr, a->raddr.b, 16);
+		VMH_SET(st->remote_port, a->rport);
 	}
+	return a->lport && a->rport;
 }
 
 void vmh_tcps_connected(int fd, int r)
@@ -174,7 +174,7 @@ void vmh_tcps_connected(int fd, int r)
 
 	if (!s)
 		return;
-	vmh_tcps_note_names(s, fd);
+	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !at_rest(fd));
 	if (!r && vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
@@ -198,7 +198,7 @@ void vmh_tcps_accepted(int fd, int flags)
 		return;
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
-	vmh_tcps_note_names(s, fd);
+	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	if (vmh_params.hybrid_tcp == 2)
 		vmh_tcps_adopt(s, fd);
 }

@@ -151,7 +151,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 {
-	vmh_tcps_note_names(s, s->obj.fd);
+	vmh_tcps_note_names(s, s->obj.fd, &(struct vmh_tcp_addr){ 0 });
 	vmh_lock(&s->obj.lock);
 	atomic_store(&s->listens, 1);
 	VMH_SET(s->backlog, backlog);

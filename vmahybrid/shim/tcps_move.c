@@ -49,18 +49,6 @@ bool vmh_tcps_reuses(int fd)
 	return vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &v, &len) >= 0 && v;
 }
 
-static bool read_ends(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
-{
-	memset(a, 0, sizeof(*a));
-	if (!vmh_tcps_kernel_name(fd, false, &a->laddr, &a->lport) || !vmh_tcps_kernel_name(fd, true, &a->raddr, &a->rport))
-		return false;
-	memcpy(s->stats->local_addr, a->laddr.b, 16);
-	memcpy(s->stats->remote_addr, a->raddr.b, 16);
-	VMH_SET(s->stats->local_port, a->lport);
-	VMH_SET(s->stats->remote_port, a->rport);
-	return true;
-}
-
 /* Is it worth to ask again soon? The peer has just been spoken to, so its neighbour's entry is about to come, and while
  * the page is being written nothing is known at all. */
 static bool too_early(unsigned reason, const struct vmh_way *hop)
@@ -251,7 +239,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 
 	if (VMH_GET(s->kept) || began < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !read_ends(s, fd, &a)) {
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_note_names(s, fd, &a)) {
 		vmh_unlock(&s->obj.lock);
 		return;
 	}

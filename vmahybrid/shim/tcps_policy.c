@@ -52,7 +52,7 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 	} else if (VMH_GET(s->last_sent)) {
 		VMH_SET(s->last_sent, 0);
 		if (!s->rounds++ && vmh_unlikely(!VMH_GET(s->stats->remote_port)))
-			vmh_tcps_note_names(s, s->obj.fd);
+			vmh_tcps_note_names(s, s->obj.fd, &(struct vmh_tcp_addr){ 0 });
 		VMH_COUNT(s->kernel_turns, 1);
 		count_busy(s);
 	}

@@ -178,7 +178,8 @@ void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
-void vmh_tcps_note_names(struct vmh_tcps *s, int fd); /* those of the kernel socket, as far as it has some */
+/* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
+bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
 
 /* tcps_move.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
