@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +62,44 @@ while True:
     ep.unregister(s)
     s.sendall(data)
     rounds += 1
+print("rounds", rounds)
+"""
+
+# other events with each message, so that what the set was first told is long not true when the connection moves
+OTHER_EVENTS = """
+import os, select, socket, sys
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+listener = socket.create_server((sys.argv[1], 0))
+print("port", listener.getsockname()[1], flush=True)
+s = listener.accept()[0]
+s.setblocking(False)
+ep, second, rounds = select.epoll(), select.epoll(), 0
+ep.register(s, OUT)
+while True:
+    ep.modify(s, IN)
+    assert ep.poll(5) == [(s.fileno(), IN)]
+    ep.modify(s, 0)
+    assert ep.poll(0) == []
+    try:
+        data = s.recv(4096)
+    except BlockingIOError:
+        continue
+    if not data:
+        break
+    ep.modify(s, OUT)
+    assert ep.poll(5) == [(s.fileno(), OUT)]
+    s.sendall(data)
+    assert ep.poll(0) == [(s.fileno(), OUT)]
+    rounds += 1
+    if sys.argv[2] == "dup" and rounds == 50:
+        other = select.epoll.fromfd(os.dup(ep.fileno()))
+        ep.close()
+        ep = other
+    if sys.argv[2] == "second set" and rounds >= 50:
+        second.register(s, OUT) if rounds == 50 else second.modify(s, OUT)
+        assert second.poll(0) == [(s.fileno(), OUT)]
+        second.modify(s, 0)
+        assert second.poll(0) == []
 print("rounds", rounds)
 """
 
@@ -123,22 +162,38 @@ def test_the_internal_thread_moves_a_socket_without_blocking(service: Service, h
         assert b.do("echo_ended")
 
 
-def test_in_and_out_of_the_set_with_each_message(service: Service) -> None:
+@pytest.mark.parametrize(("program_text", "what"), [
+    pytest.param(IN_AND_OUT, "", id="in-and-out"),
+    pytest.param(OTHER_EVENTS, "", id="other-events"),
+    pytest.param(OTHER_EVENTS, "dup", id="a-dup-of-the-set"),
+    pytest.param(OTHER_EVENTS, "second set", id="two-sets"),
+])
+@pytest.mark.parametrize("by_operator", [False, True], ids=["policy", "operator"])
+def test_the_set_is_told_with_each_message(service: Service, program_text: str, what: str, by_operator: bool) -> None:
+    """Such calls are the kernel's alone until the connection moves; then the set is as the program last said."""
     a_side, b_side = service.sandbox.sides
-    argv = service.run_argv([sys.executable, "-c", IN_AND_OUT, b_side.address], "adaptive", VMA_HYBRID_TCP="adaptive",
-                            VMA_HYBRID_TCP_ROUNDS="100")
+    argv = service.run_argv([sys.executable, "-c", program_text, b_side.address, what], "adaptive",
+                            VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="100000" if by_operator else "100")
     program = service.sandbox.start(b_side, argv, env=service.env)
-    with ShimPeer(service, a_side, "") as a:
+    with ShimPeer(service, a_side, "") as a, ThreadPoolExecutor() as pool:
         a.do("connect", address=b_side.address, port=int(program.wait_for(r"port (\d+)")[1]))
         a.do("nodelay")
         assert a.do("ask", count=90, size=100) == ""
         assert offloaded(service) == []
-        for _ in range(20):
+        adopted = pool.submit(service.ask, "adopt", str(program.pid)) if by_operator else None
+        rounds = 90
+
+        def moved() -> bool:
+            nonlocal rounds
             assert a.do("ask", count=20, size=100) == ""
-        until(lambda: [s["pid"] for s in offloaded(service)] == [program.pid], what=lambda: str(offloaded(service)))
+            rounds += 20
+            return [s["pid"] for s in offloaded(service)] == [program.pid]
+
+        until(moved, 10)
+        assert adopted is None or "on a ring:" in adopted.result()
         assert a.do("ask", count=50, size=100) == ""
         a.do("close")
-    assert "rounds 540" in program.result(10)
+    assert f"rounds {rounds + 50}\n" in program.result(10)
 
 
 def test_few_busy_connections_come_to_the_ring(service: Service) -> None:

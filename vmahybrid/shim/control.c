@@ -462,6 +462,20 @@ void vmh_session_settled(void)
 	atomic_store(&settling, 0);
 }
 
+bool vmh_session_told(void)
+{
+	const struct timespec now = { 0 };
+	struct pollfd p = { .events = POLLIN };
+	bool any = false;
+
+	if (!vmh_trylock(&vmh_ctl_lock))
+		return false; /* what comes may be an answer */
+	p.fd = vmh_ctl_fd;
+	any = p.fd >= 0 && vmh_sys(SYS_ppoll, &p, 1, &now, NULL, 0) > 0;
+	vmh_unlock(&vmh_ctl_lock);
+	return any;
+}
+
 void vmh_session_serve(void)
 {
 	if (vmh_likely(atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed)))

@@ -39,6 +39,14 @@ void vmh_epoll_closed(struct vmh_obj *ep)
 	vmh_wake_all(); /* waits in progress return EBADF */
 }
 
+/* Its calls name it by more than one number from now on. */
+void vmh_epoll_duped(struct vmh_obj *ep)
+{
+	vmh_lock(&ep->lock);
+	vmh_ep_shut_all(vmh_ep_of(ep));
+	vmh_unlock(&ep->lock);
+}
+
 void vmh_epoll_recycle(struct vmh_obj *ep)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
@@ -63,11 +71,12 @@ bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data)
 	return VMH_GET(e->foreign[b / 64]) >> (b % 64) & 1;
 }
 
-static int ctl_kernel_member(struct vmh_ep *e, int epfd, int op, int fd, struct epoll_event *ev)
+int vmh_epoll_ctl_kernels(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev)
 {
+	struct vmh_ep *e = vmh_ep_of(ep);
 	long r = vmh_ep_kernel_ctl(epfd, op, fd, ev);
 
-	if (r == 0 && op != EPOLL_CTL_DEL) {
+	if (r == 0 && op != EPOLL_CTL_DEL && !vmh_ep_foreign(e, ev->data.u64)) {
 		unsigned b = foreign_bit(ev->data.u64);
 
 		__atomic_fetch_or(&e->foreign[b / 64], (uint64_t)1 << (b % 64), __ATOMIC_RELAXED);
@@ -89,7 +98,6 @@ static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
 	it->data = 0;
 	it->call = 0;
 	it->disarmed = it->sent = 0;
-	VMH_SET(it->out, 0); /* so may it look at this */
 	__atomic_store_n(&it->set, e, __ATOMIC_RELEASE);
 	return it;
 }
@@ -106,9 +114,6 @@ static bool arm(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_even
 	it->data = ev->data.u64;
 	VMH_SET(it->disarmed, 0);
 	it->sent = 0;
-	if (it->out)
-		e->nitems++;
-	VMH_SET(it->out, 0);
 	vmh_unlock(&e->rdy_lock);
 	if (vmh_ep_out_edges(it) && atomic_load(&it->member->class_) == VMH_CLASS_UDP) {
 		atomic_store(&e->out_armed, 1);
@@ -139,6 +144,7 @@ static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, con
 		}
 	}
 	after->wake = arm(e, it, ev);
+	vmh_ep_open(it, epfd);
 	if (vmh_epitem_parked(it)) { /* it may have been parked since the kernel was told */
 		struct epoll_event silent = { .events = EPOLLONESHOT, .data = ev->data };
 
@@ -186,56 +192,6 @@ static int ctl_ring_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op
 	return r;
 }
 
-/* ---- the same for connections that the kernel serves ---- */
-
-/* The item of fd, if no ring has to do with it: then nobody looks at it but under the set lock, which is held, and which
- * an adoption takes (vmh_epoll_member_settle) before the state is another. */
-static struct vmh_epitem *quiet_item(struct vmh_ep *e, struct vmh_obj *m, int fd)
-{
-	struct vmh_epitem *it = __atomic_load_n(&m->items, __ATOMIC_ACQUIRE);
-
-	return it && __atomic_load_n(&it->set, __ATOMIC_ACQUIRE) == e && it->member == m && it->fd == fd &&
-	       !it->member_next && !it->rdy_next && vmh_tcps_state(vmh_tcps_of(m)) == VMH_TCPS_KERNEL ? it : NULL;
-}
-
-/* DEL leaves the item for the next ADD: programs take the same descriptor in and out with each message. */
-static void set_quiet(struct vmh_ep *e, struct vmh_epitem *it, const struct epoll_event *ev)
-{
-	bool out = !ev;
-
-	e->noneshot -= (it->events & EPOLLONESHOT) != 0;
-	e->nitems += (unsigned)(it->out - out);
-	it->events = out ? 0 : ev->events;
-	it->data = out ? it->data : ev->data.u64;
-	e->noneshot += (it->events & EPOLLONESHOT) != 0;
-	it->sent = 0;
-	VMH_SET(it->disarmed, 0);
-	VMH_SET(it->out, out);
-}
-
-int vmh_epoll_ctl_fast(int epfd, int op, int fd, struct epoll_event *ev)
-{
-	struct vmh_obj *ep, *m = vmh_fd_peek(fd, VMH_CLASS_TCP);
-	struct vmh_epitem *it;
-	struct vmh_ep *e;
-	int r = VMH_EPOLL_SLOW;
-
-	if (vmh_likely(!m) || vmh_params.hybrid_tcp != 1 || !VMH_GET(m->items) ||
-	    atomic_load_explicit(&vmh_tcps_of(m)->listens, memory_order_relaxed) || !(ep = vmh_fd_peek(epfd, VMH_CLASS_EPOLL)))
-		return r;
-	e = vmh_ep_of(ep);
-	vmh_lock(&ep->lock);
-	/* a set that is being closed is out of the table, and waits for the lock before its memory is another's */
-	if (vmh_fd_peek(epfd, VMH_CLASS_EPOLL) == ep && !atomic_load(&ep->closed) && !atomic_load(&e->nested) &&
-	    (it = quiet_item(e, m, fd))) {
-		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, ev);
-		if (!r || (op == EPOLL_CTL_DEL && r == -ENOENT))
-			set_quiet(e, it, op == EPOLL_CTL_DEL ? NULL : ev);
-	}
-	vmh_unlock(&ep->lock);
-	return r;
-}
-
 static bool is_home(struct vmh_obj *m)
 {
 	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
@@ -261,7 +217,8 @@ static void nest(struct vmh_ep *inner)
 		struct vmh_obj *m = NULL;
 
 		vmh_lock(&inner->obj.lock);
-		for (it = inner->items; it && (it->out || is_home(it->member)); it = it->set_next)
+		vmh_ep_shut_all(inner);
+		for (it = inner->items; it && is_home(it->member); it = it->set_next)
 			;
 		if (it) {
 			m = it->member;
@@ -283,7 +240,7 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 	int r;
 
 	if (!m)
-		return ctl_kernel_member(e, epfd, op, fd, ev);
+		return vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev);
 	if (atomic_load(&m->class_) == VMH_CLASS_TCP && op != EPOLL_CTL_DEL)
 		vmh_tcps_waited_for(m, fd);
 	if (atomic_load(&m->class_) != VMH_CLASS_EPOLL) {
@@ -291,7 +248,7 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 		if (r == 0 && op != EPOLL_CTL_DEL && atomic_load(&e->nested))
 			home_nested(m);
 	} else {
-		r = ctl_kernel_member(e, epfd, op, fd, ev);
+		r = vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev);
 		if (r == 0 && op == EPOLL_CTL_ADD && atomic_load(&m->class_) == VMH_CLASS_EPOLL)
 			nest(vmh_ep_of(m));
 	}

@@ -148,6 +148,8 @@ bool vmh_epitem_link(struct vmh_epitem *it)
 		vmh_unlock(l);
 		return false;
 	}
+	if (m->items)
+		vmh_ep_shut(it->fd); /* a member of more than one set */
 	it->member_next = m->items;
 	it->member_pprev = &m->items;
 	if (m->items)
@@ -170,6 +172,7 @@ void vmh_epitem_unlink(struct vmh_epitem *it)
 	struct vmh_ep *e = it->set;
 	struct vmh_lock *l = items_lock(it->member);
 
+	vmh_ep_shut(it->fd);
 	vmh_lock(l);
 	__atomic_store_n(it->member_pprev, it->member_next, __ATOMIC_RELAXED);
 	if (it->member_next)
@@ -179,8 +182,6 @@ void vmh_epitem_unlink(struct vmh_epitem *it)
 		vmh_ep_rdy_remove(e, it);
 	if (it->events & EPOLLONESHOT)
 		e->noneshot--;
-	if (it->out)
-		e->nitems++; /* counted off already */
 	__atomic_store_n(&it->set, NULL, __ATOMIC_RELAXED);
 	vmh_unlock(&e->rdy_lock);
 	vmh_unlock(l);
@@ -259,7 +260,7 @@ bool vmh_epitem_parked(const struct vmh_epitem *it)
 {
 	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
-	return !VMH_GET(it->out) && atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
+	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
 	       vmh_tcps_parked((const struct vmh_tcps *)m);
 }
 
@@ -267,7 +268,7 @@ bool vmh_epitem_hushed(const struct vmh_epitem *it)
 {
 	struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
-	return !VMH_GET(it->out) && atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
+	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
 	       vmh_tcps_hushed((struct vmh_tcps *)m);
 }
 
@@ -275,32 +276,39 @@ bool vmh_epitem_on_ring(const struct vmh_epitem *it)
 {
 	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
-	if (vmh_unlikely(VMH_GET(it->out)))
-		return false;
 	if (vmh_unlikely(atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP))
 		return vmh_tcps_on_rings((const struct vmh_tcps *)m);
 	return vmh_sock_on_ring((const struct vmh_sock *)m);
 }
 
-#define PARKED_SETS 32 /* that a socket is a member of: in more of them its readiness may be told twice */
+#define PARKED_SETS 32 /* that a socket is a member of */
 
-void vmh_epoll_member_settle(struct vmh_obj *member)
+/* In more sets than that it stays on the kernel. */
+bool vmh_epoll_member_settle(struct vmh_obj *member)
 {
-	struct vmh_ep *all[PARKED_SETS];
+	struct { struct vmh_ep *e; int fd; } all[PARKED_SETS];
 	struct vmh_lock *l = items_lock(member);
+	struct vmh_epitem *it;
 	unsigned n = 0;
+	bool good;
 
 	vmh_lock(l);
-	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
-		all[n++] = it->set;
+	for (it = member->items; it && n < PARKED_SETS; it = it->member_next) {
+		all[n].fd = it->fd;
+		all[n++].e = it->set;
 		vmh_obj_hold(&it->set->obj);
 	}
+	good = !it;
 	vmh_unlock(l);
 	for (unsigned i = 0; i < n; i++) {
-		vmh_lock(&all[i]->obj.lock);
-		vmh_unlock(&all[i]->obj.lock);
-		vmh_obj_put(&all[i]->obj);
+		vmh_lock(&all[i].e->obj.lock);
+		good = good && vmh_ep_catch_up(all[i].e, member, all[i].fd);
+		vmh_unlock(&all[i].e->obj.lock);
+		vmh_obj_put(&all[i].e->obj);
 	}
+	for (unsigned i = 0; good && i < n; i++)
+		vmh_ep_caught_up(all[i].fd);
+	return good;
 }
 
 /* ONESHOT instead of no events: see disarm_kernel in epoll_set.c. Object lock of the member held. */
@@ -312,8 +320,8 @@ void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
 
 	vmh_lock(l);
 	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
-		if (VMH_GET(it->out))
-			continue;
+		if (!parked && vmh_ep_behind(it->fd))
+			continue; /* it was not parked, and misses no edge */
 		all[n].e = it->set;
 		all[n].fd = it->fd;
 		all[n].ev.events = parked || it->disarmed ? EPOLLONESHOT : it->events;
@@ -361,6 +369,7 @@ void vmh_epoll_fork_child(void)
 	for (unsigned i = 0; i < ITEMS_LOCKS; i++)
 		vmh_lock_reset(&items_locks[i]);
 	vmh_ep_kick_fork_child();
+	vmh_ep_plain_fork_child();
 	sets_fork_child();
 	free_items = NULL;
 	for (struct chunk *c = item_chunks; c; c = c->next)
@@ -372,7 +381,7 @@ void vmh_epoll_fork_child(void)
 
 		for (size_t i = 0; i < ITEMS_PER_CHUNK; i++, it++) {
 			it->rdy_next = NULL;
-			it->sent = it->out = 0;
+			it->sent = 0;
 			if (survives(it) && vmh_epitem_link(it)) {
 				it->set->noneshot += (it->events & EPOLLONESHOT) != 0;
 				vmh_ep_push_if_ready(it);

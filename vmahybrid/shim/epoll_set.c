@@ -29,7 +29,7 @@ static inline bool is_tcp(const struct vmh_epitem *it)
 
 static inline bool armed(const struct vmh_epitem *it)
 {
-	return ((it->events & VMH_IN) || is_tcp(it)) && !it->disarmed && !it->out;
+	return ((it->events & VMH_IN) || is_tcp(it)) && !it->disarmed;
 }
 
 static inline uint32_t tcp_bits(const struct vmh_epitem *it)

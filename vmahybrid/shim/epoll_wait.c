@@ -29,7 +29,7 @@ static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
 		return true;
 	vmh_lock(&e->obj.lock);
 	for (struct vmh_epitem *it = e->items; it; it = it->set_next) {
-		if (it->data != data || it->out)
+		if (it->data != data)
 			continue;
 		if (found || !(it->events & EPOLLONESHOT)) {
 			found = NULL;

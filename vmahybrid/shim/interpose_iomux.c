@@ -1,21 +1,13 @@
 /* select, poll, epoll: to us only where a set can become ready by a ring. */
 #include "vmh_iomux_int.h"
+#include "vmh_interpose.h"
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_trace.h"
 #include "vmh_ring.h"
+#include "vmh_tcps.h"
 #include <limits.h>
-
-#define RETURN(r) \
-	do { \
-		int r_ = (r); \
-		if (vmh_unlikely(r_ < 0)) { \
-			errno = -r_; \
-			return -1; \
-		} \
-		return r_; \
-	} while (0)
 
 static int64_t from_ms(int ms)
 {
@@ -187,12 +179,19 @@ VMH_TRACED(epoll_create1, (int flags), (flags), "%#x", flags)
 VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd, op, fd, ev), "%d, %d, %d", epfd, op, fd)
 {
 	bool bad = op != EPOLL_CTL_DEL && vmh_bad_ptr(ev);
-	int r = bad ? VMH_EPOLL_SLOW : vmh_epoll_ctl_fast(epfd, op, fd, ev);
 	struct vmh_obj *ep;
+	int r;
 
-	if (r != VMH_EPOLL_SLOW)
-		RETURN(r);
-	ep = bad ? NULL : epoll_get(epfd);
+	if (!bad) {
+		PLAIN_CALL call = vmh_plain_begin(fd);
+
+		if (call && vmh_epoll_plain(epfd, op, fd, ev))
+			return vmh_real()->epoll_ctl(epfd, op, fd, ev);
+	}
+	ep = bad ? NULL : vmh_fd_peek(epfd, VMH_CLASS_EPOLL);
+	if (ep && (unsigned)fd < vmh_fdtab_size && !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed))
+		RETURN(vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev));
+	ep = ep ? epoll_get(epfd) : NULL;
 	if (!ep)
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
 	r = vmh_epoll_ctl(ep, epfd, op, fd, ev);

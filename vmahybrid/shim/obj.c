@@ -118,6 +118,8 @@ void vmh_fd_dup(int oldfd, int newfd)
 	}
 	atomic_fetch_add(&o->nfds, 1);
 	atomic_store_explicit(&vmh_fdtab[newfd], o, memory_order_release);
+	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
+		vmh_epoll_duped(o);
 	vmh_obj_put(o);
 }
 

@@ -250,8 +250,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 	if (!reason) {
 		s->reuse = vmh_tcps_reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
-		vmh_epoll_member_settle(&s->obj);
-		reason = left_alone(s) ? move(s, fd, &a, &path) : VMH_R_NOT_TRIED;
+		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path) : VMH_R_NOT_TRIED;
 	}
 	if (!reason)
 		publish(s, fd);

@@ -12,6 +12,7 @@ VMH_HOT unsigned vmh_session_open(void);
 /* A socket may go by a ring: from here on the internal thread attends to the session. A program whose sockets
  * are all local never gets one: a second thread would cost each of its system calls an atomic reference. */
 VMH_COLD void vmh_session_serve(void);
+VMH_COLD bool vmh_session_told(void);        /* the service has said something, or is gone, and nobody has read it */
 VMH_HOT uint32_t vmh_session_id(void);       /* counts sessions; 0 = none now */
 unsigned vmh_session_reason(void);   /* why there is none */
 /* The ring of a lane on ifindex, asked for at the first call; another lane's there where the service gives no more.

@@ -11,9 +11,11 @@ void vmh_epoll_created(int epfd);
 void vmh_epoll_closed(struct vmh_obj *ep);            /* last fd of the set closed */
 void vmh_epoll_recycle(struct vmh_obj *ep);
 int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev); /* 0 / -errno */
-#define VMH_EPOLL_SLOW 1
-/* A TCP member that the kernel serves, known to the set; no reference is needed. 0, -errno, or VMH_EPOLL_SLOW. */
-int vmh_epoll_ctl_fast(int epfd, int op, int fd, struct epoll_event *ev);
+/* fd is no object; the set need not be held: it is asked for its memory and no more */
+int vmh_epoll_ctl_kernels(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev);
+void vmh_epoll_duped(struct vmh_obj *ep);
+/* epoll_plain.c: may the call be made on the kernel's set and nowhere else? */
+bool vmh_epoll_plain(int epfd, int op, int fd, const struct epoll_event *ev);
 int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t timeout_ns,
 		   const sigset_t *mask);             /* count / -errno; timeout < 0 = for ever */
 bool vmh_epoll_ready(struct vmh_obj *ep);             /* some offloaded member is ready */
@@ -26,7 +28,9 @@ VMH_COLD void vmh_epoll_sent(struct vmh_sock *s);
 void vmh_epoll_member_closed(struct vmh_obj *member); /* leaves all sets, as the kernel does */
 /* The kernel socket of a TCP member is parked, and says nothing true any more; or it is the connection's again. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked);
-void vmh_epoll_member_settle(struct vmh_obj *member); /* its state is no longer KERNEL: until calls that saw it are over */
+/* Its state is no longer KERNEL: calls that saw it are over, and its items are as the kernel has them. No call of
+ * epoll_plain.c is under way. false: the kernel does not say. */
+bool vmh_epoll_member_settle(struct vmh_obj *member);
 void vmh_epoll_member_on_ring(struct vmh_obj *member); /* rx_on became true: sleeping waits must look at rings */
 
 /* iomux.c */

@@ -7,7 +7,8 @@
  *  2. What epoll_ctl sets in an item (events, data, disarmed) changes under set lock and ready lock.
  *  3. A level item whose socket is ready is on the ready list; one that is not ready may still be.
  *  4. Items and sets live in pools whose memory is never given back.
- *  5. An item that is `out` is no member: it is linked and nothing else, with no events, and not on the ready list.
+ *  5. Of a TCP member that the kernel serves the item may be behind (epoll_plain.c): its events are the kernel's to
+ *     say, and whether it is one. Its data is true.
  */
 #ifndef VMH_IOMUX_INT_H
 #define VMH_IOMUX_INT_H
@@ -71,7 +72,6 @@ struct vmh_epitem {
 	int fd;                    /* with the member, the key that the kernel uses */
 	uint8_t disarmed;          /* ONESHOT fired */
 	uint8_t sent;              /* an EPOLLOUT edge is due; ready lock */
-	uint8_t out;               /* DEL took it out of the set, and the next ADD brings it back; set lock */
 };
 
 #define VMH_EP_FOREIGN 64 /* words of the filter below */
@@ -137,6 +137,15 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 /* epoll.c */
 long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev);
 bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data);
+
+/* epoll_plain.c: calls on members that are the kernel's, which their items do not see */
+void vmh_ep_open(const struct vmh_epitem *it, int epfd); /* set lock held: from here on, if it is such a one */
+void vmh_ep_shut(int fd);                                /* for calls that begin after this */
+void vmh_ep_shut_all(struct vmh_ep *e);                  /* set lock held */
+bool vmh_ep_behind(int fd);                              /* such a call was made since it caught up */
+bool vmh_ep_catch_up(struct vmh_ep *e, struct vmh_obj *member, int fd); /* set lock held; false: nobody says how */
+void vmh_ep_caught_up(int fd);
+void vmh_ep_plain_fork_child(void);
 
 /* epoll_kick.c: threads in the kernel's epoll_wait */
 #define VMH_KICK_NS 1000000000u /* longest life of a kick */
