@@ -20,6 +20,7 @@ IDLE = 10_000
 PORT = 12346
 SETUP_SECONDS = 40.0    # until every connection had its first answer
 IDLE_SECONDS = 120.0    # until all idle ones are there
+SETTLE_SECONDS = 90     # then until the service has given the kernel those that `ss` shows
 
 
 def run_pair(place: Place, seconds: float, connections: int, patience: float, *idle: str) -> list[float]:
@@ -32,7 +33,7 @@ def run_pair(place: Place, seconds: float, connections: int, patience: float, *i
         server.program.wait_for("ready", 15)
         argv = [program, "client", *target, str(connections), f"{seconds:g}", *idle]
         client = place.start(a, argv, sockperf.CLIENT_CPU)
-        said = [json.loads(line) for line in client.program.result(seconds * (1 + len(idle)) + patience).splitlines()]
+        said = [json.loads(line) for line in client.program.result(seconds * (2 if idle else 1) + patience).splitlines()]
     finally:
         server.program.stop(signal.SIGINT, 20)
     if any(line["connections"] < connections for line in said):
@@ -49,7 +50,7 @@ def exchange(place: Place, seconds: float) -> float:
 
 def beside_idle(place: Place, seconds: float) -> tuple[float, float]:
     """The rate of a few connections, alone and beside the idle ones, in one process."""
-    alone, beside = run_pair(place, seconds, FEW, SETUP_SECONDS + IDLE_SECONDS, str(IDLE))
+    alone, beside = run_pair(place, seconds, FEW, SETUP_SECONDS + IDLE_SECONDS + SETTLE_SECONDS, str(IDLE), str(SETTLE_SECONDS))
     return alone, beside
 
 

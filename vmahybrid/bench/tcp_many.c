@@ -1,9 +1,10 @@
 /* Many TCP connections that all work: each has one 64-byte message on its way, back and forth. Ordinary epoll programs.
  *
  *   tcp_many server ADDRESS PORT                          echoes until SIGINT or SIGTERM, prints "ready" first
- *   tcp_many client ADDRESS PORT CONNECTIONS SECONDS [IDLE]
+ *   tcp_many client ADDRESS PORT CONNECTIONS SECONDS [IDLE SETTLE]
  *                prints {"connections":N,"messages":N,"seconds":S,"rate":R}, and with IDLE a second line: the same beside
- *                so many further connections that are open, in the same epoll sets, and never used
+ *                so many further connections that are open, in the same epoll sets, and never used; SETTLE seconds after
+ *                they came
  *
  * The client's clock begins when every connection has had its first answer.
  */
@@ -161,7 +162,7 @@ static void exchange(int ep, unsigned connections, double seconds)
 	       seconds, seconds > 0 ? (double)count / seconds : 0.0);
 }
 
-static void run_client(const struct sockaddr_in *address, unsigned connections, double seconds, unsigned idle)
+static void run_client(const struct sockaddr_in *address, unsigned connections, double seconds, unsigned idle, double settle)
 {
 	int ep = epoll_create1(0);
 
@@ -170,8 +171,10 @@ static void run_client(const struct sockaddr_in *address, unsigned connections, 
 	exchange(ep, connections, seconds);
 	for (unsigned i = 0; i < idle && !stopped; i++)
 		answered[connect_one(ep, address)] = true;
-	if (idle)
+	if (idle) {
+		nanosleep(&(struct timespec){.tv_sec = (time_t)settle}, NULL);
 		exchange(ep, connections, seconds);
+	}
 	for (int fd = 0; fd < CONNECTIONS_MAX * 2; fd++)
 		if (answered[fd])
 			close(fd);
@@ -182,12 +185,12 @@ int main(int argc, char **argv)
 	struct rlimit files = {CONNECTIONS_MAX, CONNECTIONS_MAX};
 	struct sigaction action = {.sa_handler = on_signal};
 	struct sockaddr_in address = {.sin_family = AF_INET};
-	bool client = (argc == 6 || argc == 7) && !strcmp(argv[1], "client");
-	unsigned connections = client ? (unsigned)atoi(argv[4]) : 1, idle = argc == 7 ? (unsigned)atoi(argv[6]) : 0;
+	bool client = (argc == 6 || argc == 8) && !strcmp(argv[1], "client");
+	unsigned connections = client ? (unsigned)atoi(argv[4]) : 1, idle = argc == 8 ? (unsigned)atoi(argv[6]) : 0;
 
 	if (!(client || (argc == 4 && !strcmp(argv[1], "server"))) || inet_pton(AF_INET, argv[2], &address.sin_addr) != 1 ||
 	    connections < 1 || connections > CONNECTIONS_MAX || idle > CONNECTIONS_MAX - connections) {
-		fprintf(stderr, "usage: tcp_many server ADDRESS PORT | client ADDRESS PORT CONNECTIONS SECONDS [IDLE]\n");
+		fprintf(stderr, "usage: tcp_many server ADDRESS PORT | client ADDRESS PORT CONNECTIONS SECONDS [IDLE SETTLE]\n");
 		return 2;
 	}
 	address.sin_port = htons((uint16_t)atoi(argv[3]));
@@ -195,7 +198,7 @@ int main(int argc, char **argv)
 	sigaction(SIGTERM, &action, NULL);
 	setrlimit(RLIMIT_NOFILE, &files);
 	if (client)
-		run_client(&address, connections, atof(argv[5]), idle);
+		run_client(&address, connections, atof(argv[5]), idle, idle ? atof(argv[7]) : 0);
 	else
 		serve(&address);
 	return 0;

@@ -15,7 +15,7 @@ from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 
 log = logging.getLogger("vmahybrid.service")
 
-SHOWN_SHARE = 0.5   # of limits.rules: beyond it rules are for those that need them
+SHOWN_SHARE = 0.75  # of limits.rules: beyond it rules are for those that need them
 
 
 @dataclass(frozen=True, slots=True)

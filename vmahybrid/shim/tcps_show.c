@@ -14,7 +14,9 @@
 #include <sys/stat.h>
 
 #define SCAN_NS 1000000000u
-#define PACE_NS 200000000u /* between two requests: each takes some milliseconds of the service, and of a core */
+#define PACE 9               /* times as long as a request took, until the next: 10 ms of the service, and of a core */
+#define PACE_MIN_NS 50000000u
+#define REFUSED_NS 10000000000u /* the service has no rules left for them */
 #define FOUND_MAX 1024
 #define ESTABLISHED 1      /* linux/tcp_states.h */
 #define LIVED 1
@@ -166,15 +168,17 @@ static bool connected(int fd)
 	return vmh_sys(SYS_getpeername, fd, &name, &len) == 0;
 }
 
-static void show_some(void)
+/* Was any of them taken? */
+static bool show_some(void)
 {
 	struct batch b = { 0 };
 	struct vmh_msg_tcp_show_reply rep;
+	bool any = false;
 	int err;
 
 	collect(&b);
 	if (!b.req.n)
-		return;
+		return true;
 	for (unsigned i = 0; i < b.req.n; i++) /* the service gives it back at the end of repair mode */
 		if (b.s[i]->reuse)
 			vmh_sys(SYS_setsockopt, b.fds[i], SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
@@ -190,16 +194,18 @@ static void show_some(void)
 			count(1);
 		else
 			s->lived = REFUSED;
+		any |= s->shown;
 		vmh_unlock(&s->obj.lock);
 		vmh_obj_put(&s->obj);
 	}
 	vmh_debug("%u TCP connections for the kernel's list: %d", b.req.n, err);
+	return any;
 }
 
 void vmh_tshow_look(void)
 {
 	static uint64_t next_scan, next_batch;
-	uint64_t now;
+	uint64_t now, took, rest;
 
 	/* VMA_TCP_3T_RULES: rules of ports only */
 	if (vmh_params.hybrid_tcp != 2 || vmh_params.tcp_3t_rules || !vmh_session_id())
@@ -212,8 +218,9 @@ void vmh_tshow_look(void)
 		vmh_tcps_each(look_at, NULL);
 	}
 	if (nfound && now >= next_batch && VMH_GET(shown) < (unsigned)vmh_params.hybrid_tcp_show) {
-		show_some();
-		next_batch = vmh_now_ns() + PACE_NS;
+		rest = show_some() ? PACE_MIN_NS : REFUSED_NS;
+		took = vmh_now_ns() - now;
+		next_batch = now + took + (took * PACE > rest ? took * PACE : rest);
 	}
 }
 
