@@ -33,7 +33,8 @@ def run_pair(place: Place, seconds: float, connections: int, patience: float, *i
         server.program.wait_for("ready", 15)
         argv = [program, "client", *target, str(connections), f"{seconds:g}", *idle]
         client = place.start(a, argv, sockperf.CLIENT_CPU)
-        said = [json.loads(line) for line in client.program.result(seconds * (2 if idle else 1) + patience).splitlines()]
+        text = client.program.result(seconds * (2 if idle else 1) + patience)
+        said = [json.loads(line) for line in text.splitlines()]
     finally:
         server.program.stop(signal.SIGINT, 20)
     if any(line["connections"] < connections for line in said):
@@ -50,7 +51,8 @@ def exchange(place: Place, seconds: float) -> float:
 
 def beside_idle(place: Place, seconds: float) -> tuple[float, float]:
     """The rate of a few connections, alone and beside the idle ones, in one process."""
-    alone, beside = run_pair(place, seconds, FEW, SETUP_SECONDS + IDLE_SECONDS + SETTLE_SECONDS, str(IDLE), str(SETTLE_SECONDS))
+    patience = SETUP_SECONDS + IDLE_SECONDS + SETTLE_SECONDS
+    alone, beside = run_pair(place, seconds, FEW, patience, str(IDLE), str(SETTLE_SECONDS))
     return alone, beside
 
 

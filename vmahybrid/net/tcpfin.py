@@ -27,11 +27,11 @@ def fin_frame(state: TcpState, mac: bytes) -> bytes:
         source, target = source[12:], target[12:]
         ethertype, pseudo = b"\x08\x00", source + target + struct.pack(">HH", _TCP, len(tcp))
         head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, _TCP, 0) + source + target
-        head = head[:10] + _checksum(head) + head[12:]
-    return mac + _SOURCE_MAC + ethertype + head + tcp[:16] + _checksum(pseudo + tcp) + tcp[18:]
+        head = head[:10] + checksum(head) + head[12:]
+    return mac + _SOURCE_MAC + ethertype + head + tcp[:16] + checksum(pseudo + tcp) + tcp[18:]
 
 
-def _checksum(data: bytes) -> bytes:
+def checksum(data: bytes) -> bytes:
     """RFC 1071, of an even number of bytes."""
     total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:

@@ -56,6 +56,7 @@ class Session:
         self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
+        self._bereaved: list[Flow] = []     # TCP connections that were on rings to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
         self._pidfd = peer_pidfd(sock)
         self.connection = Connection(sock, self.loop)
@@ -132,8 +133,10 @@ class Session:
 
     def _take_back(self) -> None:
         """The rules, at once: nothing is steered to a program that is gone."""
-        if self.core.table.remove_owner(self.id):
+        gone = self.core.table.remove_owner(self.id)
+        if gone:
             self.core.converge()
+        self._bereaved += [flow for flow in gone if flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.FIVE]
 
     async def _end(self) -> None:
         core = self.core
@@ -145,6 +148,8 @@ class Session:
         self._pidfd = -1
         self._take_back()
         core.tcp.abandon(self.id, dead)
+        if dead and self._bereaved and self.namespace is not None:
+            core.tcp.tell_peers(self._bereaved, self.namespace)
         core.converge()
         core.sessions.pop(self.id, None)
         if self.namespace is not None:

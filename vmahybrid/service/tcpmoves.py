@@ -12,12 +12,13 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.errors import Refused
-from vmahybrid.net import tcpsock
+from vmahybrid.net import tcpask, tcpsock
 from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import MoveFailed
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vmahybrid.service")
 
 FIN_AGAIN = (0.02, 0.1)     # seconds
+ASK_PEERS = (0.1, 0.6)      # seconds
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -179,9 +181,7 @@ class TcpMoves:
             if not (isinstance(error, MoveFailed) and error.alive):
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
         if state.flags & TcpFlag.PEER_FIN and self._in_nic(port.owner, ifindex):
-            task = asyncio.create_task(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
         return _names(flow)
 
     def abandon(self, session: int, dead: bool) -> None:
@@ -195,6 +195,29 @@ class TcpMoves:
             if dead and parked.fd >= 0:
                 log.info("TCP %s: reset, its program is gone", parked.flow.local_text)
                 in_thread(lambda fd=parked.fd: _reset(fd), "reset-tcp")  # type: ignore[misc]
+
+    def tell_peers(self, flows: list[Flow], namespace: Namespace) -> None:
+        """Of connections whose program is gone, and whose rules are."""
+        namespace.users += 1
+        self._begin(self._ask_peers([tcpask.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
+                                     for flow in flows], namespace))
+
+    async def _ask_peers(self, names: list[tcpask.Names], namespace: Namespace) -> None:
+        """Twice: a number by chance may be one that the peer waits for, and a peer answers such segments twice a second
+        at most (tcp_invalid_ratelimit)."""
+        try:
+            for seconds in ASK_PEERS:
+                await asyncio.sleep(seconds)
+                await namespace.worker.call_async(tcpask.ask, names)
+        except (OSError, RuntimeError) as error:
+            log.warning("TCP: %d peers of a program that is gone are not told before they send: %s", len(names), error)
+        finally:
+            namespace.users -= 1
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _let_go_of(self, flow_id: int, parked: Parked, close: bool = True) -> None:
         self.parked.pop(flow_id, None)
@@ -327,8 +350,7 @@ def _forget(fd: int) -> None:
 
 
 def _reset(fd: int) -> None:
-    """Close a parked socket so that the peer is told: at once if nothing was sent or received on the ring, else as soon
-    as it sends something (the numbers of a reset must be those that the connection has now)."""
+    """Close a parked socket so that the kernel has no such connection: then tell_peers() finds the way."""
     with contextlib.suppress(OSError), socket.socket(fileno=fd) as sock:
         if tcpsock.repairing(sock):
             sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)

@@ -1,0 +1,66 @@
+"""The peer of a connection on a ring whose program is killed learns of it, as the kernel's would: without sending."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from net.service_lab import until
+from net.test_tcp_shim import offloaded, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PEER = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 0), family=socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+print("port", listener.getsockname()[1], flush=True)
+s = listener.accept()[0]
+try:
+    while data := s.recv(100):
+        s.sendall(data)
+    print("told", flush=True)
+except ConnectionResetError:
+    print("told", flush=True)
+"""
+KILLED = """
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+for _ in range(30):
+    s.sendall(b"x")
+    assert s.recv(1) == b"x"
+print("asked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("peer", ["", "offload"], ids=["kernel peer", "offloaded peer"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("policy", "lived"), [("offload", 0.0), ("offload", 2.5), ("adaptive", 0.0)])
+def test_the_peer_is_told(service: Service, policy: str, lived: float, number: int, peer: str) -> None:
+    a_side, b_side = service.sandbox.sides
+    argv = [sys.executable, "-c", PEER, b_side.address]
+    if peer:
+        argv = service.run_argv(argv, "adaptive", VMA_HYBRID_TCP=peer)
+    waiting = service.sandbox.start(b_side, argv, env=service.env)
+    port = waiting.wait_for(r"port (\d+)", 10)[1]
+    program = service.sandbox.start(a_side, service.run_argv(
+        [sys.executable, "-c", KILLED, b_side.address, port], "adaptive", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="8"),
+        env=service.env)
+    program.wait_for("asked", 10)
+    until(lambda: [s for s in offloaded(service) if s["pid"] == program.pid])
+    time.sleep(lived)
+    program.process.send_signal(number)
+    waiting.wait_for("told", 3)
+    assert waiting.wait(5) == 0
