@@ -197,3 +197,34 @@ def test_servers(service: Service, netns_pair: Sandbox, peer: Callable[[str], No
         assert verdict(ask("server(5112, address='')")) == ON_RING
         peer(f"{here} 5112")
         assert verdict(ask("accepted()")) == ON_RING
+
+
+OWN_POLICIES = """\
+use offload tcp_client *:7404
+use adaptive tcp_client *:7405
+use offload tcp_server *:5120-5129
+use adaptive tcp_server *:5130-5139
+"""
+
+
+@pytest.mark.parametrize(("policy", "run"), [("kernel", 0), ("adaptive", 1), ("offload", 2)])
+def test_a_rule_has_a_policy_of_its_own(service: Service, netns_pair: Sandbox, peer: Callable[[str], None], conf: Path,
+                                        policy: str, run: int) -> None:
+    """Of connections and of listeners: from the SYN, or when they are busy; the others follow the program's. Each run
+    has ports of its own."""
+    opened, busy = "kept.append(socket.create_connection((there, {}))) or kept[-1].fileno()", "rounds(kept[-1])"
+    conf.write_text(OWN_POLICIES)
+    with asked(service, netns_pair, conf.parent, policy) as ask:
+        def rings(port: int) -> tuple[bool, bool]:
+            """At once, and when it was busy."""
+            return ask(opened.format(port))["offloaded"], ask(busy)["offloaded"]
+
+        ask(opened.format(7404))  # the first one may be too early for a ring
+        assert rings(7404) == (True, True)
+        assert rings(7405) == (False, True)
+        assert rings(7406) == {"kernel": (False, False), "adaptive": (False, True), "offload": (True, True)}[policy]
+        for port, at_once in ((5120 + run, True), (5130 + run, False)):
+            assert ask(f"server({port})")["offloaded"] == at_once
+            peer(f"{netns_pair.a.address} {port}")
+            assert ask("kept.append(listener.accept()[0]) or kept[-1].fileno()")["offloaded"] == at_once
+            assert ask("kept[-1].recv(1) and rounds(kept[-1])")["offloaded"]

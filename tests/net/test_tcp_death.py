@@ -55,9 +55,9 @@ def test_the_peer_is_told(service: Service, policy: str, lived: float, number: i
         argv = service.run_argv(argv, "adaptive", VMA_HYBRID_TCP=peer)
     waiting = service.sandbox.start(b_side, argv, env=service.env)
     port = waiting.wait_for(r"port (\d+)", 10)[1]
-    program = service.sandbox.start(a_side, service.run_argv(
-        [sys.executable, "-c", KILLED, b_side.address, port], "adaptive", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="8"),
-        env=service.env)
+    argv = service.run_argv([sys.executable, "-c", KILLED, b_side.address, port], "adaptive", VMA_HYBRID_TCP=policy,
+                            VMA_HYBRID_TCP_ROUNDS="8")
+    program = service.sandbox.start(a_side, argv, env=service.env)
     program.wait_for("asked", 10)
     until(lambda: [s for s in offloaded(service) if s["pid"] == program.pid])
     time.sleep(lived)

@@ -19,6 +19,7 @@ SHIM_SOURCES = (
     "epoll_set",
     "epoll_wait",
     "epoll_kick",
+    "epoll_plain",
     "tcps_batch",
     "signal",
     "lock",

@@ -14,6 +14,7 @@ static struct vmh_conf sets[2];
 static unsigned current;      /* of sets */
 static int block = -1;        /* of the current set, which decides for this program; -1: none */
 static bool loaded;
+static bool any_tcp;          /* some rule of the file has a policy of its own */
 static struct stat seen;      /* the file as it was read, right or wrong */
 static int seen_err = -ENODATA; /* not looked yet */
 static char text[TEXT];
@@ -53,6 +54,10 @@ static void take(struct vmh_conf *fresh)
 	if (block < 0 && asked)
 		vmh_warn("requested VMA_APPLICATION_ID does not exist in the configuration file");
 	current = !current;
+	VMH_SET(any_tcp, false);
+	for (unsigned i = 0; i < fresh->nrules; i++)
+		if (fresh->rules[i].tcp)
+			VMH_SET(any_tcp, true);
 	VMH_SET(loaded, true);
 	vmh_debug("%s: %u rules in %u blocks, block %d is for %s", vmh_params.config_file, fresh->nrules,
 		  fresh->nblocks, block, program_invocation_short_name);
@@ -92,19 +97,40 @@ void vmh_conf_refresh(void)
 	vmh_unlock(&lock);
 }
 
-unsigned vmh_conf_keeps(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)
+/* The rule that decides: os and tcp of it; both 0 where there is none. */
+static struct vmh_conf_rule decides(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)
 {
 	const struct vmh_conf_rule *r = NULL;
-	bool os;
+	struct vmh_conf_rule copy = { 0 };
 
 	if (!VMH_GET(loaded))
-		return 0;
+		return copy;
 	vmh_lock(&lock);
 	if (block >= 0)
 		r = vmh_conf_match(&sets[current], block, (int)role, addr, port, addr2, port2);
-	os = r && r->os;
+	if (r)
+		copy = *r;
 	vmh_unlock(&lock);
-	return os ? VMH_R_CONF_RULE : 0;
+	return copy;
+}
+
+unsigned vmh_conf_keeps(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)
+{
+	return decides(role, addr, port, addr2, port2).os ? VMH_R_CONF_RULE : 0;
+}
+
+int vmh_conf_tcp(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)
+{
+	struct vmh_conf_rule r = { 0 };
+
+	if (vmh_conf_any_tcp())
+		r = decides(role, addr, port, addr2, port2);
+	return r.tcp ? r.tcp : -1;
+}
+
+bool vmh_conf_any_tcp(void)
+{
+	return VMH_GET(loaded) && VMH_GET(any_tcp);
 }
 
 void vmh_conf_fork_child(void)

@@ -196,18 +196,22 @@ static int use(struct cursor *c)
 {
 	struct vmh_conf_rule r = { .line = c->line, .second = { .high = 65535 } };
 	char transport[VMH_CONF_NAME], text[VMH_CONF_NAME];
-	bool never;
+	bool never, ours;
 	int role;
 
 	if (word(c, transport) || word(c, text))
 		return -1;
 	r.os = !strcmp(transport, "os");
 	never = !strcmp(transport, "sdp") || !strcmp(transport, "sa");
-	if (!r.os && !never && strcmp(transport, "vma") && strcmp(transport, "*"))
-		return wrong(c, "not a transport (os, vma, sdp, sa or *)", transport);
+	r.tcp = !strcmp(transport, "offload") ? 2 : !strcmp(transport, "adaptive");
+	ours = r.os || never || r.tcp || !strcmp(transport, "vma") || !strcmp(transport, "*");
+	if (!ours)
+		return wrong(c, "not a transport (os, vma, offload, adaptive, sdp, sa or *)", transport);
 	role = role_of(text);
 	if (role < 0)
 		return wrong(c, "not a role (tcp_server, tcp_client, udp_sender, udp_receiver, udp_connect)", text);
+	if (r.tcp && role != VMH_CONF_TCP_SERVER && role != VMH_CONF_TCP_CLIENT)
+		return wrong(c, "offload and adaptive are for tcp_server and tcp_client", text);
 	r.role = (uint8_t)role;
 	if (end_of_tuple(c, &r.first))
 		return -1;

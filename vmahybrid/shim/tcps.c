@@ -2,6 +2,7 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -22,7 +23,9 @@ static struct vmh_tcps *_Atomic all;
 
 void vmh_tcps_init(void)
 {
-	atomic_store(&vmh_tcps_on, vmh_params.hybrid_tcp != 0 && vmh_params.offloaded_sockets);
+	if (!vmh_params.hybrid_tcp)
+		vmh_conf_refresh();
+	atomic_store(&vmh_tcps_on, (vmh_params.hybrid_tcp || vmh_conf_any_tcp()) && vmh_params.offloaded_sockets);
 }
 
 static struct vmh_tcps *alloc(void)
@@ -86,6 +89,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 		return NULL;
 	memset((char *)s + from, 0, to - from);
 	s->rounds = 0;
+	VMH_SET(s->policy, (uint8_t)vmh_params.hybrid_tcp);
 	s->blob = -1;
 	vmh_tcp_options_init(&s->opt);
 	vmh_tcps_defaults(&s->opt);
@@ -119,6 +123,7 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 	VMH_SET(st->tx_offloaded, 1);
 	vmh_tcps_set_reason(s, VMH_R_NONE);
 	vmh_tring_count(s->tring, 1);
+	vmh_plain_shut(s->obj.fd);
 	vmh_lock(&s->io);
 	atomic_store(&s->fresh, 1);
 	vmh_tcps_refresh(s);
@@ -176,12 +181,13 @@ void vmh_tcps_connected(int fd, int r)
 		return;
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !at_rest(fd));
-	if (!r && vmh_params.hybrid_tcp == 2)
+	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		vmh_tcps_adopt(s, fd);
 }
 
 void vmh_tcps_accepted(int fd, int flags)
 {
+	struct vmh_tcp_addr a;
 	int type = 0, domain = 0;
 	socklen_t len = sizeof(int);
 
@@ -198,8 +204,9 @@ void vmh_tcps_accepted(int fd, int flags)
 		return;
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
-	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
-	if (vmh_params.hybrid_tcp == 2)
+	vmh_tcps_note_names(s, fd, &a);
+	vmh_tcps_policy_server(s, &a.laddr, a.lport);
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		vmh_tcps_adopt(s, fd);
 }
 

@@ -1,5 +1,6 @@
 /* What libvma.conf says about a TCP socket: asked when it listens, connects or is accepted. */
 #include "vmh_conf.h"
+#include "vmh_params.h"
 #include "vmh_tcps.h"
 
 /* The rules are of IPv4; an IPv6 address is one that only a rule for any matches. */
@@ -23,4 +24,23 @@ unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a)
 {
 	vmh_conf_refresh();
 	return s->accepted ? vmh_tcps_kept_server(&a->laddr, a->lport) : vmh_tcps_kept_client(s, a);
+}
+
+/* ---- VMA_HYBRID_TCP of a connection or listener: of its rule, or the program's ---- */
+
+static void follow(struct vmh_tcps *s, int policy)
+{
+	VMH_SET(s->policy, (uint8_t)(policy < 0 ? vmh_params.hybrid_tcp : policy));
+}
+
+void vmh_tcps_policy_client(struct vmh_tcps *s, const struct vmh_tcp_addr *a)
+{
+	vmh_conf_refresh();
+	follow(s, vmh_conf_tcp(VMH_CONF_TCP_CLIENT, v4(&a->raddr), a->rport, v4(&a->laddr), s->bound ? a->lport : 0));
+}
+
+void vmh_tcps_policy_server(struct vmh_tcps *s, const struct vmh_ip *laddr, in_port_t lport)
+{
+	vmh_conf_refresh();
+	follow(s, vmh_conf_tcp(VMH_CONF_TCP_SERVER, v4(laddr), lport, 0, 0));
 }

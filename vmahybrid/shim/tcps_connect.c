@@ -76,7 +76,7 @@ static bool plain(const struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *t
 	const bool v4 = vmh_ip_is4(&to->raddr);
 	in_addr_t a = ntohl(vmh_ip_v4(&to->raddr));
 
-	if (vmh_params.hybrid_tcp != 2 || s->bound || s->odd || s->listens || !to->rport || vmh_ip_any(&to->raddr))
+	if (VMH_GET(s->policy) != VMH_TCPS_OFFLOAD || s->bound || s->odd || s->listens || !to->rport || vmh_ip_any(&to->raddr))
 		return false;
 	if (v4 && (a >> 24 == 127 || IN_MULTICAST(a) || IN_BADCLASS(a)))
 		return false;
@@ -91,7 +91,7 @@ static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to)
 	unsigned reason;
 	int rc;
 
-	if (!plain(s, fd, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1)
+	if (!plain(s, fd, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_not_plain(s))
 		return VMH_TCPS_KERNELS;
 	vmh_conf_refresh();
 	reason = find_way(s, &a, &path);
@@ -221,6 +221,9 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 		return VMH_TCPS_KERNELS;
 	if (VMH_GET(s->connecting) || !vmh_trylock(&s->obj.lock))
 		return VMH_TCPS_KERNELS;
+	if (s->bound)
+		vmh_tcps_kernel_name(fd, false, &to.laddr, &to.lport);
+	vmh_tcps_policy_client(s, &to);
 	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, fd, &to) : VMH_TCPS_KERNELS;
 	vmh_unlock(&s->obj.lock);
 	if (rc)

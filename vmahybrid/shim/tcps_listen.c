@@ -112,7 +112,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	unsigned reason;
 
 	if (s->odd || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 ||
-	    !vmh_tcps_kernel_name(fd, false, &name.addr, &name.port))
+	    !vmh_tcps_kernel_name(fd, false, &name.addr, &name.port) || !vmh_tcps_not_plain(s))
 		return;
 	l = s->listening; /* of before */
 	if (!l && !(l = calloc(1, sizeof(*l))))
@@ -151,7 +151,10 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 {
-	vmh_tcps_note_names(s, s->obj.fd, &(struct vmh_tcp_addr){ 0 });
+	struct vmh_tcp_addr a;
+
+	vmh_tcps_note_names(s, s->obj.fd, &a);
+	vmh_tcps_policy_server(s, &a.laddr, a.lport);
 	vmh_lock(&s->obj.lock);
 	atomic_store(&s->listens, 1);
 	VMH_SET(s->backlog, backlog);
@@ -164,7 +167,7 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
-	if (vmh_params.hybrid_tcp != 2 || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
+	if (VMH_GET(s->policy) != VMH_TCPS_OFFLOAD || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
 	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens)) {
 		VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);

@@ -270,7 +270,7 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd)
 	struct vmh_tcps *none = NULL;
 	long flags;
 
-	if (vmh_params.hybrid_tcp == 2 || !atomic_load(&vmh_worker_runs))
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD || !atomic_load(&vmh_worker_runs))
 		return false;
 	flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
 	if (flags < 0 || !(flags & O_NONBLOCK))

@@ -30,7 +30,7 @@ void vmh_plain_init(void)
 {
 	void *table;
 
-	if (atomic_load(&ready) || vmh_params.hybrid_tcp != 1)
+	if (atomic_load(&ready) || vmh_params.hybrid_tcp == 2)
 		return;
 	table = vmh_scratch_new(vmh_fdtab_size);
 	if (!table || !vmh_barrier_possible() || pthread_key_create(&exit_key, thread_exit)) {
@@ -107,6 +107,14 @@ bool vmh_plain_is_in(int fd)
 		if (atomic_load_explicit(&c->fd, memory_order_acquire) == fd + 1)
 			return true;
 	return false;
+}
+
+bool vmh_tcps_not_plain(struct vmh_tcps *s)
+{
+	int fd = s->obj.fd;
+
+	return (unsigned)fd >= vmh_plain_size ||
+	       (vmh_plain_stop(fd) && !vmh_plain_is_in(fd) && vmh_epoll_member_settle(&s->obj));
 }
 
 /* The caller is the only thread. */

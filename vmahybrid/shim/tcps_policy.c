@@ -7,6 +7,7 @@
  *
  * A process with many busy connections gains when all of them are on rings, and loses while some are: its waits ask
  * both sides then. To move them all would take longer than most programs run, so they stay where they are. */
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
@@ -40,7 +41,7 @@ static void count_busy(struct vmh_tcps *s)
 		s->epoch = now;
 		s->epoch_rounds = 0;
 	}
-	if (++s->epoch_rounds == BUSY_ROUNDS)
+	if (s->epoch_rounds < BUSY_ROUNDS && ++s->epoch_rounds == BUSY_ROUNDS)
 		atomic_fetch_add_explicit(&busy, 1, memory_order_relaxed);
 }
 
@@ -112,7 +113,7 @@ static bool worth_it(uint64_t now)
 
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 {
-	if (!VMH_GET(s->connecting) || vmh_params.hybrid_tcp == 2)
+	if (!VMH_GET(s->connecting) || VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
@@ -193,7 +194,8 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	unsigned reason = 0;
 	bool quiet;
 
-	if (vmh_tcps_state(s) != VMH_TCPS_RING || l->moves == MOVES_MAX || l->now < s->rest_at)
+	if (vmh_tcps_state(s) != VMH_TCPS_RING || VMH_GET(s->policy) != VMH_TCPS_ADAPTIVE || l->moves == MOVES_MAX ||
+	    l->now < s->rest_at)
 		return;
 	is = (struct vmh_tcps_watch){ VMH_GET(s->watch.bytes), VMH_GET(s->watch.turns) };
 	quiet = is.bytes == was.bytes;
@@ -235,7 +237,7 @@ void vmh_tcps_look(void)
 	static unsigned crowded;
 	struct look l = { .now = vmh_now_ns(), .crowded = crowded >= CROWDED_LOOKS };
 
-	if (vmh_params.hybrid_tcp != 1 || l.now - looked_ns < WINDOW_NS)
+	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || l.now - looked_ns < WINDOW_NS)
 		return;
 	looked_ns = l.now;
 	if (l.crowded)

@@ -5,6 +5,7 @@
  * connection also outlives the service. The internal thread does it, some at a time; short connections pay nothing. At the
  * end the program itself makes the kernel forget the connection, silently, and the rule follows. */
 #include "vmh_base.h"
+#include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -208,7 +209,8 @@ void vmh_tshow_look(void)
 	uint64_t now, took, rest;
 
 	/* VMA_TCP_3T_RULES: rules of ports only */
-	if (vmh_params.hybrid_tcp != 2 || vmh_params.tcp_3t_rules || !vmh_session_id())
+	if ((vmh_params.hybrid_tcp != VMH_TCPS_OFFLOAD && !vmh_conf_any_tcp()) || vmh_params.tcp_3t_rules ||
+	    !vmh_session_id())
 		return;
 	vmh_tshow_flush();
 	now = vmh_now_ns();

@@ -24,6 +24,7 @@ struct vmh_conf_end {
 
 struct vmh_conf_rule {
 	uint8_t role, os;    /* os: the kernel; else a ring, if there can be one */
+	uint8_t tcp;         /* VMA_HYBRID_TCP of its connections; 0: the program's */
 	uint16_t block;
 	uint32_t line;
 	struct vmh_conf_end first, second;

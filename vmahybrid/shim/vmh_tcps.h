@@ -34,6 +34,9 @@ struct vmh_tlisten;
 /* Of a connection that began on the ring by the program's connect(). */
 enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
 
+/* VMA_HYBRID_TCP, of the program or of a rule. */
+enum vmh_tcps_policy { VMH_TCPS_PLAIN, VMH_TCPS_ADAPTIVE, VMH_TCPS_OFFLOAD };
+
 /* What the policy wants to know of a connection on a ring. */
 struct vmh_tcps_watch {
 	uint64_t bytes, turns; /* turns: from sending to receiving */
@@ -50,7 +53,8 @@ struct vmh_tcps {
 	_Atomic uint8_t nonblock;
 	uint8_t last_sent, homes;
 	uint32_t kernel_turns;
-	uint32_t epoch, epoch_rounds;     /* of the count of busy connections, tcps_policy.c */
+	uint32_t epoch;                   /* of the count of busy connections, tcps_policy.c */
+	uint8_t epoch_rounds, policy;     /* enum vmh_tcps_policy */
 
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
@@ -223,6 +227,9 @@ bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_
 unsigned vmh_tcps_kept_client(const struct vmh_tcps *s, const struct vmh_tcp_addr *a);
 unsigned vmh_tcps_kept_server(const struct vmh_ip *laddr, in_port_t lport);
 unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a);
+/* s->policy as a rule says, or else VMA_HYBRID_TCP */
+void vmh_tcps_policy_client(struct vmh_tcps *s, const struct vmh_tcp_addr *a);
+void vmh_tcps_policy_server(struct vmh_tcps *s, const struct vmh_ip *laddr, in_port_t lport);
 
 /* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
@@ -286,7 +293,10 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r); /* a call 
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s);
 static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 {
-	return vmh_params.hybrid_tcp != 1 || s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes;
+	unsigned policy = VMH_GET(s->policy);
+
+	return policy == VMH_TCPS_ADAPTIVE ? s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes
+					   : policy == VMH_TCPS_OFFLOAD;
 }
 void vmh_tcps_adoption_took(uint64_t ns);
 void vmh_tcps_look(void);                       /* by the internal thread */
@@ -336,6 +346,8 @@ static inline void vmh_plain_shut(int fd)        /* for calls that begin after t
 }
 bool vmh_plain_stop(int fd);                     /* the same, and vmh_plain_is_in() tells of all others; false: it can't */
 bool vmh_plain_is_in(int fd);
+/* Object lock held, state KERNEL: it begins on a ring, or listens there. false: somebody is in such a call. */
+bool vmh_tcps_not_plain(struct vmh_tcps *s);
 void vmh_plain_fork_child(void);
 static inline void vmh_plain_end(struct vmh_plain_call **c)
 {
