@@ -417,7 +417,8 @@ VMH_TRACED_DATA(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 	SOCK_HELD s = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)) ? sock_get(fd) : NULL;
 
 	if (!s) {
-		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
+			return -1;
 		return vmh_real()->recvmmsg(fd, v, n, flags, timeout);
 	}
 	pthread_testcancel();
@@ -552,7 +553,8 @@ VMH_TRACED_DATA(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 			if (vmh_unlikely(!vmh_bad_ptr(v[i].msg_hdr.msg_control) &&
 					 v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
 				fds_leave(&v[i].msg_hdr);
-		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
+			return -1;
 		return vmh_real()->sendmmsg(fd, v, n, flags);
 	}
 	pthread_testcancel();

@@ -177,7 +177,7 @@ void vmh_tcps_connected(int fd, int r)
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !at_rest(fd));
 	if (!r && vmh_params.hybrid_tcp == 2)
-		vmh_tcps_adopt(s, fd);
+		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
 }
 
 void vmh_tcps_accepted(int fd, int flags)
@@ -200,7 +200,7 @@ void vmh_tcps_accepted(int fd, int flags)
 	s->accepted = 1;
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	if (vmh_params.hybrid_tcp == 2)
-		vmh_tcps_adopt(s, fd);
+		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
 }
 
 void vmh_tcps_closed(struct vmh_tcps *s)

@@ -184,7 +184,7 @@ bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
 /* tcps_move.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
 int vmh_tcps_export(struct vmh_tcp_conn *c);     /* a frozen one, as a memory file; or -errno */
-void vmh_tcps_adopt(struct vmh_tcps *s, int fd);
+void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who reads the events */
 bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
@@ -193,6 +193,10 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, 
 void vmh_tcps_home_all(unsigned reason);
 void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
+/* Before a call that only the kernel can do. 0: it is home, as far as that can be; -EINVAL: VMA_EXCEPTION_HANDLING wants
+ * the call to fail, and nothing has moved. */
+int vmh_tcps_kernel_takes(struct vmh_tcps *s, unsigned reason);
+int vmh_tcps_kernel_takes_fd(int fd, unsigned reason);
 void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd -1: all */
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
