@@ -125,9 +125,15 @@ static void sync_flight(struct vmh_tcp_conn *c)
 		c->due[T_PROBE] = 0;
 	}
 	if (!pcb->unacked) {
+		if (!c->resting_since)
+			c->resting_since = now;
 		c->due[T_RTO] = c->due[T_PROBE] = c->due[T_REORDER] = 0;
 		c->first_sent_at = pcb->unsent && c->first_sent_at ? c->first_sent_at : 0;
 		return;
+	}
+	if (c->resting_since) {
+		cc_rested(c, now - c->resting_since);
+		c->resting_since = 0;
 	}
 	if (!c->first_sent_at)
 		c->first_sent_at = now;
