@@ -152,8 +152,8 @@ def test_no_exceptions(service: Service) -> None:
 
 
 REASONS = {"sockopt": "sockopt", "oob": "tcp-urgent", "errqueue": "send-flags", "dup": "dup", "dup2": "dup",
-           "dupfd": "dup", "sendfile": "sendfile", "splice": "sendfile", "ioctl": "ioctl", "preadv": "unknown-call", "close": "closed",
-           "fork": "fork", "passed": "fd-passed", "exec": "exec", "inheritable": "exec"}
+           "dupfd": "dup", "sendfile": "sendfile", "splice": "sendfile", "ioctl": "ioctl", "preadv": "unknown-call",
+           "close": "closed", "fork": "fork", "passed": "fd-passed", "exec": "exec", "inheritable": "exec"}
 
 
 @pytest.mark.parametrize("call", REASONS)

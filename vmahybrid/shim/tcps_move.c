@@ -254,10 +254,12 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
 		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;
 	}
-	if (!reason)
+	if (!reason) {
+		s->addr = a;
 		publish(s, fd);
-	else
+	} else {
 		stays(s, reason);
+	}
 	vmh_unlock(&s->obj.lock);
 	vmh_tcps_adoption_took(vmh_now_ns() - began);
 }

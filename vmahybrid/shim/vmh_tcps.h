@@ -82,7 +82,7 @@ struct vmh_tcps {
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint16_t accepts;
 	uint32_t linger_s;
-	struct vmh_tcp_addr addr;         /* of a fresh one */
+	struct vmh_tcp_addr addr;         /* once it has come to a ring */
 	/* Its kernel socket is parked as that of an adopted one, for who looks at the kernel's (tcps_show.c); object lock */
 	uint8_t shown, lived;             /* lived: for a second */
 	uint32_t shown_flow;              /* rule of its own, 0 if not known */
@@ -143,6 +143,11 @@ static inline bool vmh_tcps_on_rings(const struct vmh_tcps *s)
 {
 	return vmh_tcps_parked(s) || vmh_tcps_state(s) == VMH_TCPS_LISTEN;
 }
+/* An adopted one that has ended: its kernel socket is about to have no connection any more, and no names. */
+static inline bool vmh_tcps_has_ended(const struct vmh_tcps *s)
+{
+	return vmh_tcps_state(s) == VMH_TCPS_RING && atomic_load_explicit(&s->ended, memory_order_acquire);
+}
 static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 {
 	return atomic_load_explicit(&s->fresh, memory_order_relaxed) && vmh_tcps_parked(s);
@@ -178,6 +183,7 @@ void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
+bool vmh_tcps_at_rest(int fd); /* the kernel socket is neither connected nor about to be */
 /* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
 
@@ -230,6 +236,7 @@ unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a);
 
 /* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
+int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */
