@@ -211,6 +211,8 @@ static void bind_it(int fd)
 	say("bind", bind(fd, (void *)&a, sizeof(a)));
 	a.sin_port = htons(7198);
 	say("to a port", bind(fd, (void *)&a, sizeof(a)));
+	a.sin_addr.s_addr = htonl(0x0a090909);
+	say("to another's address", bind(fd, (void *)&a, sizeof(a)));
 	say("short", bind(fd, (void *)&a, 4));
 	a.sin_family = AF_UNIX;
 	say("other family", bind(fd, (void *)&a, sizeof(a)));

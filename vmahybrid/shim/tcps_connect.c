@@ -273,6 +273,22 @@ static bool is_over(struct vmh_tcps *s)
 	return info.state == CLOSE || info.state == TIME_WAIT;
 }
 
+/* Could a socket be bound to the address? */
+static bool is_ours(const struct sockaddr *a, socklen_t len)
+{
+	struct sockaddr_storage any_port = { 0 };
+	int fd = (int)vmh_sys(SYS_socket, a->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	long r;
+
+	if (fd < 0)
+		return true;
+	memcpy(&any_port, a, len < sizeof(any_port) ? len : sizeof(any_port));
+	((struct sockaddr_in *)&any_port)->sin_port = 0; /* where sin6_port is */
+	r = vmh_sys(SYS_bind, fd, &any_port, len < sizeof(any_port) ? len : sizeof(any_port));
+	vmh_sys(SYS_close, fd);
+	return r != -EADDRNOTAVAIL;
+}
+
 /* What the kernel says of its address comes first; and it would bind the socket below, which has no connection. */
 int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
 {
@@ -282,7 +298,7 @@ int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
 		return VMH_TCPS_KERNELS;
 	if (a->sa_family != (s->v6 ? AF_INET6 : AF_INET))
 		return VMH_TCPS_KERNELS;
-	return -EINVAL;
+	return is_ours(a, len) ? -EINVAL : -EADDRNOTAVAIL;
 }
 
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
