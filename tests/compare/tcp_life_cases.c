@@ -174,6 +174,109 @@ static void peer_resets_waiter(int how)
 	close(fd);
 }
 
+/* ---- calls on what is connected, or was ---- */
+
+static int bound_client(void) /* the kernel connects it, and it comes to the ring then */
+{
+	struct sockaddr_in a = { .sin_family = AF_INET }, to = peer(TCP_PORT);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	say("bind", bind(fd, (void *)&a, sizeof(a))), say("connect", connect(fd, (void *)&to, sizeof(to)));
+	tell("accept");
+	return fd;
+}
+
+static void say_names(int fd)
+{
+	struct sockaddr_in a = { 0 };
+	socklen_t len = sizeof(a);
+
+	say("getsockname", getsockname(fd, (void *)&a, &len)), say_text("address", inet_ntoa(a.sin_addr));
+	say_yes("port", a.sin_port != 0);
+	memset(&a, 0, len = sizeof(a));
+	say("getpeername", getpeername(fd, (void *)&a, &len)), say_text("address", inet_ntoa(a.sin_addr));
+}
+
+static void say_state(int fd)
+{
+	struct tcp_info i = { 0 };
+
+	say("TCP_INFO", getsockopt(fd, IPPROTO_TCP, TCP_INFO, &i, &(socklen_t){ sizeof(i) })), say("state", i.tcpi_state);
+}
+
+static void bind_it(int fd)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+
+	say("bind", bind(fd, (void *)&a, sizeof(a)));
+	a.sin_port = htons(7198);
+	say("to a port", bind(fd, (void *)&a, sizeof(a)));
+	a.sin_addr.s_addr = htonl(0x0a090909);
+	say("to another's address", bind(fd, (void *)&a, sizeof(a)));
+	say("short", bind(fd, (void *)&a, 4));
+	a.sin_family = AF_UNIX;
+	say("other family", bind(fd, (void *)&a, sizeof(a)));
+}
+
+/* 0 to 2: a socket of a client, bound before, accepted */
+static void bind_connected(int how)
+{
+	int fd = how == 1 ? bound_client() : tcp_pair(how == 2);
+
+	bind_it(fd);
+	say("send", send(fd, "abc", 3, 0));
+	tell_said("peer", "recv 3");
+	close(fd);
+}
+
+static void connect_again(int fd)
+{
+	struct sockaddr_in a = peer(TCP_PORT);
+
+	say("connect", connect(fd, (void *)&a, sizeof(a)));
+	a.sin_family = AF_UNIX;
+	say("other family", connect(fd, (void *)&a, sizeof(a)));
+}
+
+/* The kernel's from the call on that fails. */
+static void connect_later_at_home(int arg)
+{
+	struct sockaddr_in a = peer(TCP_PORT);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	char c;
+
+	(void)arg;
+	say("connect", connect(fd, (void *)&a, sizeof(a)));
+	tell("accept");
+	settle();
+	say("MSG_OOB", recv(fd, &c, 1, MSG_OOB));
+	connect_again(fd), connect_again(fd);
+	close(fd);
+}
+
+/* The end, as far as names and states tell of it. 0 we close first, 1 the peer does, 2 it resets; + 10: bound before */
+static void ended(int how)
+{
+	int fd = how >= 10 ? bound_client() : tcp_client();
+	char c[16];
+
+	if (how % 10 == 0)
+		say("shutdown", shutdown(fd, SHUT_WR)), settle();
+	tell(how % 10 == 2 ? "reset" : "close");
+	settle();
+	if (how % 10 == 1)
+		say("shutdown", shutdown(fd, SHUT_WR)), settle();
+	if (how % 10 != 2)
+		say("recv", recv(fd, c, 16, MSG_DONTWAIT));
+	say_state(fd);
+	say_names(fd);
+	connect_again(fd);
+	say("shutdown", shutdown(fd, SHUT_WR)), say("bad", shutdown(fd, 7)), say("shutdown", shutdown(fd, SHUT_RD));
+	say_state(fd);
+	say_names(fd);
+	close(fd);
+}
+
 /* ---- other threads ---- */
 
 struct waiter {
@@ -498,6 +601,12 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp dup2 over it", over, 0 },
 	{ "tcp fork, child uses it", forked, 0 }, { "tcp fork, child does not", forked, 1 },
 	{ "tcp SCM_RIGHTS", passed, 0 },
+	{ "tcp bind of a connected one", bind_connected, 0 }, { "tcp bind of an adopted one", bind_connected, 1 },
+	{ "tcp bind of an accepted one", bind_connected, 2 },
+	{ "tcp connect without blocking, then home", connect_later_at_home, 0 },
+	{ "tcp ended, we first", ended, 0 }, { "tcp ended, the peer first", ended, 1 }, { "tcp ended by a reset", ended, 2 },
+	{ "tcp adopted and ended, we first", ended, 10 }, { "tcp adopted and ended, the peer first", ended, 11 },
+	{ "tcp adopted and ended by a reset", ended, 12 },
 	{ "tcp refused", refused, 0 }, { "tcp refused without blocking", refused, 1 },
 	{ "tcp connect without blocking", connect_later, 0 }, { "tcp never connected", never_connected, 0 },
 	{ "tcp listener", listener_calls, 0 }, { "tcp accepted late", accepted_late, 0 },

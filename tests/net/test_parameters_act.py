@@ -127,7 +127,7 @@ wait()
     program.stop()
     program = start(text)
     assert told(program)["failed"] == 0
-    assert socket_of(service, program, 5001)["reason"] == "unknown-call"
+    assert socket_of(service, program, 5001)["reason"] == "sendfile"
 
 
 @xdp_only("no ring has a part in it")

@@ -80,7 +80,7 @@ def test_each_move_is_an_event_with_its_reason(service: Service, asking: ShimPee
     service.ask("home", str(asking.pid))
     service.ask("adopt", str(asking.pid))
     moves = [event for event in events(service, asking.pid) if event[0] in ("tcp-home", "tcp-adopted")]
-    assert moves[-2:] == [("tcp-home", "flow-deleted"), ("tcp-adopted", "")]
+    assert moves[-2:] == [("tcp-home", "flow-deleted"), ("tcp-adopted", "operator")]
 
 
 ASLEEP = """

@@ -8,6 +8,7 @@ from typing import Any
 from vmahybrid.cli.flows import CONNECTIONS, connection_row
 from vmahybrid.cli.output import Style, table
 from vmahybrid.errors import UsageError
+from vmahybrid.steering.reasons import Reason
 
 SCHEMA = 1
 PATIENCE = 5.0  # seconds; a move takes some 10 to 40 ms
@@ -16,7 +17,8 @@ WHERE = {"home": "kernel", "adopt": "ring"}
 
 
 def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
-    """Exit code 1 if some are not where they should be after PATIENCE."""
+    """Exit code 1 if some are not where they should be after PATIENCE. One that was named and is gone is among them; of
+    all of a process those that were closed are not."""
     pid, fd = _target(args.process)
     to = WHERE[args.command_name]
     before = _sockets(client, pid, fd, to)
@@ -27,8 +29,11 @@ def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
         time.sleep(LOOK)
         found = _now(client, before)
     moved = [s for s in found if _lives(s) == to]
-    return {"schema": SCHEMA, "to": to, "moved": moved, "left": [s for s in found if _lives(s) != to]}, \
-        int(len(moved) < len(found))
+    left = [s for s in found if _lives(s) != to]
+    if fd is not None and not found:
+        left = [_gone(s) for s in before]
+    return {"schema": SCHEMA, "to": to, "moved": moved, "left": left}, \
+        int(bool(left) or (fd is not None and not moved))
 
 
 def _target(text: str) -> tuple[int, int | None]:
@@ -50,9 +55,14 @@ def _sockets(client: Any, pid: int, fd: int | None, to: str) -> list[dict[str, A
 
 
 def _now(client: Any, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same sockets as they are now, without those that were closed."""
-    known = {s["socket_id"] for s in before}
-    return [s for s in client.get("v1", "sockets") if s["socket_id"] in known]
+    """The same sockets as they are now, without those that were closed: their numbers may be others' by now."""
+    known = {(s["socket_id"], s["inode"]) for s in before}
+    return [s for s in client.get("v1", "sockets") if (s["socket_id"], s["inode"]) in known]
+
+
+def _gone(s: dict[str, Any]) -> dict[str, Any]:
+    why = Reason.CLOSED
+    return {**s, "offloaded": False, "reason": why.slug, "reason_text": why.text, "remedy": why.remedy}
 
 
 def _lives(s: dict[str, Any]) -> str:

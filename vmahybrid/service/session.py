@@ -430,8 +430,9 @@ class Session:
         state = await core.tcp.take(flow, fd, self.id, self._namespace())
         try:
             core.counters["tcp_taken_total"] += 1
-            core.events.add("tcp-adopted", f"{flow.local_text} {flow.remote_text} of {self}", flow_id=flow.flow_id,
-                            pid=self.pid)
+            reason = Reason.from_code(request.body.hdr.reason)
+            core.events.add("tcp-adopted", f"{flow.local_text} {flow.remote_text} of {self}: {reason.slug}",
+                            flow_id=flow.flow_id, pid=self.pid, reason=reason.slug)
             self.connection.send(request.reply(len=os.fstat(state).st_size), [state])
         finally:
             os.close(state)

@@ -251,7 +251,7 @@ int vmh_session_reinject(struct vmh_msg_reinject *req, int fd)
 	return err;
 }
 
-int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason)
+int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, int *state, unsigned *reason)
 {
 	struct vmh_msg_tcp_take req = { .flow_id = flow_id };
 	struct vmh_msg_tcp_take_reply rep;
@@ -259,6 +259,7 @@ int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason)
 
 	vmh_lock(&vmh_ctl_lock);
 	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_TAKE, sizeof(req));
+	req.hdr.reason = why;
 	err = vmh_ctl_rpc(&req.hdr, fd, &rep, sizeof(rep), fds, &nfds);
 	vmh_unlock(&vmh_ctl_lock);
 	*reason = err && rep.hdr.reason ? rep.hdr.reason : VMH_R_TCP_STATE;

@@ -89,13 +89,16 @@ void vmh_duplicated(int from, int to)
 		return;
 	vmh_fd_dup(from, to);
 	if (vmh_unlikely(to <= STDERR_FILENO && from != to)) /* stdin, stdout and stderr read and write inside libc */
-		vmh_kernel_takes(to);
+		vmh_kernel_takes(to, VMH_R_UNKNOWN_CALL);
 }
 
 VMH_TRACED(dup, (int fd), (fd), "%d", fd)
 {
-	vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
-	int r = vmh_real()->dup(fd);
+	int r = vmh_tcps_kernel_takes_fd(fd, VMH_R_DUP);
+
+	if (vmh_unlikely(r))
+		RETURN(r);
+	r = vmh_real()->dup(fd);
 
 	vmh_duplicated(fd, r);
 	return r;
@@ -110,20 +113,24 @@ static int refuse_hidden(int fd)
 	return -1;
 }
 
-/* Two descriptors of one connection are the kernel's, and so is what dup2() closes. */
-static void dup_over(int oldfd, int newfd)
+/* Two descriptors of one connection are the kernel's, and so is what dup2() closes. 0 or -errno. */
+static int dup_over(int oldfd, int newfd)
 {
-	vmh_tcps_home_fd(oldfd, VMH_R_UNKNOWN_CALL);
-	if (oldfd != newfd)
-		vmh_tcps_home_fd(newfd, VMH_R_NONE);
+	int err = oldfd != newfd ? vmh_tcps_kernel_takes_fd(oldfd, VMH_R_DUP) : 0;
+
+	if (!err && oldfd != newfd)
+		vmh_tcps_home_fd(newfd, VMH_R_CLOSED);
+	return err;
 }
 
 VMH_TRACED(dup2, (int oldfd, int newfd), (oldfd, newfd), "%d, %d", oldfd, newfd)
 {
 	if (refuse_hidden(newfd))
 		return -1;
-	dup_over(oldfd, newfd);
-	int r = vmh_real()->dup2(oldfd, newfd);
+	int r = dup_over(oldfd, newfd);
+	if (vmh_unlikely(r))
+		RETURN(r);
+	r = vmh_real()->dup2(oldfd, newfd);
 	vmh_duplicated(oldfd, r);
 	return r;
 }
@@ -132,8 +139,10 @@ VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, 
 {
 	if (refuse_hidden(newfd))
 		return -1;
-	dup_over(oldfd, newfd);
-	int r = vmh_real()->dup3(oldfd, newfd, flags);
+	int r = dup_over(oldfd, newfd);
+	if (vmh_unlikely(r))
+		RETURN(r);
+	r = vmh_real()->dup3(oldfd, newfd, flags);
 	vmh_duplicated(oldfd, r);
 	return r;
 }

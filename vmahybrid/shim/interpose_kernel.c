@@ -16,24 +16,21 @@
 #include <sys/ioctl.h>
 
 /* A socket that is at home already is not asked about. */
-static int go_home(struct vmh_sock *s, int fd, uint32_t detail)
+static int go_home(struct vmh_sock *s, int fd, unsigned reason, uint32_t detail)
 {
-	int r = s->home ? 0 : vmh_exception(fd, VMH_R_UNKNOWN_CALL);
+	int r = s->home ? 0 : vmh_exception(fd, reason);
 
 	if (!r)
-		vmh_sock_home(s, VMH_R_UNKNOWN_CALL, detail);
+		vmh_sock_home(s, reason, detail);
 	return r;
 }
 
-int vmh_kernel_takes(int fd)
+int vmh_kernel_takes(int fd, unsigned reason)
 {
-	int saved = errno, r = 0;
+	int saved = errno, r;
 	SOCK_HELD s = sock_get(fd);
 
-	if (s)
-		r = go_home(s, fd, 0);
-	else
-		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+	r = s ? go_home(s, fd, reason, 0) : vmh_tcps_kernel_takes_fd(fd, reason);
 	errno = r ? -r : saved;
 	return r ? -1 : 0;
 }
@@ -48,21 +45,21 @@ int vmh_kernel_takes(int fd)
 
 VMH_EXPORT ssize_t sendfile(int out, int in, off_t *off, size_t n)
 {
-	if (vmh_kernel_takes(out))
+	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
 	return vmh_real()->sendfile(out, in, off, n);
 }
 
 VMH_EXPORT ssize_t sendfile64(int out, int in, off64_t *off, size_t n)
 {
-	if (vmh_kernel_takes(out))
+	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
 	return vmh_real()->sendfile64(out, in, off, n);
 }
 
 VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags)
 {
-	if (vmh_kernel_takes(in) || vmh_kernel_takes(out))
+	if (vmh_kernel_takes(in, VMH_R_SENDFILE) || vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
 	return vmh_real()->splice(in, inoff, out, outoff, n, flags);
 }
@@ -75,13 +72,14 @@ VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size
 		REAL(ssize_t, name, (int, const struct iovec *, int, off_t, int)); \
 		struct vmh_sock *s = sock_get(fd); \
 		if (vmh_likely(!s)) { \
-			vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL); \
+			if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
+				return -1; \
 			return real(fd, iov, n, at, flags); \
 		} \
 		sock_put(s); \
 		if (at == -1 && !flags) \
 			return plain(fd, iov, n); \
-		if (at == -1 && vmh_kernel_takes(fd)) \
+		if (at == -1 && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
 			return -1; \
 		return real(fd, iov, n, at, flags); \
 	}
@@ -97,7 +95,7 @@ VECTOR_AT(pwritev64v2, writev)
 	VMH_EXPORT FILE *name(int fd, const char *mode) \
 	{ \
 		REAL(FILE *, name, (int, const char *)); \
-		if (vmh_kernel_takes(fd)) \
+		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
 			return NULL; \
 		return real(fd, mode); \
 	}
@@ -124,7 +122,7 @@ REOPEN(freopen64)
 VMH_EXPORT int vdprintf(int fd, const char *restrict format, va_list ap)
 {
 	REAL(int, vdprintf, (int, const char *, va_list));
-	if (vmh_kernel_takes(fd))
+	if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 		return -1;
 	return real(fd, format, ap);
 }
@@ -143,7 +141,7 @@ int __vdprintf_chk(int fd, int flag, const char *format, va_list ap);
 VMH_EXPORT int __vdprintf_chk(int fd, int flag, const char *format, va_list ap)
 {
 	REAL(int, __vdprintf_chk, (int, int, const char *, va_list));
-	if (vmh_kernel_takes(fd))
+	if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 		return -1;
 	return real(fd, flag, format, ap);
 }
@@ -165,7 +163,7 @@ VMH_EXPORT int __dprintf_chk(int fd, int flag, const char *format, ...)
 	VMH_EXPORT int name(struct block *cb) \
 	{ \
 		REAL(int, name, (struct block *)); \
-		if (vmh_kernel_takes(cb->aio_fildes)) \
+		if (vmh_kernel_takes(cb->aio_fildes, VMH_R_UNKNOWN_CALL)) \
 			return -1; \
 		return real(cb); \
 	}
@@ -180,7 +178,7 @@ AIO(aio_write64, aiocb64)
 	{ \
 		REAL(int, name, (int, struct block *const *, int, struct sigevent *)); \
 		for (int i = 0; i < n; i++) \
-			if (list[i] && vmh_kernel_takes(list[i]->aio_fildes)) \
+			if (list[i] && vmh_kernel_takes(list[i]->aio_fildes, VMH_R_UNKNOWN_CALL)) \
 				return -1; \
 		return real(mode, list, n, ev); \
 	}
@@ -199,10 +197,14 @@ static void nonblock_changed(struct vmh_sock *s, bool on)
 static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 {
 	/* before: what the ring had delivered raises a signal, too, rather than nothing */
-	if (cmd == F_SETFL && vmh_unlikely((long)arg & O_ASYNC) && vmh_kernel_takes(fd))
+	if (cmd == F_SETFL && vmh_unlikely((long)arg & O_ASYNC) && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 		return -1;
-	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC)
-		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+	if (vmh_unlikely(cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC)) {
+		int refused = vmh_tcps_kernel_takes_fd(fd, VMH_R_DUP);
+
+		if (refused)
+			RETURN(refused);
+	}
 	if (vmh_unlikely(cmd == F_GETFL && vmh_params.avoid_sys_calls_on_tcp_fd)) {
 		TCPS_HELD t = vmh_tcps_get(fd);
 		int flags = t ? vmh_tcps_fcntl(t, cmd) : VMH_TCPS_KERNELS;
@@ -261,7 +263,7 @@ static int stamp_of_last(struct vmh_sock *s, int fd, unsigned long request, void
 	struct timespec now;
 	int saved = errno, r;
 
-	r = go_home(s, fd, (uint32_t)request);
+	r = go_home(s, fd, VMH_R_UNKNOWN_CALL, (uint32_t)request);
 	if (r)
 		RETURN(r);
 	r = vmh_real()->ioctl(fd, request, arg);
@@ -285,8 +287,14 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 		if (done != VMH_TCPS_KERNELS)
 			RETURN(done);
 	}
-	if (request != FIONBIO && vmh_tcps_parked(t))
-		vmh_tcps_home(t, VMH_R_UNKNOWN_CALL, false);
+	if (request == FIONCLEX && vmh_tcps_parked(t)) { /* posix_spawn() and others execute inside libc */
+		vmh_tcps_home(t, VMH_R_EXEC, false);
+	} else if (request != FIONBIO && request != FIOCLEX && vmh_tcps_parked(t)) {
+		int refused = vmh_tcps_kernel_takes(t, VMH_R_IOCTL);
+
+		if (refused)
+			RETURN(refused);
+	}
 	int r = vmh_real()->ioctl(fd, request, arg);
 	if (!r && request == FIONBIO && arg)
 		atomic_store(&t->nonblock, *(int *)arg != 0);
@@ -313,7 +321,7 @@ VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
 		RETURN(vmh_sock_fionread(s, fd, arg));
 	case FIOASYNC:
 		if (!vmh_bad_ptr(arg) && *(int *)arg) {
-			int refused = go_home(s, fd, (uint32_t)request);
+			int refused = go_home(s, fd, VMH_R_UNKNOWN_CALL, (uint32_t)request);
 
 			if (refused)
 				RETURN(refused);

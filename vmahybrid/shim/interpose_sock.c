@@ -140,15 +140,20 @@ VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr
 	   vmh_trace_addr((char[VMH_TRACE_TEXT]){ 0 }, addr, len, r_))
 {
 	struct vmh_sock *s = sock_get(fd);
-	int r = vmh_real()->bind(fd, addr, len);
+	int r;
 
 	if (!s) {
 		TCPS_HELD t = vmh_tcps_get(fd);
 
+		r = t ? vmh_tcps_bind(t, addr, len) : VMH_TCPS_KERNELS;
+		if (r != VMH_TCPS_KERNELS)
+			RETURN(r);
+		r = vmh_real()->bind(fd, addr, len);
 		if (t && !r)
 			VMH_SET(t->bound, 1);
 		return r;
 	}
+	r = vmh_real()->bind(fd, addr, len);
 	int saved = errno;
 	if (!r)
 		vmh_sock_bound(s, fd);
@@ -201,7 +206,7 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 		vmh_tcps_await_move(t);
 	if (t && peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->phase))
 		return -ENOTCONN; /* a parked socket is connected for ever */
-	return t && vmh_tcps_is_fresh(t) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
+	return t && (vmh_tcps_is_fresh(t) || vmh_tcps_has_ended(t)) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
 }
 
 VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
@@ -235,7 +240,7 @@ VMH_TRACED(shutdown, (int fd, int how), (fd, how), "%d, %d", fd, how)
 
 	if (!s) {
 		TCPS_HELD t = vmh_tcps_get(fd);
-		int done = t && vmh_tcps_is_fresh(t) ? vmh_tcps_shutdown(t, fd, how) : VMH_TCPS_KERNELS;
+		int done = t && (vmh_tcps_is_fresh(t) || vmh_tcps_has_ended(t)) ? vmh_tcps_shutdown(t, fd, how) : VMH_TCPS_KERNELS;
 
 		if (done != VMH_TCPS_KERNELS)
 			RETURN(done);
@@ -417,7 +422,8 @@ VMH_TRACED_DATA(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 	SOCK_HELD s = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)) ? sock_get(fd) : NULL;
 
 	if (!s) {
-		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
+			return -1;
 		return vmh_real()->recvmmsg(fd, v, n, flags, timeout);
 	}
 	pthread_testcancel();
@@ -552,7 +558,8 @@ VMH_TRACED_DATA(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 			if (vmh_unlikely(!vmh_bad_ptr(v[i].msg_hdr.msg_control) &&
 					 v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
 				fds_leave(&v[i].msg_hdr);
-		vmh_tcps_home_fd(fd, VMH_R_UNKNOWN_CALL);
+		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
+			return -1;
 		return vmh_real()->sendmmsg(fd, v, n, flags);
 	}
 	pthread_testcancel();

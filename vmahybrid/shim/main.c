@@ -58,7 +58,7 @@ __attribute__((destructor)) static void library_unloaded(void)
 	if (!atomic_load(&started))
 		return;
 	vmh_tcps_finish(true);
-	vmh_tcps_home_all(VMH_R_NONE);
+	vmh_tcps_home_all(VMH_R_CLOSED);
 	vmh_stats_file_dump_all();
 	vmh_session_fini();
 	vmh_stats_fini();

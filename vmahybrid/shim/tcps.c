@@ -148,8 +148,7 @@ void vmh_tcps_created(int fd, int domain, int type, int protocol)
 	vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
 }
 
-/* The kernel socket is neither connected nor about to be. */
-static bool at_rest(int fd)
+bool vmh_tcps_at_rest(int fd)
 {
 	struct tcp_info info = { 0 };
 	socklen_t len = 1; /* tcpi_state */
@@ -180,9 +179,9 @@ void vmh_tcps_connected(int fd, int r)
 	if (!s)
 		return;
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
-	VMH_SET(s->connecting, !r || !at_rest(fd));
+	VMH_SET(s->connecting, !r || !vmh_tcps_at_rest(fd));
 	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
-		vmh_tcps_adopt(s, fd);
+		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
 }
 
 void vmh_tcps_accepted(int fd, int flags)
@@ -207,7 +206,7 @@ void vmh_tcps_accepted(int fd, int flags)
 	vmh_tcps_note_names(s, fd, &a);
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
-		vmh_tcps_adopt(s, fd);
+		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
 }
 
 void vmh_tcps_closed(struct vmh_tcps *s)

@@ -15,6 +15,7 @@
 #define NEIGHBOUR_MS 100
 #define ASK_NS 50000000u
 #define SYN_SENT 2 /* linux/tcp_states.h */
+#define TIME_WAIT 6
 #define CLOSE 7
 
 /* The service resolves it; asked seldom, as a program may try again in a loop. */
@@ -207,6 +208,22 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 	return atomic_load(&s->nonblock) ? -EALREADY : wait_open(s);
 }
 
+/* connect() on one that the kernel had once, or has now, and that is or was on a ring. */
+static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
+{
+	vmh_tcps_await_move(s);
+	if (a->sa_family == AF_UNSPEC) {
+		if (vmh_tcps_parked(s) && !vmh_tcps_has_ended(s))
+			vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false); /* its socket is in use */
+		return VMH_TCPS_KERNELS;
+	}
+	if (s->opening && (vmh_tcps_parked(s) || !vmh_tcps_at_rest(fd))) { /* it went home before connect() has said so */
+		s->opening = VMH_TCPS_OPEN;
+		return 0;
+	}
+	return vmh_tcps_parked(s) ? -EISCONN : VMH_TCPS_KERNELS;
+}
+
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len)
 {
 	struct vmh_tcp_addr to = { 0 };
@@ -216,10 +233,12 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 		return VMH_TCPS_KERNELS;
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
 		return again(s, a);
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || a->sa_family != (s->v6 ? AF_INET6 : AF_INET) ||
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->connecting))
+		return by_another(s, fd, a);
+	if (a->sa_family != (s->v6 ? AF_INET6 : AF_INET) ||
 	    !vmh_tcps_parse(a, len, &to.raddr, &to.rport))
 		return VMH_TCPS_KERNELS;
-	if (VMH_GET(s->connecting) || !vmh_trylock(&s->obj.lock))
+	if (!vmh_trylock(&s->obj.lock))
 		return VMH_TCPS_KERNELS;
 	if (s->bound)
 		vmh_tcps_kernel_name(fd, false, &to.laddr, &to.lport);
@@ -245,6 +264,46 @@ void vmh_tcps_restart(struct vmh_tcps *s)
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
 }
 
+/* Has it come to its end? */
+static bool is_over(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info info = { .state = CLOSE };
+
+	vmh_lock(&s->io);
+	if (s->conn)
+		vmh_tcp_get_info(s->conn, &info);
+	vmh_unlock(&s->io);
+	return info.state == CLOSE || info.state == TIME_WAIT;
+}
+
+/* Could a socket be bound to the address? */
+static bool is_ours(const struct sockaddr *a, socklen_t len)
+{
+	struct sockaddr_storage any_port = { 0 };
+	int fd = (int)vmh_sys(SYS_socket, a->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	long r;
+
+	if (fd < 0)
+		return true;
+	memcpy(&any_port, a, len < sizeof(any_port) ? len : sizeof(any_port));
+	((struct sockaddr_in *)&any_port)->sin_port = 0; /* where sin6_port is */
+	r = vmh_sys(SYS_bind, fd, &any_port, len < sizeof(any_port) ? len : sizeof(any_port));
+	vmh_sys(SYS_close, fd);
+	return r != -EADDRNOTAVAIL;
+}
+
+/* What the kernel says of its address comes first; and it would bind the socket below, which has no connection. */
+int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
+{
+	const socklen_t least = s->v6 ? offsetof(struct sockaddr_in6, sin6_scope_id) : sizeof(struct sockaddr_in);
+
+	if (!vmh_tcps_is_fresh(s) || s->shown || vmh_bad_ptr(a) || len < least || is_over(s))
+		return VMH_TCPS_KERNELS;
+	if (a->sa_family != (s->v6 ? AF_INET6 : AF_INET))
+		return VMH_TCPS_KERNELS;
+	return is_ours(a, len) ? -EINVAL : -EADDRNOTAVAIL;
+}
+
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 {
 	struct vmh_tcp_info info;
@@ -253,6 +312,8 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 	(void)fd;
 	if (how < SHUT_RD || how > SHUT_RDWR)
 		return -EINVAL;
+	if (vmh_tcps_has_ended(s))
+		return -ENOTCONN;
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_lock(&s->io);
@@ -281,7 +342,7 @@ int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	if (peer && (!s->conn || info.state == SYN_SENT || info.state == CLOSE))
+	if (peer && (!s->conn || info.state == SYN_SENT || info.state == CLOSE || info.state == TIME_WAIT))
 		return -ENOTCONN;
 	vmh_tcps_tell(s->v6, peer ? &s->addr.raddr : &s->addr.laddr, peer ? s->addr.rport : s->addr.lport, a, len);
 	return 0;

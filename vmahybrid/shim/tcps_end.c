@@ -66,7 +66,7 @@ static void close_fresh(struct vmh_tcps *s, bool wait)
 void vmh_tcps_close(struct vmh_tcps *s)
 {
 	if (!vmh_tcps_is_fresh(s)) {
-		vmh_tcps_home(s, VMH_R_NONE, true); /* first: who is in a call goes on at the kernel */
+		vmh_tcps_home(s, VMH_R_CLOSED, true); /* first: who is in a call goes on at the kernel */
 		return;
 	}
 	atomic_store(&s->obj.closed, 1);
@@ -75,7 +75,7 @@ void vmh_tcps_close(struct vmh_tcps *s)
 		close_fresh(s, true);
 	vmh_unlock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
-		vmh_tcps_home(s, VMH_R_NONE, true);
+		vmh_tcps_home(s, VMH_R_CLOSED, true);
 }
 
 /* ---- the end of the process ---- */
@@ -123,7 +123,7 @@ static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 	vmh_tcp_freeze(c);
 	blob = fd < 0 ? fd : vmh_tcps_export(c);
 	if (blob >= 0) {
-		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_NONE);
+		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_CLOSED);
 		vmh_sys(SYS_close, blob);
 	}
 	if (fd >= 0)

@@ -10,6 +10,8 @@
 #include <sys/ioctl.h>
 
 #define POLL_BUDGET 32
+#define TIME_WAIT 6 /* linux/tcp_states.h */
+#define CLOSE 7
 
 /* False: it is not on a ring. */
 bool vmh_tcps_info(struct vmh_tcps *s, struct vmh_tcp_info *i)
@@ -33,7 +35,8 @@ static void fill(const struct vmh_tcp_info *i, struct tcp_info *t)
 {
 	uint32_t mss = i->snd_mss;
 
-	*t = (struct tcp_info){ .tcpi_state = i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
+	/* TIME_WAIT is none of the program's socket in the kernel */
+	*t = (struct tcp_info){ .tcpi_state = i->state == TIME_WAIT ? CLOSE : i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
 				.tcpi_probes = i->probing, .tcpi_backoff = i->retries, .tcpi_snd_wscale = i->snd_wscale & 15,
 				.tcpi_rcv_wscale = i->rcv_wscale & 15, .tcpi_rto = i->rto_us, .tcpi_ato = 40000,
 				.tcpi_snd_mss = mss, .tcpi_rcv_mss = i->rcv_mss, .tcpi_advmss = i->adv_mss,

@@ -1,6 +1,7 @@
 /* Calls on TCP sockets: by the stack while the connection is on a ring, by the kernel else. What the stack can't do
  * sends the connection home first. */
 #include "vmh_control.h"
+#include "vmh_exception.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
@@ -102,13 +103,13 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 	ssize_t r;
 
 	if (may && vmh_unlikely(send && (flags & MSG_OOB))) { /* the kernel does not tell the service of it */
-		vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false);
+		vmh_tcps_home(s, VMH_R_TCP_URGENT, false);
 		return GO_ON;
 	}
 
 	if (may && vmh_unlikely(vmh_tcps_wants_adoption(s))) {
 		if (!vmh_tcps_adopt_later(s, fd))
-			vmh_tcps_adopt(s, fd);
+			vmh_tcps_adopt(s, fd, vmh_params.hybrid_tcp == 2 ? VMH_R_TCP_OFFLOAD : VMH_R_TCP_BUSY);
 		if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
 			return GO_ON;
 	} else if (may && (unsigned)fd < vmh_plain_size) {
@@ -380,19 +381,43 @@ static size_t length_of(const struct msghdr *m)
 	return len;
 }
 
-/* Is it a call that the stack can't do as it is? */
-static bool kernels(const struct msghdr *m, int flags, bool send)
+/* Is it a call that the stack can't do as it is? 0, or why. */
+static unsigned kernels(const struct msghdr *m, int flags, bool send)
 {
-	if (flags & ~(send ? SEND_FLAGS : RECV_FLAGS) || m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
-		return true;
-	if (send && (m->msg_controllen || (flags & MSG_FASTOPEN)))
-		return true;
+	if (flags & MSG_OOB)
+		return VMH_R_TCP_URGENT;
+	if (flags & ~(send ? SEND_FLAGS : RECV_FLAGS) || (send && m->msg_controllen))
+		return VMH_R_SEND_FLAGS;
 	if (!send && (flags & MSG_PEEK) && ((flags & MSG_WAITALL) || m->msg_iovlen > PARTS))
+		return VMH_R_SEND_FLAGS;
+	return 0;
+}
+
+/* One that fails, in the kernel's way. */
+static bool is_wrong(const struct msghdr *m)
+{
+	if (m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
 		return true;
 	for (size_t i = 0; i < m->msg_iovlen; i++)
 		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
 			return true;
 	return false;
+}
+
+/* 0: it is home, or somewhere else now; VMH_TCPS_KERNELS: the kernel's call says what is wrong; else what the call returns. */
+static ssize_t give_to_kernel(struct vmh_tcps *s, unsigned why)
+{
+	int err = why ? vmh_exception(s->obj.fd, why) : 0;
+
+	if (err)
+		return err;
+	if (vmh_tcps_home(s, why ? why : VMH_R_UNKNOWN_CALL, false))
+		return VMH_TCPS_KERNELS;
+	switch (vmh_tcps_state(s)) {
+	case VMH_TCPS_LOST: return -ECONNRESET;
+	case VMH_TCPS_STRANDED: return -EAGAIN;
+	}
+	return 0;
 }
 
 /* The rest of a call whose connection went home in between. */
@@ -425,6 +450,7 @@ static ssize_t total(const struct rest *t, ssize_t r)
 static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
 	struct rest t = { 0 };
+	unsigned why;
 	ssize_t r;
 
 	for (;;) {
@@ -438,13 +464,11 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			}
 			continue;
 		}
-		if (vmh_unlikely(kernels(m, flags, send))) {
-			if (vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false))
-				return kernel_call(fd, m, flags, send);
-			if (vmh_tcps_state(s) == VMH_TCPS_LOST)
-				return -ECONNRESET;
-			if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
-				return -EAGAIN;
+		why = kernels(m, flags, send);
+		if (vmh_unlikely(why || is_wrong(m))) {
+			r = give_to_kernel(s, why);
+			if (r)
+				return r == VMH_TCPS_KERNELS ? kernel_call(fd, m, flags, send) : r;
 			continue;
 		}
 		if (!t.iov)

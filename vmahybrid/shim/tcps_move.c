@@ -3,6 +3,7 @@
 #include "vmh_base.h"
 #include "tcp/tcp_state.h"
 #include "vmh_control.h"
+#include "vmh_exception.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
@@ -158,7 +159,8 @@ static void publish(struct vmh_tcps *s, int fd)
 }
 
 /* Object lock held, state ADOPTING. 0, or why not; the connection is the kernel's then. */
-static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *path)
+static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *path,
+		     unsigned why)
 {
 	struct vmh_msg_attach req = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)fd,
 				      .proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = a->lport,
@@ -175,7 +177,7 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 	vmh_session_attach(&req, fd, &s->flow_id, &reason);
 	if (!reason)
 		reason = vmh_verbs_attach_tcp(s->flow_id, &req);
-	if (!reason && vmh_session_tcp_take(fd, s->flow_id, &blob, &reason) == 0)
+	if (!reason && vmh_session_tcp_take(fd, s->flow_id, why, &blob, &reason) == 0)
 		reason = 0;
 	else if (s->flow_id)
 		vmh_session_detach(s->flow_id, reason);
@@ -230,7 +232,7 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 
-void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
+void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 {
 	struct vmh_tcp_path path = { 0 };
 	struct vmh_tcp_addr a;
@@ -250,12 +252,14 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd)
 	if (!reason) {
 		s->reuse = vmh_tcps_reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
-		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path) : VMH_R_NOT_TRIED;
+		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;
 	}
-	if (!reason)
+	if (!reason) {
+		s->addr = a;
 		publish(s, fd);
-	else
+	} else {
 		stays(s, reason);
+	}
 	vmh_unlock(&s->obj.lock);
 	vmh_tcps_adoption_took(vmh_now_ns() - began);
 }
@@ -295,7 +299,7 @@ void vmh_tcps_adopt_chosen(void)
 	if (!s)
 		return;
 	if (!atomic_load(&s->obj.closed))
-		vmh_tcps_adopt(s, s->obj.fd);
+		vmh_tcps_adopt(s, s->obj.fd, VMH_R_TCP_BUSY);
 	vmh_obj_put(&s->obj);
 }
 
@@ -544,6 +548,25 @@ void vmh_tcps_home_fd(int fd, unsigned reason)
 	errno = saved;
 }
 
+int vmh_tcps_kernel_takes(struct vmh_tcps *s, unsigned reason)
+{
+	int err = vmh_tcps_on_rings(s) ? vmh_exception(s->obj.fd, reason) : 0;
+
+	if (!err)
+		vmh_tcps_home(s, reason, false);
+	return err;
+}
+
+int vmh_tcps_kernel_takes_fd(int fd, unsigned reason)
+{
+	int saved = errno, err;
+	TCPS_HELD s = vmh_tcps_get(fd);
+
+	err = s ? vmh_tcps_kernel_takes(s, reason) : 0;
+	errno = saved;
+	return err;
+}
+
 static void home_listener(struct vmh_tcps *s, void *arg)
 {
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
@@ -557,7 +580,7 @@ static void home_one(struct vmh_tcps *s, void *arg)
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 		return;
 	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING) /* what has not been adopted yet may be, later */
-		vmh_tcps_home(s, *reason, *reason == VMH_R_FORK || *reason == VMH_R_EXEC || *reason == VMH_R_NONE);
+		vmh_tcps_home(s, *reason, *reason == VMH_R_FORK || *reason == VMH_R_EXEC || *reason == VMH_R_CLOSED);
 	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
 		vmh_tcps_home(s, *reason, false);
 }
@@ -668,7 +691,7 @@ static void told(struct vmh_tcps *s, void *arg)
 	if (!t->adopt || vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
 		return;
 	VMH_SET(s->retry_ns, 0);
-	vmh_tcps_adopt(s, s->obj.fd);
+	vmh_tcps_adopt(s, s->obj.fd, VMH_R_OPERATOR);
 }
 
 void vmh_tcps_told(int fd, bool adopt, unsigned reason)

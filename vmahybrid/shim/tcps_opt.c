@@ -159,11 +159,12 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 
 	if (level == IPPROTO_IPV6 && name == IPV6_V6ONLY && vmh_tcps_is_fresh(s))
 		return -EINVAL; /* it has a port, of which its kernel socket does not know */
-	if (secret)
-		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
 	state = vmh_tcps_state(s);
-	if (state != VMH_TCPS_KERNEL && state != VMH_TCPS_HOME && !stays(level, name))
-		vmh_tcps_home(s, VMH_R_SOCKOPT, false);
+	if (secret || (state != VMH_TCPS_KERNEL && state != VMH_TCPS_HOME && !stays(level, name))) {
+		r = vmh_tcps_kernel_takes(s, VMH_R_SOCKOPT);
+		if (r)
+			return r;
+	}
 	vmh_lock(&s->obj.lock);
 	r = stack_alone(s, level, name, len) ? 0 : (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
 	if (!r) {

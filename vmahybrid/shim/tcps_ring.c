@@ -76,7 +76,7 @@ static void home_if_urgent(struct vmh_tcps *s, void *arg)
 	if (atomic_load(&s->ended))
 		vmh_tcps_let_name_go(s);
 	else if (atomic_load(&s->urgent) && vmh_tcps_state(s) == VMH_TCPS_RING)
-		vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false);
+		vmh_tcps_home(s, VMH_R_TCP_URGENT, false);
 }
 
 void vmh_tcps_urgent_home(void)

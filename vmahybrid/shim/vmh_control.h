@@ -23,7 +23,7 @@ void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothi
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
 /* Of a TCP connection (vmh_tcps.h): its socket is parked, *state a memory file with the connection; and back. 0, -errno;
  * -ENOTCONN: there is no service. */
-int vmh_session_tcp_take(int fd, uint32_t flow_id, int *state, unsigned *reason);
+int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, int *state, unsigned *reason);
 int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex, unsigned reason);
 /* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */
 int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep);

@@ -43,7 +43,8 @@ static inline void sock_drop(struct vmh_sock **s)
 #define SOCK_HELD __attribute__((cleanup(sock_drop))) struct vmh_sock *
 
 /* The socket goes home for good, because libc or the kernel is about to do with it what we don't see. */
-int vmh_kernel_takes(int fd); /* -1 and errno where VMA_EXCEPTION_HANDLING wants the call to fail */
+/* -1 and errno where VMA_EXCEPTION_HANDLING wants the call to fail */
+int vmh_kernel_takes(int fd, unsigned reason);
 
 /* The kernel has duplicated an fd; to is what it returned. */
 void vmh_duplicated(int from, int to);

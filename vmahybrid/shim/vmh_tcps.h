@@ -86,7 +86,7 @@ struct vmh_tcps {
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint16_t accepts;
 	uint32_t linger_s;
-	struct vmh_tcp_addr addr;         /* of a fresh one */
+	struct vmh_tcp_addr addr;         /* once it has come to a ring */
 	/* Its kernel socket is parked as that of an adopted one, for who looks at the kernel's (tcps_show.c); object lock */
 	uint8_t shown, lived;             /* lived: for a second */
 	uint32_t shown_flow;              /* rule of its own, 0 if not known */
@@ -147,6 +147,11 @@ static inline bool vmh_tcps_on_rings(const struct vmh_tcps *s)
 {
 	return vmh_tcps_parked(s) || vmh_tcps_state(s) == VMH_TCPS_LISTEN;
 }
+/* An adopted one that has ended: its kernel socket is about to have no connection any more, and no names. */
+static inline bool vmh_tcps_has_ended(const struct vmh_tcps *s)
+{
+	return vmh_tcps_state(s) == VMH_TCPS_RING && atomic_load_explicit(&s->ended, memory_order_acquire);
+}
 static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 {
 	return atomic_load_explicit(&s->fresh, memory_order_relaxed) && vmh_tcps_parked(s);
@@ -182,13 +187,14 @@ void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
+bool vmh_tcps_at_rest(int fd); /* the kernel socket is neither connected nor about to be */
 /* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
 
 /* tcps_move.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
 int vmh_tcps_export(struct vmh_tcp_conn *c);     /* a frozen one, as a memory file; or -errno */
-void vmh_tcps_adopt(struct vmh_tcps *s, int fd);
+void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who reads the events */
 bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
@@ -197,6 +203,10 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, 
 void vmh_tcps_home_all(unsigned reason);
 void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
+/* Before a call that only the kernel can do. 0: it is home, as far as that can be; -EINVAL: VMA_EXCEPTION_HANDLING wants
+ * the call to fail, and nothing has moved. */
+int vmh_tcps_kernel_takes(struct vmh_tcps *s, unsigned reason);
+int vmh_tcps_kernel_takes_fd(int fd, unsigned reason);
 void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd -1: all */
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
@@ -233,6 +243,7 @@ void vmh_tcps_policy_server(struct vmh_tcps *s, const struct vmh_ip *laddr, in_p
 
 /* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
+int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */

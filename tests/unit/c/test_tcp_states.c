@@ -369,6 +369,43 @@ static void test_keepalive_and_user_timeout(void)
 	close_pair(&w, l, c, p);
 }
 
+/* The end comes at its time: with data that is not acknowledged, and with a window that stays closed. */
+static void test_end_of_user_timeout(void)
+{
+	static const uint32_t ms[] = {1000, 2500, 5000};
+	static char data[60000];
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_options o;
+	struct seen seen = {0};
+	struct wire w;
+
+	for (int i = 0; i < 6; i++) {
+		uint64_t start, took, wanted = ms[i % 3];
+		bool full = i >= 3;
+
+		vmh_tcp_options_init(&o);
+		o.user_timeout_ms = ms[i % 3];
+		o.rcvbuf = 16384;
+		open_pair(&w, &l, &c, &p, &o);
+		for (int k = 0; full && k < 100; k++) {
+			wire_write(c, data, sizeof(data));
+			wire_run(&w, NS / 1000);
+		}
+		w.end[0].watch = w.end[1].watch = mute;
+		w.end[0].arg = w.end[1].arg = &seen;
+		if (!full)
+			wire_write(c, "x", 1);
+		start = w.now;
+		while (!(vmh_tcp_poll(c) & VMH_TCP_ERR) && w.now - start < 60 * NS)
+			wire_run(&w, NS / 100);
+		took = (w.now - start) / 1000000;
+		CHECK(vmh_tcp_error(c) == ETIMEDOUT && took + 100 >= wanted && took <= wanted + 30, "%s, %lu ms: after %lu ms",
+		      full ? "full" : "data", wanted, took);
+		w.end[0].watch = w.end[1].watch = NULL;
+		close_pair(&w, l, c, p);
+	}
+}
+
 /* One small segment, whose ACK a Linux peer may hold back for 40 ms: never sent twice. When it is lost: soon. */
 static void test_lone_segment(void)
 {
@@ -609,6 +646,7 @@ int main(void)
 	test_refused_and_timed_out();
 	test_zero_window();
 	test_keepalive_and_user_timeout();
+	test_end_of_user_timeout();
 	test_lone_segment();
 	test_nagle_cork_quickack();
 	test_path_mtu();

@@ -83,9 +83,8 @@ enum timer { T_RTO, T_PROBE, T_REORDER, T_ACK, T_PERSIST, T_KEEP, T_LIFE, T_RETR
 enum recovery { OPEN, RECOVERY, LOSS };
 
 struct cubic {
-	double w_max, k, w_est, origin; /* in segments */
-	uint64_t epoch;                 /* us, 0: none */
-	uint32_t acked;
+	double w_max, k, w_est, origin, prior; /* in segments; prior: the window before the last loss */
+	uint64_t epoch, seen;           /* us; epoch 0: none; seen: the last acknowledgement */
 };
 
 struct listener;
@@ -120,6 +119,7 @@ struct vmh_tcp_conn {
 	uint64_t due[TIMERS];     /* us, 0: off */
 	uint64_t heap_due;
 	uint32_t heap_at;         /* 0: not in the heap */
+	uint64_t resting_since;   /* nothing is on its way; 0: something is */
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
 	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
 	uint64_t answered_at;     /* the last segment that made no sense */
@@ -269,6 +269,7 @@ void recovery_output(struct vmh_tcp_conn *c);
 /* cubic.c */
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd);
 void cc_loss(struct vmh_tcp_conn *c, bool timeout);
+void cc_rested(struct vmh_tcp_conn *c, uint64_t us); /* for so long nothing was on its way */
 /* conn.c, the calls of the holder */
 int core_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,
 		const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);

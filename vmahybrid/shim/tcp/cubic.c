@@ -46,7 +46,7 @@ static void cubic_ack(struct vmh_tcp_conn *c, uint32_t acked)
 		start_epoch(c, cwnd);
 	t = (double)(c->t->now - q->epoch + c->srtt) / 1e6 - q->k;
 	target = q->origin + C_CUBIC * t * t * t;
-	q->w_est += ALPHA * segments / cwnd;
+	q->w_est += (q->w_est < q->prior ? ALPHA : 1) * segments / cwnd;
 	if (target < q->w_est) /* the Reno-friendly region */
 		target = q->w_est;
 	if (target > 1.5 * cwnd)
@@ -55,8 +55,27 @@ static void cubic_ack(struct vmh_tcp_conn *c, uint32_t acked)
 		c->cwnd += (uint32_t)((target - cwnd) / cwnd * segments * mss);
 }
 
+/* Time in which the window had no part, since the program sent less, is none of the epoch (RFC 9438, 4.2 and 5.8). */
+static void count_time(struct vmh_tcp_conn *c)
+{
+	struct cubic *q = &c->cubic;
+
+	if (q->epoch && !c->cwnd_limited)
+		q->epoch += c->t->now - q->seen;
+	q->seen = c->t->now;
+}
+
+void cc_rested(struct vmh_tcp_conn *c, uint64_t us)
+{
+	if (!c->cubic.epoch)
+		return;
+	c->cubic.epoch += us;
+	c->cubic.seen += us;
+}
+
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd)
 {
+	count_time(c);
 	if (c->opt.cc == VMH_TCP_CC_NONE) {
 		c->cwnd = UNLIMITED;
 	} else if (!c->cwnd_limited) {
@@ -85,6 +104,7 @@ void cc_loss(struct vmh_tcp_conn *c, bool timeout)
 		return;
 	}
 	if (c->opt.cc == VMH_TCP_CC_CUBIC) {
+		c->cubic.prior = cwnd;
 		c->cubic.w_max = cwnd < c->cubic.w_max ? cwnd * (1 + BETA) / 2 : cwnd; /* fast convergence */
 		c->cubic.epoch = 0;
 		c->ssthresh = (uint32_t)(c->cwnd * BETA);

@@ -99,6 +99,17 @@ void timer_arm(struct vmh_tcp_conn *c)
 
 /* ---- what is due when ---- */
 
+/* TCP_USER_TIMEOUT ends a connection at its time, not with the step of the timer that follows. The first step is whole,
+ * as in Linux: an answer may be on its way. */
+static uint64_t in_user_timeout(const struct vmh_tcp_conn *c, uint64_t wait, unsigned steps, uint64_t since)
+{
+	uint64_t limit = c->opt.user_timeout_ms * 1000ull, gone = c->t->now - since;
+
+	if (!limit || !steps || !since)
+		return wait;
+	return gone < limit ? LWIP_MIN(wait, limit - gone) : 1;
+}
+
 static void sync_flight(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
@@ -125,14 +136,20 @@ static void sync_flight(struct vmh_tcp_conn *c)
 		c->due[T_PROBE] = 0;
 	}
 	if (!pcb->unacked) {
+		if (!c->resting_since)
+			c->resting_since = now;
 		c->due[T_RTO] = c->due[T_PROBE] = c->due[T_REORDER] = 0;
 		c->first_sent_at = pcb->unsent && c->first_sent_at ? c->first_sent_at : 0;
 		return;
 	}
+	if (c->resting_since) {
+		cc_rested(c, now - c->resting_since);
+		c->resting_since = 0;
+	}
 	if (!c->first_sent_at)
 		c->first_sent_at = now;
 	if (!c->due[T_RTO])
-		c->due[T_RTO] = now + recovery_rto_us(c);
+		c->due[T_RTO] = now + in_user_timeout(c, recovery_rto_us(c), c->retries, c->first_sent_at);
 	if (!c->due[T_PROBE]) {
 		probe = recovery_probe_us(c);
 		if (probe && now + probe < c->due[T_RTO])
@@ -144,7 +161,7 @@ static uint64_t persist_wait(const struct vmh_tcp_conn *c)
 {
 	uint64_t wait = LWIP_MAX(c->srtt + 4ull * c->rttvar, PERSIST_MIN) << LWIP_MIN(c->persist_shift, 12);
 
-	return LWIP_MIN(wait, PERSIST_MAX);
+	return in_user_timeout(c, LWIP_MIN(wait, PERSIST_MAX), c->persist_shift, c->heard_at);
 }
 
 /* After each visit to lwIP. */
