@@ -1,4 +1,4 @@
-"""Connections on rings follow the kernel's way to the peer: its neighbour, its MTU, its route, and what only ICMP tells.
+"""Connections on rings follow the kernel's way to the peer: its neighbour, its MTU, its route, and ICMP.
 
 The peer is the kernel's. What can be followed stays on the ring, everything else goes home; nothing stands still.
 """
@@ -140,7 +140,8 @@ def test_mtu_shrinks(service: Service, policy: str, ip: str) -> None:
 def test_mtu_shrinks_under_what_waits(service: Service) -> None:
     """Segments are queued when it happens."""
     sides = service.sandbox.sides
-    with conversation(service, "offload") as a, qdisc(sides[1], "tbf", "rate", "2mbit", "burst", "3000", "latency", "1s"):
+    slow = ("tbf", "rate", "2mbit", "burst", "3000", "latency", "1s")
+    with conversation(service, "offload") as a, qdisc(sides[1], *slow):
         shrink = "; ".join(" ".join(side.command(["ip", "link", "set", side.device, "mtu", "1000"])) for side in sides)
         later = subprocess.Popen(["sh", "-c", f"sleep 0.15; {shrink}"])
         try:
