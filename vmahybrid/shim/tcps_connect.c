@@ -66,10 +66,8 @@ static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_
 		return VMH_R_RING_FAILED;
 	s->ifindex = hop.ifindex;
 	a->laddr = vmh_ip_any(&hop.saddr) ? vmh_tcps_source(&a->raddr) : hop.saddr;
-	memcpy(path->dmac, hop.dmac, 6);
-	memcpy(path->smac, r->mac, 6);
-	path->mtu = (uint16_t)(hop.mtu && hop.mtu < r->mtu ? hop.mtu : r->mtu);
-	return vmh_ip_any(&a->laddr) ? VMH_R_NOT_OFFLOADABLE_ADDR : 0;
+	reason = vmh_tpath_make(s, &hop, &a->raddr, path);
+	return !reason && vmh_ip_any(&a->laddr) ? VMH_R_NOT_OFFLOADABLE_ADDR : reason;
 }
 
 static bool plain(const struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to)

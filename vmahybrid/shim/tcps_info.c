@@ -129,8 +129,10 @@ void vmh_tcps_note_amounts(struct vmh_tcps *s, const struct vmh_tcp_amounts *a)
 	if (vmh_unlikely(a->unread_pieces > VMH_GET(st->rx_ready_packets_max)))
 		VMH_SET(st->rx_ready_packets_max, a->unread_pieces);
 	if (vmh_unlikely(a->resent != s->seen_resent)) { /* less: a new connection of the stack */
-		if (a->resent > s->seen_resent)
+		if (a->resent > s->seen_resent) {
 			VMH_COUNT(st->retransmits, a->resent - s->seen_resent);
+			vmh_tpath_sent_again(s);
+		}
 		s->seen_resent = a->resent;
 	}
 }

@@ -109,7 +109,7 @@ static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags
 
 	if (may && vmh_unlikely(vmh_tcps_wants_adoption(s))) {
 		if (!vmh_tcps_adopt_later(s, fd))
-			vmh_tcps_adopt(s, fd, vmh_params.hybrid_tcp == 2 ? VMH_R_TCP_OFFLOAD : VMH_R_TCP_BUSY);
+			vmh_tcps_adopt(s, fd, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD ? VMH_R_TCP_OFFLOAD : VMH_R_TCP_BUSY);
 		if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
 			return GO_ON;
 	} else if (may && (unsigned)fd < vmh_plain_size) {

@@ -271,6 +271,7 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 	vmh_unlock(&s->io);
 	if (!rc) {
 		*a = n->addr;
+		vmh_tpath_accepted(n);
 		vmh_tcps_publish(n);
 	}
 	vmh_unlock(&n->obj.lock);

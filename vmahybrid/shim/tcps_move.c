@@ -101,10 +101,7 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	s->ifindex = hop.ifindex;
 	if (!s->tring)
 		return VMH_R_RING_FAILED;
-	memcpy(path->dmac, hop.dmac, 6);
-	memcpy(path->smac, r->mac, 6);
-	path->mtu = (uint16_t)(hop.mtu && hop.mtu < r->mtu ? hop.mtu : r->mtu);
-	return 0;
+	return vmh_tpath_make(s, &hop, &a->raddr, path);
 }
 
 static int import(struct vmh_tcps *s, int blob, const struct vmh_tcp_path *path)
@@ -148,6 +145,7 @@ static void publish(struct vmh_tcps *s, int fd)
 	vmh_tcps_refresh(s);
 	atomic_store(&s->state, VMH_TCPS_RING);
 	vmh_unlock(&s->io);
+	vmh_tpath_begun(s);
 	atomic_store(&s->put_off, 0);
 	vmh_epoll_member_parked(&s->obj, true);
 	vmh_epoll_member_on_ring(&s->obj);

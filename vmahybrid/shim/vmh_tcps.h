@@ -87,6 +87,12 @@ struct vmh_tcps {
 	uint16_t accepts;
 	uint32_t linger_s;
 	struct vmh_tcp_addr addr;         /* once it has come to a ring */
+	/* On a ring, tcps_path.c. way_if: interface of the route when it began, 0 none; learned: path MTU, 0 none */
+	struct vmh_tcp_path path;
+	uint16_t learned;
+	_Atomic uint8_t doubt;            /* it has sent again, or the page has changed unseen */
+	uint32_t way_if;
+	uint64_t way_generation;
 	/* Its kernel socket is parked as that of an adopted one, for who looks at the kernel's (tcps_show.c); object lock */
 	uint8_t shown, lived;             /* lived: for a second */
 	uint32_t shown_flow;              /* rule of its own, 0 if not known */
@@ -336,6 +342,15 @@ static inline bool vmh_batch_holds(void)
 {
 	return vmh_batch_left && vmh_batch_more();
 }
+
+/* tcps_path.c: the way to the peer, as the kernel has it */
+struct vmh_way;
+unsigned vmh_tpath_make(struct vmh_tcps *s, const struct vmh_way *hop, const struct vmh_ip *to,
+			struct vmh_tcp_path *path);      /* object lock held, as for the next; tring is set */
+void vmh_tpath_accepted(struct vmh_tcps *s);
+void vmh_tpath_begun(struct vmh_tcps *s);                /* it is on the ring now */
+VMH_COLD void vmh_tpath_sent_again(struct vmh_tcps *s);  /* stack lock held */
+void vmh_tpath_look(void);                               /* by the internal thread */
 
 /* tcps_plain.c: calls on a connection that is the kernel's, as long as the policy does not want it. */
 struct vmh_plain_call {

@@ -256,8 +256,10 @@ static void turn(void)
 
 	if (tcp >= 0 && (ms < 0 || tcp < ms))
 		ms = tcp;
-	if (tcp >= 0)
+	if (tcp >= 0) {
 		vmh_tcps_look();
+		vmh_tpath_look();
+	}
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
 	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2 + rings, ms < 0 ? NULL : &ts, NULL, 0);
 	uint64_t bells;

@@ -1,0 +1,245 @@
+"""Connections on rings follow the kernel's way to the peer: its neighbour, its MTU, its route, and ICMP.
+
+The peer is the kernel's. What can be followed stays on the ring, everything else goes home; nothing stands still.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from net.service_lab import until
+from net.test_tcp_shim import ShimPeer, offloaded, over, with_ipv6, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox, Side, run_command
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+POLICIES = ["offload", "adaptive"]
+SOON = 4.0      # seconds; a connection that stands still waits for longer
+NEVER = {"VMA_HYBRID_TCP_BULK": "0", "VMA_HYBRID_TCP_LOSS": "0", "VMA_HYBRID_TCP_BUDGET": "100"}
+MACS = iter(f"02:76:6d:68:01:{number:02x}" for number in range(256))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """Side a is served; a second pair of interfaces, wa and wb, is not."""
+    with Sandbox("test") as sandbox:
+        with_ipv6(without_offloads(sandbox))
+        a, b = sandbox.sides
+        a.ip("link", "add", "wa", "type", "veth", "peer", "name", "wb", "netns", b.netns)
+        for side, device, address in ((a, "wa", "10.78.0.1/24"), (b, "wb", "10.78.0.2/24")):
+            side.ip("address", "add", address, "dev", device)
+            side.ip("link", "set", device, "up")
+            for name in ("all", side.device, device):
+                run_command(*side.command(["sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter=0"]))
+        with Service(sandbox, sides=[a]) as running:
+            yield running
+
+
+@pytest.fixture(autouse=True)
+def neighbours_anew(request: pytest.FixtureRequest) -> None:
+    """Each finds the other as it is now."""
+    if "service" in request.fixturenames:
+        for side in request.getfixturevalue("service").sandbox.sides:
+            side.ip("neigh", "flush", "dev", side.device)
+
+
+@contextmanager
+def qdisc(side: Side, *what: str) -> Iterator[None]:
+    run_command(*side.command(["tc", "qdisc", "replace", "dev", side.device, "root", *what]))
+    try:
+        yield
+    finally:
+        run_command(*side.command(["tc", "qdisc", "del", "dev", side.device, "root"]))
+
+
+@contextmanager
+def mute(side: Side) -> Iterator[None]:
+    """Nothing that it sends arrives."""
+    with qdisc(side, "blackhole"):
+        yield
+
+
+@contextmanager
+def conversation(service: Service, policy: str, ip: str = "4", server: bool = False,
+                 to: Side | None = None) -> Iterator[ShimPeer]:
+    """A program on side a whose connection to an echo server on the kernel, or from a client there, is on a ring."""
+    a_side, b_side = over(service.sandbox.a, ip), to or over(service.sandbox.b, ip)
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
+        one, other = (b, a) if server else (a, b)
+        port = other.do("listen", address=other.side.address)
+        if server and policy == "offload":
+            other.do("waits")
+        one.do("connect", address=other.side.address, port=port)
+        other.do("accept")
+        a.do("nodelay")
+        b.do("echo")
+        assert a.do("ask", count=40, size=100) == ""
+        until(lambda: [s["pid"] for s in offloaded(service)] == [a.pid], what=lambda: str(offloaded(service)))
+        yield a
+        a.do("close")
+        assert b.do("echo_ended")
+
+
+def goes_on(a: ShimPeer, size: int = 20000) -> None:
+    """The next answers come in time."""
+    begin = time.monotonic()
+    assert a.do("ask", SOON, count=2, size=size) == ""
+    assert time.monotonic() - begin < SOON
+
+
+def on_ring(service: Service, a: ShimPeer) -> bool:
+    return [s["pid"] for s in offloaded(service)] == [a.pid]
+
+
+def is_home(service: Service, a: ShimPeer, reason: str) -> None:
+    """Or was, and is on a ring again."""
+    log = service.ask("explain", str(a.pid))
+    assert reason in log, log
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
+@pytest.mark.parametrize("ip", ["4", "6"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_neighbour_gets_another_mac(service: Service, policy: str, ip: str, server: bool) -> None:
+    a_side, b_side = service.sandbox.sides
+    with conversation(service, policy, ip, server) as a:
+        mac, address = next(MACS), over(b_side, ip).address
+        b_side.ip("link", "set", b_side.device, "address", mac)
+        if ip == "6":   # taking it away would take the address, too
+            b_side.ip("address", "replace", "fd77::2/64", "dev", b_side.device, "nodad")
+        a_side.ip("neigh", "replace", address, "lladdr", mac, "dev", a_side.device, "nud", "reachable")
+        time.sleep(0.3)
+        goes_on(a)
+        assert on_ring(service, a)
+
+
+@pytest.mark.parametrize("ip", ["4", "6"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_mtu_shrinks(service: Service, policy: str, ip: str) -> None:
+    sides = service.sandbox.sides
+    with conversation(service, policy, ip) as a:
+        try:
+            for side in sides:
+                side.ip("link", "set", side.device, "mtu", "1300")
+            time.sleep(0.3)
+            goes_on(a)
+            assert on_ring(service, a)
+        finally:
+            for side in sides:
+                side.ip("link", "set", side.device, "mtu", "1500")
+        goes_on(a)
+
+
+def test_mtu_shrinks_under_what_waits(service: Service) -> None:
+    """Segments are queued when it happens."""
+    sides = service.sandbox.sides
+    slow = ("tbf", "rate", "2mbit", "burst", "3000", "latency", "1s")
+    with conversation(service, "offload") as a, qdisc(sides[1], *slow):
+        shrink = "; ".join(" ".join(side.command(["ip", "link", "set", side.device, "mtu", "1000"])) for side in sides)
+        later = subprocess.Popen(["sh", "-c", f"sleep 0.15; {shrink}"])
+        try:
+            goes_on(a, 100000)
+        finally:
+            assert later.wait() == 0
+            for side in sides:
+                side.ip("link", "set", side.device, "mtu", "1500")
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_route_leaves_the_interface(service: Service, policy: str, server: bool) -> None:
+    a_side, b_side = service.sandbox.sides
+    here, there = f"{a_side.address}/32", f"{b_side.address}/32"
+    with conversation(service, policy, server=server) as a:
+        try:
+            a_side.ip("route", "add", there, "via", "10.78.0.2", "dev", "wa")
+            until(lambda: not offloaded(service), what=lambda: str(offloaded(service)))
+            is_home(service, a, "tcp-route")
+            b_side.ip("route", "add", here, "via", "10.78.0.1", "dev", "wb")
+            with mute(b_side):  # the old way is gone
+                goes_on(a)
+        finally:
+            for side, to in ((a_side, there), (b_side, here)):
+                subprocess.run(side.command(["ip", "route", "del", to]), check=False, capture_output=True)
+        goes_on(a)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policy_routing(service: Service, policy: str) -> None:
+    """The kernel alone knows the way then."""
+    a_side, _ = service.sandbox.sides
+    with conversation(service, policy) as a:
+        try:
+            a_side.ip("rule", "add", "priority", "100", "fwmark", "9", "table", "99")
+            until(lambda: not offloaded(service), what=lambda: str(offloaded(service)))
+            goes_on(a)
+        finally:
+            a_side.ip("rule", "del", "priority", "100")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_neighbour_that_moves_without_a_word(service: Service, policy: str) -> None:
+    """The kernel's entry is wrong: it finds out by asking, so the connection goes home."""
+    a_side, b_side = service.sandbox.sides
+    with conversation(service, policy) as a:
+        b_side.ip("link", "set", b_side.device, "arp", "off", "address", next(MACS))  # no gratuitous ARP
+        b_side.ip("link", "set", b_side.device, "arp", "on")
+        assert a.do("ask", 12.0, count=2, size=100) == ""
+    a_side.ip("neigh", "flush", "dev", a_side.device)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_answers_for_a_while(service: Service, policy: str) -> None:
+    """It goes home, and on from there."""
+    with conversation(service, policy) as a:
+        with mute(service.sandbox.b):
+            a.do("send", data="hello")
+            until(lambda: not offloaded(service), 5, what=lambda: str(offloaded(service)))
+            is_home(service, a, "tcp-stuck")
+        assert a.do("read", size=5) == "hello"
+        goes_on(a)
+
+
+@pytest.fixture(scope="module")
+def beyond() -> Iterator[tuple[Service, Side]]:
+    """A service on side a of a sandbox whose side b routes to a third namespace, by a link with an MTU of 800 that the
+    third does not know of."""
+    with Sandbox("test") as sandbox:
+        without_offloads(sandbox)
+        a, b = sandbox.sides
+        far = replace(b, netns=b.netns[:-1] + "c", device="vy", address="10.99.0.2")
+        run_command("ip", "netns", "add", far.netns)
+        sandbox.at_close(lambda: subprocess.run(["ip", "netns", "del", far.netns], check=False))
+        b.ip("link", "add", "vx", "mtu", "800", "type", "veth", "peer", "name", "vy", "mtu", "1500", "netns", far.netns)
+        b.ip("address", "add", "10.99.0.1/24", "dev", "vx")
+        b.ip("link", "set", "vx", "up")
+        far.ip("address", "add", "10.99.0.2/24", "dev", "vy")
+        far.ip("link", "set", "vy", "up")
+        far.ip("route", "add", "default", "via", "10.99.0.1", "mtu", "lock", "800", "advmss", "1460")
+        run_command(*b.command(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.icmp_ratelimit=0"]))
+        for side, device in ((b, "vx"), (far, "vy")):
+            run_command(*side.command(["ethtool", "-K", device, "tso", "off", "gso", "off", "tx", "off"]))
+        a.ip("route", "add", "10.99.0.0/24", "via", b.address)
+        with Service(sandbox, sides=[a]) as running:
+            yield running, far
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_path_is_narrower_than_both_ends(beyond: tuple[Service, Side], policy: str) -> None:
+    service, far = beyond
+    service.sandbox.a.ip("route", "flush", "cache")
+    with conversation(service, policy, to=far) as a:
+        goes_on(a)
+    assert "mtu 800" in service.sandbox.a.ip("route", "get", far.address), "the kernel has learned it"
+    with conversation(service, policy, to=far) as a:    # the next one knows it from the beginning
+        begin = time.monotonic()
+        goes_on(a)
+        assert time.monotonic() - begin < 0.2
+        assert on_ring(service, a)
