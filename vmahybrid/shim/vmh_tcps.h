@@ -73,7 +73,7 @@ struct vmh_tcps {
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
-	_Atomic uint8_t urgent;           /* the peer sends urgent data, which is the kernel's */
+	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's */
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
 	uint8_t reuse;                    /* SO_REUSEADDR */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
@@ -389,7 +389,7 @@ void vmh_tring_acks_now(struct vmh_tring *t); /* the program waits: none goes wi
 void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
-void vmh_tcps_urgent_home(void);            /* the internal thread: connections with urgent data go home */
+void vmh_tcps_unfit_home(void);             /* the internal thread: connections that the stack can't serve go home */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);
