@@ -146,8 +146,8 @@ static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow
 	return VMH_LEAVE(VMH_OUT_PASS_TOO_LONG);
 }
 
-/* Of a frame that vmh_parse_whole() left as RING_TOO_LONG: what the ring gets. Less than the IP header says, by which it
- * knows. */
+/* Of a frame that vmh_parse_whole() left as RING_TOO_LONG: what the ring gets. Less than the IP header says: by this the
+ * shim knows it. */
 static __always_inline __u32 vmh_headers(const struct vmh_cursor *c, const void *data)
 {
 	__u64 n = c->pos - data;

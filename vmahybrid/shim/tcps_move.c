@@ -652,6 +652,14 @@ static void keep(struct vmh_tcps *s, unsigned reason)
 	s->resting = 0;
 }
 
+void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason)
+{
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed))
+		keep(s, reason);
+	vmh_unlock(&s->obj.lock);
+}
+
 static void told(struct vmh_tcps *s, void *arg)
 {
 	const struct told *t = arg;

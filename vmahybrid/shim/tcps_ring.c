@@ -19,6 +19,7 @@
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
 #define LOOK_MAX_MS 1000
+#define LONG_LOSS_NS 200000000u /* what the loss of a long frame costs at worst: the peer's retransmission timeout */
 #define LOOKS_IN_VAIN 100 /* until the internal thread sleeps for as long as there is no connection */
 
 struct vmh_tcps_stash {
@@ -92,8 +93,12 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 	if (atomic_load(&s->ended)) {
 		vmh_tcps_let_name_go(s);
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
-		if (reason == VMH_R_TCP_LONG_FRAMES)
+		if (reason == VMH_R_TCP_LONG_FRAMES) {
 			tell_of_long_frames(s->tring);
+			vmh_tcps_adoption_took(LONG_LOSS_NS); /* or one after the other would come, and lose its frame */
+			vmh_tcps_keep_home(s, reason);
+			return;
+		}
 		vmh_tcps_home(s, reason, false);
 	}
 }

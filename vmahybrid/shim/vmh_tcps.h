@@ -189,6 +189,8 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
+/* The internal thread's. From a ring, and back by the operator only. */
+void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason);
 bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, until it is worth another adoption */
 void vmh_tcps_home_all(unsigned reason);
 void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
