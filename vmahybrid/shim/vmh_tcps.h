@@ -193,7 +193,8 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
 void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason);
 bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, until it is worth another adoption */
 void vmh_tcps_home_all(unsigned reason);
-void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
+/* What the program gets that a child executes: of a vfork, by the child; of a spawn, before. `named`: also these. */
+void vmh_tcps_home_inherited(bool (*named)(int fd));
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
 void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd -1: all */
