@@ -1,5 +1,5 @@
-"""Between virtual interfaces as they are made (tso and gso on) the peer's kernel sends frames of several segments, which
-fit no ring: a connection that gets one goes home, and loses no more than a moment."""
+"""Between virtual interfaces as they are made (tso and gso on) the peer's kernel sends frames of several segments,
+which fit no ring: a connection that gets one goes home, and loses no more than a moment."""
 
 from __future__ import annotations
 
