@@ -130,7 +130,7 @@ static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct 
 
 /* From what the last tag said to the transport, and the frame against the MTU: a GSO super-packet comes as one frame in
  * generic mode and would be lost in a ring. Looked at before IP, since bulk TCP comes that way; but where a ring may have
- * connections that the kernel knows nothing of, the kernel must not see their frames. 0, or VMH_LEAVE. */
+ * TCP connections, the kernel would reset them or drop the frame without a word. 0, or VMH_LEAVE. */
 static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow_key *key,
 					   const struct vmh_port_config *config, __u32 frame, int next)
 {
@@ -141,40 +141,40 @@ static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow
 	tags = frame - c->left - sizeof(struct ethhdr);
 	if (frame <= config->max_frame + tags)
 		return vmh_parse_flow(c, key, next);
-	if (config->flags & VMH_PORT_F_TCP3 && vmh_parse_flow(c, key, next) == 0 && key->proto == IPPROTO_TCP)
-		return VMH_LEAVE(VMH_OUT_DROP_TOO_LONG);
+	if (config->flags & VMH_PORT_F_TCP && vmh_parse_flow(c, key, next) == 0 && key->proto == IPPROTO_TCP)
+		return VMH_LEAVE(VMH_OUT_RING_TOO_LONG);
 	return VMH_LEAVE(VMH_OUT_PASS_TOO_LONG);
 }
 
-/* Of a frame that is too long: DROP_TOO_LONG if only a ring knows its connection. */
-static __always_inline int vmh_too_long(void *ctx, const struct vmh_flow_key *key, const struct vmh_port_config *config,
-					__u32 syn)
+/* Of a frame that vmh_parse_whole() left as RING_TOO_LONG: what the ring gets. Less than the IP header says: by this the
+ * shim knows it. */
+static __always_inline __u32 vmh_headers(const struct vmh_cursor *c, const void *data)
 {
-	struct vmh_action *action = config->flags & VMH_PORT_F_5T ? rules5.lookup(key) : NULL;
+	__u64 n = c->pos - data;
 
-	if (action) /* the kernel's socket is parked, and drops it */
-		return VMH_OUT_PASS_TOO_LONG;
-	action = vmh_find_port(config, key);
-	if (!action || !vmh_is_rings(action) || vmh_is_kernels(ctx, key, action, syn))
-		return VMH_OUT_PASS_TOO_LONG;
-	return VMH_OUT_DROP_TOO_LONG;
+	asm volatile("" : "+r"(n)); /* the verifier would not follow clang's next sum with these pointers */
+	return (__u32)n + VMH_TCP_HEADER;
 }
 
 /* What is to be done with a frame that was parsed with the result *out, and the hit counted; or NULL, and in *out the
- * way on which it is left to the kernel, or DROP_TOO_LONG. */
+ * way on which it is left to the kernel. *out stays RING_TOO_LONG for a frame that has to be cut first. */
 static __always_inline struct vmh_action *vmh_hit(void *ctx, const struct vmh_flow_key *key,
 						  const struct vmh_port_config *config, __u32 frame, __u32 syn, int *out)
 {
-	struct vmh_action *action;
-	int rule;
+	int rule, parsed = *out, too_long = parsed == VMH_LEAVE(VMH_OUT_RING_TOO_LONG);
+	struct vmh_action *action = NULL;
 
-	if (*out < 0) {
-		*out = VMH_LEFT(*out);
-		if (*out == VMH_OUT_DROP_TOO_LONG)
-			*out = vmh_too_long(ctx, key, config, syn);
-		return NULL;
+	if (parsed == 0 || too_long)
+		action = vmh_find_rule(ctx, key, config, syn, out);
+	else
+		*out = VMH_LEFT(parsed);
+	if (too_long) {
+		*out = VMH_OUT_RING_TOO_LONG;
+		if (!action || !vmh_is_rings(action)) {
+			*out = VMH_OUT_PASS_TOO_LONG;
+			return NULL;
+		}
 	}
-	action = vmh_find_rule(ctx, key, config, syn, out);
 	if (!action)
 		return NULL;
 	rule = action->rule;

@@ -39,6 +39,19 @@ static __always_inline int vmh_act(struct xdp_md *ctx, const struct vmh_action *
 	return verdict;
 }
 
+/* As vmh_act(), of the headers alone: `more` bytes of the frame are cut off. */
+static __always_inline int vmh_act_cut(struct xdp_md *ctx, const struct vmh_action *action, __u32 more, int *out)
+{
+	int verdict;
+
+	if (bpf_xdp_adjust_tail(ctx, -(int)more))
+		return XDP_DROP; /* the kernel would reset the connection, or drop the frame as well */
+	verdict = vmh_act(ctx, action, out);
+	if (verdict == XDP_REDIRECT)
+		*out = VMH_OUT_RING_TOO_LONG;
+	return verdict;
+}
+
 int xdp_steer(struct xdp_md *ctx)
 {
 	struct vmh_cursor c = {(void *)(long)ctx->data, (void *)(long)ctx->data_end};
@@ -57,10 +70,10 @@ int xdp_steer(struct xdp_md *ctx)
 	out = vmh_parse_vlans(&c, &key, vmh_parse_ethernet(&c));
 	out = vmh_parse_whole(&c, &key, config, frame, out);
 	action = vmh_hit(ctx, &key, config, frame, c.syn, &out);
-	if (action)
+	if (action && out == VMH_OUT_RING_TOO_LONG)
+		verdict = vmh_act_cut(ctx, action, frame - vmh_headers(&c, (void *)(long)ctx->data), &out);
+	else if (action)
 		verdict = vmh_act(ctx, action, &out);
-	else if (out == VMH_OUT_DROP_TOO_LONG)
-		verdict = XDP_DROP;
 	vmh_count(outs.lookup(&out), frame);
 	return verdict;
 }

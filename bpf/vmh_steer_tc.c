@@ -42,9 +42,23 @@ static __always_inline int vmh_tc_act(const struct vmh_action *action, int tagge
 	}
 }
 
+/* As vmh_tc_act(), of the first `headers` bytes alone: they are no super-packet any more. */
+static __always_inline int vmh_tc_act_cut(struct __sk_buff *skb, const struct vmh_action *action, int tagged,
+					  __u32 headers, int *out)
+{
+	int verdict;
+
+	if (bpf_skb_change_tail(skb, headers, 0))
+		return TC_ACT_SHOT; /* the kernel would reset the connection, or drop the frame as well */
+	verdict = vmh_tc_act(action, tagged, out);
+	if (verdict != VMH_TCX_NEXT)
+		*out = VMH_OUT_RING_TOO_LONG;
+	return verdict;
+}
+
 /* The kernel has taken the outer tag out of the frame. */
 static __always_inline int vmh_tc_parse(struct __sk_buff *skb, struct vmh_flow_key *key,
-					const struct vmh_port_config *config, __u32 *syn)
+					const struct vmh_port_config *config, __u32 *syn, __u32 *headers)
 {
 	struct vmh_cursor c = {(void *)(long)skb->data, (void *)(long)skb->data_end, skb->len};
 	int next = vmh_parse_ethernet(&c);
@@ -57,6 +71,7 @@ static __always_inline int vmh_tc_parse(struct __sk_buff *skb, struct vmh_flow_k
 	}
 	next = vmh_parse_whole(&c, key, config, skb->len, next);
 	*syn = c.syn;
+	*headers = vmh_headers(&c, (void *)(long)skb->data);
 	return next;
 }
 
@@ -66,24 +81,24 @@ int tc_steer(struct __sk_buff *skb)
 	struct vmh_port_config *config;
 	struct vmh_action *action;
 	int verdict = VMH_TCX_NEXT, out = VMH_OUT_PASS_TOO_LONG, zero = 0;
-	__u32 frame = skb->len, syn = 0;
+	__u32 frame = skb->len, syn = 0, headers = 0;
 
 	config = port.lookup(&zero);
 	if (!config)
 		return VMH_TCX_NEXT;
 	/* first of all: this is what the program is here for */
-	if (skb->gso_size && !(config->flags & VMH_PORT_F_TCP3))
+	if (skb->gso_size && !(config->flags & VMH_PORT_F_TCP))
 		goto leave;
 	if (skb->data_end - skb->data < (frame < VMH_LINEAR ? frame : VMH_LINEAR))
 		bpf_skb_pull_data(skb, frame < VMH_LINEAR ? frame : VMH_LINEAR); /* when it can't, the parser says so */
-	out = vmh_tc_parse(skb, &key, config, &syn);
+	out = vmh_tc_parse(skb, &key, config, &syn, &headers);
 	if (skb->gso_size && out == 0) /* no longer than the MTU, and yet several segments */
-		out = VMH_LEAVE(key.proto == IPPROTO_TCP ? VMH_OUT_DROP_TOO_LONG : VMH_OUT_PASS_TOO_LONG);
+		out = VMH_LEAVE(key.proto == IPPROTO_TCP ? VMH_OUT_RING_TOO_LONG : VMH_OUT_PASS_TOO_LONG);
 	action = vmh_hit(skb, &key, config, frame, syn, &out);
-	if (action)
+	if (action && out == VMH_OUT_RING_TOO_LONG)
+		verdict = vmh_tc_act_cut(skb, action, key.vlan, headers, &out);
+	else if (action)
 		verdict = vmh_tc_act(action, key.vlan, &out);
-	else if (out == VMH_OUT_DROP_TOO_LONG)
-		verdict = TC_ACT_SHOT;
 leave:
 	vmh_count(outs.lookup(&out), frame);
 	return verdict;

@@ -61,9 +61,17 @@ class Outcome:
     rule: int | None = None
 
 
+def headers(frame: bytes) -> int:
+    """Up to the options of TCP, of a frame without them and without IP options."""
+    at = 12
+    while frame[at:at + 2] in (b"\x81\x00", b"\x88\xa8"):
+        at += 4
+    return at + 2 + (20 if frame[at:at + 2] == b"\x08\x00" else 40) + 20
+
+
 class Harness:
     """One program. ``run`` checks what holds for every frame: one way out counts it once with its length, and the
-    frame is not changed."""
+    frame is not changed, but for one of TCP that is too long for its ring: that gets the headers."""
 
     program = ""
     outs_map = ""
@@ -102,7 +110,7 @@ class Harness:
         assert len(ways) == 1, f"counted as {ways}"
         packets, size = (new - old for new, old in zip(self._counted()[ways[0]], before[ways[0]], strict=True))
         assert (packets, size) == (1, len(frame))
-        assert result.data == frame
+        assert result.data == (frame[:headers(frame)] if ways[0] == "ring-too-long" else frame)
         return Outcome(self.verdicts[result.retval], ways[0])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf.frames import TCP, eth, ipv4, tcp4, tcp6, udp4, udp6
+from bpf.frames import TCP, eth, ipv4, tcp4, tcp6, udp4, udp6, vlan
 from bpf.harness import DEV, DROP, KERNEL, MTU, RING, Outcome, Steer, TcSteer
 from vmahybrid.contracts import lib
 from vmahybrid.xdp.image import Image
@@ -131,40 +131,79 @@ def test_datagrams_are_not_asked_about(either: Steer, hosts: tuple[str, str]) ->
 
 
 def configure(steer: Steer, five: bool = False) -> None:
-    steer.configure(lib.VMH_PORT_F_TCP3 | (lib.VMH_PORT_F_5T if five else 0))
+    steer.configure(lib.VMH_PORT_F_TCP | (lib.VMH_PORT_F_5T if five else 0))
 
 
-def test_too_long_for_a_ring(steer: Steer) -> None:
-    """The kernel would reset a connection that it does not know."""
-    long = segment("127.0.0.1:4000", "127.0.0.1:9", ACK, MTU)
-    steer.rule("127.0.0.1:9", proto=TCP, flags=LISTEN)
-    assert steer.run(long) == Outcome("pass", "pass-too-long")  # nobody said that there are such rules
+TOO_LONG = Outcome("pass", "pass-too-long")
+
+
+def test_too_long_for_a_ring(steer: Steer, hosts: tuple[str, str]) -> None:
+    """The kernel would reset a connection that it does not know, and drops what comes for one that is parked. So the
+    ring gets the headers, and the shim knows."""
+    (one, two), nobody = (text(hosts[1], port) for port in (4000, 9)), text(hosts[1], 10)
+    long = segment(one, two, ACK, MTU)
+    steer.xsk("xsks", 0)
+    rule = steer.rule(two, proto=TCP, flags=LISTEN)
+    assert steer.run(long) == TOO_LONG  # nobody said that there are such rules
     configure(steer)
-    assert steer.run(long) == Outcome("drop", "drop-too-long")
-    assert steer.run(segment("127.0.0.1:4000", "127.0.0.1:10", ACK, MTU)) == Outcome("pass", "pass-too-long")
-    assert steer.run(udp4("127.0.0.1:4000", "127.0.0.1:9", bytes(MTU))) == Outcome("pass", "pass-too-long")
-    assert steer.run(eth() + ipv4(bytes(MTU), proto=TCP, fragment=1)) == Outcome("pass", "pass-too-long")
-    with kernel() as (_, here, _):
+    assert steer.run(long) == Outcome("redirect", "ring-too-long", rule)
+    assert steer.run(segment(one, nobody, ACK, MTU)) == TOO_LONG
+    assert steer.run(udp4("127.0.0.1:4000", "127.0.0.1:9", bytes(MTU))) == TOO_LONG
+    assert steer.run(eth() + ipv4(bytes(MTU), proto=TCP, fragment=1)) == TOO_LONG
+    with kernel(hosts) as (_, here, _there):
         steer.rule(name(here), proto=TCP, flags=LISTEN)
         frame = segment(name(here, peer=True), name(here), ACK, MTU)
-        assert steer.run(frame) == Outcome("pass", "pass-too-long")
-        steer.rule("127.0.0.1:9", "127.0.0.1:4000", proto=TCP)
+        configure(steer)
+        assert steer.run(frame) == TOO_LONG
+        rule = steer.rule(two, one, proto=TCP)
+        assert steer.run(long) == TOO_LONG  # 5-tuples as well: only if somebody said so
         configure(steer, five=True)
-        assert steer.run(long) == Outcome("pass", "pass-too-long")  # the parked socket drops it
+        assert steer.run(long) == Outcome("redirect", "ring-too-long", rule)
+        assert steer.run(frame) == TOO_LONG
+
+
+def test_too_long_and_no_ring(steer: Steer) -> None:
+    long = segment("127.0.0.1:4000", "127.0.0.1:9", ACK, MTU)
+    for kind in (DROP, KERNEL):
+        steer.rule("127.0.0.1:9", proto=TCP, kind=kind)
+        configure(steer)
+        assert steer.run(long) == TOO_LONG
+
+
+@pytest.mark.parametrize("vids", [(5,), (7, 5), (0,)])
+def test_too_long_with_tags(steer: Steer, vids: tuple[int, ...]) -> None:
+    """What is cut off is counted from the TCP header on."""
+    outer, inner = ([vid for vid in vids if vid] + [0, 0])[:2]
+    steer.xsk("xsks", 0)
+    rule = steer.rule("10.0.0.1:9", "10.0.0.2:4000", proto=TCP, vlan=outer, vlan2=inner)
+    configure(steer, five=True)
+    frame = vlan(tcp4("10.0.0.2:4000", "10.0.0.1:9", bytes(MTU)), *vids)
+    assert steer.run(frame) == Outcome("redirect", "ring-too-long", rule)
+
+
+@pytest.mark.parametrize("frags", [False, True])
+def test_a_frame_of_64_kilobytes(image: Image, frags: bool) -> None:
+    """In pieces, too, which is how the kernel has them with a program that takes pieces."""
+    with Steer(image, frags=frags) as steer:
+        steer.xsk("xsks", 0)
+        rule = steer.rule("10.0.0.1:9", "10.0.0.2:4000", proto=TCP)
+        configure(steer, five=True)
+        payload = bytes(60000 if frags else 3000)
+        assert steer.run(tcp4("10.0.0.2:4000", "10.0.0.1:9", payload)) == Outcome("redirect", "ring-too-long", rule)
 
 
 def test_super_packets_at_tcx(image: Image) -> None:
     with TcSteer(image) as steer:
         steer.near(0)
-        steer.rule("127.0.0.1:9", proto=TCP, flags=LISTEN)
+        rule = steer.rule("127.0.0.1:9", proto=TCP, flags=LISTEN)
         frame = segment("127.0.0.1:4000", "127.0.0.1:9", ACK, 1000)
-        assert steer.run_gso(frame, 100) == Outcome("pass", "pass-too-long")
+        assert steer.run_gso(frame, 100) == TOO_LONG
         configure(steer)
-        assert steer.run_gso(frame, 100) == Outcome("drop", "drop-too-long")
+        assert steer.run_gso(frame, 100) == Outcome("redirect", "ring-too-long", rule)
         datagrams = udp4("127.0.0.1:4000", "127.0.0.1:9", bytes(1000))
-        assert steer.run_gso(datagrams, 100) == Outcome("pass", "pass-too-long")
+        assert steer.run_gso(datagrams, 100) == TOO_LONG
         with kernel() as (_, here, _):
             steer.rule(name(here), proto=TCP, flags=LISTEN)
             configure(steer)
             frame = segment(name(here, peer=True), name(here), ACK, 1000)
-            assert steer.run_gso(frame, 100) == Outcome("pass", "pass-too-long")
+            assert steer.run_gso(frame, 100) == TOO_LONG

@@ -1,5 +1,6 @@
 /* How connections end, and what other threads and processes do to them. */
 #include "tcp_calls.h"
+#include <spawn.h>
 #include <sys/un.h>
 
 static void shut(int how)
@@ -443,6 +444,59 @@ static void forked(int who)
 	tell_said("peer", "read");
 }
 
+extern char **environ;
+
+/* A program gets the connection as its standard input and output, and FD_CLOEXEC is set. */
+static long spawned_with(int fd)
+{
+	char *argv[] = { "dd", "bs=1", "count=3", "status=none", NULL };
+	posix_spawn_file_actions_t actions;
+	int status = -1;
+	pid_t pid;
+
+	fcntl(fd, F_SETFD, FD_CLOEXEC);
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_adddup2(&actions, fd, 0);
+	posix_spawn_file_actions_adddup2(&actions, fd, 1);
+	if (!posix_spawnp(&pid, "dd", &actions, NULL, argv, environ))
+		waitpid(pid, &status, 0);
+	posix_spawn_file_actions_destroy(&actions);
+	return status;
+}
+
+static long spawned_by(int how, int fd)
+{
+	char command[96], *argv[] = { "sh", "-c", command, NULL };
+	int status = -1;
+	pid_t pid;
+	FILE *f;
+
+	sprintf(command, "dd bs=1 count=3 status=none <&%d >&%d", fd, fd);
+	fflush(stdout);
+	if (how == 1)
+		return posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ) || waitpid(pid, &status, 0) < 0 ? -1 : status;
+	if (how == 2)
+		return system(command);
+	f = popen(command, "r");
+	return f ? pclose(f) : -1;
+}
+
+/* The child gives three bytes back to the peer, the parent goes on. */
+static void spawned(int how)
+{
+	char c[16];
+	int fd = tcp_client();
+
+	tell("send 6");
+	settle();
+	say("status", how ? spawned_by(how, fd) : spawned_with(fd));
+	say_data("parent", c, recv(fd, c, 3, 0));
+	say("send", send(fd, "parent", 6, 0));
+	tell_said("peer", "recv 9");
+	close(fd);
+	tell_said("peer", "read");
+}
+
 static void passed(int arg)
 {
 	char c[16], cbuf[64] = "";
@@ -600,6 +654,8 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },
 	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp dup2 over it", over, 0 },
 	{ "tcp fork, child uses it", forked, 0 }, { "tcp fork, child does not", forked, 1 },
+	{ "tcp posix_spawn, file actions", spawned, 0 }, { "tcp posix_spawn, inherited", spawned, 1 },
+	{ "tcp system, inherited", spawned, 2 }, { "tcp popen, inherited", spawned, 3 },
 	{ "tcp SCM_RIGHTS", passed, 0 },
 	{ "tcp bind of a connected one", bind_connected, 0 }, { "tcp bind of an adopted one", bind_connected, 1 },
 	{ "tcp bind of an accepted one", bind_connected, 2 },

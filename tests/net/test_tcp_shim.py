@@ -237,6 +237,18 @@ def test_shutdown(pair: Callable[..., Pair], service: Service, policy: str) -> N
     at_home(service)
 
 
+def test_children_that_do_not_get_it(pair: Callable[..., Pair], service: Service) -> None:
+    """Python's sockets have FD_CLOEXEC."""
+    a, b = pair("offload", "")
+    b.do("echo")
+    assert a.do("ask", count=20, size=100) == ""
+    on_ring(service, a)
+    assert (a.do("spawn"), a.do("run")) == ([0, 0, 0], 0)
+    assert a.do("ask", count=20, size=100) == ""
+    on_ring(service, a)
+    end_of_stream(a, b, service)
+
+
 def test_unread_data_survives_the_way_home(pair: Callable[..., Pair], service: Service) -> None:
     a, b = pair("offload", "")
     b.do("send", data="unread")

@@ -84,6 +84,7 @@ def test_an_interface_of_a_private_namespace() -> None:
         worker.close()
     text = " ".join(check.text for check in checks)
     assert "driver veth, MTU 9000" in text
+    assert "tcp-long-frames" in text
     assert {"TSO", "GRO"} <= checks[0].data["offloads"].keys()
     (stamps,) = [check for check in checks if "xdp_rx_metadata" in check.data]
     assert stamps.text.startswith("no hardware time stamps; software ones") and not stamps.data["hardware_stamps"]

@@ -73,8 +73,29 @@ void vmh_before_exec(void)
 		vmh_tcps_finish(false);
 		vmh_sock_share_inherited();
 	} else if (vmh_fdtab_borrowed()) { /* the parent goes on with the sockets that the new program does not get */
-		vmh_tcps_home_inherited();
+		vmh_tcps_home_inherited(NULL);
 	}
+}
+
+/* Descriptors that file actions have named at any time: such an object may be used again, when the number is another's. */
+#define NAMED_MAX 65536
+static _Atomic uint64_t named[NAMED_MAX / 64];
+
+void vmh_spawn_names(int fd)
+{
+	if (fd >= 0 && fd < NAMED_MAX)
+		atomic_fetch_or_explicit(&named[fd / 64], 1ull << fd % 64, memory_order_relaxed);
+}
+
+static bool is_named(int fd)
+{
+	return fd >= NAMED_MAX || atomic_load_explicit(&named[fd / 64], memory_order_relaxed) >> fd % 64 & 1;
+}
+
+void vmh_before_spawn(bool actions)
+{
+	if (atomic_load(&started) && (vmh_sys(SYS_getpid) == own_pid || vmh_fdtab_borrowed()))
+		vmh_tcps_home_inherited(actions ? is_named : NULL);
 }
 
 /* _exit(2): the kernel would send what is left of closed and open connections, and so do we. */

@@ -589,20 +589,32 @@ void vmh_tcps_home_all(unsigned reason)
 	vmh_tcps_each(home_listener, &reason);
 }
 
-/* The child's descriptors are its own by now: the number may be closed, or another file's. */
-static void home_inherited(struct vmh_tcps *s, void *arg)
+struct heir {
+	bool (*named)(int fd);
+};
+
+/* The child's descriptors are its own by now: the number may be closed, or another file's. A socket without a slot in the
+ * statistics page can't be told from others. */
+static bool still_its_own(const struct vmh_tcps *s)
 {
-	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD, 0);
+	uint64_t inode = VMH_GET(s->stats->inode);
 	struct stat st;
 
-	(void)arg;
-	if (flags >= 0 && !(flags & FD_CLOEXEC) && !fstat(s->obj.fd, &st) && st.st_ino == VMH_GET(s->stats->inode))
+	return !fstat(s->obj.fd, &st) && (inode ? st.st_ino == inode : S_ISSOCK(st.st_mode));
+}
+
+static void home_inherited(struct vmh_tcps *s, void *arg)
+{
+	const struct heir *h = arg;
+	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD, 0);
+
+	if (flags >= 0 && (!(flags & FD_CLOEXEC) || (h->named && h->named(s->obj.fd))) && still_its_own(s))
 		vmh_tcps_home(s, VMH_R_EXEC, false);
 }
 
-void vmh_tcps_home_inherited(void)
+void vmh_tcps_home_inherited(bool (*named)(int fd))
 {
-	vmh_tcps_each(home_inherited, NULL);
+	vmh_tcps_each(home_inherited, &(struct heir){ named });
 }
 
 struct gone {
@@ -671,6 +683,14 @@ static void keep(struct vmh_tcps *s, unsigned reason)
 	s->resting = 1;
 	home_from_ring(s, reason, false);
 	s->resting = 0;
+}
+
+void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason)
+{
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed))
+		keep(s, reason);
+	vmh_unlock(&s->obj.lock);
 }
 
 static void told(struct vmh_tcps *s, void *arg)

@@ -252,6 +252,7 @@ void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 	s->seen = s->watch;
 	s->seen_out = s->seen_again = 0;
 	s->quiet_ns = s->rest_at = 0;
+	atomic_store(&s->unfit, 0);
 }
 
 /* Object lock held: it is the kernel's, and may come back. */

@@ -3,6 +3,7 @@
 #include "vmh_base.h"
 #include "tcp/tcp_ring.h"
 #include "vmh_iomux_int.h"
+#include "vmh_log.h"
 #include "vmh_tcps.h"
 #include "vmh_params.h"
 #include "vmh_tcps_info.h"
@@ -18,6 +19,7 @@
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
 #define LOOK_MAX_MS 1000
+#define LONG_LOSS_NS 200000000u /* what the loss of a long frame costs at worst: the peer's retransmission timeout */
 #define LOOKS_IN_VAIN 100 /* until the internal thread sleeps for as long as there is no connection */
 
 struct vmh_tcps_stash {
@@ -36,6 +38,7 @@ struct vmh_tring {
 	uint8_t polled;                     /* by the program, since the internal thread's last look */
 	_Atomic int conns;
 	bool closed;
+	bool told_long;                     /* the log of long frames; the internal thread's */
 	struct vmh_tring *next;
 };
 
@@ -68,21 +71,51 @@ static uint32_t bits_of(unsigned events)
 	       (events & VMH_TCP_ERR ? EPOLLERR | VMH_IN | VMH_OUT : 0u);
 }
 
-static _Atomic int any_urgent; /* or ended */
+static _Atomic int any_unfit; /* or ended */
 
-static void home_if_urgent(struct vmh_tcps *s, void *arg)
+/* Once per interface: all connections by it will go the same way. */
+static void tell_of_long_frames(struct vmh_tring *t)
 {
-	(void)arg;
-	if (atomic_load(&s->ended))
-		vmh_tcps_let_name_go(s);
-	else if (atomic_load(&s->urgent) && vmh_tcps_state(s) == VMH_TCPS_RING)
-		vmh_tcps_home(s, VMH_R_TCP_URGENT, false);
+	if (!t || t->told_long)
+		return;
+	t->told_long = true;
+	vmh_log(vmh_params.hybrid_tcp == 2 ? VMH_LOG_WARNING : VMH_LOG_INFO,
+		"%s: the peer sends frames of several segments, as virtual interfaces do. They fit no ring, and TCP connections "
+		"that get them go home to the kernel (ethtool -K IF gso off tso off on the peer's end keeps them on rings)",
+		t->tr.ring->ifname);
 }
 
-void vmh_tcps_urgent_home(void)
+static void home_if_unfit(struct vmh_tcps *s, void *arg)
 {
-	if (vmh_unlikely(atomic_exchange(&any_urgent, 0)))
-		vmh_tcps_each(home_if_urgent, NULL);
+	unsigned reason = atomic_load(&s->unfit);
+
+	(void)arg;
+	if (atomic_load(&s->ended)) {
+		vmh_tcps_let_name_go(s);
+	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
+		if (reason == VMH_R_TCP_LONG_FRAMES) {
+			tell_of_long_frames(s->tring);
+			vmh_tcps_adoption_took(LONG_LOSS_NS); /* or one after the other would come, and lose its frame */
+			vmh_tcps_keep_home(s, reason);
+			return;
+		}
+		vmh_tcps_home(s, reason, false);
+	}
+}
+
+void vmh_tcps_unfit_home(void)
+{
+	if (vmh_unlikely(atomic_exchange(&any_unfit, 0)))
+		vmh_tcps_each(home_if_unfit, NULL);
+}
+
+/* Stack lock held. */
+static void is_unfit(struct vmh_tcps *s, uint8_t reason)
+{
+	if (atomic_exchange(&s->unfit, reason) == reason)
+		return;
+	atomic_store(&any_unfit, 1);
+	vmh_worker_wake();
 }
 
 /* Stack lock held: so no older state ever overwrites a newer one. */
@@ -98,12 +131,10 @@ static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_a
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
 	vmh_tcps_note_state(s, events >> 8);
 	vmh_tcps_note_amounts(s, a);
-	if (vmh_unlikely(events & VMH_TCP_URGENT) && !atomic_exchange(&s->urgent, 1)) {
-		atomic_store(&any_urgent, 1);
-		vmh_worker_wake();
-	}
+	if (vmh_unlikely(events & (VMH_TCP_URGENT | VMH_TCP_LONG)))
+		is_unfit(s, events & VMH_TCP_LONG ? VMH_R_TCP_LONG_FRAMES : VMH_R_TCP_URGENT);
 	if (vmh_unlikely(events >> 8 == CLOSE) && !vmh_tcps_is_fresh(s) && !atomic_exchange(&s->ended, 1)) {
-		atomic_store(&any_urgent, 1);
+		atomic_store(&any_unfit, 1);
 		vmh_worker_wake();
 	}
 }

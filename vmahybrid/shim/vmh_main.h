@@ -6,6 +6,8 @@
 void vmh_started(void);         /* before the first object: parameters, log, statistics page */
 void vmh_crash_init(void);      /* crash.c */
 void vmh_before_exec(void);
+void vmh_before_spawn(bool actions); /* with file actions */
+void vmh_spawn_names(int fd); /* a file action will dup it */
 void vmh_before_exit(void);
 void vmh_before_fork(void);
 void vmh_after_fork_parent(void);

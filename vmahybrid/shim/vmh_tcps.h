@@ -77,7 +77,7 @@ struct vmh_tcps {
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
-	_Atomic uint8_t urgent;           /* the peer sends urgent data, which is the kernel's */
+	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's */
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
 	uint8_t reuse;                    /* SO_REUSEADDR */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
@@ -205,9 +205,12 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
+/* The internal thread's. From a ring, and back by the operator only. */
+void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason);
 bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, until it is worth another adoption */
 void vmh_tcps_home_all(unsigned reason);
-void vmh_tcps_home_inherited(void); /* in the child of a vfork: what the program gets that it executes */
+/* What the program gets that a child executes: of a vfork, by the child; of a spawn, before. `named`: also these. */
+void vmh_tcps_home_inherited(bool (*named)(int fd));
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
 /* Before a call that only the kernel can do. 0: it is home, as far as that can be; -EINVAL: VMA_EXCEPTION_HANDLING wants
  * the call to fail, and nothing has moved. */
@@ -427,7 +430,7 @@ void vmh_tring_acks_now(struct vmh_tring *t); /* the program waits: none goes wi
 void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
-void vmh_tcps_urgent_home(void);            /* the internal thread: connections with urgent data go home */
+void vmh_tcps_unfit_home(void);             /* the internal thread: connections that the stack can't serve go home */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);

@@ -274,7 +274,7 @@ static void turn(void)
 		handle(&ev);
 	vmh_tport_work();
 	vmh_tshow_look();
-	vmh_tcps_urgent_home();
+	vmh_tcps_unfit_home();
 	vmh_tcps_adopt_chosen();
 	if (atomic_exchange(&lost, 0))
 		go_home();

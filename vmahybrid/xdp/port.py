@@ -87,7 +87,7 @@ class XdpPort:
         self._unloaded = False
         self._five_tuples: set[bytes] = set()  # keys in rules5: the program looks there only if there are some
         self._ports: set[bytes] = set()  # the same of rules3 and rulesmc
-        self._tcp_ports: set[bytes] = set()  # those of TCP
+        self._tcp: set[bytes] = set()  # those of TCP in rules5 and rules3
         self._generation = 0  # of the rules, for the program's memos
         self._tagged: set[bytes] = set()  # keys with a VLAN: a ring gets their frames in XDP only
         self._ring_slots = _Slots(RING_SLOTS, f"rings on {info.name}")
@@ -226,10 +226,8 @@ class XdpPort:
 
     def _known(self, table: BpfMap, key: bytes) -> list[set[bytes]]:
         """The keys like this one, of which the program has to be told whether there are some."""
-        if table is self._maps["rules5"]:
-            return [self._five_tuples]
-        tcp = table is self._maps["rules3"] and unpack("struct vmh_flow_key", key).proto == IPPROTO_TCP
-        return [self._ports, self._tcp_ports] if tcp else [self._ports]
+        known = self._five_tuples if table is self._maps["rules5"] else self._ports
+        return [known, self._tcp] if unpack("struct vmh_flow_key", key).proto == IPPROTO_TCP else [known]
 
     def present(self) -> dict[bytes, bytes]:
         """Every rule that the program has now; none when closed."""
@@ -339,7 +337,7 @@ class XdpPort:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
         flags = ((lib.VMH_PORT_F_5T if self._five_tuples else 0) | (lib.VMH_PORT_F_3T if self._ports else 0) |
-                 (lib.VMH_PORT_F_TCP3 if self._tcp_ports else 0))
+                 (lib.VMH_PORT_F_TCP if self._tcp else 0))
         self._generation = self._generation % GENERATIONS + 1
         _write_config(self._maps["port"], limit, flags, self._generation if REMEMBERS else 0)
 

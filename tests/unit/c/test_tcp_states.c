@@ -613,6 +613,48 @@ static void test_half_open(void)
 	close_pair(&w, l, c, again);
 }
 
+/* The first `there` bytes of a segment of `len`. */
+static void inject_cut(struct wire *w, uint16_t sport, uint32_t seq, uint32_t ack, size_t len, size_t there)
+{
+	static const uint8_t data[1400];
+	uint8_t frame[1600];
+
+	wire_segment(w, frame, 0, sport, 80, seq, ack, ACK, 1000, NULL, 0, data, len);
+	wire_inject(w, 1, frame, wire_headers(frame) + there);
+}
+
+/* Of what fits no ring the headers come: the holder is told, and nothing is taken or answered. */
+static void test_cut(void)
+{
+	static const struct { int32_t at; size_t there; bool known; } cases[] = {
+		{0, 20, true}, {0, 1000, true}, {-1400, 20, true}, {1400, 20, true},
+		{-70000, 20, false}, {2000000, 20, false}, {0, 19, false}, {0, 0, false},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct seen seen = {0};
+		struct vmh_tcp_conn *l, *p;
+		struct wire w;
+		uint32_t seq, ack;
+		uint64_t bad;
+
+		p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+		seen.n = 0;
+		bad = stats(&w, 1).bad;
+		inject_cut(&w, 4001, seq, ack, 1400, 20);
+		CHECK(!(vmh_tcp_poll(p) & VMH_TCP_LONG), "another's");
+		inject_cut(&w, 4000, seq + (uint32_t)cases[i].at, ack, 1400, cases[i].there);
+		CHECK(!(vmh_tcp_poll(p) & VMH_TCP_LONG) == !cases[i].known, "%zu: %x", i, vmh_tcp_poll(p));
+		CHECK(stats(&w, 1).bad == bad + 1 + !cases[i].known && !seen.n, "%zu: %u", i, seen.n);
+		inject(&w, 4000, 80, seq, ack, ACK, "x", 1);
+		CHECK(vmh_tcp_poll(p) & VMH_TCP_IN, "%zu: it goes on", i);
+		vmh_tcp_close(p);
+		vmh_tcp_close(l);
+		wire_run(&w, 2000 * NS);
+		wire_close(&w);
+	}
+}
+
 static void test_take_and_give(void)
 {
 	struct vmh_tcp_piece pieces[8];
@@ -653,6 +695,7 @@ int main(void)
 	test_paws_and_isn();
 	test_reset_of_unread();
 	test_half_open();
+	test_cut();
 	test_take_and_give();
 	return check_result();
 }

@@ -128,6 +128,9 @@ def interface(name: str) -> Iterator[Check]:
                 + _offload_text(states), data=data)  # fmt: skip
     if info.driver not in VIRTUAL_DRIVERS:
         yield from _native(name, info.driver, features)
+    else:
+        yield Check(TOPIC, name, "ok", "virtual: where the peer's end has TSO or GSO on, its TCP sends frames that fit "
+                    "no ring, and a connection that gets one goes home (tcp-long-frames)")  # fmt: skip
     yield _stamps(name, info.ifindex)
     if info.mtu > MTU_ONE_PAGE:
         yield Check(TOPIC, name, "warn", f"MTU {info.mtu}: native XDP may need multi-buffer support of the driver",

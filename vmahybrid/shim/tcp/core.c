@@ -345,6 +345,8 @@ unsigned core_events(struct vmh_tcp_conn *c)
 		e |= VMH_TCP_ERR;
 	if (c->urgent)
 		e |= VMH_TCP_URGENT;
+	if (c->long_frames)
+		e |= VMH_TCP_LONG;
 	if (c->rx_bytes)
 		e |= VMH_TCP_IN;
 	if (!c->pcb)

@@ -30,14 +30,14 @@ static bool ip_sum_ok(const uint8_t *ip, size_t len)
 	return ((sum + (sum >> 16)) & 0xffff) == 0xffff;
 }
 
-/* The payload of an IPv4 packet whose first `left` bytes are there, its length in *len; NULL: not one for us. The rules of
- * vmh_frame_parse. */
+/* The payload of an IPv4 packet whose first `left` bytes are there, its length in *len, which may be more than is there;
+ * NULL: not one for us. The rules of vmh_frame_parse. */
 static uint8_t *in_ipv4(uint8_t *ip, size_t left, size_t *len, struct key *k)
 {
 	size_t ihl = (size_t)(ip[0] & 15) * 4, total = get16(ip + 2);
 	in_addr_t from, to;
 
-	if (ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl || total > left || ip[9] != IPPROTO_TCP ||
+	if (ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl || ihl > left || ip[9] != IPPROTO_TCP ||
 	    get16(ip + 6) & 0x3fff || !ip_sum_ok(ip, ihl))
 		return NULL;
 	if (ip[12] == 0 || ip[12] == 127 || ip[12] >= 224 || ip[16] >= 224)
@@ -60,7 +60,7 @@ static uint8_t *in_ipv6(uint8_t *ip, size_t left, size_t *len, struct key *k)
 {
 	size_t payload = get16(ip + 4);
 
-	if (left < IP6_LEN || ip[0] >> 4 != 6 || payload > left - IP6_LEN || ip[6] != IPPROTO_TCP)
+	if (left < IP6_LEN || ip[0] >> 4 != 6 || ip[6] != IPPROTO_TCP)
 		return NULL;
 	k->raddr = vmh_ip6(ip + 8);
 	k->laddr = vmh_ip6(ip + 24);
@@ -70,8 +70,8 @@ static uint8_t *in_ipv6(uint8_t *ip, size_t left, size_t *len, struct key *k)
 	return ip + IP6_LEN;
 }
 
-/* The TCP segment in a frame, and its length; NULL: not one for us. */
-static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
+/* The TCP header in a frame, and the length of the segment, which may be cut; NULL: not one for us. */
+static uint8_t *find_header(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
 {
 	size_t off = ETH_LEN;
 	uint8_t *tcp;
@@ -85,11 +85,20 @@ static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key
 		tcp = in_ipv4(frame + off, len - off, tcp_len, k);
 	else
 		tcp = get16(frame + off - 2) == 0x86dd ? in_ipv6(frame + off, len - off, tcp_len, k) : NULL;
-	if (!tcp || *tcp_len < TCP_LEN || (size_t)(tcp[12] >> 4) * 4 < TCP_LEN || (size_t)(tcp[12] >> 4) * 4 > *tcp_len)
+	if (!tcp || *tcp_len < TCP_LEN || frame + len < tcp + TCP_LEN || (size_t)(tcp[12] >> 4) * 4 < TCP_LEN ||
+	    (size_t)(tcp[12] >> 4) * 4 > *tcp_len)
 		return NULL;
 	memcpy(&k->rport, tcp, 2);
 	memcpy(&k->lport, tcp + 2, 2);
 	return tcp;
+}
+
+/* The whole segment. */
+static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
+{
+	uint8_t *tcp = find_header(frame, len, tcp_len, k);
+
+	return tcp && tcp + *tcp_len <= frame + len ? tcp : NULL;
 }
 
 bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a)
@@ -97,7 +106,7 @@ bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a)
 	struct key k;
 	size_t tcp_len;
 
-	if (!find_tcp(frame, len, &tcp_len, &k))
+	if (!find_header(frame, len, &tcp_len, &k))
 		return false;
 	*a = (struct vmh_tcp_addr){k.laddr, k.raddr, k.lport, k.rport};
 	return true;
@@ -355,6 +364,28 @@ static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const s
 	return rc;
 }
 
+/* Of a frame that was too long for the ring the headers come (bpf/vmh_rule.h). The data is lost, and so will be all that
+ * the peer sends by its next long frame: another stack has to take this connection. */
+static int no_segment(struct vmh_tcp *t, void *frame, size_t len)
+{
+	struct vmh_tcp_conn *c;
+	size_t tcp_len;
+	struct key k;
+	uint8_t *tcp = find_header(frame, len, &tcp_len, &k);
+	uint32_t seq = tcp ? get32(tcp + 4) : 0;
+
+	c = tcp ? demux_find(t, &k) : NULL;
+	if (!c || c->frozen || !c->pcb || c->pcb->state < ESTABLISHED ||
+	    !TCP_SEQ_BETWEEN(seq, c->pcb->rcv_nxt - 0xffff, c->pcb->rcv_nxt + c->pcb->rcv_wnd)) {
+		t->stats.bad++;
+		return tcp && !c ? -ENOENT : -EBADMSG;
+	}
+	c->long_frames = c->changed = true;
+	core_enter(t, c);
+	core_leave(t, c);
+	return 0;
+}
+
 int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 {
 	struct vmh_tcp_conn *c;
@@ -364,10 +395,8 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
 
 	t->stats.in++;
-	if (!tcp) {
-		t->stats.bad++;
-		return -EBADMSG;
-	}
+	if (!tcp)
+		return no_segment(t, frame, len);
 	c = demux_find(t, &k);
 	if (c)
 		return c->frozen ? -EBUSY : to_conn(c, tcp, tcp_len, token);

@@ -86,6 +86,7 @@ struct vmh_tcp_options {
 #define VMH_TCP_ERR     0x10u /* vmh_tcp_error tells */
 #define VMH_TCP_DRAINED 0x20u /* all that was written is acknowledged, our FIN as well */
 #define VMH_TCP_URGENT  0x40u /* the peer sends urgent data: its segments are not taken, another stack has to */
+#define VMH_TCP_LONG    0x80u /* the peer sends frames that are too long for the ring: it gets their headers alone */
 
 struct vmh_tcp_span {
 	uint32_t seq, len;
