@@ -79,7 +79,8 @@ class _Resolver:
         try:
             text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            if not isinstance(error, FileNotFoundError) or origin == PROFILE:
+            asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
+            if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
                 self._warn(f"{path} can't be read ({error})")
             return False
         for line in paramfile.for_program(text, self.program):
@@ -133,39 +134,54 @@ class _Resolver:
             if (text := self.environ.get(name)) is not None:
                 self.take(parameter, name, text, ENVIRONMENT, "-e" if name in run else "environment")
 
-    def imply(self, name: str, value: int, by: str, always: bool = False) -> None:
-        """As imply() of the shim; ``always``: whatever set it."""
-        if always or self.found.values[name].origin < self.found.values[by].origin:
+    def _is_set(self, name: str) -> bool:
+        return self.found.values[name].origin in (POLICY, ENVIRONMENT)
+
+    def imply(self, name: str, value: int, by: str) -> None:
+        """As imply() of the shim: unless that one was set as explicitly."""
+        if self.found.values[name].origin < self.found.values[by].origin and not self._is_set(name):
             self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+
+    def compel(self, name: str, value: int, by: str) -> None:
+        """As compel() of the shim: whatever set it."""
+        if self._is_set(name) and self.found[name] != value:
+            self._warn_pair(name, by, "only", value)
+        self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+
+    def _warn_pair(self, name: str, other: str, least: str, used: int) -> None:
+        self._warn(f"{name} = {self.found[name]} does not go with {other} = {self.found[other]} ({least} {used}), "
+                   f"using [{used}]")
 
     def implied(self) -> None:
         found = self.found
         if found["VMA_SELECT_POLL_OS_FORCE"]:
             self.imply("VMA_SELECT_POLL_OS_RATIO", 1, "VMA_SELECT_POLL_OS_FORCE")
             self.imply("VMA_SELECT_SKIP_OS", 1, "VMA_SELECT_POLL_OS_FORCE")
-        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin != ENVIRONMENT:
-            self.imply("VMA_LOG_DETAILS", 2, "VMA_TRACELEVEL", always=True)
+        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin == DEFAULT:
+            self._set(self.catalogue["VMA_LOG_DETAILS"], 2, DERIVED, "derived from VMA_TRACELEVEL")
         for name in ("VMA_RX_POLL", "VMA_SELECT_POLL"):
             if int(found[name]) < 0:
-                self.imply("VMA_CQ_MODERATION_ENABLE", 0, name, always=True)
+                self.compel("VMA_CQ_MODERATION_ENABLE", 0, name)
+                break
         if not found["VMA_CQ_MODERATION_ENABLE"]:
-            self.imply("VMA_CQ_AIM_INTERVAL_MSEC", 0, "VMA_CQ_MODERATION_ENABLE", always=True)
+            self.compel("VMA_CQ_AIM_INTERVAL_MSEC", 0, "VMA_CQ_MODERATION_ENABLE")
+        if found["VMA_SOCKETXTREME"]:
+            self._warn("VMA_SOCKETXTREME: this version has no SocketXtreme API, programs use their sockets")
         if not found["VMA_PROGRESS_ENGINE_WCE_MAX"]:
-            self.imply("VMA_PROGRESS_ENGINE_INTERVAL", 0, "VMA_PROGRESS_ENGINE_WCE_MAX", always=True)
+            self.compel("VMA_PROGRESS_ENGINE_INTERVAL", 0, "VMA_PROGRESS_ENGINE_WCE_MAX")
 
     def _limit(self, bound: Bound) -> int:
         return int(self.found[bound.other]) * bound.times // bound.divisor
 
     def bounds(self) -> None:
         for name, held in self.found.values.items():
-            asked = held.value
             floor, ceiling = held.parameter.floor, held.parameter.ceiling
-            if floor and int(held.value) < self._limit(floor):
-                held.value = self._limit(floor)
-            if ceiling and int(held.value) > self._limit(ceiling):
-                held.value = self._limit(ceiling)
-            if held.value != asked and held.origin in (ENVIRONMENT, POLICY):
-                self._warn(f"{name} = {asked} does not go with other parameters, using [{held.value}]")
+            for bound, least in ((floor, "at least"), (ceiling, "at most")):
+                limit = self._limit(bound) if bound else 0
+                if bound and (int(held.value) < limit if bound is floor else int(held.value) > limit):
+                    if self._is_set(name):
+                        self._warn_pair(name, bound.other, least, limit)
+                    held.value = limit
 
 
 def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:

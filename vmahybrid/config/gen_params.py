@@ -50,6 +50,7 @@ struct vmh_param_def {
 	int64_t number, min, max, zero, also;
 	const char *string;
 	const char *warning;                /* with {value}; NULL: ours */
+	uint8_t warns_above;                /* it is for too much only */
 	const struct vmh_param_word *words; /* ends with a NULL word */
 	const char *expected;
 	const char *const *aliases;         /* ends with NULL */
@@ -122,7 +123,7 @@ def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
         (also,) = parameter.also
         yield f"\t\t.has_also = 1, .also = {also},"
     if parameter.warning:
-        yield f"\t\t.warning = {c_string(parameter.warning)},"
+        yield f"\t\t.warning = {c_string(parameter.warning)}, .warns_above = {int(parameter.warns_above)},"
     yield f"\t\t.words = (const struct vmh_param_word[]){{ {words}{{ NULL, 0, NULL }} }},"
     yield f"\t\t.expected = {c_string(parameter.expected())},"
     yield f"\t\t.aliases = (const char *const[]){{ {aliases}NULL }},"
