@@ -31,6 +31,11 @@ const char *vmh_params_profile(void);
 void vmh_params_no_effect(unsigned backend, const char *name);
 /* Kept for vmh_params_report. */
 void vmh_params_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Frames that a call takes in one look at a ring. */
+static inline unsigned vmh_poll_batch(void)
+{
+	return (unsigned)vmh_params.cq_poll_batch_max;
+}
 
 /* paramfile.c: profiles and the policy file. Calls use() for each line "VMA_X = VALUE" that is meant for
  * the program; warns about what is no such line, and goes on. `buf` is scratch. 0 or -errno. */
