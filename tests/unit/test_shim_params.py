@@ -96,6 +96,8 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ({"VMA_RX_PREFETCH_BYTES_BEFORE_POLL": "0"}, {"rx_prefetch_bytes_before_poll": "0"}, []),
     ({"VMA_RX_PREFETCH_BYTES_BEFORE_POLL": "8"}, {"rx_prefetch_bytes_before_poll": "0"}, ["from 32 to 2044 or 0"]),
     ({"VMA_TCP_MAX_SYN_RATE": "200000"}, {"tcp_max_syn_rate": "100000"}, ["VMA_TCP_MAX_SYN_RATE = 200000"]),
+    ({"VMA_MSS": "50"}, {"mss": "0"}, ["VMA_MSS = 50 is not a number from 88 to 65495 or 0, using [0]"]),
+    ({"VMA_MSS": "88"}, {"mss": "88"}, []),
     ({"VMA_HUGETBL": "1"}, {}, ["The 'VMA_HUGETBL' parameter is no longer supported"]),
     ({"VMA_RXPOLL": "1"}, {}, ["VMA_RXPOLL is not a parameter"]),
     ({"VMA_APPLICATION_ID": "x" * 64}, {"application_id": "VMA_DEFAULT_APPLICATION_ID"}, ["longer than 63 bytes"]),
@@ -458,8 +460,8 @@ def test_each_bad_value_is_named(driver: Path) -> None:
     wrong = {p.name: "x" * 600 for p in load().parameters if p.type != "string" and p.name != "VMA_TRACELEVEL"}
     log = run(driver, **wrong)[1]
     for name in wrong:
-        parameter = load()[name]
-        assert f" {name} = {'x' * 64}... is not {parameter.expected()}, using the default [{parameter.default}]\n" in log
+        p = load()[name]
+        assert f" {name} = {'x' * 64}... is not {p.expected()}, using the default [{p.default}]\n" in log
     log = run(driver, **{f"VMA_NOT_{n}": "1" for n in range(2000)})[1]
     named = log.count("is not a parameter")
     assert 500 < named < 2000 and f"{2000 - named} more warnings about parameters" in log

@@ -509,6 +509,17 @@ void vmh_params_no_effect(unsigned backend, const char *name)
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
 }
 
+void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t most, int64_t used)
+{
+	static _Atomic uint8_t said[VMH_PARAMS_COUNT];
+	int64_t asked = vmh_param_number(param);
+
+	if (used != asked && is_set(param) && !atomic_exchange(&said[param], 1))
+		vmh_warn("%s = %lld is not a number from %lld to %lld, which is what %s can have, using [%lld]",
+			 vmh_param_defs[param].name, (long long)asked, (long long)least, (long long)most, where,
+			 (long long)used);
+}
+
 int vmh_params_expand_again(unsigned param)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];

@@ -28,7 +28,7 @@ static void print_params(void)
 	NUMBER(select_skip_os), NUMBER(rx_udp_poll_os_ratio), NUMBER(stats_fd_num), NUMBER(offloaded_sockets);
 	NUMBER(tx_wre), NUMBER(rx_wre), NUMBER(cq_moderation_count), NUMBER(cq_moderation_enable);
 	NUMBER(cq_aim_interval_msec), NUMBER(ring_allocation_logic_tx), NUMBER(tcp_timer_resolution_msec);
-	NUMBER(rx_prefetch_bytes_before_poll), NUMBER(tcp_max_syn_rate), NUMBER(udp_3t_rules), NUMBER(tx_bufs);
+	NUMBER(rx_prefetch_bytes_before_poll), NUMBER(tcp_max_syn_rate), NUMBER(udp_3t_rules), NUMBER(tx_bufs), NUMBER(mss);
 	printf("origin.rx_wre=%d\n", vmh_params_origin(VMH_PARAM_RX_WRE));
 }
 
