@@ -112,7 +112,7 @@ TESTS = {
     "VMA_HW_TS_CONVERSION": "net/test_stamps_hw.py::test_hardware_stamps",
     "VMA_ETH_MC_L2_ONLY_RULES": "net/test_verbs_mc_params.py::test_rules_by_the_ethernet_address_alone",
     "VMA_MC_FORCE_FLOWTAG": "net/test_verbs_mc_params.py::test_flow_tags_of_groups",
-    "VMA_TCP_CC_ALGO": TCP + "test_congestion_control",
+    "VMA_TCP_CC_ALGO": TCP + "test_what_a_loss_does_to_the_window",
     "VMA_RX_POLL_ON_TX_TCP": TCP + "test_polling_in_send",
     "VMA_TRIGGER_DUMMY_SEND_GETSOCKNAME": ACT + "test_dummy_sends",
     "VMA_LOG_CB_FUNC_PTR": ACT + "test_log_lines_go_to_the_program",

@@ -187,8 +187,8 @@ Where this differs from libvma:
 - Switches also take true, yes, on, enable(d) and false, no, off, disable(d). libvma reads all of these as 0.
 - Values out of range are always warned about, also where libvma corrects them silently.
 - An unknown profile, an unknown level and an unknown `VMA_*` variable are warned about; libvma ignores them silently.
-- libvma takes VMA_TX_WRE up to 2097152 bytes of inline room, 8192 descriptors with VMA_TX_MAX_INLINE 204. Here it is what
-  the device has, and 65536 on AF_XDP rings, which have no inline room.
+- libvma takes VMA_TX_WRE up to 2097152 bytes of inline room, 8192 descriptors with VMA_TX_MAX_INLINE 204. Here it is
+  what the device has, and 65536 on AF_XDP rings, which have no inline room.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 
 `%d` in file and directory names and in the application id (first occurrence) becomes the process id.
