@@ -94,7 +94,7 @@ TESTS = {
     "VMA_INTERNAL_THREAD_AFFINITY": ACT + "test_processors_of_the_internal_thread",
     "VMA_INTERNAL_THREAD_CPUSET": ACT + "test_cpuset_of_the_internal_thread",
     "VMA_INTERNAL_THREAD_ARM_CQ": ACT + "test_packets_wake_the_internal_thread",
-    "VMA_THREAD_MODE": "sanitize/test_concurrency.py::test_threads_share_sockets",
+    "VMA_THREAD_MODE": "unit/test_thread_modes.py::test_waiting_for_a_lock",
     "VMA_BUFFER_BATCHING_MODE": ACT + "test_buffers_go_back",
     "VMA_MEM_ALLOC_TYPE": MEMORY + "test_huge_pages",
     "VMA_BF": VERBS_ACT + "test_blueflame",
