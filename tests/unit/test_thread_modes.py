@@ -1,5 +1,5 @@
-"""VMA_THREAD_MODE in a program under the shim: what a thread does that waits for a socket's lock. That 1 spins and 2 does
-not, which no system call shows, is tested in unit/c/test_lock.c."""
+"""VMA_THREAD_MODE in a program under the shim: what a thread does that waits for a socket's lock. That 1 spins, and 2
+does not, is tested in unit/c/test_lock.c: no system call shows it."""
 
 from __future__ import annotations
 

@@ -199,6 +199,15 @@ def describe_default(parameter: Parameter) -> str:
     return f"`{parameter.show(parameter.default)}`" if parameter.default != "" else "(empty)"
 
 
+def labels(parameter: Parameter) -> str:
+    """Of its line in the start-up banner: one, another one where the value is 0 or is not; "" if it has none."""
+    look = parameter.banner
+    found = [look.label or parameter.label, *([f"{look.zero_label} (at 0)"] if look.zero_label else [])]
+    if look.label:
+        found.append(f"{parameter.label} (at 0)")
+    return ", ".join(filter(None, found))
+
+
 def allowed(parameter: Parameter) -> str:
     if parameter.type == "enum":
         parts = []
@@ -232,8 +241,8 @@ def markdown(catalogue: Catalogue) -> str:
             "",
             f"## Parameters: {meaning}",
             "",
-            "| Name | Default | Unit | Values | Meaning |",
-            "|---|---|---|---|---|",
+            "| Name | In the banner | Default | Unit | Values | Meaning |",
+            "|---|---|---|---|---|---|",
         ]
         for parameter in catalogue.parameters:
             if parameter.acts == acts:
@@ -244,7 +253,8 @@ def markdown(catalogue: Catalogue) -> str:
                     text += " *live*: `vmahybrid config set --pid PID`, `vma_stats`."
                 if parameter.aliases:
                     text += " Older names: " + ", ".join(f"`{alias}`" for alias in parameter.aliases) + "."
-                cells = (f"`{parameter.name}`", describe_default(parameter), parameter.unit, allowed(parameter), text)
+                cells = (f"`{parameter.name}`", labels(parameter), describe_default(parameter), parameter.unit,
+                         allowed(parameter), text)  # fmt: skip
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## No longer read", ""]
     lines += [f"- `{obsolete.name}`: {' '.join(obsolete.lines)}." for obsolete in catalogue.obsolete]
