@@ -36,6 +36,7 @@ class Effective:
 
     values: dict[str, Value]
     warnings: list[str] = field(default_factory=list)
+    files: list[tuple[Path, Path]] = field(default_factory=list)  # that were read: as named, and where that is from here
 
     def __getitem__(self, name: str) -> int | str:
         return self.values[name].value
@@ -76,13 +77,15 @@ class _Resolver:
             self._set(parameter, used, DEFAULT if kept is False else origin, source)
 
     def _file(self, path: Path, origin: int, label: str) -> bool:
+        place = self.root / path.relative_to("/") if path.is_absolute() else path
         try:
-            text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
+            text = place.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
             if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
                 self._warn(f"{path} can't be read ({error})")
             return False
+        self.found.files.append((path, place))
         for line in paramfile.for_program(text, self.program):
             source = f"{label}{path}:{line.number}"
             if isinstance(line, paramfile.Problem):
@@ -128,11 +131,18 @@ class _Resolver:
         else:
             self._set(self.catalogue["VMA_SPEC"], "", DEFAULT, "default")
 
+    def who_set(self, name: str) -> str:
+        """``-e``; ``run``, which says the profile twice; else ``environment``."""
+        if name in self.environ.get(RUN_E, "").split(","):
+            return "-e"
+        spec, profile = self.environ.get("VMA_SPEC"), self.environ.get("VMA_HYBRID_PROFILE")
+        by_run = spec and profile and profile in (spec, Path(spec).stem)
+        return "run" if by_run and name in ("VMA_SPEC", "VMA_HYBRID_PROFILE") else "environment"
+
     def environment(self, parameter: Parameter) -> None:
-        run = self.environ.get(RUN_E, "").split(",")
         for name in (*parameter.aliases, parameter.name):
             if (text := self.environ.get(name)) is not None:
-                self.take(parameter, name, text, ENVIRONMENT, "-e" if name in run else "environment")
+                self.take(parameter, name, text, ENVIRONMENT, self.who_set(name))
 
     def _is_set(self, name: str) -> bool:
         return self.found.values[name].origin in (POLICY, ENVIRONMENT)
@@ -214,7 +224,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     policy = Path(str(made.found["VMA_HYBRID_POLICY"]) or "/")
     has_policy = policy != Path("/")
     if spec := environ.get("VMA_SPEC"):
-        made.profile(spec, "-e" if "VMA_SPEC" in environ.get(RUN_E, "").split(",") else "environment")
+        made.profile(spec, made.who_set("VMA_SPEC"))
     elif has_policy and (spec := made.spec_of(policy)):
         made.profile(spec, str(policy))
     if has_policy:

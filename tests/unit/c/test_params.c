@@ -83,6 +83,7 @@ static struct vmh_sock_stats *busy_sock(int fd)
 static void stats(void)
 {
 	struct vmh_sock_stats *a, *b;
+	unsigned long long tx = 0;
 	char name[300], link[32], target[300] = { 0 };
 	struct stat st;
 
@@ -105,7 +106,13 @@ static void stats(void)
 		a->tx_packets = 5;
 		printf("child=%d\n", a->used && a->rx_packets == 0 && vmh_stats->pid == (unsigned)getpid() &&
 		       vmh_stats_fd() >= 0);
+		snprintf(name, sizeof(name), "%s/vmastat.%d", vmh_params.stats_shmem_dir, (int)getpid());
+		vmh_stats_show();
+		if (pread(vmh_stats_fd(), &tx, sizeof(tx), (char *)&a->tx_packets - (char *)vmh_stats) < 0)
+			perror("pread");
+		printf("child_named=%d\n", lstat(name, &st) == 0 && a->tx_packets == 5 && tx == 5);
 		vmh_stats_fini();
+		printf("child_gone=%d\n", lstat(name, &st) != 0);
 		fflush(stdout);
 		_exit(0);
 	}
