@@ -246,8 +246,8 @@ def test_a_program_that_only_sends_is_busy() -> None:
     """Before a column is chosen."""
     top = Top(totals=True)
     now = reading(3)
-    for sock, (received, sent) in zip(now["sockets"], ((5, 0), (0, 475), (6, 1)), strict=True):
-        sock["counters"] |= {"rx_packets": received, "tx_packets": sent}
+    for row, (received, sent) in zip(now["sockets"], ((5, 0), (0, 475), (6, 1)), strict=True):
+        row["counters"] |= {"rx_packets": received, "tx_packets": sent}
     top.refresh([now])
     assert [row["fd"] for row in top.rows()] == [now["sockets"][n]["fd"] for n in (1, 2, 0)]
     top.key("right")

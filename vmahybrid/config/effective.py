@@ -36,7 +36,7 @@ class Effective:
 
     values: dict[str, Value]
     warnings: list[str] = field(default_factory=list)
-    files: list[tuple[Path, Path]] = field(default_factory=list)  # that were read: as named, and where that is from here
+    files: list[tuple[Path, Path]] = field(default_factory=list)  # read: as named, and where from here
 
     def __getitem__(self, name: str) -> int | str:
         return self.values[name].value
