@@ -309,7 +309,8 @@ class Setting(View):
 
 
 class ConfigSchema(View):
-    """JSON Schema (draft 2020-12) of the configuration; a body of PATCH /v1/config has some of the live keys."""
+    """JSON Schema (draft 2020-12) of the configuration, of which a body of PATCH /v1/config has some live keys, or of
+    the parameters of programs."""
 
     schema_uri: str = note("dialect of the schema", alias="$schema")
     title: str = note("what it describes")

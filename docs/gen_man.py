@@ -52,6 +52,8 @@ def parameter_text(parameter: Parameter) -> str:
     notes.append(f"Default: {default}{unit}. Values: {gen_params.allowed(parameter).replace('`', '')}.")
     if parameter.acts == "now" and len(parameter.backends) == 1:
         notes.append(f"Acts on {parameter.backends[0]} rings only.")
+    if label := gen_params.labels(parameter):
+        notes.append(f"In the banner: {label}.")
     if parameter.live:
         notes.append("Can be changed while the program runs.")
     return " ".join(notes)

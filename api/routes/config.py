@@ -1,4 +1,4 @@
-"""/v1/config and /v1/parameters: what can be set, where a value came from, and the shim's VMA_* variables."""
+"""/v1/config: what can be set, where a value came from, and the shim's VMA_* variables (also as /v1/parameters)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -47,8 +47,43 @@ async def patch_config(
     return await view.patch_config(changes)
 
 
+@router.get("/config/parameters/schema", response_model=ConfigSchema, response_model_by_alias=True)
+async def parameters_schema() -> ConfigSchema:
+    """What each VMA_* parameter takes, as one JSON Schema: an object of names and values."""
+    return ConfigSchema.model_validate({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "VMA_* parameters of programs under libvmahybrid.so",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {p.name: parameter_schema(p) for p in catalogue.load().parameters},
+    })
+
+
+def parameter_schema(p: catalogue.Parameter) -> dict[str, Any]:
+    default: Any = bool(p.default) if p.type == "bool" else p.show(p.default) if p.choices else p.default
+    accepts: dict[str, Any]
+    if p.type == "int":
+        accepts = {"type": "integer", "minimum": p.minimum, "maximum": p.maximum}
+        if p.also:
+            accepts = {"anyOf": [accepts, {"enum": list(p.also)}]}
+    elif p.type == "bool":
+        accepts = {"type": "boolean"}
+    elif p.type == "enum":
+        accepts = {"type": "string", "enum": [word for choice in p.choices for word in choice.words]}
+    else:
+        accepts = {"type": "string", "maxLength": p.max_length}
+    more = {"title": p.label, "description": p.text, "default": default, "readOnly": not p.live}
+    return {**accepts, **more, **({"x-unit": p.unit} if p.unit else {})}
+
+
 @router.get("/parameters", response_model=Parameters)
 async def parameters() -> Parameters:
+    """The same as GET /v1/config/parameters."""
+    return await config_parameters()
+
+
+@router.get("/config/parameters", response_model=Parameters)
+async def config_parameters() -> Parameters:
     """The catalogue of VMA_* parameters and profiles of the shim."""
     known = catalogue.load()
     return Parameters(

@@ -157,6 +157,30 @@ def idle(address: str) -> object:
     return {"wakeups": sum(after[task] - before.get(task, 0) for task in after if task != mine)}
 
 
+def window(sock: socket.socket) -> tuple[int, int]:
+    """tcpi_snd_ssthresh and tcpi_snd_cwnd."""
+    threshold, cwnd = struct.unpack_from("=2I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 76)
+    return threshold, cwnd
+
+
+def one_loss(address: str) -> object:
+    """The window before the peer falls silent, which the test sees to, and its threshold when the timer has run out."""
+    with connected(address, b"s") as sock:
+        for _ in range(100):
+            sock.sendall(bytes(3000))
+            wait_acknowledged(sock)
+        before, cwnd = window(sock)
+        print("grown", flush=True)
+        sys.stdin.readline()
+        sock.sendall(b"z")
+        end = time.monotonic() + 3
+        while (now := window(sock)[0]) == before and time.monotonic() < end:
+            time.sleep(0.001)
+        print(json.dumps({"cwnd": cwnd, "ssthresh": now}), flush=True)
+        sys.stdin.readline()
+        return {}
+
+
 def hold(address: str) -> object:
     """An established connection that stays for a while."""
     with connected(address, b"e") as sock:

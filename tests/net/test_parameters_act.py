@@ -493,6 +493,7 @@ def test_least_receive_limit(
     assert counters["rx_packets"] + counters["rx_drop_packets"] == 200
     assert (got, counters["rx_os_packets"]) == (counters["rx_packets"], 0)
     assert low <= got <= high
+    assert counters["rx_limit"] == max(int(least), 2304), "SO_RCVBUF is 2304 at least"
 
 
 @xdp_only("no ring has a part in it")
@@ -572,6 +573,31 @@ def test_a_look_at_the_ring_while_something_is_queued(
         netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
     until(lambda: socket_of(service, program, 5029)["counters"]["rx_packets"] == 2)
     assert socket_of(service, program, 5029)["counters"]["rx_ready_packets"] == queued
+
+
+TAKEN_AT_ONCE = """
+s = udp(5041)
+tell(bound=1)
+time.sleep(1)       # everything has come
+s.recv(10)
+tell(first=1)
+wait()
+"""
+
+
+@on_both(("most", "taken"), [("1", 1), ("16", 16), ("128", 60)], 1)
+def test_packets_taken_in_one_look(start: Run, service: Service, netns_pair: Sandbox, most: str, taken: int) -> None:
+    program = start(TAKEN_AT_ONCE, VMA_CQ_POLL_BATCH_MAX=most, VMA_RX_UDP_POLL_OS_RATIO="0",
+                    VMA_PROGRESS_ENGINE_INTERVAL="0")  # fmt: skip
+    program.wait_for("bound")
+    send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); " \
+           f"[s.sendto(b'x', ('{netns_pair.a.address}', 5041)) for _ in range(60)]"  # fmt: skip
+    netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+    program.wait_for("first")
+    with Client(service.rundir / "api.sock") as client:
+        ring, = client.get("v1", "rings")
+    assert ring["stats"]["drained_max"] == taken
+    assert socket_of(service, program, 5041)["counters"]["rx_ready_packets"] == taken - 1
 
 
 @on_both(("most", "delivered"), [("10000", True), ("0", False)], 1)

@@ -180,6 +180,29 @@ def test_transmit_descriptors(netns_pair: Sandbox, service: Service, peer: Peer,
         assert ring_of(program)["tx_size"] == size
 
 
+WARNED = [
+    ({"VMA_TX_BUFS": "1000000"}, "VMA_TX_BUFS = 1000000 is not a number from 64 to 2048, {}, using [2048]"),
+    ({"VMA_TX_BUFS": "1"}, "VMA_TX_BUFS = 1 is not a number from 64 to 2048, {}, using [64]"),
+    ({"VMA_RX_BUFS": "1"}, "VMA_RX_BUFS = 1 is not a number from 64 to 131008, {}, using [64]"),
+    ({"VMA_TX_WRE": "100000"}, "VMA_TX_WRE = 100000 is not a number from 16 to 65536, {}, using [65536]"),
+    ({"VMA_RX_WRE": "1000000"}, "VMA_RX_WRE = 1000000 is not a number from 1 to 3072, {}, using [3072]"),
+    ({"VMA_RX_BUFS": "131072"}, "the ring on vb has 129024 receive buffers only, VMA_RX_BUFS asks for 131072: a ring "
+                                "has 131072 buffers at most, 2048 of them to send"),
+    ({"VMA_TX_BUFS": "300", "VMA_RX_BUFS": "1000", "VMA_TX_WRE": "1000", "VMA_RX_WRE": "500"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "warning"), WARNED, ids=lambda case: str(case)[:40])
+def test_sizes_that_a_ring_cannot_have(netns_pair: Sandbox, service: Service, asked: dict[str, str],
+                                       warning: str | None) -> None:  # fmt: skip
+    with Program(netns_pair, service, **asked) as program:
+        program.on_ring()
+        program.do("t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nt.bind(('', 0))")
+        said = [line for line in program.log.read_text().splitlines() if "WARNING" in line]
+        text = warning and " VMA WARNING: " + warning.format("which is what vb can have")
+        assert said == ([text] if text else [])
+
+
 def test_fewer_buffers_than_asked_for(netns_pair: Sandbox, service: Service, peer: Peer) -> None:
     """The limit of the service is reached: the program gets what anybody gets, and says so."""
     api = Api(service)
@@ -187,7 +210,7 @@ def test_fewer_buffers_than_asked_for(netns_pair: Sandbox, service: Service, pee
     try:
         with Program(netns_pair, service, VMA_RX_BUFS="60000") as program:
             carries(program, peer, program.on_ring())
-            assert " VMA WARNING: the ring on vb has 6144 receive buffers only, VMA_RX_BUFS asks for 60000: " \
-                in program.log.read_text()
+            assert " VMA WARNING: the ring on vb has 6144 receive buffers only, VMA_RX_BUFS asks for 60000: raise " \
+                "limits.memory of the service, up to 129024 are possible" in program.log.read_text()
     finally:
         assert api.call("PATCH", "/v1/config", {"limits.memory": 4 << 30})[0] == 200

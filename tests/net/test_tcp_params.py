@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +98,31 @@ def test_congestion_control(served: tuple[Sandbox, Service]) -> None:
                (("lwip", "0"), ("cubic", "1"), ("none", "2"))}
     assert windows["none"] > 1000
     assert windows["lwip"] < 100 and windows["cubic"] < 100
+
+
+def test_what_a_loss_does_to_the_window(served: tuple[Sandbox, Service]) -> None:
+    """NewReno halves it, CUBIC takes 0.7 of it, none has no window."""
+    sandbox, service = served
+    left = {}
+    for algorithm in "012":
+        argv = service.run_argv([*PROGRAM, "one_loss", sandbox.b.address], profile="none", VMA_HYBRID_TCP="offload",
+                                VMA_TCP_CC_ALGO=algorithm, VMA_TRACELEVEL="warn")  # fmt: skip
+        with subprocess.Popen(sandbox.a.command(argv), env={**os.environ, **service.env}, text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+            assert program.stdin and program.stdout
+            assert program.stdout.readline() == "grown\n"
+            silent = ("route", "add", "blackhole", f"{sandbox.a.address}/32")
+            sandbox.b.ip(*silent)
+            try:
+                program.stdin.write("\n")
+                program.stdin.flush()
+                left[algorithm] = json.loads(program.stdout.readline())
+            finally:
+                sandbox.b.ip("route", "del", *silent[2:])
+            program.communicate("\n", timeout=20)
+    shares = {algorithm: found["ssthresh"] / found["cwnd"] for algorithm, found in left.items()}
+    assert shares["0"] <= 0.51 and 0.65 < shares["1"] < 0.72, left
+    assert left["2"]["cwnd"] > 1000 and shares["2"] >= 1, left
 
 
 def test_polling_in_send(served: tuple[Sandbox, Service], tmp_path: Path) -> None:

@@ -54,6 +54,24 @@ def test_blueflame(lab: Lab, spy: Path, bf: str) -> None:
         f"open {name}={value if bf == '0' else ''}" for name, value in BLUEFLAME.items()}
 
 
+SIZES = [
+    ({"VMA_RX_BUFS": "1"}, ["VMA_RX_BUFS = 1 is not a number from 64 to 2147483647, {}, using [64]"]),
+    ({"VMA_RX_BUFS": "100", "VMA_RX_WRE": "1000"}, ["VMA_RX_WRE = 1000 is not a number from 16 to 50, {}, using [50]"]),
+    ({"VMA_TX_BUF_SIZE": "100"}, ["VMA_TX_BUF_SIZE = 100 is not a number from 2048 to 65280, {}, using [2048]"]),
+    ({"VMA_TX_BUFS": "9000"}, ["VMA_TX_BUFS = 9000 is not a number from 15 to 2047, {}, using [2047]"]),
+    ({"VMA_RX_BUFS": "8192", "VMA_TX_BUFS": "500", "VMA_TX_WRE": "1024", "VMA_TX_BUF_SIZE": "2000"}, []),
+]
+
+
+@pytest.mark.parametrize(("asked", "warnings"), SIZES, ids=lambda case: str(case)[:40])
+def test_sizes_that_a_ring_cannot_have(lab: Lab, asked: dict[str, str], warnings: list[str]) -> None:
+    program = lab.serve("echo", "block", lab.box.b.address, str(PORT), **asked)
+    assert lab.ask([100] * 2)["wrong"] == {}
+    assert lab.ring(program)["rx_packets"] == 2, "not on the QP"
+    said = [line.removeprefix(" VMA WARNING: ") for line in program.errors.splitlines() if " is not a number" in line]
+    assert said == [text.format("which is what vb can have") for text in warnings]
+
+
 @pytest.mark.parametrize("fork", ["0", "1"])
 def test_fork(lab: Lab, spy: Path, fork: str) -> None:
     assert seen(lab, spy, 1, VMA_FORK=fork)["fork_init"] == int(fork)

@@ -26,6 +26,33 @@ MANUAL = Path("/work/shared/reference/vma-monitoring-manual-9.8.80.txt")
 DEAD = int(Path("/proc/sys/kernel/pid_max").read_text()) + 7
 
 
+CHILD = """
+pid = os.fork()
+if not pid:
+    c = udp({address!r})
+    for _ in range(3):
+        c.sendto(b'x', ({address!r}, 9))
+    time.sleep(20)
+    os._exit(0)
+pid
+"""
+
+
+def test_the_child_of_a_fork_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With its sockets, for those who read it by -k and its number; gone with the child."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_STATS_SHMEM_DIR=str(tmp_path)) as program:
+        program.on_ring()
+        child = program.do("import os, time" + CHILD.format(address=sandbox.b.address))
+        until((tmp_path / f"vmastat.{child}").exists, 5)
+        time.sleep(0.3)     # it has sent all
+        assert main(["-k", f"{tmp_path}/", "-p", str(child), "-v", "3", "--once"]) == 0
+        assert re.search(r"Tx (Offload|OS info): 0 / 3 / 0", capsys.readouterr().out)
+        os.kill(child, 15)
+        until(lambda: not (tmp_path / f"vmastat.{child}").exists(), 5)
+        assert (tmp_path / f"vmastat.{program.pid}").exists()
+
+
 class Stage(NamedTuple):
     """Two programs: ``one`` has a socket on a ring with 5 datagrams of 100 bytes read, a group, and TCP sockets."""
 

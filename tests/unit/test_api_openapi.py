@@ -15,7 +15,8 @@ PATHS = {
     "/v1/status", "/v1/interfaces", "/v1/rings", "/v1/flows", "/v1/flows/{flow_id}", "/v1/processes",
     "/v1/processes/{pid}", "/v1/processes/{pid}/zero", "/v1/processes/{pid}/log", "/v1/processes/{pid}/dump-fd",
     "/v1/processes/{pid}/move", "/v1/sockets", "/v1/sockets/{socket_id}/explain", "/v1/stats", "/v1/stats/{pid}",
-    "/v1/config", "/v1/config/schema", "/v1/parameters", "/v1/events", "/metrics", "/healthz", "/readyz",
+    "/v1/config", "/v1/config/schema", "/v1/config/parameters", "/v1/config/parameters/schema", "/v1/parameters",
+    "/v1/events", "/metrics", "/healthz", "/readyz",
 }  # fmt: skip
 
 

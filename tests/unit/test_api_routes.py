@@ -11,6 +11,7 @@ from fake_view import FakeView, serve
 
 from api import create_app
 from api.events import stream
+from vmahybrid.config.catalogue import load
 from vmahybrid.service.view import EventView
 
 UNIX, TCP = ("/run/api.sock", None), ("127.0.0.1", 8080)
@@ -85,6 +86,39 @@ def test_get(view: FakeView, path: str, check: Any) -> None:
     response = ask(view, "GET", path)
     assert response.status_code == 200, response.text
     assert check(response.json()), response.text
+
+
+def takes(schema: dict[str, Any], value: Any) -> bool:
+    """As a validator of JSON Schema would say, of the words that the parameters' schema has."""
+    if "anyOf" in schema:
+        return any(takes(part, value) for part in schema["anyOf"])
+    kinds = {"integer": int, "boolean": bool, "string": str}
+    right = type(value) is kinds[schema["type"]] if "type" in schema else True
+    return (right and schema.get("minimum", value) <= value <= schema.get("maximum", value)
+            and value in schema.get("enum", [value])
+            and ("maxLength" not in schema or len(value) <= schema["maxLength"]))
+
+
+def test_parameters_are_configuration(view: FakeView) -> None:
+    """/v1/config has every VMA_* parameter, with a schema that takes its default and nothing out of its range."""
+    listed = ask(view, "GET", "/v1/config/parameters").json()
+    assert listed == ask(view, "GET", "/v1/parameters").json()
+    schema = ask(view, "GET", "/v1/config/parameters/schema").json()
+    assert schema["$schema"].startswith("https://json-schema.org/") and schema["additionalProperties"] is False
+    known, described = load(), schema["properties"]
+    assert [p["name"] for p in listed["parameters"]] == list(described) == [p.name for p in known.parameters]
+    for p in known.parameters:
+        assert described[p.name]["description"] == p.text
+        assert takes(described[p.name], described[p.name]["default"]), p.name
+        wrong = {"bool": [2, "x"], "enum": ["4711", 4711], "string": ["x" * (p.max_length + 1)], "int": ["7"]}
+        bad: list[Any] = [*wrong[p.type]]
+        if p.minimum is not None and p.maximum is not None:
+            bad += [value for value in (p.minimum - 1, p.maximum + 1) if value not in p.also]
+            assert all(takes(described[p.name], value) for value in (p.minimum, p.maximum, *p.also))
+        assert not [value for value in bad if takes(described[p.name], value)], p.name
+    assert described["VMA_RX_POLL"] == {
+        "type": "integer", "minimum": -1, "maximum": 100000000, "default": 100000, "title": "Rx Poll Loops",
+        "description": known["VMA_RX_POLL"].text, "readOnly": True, "x-unit": "loops"}  # fmt: skip
 
 
 def test_every_field_of_the_views_reaches_the_client(view: FakeView) -> None:

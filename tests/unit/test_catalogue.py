@@ -29,6 +29,18 @@ def test_committed_page_is_current() -> None:
     assert page.read_text(encoding="utf-8") == gen_params.markdown(load())
 
 
+def test_the_page_has_the_labels_of_the_banner() -> None:
+    """Both where the label depends on the value."""
+    rows = dict(re.findall(r"^\| `(VMA_\w+)` \| ([^|]*) \|", gen_params.markdown(load()), re.MULTILINE))
+    for parameter in load().parameters:
+        values = (0, 1) if parameter.type == "int" else (parameter.default,)
+        shown = {parameter.banner_value(value)[0] for value in values}
+        assert all(label in rows[parameter.name] for label in shown), parameter.name
+    assert rows["VMA_PROGRESS_ENGINE_INTERVAL"] == "CQ Drain Interval (msec), CQ Drain Thread (at 0)"
+    assert rows["VMA_RX_CQ_DRAIN_RATE_NSEC"] == "Rx CQ Drain Rate (nsec), Rx CQ Drain Rate (at 0)"
+    assert rows["VMA_TSO"] == ""
+
+
 def test_every_field_is_a_c_name_and_used_once() -> None:
     fields = [parameter.field for parameter in load().parameters]
     assert len(set(fields)) == len(fields) > 100

@@ -48,6 +48,9 @@ def test_man_pages_are_those_of_the_catalogue() -> None:
     library, conf, tool = (made[name] for name in ("libvmahybrid.7", "vmahybrid.conf.5", "vmahybrid.1"))
     known = catalogue.load()
     assert [p.name for p in known.parameters if f".B {p.name}\n" not in library] == []
+    plain = library.replace("\\-", "-")
+    assert [p.name for p in known.parameters if p.label and f"In the banner: {p.label}" not in plain
+            and f", {p.label} (at 0)" not in plain] == []  # fmt: skip
     assert [p.name for p in known.profiles if f"\n.B {p.name}".replace("-", "\\-") not in library] == []
     assert [p.name for p in known.profiles if f"\n.B {p.name}".replace("-", "\\-") not in tool] == []
     assert [key.name for key in KEYS if f".B {key.name}\n" not in conf] == []

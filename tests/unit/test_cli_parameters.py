@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,43 @@ def test_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert any("runs without the shim" in warning for warning in shown["warnings"])
     assert main(["config", "show", str(program.pid)]) == 2
     assert f"process {program.pid}: no such process" in capsys.readouterr().err
+
+
+def test_a_policy_that_was_edited_while_the_program_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has the new value, the program the old one: that is said."""
+    policy = place / "policy.conf"
+    policy.write_text("VMA_RX_POLL = 77\n")
+    time.sleep(0.1)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=dict(os.environ)) as program:
+        shown = body(capsys, "show", str(program.pid), "RX_POLL")
+        assert shown["parameters"]["VMA_RX_POLL"]["origin"] == f"{policy}:1"
+        assert not any("was changed after" in warning for warning in shown["warnings"])
+        time.sleep(0.1)
+        policy.write_text("VMA_RX_POLL = 99\n")
+        shown = body(capsys, "show", str(program.pid), "RX_POLL")
+        assert program.stdin is not None
+        program.stdin.close()
+    row = shown["parameters"]["VMA_RX_POLL"]
+    assert (row["value"], row["origin"]) == ("99", f"{policy}:1 (changed since)")
+    assert any(f"{policy} was changed after process {program.pid} had read it" in text for text in shown["warnings"])
+
+
+def test_who_chose_the_profile(place: Path) -> None:
+    """`run` says it twice; who sets VMA_SPEC alone is the environment."""
+    changes = environment(None, [], Path("/x.so"))
+    assert effective.resolve({**os.environ, **changes}).values["VMA_SPEC"].source == "run"
+    changes = environment(str(place / "own.conf"), [], Path("/x.so"))
+    assert effective.resolve({**os.environ, **changes}).values["VMA_SPEC"].source == "run"
+    assert effective.resolve({"VMA_SPEC": "rti"}).values["VMA_SPEC"].source == "environment"
+    changes = environment("rti", ["VMA_SPEC=latency"], Path("/x.so"))
+    assert effective.resolve({**os.environ, **changes}).values["VMA_SPEC"].source == "-e"
+
+
+def test_a_name_that_is_no_parameter_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "set", "VMA_HUGETBL=1"]) == 2
+    said = capsys.readouterr().err
+    assert "VMA_HUGETBL: no parameter any more" in said and "VMA_MEM_ALLOC_TYPE" in said
+    assert "LOG_DETAILS" not in said
 
 
 def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

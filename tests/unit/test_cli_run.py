@@ -124,6 +124,19 @@ def test_signals_are_as_without_us(shim: Path, software: str, command: str) -> N
     assert int(done.stdout.split()[1], 16) & (1 << 12 | 1 << 24) == 0
 
 
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
+def test_streams_that_are_closed(shim: Path, tmp_path: Path, closed: str) -> None:
+    """The program is started as without us, and what we say of it goes to no other stream."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("VMA", "LD_"))}
+    done = tmp_path / "done"
+    run = f"{sys.executable} -m vmahybrid.cli.main run -- "
+    for command, code in ((f"touch {done}", 0), ("/no/such/program", 127)):
+        result = subprocess.run(["sh", "-c", f"{run} {command} {closed}"], cwd=ROOT, capture_output=True, text=True,
+                                env=env | {"VMAHYBRID_LIB": str(shim)}, check=False)  # fmt: skip
+        assert (result.returncode, result.stdout) == (code, ""), result.stderr
+    assert done.exists()
+
+
 @pytest.mark.parametrize("locale", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}])
 def test_the_locale_is_as_without_us(shim: Path, locale: dict[str, str]) -> None:
     """Python sets LC_CTYPE where it finds the C locale."""

@@ -96,6 +96,8 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ({"VMA_RX_PREFETCH_BYTES_BEFORE_POLL": "0"}, {"rx_prefetch_bytes_before_poll": "0"}, []),
     ({"VMA_RX_PREFETCH_BYTES_BEFORE_POLL": "8"}, {"rx_prefetch_bytes_before_poll": "0"}, ["from 32 to 2044 or 0"]),
     ({"VMA_TCP_MAX_SYN_RATE": "200000"}, {"tcp_max_syn_rate": "100000"}, ["VMA_TCP_MAX_SYN_RATE = 200000"]),
+    ({"VMA_MSS": "50"}, {"mss": "0"}, ["VMA_MSS = 50 is not a number from 88 to 65495 or 0, using [0]"]),
+    ({"VMA_MSS": "88"}, {"mss": "88"}, []),
     ({"VMA_HUGETBL": "1"}, {}, ["The 'VMA_HUGETBL' parameter is no longer supported"]),
     ({"VMA_RXPOLL": "1"}, {}, ["VMA_RXPOLL is not a parameter"]),
     ({"VMA_APPLICATION_ID": "x" * 64}, {"application_id": "VMA_DEFAULT_APPLICATION_ID"}, ["longer than 63 bytes"]),
@@ -176,7 +178,7 @@ def test_statistics(driver: Path, tmp_path: Path) -> None:
     shm = tmp_path / "shm"
     shm.mkdir()
     shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4")
-    for key in ("fd", "slots", "reused", "zeroed", "child", "nameless", "parent"):
+    for key in ("fd", "slots", "reused", "zeroed", "child", "child_named", "child_gone", "nameless", "parent"):
         assert shown[key] == "1", key
     assert shown["mode"] == "600 size=1"
     assert shown["named"] == shown["file"], "the service goes by the name of the descriptor"
@@ -453,9 +455,63 @@ def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) ->
     assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
 
 
-def test_too_many_warnings_are_counted(driver: Path) -> None:
-    log = run(driver, **{f"VMA_NOT_{n}": "1" for n in range(40)})[1]
-    assert log.count("is not a parameter") == 32 and "8 more warnings about parameters" in log
+def test_each_bad_value_is_named(driver: Path) -> None:
+    """All of them at once, and long ones with range and what is used; what is beyond any sense is counted."""
+    wrong = {p.name: "x" * 600 for p in load().parameters if p.type != "string" and p.name != "VMA_TRACELEVEL"}
+    log = run(driver, **wrong)[1]
+    for name in wrong:
+        p = load()[name]
+        assert f" {name} = {'x' * 64}... is not {p.expected()}, using the default [{p.default}]\n" in log
+    log = run(driver, **{f"VMA_NOT_{n}": "1" for n in range(2000)})[1]
+    named = log.count("is not a parameter")
+    assert 500 < named < 2000 and f"{2000 - named} more warnings about parameters" in log
+
+
+def test_what_a_person_sets_in_a_file_is_set(driver: Path, tmp_path: Path) -> None:
+    """What follows from another value does not replace it."""
+    policy, profile = tmp_path / "policy.conf", tmp_path / "own.conf"
+    policy.write_text("VMA_LOG_DETAILS = 3\nVMA_SELECT_SKIP_OS = 9\n")
+    profile.write_text("VMA_LOG_DETAILS = 1\n")
+    env = {"VMA_HYBRID_POLICY": str(policy), "VMA_TRACELEVEL": "debug", "VMA_SELECT_POLL_OS_FORCE": "1"}
+    shown, _ = run(driver, **env)
+    assert (shown["log_details"], shown["select_skip_os"], shown["select_poll_os_ratio"]) == ("3", "9", "1")
+    same_as_the_shim(driver, env)
+    env = {"VMA_SPEC": str(profile), "VMA_TRACELEVEL": "debug"}
+    assert run(driver, **env)[0]["log_details"] == "1"
+    same_as_the_shim(driver, env)
+
+
+PAIRS = [
+    ({"VMA_TX_WRE": "16"}, "VMA_TX_WRE = 16 does not go with VMA_TX_WRE_BATCHING = 64 (at least 128), using [128]"),
+    ({"VMA_CQ_AIM_MAX_COUNT": "900", "VMA_RX_WRE": "1000"},
+     "VMA_CQ_AIM_MAX_COUNT = 900 does not go with VMA_RX_WRE = 1000 (at most 500), using [500]"),
+    ({"VMA_PROGRESS_ENGINE_INTERVAL": "77", "VMA_PROGRESS_ENGINE_WCE_MAX": "0"},
+     "VMA_PROGRESS_ENGINE_INTERVAL = 77 does not go with VMA_PROGRESS_ENGINE_WCE_MAX = 0 (only 0), using [0]"),
+    ({"VMA_CQ_MODERATION_ENABLE": "1", "VMA_RX_POLL": "-1"},
+     "VMA_CQ_MODERATION_ENABLE = 1 does not go with VMA_RX_POLL = -1 (only 0), using [0]"),
+    ({"VMA_CQ_MODERATION_ENABLE": "1", "VMA_SELECT_POLL": "-1"},
+     "VMA_CQ_MODERATION_ENABLE = 1 does not go with VMA_SELECT_POLL = -1 (only 0), using [0]"),
+    ({"VMA_CQ_MODERATION_ENABLE": "0", "VMA_CQ_AIM_INTERVAL_MSEC": "9"},
+     "VMA_CQ_AIM_INTERVAL_MSEC = 9 does not go with VMA_CQ_MODERATION_ENABLE = 0 (only 0), using [0]"),
+    ({"VMA_RX_POLL": "-1", "VMA_PROGRESS_ENGINE_WCE_MAX": "0"}, None),
+    ({"VMA_SOCKETXTREME": "1"}, "VMA_SOCKETXTREME: this version has no SocketXtreme API, programs use their sockets"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("env", "warning"), PAIRS, ids=lambda case: str(case)[:60])
+def test_what_does_not_go_together_is_said(driver: Path, env: dict[str, str], warning: str | None) -> None:
+    """By the shim and by the command line, in the same words."""
+    log = run(driver, **env)[1]
+    found = effective.resolve(env, "test_params", 4711).warnings
+    said = [line.removeprefix(" VMA WARNING: ") for line in log.splitlines() if " VMA WARNING: " in line]
+    assert said == found == ([warning] if warning else [])
+
+
+def test_a_policy_file_that_is_not_there(driver: Path) -> None:
+    env = {"VMA_HYBRID_POLICY": "/nonexistent"}
+    assert "/nonexistent can't be read (ENOENT)" in run(driver, **env)[1]
+    (warning,) = effective.resolve(env, "test_params", 4711).warnings
+    assert warning.startswith("/nonexistent can't be read")
 
 
 SENDER, RECEIVER, CONNECT = 2, 3, 4

@@ -88,10 +88,10 @@ def test_80_by_24(start: Callable[..., Terminal]) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("vma_stats ") and "2 programs, 4 sockets, 3 on rings, every 1 s" in lines[0]
     assert lines[1].startswith("rx ") and "poll 100.0%" in lines[1]
-    assert lines[2].split() == ["PID", "PROGRAM", "FD", "OFFL", "LOCAL", "RX/sv", "TX/s", "OS/s", "ERR/s"]
+    assert lines[2].split() == ["PID", "PROGRAM", "FD", "OFFL", "LOCAL", "RX/sv", "TX/sv", "OS/s", "ERR/s"]
     assert lines[-1].startswith("? help  q quit")
     rows = table(text)
-    assert [row[2] for row in rows][:2] == ["15", "14"], "by the rate of receiving, the highest first"
+    assert [row[2] for row in rows][:2] == ["15", "14"], "by the rates of receiving and sending, the highest first"
     assert rows[0][:5] == ["4711", "sockperf", "15", "Yes", "10.0.0.1:15"]
     assert 2500 < number(rows[0][5]) < 3500
     assert 150 <= number(rows[1][6]) <= 250
@@ -240,6 +240,18 @@ def test_any_keys_on_any_size(keys: list[str], count: int, width: int, height: i
             text = "\n".join(line.text for line in lines)
             assert not top.detail or height < 10 or width < 80 or "---- fd" in text
             assert any(line.look == "reverse" for line in lines[3:-1]), "the chosen row is seen"
+
+
+def test_a_program_that_only_sends_is_busy() -> None:
+    """Before a column is chosen."""
+    top = Top(totals=True)
+    now = reading(3)
+    for row, (received, sent) in zip(now["sockets"], ((5, 0), (0, 475), (6, 1)), strict=True):
+        row["counters"] |= {"rx_packets": received, "tx_packets": sent}
+    top.refresh([now])
+    assert [row["fd"] for row in top.rows()] == [now["sockets"][n]["fd"] for n in (1, 2, 0)]
+    top.key("right")
+    assert COLUMNS[top.sort].title == "TX"
 
 
 @pytest.mark.parametrize("column", range(len(COLUMNS)))

@@ -1,8 +1,10 @@
 """vmahybrid config show, diff, check, import, profiles, and set of VMA_*: parameters of programs."""
 
 import argparse
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,29 @@ def of_pid(pid: int) -> effective.Effective:
     return found
 
 
+def _began(pid: int) -> float:
+    """Seconds since the epoch; the shim read its files then or, if the first socket came late, later."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up + int(stat[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _changed_since(found: effective.Effective, pid: int, began: float) -> None:
+    """The program has read its files once: what stands there now is not what it has."""
+    for path, place in found.files:
+        try:
+            now = place.stat()
+        except OSError:
+            continue
+        if max(now.st_mtime, now.st_ctime) <= began:
+            continue
+        found.warnings.append(f"{path} was changed after process {pid} had read it: its values are shown as they are "
+                              "now, the program has the former ones until it is started again")
+        for held in found.values.values():
+            if f"{path}:" in held.source:
+                held.source += " (changed since)"
+
+
 def _live(found: effective.Effective, pid: int) -> None:
     from vmahybrid.stats.page import PageError, decode_bytes
 
@@ -64,6 +89,8 @@ def _live(found: effective.Effective, pid: int) -> None:
         page = decode_bytes(path.read_bytes(), pid) if directory else None
     except (OSError, PageError):
         page = None
+    with contextlib.suppress(OSError):
+        _changed_since(found, pid, page.started if page else _began(pid) + 0.02)
     if page is None:
         found.warnings.append(f"no statistics file of process {pid}: what was changed while it runs is not known")
         return

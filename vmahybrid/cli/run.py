@@ -42,7 +42,13 @@ def softverbs(args: argparse.Namespace) -> int:
 def _warn(program: str, what: tuple[str, str, str]) -> None:
     path = shutil.which(program)
     if path is not None and (problem := preload_problem(path, what)):
-        print(f"vmahybrid: {program}: {problem}", file=sys.stderr)
+        _say(f"vmahybrid: {program}: {problem}")
+
+
+def _say(text: str) -> None:
+    """print() takes a stderr that was closed for stdout."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
 
 
 def _command(args: argparse.Namespace, name: str, usage: str) -> list[str]:
@@ -53,15 +59,16 @@ def _command(args: argparse.Namespace, name: str, usage: str) -> list[str]:
 
 
 def _execute(command: list[str], changes: dict[str, str]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by who called us: the program gets it so
+            stream.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and an exec would hand that down
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, _own_environment() | changes)
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError | NotADirectoryError) else NOT_RUNNABLE
-        print(f"vmahybrid: {command[0]}: {error.strerror}. Give a program in PATH, or its path", file=sys.stderr)
+        _say(f"vmahybrid: {command[0]}: {error.strerror}. Give a program in PATH, or its path")
         return code
 
 
@@ -124,6 +131,9 @@ def assignment(text: str, option: str = "-e ") -> tuple[str, str]:
     known = {alias: p for p in catalogue.load().parameters for alias in (p.name, *p.aliases)}
     if name == "VMA_SPEC" and value:
         return name, profiles.find(value)[0]
+    for obsolete in catalogue.load().obsolete:
+        if name == obsolete.name:
+            raise UsageError(f"{option}{name}", "no parameter any more", " ".join(obsolete.lines))
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -30,7 +30,7 @@ TRUE_WORDS = ("true", "yes", "on", "enable", "enabled")
 FALSE_WORDS = ("false", "no", "off", "disable", "disabled")
 _KEYS = {
     "name", "label", "type", "default", "unit", "text", "min", "max", "outside", "warning", "zero", "also", "choices",
-    "max_length", "pid", "aliases", "floor", "ceiling", "acts", "since", "banner", "backends", "live",
+    "max_length", "pid", "aliases", "floor", "ceiling", "acts", "since", "banner", "backends", "live", "warning_for",
 }  # fmt: skip
 
 
@@ -81,6 +81,7 @@ class Parameter:
     maximum: int | None = None
     clamps: bool = False  # out of range: the limit; else the default
     warning: str = ""
+    warns_above: bool = False  # `warning` is for too much only
     zero: int | None = None
     also: tuple[int, ...] = ()  # values allowed outside the range
     choices: tuple[Choice, ...] = ()
@@ -221,6 +222,7 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         maximum=raw.get("max"),
         clamps=raw.get("outside") == "clamp",
         warning=raw.get("warning", ""),
+        warns_above=raw.get("warning_for") == "above",
         zero=raw.get("zero"),
         also=tuple(raw.get("also", ())),
         choices=tuple(Choice(value, text, tuple(words)) for value, text, words in raw.get("choices", ())),

@@ -36,6 +36,7 @@ class Effective:
 
     values: dict[str, Value]
     warnings: list[str] = field(default_factory=list)
+    files: list[tuple[Path, Path]] = field(default_factory=list)  # read: as named, and where from here
 
     def __getitem__(self, name: str) -> int | str:
         return self.values[name].value
@@ -76,12 +77,15 @@ class _Resolver:
             self._set(parameter, used, DEFAULT if kept is False else origin, source)
 
     def _file(self, path: Path, origin: int, label: str) -> bool:
+        place = self.root / path.relative_to("/") if path.is_absolute() else path
         try:
-            text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
+            text = place.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            if not isinstance(error, FileNotFoundError) or origin == PROFILE:
+            asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
+            if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
                 self._warn(f"{path} can't be read ({error})")
             return False
+        self.found.files.append((path, place))
         for line in paramfile.for_program(text, self.program):
             source = f"{label}{path}:{line.number}"
             if isinstance(line, paramfile.Problem):
@@ -127,45 +131,67 @@ class _Resolver:
         else:
             self._set(self.catalogue["VMA_SPEC"], "", DEFAULT, "default")
 
+    def who_set(self, name: str) -> str:
+        """``-e``; ``run``, which says the profile twice; else ``environment``."""
+        if name in self.environ.get(RUN_E, "").split(","):
+            return "-e"
+        spec, profile = self.environ.get("VMA_SPEC"), self.environ.get("VMA_HYBRID_PROFILE")
+        by_run = spec and profile and profile in (spec, Path(spec).stem)
+        return "run" if by_run and name in ("VMA_SPEC", "VMA_HYBRID_PROFILE") else "environment"
+
     def environment(self, parameter: Parameter) -> None:
-        run = self.environ.get(RUN_E, "").split(",")
         for name in (*parameter.aliases, parameter.name):
             if (text := self.environ.get(name)) is not None:
-                self.take(parameter, name, text, ENVIRONMENT, "-e" if name in run else "environment")
+                self.take(parameter, name, text, ENVIRONMENT, self.who_set(name))
 
-    def imply(self, name: str, value: int, by: str, always: bool = False) -> None:
-        """As imply() of the shim; ``always``: whatever set it."""
-        if always or self.found.values[name].origin < self.found.values[by].origin:
+    def _is_set(self, name: str) -> bool:
+        return self.found.values[name].origin in (POLICY, ENVIRONMENT)
+
+    def imply(self, name: str, value: int, by: str) -> None:
+        """As imply() of the shim: unless that one was set as explicitly."""
+        if self.found.values[name].origin < self.found.values[by].origin and not self._is_set(name):
             self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+
+    def compel(self, name: str, value: int, by: str) -> None:
+        """As compel() of the shim: whatever set it."""
+        if self._is_set(name) and self.found[name] != value:
+            self._warn_pair(name, by, "only", value)
+        self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+
+    def _warn_pair(self, name: str, other: str, least: str, used: int) -> None:
+        self._warn(f"{name} = {self.found[name]} does not go with {other} = {self.found[other]} ({least} {used}), "
+                   f"using [{used}]")
 
     def implied(self) -> None:
         found = self.found
         if found["VMA_SELECT_POLL_OS_FORCE"]:
             self.imply("VMA_SELECT_POLL_OS_RATIO", 1, "VMA_SELECT_POLL_OS_FORCE")
             self.imply("VMA_SELECT_SKIP_OS", 1, "VMA_SELECT_POLL_OS_FORCE")
-        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin != ENVIRONMENT:
-            self.imply("VMA_LOG_DETAILS", 2, "VMA_TRACELEVEL", always=True)
+        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin == DEFAULT:
+            self._set(self.catalogue["VMA_LOG_DETAILS"], 2, DERIVED, "derived from VMA_TRACELEVEL")
         for name in ("VMA_RX_POLL", "VMA_SELECT_POLL"):
             if int(found[name]) < 0:
-                self.imply("VMA_CQ_MODERATION_ENABLE", 0, name, always=True)
+                self.compel("VMA_CQ_MODERATION_ENABLE", 0, name)
+                break
         if not found["VMA_CQ_MODERATION_ENABLE"]:
-            self.imply("VMA_CQ_AIM_INTERVAL_MSEC", 0, "VMA_CQ_MODERATION_ENABLE", always=True)
+            self.compel("VMA_CQ_AIM_INTERVAL_MSEC", 0, "VMA_CQ_MODERATION_ENABLE")
+        if found["VMA_SOCKETXTREME"]:
+            self._warn("VMA_SOCKETXTREME: this version has no SocketXtreme API, programs use their sockets")
         if not found["VMA_PROGRESS_ENGINE_WCE_MAX"]:
-            self.imply("VMA_PROGRESS_ENGINE_INTERVAL", 0, "VMA_PROGRESS_ENGINE_WCE_MAX", always=True)
+            self.compel("VMA_PROGRESS_ENGINE_INTERVAL", 0, "VMA_PROGRESS_ENGINE_WCE_MAX")
 
     def _limit(self, bound: Bound) -> int:
         return int(self.found[bound.other]) * bound.times // bound.divisor
 
     def bounds(self) -> None:
         for name, held in self.found.values.items():
-            asked = held.value
             floor, ceiling = held.parameter.floor, held.parameter.ceiling
-            if floor and int(held.value) < self._limit(floor):
-                held.value = self._limit(floor)
-            if ceiling and int(held.value) > self._limit(ceiling):
-                held.value = self._limit(ceiling)
-            if held.value != asked and held.origin in (ENVIRONMENT, POLICY):
-                self._warn(f"{name} = {asked} does not go with other parameters, using [{held.value}]")
+            for bound, least in ((floor, "at least"), (ceiling, "at most")):
+                limit = self._limit(bound) if bound else 0
+                if bound and (int(held.value) < limit if bound is floor else int(held.value) > limit):
+                    if self._is_set(name):
+                        self._warn_pair(name, bound.other, least, limit)
+                    held.value = limit
 
 
 def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:
@@ -198,7 +224,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     policy = Path(str(made.found["VMA_HYBRID_POLICY"]) or "/")
     has_policy = policy != Path("/")
     if spec := environ.get("VMA_SPEC"):
-        made.profile(spec, "-e" if "VMA_SPEC" in environ.get(RUN_E, "").split(",") else "environment")
+        made.profile(spec, made.who_set("VMA_SPEC"))
     elif has_policy and (spec := made.spec_of(policy)):
         made.profile(spec, str(policy))
     if has_policy:

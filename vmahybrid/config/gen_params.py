@@ -50,6 +50,7 @@ struct vmh_param_def {
 	int64_t number, min, max, zero, also;
 	const char *string;
 	const char *warning;                /* with {value}; NULL: ours */
+	uint8_t warns_above;                /* it is for too much only */
 	const struct vmh_param_word *words; /* ends with a NULL word */
 	const char *expected;
 	const char *const *aliases;         /* ends with NULL */
@@ -122,7 +123,7 @@ def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
         (also,) = parameter.also
         yield f"\t\t.has_also = 1, .also = {also},"
     if parameter.warning:
-        yield f"\t\t.warning = {c_string(parameter.warning)},"
+        yield f"\t\t.warning = {c_string(parameter.warning)}, .warns_above = {int(parameter.warns_above)},"
     yield f"\t\t.words = (const struct vmh_param_word[]){{ {words}{{ NULL, 0, NULL }} }},"
     yield f"\t\t.expected = {c_string(parameter.expected())},"
     yield f"\t\t.aliases = (const char *const[]){{ {aliases}NULL }},"
@@ -186,6 +187,8 @@ Where this differs from libvma:
 - Switches also take true, yes, on, enable(d) and false, no, off, disable(d). libvma reads all of these as 0.
 - Values out of range are always warned about, also where libvma corrects them silently.
 - An unknown profile, an unknown level and an unknown `VMA_*` variable are warned about; libvma ignores them silently.
+- libvma takes VMA_TX_WRE up to 2097152 bytes of inline room, 8192 descriptors with VMA_TX_MAX_INLINE 204. Here it is
+  what the device has, and 65536 on AF_XDP rings, which have no inline room.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 
 `%d` in file and directory names and in the application id (first occurrence) becomes the process id.
@@ -194,6 +197,15 @@ Where this differs from libvma:
 
 def describe_default(parameter: Parameter) -> str:
     return f"`{parameter.show(parameter.default)}`" if parameter.default != "" else "(empty)"
+
+
+def labels(parameter: Parameter) -> str:
+    """Of its line in the start-up banner: one, another one where the value is 0 or is not; "" if it has none."""
+    look = parameter.banner
+    found = [look.label or parameter.label, *([f"{look.zero_label} (at 0)"] if look.zero_label else [])]
+    if look.label:
+        found.append(f"{parameter.label} (at 0)")
+    return ", ".join(filter(None, found))
 
 
 def allowed(parameter: Parameter) -> str:
@@ -229,8 +241,8 @@ def markdown(catalogue: Catalogue) -> str:
             "",
             f"## Parameters: {meaning}",
             "",
-            "| Name | Default | Unit | Values | Meaning |",
-            "|---|---|---|---|---|",
+            "| Name | In the banner | Default | Unit | Values | Meaning |",
+            "|---|---|---|---|---|---|",
         ]
         for parameter in catalogue.parameters:
             if parameter.acts == acts:
@@ -241,7 +253,8 @@ def markdown(catalogue: Catalogue) -> str:
                     text += " *live*: `vmahybrid config set --pid PID`, `vma_stats`."
                 if parameter.aliases:
                     text += " Older names: " + ", ".join(f"`{alias}`" for alias in parameter.aliases) + "."
-                cells = (f"`{parameter.name}`", describe_default(parameter), parameter.unit, allowed(parameter), text)
+                cells = (f"`{parameter.name}`", labels(parameter), describe_default(parameter), parameter.unit,
+                         allowed(parameter), text)  # fmt: skip
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## No longer read", ""]
     lines += [f"- `{obsolete.name}`: {' '.join(obsolete.lines)}." for obsolete in catalogue.obsolete]

@@ -101,8 +101,10 @@ void vmh_before_spawn(bool actions)
 /* _exit(2): the kernel would send what is left of closed and open connections, and so do we. */
 void vmh_before_exit(void)
 {
-	if (atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid)
-		vmh_tcps_finish(true);
+	if (!atomic_load(&started) || vmh_sys(SYS_getpid) != own_pid)
+		return;
+	vmh_tcps_finish(true);
+	vmh_stats_fini();
 }
 
 void vmh_before_fork(void)

@@ -12,15 +12,17 @@
 #include <strings.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define WARNINGS 32
+#define WARNING_LEN 480 /* with what precedes it a line of the log, at most */
+#define VALUE_LEN 64    /* letters of a value that a warning shows */
 
 extern char **environ;
 
 struct vmh_params vmh_params;
 
 static uint8_t origins[VMH_PARAMS_COUNT];
-static char warnings[WARNINGS][400];
-static unsigned nwarnings, warnings_lost;
+static char warnings[1 << 16]; /* one behind the other, each with its terminator */
+static size_t warnings_len;
+static unsigned warnings_lost;
 static const struct vmh_paramfile *reading; /* the file that values come from now */
 static char profile_title[64];
 
@@ -28,20 +30,33 @@ static char profile_title[64];
 
 void vmh_params_warn(const char *fmt, ...)
 {
+	char *out = warnings + warnings_len;
 	va_list ap;
 	int n = 0;
-	char *out;
 
-	if (nwarnings == WARNINGS) {
+	if (sizeof(warnings) - warnings_len < WARNING_LEN) {
 		warnings_lost++;
 		return;
 	}
-	out = warnings[nwarnings++];
 	if (reading)
-		n = snprintf(out, sizeof(warnings[0]), "%.200s:%u: ", reading->path, reading->line);
+		n = snprintf(out, WARNING_LEN, "%.200s:%u: ", reading->path, reading->line);
 	va_start(ap, fmt);
-	vsnprintf(out + n, sizeof(warnings[0]) - (size_t)n, fmt, ap);
+	vsnprintf(out + n, WARNING_LEN - (size_t)n, fmt, ap);
 	va_end(ap);
+	warnings_len += strlen(out) + 1;
+}
+
+/* A value as a warning shows it: the beginning of a long one, so that there is room for what is said of it. */
+struct shown {
+	char text[VALUE_LEN + 4];
+};
+
+static struct shown shorten(const char *text)
+{
+	struct shown s;
+
+	snprintf(s.text, sizeof(s.text), "%.*s%s", VALUE_LEN, text, strlen(text) > VALUE_LEN ? "..." : "");
+	return s;
 }
 
 static int64_t *number_of(const struct vmh_param_def *d)
@@ -89,14 +104,15 @@ static void set_number(unsigned param, int64_t value, enum vmh_param_origin orig
 /* The peer's text with {value} filled in, else one of ours. `name` is the name that the user wrote. */
 static void warn_value(const struct vmh_param_def *d, const char *name, const char *value, int64_t used)
 {
-	const char *mark = d->warning ? strstr(d->warning, "{value}") : NULL;
+	const char *text = d->warns_above && used != d->max ? NULL : d->warning;
+	const char *mark = text ? strstr(text, "{value}") : NULL;
 
 	if (mark)
-		warn("%.*s%s%s", (int)(mark - d->warning), d->warning, value, mark + strlen("{value}"));
-	else if (d->warning)
-		warn("%s", d->warning);
+		warn("%.*s%s%s", (int)(mark - text), text, shorten(value).text, mark + strlen("{value}"));
+	else if (text)
+		warn("%s", text);
 	else
-		warn("%s = %s is not %s, using [%lld]", name, value, d->expected, (long long)used);
+		warn("%s = %s is not %s, using [%lld]", name, shorten(value).text, d->expected, (long long)used);
 }
 
 /* A decimal number with nothing but blanks around it. */
@@ -148,7 +164,8 @@ static void take(unsigned param, const char *name, const char *text, enum vmh_pa
 	}
 	if (!parse_number(text, &value)) {
 		/* The peer's range texts would be wrong here: it does not notice garbage. */
-		warn("%s = %s is not %s, using the default [%lld]", name, text, d->expected, (long long)d->number);
+		warn("%s = %s is not %s, using the default [%lld]", name, shorten(text).text, d->expected,
+		     (long long)d->number);
 		set_number(param, d->number, VMH_FROM_DEFAULT);
 		return;
 	}
@@ -291,6 +308,20 @@ static int64_t bound_value(const struct vmh_param_bound *b)
 	return *number_of(&vmh_param_defs[b->other]) * b->times / b->divisor;
 }
 
+/* The operator, or who started the program, has said it. */
+static bool is_set(unsigned param)
+{
+	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY;
+}
+
+/* `least`: "at least", "at most" or "only" */
+static void warn_pair(unsigned param, unsigned other, const char *least, int64_t used)
+{
+	warn("%s = %lld does not go with %s = %lld (%s %lld), using [%lld]", vmh_param_defs[param].name,
+	     (long long)vmh_param_number(param), vmh_param_defs[other].name, (long long)vmh_param_number(other), least,
+	     (long long)used, (long long)used);
+}
+
 static void apply_bounds(unsigned param)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
@@ -305,19 +336,25 @@ static void apply_bounds(unsigned param)
 		value = bound_value(&d->ceiling);
 	if (value == asked)
 		return;
-	if (origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY)
-		warn("%s = %lld does not go with %s = %lld, using [%lld]", d->name, (long long)asked,
-		     vmh_param_defs[value > asked ? d->floor.other : d->ceiling.other].name,
-		     (long long)*number_of(&vmh_param_defs[value > asked ? d->floor.other : d->ceiling.other]),
-		     (long long)value);
+	if (is_set(param))
+		warn_pair(param, (unsigned)(value > asked ? d->floor.other : d->ceiling.other),
+			  value > asked ? "at least" : "at most", value);
 	*number_of(d) = value;
 }
 
 /* One switch implies the value of another parameter, unless that one was set as explicitly. */
 static void imply(unsigned param, int64_t value, unsigned by)
 {
-	if (origins[param] < origins[by])
+	if (origins[param] < origins[by] && !is_set(param))
 		set_number(param, value, VMH_FROM_DERIVED);
+}
+
+/* One value leaves no other for another parameter, whoever set it. */
+static void compel(unsigned param, int64_t value, unsigned by)
+{
+	if (is_set(param) && vmh_param_number(param) != value)
+		warn_pair(param, by, "only", value);
+	set_number(param, value, VMH_FROM_DERIVED);
 }
 
 static void apply_implied(void)
@@ -326,16 +363,18 @@ static void apply_implied(void)
 		imply(VMH_PARAM_SELECT_POLL_OS_RATIO, 1, VMH_PARAM_SELECT_POLL_OS_FORCE);
 		imply(VMH_PARAM_SELECT_SKIP_OS, 1, VMH_PARAM_SELECT_POLL_OS_FORCE);
 	}
-	if (vmh_params.tracelevel >= VMH_LOG_DEBUG && origins[VMH_PARAM_LOG_DETAILS] != VMH_FROM_ENV)
+	if (vmh_params.tracelevel >= VMH_LOG_DEBUG && origins[VMH_PARAM_LOG_DETAILS] == VMH_FROM_DEFAULT)
 		set_number(VMH_PARAM_LOG_DETAILS, 2, VMH_FROM_DERIVED);
-	if (vmh_params.rx_poll < 0 || vmh_params.select_poll < 0)
-		set_number(VMH_PARAM_CQ_MODERATION_ENABLE, 0, VMH_FROM_DERIVED);
+	if (vmh_params.rx_poll < 0)
+		compel(VMH_PARAM_CQ_MODERATION_ENABLE, 0, VMH_PARAM_RX_POLL);
+	else if (vmh_params.select_poll < 0)
+		compel(VMH_PARAM_CQ_MODERATION_ENABLE, 0, VMH_PARAM_SELECT_POLL);
 	if (!vmh_params.cq_moderation_enable)
-		set_number(VMH_PARAM_CQ_AIM_INTERVAL_MSEC, 0, VMH_FROM_DERIVED);
+		compel(VMH_PARAM_CQ_AIM_INTERVAL_MSEC, 0, VMH_PARAM_CQ_MODERATION_ENABLE);
 	if (vmh_params.socketxtreme)
 		warn("VMA_SOCKETXTREME: this version has no SocketXtreme API, programs use their sockets");
 	if (!vmh_params.progress_engine_wce_max)
-		set_number(VMH_PARAM_PROGRESS_ENGINE_INTERVAL, 0, VMH_FROM_DERIVED);
+		compel(VMH_PARAM_PROGRESS_ENGINE_INTERVAL, 0, VMH_PARAM_PROGRESS_ENGINE_WCE_MAX);
 }
 
 /* A misspelt parameter must not be ignored silently. */
@@ -381,7 +420,7 @@ void vmh_params_init(void)
 	const char *text;
 	unsigned i;
 
-	nwarnings = warnings_lost = 0;
+	warnings_len = warnings_lost = 0;
 	profile_title[0] = 0;
 	memset(origins, VMH_FROM_DEFAULT, sizeof(origins));
 	for (i = 0; i < VMH_PARAMS_COUNT; i++) {
@@ -410,13 +449,13 @@ void vmh_params_init(void)
 
 void vmh_params_report(void)
 {
-	unsigned i;
+	const char *text;
 
-	for (i = 0; i < nwarnings; i++)
-		vmh_warn("%s", warnings[i]);
+	for (text = warnings; text < warnings + warnings_len; text += strlen(text) + 1)
+		vmh_warn("%s", text);
 	if (warnings_lost)
 		vmh_warn("%u more warnings about parameters", warnings_lost);
-	nwarnings = warnings_lost = 0;
+	warnings_len = warnings_lost = 0;
 }
 
 enum vmh_param_origin vmh_params_origin(unsigned param)
@@ -468,6 +507,17 @@ void vmh_params_no_effect(unsigned backend, const char *name)
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
 		if (origins[i] == VMH_FROM_ENV && !(vmh_param_defs[i].backends & backend))
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
+}
+
+void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t most, int64_t used)
+{
+	static _Atomic uint8_t said[VMH_PARAMS_COUNT];
+	int64_t asked = vmh_param_number(param);
+
+	if (used != asked && is_set(param) && !atomic_exchange(&said[param], 1))
+		vmh_warn("%s = %lld is not a number from %lld to %lld, which is what %s can have, using [%lld]",
+			 vmh_param_defs[param].name, (long long)asked, (long long)least, (long long)most, where,
+			 (long long)used);
 }
 
 int vmh_params_expand_again(unsigned param)

@@ -131,6 +131,25 @@ static int receive_tables(struct verbs_ring *x)
 	return 0;
 }
 
+/* What the ring has of what was asked for. */
+static void compare_sizes(const struct verbs_ring *x, uint32_t tx_wr)
+{
+	const char *where = x->r.ifname;
+
+	vmh_params_used(VMH_PARAM_TX_WRE, where, LEAST_WR, descriptors(x->dev, INT32_MAX), tx_wr);
+	vmh_params_used(VMH_PARAM_RX_WRE, where, LEAST_WR, x->pool->count / 2, x->rx_wr);
+	vmh_params_used(VMH_PARAM_TX_BUFS, where, LEAST_WR - 1, tx_wr - 1, x->tx_slots);
+	if (vmh_params.rx_bufs < x->pool->count) /* of too many it is said where the memory is taken */
+		vmh_params_used(VMH_PARAM_RX_BUFS, where, x->pool->count, INT32_MAX, x->pool->count);
+	if (vmh_params.tx_buf_size && vmh_params.tx_buf_size + 63 < x->tx_buf_size)
+		vmh_params_used(VMH_PARAM_TX_BUF_SIZE, where, x->tx_buf_size, 65280, x->tx_buf_size);
+	vmh_params_used(VMH_PARAM_TX_WRE_BATCHING, where, 1, x->tx_slots / 2, x->tx_batch);
+	vmh_params_used(VMH_PARAM_RX_WRE_BATCHING, where, 1, x->rx_wr / 2, x->batch);
+	vmh_params_used(VMH_PARAM_QP_COMPENSATION_LEVEL, where, x->batch > x->poll_max ? x->batch : x->poll_max,
+			x->pool->count, x->level);
+	vmh_params_used(VMH_PARAM_TX_MAX_INLINE, where, 0, x->max_inline, x->max_inline);
+}
+
 /* The order of research/verbs.md, section 6; what is made here, take_apart takes apart. */
 static int make(struct verbs_ring *x)
 {
@@ -162,6 +181,8 @@ static int make(struct verbs_ring *x)
 		rc = move(x, IBV_QPS_INIT, IBV_QP_PORT);
 	if (!rc)
 		rc = move(x, IBV_QPS_RTR, 0);
+	if (!rc)
+		compare_sizes(x, tx_wr);
 	return rc ? rc : move(x, IBV_QPS_RTS, 0);
 }
 

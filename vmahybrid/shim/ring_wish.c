@@ -3,7 +3,7 @@
 #include "vmh_banner.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
-#include "vmh_ring.h"
+#include "ring_xdp.h"
 
 #define BUFS_LEAST 64 /* as of verbs rings */
 #define SIZE_LEAST 16
@@ -52,13 +52,37 @@ void vmh_ring_wish(struct vmh_msg_ring *req)
 		req->frames = VMH_FRAMES_MAX;
 }
 
+/* What the ring has of what was asked for. */
+static void compare_sizes(const struct vmh_ring *r, const struct xdp_ring *x)
+{
+	const int64_t half = x->frames / 2, on_way = x->q[0].tx.size + x->q[0].comp.size;
+
+	vmh_params_used(VMH_PARAM_TX_BUFS, r->ifname, BUFS_LEAST, half < on_way ? half : on_way, x->tx_frames);
+	if (vmh_params.rx_bufs < r->rx_frames)
+		vmh_params_used(VMH_PARAM_RX_BUFS, r->ifname, BUFS_LEAST, VMH_FRAMES_MAX - BUFS_LEAST, r->rx_frames);
+	if (vmh_params.rx_wre > x->share)
+		vmh_params_used(VMH_PARAM_RX_WRE, r->ifname, 1, x->share, x->share);
+	if (vmh_params.tx_wre < SIZE_LEAST || vmh_params.tx_wre > x->q[0].tx.size)
+		vmh_params_used(VMH_PARAM_TX_WRE, r->ifname, SIZE_LEAST, SIZE_MOST, x->q[0].tx.size);
+}
+
 void vmh_ring_wish_compare(const struct vmh_ring *r)
 {
+	const struct xdp_ring *x = (const struct xdp_ring *)r;
 	static _Atomic int said;
 
 	if (vmh_params.mem_alloc_type == VMH_MEMORY_HUGE && !(r->flags & VMH_RING_F_HUGE))
 		vmh_warn_huge_pages();
-	if (buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs) && r->rx_frames < vmh_params.rx_bufs && !atomic_exchange(&said, 1))
+	compare_sizes(r, x);
+	if (!buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs) || r->rx_frames >= vmh_params.rx_bufs ||
+	    atomic_exchange(&said, 1))
+		return;
+	if (x->frames >= VMH_FRAMES_MAX)
+		vmh_warn("the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: a ring has %d buffers at "
+			 "most, %u of them to send", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs, VMH_FRAMES_MAX,
+			 x->tx_frames);
+	else
 		vmh_warn("the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: raise limits.memory of the "
-			 "service, up to %d are possible", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs, VMH_FRAMES_MAX);
+			 "service, up to %u are possible", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs,
+			 VMH_FRAMES_MAX - x->tx_frames);
 }

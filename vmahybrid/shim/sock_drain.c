@@ -3,8 +3,6 @@
 #include "vmh_params.h"
 #include "vmh_sock.h"
 
-#define POLL_BUDGET 32 /* frames per look at the rings, as in sock_rx.c */
-
 void vmh_sock_drain_at_rate(struct vmh_sock *s)
 {
 	uint64_t now = vmh_now_ns();
@@ -12,5 +10,5 @@ void vmh_sock_drain_at_rate(struct vmh_sock *s)
 	if (now - VMH_GET(s->drained_ns) < (uint64_t)vmh_params.rx_cq_drain_rate_nsec)
 		return;
 	VMH_SET(s->drained_ns, now);
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(vmh_poll_batch());
 }

@@ -2,6 +2,7 @@
  * program's; then a table says what the ring path must know, ignore, or leave to the kernel for good. */
 #include "vmh_control.h"
 #include "vmh_exception.h"
+#include "vmh_params.h"
 #include "vmh_sock.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -70,6 +71,14 @@ static void read_mc_if(struct vmh_sock *s, int fd)
 	memcpy(s->stats->mc_if + 12, &a, 4);
 }
 
+/* The limit of enqueue(). */
+static void show_limit(struct vmh_sock *s)
+{
+	int64_t least = vmh_params.rx_bytes_min;
+
+	VMH_SET(s->stats->rx_limit, s->rcvbuf > least ? s->rcvbuf : (uint64_t)least);
+}
+
 void vmh_sock_read_options(struct vmh_sock *s, int fd)
 {
 	/* the defaults of a fresh socket that a sysctl may change */
@@ -78,7 +87,7 @@ void vmh_sock_read_options(struct vmh_sock *s, int fd)
 	s->pmtudisc = (uint8_t)get_int(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_WANT);
 	s->mc_ttl = 1;
 	s->mc_loop = 1;
-	VMH_SET(s->stats->rx_limit, s->rcvbuf);
+	show_limit(s);
 }
 
 /* What an option does to a socket on a ring. */
@@ -205,7 +214,7 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 	case E_HOME: return true;
 	case E_RCVBUF:
 		s->rcvbuf = (uint32_t)get_int(fd, SOL_SOCKET, SO_RCVBUF, (int)s->rcvbuf);
-		VMH_SET(s->stats->rx_limit, s->rcvbuf);
+		show_limit(s);
 		break;
 	case E_RCVTIMEO: VMH_SET(s->rcvtimeo_ns, get_timeout(fd, SO_RCVTIMEO)); break;
 	case E_SNDTIMEO: VMH_SET(s->sndtimeo_ns, get_timeout(fd, SO_SNDTIMEO)); break;

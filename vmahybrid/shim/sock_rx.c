@@ -14,7 +14,6 @@
 #include <sys/ioctl.h>
 #include <sys/time.h>
 
-#define POLL_BUDGET 32          /* frames per poll of the rings */
 #define LOOKS 8                 /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
 #define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
@@ -271,7 +270,7 @@ static int poll_own(const struct vmh_sock *s)
 {
 	struct vmh_ring *only = only_ring(s);
 
-	return only ? vmh_ring_poll(only, POLL_BUDGET) : vmh_rings_poll(POLL_BUDGET);
+	return only ? vmh_ring_poll(only, vmh_poll_batch()) : vmh_rings_poll(vmh_poll_batch());
 }
 
 static bool may_go_on(void *arg)
@@ -303,7 +302,7 @@ static struct vmh_buf *in_hand(struct vmh_sock *s, int *frames, bool seen)
 	struct vmh_buf *b;
 
 	vmh_held_enter();
-	b = vmh_rings_take(only_ring(s), s, POLL_BUDGET, frames, seen);
+	b = vmh_rings_take(only_ring(s), s, vmh_poll_batch(), frames, seen);
 	if (!b)
 		vmh_held_leave();
 	return b;
@@ -418,7 +417,7 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 	struct vmh_buf *b = peek ? NULL : in_hand(s, &frames, false);
 
 	if (peek || (!b && frames && !vmh_sock_ready(s)))
-		vmh_rings_catch_up(POLL_BUDGET); /* before it may lie frames of others */
+		vmh_rings_catch_up(vmh_poll_batch()); /* before it may lie frames of others */
 	ssize_t r = b ? handed(s, m, flags, b) : take(s, m, flags);
 	if (r != -EAGAIN) {
 		count_poll(s, true);
@@ -589,7 +588,7 @@ int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value)
 {
 	int r = 0, os = 0;
 
-	vmh_rings_catch_up(POLL_BUDGET);
+	vmh_rings_catch_up(vmh_poll_batch());
 	if (VMH_GET(s->next_from) == VMH_NEXT_OS)
 		r = (int)vmh_sys(SYS_ioctl, fd, FIONREAD, &os);
 	vmh_lock(&s->rxq_lock);

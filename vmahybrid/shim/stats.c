@@ -21,6 +21,8 @@ struct vmh_stats_page *vmh_stats;
 static size_t page_size;
 static struct vmh_file file = { .fd = -1 };
 static bool nameless; /* the file waits for its name */
+static bool no_file_here; /* it could not be made */
+static bool in_memory;    /* the child of a fork: no file before it has a session, since it costs more than the fork */
 static char path[sizeof(vmh_params.stats_shmem_dir) + 32]; /* empty: no name */
 static pid_t made_by;
 
@@ -87,6 +89,7 @@ static int open_file(void)
 	err = vmh_file_open(&file, dir, O_RDWR | O_TMPFILE, 0600, true);
 	if (err)
 		no_file(dir, err);
+	no_file_here = err;
 	nameless = !err;
 	return err;
 }
@@ -115,26 +118,6 @@ static int link_file(void)
 	return (int)vmh_sys(SYS_linkat, AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW);
 }
 
-void vmh_stats_show(void)
-{
-	const char *dir = vmh_params.stats_shmem_dir;
-	int err;
-
-	if (!nameless || !vmh_file_is_ours(&file))
-		return;
-	nameless = false;
-	snprintf(path, sizeof(path), "%s%svmastat.%d", dir, dir[strlen(dir) - 1] == '/' ? "" : "/", (int)made_by);
-	err = link_file();
-	if (err == -EEXIST && replace_stale(path))
-		err = link_file();
-	if (err) {
-		no_file(path, err);
-		path[0] = 0;
-		return;
-	}
-	open_by_name();
-}
-
 static int open_memfd(void)
 {
 	struct stat st;
@@ -160,6 +143,22 @@ static long allocate(int fd)
 	return r;
 }
 
+/* The open file, as a zeroed page; closed again if that can't be. */
+static void *map_file(void)
+{
+	void *page = MAP_FAILED;
+
+	if (!allocate(file.fd))
+		page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+	/* every new session hands it over: a program that closes all fds must not take it away */
+	file.fd = vmh_fd_hide(file.fd);
+	if (page == MAP_FAILED) {
+		nameless = false;
+		vmh_file_close(&file);
+	}
+	return page;
+}
+
 /* A zeroed page: in the file, else in a memfd, else private. fallocate, because a write into a hole
  * of a full file system would kill the program with SIGBUS. */
 static struct vmh_stats_page *make_page(bool with_file)
@@ -167,23 +166,59 @@ static struct vmh_stats_page *make_page(bool with_file)
 	void *page = MAP_FAILED;
 	int tries;
 
-	for (tries = with_file ? 0 : 1; tries < 2 && page == MAP_FAILED; tries++) {
-		if (tries ? open_memfd() : open_file())
-			continue;
-		if (!allocate(file.fd))
-			page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
-		/* every new session hands it over: a program that closes all fds must not take it away */
-		file.fd = vmh_fd_hide(file.fd);
-		if (page == MAP_FAILED) {
-			nameless = false;
-			vmh_file_close(&file);
-		}
-	}
+	for (tries = with_file ? 0 : 1; tries < 2 && page == MAP_FAILED; tries++)
+		if (!(tries ? open_memfd() : open_file()))
+			page = map_file();
 	if (page == MAP_FAILED) {
 		vmh_warn("no memory for a statistics page that the service can read");
 		page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	}
 	return page == MAP_FAILED ? NULL : page;
+}
+
+/* As the fork's child has it, at the same addresses. Only what another thread counts in this very moment is lost. */
+static void move_to_file(void)
+{
+	struct vmh_file memory = file;
+	void *page = MAP_FAILED;
+
+	in_memory = false;
+	file = (struct vmh_file){ .fd = -1 };
+	if (!open_file())
+		page = map_file();
+	if (page != MAP_FAILED) {
+		memcpy(page, vmh_stats, page_size);
+		if (mremap(page, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED, vmh_stats) != MAP_FAILED) {
+			vmh_file_close(&memory);
+			return;
+		}
+		munmap(page, page_size);
+		vmh_file_close(&file);
+		nameless = false;
+	}
+	file = memory;
+}
+
+void vmh_stats_show(void)
+{
+	const char *dir = vmh_params.stats_shmem_dir;
+	int err;
+
+	if (in_memory)
+		move_to_file();
+	if (!nameless || !vmh_file_is_ours(&file))
+		return;
+	nameless = false;
+	snprintf(path, sizeof(path), "%s%svmastat.%d", dir, dir[strlen(dir) - 1] == '/' ? "" : "/", (int)made_by);
+	err = link_file();
+	if (err == -EEXIST && replace_stale(path))
+		err = link_file();
+	if (err) {
+		no_file(path, err);
+		path[0] = 0;
+		return;
+	}
+	open_by_name();
 }
 
 static void describe(struct vmh_stats_page *p)
@@ -250,10 +285,10 @@ void vmh_stats_fork_child(void)
 		return;
 	vmh_stats_file_fork_child();
 	vmh_params_expand_again(VMH_PARAM_STATS_SHMEM_DIR);
-	/* no file: a child that ends by _exit could not remove it, and the service gets the fd */
 	fresh = make_page(false);
 	if (!fresh)
 		return;
+	in_memory = !no_file_here;
 	memcpy(fresh, old, page_size);
 	fresh->magic = 0;
 	if (mremap(fresh, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED, old) == MAP_FAILED) {

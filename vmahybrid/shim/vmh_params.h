@@ -29,8 +29,16 @@ const char *vmh_param_string(unsigned param);
 const char *vmh_params_profile(void);
 /* Once, at level details: what is set and has no effect on this backend (VMH_PARAM_ON_*). */
 void vmh_params_no_effect(unsigned backend, const char *name);
+/* Once: what is set can't be had on interface `where`, which takes `least` to `most`; `used` is what there is. Nothing if
+ * it was not set, or is what was asked for. */
+void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t most, int64_t used);
 /* Kept for vmh_params_report. */
 void vmh_params_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Frames that a call takes in one look at a ring. */
+static inline unsigned vmh_poll_batch(void)
+{
+	return (unsigned)vmh_params.cq_poll_batch_max;
+}
 
 /* paramfile.c: profiles and the policy file. Calls use() for each line "VMA_X = VALUE" that is meant for
  * the program; warns about what is no such line, and goes on. `buf` is scratch. 0 or -errno. */

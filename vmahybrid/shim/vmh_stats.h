@@ -33,7 +33,7 @@ static inline bool vmh_iomux_alone(struct vmh_iomux_stats *s) { return vmh_alone
 extern struct vmh_stats_page *vmh_stats; /* never NULL after vmh_stats_init */
 
 void vmh_stats_init(void);              /* makes the file, nameless yet, or private memory where it can't */
-/* Gives the file its name, before the first hello: without a service nobody asks for it, and a program that is
+/* Gives the file its name (and the child of a fork its file), before the first hello: without a service nobody asks for it, and a program that is
  * killed would leave it behind. */
 void vmh_stats_show(void);
 int vmh_stats_fd(void);                 /* O_RDWR fd of the file for the service, or -1 */

@@ -61,7 +61,7 @@ SOCKET = (
     _g("rx_ready_bytes", "bytes", "payload that waits in the socket's queue now"),
     _g("rx_ready_packets_max", "packets", "most datagrams that ever waited in the queue"),
     _g("rx_ready_bytes_max", "bytes", "most payload that ever waited in the queue"),
-    _g("rx_limit", "bytes", "payload that the queue may hold (SO_RCVBUF)"),
+    _g("rx_limit", "bytes", "receive memory that the queue may take (SO_RCVBUF, VMA_RX_BYTES_MIN at least)"),
     _g("tx_ready_bytes", "bytes", "payload of TCP accepted and not yet acknowledged"),
     _g("rx_zcopy_packets", "packets", "datagrams lent to the program without a copy"),
 )

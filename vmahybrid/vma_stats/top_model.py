@@ -69,7 +69,12 @@ COLUMNS = (
     Column("REMOTE", 21, _field("remote"), 12, "peer", number=False),
     Column("REASON", 20, _why, 13, "why it is not on a ring", number=False),
 )
-DEFAULT_SORT = next(number for number, column in enumerate(COLUMNS) if column.title == "RX")
+RX = next(number for number, column in enumerate(COLUMNS) if column.title == "RX")
+TX = RX + 1
+BUSIEST = -1  # the order before a column is chosen: by RX and TX together
+
+
+_busy = _sum("rx_packets", "tx_packets")
 
 
 def columns_for(width: int) -> list[int]:
@@ -94,7 +99,7 @@ class Top:
     """What is shown. ``refresh`` brings news, ``key`` what the user typed, ``rows`` is the table of now."""
 
     interval: int = 1
-    sort: int = DEFAULT_SORT
+    sort: int = BUSIEST
     ascending: bool = False
     totals: bool = False
     detail: bool = False
@@ -125,9 +130,11 @@ class Top:
         if self.filter:
             socks = [sock for sock in socks if self.filter in _text(sock)]
         socks.sort(key=lambda sock: (sock["pid"], sock["fd"]))
-        column = COLUMNS[self.sort]
-        socks.sort(key=column.value, reverse=not self.ascending)
+        socks.sort(key=_busy if self.sort == BUSIEST else COLUMNS[self.sort].value, reverse=not self.ascending)
         return socks
+
+    def sorted_by(self) -> tuple[int, ...]:
+        return (RX, TX) if self.sort == BUSIEST else (self.sort,)
 
     def selected(self, rows: list[Sock]) -> int:
         """Where the chosen socket is now. The first row, whichever it is, until one is chosen, or if it has gone."""
@@ -167,7 +174,7 @@ class Top:
             self.chosen = identity(rows[at])
 
     def _sort_by(self, step: int) -> None:
-        self.sort = (self.sort + step) % len(COLUMNS)
+        self.sort = ((RX if self.sort == BUSIEST else self.sort) + step) % len(COLUMNS)
         self.ascending = not COLUMNS[self.sort].number
 
     def _open(self) -> None:

@@ -65,8 +65,8 @@ def _body(top: Top, rows: list[Sock], width: int, height: int) -> Iterator[Line]
     pane = max(0, min(pane, height - 1))
     page = top.page = max(1, height - pane)
     chosen = columns_for(width)
-    if top.sort not in chosen and chosen:
-        chosen = _with_sorted(chosen, top.sort, width)
+    if chosen and top.sorted_by()[0] not in chosen:
+        chosen = _with_sorted(chosen, top.sorted_by()[0], width)
     yield Line(_heading(top, chosen).ljust(width), "reverse")
     first = max(0, min(at - page // 2, len(rows) - page))
     table = [Line(_row(sock, chosen).ljust(width), "reverse" if sock is rows[at] else
@@ -93,7 +93,7 @@ def _heading(top: Top, chosen: list[int]) -> str:
     words = []
     for number in chosen:
         column = COLUMNS[number]
-        mark = ("^" if top.ascending else "v") if number == top.sort else ""
+        mark = ("^" if top.ascending else "v") if number in top.sorted_by() else ""
         words.append(_cell(column.heading(top.totals) + mark, column.width, column.number))
     return " ".join(words)
 

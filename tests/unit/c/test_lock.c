@@ -71,6 +71,47 @@ static void test_sleep(int mode)
 	CHECK(cpu.tv_sec == 0 && cpu.tv_nsec < 50000000, "%ld ns of CPU burnt in 200 ms of waiting", cpu.tv_nsec);
 }
 
+static _Atomic int trying;
+static uint64_t began_ns;
+
+static uint64_t ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void *wait_once(void *arg)
+{
+	began_ns = ns();
+	atomic_store(&trying, 1);
+	vmh_lock(&lock);
+	vmh_unlock(&lock);
+	return arg;
+}
+
+/* How long who waits spins before it sleeps, at least. */
+static uint64_t spun(void)
+{
+	uint64_t least = UINT64_MAX, took, end = ns() + 1000000000;
+	pthread_t t;
+
+	for (int i = 0; i < 100 && ns() < end; i++) {
+		atomic_store(&trying, 0);
+		vmh_lock(&lock);
+		pthread_create(&t, NULL, wait_once, NULL);
+		while (atomic_load_explicit(&lock.word, memory_order_relaxed) != 2)
+			;
+		took = ns() - began_ns;
+		vmh_unlock(&lock);
+		pthread_join(t, NULL);
+		if (took < least)
+			least = took;
+	}
+	return least;
+}
+
 static void test_taken(void)
 {
 	CHECK(vmh_trylock(&lock), "a new lock is free");
@@ -222,8 +263,25 @@ static void test_owner_ends(void)
 	CHECK(lock.word == 0 && lock.own == 0 && vmh_lock_biased, "word %u, own %u", lock.word, lock.own);
 }
 
+/* 2 sleeps at once, 1 and 3 wait a while before. */
+static void test_patience(void)
+{
+	uint64_t took[4] = { 0 };
+
+	for (int tries = 0; tries < 5 && (took[1] <= 3 * took[2] || took[3] <= 3 * took[2]); tries++) {
+		for (int mode = 1; mode <= 3; mode++) { /* on a machine that is busy a look may come late */
+			vmh_lock_set_mode(mode);
+			took[mode] = spun();
+		}
+	}
+	CHECK(took[1] > 3 * took[2] && took[3] > 3 * took[2], "%ju, %ju and %ju ns", (uintmax_t)took[1], (uintmax_t)took[2],
+	      (uintmax_t)took[3]);
+	yields = 0;
+}
+
 int main(void)
 {
+	test_patience();
 	for (int mode = 1; mode <= 3; mode++) {
 		CHECK(vmh_lock_set_mode(mode), "mode %d", mode);
 		test_taken();

@@ -28,7 +28,7 @@ static void print_params(void)
 	NUMBER(select_skip_os), NUMBER(rx_udp_poll_os_ratio), NUMBER(stats_fd_num), NUMBER(offloaded_sockets);
 	NUMBER(tx_wre), NUMBER(rx_wre), NUMBER(cq_moderation_count), NUMBER(cq_moderation_enable);
 	NUMBER(cq_aim_interval_msec), NUMBER(ring_allocation_logic_tx), NUMBER(tcp_timer_resolution_msec);
-	NUMBER(rx_prefetch_bytes_before_poll), NUMBER(tcp_max_syn_rate), NUMBER(udp_3t_rules), NUMBER(tx_bufs);
+	NUMBER(rx_prefetch_bytes_before_poll), NUMBER(tcp_max_syn_rate), NUMBER(udp_3t_rules), NUMBER(tx_bufs), NUMBER(mss);
 	printf("origin.rx_wre=%d\n", vmh_params_origin(VMH_PARAM_RX_WRE));
 }
 
@@ -83,6 +83,7 @@ static struct vmh_sock_stats *busy_sock(int fd)
 static void stats(void)
 {
 	struct vmh_sock_stats *a, *b;
+	unsigned long long tx = 0;
 	char name[300], link[32], target[300] = { 0 };
 	struct stat st;
 
@@ -105,7 +106,13 @@ static void stats(void)
 		a->tx_packets = 5;
 		printf("child=%d\n", a->used && a->rx_packets == 0 && vmh_stats->pid == (unsigned)getpid() &&
 		       vmh_stats_fd() >= 0);
+		snprintf(name, sizeof(name), "%s/vmastat.%d", vmh_params.stats_shmem_dir, (int)getpid());
+		vmh_stats_show();
+		if (pread(vmh_stats_fd(), &tx, sizeof(tx), (char *)&a->tx_packets - (char *)vmh_stats) < 0)
+			perror("pread");
+		printf("child_named=%d\n", lstat(name, &st) == 0 && a->tx_packets == 5 && tx == 5);
 		vmh_stats_fini();
+		printf("child_gone=%d\n", lstat(name, &st) != 0);
 		fflush(stdout);
 		_exit(0);
 	}

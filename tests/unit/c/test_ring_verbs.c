@@ -36,6 +36,10 @@ void vmh_log_write(int level, const char *fmt, ...)
 	if (n < sizeof(said) - 20)
 		snprintf(said + n, sizeof(said) - n, " %d\n", level);
 }
+void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t most, int64_t used)
+{
+	(void)param, (void)where, (void)least, (void)most, (void)used;
+}
 struct vmh_ring_stats *vmh_stats_ring_new(void) { memset(&stats, 0, sizeof(stats)); return &stats; }
 void vmh_stats_ring_free(struct vmh_ring_stats *s) { (void)s; }
 void vmh_wake_all_slow(void) {}
