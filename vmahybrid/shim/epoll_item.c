@@ -148,8 +148,6 @@ bool vmh_epitem_link(struct vmh_epitem *it)
 		vmh_unlock(l);
 		return false;
 	}
-	if (m->items)
-		vmh_ep_shut(it->fd); /* a member of more than one set */
 	it->member_next = m->items;
 	it->member_pprev = &m->items;
 	if (m->items)
@@ -320,8 +318,8 @@ void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
 
 	vmh_lock(l);
 	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
-		if (!parked && vmh_ep_behind(it->fd))
-			continue; /* it was not parked, and misses no edge */
+		if (!parked && !(it->events & EPOLLET) && vmh_ep_behind(it->fd))
+			continue; /* it was not parked, and what its events are now only the kernel knows */
 		all[n].e = it->set;
 		all[n].fd = it->fd;
 		all[n].ev.events = parked || it->disarmed ? EPOLLONESHOT : it->events;

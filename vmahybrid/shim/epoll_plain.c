@@ -1,6 +1,6 @@
 /* epoll_ctl on TCP connections that the kernel serves: programs take one in and out of their set with each message, so
  * such a call is the kernel's alone, and the item is behind. Only what the set must know at once goes by the item:
- * other data, edges, ONESHOT, and a descriptor that is in several sets.
+ * other data, edges, ONESHOT, and another set than the one that was last told of it.
  *
  * The kernel knows all of it: before the connection goes to a ring, /proc/self/fdinfo says what it is registered for.
  * No call is under way then (tcps_plain.c). */
@@ -16,9 +16,9 @@
 #define LINE_BYTES 256
 #define NOT_PLAIN ((uint32_t)(EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE))
 
-/* by descriptor; in memory that a fork leaves as it is */
+/* by descriptor */
 static struct plain {
-	int set;       /* + 1: the one set that it is in; 0: none, or not so */
+	int set;       /* + 1: whose calls are plain; 0: none */
 	uint8_t behind;
 	uint64_t data;
 } *_Atomic plain;
@@ -66,7 +66,7 @@ void vmh_ep_open(const struct vmh_epitem *it, int epfd)
 		return;
 	VMH_SET(p->set, 0);
 	if (vmh_tcps_state(vmh_tcps_of(it->member)) != VMH_TCPS_KERNEL || (it->events & NOT_PLAIN) || atomic_load(&e->nested) ||
-	    epfd != e->obj.fd || atomic_load(&e->obj.nfds) != 1 || it->member->items != it || it->member_next)
+	    epfd != e->obj.fd || atomic_load(&e->obj.nfds) != 1)
 		return;
 	VMH_SET(p->data, it->data);
 	VMH_SET(p->set, epfd + 1);
