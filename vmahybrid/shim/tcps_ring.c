@@ -74,12 +74,12 @@ static uint32_t bits_of(unsigned events)
 static _Atomic int any_unfit; /* or ended */
 
 /* Once per interface: all connections by it will go the same way. */
-static void tell_of_long_frames(struct vmh_tring *t)
+static void tell_of_long_frames(struct vmh_tring *t, bool offload)
 {
 	if (!t || t->told_long)
 		return;
 	t->told_long = true;
-	vmh_log(vmh_params.hybrid_tcp == 2 ? VMH_LOG_WARNING : VMH_LOG_INFO,
+	vmh_log(offload ? VMH_LOG_WARNING : VMH_LOG_INFO,
 		"%s: the peer sends frames of several segments, as virtual interfaces do. They fit no ring, and TCP connections "
 		"that get them go home to the kernel (ethtool -K IF gso off tso off on the peer's end keeps them on rings)",
 		t->tr.ring->ifname);
@@ -94,7 +94,7 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 		vmh_tcps_let_name_go(s);
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		if (reason == VMH_R_TCP_LONG_FRAMES) {
-			tell_of_long_frames(s->tring);
+			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
 			vmh_tcps_adoption_took(LONG_LOSS_NS); /* or one after the other would come, and lose its frame */
 			vmh_tcps_keep_home(s, reason);
 			return;
