@@ -6,6 +6,7 @@ The peer is the kernel's. What can be followed stays on the ring, everything els
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -243,3 +244,26 @@ def test_path_is_narrower_than_both_ends(beyond: tuple[Service, Side], policy: s
         goes_on(a)
         assert time.monotonic() - begin < 0.2
         assert on_ring(service, a)
+
+
+REFUSED = """
+import errno, socket, sys
+try:
+    socket.create_connection((sys.argv[1], 80))
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+"""
+
+
+def test_a_router_that_refuses(service: Service) -> None:
+    """The kernel alone is told of it, so a connection that nobody answers begins anew there."""
+    a, b = service.sandbox.sides
+    a.ip("route", "add", "10.99.0.0/24", "via", b.address)
+    b.ip("route", "add", "unreachable", "10.99.0.0/24")
+    run_command(*b.command(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.icmp_ratelimit=0"]))
+    try:
+        argv = service.run_argv([sys.executable, "-c", REFUSED, "10.99.0.9"], "latency", VMA_HYBRID_TCP="offload")
+        assert service.sandbox.start(a, argv, env=service.env).result(20).strip() == "EHOSTUNREACH"
+    finally:
+        a.ip("route", "del", "10.99.0.0/24")
+        b.ip("route", "del", "unreachable", "10.99.0.0/24")

@@ -17,6 +17,7 @@
 #define MOVES_MAX 4              /* homecomings in one look */
 #define ASKS_MAX 4               /* of the service, in one look */
 #define RETRIES 3                /* of one segment, and so long without an answer: */
+#define SYNS 2                   /* sent again: then it begins anew in the kernel */
 #define DOUBT_MS 200             /* the kernel is asked */
 #define NARROW_MS 300            /* it gets one that sends long segments by a gateway */
 #define STUCK_MS 1000            /* any */
@@ -187,6 +188,10 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 	if (!vmh_tcps_info(s, &i) || !i.retries)
 		return 0;
 	doubt(s);
+	if (i.state == SYN_SENT) { /* a router may have said why, to the kernel */
+		ask_neighbour(l, hop);
+		return i.retries >= SYNS ? VMH_R_TCP_STUCK : 0;
+	}
 	if (i.retries < RETRIES || i.pcb.rtime_ms < DOUBT_MS)
 		return 0;
 	limit = by_gateway(hop, to) && i.pcb.first_unacked.len + 40 > LEAST ? NARROW_MS : STUCK_MS;
@@ -196,12 +201,7 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 		set_path(s, &p);
 		return 0;
 	}
-	if (i.pcb.rtime_ms < limit)
-		return 0;
-	if (i.state != SYN_SENT)
-		return VMH_R_TCP_STUCK;
-	ask_neighbour(l, hop);
-	return 0;
+	return i.pcb.rtime_ms < limit ? 0 : VMH_R_TCP_STUCK;
 }
 
 /* Object lock held. 0, or why it goes home. */
