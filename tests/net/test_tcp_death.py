@@ -60,7 +60,7 @@ def test_the_peer_is_told(service: Service, policy: str, lived: float, number: i
     program = service.sandbox.start(a_side, argv, env=service.env)
     program.wait_for("asked", 10)
     until(lambda: [s for s in offloaded(service) if s["pid"] == program.pid])
-    time.sleep(lived)
+    time.sleep(0.2 + lived)  # what it has heard is acknowledged, so the peer has nothing to send again
     program.process.send_signal(number)
     waiting.wait_for("told", 3)
     assert waiting.wait(5) == 0

@@ -16,6 +16,7 @@ from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.service import binding, proof, reinject, shared, tcpshow
+from vmahybrid.service.bereaved import peers_of
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
 from vmahybrid.service.granting import grant_ring
@@ -35,6 +36,7 @@ log = logging.getLogger("vmahybrid.service")
 HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
 NEIGHBOUR_SECONDS = 1.0
 LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
+DYING_SECONDS = 0.2     # in which a process whose connection ended may turn out to be dead
 GROUPS_NOTED = 256          # per program
 ALONE_SECONDS = 0.1         # a queue of datagrams comes at once: the kernel's sockets are read once for many
 Handler = Callable[[Request, ReceivedFds], Awaitable[bytes | None]]
@@ -56,7 +58,7 @@ class Session:
         self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
-        self._bereaved: list[Flow] = []     # TCP connections that were on rings to the end
+        self._last_flows: list[Flow] = []   # those that it had to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
         self._pidfd = peer_pidfd(sock)
         self.connection = Connection(sock, self.loop)
@@ -136,20 +138,35 @@ class Session:
         gone = self.core.table.remove_owner(self.id)
         if gone:
             self.core.converge()
-        self._bereaved += [flow for flow in gone if flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.FIVE]
+        self._last_flows += gone
+
+    async def _has_died(self) -> bool:
+        """A process that is killed lets go of its descriptors a moment before it is gone."""
+        if _ended(self._pidfd) or not any(flow.proto == socket.IPPROTO_TCP for flow in self._last_flows):
+            return _ended(self._pidfd)
+        died = asyncio.Event()
+        self.loop.add_reader(self._pidfd, died.set)
+        try:
+            async with asyncio.timeout(DYING_SECONDS):
+                await died.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.loop.remove_reader(self._pidfd)
+        return True
 
     async def _end(self) -> None:
         core = self.core
         self.connection.close()
         core.connections.discard(self)
         self.loop.remove_reader(self._pidfd)
-        dead = _ended(self._pidfd)
+        self._take_back()
+        dead = await self._has_died()
         os.close(self._pidfd)
         self._pidfd = -1
-        self._take_back()
         core.tcp.abandon(self.id, dead)
-        if dead and self._bereaved and self.namespace is not None:
-            core.tcp.tell_peers(self._bereaved, self.namespace)
+        if dead and self.namespace is not None:
+            core.tcp.tell_peers(peers_of(self._last_flows, self.stats, self.pid), self.namespace)
         core.converge()
         core.sessions.pop(self.id, None)
         if self.namespace is not None:

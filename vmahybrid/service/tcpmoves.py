@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -196,13 +196,13 @@ class TcpMoves:
                 log.info("TCP %s: reset, its program is gone", parked.flow.local_text)
                 in_thread(lambda fd=parked.fd: _reset(fd), "reset-tcp")  # type: ignore[misc]
 
-    def tell_peers(self, flows: list[Flow], namespace: Namespace) -> None:
+    def tell_peers(self, names: Collection[tcpask.Names], namespace: Namespace) -> None:
         """Of connections whose program is gone, and whose rules are."""
-        namespace.users += 1
-        self._begin(self._ask_peers([tcpask.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
-                                     for flow in flows], namespace))
+        if names:
+            namespace.users += 1
+            self._begin(self._ask_peers(names, namespace))
 
-    async def _ask_peers(self, names: list[tcpask.Names], namespace: Namespace) -> None:
+    async def _ask_peers(self, names: Collection[tcpask.Names], namespace: Namespace) -> None:
         """Twice: a number by chance may be one that the peer waits for, and a peer answers such segments twice a second
         at most (tcp_invalid_ratelimit)."""
         try:

@@ -24,7 +24,7 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row */
-#define ORDERS_CALLS 256
+#define ORDERS_CALLS 64
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
 static uint64_t looked_ns;
