@@ -418,13 +418,13 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 	}
 }
 
-/* The kernel alone listens from here on, or nobody, if reason is NONE. */
+/* The kernel alone listens from here on, or nobody, if it is closed. */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
 	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
 
-	if (reason != VMH_R_NONE && reason != VMH_R_SERVICE_GONE)
+	if (reason != VMH_R_CLOSED && reason != VMH_R_SERVICE_GONE)
 		keep_waiting(s, reason);
 	vmh_lock(&s->io);
 	stop(l);
@@ -434,7 +434,7 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 	vmh_unlock(&s->io);
 	vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id);
 	l->flow_id = 0;
-	for (; reason == VMH_R_NONE && l->nwaiting; l->nwaiting--) {
+	for (; reason == VMH_R_CLOSED && l->nwaiting; l->nwaiting--) {
 		int fd = l->waiting[l->first++ % WAITING_MAX];
 
 		vmh_fd_close(fd);
