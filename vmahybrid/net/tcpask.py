@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmahybrid.contracts import addr_to_text, family_of
-from vmahybrid.net.tcpfin import checksum
+from vmahybrid.net.tcpfin import sealed
 
 _ACK = 16
 
@@ -66,7 +66,4 @@ def _text(address: bytes) -> str:
 def _segment(names: Names) -> bytes:
     number, ack = random.getrandbits(32), random.getrandbits(32)
     tcp = struct.pack(">HHIIBBHHH", names.lport, names.rport, number, ack, 5 << 4, _ACK, 0, 0, 0)
-    long = family_of(names.raddr) == 6
-    source, target = (names.laddr, names.raddr) if long else (names.laddr[12:], names.raddr[12:])
-    pseudo = source + target + struct.pack(">II" if long else ">HH", *((len(tcp), 6) if long else (6, len(tcp))))
-    return tcp[:16] + checksum(pseudo + tcp) + tcp[18:]
+    return sealed(tcp, names.laddr, names.raddr)

@@ -20,18 +20,28 @@ def fin_frame(state: TcpState, mac: bytes) -> bytes:
     source, target = state.raddr, state.laddr
     tcp = struct.pack(">HHIIBBHHH", state.rport, state.lport, state.rcv_nxt, state.snd_una, 5 << 4, _FIN | _ACK,
                       min(state.snd_wnd >> state.snd_wscale, 0xFFFF), 0, 0)
+    tcp = sealed(tcp, source, target)
     if family_of(source) == 6:
-        ethertype, pseudo = b"\x86\xdd", source + target + struct.pack(">II", len(tcp), _TCP)
+        ethertype = b"\x86\xdd"
         head = struct.pack(">IHBB", 6 << 28, len(tcp), _TCP, 64) + source + target
     else:
         source, target = source[12:], target[12:]
-        ethertype, pseudo = b"\x08\x00", source + target + struct.pack(">HH", _TCP, len(tcp))
+        ethertype = b"\x08\x00"
         head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, _TCP, 0) + source + target
-        head = head[:10] + checksum(head) + head[12:]
-    return mac + _SOURCE_MAC + ethertype + head + tcp[:16] + checksum(pseudo + tcp) + tcp[18:]
+        head = head[:10] + _checksum(head) + head[12:]
+    return mac + _SOURCE_MAC + ethertype + head + tcp
 
 
-def checksum(data: bytes) -> bytes:
+def sealed(tcp: bytes, source: bytes, target: bytes) -> bytes:
+    """A segment of even length with its checksum, which was 0; the addresses are of 16 bytes."""
+    if family_of(source) == 6:
+        pseudo = source + target + struct.pack(">II", len(tcp), _TCP)
+    else:
+        pseudo = source[12:] + target[12:] + struct.pack(">HH", _TCP, len(tcp))
+    return tcp[:16] + _checksum(pseudo + tcp) + tcp[18:]
+
+
+def _checksum(data: bytes) -> bytes:
     """RFC 1071, of an even number of bytes."""
     total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:

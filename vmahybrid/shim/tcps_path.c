@@ -57,6 +57,11 @@ static bool by_gateway(const struct vmh_way *hop, const struct vmh_ip *to)
 	return !vmh_ip_same(&hop->via, to);
 }
 
+static uint16_t narrower(const struct vmh_way *hop, const struct vmh_ring *r)
+{
+	return (uint16_t)(hop->mtu && hop->mtu < r->mtu ? hop->mtu : r->mtu);
+}
+
 /* The one over the ring; 0, or why it is the kernel's. */
 unsigned vmh_tpath_make(struct vmh_tcps *s, const struct vmh_way *hop, const struct vmh_ip *to, struct vmh_tcp_path *path)
 {
@@ -65,7 +70,7 @@ unsigned vmh_tpath_make(struct vmh_tcps *s, const struct vmh_way *hop, const str
 
 	memcpy(path->dmac, hop->dmac, 6);
 	memcpy(path->smac, r->mac, 6);
-	path->mtu = (uint16_t)(hop->mtu && hop->mtu < r->mtu ? hop->mtu : r->mtu);
+	path->mtu = narrower(hop, r);
 	s->way_generation = hop->generation;
 	s->way_if = hop->ifindex;
 	s->learned = learned && learned < path->mtu ? (uint16_t)learned : 0;
@@ -163,7 +168,7 @@ static unsigned follow(struct vmh_tcps *s, struct look *l, const struct vmh_ip *
 		return way == s->way_if ? 0 : VMH_R_TCP_ROUTE; /* the same: since it was accepted */
 	s->way_if = way;
 	memcpy(p.smac, r->mac, 6);
-	p.mtu = (uint16_t)(hop->mtu && hop->mtu < r->mtu ? hop->mtu : r->mtu);
+	p.mtu = narrower(hop, r);
 	if (reason)
 		ask_neighbour(l, hop);
 	else
