@@ -719,6 +719,23 @@ def test_many_busy_connections(start: Run, service: Service, netns_pair: Sandbox
     assert sum(found) == (3 if moved else 0)
 
 
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
+@pytest.mark.parametrize(("rounds", "moved"), [("16", False), ("200", True)])
+def test_busy_is_who_makes_so_many_rounds(
+    start: Run, service: Service, netns_pair: Sandbox, rounds: str, moved: bool
+) -> None:
+    """Three that come to be hot after 100 rounds: by then they are busy, or not yet."""
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="100", VMA_HYBRID_TCP_BUDGET="100",
+               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2",
+               VMA_HYBRID_TCP_BUSY=rounds))  # fmt: skip
+    with Client(service.rundir / "api.sock") as client:
+        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
+    server.stop(signal.SIGKILL)
+    assert any(found) is moved
+
+
 BY_KERNEL = """
 conns = [socket.socket() for _ in range(2)]
 conns[1].bind((here, 5036))     # so the kernel connects it

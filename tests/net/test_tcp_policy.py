@@ -71,6 +71,49 @@ def test_small_rounds_at_full_speed_are_no_bulk(service: Service) -> None:
         assert len(flows(service)) == 1
 
 
+def test_rounds_that_are_bulk_by_a_lower_threshold(service: Service) -> None:
+    """2000 bytes in each round, as above."""
+    with hot(service, VMA_HYBRID_TCP_BULK="1", VMA_HYBRID_TCP_TURN="1") as (a, _b):
+        for _ in range(3):
+            a.do("half_rtt", count=3000, size=1000)
+        at_home(service)
+        assert "tcp-bulk" in why(service, a)
+
+
+@pytest.mark.parametrize(("window", "stays"), [("100", True), ("3000", False)])
+def test_bulk_in_a_longer_time(service: Service, window: str, stays: bool) -> None:
+    """Half a MiB now and then: none of it is a MiB in 100 ms, all of it is one in 3 s."""
+    with hot(service, VMA_HYBRID_TCP_BULK="1024", VMA_HYBRID_TCP_TURN="0", VMA_HYBRID_TCP_WINDOW=window) as (a, _b):
+        for _ in range(8):
+            assert a.do("bulk", size=250_000) == ""
+            time.sleep(0.4)
+        if stays:
+            assert len(flows(service)) == 1
+        else:
+            at_home(service)
+            assert "tcp-bulk" in why(service, a)
+
+
+@pytest.mark.parametrize(("small", "size", "moves"), [("100", 100, False), ("101", 100, True),
+                                                      ("4096", 5000, False), ("8192", 5000, True)])
+def test_what_is_small(service: Service, small: str, size: int, moves: bool) -> None:
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, \
+            ShimPeer(service, a_side, "adaptive", **NEVER, VMA_HYBRID_TCP_SMALL=small) as a:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        a.do("nodelay")
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=40, size=size) == ""
+        if moves:
+            on_ring(service, a)
+        else:
+            assert flows(service) == []
+        a.do("close")
+        assert b.do("echo_ended")
+
+
 def test_an_idle_connection_goes_home_and_comes_back(service: Service) -> None:
     with hot(service, VMA_HYBRID_TCP_IDLE="1") as (a, _b):
         until(lambda: not flows(service), what=lambda: str(flows(service)))
@@ -100,10 +143,14 @@ def test_offload_stays_on_the_ring(service: Service) -> None:
         until(lambda: [flow["kind"] for flow in flows(service)] == ["3-tuple", "5-tuple"])
 
 
-def test_a_lossy_connection_goes_home() -> None:
+@pytest.mark.parametrize(("least", "stays"), [("100", False), ("1000000", True)])
+def test_a_lossy_connection_goes_home(least: str, stays: bool) -> None:
     with LossySandbox("test", 0.04) as sandbox, Service(without_offloads(sandbox)) as service, \
-            hot(service, VMA_HYBRID_TCP_LOSS="1") as (a, _b):
+            hot(service, VMA_HYBRID_TCP_LOSS="1", VMA_HYBRID_TCP_LOSS_SEGMENTS=least) as (a, _b):
         # long enough for two looks in a row: a short one is over before its losses are a share of anything
         assert a.do("bulk", 60, size=12_000_000) == ""
-        at_home(service)
-        assert "tcp-loss" in why(service, a)
+        if stays:
+            assert len(flows(service)) == 1
+        else:
+            at_home(service)
+            assert "tcp-loss" in why(service, a)

@@ -1,5 +1,5 @@
 /* Policy `adaptive`: which connections are worth a ring. In the kernel a connection is watched by its own calls; on a ring
- * by the internal thread, ten times a second, from counters that those calls keep anyway.
+ * by the internal thread, once in VMA_HYBRID_TCP_WINDOW, from counters that those calls keep anyway.
  *
  * Against flapping: each time a connection goes home by policy it takes twice as many rounds to come back, and all
  * adoptions together may take a small part of the process's time only, since each stops a connection for some
@@ -13,17 +13,14 @@
 #include "vmh_tcps.h"
 #include "vmh_worker.h"
 
-#define SMALL 4096
-#define WINDOW_NS 100000000u
-#define TURN_BYTES 16384u   /* between two changes of direction: more is bulk */
-#define LOSS_SEGMENTS 100u  /* of a window: fewer say nothing */
-#define HOMES_MAX 10
-#define AGAIN_NS 10000000000u /* after one that failed */
-#define MOVES_MAX 8         /* homecomings in one look */
-#define BUSY_ROUNDS 16      /* since the connections were last counted */
+/* What decides whether a connection moves is a parameter (VMA_HYBRID_TCP_*). These only say how soon and how many at a
+ * time, once that is decided. */
+#define HOMES_MAX 10        /* doublings of the rounds: 64 of them are 65536 then, some seconds of a busy connection */
+#define AGAIN_NS 10000000000u /* after a homecoming that failed */
+#define MOVES_MAX 8         /* homecomings in one look: each has the internal thread wait for the service */
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
-#define CROWDED_LOOKS 3     /* in a row */
+#define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
 #define ORDERS_CALLS 64
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
@@ -41,7 +38,7 @@ static void count_busy(struct vmh_tcps *s)
 		s->epoch = now;
 		s->epoch_rounds = 0;
 	}
-	if (s->epoch_rounds < BUSY_ROUNDS && ++s->epoch_rounds == BUSY_ROUNDS)
+	if (s->epoch_rounds < vmh_params.hybrid_tcp_busy && ++s->epoch_rounds == vmh_params.hybrid_tcp_busy)
 		atomic_fetch_add_explicit(&busy, 1, memory_order_relaxed);
 }
 
@@ -60,7 +57,7 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 
 	if (vmh_unlikely(!(VMH_GET(*(send ? &st->tx_os_packets : &st->rx_os_packets)) % ORDERS_CALLS)))
 		look_for_orders();
-	if (r >= SMALL) {
+	if (r >= vmh_params.hybrid_tcp_small) {
 		s->rounds = 0;
 	} else if (send) {
 		VMH_SET(s->last_sent, 1);
@@ -138,9 +135,9 @@ void vmh_tcps_adoption_took(uint64_t ns)
 static bool is_bulk(const struct vmh_tcps_watch *was, const struct vmh_tcps_watch *is)
 {
 	uint64_t bytes = is->bytes - was->bytes, turns = is->turns - was->turns;
-	uint64_t limit = (uint64_t)vmh_params.hybrid_tcp_bulk << 10;
+	uint64_t limit = (uint64_t)vmh_params.hybrid_tcp_bulk << 10, turn = (uint64_t)vmh_params.hybrid_tcp_turn << 10;
 
-	return limit && bytes >= limit && bytes / (turns + 1) >= TURN_BYTES;
+	return limit && bytes >= limit && bytes / (turns + 1) >= turn;
 }
 
 static bool is_lossy(struct vmh_tcps *s)
@@ -158,7 +155,8 @@ static bool is_lossy(struct vmh_tcps *s)
 	again = info.retransmits - s->seen_again;
 	s->seen_out = info.segs_out;
 	s->seen_again = info.retransmits;
-	return begun && sent >= LOSS_SEGMENTS && again * 100ull >= (uint64_t)vmh_params.hybrid_tcp_loss * sent;
+	return begun && sent >= (uint64_t)vmh_params.hybrid_tcp_loss_segments &&
+	       again * 100ull >= (uint64_t)vmh_params.hybrid_tcp_loss * sent;
 }
 
 static bool is_idle(struct vmh_tcps *s, bool quiet, uint64_t now)
@@ -236,8 +234,9 @@ void vmh_tcps_look(void)
 {
 	static unsigned crowded;
 	struct look l = { .now = vmh_now_ns(), .crowded = crowded >= CROWDED_LOOKS };
+	uint64_t window = (uint64_t)vmh_params.hybrid_tcp_window * 1000000u;
 
-	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || l.now - looked_ns < WINDOW_NS)
+	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || l.now - looked_ns < window)
 		return;
 	looked_ns = l.now;
 	if (l.crowded)
