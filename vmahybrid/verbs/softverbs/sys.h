@@ -10,15 +10,33 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SV_CALL(...) ({ \
-	int sv_kept_ = errno; \
-	long sv_r_ = syscall(__VA_ARGS__); \
-	if (sv_r_ < 0) { \
-		sv_r_ = -(long)errno; \
-		errno = sv_kept_; /* the program's, or that of the call that we are in */ \
-	} \
-	sv_r_; \
-})
+/* Not libc's syscall() either, which vmahybrid intercepts as well. errno is the program's, or that of the call that we are
+ * in. */
+static inline long sv_call(long number, long a, long b, long c, long d, long e, long f)
+{
+#ifdef __x86_64__
+	register long fourth __asm__("r10") = d;
+	register long fifth __asm__("r8") = e;
+	register long sixth __asm__("r9") = f;
+
+	__asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)
+			 : "rcx", "r11", "memory");
+	return number;
+#else
+	int kept = errno;
+	long r = syscall(number, a, b, c, d, e, f);
+
+	if (r == -1) {
+		r = -(long)errno;
+		errno = kept;
+	}
+	return r;
+#endif
+}
+
+#define SV_CALL(...) sv_filled(__VA_ARGS__, 0, 0, 0, 0, 0, 0)
+#define sv_filled(number, a, b, c, d, e, f, ...) \
+	sv_call((long)(number), (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
 /* A preloaded vmahybrid keeps these descriptors from programs that close all they have. A NIC's library has no others
  * than the public ones, which vmahybrid knows. */
