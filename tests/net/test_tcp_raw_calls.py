@@ -104,7 +104,8 @@ def test_what_stays_on_the_ring(service: Service, server: Program, program: Path
     running.wait_for("done|line .*", 40)
     assert running.output == "done\n"
     if shim:
-        until(lambda: [s["pid"] for s in offloaded(service)] == [running.pid], what=lambda: str(reasons(service, running.pid)))
+        until(lambda: [s["pid"] for s in offloaded(service)] == [running.pid],
+              what=lambda: str(reasons(service, running.pid)))
     running.close()
     until(lambda: not offloaded(service))
 
@@ -159,6 +160,8 @@ def test_accept(service: Service, server: Program, program: Path, shim: bool) ->
     assert client.result(20) == "there\n"
     running.wait_for("done|line .*")
     assert running.output == f"port {port}\ndone\n"
+    if shim:
+        assert any(flow["local"].endswith(f":{port}") and flow["packets"] for flow in Api(service).socket_flows())
     running.close()
 
 

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -136,6 +137,17 @@ def test_tcp_connections(view: FakeView, run: Run) -> None:
     assert len(rows) == 4
     body = json.loads(run("flows", "--tcp", "--json")[1])
     assert [s["fd"] for s in body["connections"]] == [5, 6, 7]
+    assert body["without_slot"] == []
+
+
+def test_tcp_connections_that_are_not_listed(view: FakeView, run: Run) -> None:
+    """The page has room for some; those beyond are named with what shows them."""
+    view.readings[4711] = [ProcessStats(process(4711, sockets_over=57), 1.0, [], [], [])]
+    out = run("flows", "--tcp")[1]
+    assert re.sub(r"\s+", " ", out).endswith(
+        " 4711: 57 socket(s) more found no slot in its statistics page: raise VMA_STATS_FD_NUM to see them ")
+    assert max(map(len, out.splitlines())) <= 100
+    assert json.loads(run("flows", "--tcp", "--json")[1])["without_slot"] == [{"pid": 4711, "sockets": 57}]
 
 
 def test_explain(view: FakeView, run: Run) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vmahybrid.cli.output import Column, Style, short, table
-from vmahybrid.cli.status import FLOWS, flow_row
+from vmahybrid.cli.status import FLOWS, flow_row, without_slot
 from vmahybrid.errors import UsageError
 
 SCHEMA = 1
@@ -26,8 +26,10 @@ def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
         client.delete("v1", "flows", _number(args.flow_id))
         return {"schema": SCHEMA, "deleted": int(args.flow_id)}, 0
     if args.tcp:
-        sockets = client.get("v1", "sockets")
-        return {"schema": SCHEMA, "connections": [s for s in sockets if s["proto"] == "tcp" and _in_use(s)]}, 0
+        sockets, processes = client.get("v1", "sockets"), client.get("v1", "processes")
+        return {"schema": SCHEMA, "connections": [s for s in sockets if s["proto"] == "tcp" and _in_use(s)],
+                "without_slot": [{"pid": p["pid"], "sockets": p["sockets_over"]}
+                                 for p in processes if p["sockets_over"]]}, 0
     return {"schema": SCHEMA, "flows": client.get("v1", "flows")}, 0
 
 
@@ -59,6 +61,7 @@ def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
     if "connections" in body:
         found = table(CONNECTIONS, map(connection_row, body["connections"]), style.width)
         yield from (style.paint(found[0], "bold"), *found[1:]) if found else ("no TCP connections",)
+        yield from without_slot(((p["pid"], p["sockets"]) for p in body["without_slot"]), style)
         return
     found = table(FLOWS, map(flow_row, body["flows"]), style.width)
     if not found:

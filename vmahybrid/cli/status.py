@@ -1,7 +1,7 @@
 """vmahybrid status: the service, what it serves, for whom, and what is wrong."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vmahybrid.cli.output import Column, Style, short, since, table, wrap
@@ -43,11 +43,7 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
     yield from _ladders(interfaces, style)
     yield ""
     yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
-    for p in status["processes"]:
-        if p["sockets_over"]:
-            note = (f"{p['pid']}: {p['sockets_over']} socket(s) more found no slot in its statistics page: raise "
-                    "VMA_STATS_FD_NUM to see them")
-            yield from (f"  {line}" for line in wrap(note, style.width - 2, "  "))
+    yield from without_slot(((p["pid"], p["sockets_over"]) for p in status["processes"]), style)
     yield ""
     flows = status["flows"]
     yield from _section("flows", FLOWS, map(flow_row, flows[:FLOWS_SHOWN]), style)
@@ -60,6 +56,15 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
         yield from (f"  {line}" for line in more)
     if not status["health"]:
         yield style.paint("all is well", "green") if status["ready"] else "starting"
+
+
+def without_slot(processes: Iterable[tuple[int, int]], style: Style) -> Iterator[str]:
+    """What says that sockets are missing; of each process, how many have found no slot since it began."""
+    for pid, sockets in processes:
+        if sockets:
+            note = (f"{pid}: {sockets} socket(s) more found no slot in its statistics page: raise "
+                    "VMA_STATS_FD_NUM to see them")
+            yield from (f"  {line}" for line in wrap(note, style.width - 2, "  "))
 
 
 def _why(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
