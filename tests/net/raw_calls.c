@@ -1,5 +1,5 @@
-/* Does with a TCP connection, or a UDP socket, what its first argument says, by libc's syscall() alone; the connection is
- * made by libc's own functions. Prints "done", or what went wrong, and waits to be killed.
+/* Does with a TCP connection, or a UDP socket, what its first argument says, by libc's syscall() alone; the connection
+ * is made by libc's own functions. Prints "done", or what went wrong, and waits to be killed.
  *
  * raw_calls CASE ADDRESS PORT */
 #define _GNU_SOURCE
@@ -418,6 +418,25 @@ static void exits_thread(void)
 	syscall(SYS_exit, 6);
 }
 
+static void *goes_on(void *arg)
+{
+	(void)arg;
+	usleep(300000);
+	echo(c, "before");
+	puts("done");
+	fflush(stdout);
+	return NULL;
+}
+
+/* By libc's own function: the program ends with its last thread, which is not the first. */
+static void leaves(void)
+{
+	pthread_t thread;
+
+	CHECK(!pthread_create(&thread, NULL, goes_on, NULL));
+	pthread_exit(NULL);
+}
+
 /* ---- what does not concern sockets ---- */
 
 static void others(void)
@@ -537,7 +556,7 @@ static const struct {
 	{ "closes", closes }, { "closes_all", closes_all }, { "accepts", accepts }, { "files", files },
 	{ "forks", forks }, { "clones", clones }, { "executes", executes }, { "exits", exits },
 	{ "exits_thread", exits_thread }, { "others", others }, { "cancel", cancel }, { "uring", uring },
-	{ "aio", aio }, { "udp", udp },
+	{ "aio", aio }, { "udp", udp }, { "leaves", leaves },
 };
 
 int main(int argc, char **argv)

@@ -4,6 +4,8 @@
  * there the parent goes on with the socket. */
 #include "vmh_main.h"
 #include "vmh_real.h"
+#include "vmh_worker.h"
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 
@@ -33,6 +35,19 @@ extern char **environ;
 
 EXIT(_exit)
 EXIT(_Exit)
+
+/* Where the first thread ends alone, libc ends the process with the last thread of all. */
+VMH_EXPORT void pthread_exit(void *result)
+{
+	static void (*real)(void *);
+
+	if (!real)
+		vmh_real_find(&real, "pthread_exit");
+	if (vmh_sys(SYS_gettid) == vmh_sys(SYS_getpid))
+		vmh_worker_first_ends();
+	real(result);
+	__builtin_unreachable();
+}
 
 VMH_EXPORT int execve(const char *path, char *const argv[], char *const envp[])
 {

@@ -1,9 +1,9 @@
 /* libc's syscall(): a number that names a descriptor of ours is the call of that name, as if the program had made it by
  * libc's function; what hands descriptors to the kernel's own queues sends them home; everything else is the kernel's.
  *
- * In assembler, because a call that does not concern us must find the stack as in libc's syscall(): the child of a vfork
- * runs on it, that of a clone has another, and sigreturn takes its frame from it. Such a number costs a comparison and a
- * byte of a table. No libc function is looked up for it either: allocators make such calls before anything is ready.
+ * In assembler, because a call that does not concern us must find the stack as in libc's syscall(): the child of a
+ * vfork runs on it, that of a clone has another, and sigreturn takes its frame from it. Such a number costs a comparison
+ * and a byte of a table. No libc function is looked up for it either: allocators make such calls before all is ready.
  *
  * A program, or a library such as liburing, that executes the instruction itself is not seen. */
 #include "vmh_interpose.h"
@@ -23,7 +23,6 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 
 #ifdef __x86_64__ /* elsewhere vmh_sys() is libc's syscall() */
@@ -249,14 +248,6 @@ static long do_exit_group(const struct call *k)
 	return said(vmh_sys(SYS_exit_group, k->a));
 }
 
-/* The last thread of the program: the process would go on with the internal thread alone. */
-static bool ends_program(void)
-{
-	struct stat st;
-
-	return atomic_load(&vmh_worker_runs) && !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + 2;
-}
-
 /* ---- queues of the kernel, which works on the descriptors behind our back ---- */
 
 static bool any_ours(const int *fds, unsigned n)
@@ -413,7 +404,7 @@ static long do_submit(const struct call *k)
 	X(execve, true, do_exec(k)) \
 	X(execveat, true, do_exec(k)) \
 	X(exit_group, true, do_exit_group(k)) \
-	X(exit, ends_program(), do_exit_group(k)) \
+	X(exit, vmh_worker_and_one(), do_exit_group(k)) /* the process would go on with the internal thread alone */ \
 	X(io_submit, submits(k), do_submit(k)) \
 	X(io_uring_register, registers(k), do_register(k))
 

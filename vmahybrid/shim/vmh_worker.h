@@ -17,6 +17,9 @@ void vmh_worker_fork_child(void);
 extern _Atomic int vmh_worker_runs;
 void vmh_worker_wake(void);                               /* any thread: its intervals may be others now */
 bool vmh_worker_is_me(void);
+/* Has the process one thread beside the internal one? false where /proc does not say. */
+bool vmh_worker_and_one(void);
+void vmh_worker_first_ends(void);                         /* by the process's first thread, which ends alone */
 
 /* control.c, for the worker */
 void vmh_session_read(void);

@@ -11,10 +11,14 @@
 #include "vmh_tcps.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 
 #define EVENTS 256 /* what the service may say before the thread runs; more: oldest kept, rest counted */
 
@@ -28,6 +32,7 @@ static unsigned head, count;
 static _Atomic int control_fd = -1;
 static _Atomic int lost;
 static _Atomic int behind; /* the first session came after sockets were bound: they are not on rings yet */
+static _Atomic int first_ended; /* pthread_exit() of the first thread: the last one to end ends the process */
 static int bell = -1;
 
 void vmh_worker_wake(void)
@@ -208,6 +213,45 @@ static void look_at_verbs(void)
 	vmh_sock_service_back();
 }
 
+#define LAST_MS 100
+
+bool vmh_worker_and_one(void)
+{
+	struct stat st;
+
+	return atomic_load(&vmh_worker_runs) && !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + 2;
+}
+
+void vmh_worker_first_ends(void)
+{
+	atomic_store(&first_ended, 1);
+	vmh_worker_wake();
+}
+
+/* A first thread that has ended is a zombie as long as there are others. */
+static bool first_is_gone(void)
+{
+	char path[64], buf[128], *end;
+	long fd, n;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%ld/stat", vmh_sys(SYS_getpid));
+	fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return false;
+	n = vmh_sys(SYS_read, (int)fd, buf, sizeof(buf) - 1);
+	vmh_sys(SYS_close, (int)fd);
+	buf[n > 0 ? n : 0] = 0;
+	end = strrchr(buf, ')'); /* of its name */
+	return end && end[1] == ' ' && end[2] == 'Z';
+}
+
+/* Nobody of the program is left: libc would end the process, and does not, because of this thread. */
+static void look_for_end(void)
+{
+	if (vmh_worker_and_one() && first_is_gone())
+		exit(0);
+}
+
 #define STAMPS_MS 1
 #define PROMPT_BUDGET 2048 /* frames of each ring */
 #define WATCH_FDS 256      /* of rings; the others are looked at by the clock */
@@ -260,6 +304,8 @@ static void turn(void)
 		vmh_tcps_look();
 		vmh_tpath_look();
 	}
+	if (atomic_load(&first_ended) && (ms < 0 || ms > LAST_MS))
+		ms = LAST_MS;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
 	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2 + rings, ms < 0 ? NULL : &ts, NULL, 0);
 	uint64_t bells;
@@ -272,6 +318,8 @@ static void turn(void)
 		vmh_rings_woken(p + 2, rings);
 	while (next_event(&ev))
 		handle(&ev);
+	if (vmh_unlikely(atomic_load(&first_ended)))
+		look_for_end();
 	vmh_tport_work();
 	vmh_tshow_look();
 	vmh_tcps_unfit_home();
@@ -346,6 +394,7 @@ void vmh_worker_fork_child(void)
 	bell = -1;
 	atomic_store(&vmh_worker_runs, 0);
 	atomic_store(&my_tid, 0);
+	atomic_store(&first_ended, 0);
 	head = count = 0;
 	vmh_lock_reset(&lock);
 	atomic_store(&control_fd, -1);
