@@ -19,7 +19,7 @@ struct seen { /* the last frame of end 1 to a port below FLOOD */
 	unsigned n, flooded;
 	uint8_t tcp[60];
 	uint32_t seq, ack;
-	uint8_t flags;
+	uint8_t flags, ttl;
 	bool mute;
 };
 
@@ -43,6 +43,7 @@ static int look(void *arg, const uint8_t *frame, size_t len)
 	s->seq = get32(tcp + 4);
 	s->ack = get32(tcp + 8);
 	s->flags = tcp[13];
+	s->ttl = frame[frame[12] == 8 ? 22 : 21];
 	return s->mute;
 }
 
@@ -395,6 +396,34 @@ static void test_replay(void)
 	finish(&w, l, NULL);
 }
 
+/* The SYN comes a second time, when there is room, and both answers arrive. */
+static void test_two_answers(void)
+{
+	for (int first = 0; first < 2; first++) {
+		struct vmh_tcp_conn *l, *p = NULL;
+		struct seen seen;
+		struct wire w;
+		uint32_t isn[2];
+		unsigned n;
+		char buf[9];
+
+		l = flooded(&w, &seen, 10, NULL, true);
+		isn[1] = cookie_for(&w, &seen, 4000, 99);
+		wire_run(&w, 4 * NS);
+		isn[0] = cookie_for(&w, &seen, 4000, 99);
+		CHECK(isn[0] != isn[1] && stats(&w).cookies_sent == 1, "half open");
+		n = seen.n;
+		segment(&w, 4000, 100, isn[first] + 2, ACK, NULL, 0, "");
+		CHECK(seen.n == n + 1 && seen.flags & RST && vmh_tcp_accept(l, NULL, &p) == -EAGAIN, "neither");
+		segment(&w, 4000, 100, isn[first] + 1, ACK | PSH, NULL, 0, "question");
+		CHECK(vmh_tcp_accept(l, NULL, &p) == 0 && wire_read(p, buf, 9) == 8, "answer %d", first);
+		CHECK(stats(&w).conns == HALF_OPEN && stats(&w).cookies_taken == (unsigned)first, "%u", stats(&w).conns);
+		if (p)
+			vmh_tcp_abort(p);
+		finish(&w, l, NULL);
+	}
+}
+
 static void test_settings(void)
 {
 	struct vmh_tcp_conn *l, *p;
@@ -427,7 +456,13 @@ static void test_settings(void)
 		segment(&w, (uint16_t)(4000 + i), 99, 0, SYN, NULL, 0, "");
 	CHECK(stats(&w).cookies_sent == 2 && stats(&w).syn_dropped == 8, "they count for the rate: %lu", stats(&w).cookies_sent);
 	CHECK(option(&seen, 2) && (option(&seen, 2)[2] << 8 | option(&seen, 2)[3]) == 1000, "MSS");
-	CHECK((seen.tcp[14] << 8 | seen.tcp[15]) == 5000, "window");
+	CHECK((seen.tcp[14] << 8 | seen.tcp[15]) == 5000 && seen.ttl == 9, "window, TTL");
+	finish(&w, l, NULL);
+	o.syn_rate = 0;
+	o.no_timestamps = o.no_wscale = true;
+	l = flooded(&w, &seen, 10, &o, true);
+	segment(&w, 4000, 99, 0, SYN, "\2\4\5\264\4\2\10\12\0\0\0\1\0\0\0\0\1\3\3\7", 20, "");
+	CHECK(option(&seen, 4) && option(&seen, 8) && !option(&seen, 3), "timestamps, which SACK needs, but no scale");
 	finish(&w, l, NULL);
 }
 
@@ -443,6 +478,7 @@ int main(void)
 	test_no_flood();
 	test_a_full_queue();
 	test_replay();
+	test_two_answers();
 	test_settings();
 	return check_result();
 }

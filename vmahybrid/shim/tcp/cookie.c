@@ -121,21 +121,18 @@ void cookie_send(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp
 	core_send_bare(t, &t->reply, k, &b);
 }
 
-/* The SYN that a segment is the answer's answer to, at `syn`; its length, 0: there was none. Of what it offered that is
- * there which both sides have. */
-size_t cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in,
-		  uint8_t syn[COOKIE_SYN_LEN])
+/* True if the segment answers a cookie, with the SYN that had it: of its options, what both sides have. */
+bool cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in, struct syn *out)
 {
 	struct vmh_tcp *t = l->t;
 	uint32_t cookie = in->ack - 1, seq = lwip_htonl(in->seq - 1), said;
 	struct offer o = {.scale = NO_SCALE, .ts = in->ts};
-	size_t len;
 
 	if (!(in->flags & TCP_ACK) || in->flags & (TCP_SYN | TCP_RST) || t->now >= l->listening->cookies_until)
-		return 0;
+		return false;
 	if (!is_ours(t, k, in->seq - 1, cookie)) {
 		t->stats.cookies_failed++;
-		return 0;
+		return false;
 	}
 	t->stats.cookies_taken++;
 	o.mss = size_at(k, cookie & INDEX);
@@ -144,12 +141,12 @@ size_t cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tc
 		o.scale = said & NO_SCALE;
 		o.sack = said & SACK_BIT;
 	}
-	memset(syn, 0, TCP_LEN);
-	memcpy(syn, tcp, 4);           /* ports */
-	memcpy(syn + 4, &seq, 4);
-	memcpy(syn + 14, tcp + 14, 2); /* window */
-	len = TCP_LEN + put_options(syn + TCP_LEN, &o, in->tsval, 0);
-	syn[12] = (uint8_t)(len / 4 << 4);
-	syn[13] = TCP_SYN;
-	return len;
+	memset(out, 0, sizeof(*out));
+	memcpy(out->tcp, tcp, 4);           /* ports */
+	memcpy(out->tcp + 4, &seq, 4);
+	memcpy(out->tcp + 14, tcp + 14, 2); /* window */
+	out->len = TCP_LEN + put_options(out->tcp + TCP_LEN, &o, in->tsval, 0);
+	out->tcp[12] = (uint8_t)(out->len / 4 << 4);
+	out->tcp[13] = TCP_SYN;
+	return true;
 }

@@ -87,7 +87,12 @@ struct bare {
 	size_t options_len;
 };
 
-enum syn { SYN_DROPPED, SYN_TAKEN, SYN_COOKIE };
+enum fate { SYN_DROPPED, SYN_TAKEN, SYN_COOKIE };
+
+struct syn { /* as far as a cookie knows it */
+	uint8_t tcp[44];
+	size_t len;
+};
 
 enum timer { T_RTO, T_PROBE, T_REORDER, T_ACK, T_PERSIST, T_KEEP, T_LIFE, T_RETRY, TIMERS };
 
@@ -260,14 +265,12 @@ unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
-enum syn demux_syn(struct vmh_tcp_conn *l);
+enum fate demux_syn(struct vmh_tcp_conn *l);
 void list_add(struct conn_list *l, struct vmh_tcp_conn *c);
 void list_remove(struct conn_list *l, struct vmh_tcp_conn *c);
 /* cookie.c */
-#define COOKIE_SYN_LEN 44
 void cookie_send(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in);
-size_t cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in,
-		  uint8_t syn[COOKIE_SYN_LEN]);
+bool cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in, struct syn *out);
 /* timer.c */
 void timer_sync(struct vmh_tcp_conn *c);
 void timer_arm(struct vmh_tcp_conn *c);

@@ -294,7 +294,7 @@ void list_remove(struct conn_list *l, struct vmh_tcp_conn *c)
 }
 
 /* Inside. A flood of SYNs takes the half-open ones' places, never those of established connections. */
-enum syn demux_syn(struct vmh_tcp_conn *l)
+enum fate demux_syn(struct vmh_tcp_conn *l)
 {
 	struct listener *s = l->listening;
 	struct vmh_tcp *t = l->t;

@@ -280,18 +280,6 @@ static int to_pcb(struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp,
 	return rc;
 }
 
-static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
-{
-	struct seg_in in;
-
-	if (!sum_ok(c->t, tcp, len, &c->key)) {
-		c->t->stats.bad++;
-		return 0;
-	}
-	read_segment(tcp, len, &in);
-	return to_pcb(c, &in, tcp, len, token);
-}
-
 static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 {
 	struct seg_in in;
@@ -360,8 +348,8 @@ static void to_listening_pcb(struct vmh_tcp_conn *l, const struct seg_in *in, ui
 }
 
 /* The peer's SYN comes a second time, for a connection that its ACK, `tcp`, makes a whole one at once. */
-static int to_cookie(struct vmh_tcp_conn *l, const struct seg_in *in, uint8_t *tcp, size_t len, const struct key *k,
-		     uint8_t *syn, size_t syn_len, void *token)
+static int to_cookie(struct vmh_tcp_conn *l, struct syn *syn, const struct seg_in *in, uint8_t *tcp, size_t len,
+		     const struct key *k, void *token)
 {
 	const struct seg_in none = {0};
 	struct vmh_tcp *t = l->t;
@@ -374,7 +362,7 @@ static int to_cookie(struct vmh_tcp_conn *l, const struct seg_in *in, uint8_t *t
 	core_enter(t, NULL);
 	t->recalling = true;
 	t->isn_floor = in->ack - 1;
-	to_listening_pcb(l, &none, syn, syn_len, k);
+	to_listening_pcb(l, &none, syn->tcp, syn->len, k);
 	t->recalling = false;
 	core_leave(t, NULL);
 	c = demux_find(t, k);
@@ -384,20 +372,57 @@ static int to_cookie(struct vmh_tcp_conn *l, const struct seg_in *in, uint8_t *t
 	return to_pcb(c, in, tcp, len, token);
 }
 
+/* A SYN came twice, and was answered by a cookie, then as half open, c. True: the peer answers the cookie. */
+static bool answers_cookie(struct vmh_tcp_conn *c, const struct seg_in *in, const uint8_t *tcp, struct syn *syn)
+{
+	if (!c->parent || c->pcb->state != SYN_RCVD || in->ack == c->pcb->snd_nxt)
+		return false;
+	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
+	return cookie_syn(c->parent, &c->key, tcp, in, syn);
+}
+
+/* The cookie's connection takes the place of c. */
+static int instead(struct vmh_tcp_conn *c, struct syn *syn, const struct seg_in *in, uint8_t *tcp, size_t len, void *token)
+{
+	struct vmh_tcp_conn *l = c->parent;
+	struct vmh_tcp *t = c->t;
+	const struct key k = c->key;
+
+	t->in = k;
+	t->reply = c->path;
+	core_enter(t, c);
+	core_drop(c, ETIMEDOUT, false);
+	core_leave(t, c);
+	return to_cookie(l, syn, in, tcp, len, &k, token);
+}
+
+static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
+{
+	struct seg_in in;
+	struct syn syn;
+
+	if (!sum_ok(c->t, tcp, len, &c->key)) {
+		c->t->stats.bad++;
+		return 0;
+	}
+	read_segment(tcp, len, &in);
+	if (answers_cookie(c, &in, tcp, &syn))
+		return instead(c, &syn, &in, tcp, len, token);
+	return to_pcb(c, &in, tcp, len, token);
+}
+
 static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k, void *token)
 {
 	struct vmh_tcp *t = l->t;
-	uint8_t syn[COOKIE_SYN_LEN];
-	enum syn what = SYN_TAKEN;
-	size_t syn_len;
+	enum fate what = SYN_TAKEN;
 	struct seg_in in;
+	struct syn syn;
 
 	read_segment(tcp, len, &in);
 	if (in.flags & TCP_RST)
 		return 0;
-	syn_len = cookie_syn(l, k, tcp, &in, syn);
-	if (syn_len)
-		return to_cookie(l, &in, tcp, len, k, syn, syn_len, token);
+	if (cookie_syn(l, k, tcp, &in, &syn))
+		return to_cookie(l, &syn, &in, tcp, len, k, token);
 	core_enter(t, NULL);
 	if ((in.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
 		what = demux_syn(l);
