@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from net.service_lab import Api, assert_same_files, module_service, open_files, resident_mib, until  # noqa: F401
-from net.test_tcp_shim import bare_pair  # noqa: F401
+from net.test_tcp_shim import bare_pair, over  # noqa: F401
 from net.test_tcp_syn import Calls, Stage, known, listening, opened, stage  # noqa: F401
 
 from vmahybrid.bench.sandbox import Program, Sandbox, Side, run_command
@@ -25,7 +25,8 @@ SYNS = 15000
 
 SERVER = """
 import socket, sys
-listener = socket.create_server((sys.argv[1], 0), backlog=16, family=socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+listener = socket.create_server((sys.argv[1], 0), family=family, backlog=16)
 print("port", listener.getsockname()[1], flush=True)
 while True:
     with listener.accept()[0] as connection:
@@ -82,10 +83,9 @@ def test_a_name_that_is_used_again(stage: Stage) -> None:  # noqa: F811
     stage.compare(scenario, "server")
 
 
-def flood_of(stage: Stage, ports: str, count: int) -> Program:
+def flood_of(sandbox: Sandbox, to: Side, ports: str, count: int) -> Program:
     """SYNs by a clock: a flood at full speed would take the processor from the others, and prove that alone."""
-    sandbox, to = stage.sandbox, stage.b
-    argv = [sandbox.a.device, sandbox.b.mac, to.address, ports, str(count), str(PER_SECOND)]
+    argv = [sandbox.a.device, to.mac, to.address, ports, str(count), str(PER_SECOND)]
     return sandbox.start(sandbox.a, [sys.executable, "-S", str(FLOOD), *argv])
 
 
@@ -98,7 +98,7 @@ def test_syn_flood(stage: Stage) -> None:  # noqa: F811
         b.call("s", "recv", 1)   # a thread's first sleep makes an eventfd, which stays
         b.do("timeout", name="s", which="SO_RCVTIMEO", seconds=0)
         memory, files = resident_mib(b.pid), open_files(b.pid)
-        flood, took = flood_of(stage, str(port), SYNS), []
+        flood, took = flood_of(sandbox, sandbox.b, str(port), SYNS), []
         b.call("l", "setblocking", False)
         while flood.running or not took:
             begun = time.monotonic()
@@ -122,17 +122,17 @@ def test_syn_flood(stage: Stage) -> None:  # noqa: F811
 
 def in_a_flood(service: Service, sandbox: Sandbox, ip: str, tries: int, limit: float) -> list[list[float]]:
     """How long clients wait at a listener on a ring and at one of the kernel, to which the SYNs come in turn."""
-    stage = Stage(service, sandbox, ip)
-    argv = [sys.executable, "-c", SERVER, stage.b.address]
+    to = over(sandbox.b, ip)
+    argv = [sys.executable, "-c", SERVER, to.address]
     on_ring = service.run_argv(argv, "none", VMA_HYBRID_TCP="offload", VMA_RX_POLL="200", VMA_TRACELEVEL="warning")
     servers = [sandbox.start(sandbox.b, on_ring, env=service.env), sandbox.start(sandbox.b, argv)]
     try:
         ports = [server.wait_for(r"port (\d+)")[1] for server in servers]
         until(lambda: [s for s in Api(service).call("GET", "/v1/sockets")[1] if s["offloaded"] and
                        s["local"].endswith(f":{ports[0]}")])
-        flood = flood_of(stage, ",".join(ports), 100 * PER_SECOND)
+        flood = flood_of(sandbox, to, ",".join(ports), 100 * PER_SECOND)
         try:
-            client = [sys.executable, "-c", CLIENT, stage.b.address, str(tries), str(limit), *ports]
+            client = [sys.executable, "-c", CLIENT, to.address, str(tries), str(limit), *ports]
             took: list[list[float]] = json.loads(sandbox.start(sandbox.a, client).result(50))
             assert flood.running
             return took
@@ -144,16 +144,16 @@ def in_a_flood(service: Service, sandbox: Sandbox, ip: str, tries: int, limit: f
 
 
 @pytest.mark.parametrize("ip", ["4", "6"])
-def test_honest_clients_in_a_flood(service: Service, netns_pair: Sandbox, ip: str) -> None:  # noqa: F811
+def test_honest_clients_in_a_flood(service: Service, netns_pair: Sandbox, ip: str) -> None:
     """They get in, and about as soon as at the kernel's listener; a frame that a busy machine loses costs a second."""
     ring, kernel = in_a_flood(service, netns_pair, ip, 25, 5)
     assert len(ring) == len(kernel) == 25
     assert statistics.median(ring) < 2 * statistics.median(kernel) + 0.02, (sorted(ring), sorted(kernel))
 
 
-def test_no_cookies(service: Service, netns_pair: Sandbox) -> None:  # noqa: F811
+def test_no_cookies(service: Service, netns_pair: Sandbox) -> None:
     """net.ipv4.tcp_syncookies=0: they wait at either."""
-    sysctl = [*netns_pair.b.command(["sysctl", "-qw"])]
+    sysctl = netns_pair.b.command(["sysctl", "-qw"])
     run_command(*sysctl, "net.ipv4.tcp_syncookies=0")
     try:
         ring, kernel = in_a_flood(service, netns_pair, "4", 4, 0.9)
