@@ -176,6 +176,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	o.no_sack = start & 8;
 	o.no_timestamps = start & 16;
 	o.no_wscale = start & 32;
+	o.syn_cookies = start & 64 ? 2 : 1;
 	w.end[1].watch = look;
 	peer_seq = 0xfffffff0;
 	peer_ack = 0;

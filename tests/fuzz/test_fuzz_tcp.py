@@ -45,7 +45,7 @@ def seeds(directory: Path) -> None:
         "moves": write + move + segment(ACK | PSH, 4) + move + segment(FIN | ACK) + move,
         "sack": write * 10 + segment(ACK, 3 << 4, bytes([1, 1, 5, 10, 0, 0, 4, 0, 0, 0, 8, 0])) + wait,
     }
-    for start in (0, 1, 9, 0x3D):
+    for start in (0, 1, 9, 0x3D, 0x41, 0x78):
         for opened, handshake in handshakes.items():
             for said, talk in talks.items():
                 (directory / f"{opened}_{said}_{start}").write_bytes(bytes([start]) + handshake + talk)

@@ -10,6 +10,7 @@
 #include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_param.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -121,6 +122,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	l->name = name;
 	l->families = !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
 	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
+	s->opt.syn_cookies = vmh_tcps_syn_cookies();
 	memcpy(s->stats->local_addr, name.addr.b, 16);
 	VMH_SET(s->stats->local_port, name.port);
 	vmh_conf_refresh();

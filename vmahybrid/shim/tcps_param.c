@@ -11,16 +11,22 @@
 #define SEGS_ALL 32000 /* TCP_SND_QUEUELEN of the stack */
 #define MSS_LEAST 88 /* of the kernel: TCP_MIN_MSS */
 
-static bool kernel_timestamps(void)
+/* A sysctl of one digit; 1, the default of all that are asked for here, if it can't be read. */
+static uint8_t kernel_digit(const char *path)
 {
 	char c = '1';
-	long fd = vmh_sys(SYS_openat, AT_FDCWD, "/proc/sys/net/ipv4/tcp_timestamps", O_RDONLY | O_CLOEXEC);
+	long fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)
-		return true;
+		return 1;
 	vmh_sys(SYS_read, fd, &c, 1);
 	vmh_sys(SYS_close, fd);
-	return c != '0';
+	return (uint8_t)(c - '0');
+}
+
+uint8_t vmh_tcps_syn_cookies(void)
+{
+	return kernel_digit("/proc/sys/net/ipv4/tcp_syncookies"); /* of IPv6 as well */
 }
 
 static bool timestamps(void)
@@ -30,7 +36,7 @@ static bool timestamps(void)
 	if (vmh_params.tcp_timestamp_option != 2)
 		return vmh_params.tcp_timestamp_option;
 	if (!atomic_load(&known))
-		atomic_store(&known, 1 + kernel_timestamps());
+		atomic_store(&known, 1 + (kernel_digit("/proc/sys/net/ipv4/tcp_timestamps") != 0));
 	return atomic_load(&known) == 2;
 }
 

@@ -21,7 +21,7 @@ def run(program: Path, *arguments: str, ip: str = "4") -> str:
 @pytest.mark.parametrize("ip", ["4", "6"])
 @pytest.mark.parametrize("compiler", BOTH)
 @pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_ports.c", "test_tcp_threads.c",
-                                  "test_tcp_hold.c"])
+                                  "test_tcp_hold.c", "test_tcp_cookies.c"])
 def test_stack(tmp_path: Path, compiler: str, test: str, ip: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"), ip=ip)
 

@@ -213,6 +213,8 @@ static err_t on_passive_open(u8_t id, struct tcp_pcb_listen *lpcb, struct tcp_pc
 	c->una = c->nxt = pcb->lastack;
 	c->heard_at = t->now;
 	core_callbacks(c, pcb);
+	if (t->recalling) /* a cookie needs them, and the peer was told */
+		c->opt.no_timestamps = false;
 	if (c->opt.no_timestamps)
 		tcp_clear_flags(pcb, TF_TIMESTAMP);
 	if (c->opt.no_sack)

@@ -78,6 +78,22 @@ struct seg_in {
 	} sack[MAX_SACKS];
 };
 
+/* a segment without data and without a pcb */
+struct bare {
+	uint32_t seq, ack;
+	uint8_t flags, ttl, tos;
+	uint16_t wnd;
+	const uint8_t *options; /* whole words */
+	size_t options_len;
+};
+
+enum fate { SYN_DROPPED, SYN_TAKEN, SYN_COOKIE };
+
+struct syn { /* as far as a cookie knows it */
+	uint8_t tcp[44];
+	size_t len;
+};
+
 enum timer { T_RTO, T_PROBE, T_REORDER, T_ACK, T_PERSIST, T_KEEP, T_LIFE, T_RETRY, TIMERS };
 
 enum recovery { OPEN, RECOVERY, LOSS };
@@ -151,7 +167,7 @@ struct listener {
 	struct tcp_pcb_listen *pcb;
 	struct vmh_tcp_conn *next; /* of the instance */
 	unsigned backlog, rate_used;
-	uint64_t rate_since;
+	uint64_t rate_since, cookies_until; /* until when an ACK may answer a cookie */
 	struct conn_list half_open, ready;
 };
 
@@ -194,6 +210,7 @@ struct vmh_tcp {
 	uint16_t ip_id;
 	uint32_t isn_floor;            /* of the next sequence number, if `reusing` */
 	bool reusing;
+	bool recalling;                /* a SYN that was answered by a cookie, isn_floor: no second answer */
 	struct vmh_tcp_stats stats;
 };
 
@@ -228,7 +245,9 @@ void hold_let_go(struct vmh_tcp *t);
 /* ip.c */
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts);
+int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, const struct bare *b);
 uint64_t core_hash(const struct vmh_tcp *t, const struct key *k, uint64_t salt); /* with the secret */
+uint64_t core_hash_more(const struct vmh_tcp *t, uint64_t hash, uint64_t word);
 uint32_t core_pseudo(const struct key *k); /* one's complement sum of the addresses */
 /* demux.c */
 int demux_open(struct vmh_tcp *t);
@@ -246,9 +265,12 @@ unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
-bool demux_syn_allowed(struct vmh_tcp_conn *l);
+enum fate demux_syn(struct vmh_tcp_conn *l);
 void list_add(struct conn_list *l, struct vmh_tcp_conn *c);
 void list_remove(struct conn_list *l, struct vmh_tcp_conn *c);
+/* cookie.c */
+void cookie_send(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in);
+bool cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in, struct syn *out);
 /* timer.c */
 void timer_sync(struct vmh_tcp_conn *c);
 void timer_arm(struct vmh_tcp_conn *c);

@@ -5,6 +5,7 @@
 #define FIRST_SIZE 256u
 #define HALF_OPEN_MIN 128u
 #define HALF_OPEN_OLD (1 * SEC) /* then one that was not answered makes room for a new one */
+#define HALF_OPEN_OLD_COOKIES (3 * SEC) /* where new ones have another way: it is answered twice */
 
 static uint32_t hash(const struct vmh_tcp *t, const struct key *k)
 {
@@ -293,7 +294,7 @@ void list_remove(struct conn_list *l, struct vmh_tcp_conn *c)
 }
 
 /* Inside. A flood of SYNs takes the half-open ones' places, never those of established connections. */
-bool demux_syn_allowed(struct vmh_tcp_conn *l)
+enum fate demux_syn(struct vmh_tcp_conn *l)
 {
 	struct listener *s = l->listening;
 	struct vmh_tcp *t = l->t;
@@ -305,19 +306,21 @@ bool demux_syn_allowed(struct vmh_tcp_conn *l)
 			s->rate_used = 0;
 		}
 		if (s->rate_used >= l->opt.syn_rate)
-			return false;
+			return SYN_DROPPED;
 	}
 	if (s->ready.n > s->backlog) /* as Linux: one more than it says */
-		return false;
+		return SYN_DROPPED;
+	s->rate_used++;
+	if (l->opt.syn_cookies > 1)
+		return SYN_COOKIE;
 	if (s->half_open.n >= LWIP_MAX(s->backlog, HALF_OPEN_MIN)) {
-		if (t->now - oldest->heard_at < HALF_OPEN_OLD)
-			return false;
+		if (t->now - oldest->heard_at < (l->opt.syn_cookies ? HALF_OPEN_OLD_COOKIES : HALF_OPEN_OLD))
+			return l->opt.syn_cookies ? SYN_COOKIE : SYN_DROPPED;
 		core_leave(t, NULL);
 		core_enter(t, oldest);
 		core_drop(oldest, ETIMEDOUT, false);
 		core_leave(t, oldest);
 		core_enter(t, NULL);
 	}
-	s->rate_used++;
-	return true;
+	return SYN_TAKEN;
 }

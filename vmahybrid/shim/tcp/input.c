@@ -226,53 +226,47 @@ static bool has_company(const struct vmh_tcp_conn *c, const struct seg_in *in)
 	return pcb->state == ESTABLISHED && in->flags & TCP_FIN && in->seq == pcb->rcv_nxt;
 }
 
-static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
+static int to_pcb(struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len, void *token)
 {
 	struct vmh_tcp *t = c->t;
-	struct seg_in in;
 	uint32_t una = c->una, acked;
 	bool one_way, first;
 	int rc;
 
-	if (!sum_ok(t, tcp, len, &c->key)) {
-		t->stats.bad++;
-		return 0;
-	}
-	read_segment(tcp, len, &in);
-	if (c->parent && c->pcb->state == SYN_RCVD && !(in.flags & (TCP_SYN | TCP_RST)) &&
+	if (c->parent && c->pcb->state == SYN_RCVD && !(in->flags & (TCP_SYN | TCP_RST)) &&
 	    c->parent->listening->ready.n > c->parent->listening->backlog) {
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
 		return 0;
 	}
-	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED) {
+	if (in->flags & TCP_URG && in->payload && c->pcb->state >= ESTABLISHED) {
 		c->urgent = c->changed = true;
 		core_enter(t, c);
 		core_leave(t, c);
 		return 0;
 	}
 	core_enter(t, c);
-	if (storm(c, &in) || paws_refuses(c, &in)) {
+	if (storm(c, in) || paws_refuses(c, in)) {
 		core_leave(t, c);
 		return 0;
 	}
 	c->heard_at = t->now;
 	c->keep_sent = 0;
 	c->count.segs_in++;
-	if (in.payload && TCP_SEQ_GT(in.seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
+	if (in->payload && TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
 		c->count.ooo_in++;
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
-	one_way = c->out_then == c->count.data_segs_out && in.payload && in.payload < c->pcb->mss / 2;
+	one_way = c->out_then == c->count.data_segs_out && in->payload && in->payload < c->pcb->mss / 2;
 	first = one_way && !c->count.data_segs_in && !c->opt.quickack; /* a request: its answer carries the ACK */
-	if (in.payload) {
+	if (in->payload) {
 		c->count.data_segs_in++;
 		c->received_at = t->now;
 		c->out_then = c->count.data_segs_out;
 	}
-	if ((c->opt.quickack || (one_way && !first)) && in.payload)
+	if ((c->opt.quickack || (one_way && !first)) && in->payload)
 		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
-	c->hold_ack = has_company(c, &in);
+	c->hold_ack = has_company(c, in);
 	recovery_before(c);
-	rc = to_lwip(t, c, &in, tcp, len, &c->key, token);
+	rc = to_lwip(t, c, in, tcp, len, &c->key, token);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
 		core_ack_soon(c);
 	c->hold_ack = c->held_ack = false;
@@ -280,7 +274,7 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		c->pcb->mss = (u16_t)(c->path.mtu - key_headers(&c->key));
 	if (c->pcb && c->pcb->state >= ESTABLISHED && c->pcb->state != TIME_WAIT) {
 		acked = c->pcb->lastack - una;
-		recovery_ack(c, &in, acked, c->pcb->dupacks != 0 && !acked);
+		recovery_ack(c, in, acked, c->pcb->dupacks != 0 && !acked);
 	}
 	core_leave(t, c);
 	return rc;
@@ -344,24 +338,102 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 	refuse(t, tcp, tcp_len, &k);
 }
 
-static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k)
+/* Inside. */
+static void to_listening_pcb(struct vmh_tcp_conn *l, const struct seg_in *in, uint8_t *tcp, size_t len, const struct key *k)
+{
+	tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
+	l->listening->pcb->next = NULL;
+	to_lwip(l->t, NULL, in, tcp, len, k, NULL);
+	tcp_listen_pcbs.listen_pcbs = NULL;
+}
+
+/* The peer's SYN comes a second time, for a connection that its ACK, `tcp`, makes a whole one at once. */
+static int to_cookie(struct vmh_tcp_conn *l, struct syn *syn, const struct seg_in *in, uint8_t *tcp, size_t len,
+		     const struct key *k, void *token)
+{
+	const struct seg_in none = {0};
+	struct vmh_tcp *t = l->t;
+	struct vmh_tcp_conn *c;
+
+	if (l->listening->ready.n > l->listening->backlog) {
+		t->stats.accept_dropped++;
+		return 0;
+	}
+	core_enter(t, NULL);
+	t->recalling = true;
+	t->isn_floor = in->ack - 1;
+	to_listening_pcb(l, &none, syn->tcp, syn->len, k);
+	t->recalling = false;
+	core_leave(t, NULL);
+	c = demux_find(t, k);
+	if (!c) /* no memory */
+		return 0;
+	c->rtt_at = 0; /* our answer went out before */
+	return to_pcb(c, in, tcp, len, token);
+}
+
+/* A SYN came twice, and was answered by a cookie, then as half open, c. True: the peer answers the cookie. */
+static bool answers_cookie(struct vmh_tcp_conn *c, const struct seg_in *in, const uint8_t *tcp, struct syn *syn)
+{
+	if (!c->parent || c->pcb->state != SYN_RCVD || in->ack == c->pcb->snd_nxt)
+		return false;
+	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
+	return cookie_syn(c->parent, &c->key, tcp, in, syn);
+}
+
+/* The cookie's connection takes the place of c. */
+static int instead(struct vmh_tcp_conn *c, struct syn *syn, const struct seg_in *in, uint8_t *tcp, size_t len, void *token)
+{
+	struct vmh_tcp_conn *l = c->parent;
+	struct vmh_tcp *t = c->t;
+	const struct key k = c->key;
+
+	t->in = k;
+	t->reply = c->path;
+	core_enter(t, c);
+	core_drop(c, ETIMEDOUT, false);
+	core_leave(t, c);
+	return to_cookie(l, syn, in, tcp, len, &k, token);
+}
+
+static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
+{
+	struct seg_in in;
+	struct syn syn;
+
+	if (!sum_ok(c->t, tcp, len, &c->key)) {
+		c->t->stats.bad++;
+		return 0;
+	}
+	read_segment(tcp, len, &in);
+	if (answers_cookie(c, &in, tcp, &syn))
+		return instead(c, &syn, &in, tcp, len, token);
+	return to_pcb(c, &in, tcp, len, token);
+}
+
+static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k, void *token)
 {
 	struct vmh_tcp *t = l->t;
+	enum fate what = SYN_TAKEN;
 	struct seg_in in;
-	int rc = 0;
+	struct syn syn;
 
 	read_segment(tcp, len, &in);
+	if (in.flags & TCP_RST)
+		return 0;
+	if (cookie_syn(l, k, tcp, &in, &syn))
+		return to_cookie(l, &syn, &in, tcp, len, k, token);
 	core_enter(t, NULL);
-	if (!(tcp[13] & TCP_SYN) || tcp[13] & TCP_ACK || demux_syn_allowed(l)) {
-		tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
-		l->listening->pcb->next = NULL;
-		rc = to_lwip(t, NULL, &in, tcp, len, k, NULL);
-		tcp_listen_pcbs.listen_pcbs = NULL;
-	} else {
+	if ((in.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		what = demux_syn(l);
+	if (what == SYN_TAKEN)
+		to_listening_pcb(l, &in, tcp, len, k);
+	else if (what == SYN_COOKIE)
+		cookie_send(l, k, tcp, &in);
+	else
 		t->stats.syn_dropped++;
-	}
 	core_leave(t, NULL);
-	return rc;
+	return 0;
 }
 
 /* Of a frame that was too long for the ring the headers come (bpf/vmh_rule.h). The data is lost, and so will be all that
@@ -412,5 +484,5 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	if (w && to_tw(t, w, tcp, tcp_len) == 0)
 		return 0;
 	c = demux_listener(t, &k.laddr, k.lport);
-	return c ? to_listener(c, tcp, tcp_len, &k) : to_nobody(t, tcp, tcp_len, &k);
+	return c ? to_listener(c, tcp, tcp_len, &k, token) : to_nobody(t, tcp, tcp_len, &k);
 }

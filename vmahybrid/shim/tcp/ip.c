@@ -7,6 +7,7 @@
 #define IP6_LEN 40
 #define TCP_LEN 20
 #define TS_LEN 12
+#define OPTIONS_LEN 40
 
 struct vmh_tcp *core_now;
 struct vmh_tcp_conn *core_conn;
@@ -64,6 +65,11 @@ uint64_t core_hash(const struct vmh_tcp *t, const struct key *k, uint64_t salt)
 	return siphash(t->secret, siphash(t->secret, siphash(t->secret, q[0], q[1]) ^ q[2], q[3]), ports);
 }
 
+uint64_t core_hash_more(const struct vmh_tcp *t, uint64_t hash, uint64_t word)
+{
+	return siphash(t->secret, hash, word);
+}
+
 /* RFC 6528: a clock of 4 us and a keyed hash of the connection's name. lwIP's addresses say less than it. */
 u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_t rport)
 {
@@ -71,6 +77,8 @@ u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_
 	u32_t isn = (u32_t)hash + (u32_t)(core_now->now / 4);
 
 	(void)laddr, (void)lport, (void)raddr, (void)rport;
+	if (core_now->recalling)
+		return core_now->isn_floor;
 	/* a name in TIME_WAIT is used again: beyond what its last connection may have sent, as Linux does it */
 	if (core_now->reusing && TCP_SEQ_LT(isn, core_now->isn_floor))
 		isn = core_now->isn_floor;
@@ -256,6 +264,8 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 	size_t tcp_len = p->tot_len;
 
 	(void)proto, (void)netif, (void)src, (void)dest;
+	if (t->recalling)
+		return ERR_OK;
 	if (core_conn && core_conn->hold_ack && tcp_len == 4u * TCPH_HDRLEN(tcp) && TCPH_FLAGS(tcp) == TCP_ACK) {
 		core_conn->held_ack = true;
 		return ERR_OK;
@@ -272,28 +282,24 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 	return put_on_wire(t, p->payload, p->len) ? ERR_MEM : ERR_OK;
 }
 
-/* A segment without data and without a pcb. */
-int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
-		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts)
+int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, const struct bare *b)
 {
-	uint8_t frame[ETH_LEN + IP6_LEN + TCP_LEN + TS_LEN], *tcp = frame + ETH_LEN + ip_len(k);
-	size_t len = TCP_LEN + (ts ? TS_LEN : 0);
-	uint32_t words[5] = {htonl(seq), htonl(ack), 0, htonl(tsval), htonl(tsecr)}, sum;
+	uint8_t frame[ETH_LEN + IP6_LEN + TCP_LEN + OPTIONS_LEN], *tcp = frame + ETH_LEN + ip_len(k);
+	uint32_t words[2] = {htonl(b->seq), htonl(b->ack)}, sum;
+	size_t len = TCP_LEN + b->options_len;
 
-	memset(tcp, 0, len);
+	memset(tcp, 0, TCP_LEN);
 	memcpy(tcp, &k->lport, 2);
 	memcpy(tcp + 2, &k->rport, 2);
 	memcpy(tcp + 4, words, 8);
 	tcp[12] = (uint8_t)(len / 4 << 4);
-	tcp[13] = flags;
-	if (flags & TCP_RST)
+	tcp[13] = b->flags;
+	tcp[14] = (uint8_t)(b->wnd >> 8);
+	tcp[15] = (uint8_t)b->wnd;
+	if (b->options_len)
+		memcpy(tcp + TCP_LEN, b->options, b->options_len);
+	if (b->flags & TCP_RST)
 		t->stats.resets_out++;
-	else
-		tcp[14] = 0xff;
-	if (ts) {
-		memcpy(tcp + TCP_LEN, "\1\1\10\12", 4);
-		memcpy(tcp + TCP_LEN + 4, words + 3, 8);
-	}
 	sum = (uint32_t)IPPROTO_TCP + (uint32_t)len + lwip_ntohs((u16_t)core_pseudo(k));
 	for (size_t i = 0; i < len; i += 2)
 		sum += (uint32_t)(tcp[i] << 8 | tcp[i + 1]);
@@ -301,8 +307,20 @@ int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const 
 	sum += sum >> 16;
 	tcp[16] = (uint8_t)(~sum >> 8);
 	tcp[17] = (uint8_t)~sum;
-	fill_headers(t, path, frame, len, k, 64, 0);
+	fill_headers(t, path, frame, len, k, b->ttl, b->tos);
 	return put_on_wire(t, frame, ETH_LEN + ip_len(k) + len);
+}
+
+int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
+		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts)
+{
+	uint32_t words[2] = {htonl(tsval), htonl(tsecr)};
+	uint8_t options[TS_LEN] = {1, 1, 8, 10};
+	struct bare b = {.seq = seq, .ack = ack, .flags = flags, .ttl = 64, .wnd = flags & TCP_RST ? 0 : 0xff00,
+			 .options = options, .options_len = ts ? TS_LEN : 0};
+
+	memcpy(options + 4, words, 8);
+	return core_send_bare(t, path, k, &b);
 }
 
 /* Blocks of a few sizes are kept for the next time: one connection takes and gives the same ones over and over. */

@@ -76,6 +76,7 @@ struct vmh_tcp_options {
 	uint32_t sndbuf, rcvbuf;  /* bytes */
 	uint32_t segs_max;        /* pieces that wait to be sent or acknowledged; 0: no limit but sndbuf */
 	uint32_t syn_retries, syn_rate; /* syn_rate: of a listener, per second; 0: no limit */
+	uint8_t syn_cookies;      /* of a listener, as net.ipv4.tcp_syncookies: 0 never, 1 in a flood, 2 always */
 };
 
 /* events of vmh_tcp_poll */
@@ -115,6 +116,7 @@ struct vmh_tcp_info {
 
 struct vmh_tcp_stats { /* of an instance */
 	uint64_t in, out, bad, no_conn, paws, copied, kept, syn_dropped, accept_dropped, resets_out, send_failed, tw_dropped;
+	uint64_t cookies_sent, cookies_taken, cookies_failed;
 	uint32_t conns, listeners, time_wait, held;
 };
 
