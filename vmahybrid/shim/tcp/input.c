@@ -93,8 +93,7 @@ static uint8_t *find_header(uint8_t *frame, size_t len, size_t *tcp_len, struct 
 	return tcp;
 }
 
-/* The whole segment. */
-static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
+uint8_t *input_find(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
 {
 	uint8_t *tcp = find_header(frame, len, tcp_len, k);
 
@@ -154,19 +153,18 @@ static void read_segment(uint8_t *tcp, size_t len, struct seg_in *in)
 }
 
 /* c is NULL if there is none yet */
-static int to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len,
-		   const struct key *k, void *token)
+static void to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, struct segment *s,
+		    const struct key *k)
 {
-	struct held *held;
-	struct pbuf *p = hold_frame(t, c, in, tcp, len, token, &held);
+	struct pbuf *p = hold_segment(t, c, in, s);
 
 	if (!p)
-		return 0;
+		return;
 	ip_data.current_iphdr_src.addr = key_remote(k);
 	ip_data.current_iphdr_dest.addr = key_local(k);
 	ip_data.current_netif = ip_data.current_input_netif = &t->netif;
 	tcp_input(p, &t->netif);
-	return hold_done(t, held);
+	hold_done(t, s);
 }
 
 /* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are. */
@@ -200,7 +198,7 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 	return false;
 }
 
-static bool sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
+bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
 {
 	ip4_addr_t any = {0};
 	struct pbuf p = {.payload = (void *)(uintptr_t)tcp, .len = (u16_t)len, .tot_len = (u16_t)len, .ref = 1};
@@ -226,53 +224,72 @@ static bool has_company(const struct vmh_tcp_conn *c, const struct seg_in *in)
 	return pcb->state == ESTABLISHED && in->flags & TCP_FIN && in->seq == pcb->rcv_nxt;
 }
 
-static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
+/* Frames of a segment. */
+static unsigned frames(const struct segment *s)
+{
+	unsigned n = 0;
+
+	for (; s; s = s->next)
+		n++;
+	return n;
+}
+
+/* Says whether the ACK of this segment is to go at once (TF_ACK_DELAY); else the second one's is. True: it goes soon. */
+static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
+{
+	bool one_way, first;
+
+	c->count.segs_in += n;
+	if (!in->payload)
+		return false;
+	if (TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED) {
+		c->count.ooo_in += n;
+		merge_gently(c);
+	}
+	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
+	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
+	first = one_way && !c->count.data_segs_in && n == 1 && !c->opt.quickack; /* a request: its answer carries the ACK */
+	c->count.data_segs_in += n;
+	c->received_at = c->t->now;
+	c->out_then = c->count.data_segs_out;
+	if (c->opt.quickack || (one_way && !first) || n > 1)
+		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
+	return first;
+}
+
+void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct vmh_tcp *t = c->t;
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool one_way, first;
-	int rc;
+	bool first;
 
-	if (!sum_ok(t, tcp, len, &c->key)) {
-		t->stats.bad++;
-		return 0;
-	}
-	read_segment(tcp, len, &in);
+	read_segment(s->tcp, s->len, &in);
+	if (s->next)
+		in.payload = s->payload;
+	s->payload = in.payload;
 	if (c->parent && c->pcb->state == SYN_RCVD && !(in.flags & (TCP_SYN | TCP_RST)) &&
 	    c->parent->listening->ready.n > c->parent->listening->backlog) {
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
-		return 0;
+		return;
 	}
 	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED) {
 		c->urgent = c->changed = true;
 		core_enter(t, c);
 		core_leave(t, c);
-		return 0;
+		return;
 	}
 	core_enter(t, c);
 	if (storm(c, &in) || paws_refuses(c, &in)) {
 		core_leave(t, c);
-		return 0;
+		return;
 	}
 	c->heard_at = t->now;
 	c->keep_sent = 0;
-	c->count.segs_in++;
-	if (in.payload && TCP_SEQ_GT(in.seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
-		c->count.ooo_in++;
-	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
-	one_way = c->out_then == c->count.data_segs_out && in.payload && in.payload < c->pcb->mss / 2;
-	first = one_way && !c->count.data_segs_in && !c->opt.quickack; /* a request: its answer carries the ACK */
-	if (in.payload) {
-		c->count.data_segs_in++;
-		c->received_at = t->now;
-		c->out_then = c->count.data_segs_out;
-	}
-	if ((c->opt.quickack || (one_way && !first)) && in.payload)
-		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
+	first = count_segment(c, &in, frames(s));
 	c->hold_ack = has_company(c, &in);
 	recovery_before(c);
-	rc = to_lwip(t, c, &in, tcp, len, &c->key, token);
+	to_lwip(t, c, &in, s, &c->key);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
 		core_ack_soon(c);
 	c->hold_ack = c->held_ack = false;
@@ -283,7 +300,16 @@ static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token
 		recovery_ack(c, &in, acked, c->pcb->dupacks != 0 && !acked);
 	}
 	core_leave(t, c);
-	return rc;
+}
+
+static int to_conn(struct vmh_tcp_conn *c, struct segment *s)
+{
+	if (!input_sum_ok(c->t, s->tcp, s->len, &c->key)) {
+		c->t->stats.bad++;
+		return 0;
+	}
+	input_segment(c, s);
+	return s->kept;
 }
 
 static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
@@ -333,7 +359,7 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 {
 	struct key k;
 	size_t tcp_len;
-	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
+	uint8_t *tcp = input_find(frame, len, &tcp_len, &k);
 
 	if (!tcp)
 		return;
@@ -346,22 +372,23 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 
 static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k)
 {
+	struct segment s = {.tcp = tcp, .len = (uint32_t)len};
 	struct vmh_tcp *t = l->t;
 	struct seg_in in;
-	int rc = 0;
 
 	read_segment(tcp, len, &in);
+	s.payload = in.payload;
 	core_enter(t, NULL);
 	if (!(tcp[13] & TCP_SYN) || tcp[13] & TCP_ACK || demux_syn_allowed(l)) {
 		tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
 		l->listening->pcb->next = NULL;
-		rc = to_lwip(t, NULL, &in, tcp, len, k, NULL);
+		to_lwip(t, NULL, &in, &s, k);
 		tcp_listen_pcbs.listen_pcbs = NULL;
 	} else {
 		t->stats.syn_dropped++;
 	}
 	core_leave(t, NULL);
-	return rc;
+	return 0;
 }
 
 /* Of a frame that was too long for the ring the headers come (bpf/vmh_rule.h). The data is lost, and so will be all that
@@ -392,15 +419,18 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	struct tw *w;
 	struct key k;
 	size_t tcp_len;
-	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
+	uint8_t *tcp = input_find(frame, len, &tcp_len, &k);
+	struct segment s;
 
 	t->stats.in++;
 	if (!tcp)
 		return no_segment(t, frame, len);
 	c = demux_find(t, &k);
-	if (c)
-		return c->frozen ? -EBUSY : to_conn(c, tcp, tcp_len, token);
-	if (!sum_ok(t, tcp, tcp_len, &k)) {
+	if (c) {
+		s = (struct segment){.tcp = tcp, .len = (uint32_t)tcp_len, .token = token};
+		return c->frozen ? -EBUSY : to_conn(c, &s);
+	}
+	if (!input_sum_ok(t, tcp, tcp_len, &k)) {
 		t->stats.bad++;
 		return -EBADMSG;
 	}
