@@ -136,7 +136,7 @@ struct vmh_tcp_conn {
 	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
 	uint64_t answered_at;     /* the last segment that made no sense */
 	struct run *run;          /* merge.c: what of it is being put together, during one call */
-	uint32_t long_runs_at;    /* data segments in: before, an ACK for each two */
+	uint64_t long_runs_at;    /* bytes received: before, an ACK for each two segments */
 	uint64_t sent_at, received_at; /* data */
 	uint8_t retries, persist_shift, keep_sent;
 	/* round trip, us */
@@ -231,10 +231,10 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
 uint8_t *input_find(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k); /* the TCP header of a whole segment */
 bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k);
 void input_segment(struct vmh_tcp_conn *c, struct segment *s); /* its checksums are right */
+int input_conn(struct vmh_tcp_conn *c, struct segment *s);     /* one frame; the answer of vmh_tcp_input */
 void core_refuse(struct vmh_tcp *t, void *frame, size_t len);
 bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a);
 /* merge.c */
-void merge_gently(struct vmh_tcp_conn *c); /* for a while an ACK for each two segments */
 unsigned merge_input(struct vmh_tcp *t, struct vmh_tcp_in *in, unsigned n);
 /* hold.c */
 struct pbuf *hold_segment(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in,

@@ -242,10 +242,8 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 	c->count.segs_in += n;
 	if (!in->payload)
 		return false;
-	if (TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED) {
+	if (TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
 		c->count.ooo_in += n;
-		merge_gently(c);
-	}
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
 	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
 	first = one_way && !c->count.data_segs_in && n == 1 && !c->opt.quickack; /* a request: its answer carries the ACK */
@@ -302,8 +300,10 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	core_leave(t, c);
 }
 
-static int to_conn(struct vmh_tcp_conn *c, struct segment *s)
+int input_conn(struct vmh_tcp_conn *c, struct segment *s)
 {
+	if (c->frozen)
+		return -EBUSY;
 	if (!input_sum_ok(c->t, s->tcp, s->len, &c->key)) {
 		c->t->stats.bad++;
 		return 0;
@@ -428,7 +428,7 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	c = demux_find(t, &k);
 	if (c) {
 		s = (struct segment){.tcp = tcp, .len = (uint32_t)tcp_len, .token = token};
-		return c->frozen ? -EBUSY : to_conn(c, &s);
+		return input_conn(c, &s);
 	}
 	if (!input_sum_ok(t, tcp, tcp_len, &k)) {
 		t->stats.bad++;

@@ -6,13 +6,13 @@
  * While data is missing, and with quick ACK, each segment goes alone.
  *
  * A peer that counts ACKs, not bytes, grows its window by them in slow start. So a run is two segments at most, as many
- * as an ACK is for anyway, until a connection has received DENSE segments, and again after a pause or a loss. */
+ * as an ACK is for anyway, for twice the receive buffer from the beginning, and from each pause: doubled with each round
+ * trip, the peer's window is as large as the buffer then. */
 #include "core.h"
 
 #define FRAMES 64u      /* in one go */
 #define RUN_MAX 60000u  /* bytes of a run: lwIP has 16 bits for header and payload */
-#define DENSE 256u
-#define PAUSE_US (200 * MS) /* the least RTO of Linux: a sender that was silent for so long begins anew */
+#define PAUSE_US (10 * MS) /* our own least RTO, Linux has 200: a sender that was silent for so long may begin anew */
 #define TCP_LEN 20u
 #define TCP_LEN_TS 32u  /* with timestamps, as everybody writes them */
 
@@ -59,21 +59,22 @@ static bool may_begin(const struct vmh_tcp_conn *c, const struct segment *s)
 	       TCP_SEQ_BETWEEN(ack, pcb->lastack, pcb->snd_nxt) && input_sum_ok(c->t, s->tcp, s->len, &c->key);
 }
 
-void merge_gently(struct vmh_tcp_conn *c)
+/* How many segments a run that begins now may have. */
+static uint32_t longest(struct vmh_tcp_conn *c)
 {
-	c->long_runs_at = c->count.data_segs_in + DENSE;
+	if (c->t->now - c->received_at > PAUSE_US)
+		c->long_runs_at = c->count.bytes_received + 2ull * c->opt.rcvbuf;
+	if (c->count.bytes_received >= c->long_runs_at)
+		return FRAMES;
+	return c->pcb->flags & TF_ACK_DELAY ? 1 : 2; /* 1: the second of two */
 }
 
 static void begin(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct run *r = &look.run[look.runs++];
-	bool dense;
 
-	if (c->t->now - c->received_at > PAUSE_US)
-		merge_gently(c);
-	dense = TCP_SEQ_LT(c->count.data_segs_in, c->long_runs_at);
 	*r = (struct run){.c = c, .first = s, .last = s, .next_seq = get32(s->tcp + 4) + s->payload, .n = 1,
-			  .n_max = dense ? 2 : FRAMES, .room = LWIP_MIN(c->pcb->rcv_wnd, RUN_MAX) - s->payload};
+			  .n_max = longest(c), .room = LWIP_MIN(c->pcb->rcv_wnd, RUN_MAX) - s->payload};
 	c->run = r;
 }
 
@@ -124,18 +125,20 @@ static int one(struct vmh_tcp *t, const struct vmh_tcp_in *in, struct segment *s
 		return core_input(t, in->frame, in->len, in->token);
 	*s = (struct segment){.tcp = tcp, .len = (uint32_t)len, .token = in->token};
 	plain = is_plain(s);
-	if (c->run && plain && goes_on(c->run, s)) {
-		t->stats.in++;
-		add(c->run, s);
-		return 0;
-	}
 	if (c->run) {
+		if (plain && goes_on(c->run, s)) {
+			add(c->run, s);
+			t->stats.in++;
+			return 0;
+		}
 		end(c);
 		c = demux_find(t, &k);
+		if (!c)
+			return core_input(t, in->frame, in->len, in->token);
 	}
-	if (!c || !plain || c->frozen || look.runs == look.max || !may_begin(c, s))
-		return core_input(t, in->frame, in->len, in->token);
 	t->stats.in++;
+	if (!plain || c->frozen || look.runs == look.max || !may_begin(c, s))
+		return input_conn(c, s);
 	begin(c, s);
 	return 0;
 }
