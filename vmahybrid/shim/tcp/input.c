@@ -234,6 +234,39 @@ static unsigned frames(const struct segment *s)
 	return n;
 }
 
+/* What comes behind a hole and goes beyond the window: lwIP keeps it whole if it has nothing else, and when the hole is
+ * filled its window is below 0, hence without an end. */
+static void cut_to_window(const struct tcp_pcb *pcb, struct seg_in *in, struct segment *s)
+{
+	uint32_t ahead = in->seq - pcb->rcv_nxt, room = pcb->rcv_wnd - ahead, len = in->payload;
+
+	len += in->flags & TCP_FIN ? 1 : 0;
+	if (pcb->state < ESTABLISHED || !ahead || ahead >= pcb->rcv_wnd || len <= room)
+		return;
+	if (in->payload > room) {
+		s->len -= in->payload - room;
+		s->payload = in->payload = (uint16_t)room;
+	}
+	in->flags &= (uint8_t)~TCP_FIN;
+	s->tcp[13] &= (uint8_t)~TCP_FIN;
+}
+
+/* The window of a run is as new as its last frame; lwIP would take it for one of the first. */
+static void take_window(struct tcp_pcb *pcb, const struct seg_in *in, const struct segment *s)
+{
+	uint32_t seq;
+
+	while (s->next)
+		s = s->next;
+	seq = in->seq + in->payload - s->payload;
+	if (!TCP_SEQ_LT(pcb->snd_wl1, seq))
+		return;
+	pcb->snd_wl1 = seq;
+	pcb->snd_wl2 = in->ack;
+	pcb->snd_wnd = SND_WND_SCALE(pcb, get16(s->tcp + 14));
+	pcb->snd_wnd_max = LWIP_MAX(pcb->snd_wnd_max, pcb->snd_wnd);
+}
+
 /* Says whether the ACK of this segment is to go at once (TF_ACK_DELAY); else the second one's is. True: it goes soon. */
 static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
 {
@@ -284,8 +317,11 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	}
 	c->heard_at = t->now;
 	c->keep_sent = 0;
+	cut_to_window(c->pcb, &in, s);
 	first = count_segment(c, &in, frames(s));
 	c->hold_ack = has_company(c, &in);
+	if (s->next)
+		take_window(c->pcb, &in, s);
 	recovery_before(c);
 	to_lwip(t, c, &in, s, &c->key);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
