@@ -242,7 +242,8 @@ void wire_look(struct wire *w, int to)
 	unsigned n = w->nopen;
 
 	w->nopen = 0;
-	arrive_together(w, to, w->open, n);
+	if (n)
+		arrive_together(w, to, w->open, n);
 }
 
 void wire_inject(struct wire *w, int to, const void *frame, size_t len)
