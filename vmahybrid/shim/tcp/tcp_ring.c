@@ -121,7 +121,8 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, 
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .copied = copied, .soon = soon, .hold_max = frames / 2, .hold_share = frames / 8, .merge_max = merge_max, .verify = verify};
+				  .copied = copied, .soon = soon, .hold_max = frames / 2, .hold_share = frames / 8,
+				  .merge_max = merge_max, .verify = verify};
 	int rc;
 
 	memset(tr, 0, sizeof(*tr));
