@@ -123,7 +123,7 @@ def sends_only(address: str) -> object:
 
 
 def bulk(address: str) -> object:
-    """What came of 8 MB: frames that were merged with an earlier one, segments in and out, and whether it is all right."""
+    """8 MB: frames that were merged with an earlier one, segments in and out, and whether all is right."""
     with connected(address, b"b") as sock:
         got = hashlib.sha256()
         size = 0
