@@ -193,6 +193,12 @@ static void test_a_run(bool ts)
 	      "%ju frames, %ju kept, %u held", (uintmax_t)(after.in - before.in), (uintmax_t)(after.kept - before.kept),
 	      w.end[1].held_frames);
 	CHECK(take(&p, p.seq - 12 * SIZE - 7) == 12 * SIZE + 7 && w.end[1].held_frames == 0, "%u held", w.end[1].held_frames);
+	/* each later timestamp begins a run */
+	send_next(&p, 2);
+	p.tsval++;
+	send_next(&p, 2);
+	wire_look(&w, 1);
+	CHECK(stats(&p).merged == after.merged + (ts ? 2 : 3), "%ju merged", (uintmax_t)(stats(&p).merged - after.merged));
 	/* after a pause an ACK for each two, as at the beginning */
 	wire_run(&w, 20 * MS);
 	seen.acks = 0;
