@@ -60,8 +60,10 @@ static void segment(struct wire *w, struct input *in)
 		peer_seq++;
 	else if (seq == peer_seq && flags & 16)
 		peer_seq += (uint32_t)len + (flags & 1);
-	wire_inject(w, 1, frame, wire_segment(w, frame, 0, (uint16_t)(4000 + (byte(in) & 1)), 80, seq, ack, flags & 63, wnd,
-					      options, options_len, data, len));
+	wire_inject_more(w, 1, frame, wire_segment(w, frame, 0, (uint16_t)(4000 + (byte(in) & 1)), 80, seq, ack, flags & 63,
+						   wnd, options, options_len, data, len));
+	if (!(flags & 64)) /* else the next one is of the same look, if it is a segment */
+		wire_look(w, 1);
 }
 
 static struct vmh_tcp_conn *move(struct wire *w, struct vmh_tcp_conn *c, struct input *in)
@@ -185,6 +187,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	for (unsigned steps = 0; in.at < in.end && steps < 300; steps++) {
 		uint8_t step = byte(&in), which = step >> 7;
 
+		if (step % 8 >= 4)
+			wire_look(&w, 1);
 		if (!c[which])
 			vmh_tcp_accept(l, NULL, &c[which]);
 		if (step % 8 < 4)
@@ -196,6 +200,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 		else if (c[which])
 			program(&w, &c[which], &in);
 	}
+	wire_look(&w, 1);
 	/* whatever came, it all ends by itself */
 	for (int i = 0; i < 2; i++)
 		if (c[i])

@@ -9,7 +9,7 @@ import pytest
 from tcp_build import FLAGS, FUZZ, PROGRAMS, SHIM, STRICT, cores
 
 HERE = Path(__file__).resolve().parent
-SYN, ACK, FIN, PSH = 2, 16, 1, 8
+SYN, ACK, FIN, PSH, MORE = 2, 16, 1, 8, 64   # MORE: the next segment is of the same look at the ring
 
 
 def seconds() -> int:
@@ -40,6 +40,10 @@ def seeds(directory: Path) -> None:
     write, read, close, move, wait = b"\6\0\xff", b"\6\1\xff", b"\6\4\1", b"\6\7\0", b"\4\xff\xff"
     talks = {
         "data": segment(ACK | PSH, 6) + read + write + segment(ACK),
+        "looks": (segment(ACK | MORE, 6) * 5 + segment(ACK | PSH, 4) + read) * 3 + segment(ACK | MORE, 6) * 2
+        + segment(FIN | ACK) + close,
+        "holes": segment(ACK | MORE, 6) * 2 + bytes([0, ACK | MORE, 6, 5, 0, 0]) + segment(ACK | MORE, 6) * 3 + write
+        + segment(ACK, 6) + read,
         "silence": write * 20 + wait * 6,
         "close": write + segment(ACK) + close + segment(ACK) + segment(FIN | ACK) + wait,
         "moves": write + move + segment(ACK | PSH, 4) + move + segment(FIN | ACK) + move,

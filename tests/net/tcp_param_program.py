@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import random
 import socket
 import struct
 import sys
@@ -18,6 +20,7 @@ from vmahybrid.net import tcpsock
 from vmahybrid.stats.page import read_page
 
 PORT = 7300
+BULK = random.Random(1).randbytes(1 << 20) * 8
 
 
 def wait_acknowledged(sock: socket.socket) -> float:
@@ -40,6 +43,8 @@ def serve(sock: socket.socket) -> None:
             sock.sendall(b"x")
             waits.append(wait_acknowledged(sock))
         sock.sendall(json.dumps(waits).encode())
+    elif what == b"b":      # bulk
+        sock.sendall(BULK)
     elif what == b"s":      # sink
         while sock.recv(65536):
             pass
@@ -96,10 +101,10 @@ def small_writes(address: str) -> object:
         return {"segments": tcpsock.info(sock).segs_out - before}
 
 
-def received_frames() -> int:
-    """What our rings have received, by the statistics page: nothing is polled for it."""
+def ring_counter(name: str) -> int:
+    """Of all our rings, by the statistics page: nothing is polled for it."""
     with (Path(os.environ["VMA_STATS_SHMEM_DIR"]) / f"vmastat.{os.getpid()}").open("rb") as page:
-        return sum(ring.stats["rx_packets"] for ring in read_page(page.fileno()).rings)
+        return sum(ring.stats[name] for ring in read_page(page.fileno()).rings)
 
 
 def sends_only(address: str) -> object:
@@ -108,13 +113,27 @@ def sends_only(address: str) -> object:
         time.sleep(0.1)
         sock.send(b"z")
         time.sleep(0.05)
-        before = received_frames()
+        before = ring_counter("rx_packets")
         for _ in range(100):
             until = time.perf_counter() + 0.0003
             sock.send(b"z" * 100)
             while time.perf_counter() < until:
                 pass
-        return {"acknowledgements": received_frames() - before}
+        return {"acknowledgements": ring_counter("rx_packets") - before}
+
+
+def bulk(address: str) -> object:
+    """8 MB: frames that were merged with an earlier one, segments in and out, and whether all is right."""
+    with connected(address, b"b") as sock:
+        got = hashlib.sha256()
+        size = 0
+        while data := sock.recv(1 << 18):
+            got.update(data)
+            size += len(data)
+            time.sleep(0.0002)  # so that several come together
+        info = tcpsock.info(sock)
+    return {"merged": ring_counter("rx_tcp_merged"), "frames": ring_counter("rx_packets"), "segments": info.segs_in,
+            "answers": info.segs_out, "size": size, "right": got.digest() == hashlib.sha256(BULK).digest()}
 
 
 def options(address: str) -> object:

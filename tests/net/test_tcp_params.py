@@ -133,6 +133,19 @@ def test_polling_in_send(served: tuple[Sandbox, Service], tmp_path: Path) -> Non
     assert experiment(served, "sends_only", VMA_RX_POLL_ON_TX_TCP="1", **rare)["acknowledgements"] >= 10
 
 
+def test_merged_segments(served: tuple[Sandbox, Service], tmp_path: Path) -> None:
+    """VMA_GRO_STREAMS_MAX: data that comes together is one segment for the stack, and answered by one ACK."""
+    got = {}
+    for value in ("0", "1", "32"):
+        got[value] = experiment(served, "bulk", VMA_GRO_STREAMS_MAX=value, VMA_STATS_SHMEM_DIR=str(tmp_path))
+        assert got[value]["right"] and got[value]["size"] == 8 << 20, got[value]
+        assert (8 << 20) / 1460 < got[value]["segments"] <= got[value]["frames"], got[value]
+    assert got["0"]["merged"] == 0, got
+    for value in ("1", "32"):
+        assert got[value]["merged"] > 1000, got
+        assert got[value]["answers"] < got["0"]["answers"] * 3 / 4, got
+
+
 @pytest.mark.parametrize("avoid", [0, 1])
 def test_no_system_calls(served: tuple[Sandbox, Service], tmp_path: Path, avoid: int) -> None:
     """strace between the two marks of the experiment."""

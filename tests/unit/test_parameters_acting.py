@@ -57,6 +57,7 @@ TESTS = {
     "VMA_TX_MC_LOOPBACK": ACT + "test_first_value_of_multicast_loop",
     "VMA_TX_NONBLOCKED_EAGAINS": ACT + "test_a_full_ring",
     "VMA_RX_BUFS": MEMORY + "test_buffers",
+    "VMA_GRO_STREAMS_MAX": TCP + "test_merged_segments",  # how many streams: unit/c/test_tcp_merge.c
     "VMA_RX_WRE": ACT + "test_receive_buffers_of_a_ring",
     "VMA_RX_WRE_BATCHING": ARRAYS,
     "VMA_RX_BYTES_MIN": ACT + "test_least_receive_limit",

@@ -6,7 +6,7 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 4
+#define VMH_STATS_VERSION 5
 #define VMH_STATS_RINGS 16
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 8       /* per socket, first ones */
@@ -77,6 +77,7 @@ struct vmh_ring_stats {
 	unsigned long long tx_full;
 	unsigned long long rx_tcp_kept;                          /* frames whose TCP payload stayed in them until it was read */
 	unsigned long long rx_tcp_copied;                        /* frames whose TCP payload was copied before, to free them */
+	unsigned long long rx_tcp_merged;                        /* frames that were one segment with an earlier one (GRO) */
 	/* verbs rings only, like mod_count, mod_usec and dm_size */
 	unsigned long long cq_errors;                            /* completions with an error, flushes apart */
 	unsigned long long rx_tagged;                            /* frames whose flow tag named the socket */

@@ -168,7 +168,8 @@ static int deliver_other(struct verbs_ring *x, const struct completion *c, unsig
 	}
 	rc = x->r.other(&x->r, frame, c->len, b);
 	t->bytes += c->len;
-	t->taken += rc > 0;
+	if (rc > 0)
+		vmh_buf_is_out(&x->r); /* at once: it may go back before the look ends */
 	return rc;
 }
 
@@ -236,6 +237,7 @@ static uint32_t poll_plain(struct verbs_ring *x, uint32_t want, struct taken *t)
 		atomic_store_explicit(&x->suspect, true, memory_order_relaxed);
 		return 0;
 	}
+	x->r.several = n > 1;
 	for (int i = 0; i < n; i++) {
 		struct completion c = { .id = wc[i].wr_id, .status = wc[i].status, .len = wc[i].byte_len,
 					.flags = wc[i].wc_flags };
@@ -278,6 +280,7 @@ static uint32_t poll_extended(struct verbs_ring *x, uint32_t want, struct taken 
 			receive_one(x, &c, t);
 	} while (++n < want && !ibv_next_poll(q));
 	ibv_end_poll(q);
+	x->r.several = n > 1;
 	for (uint32_t i = 0; put_off && i < n; i++)
 		receive_one(x, &later[i], t);
 	return n;
@@ -320,8 +323,10 @@ int vmh_verbs_poll(struct vmh_ring *r, unsigned budget)
 		if (got)
 			vmh_verbs_refill(x);
 	} while (got == want && n < budget);
-	if (n)
+	if (n) {
 		count_received(x, n, &t);
+		vmh_others_end(r);
+	}
 	return (int)n;
 }
 

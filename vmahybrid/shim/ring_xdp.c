@@ -73,7 +73,7 @@ VMH_COLD static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned 
 {
 	if (x->r.other) {
 		if (x->r.other(&x->r, data, len, &x->bufs[frame].b) > 0) {
-			t->taken++;
+			vmh_buf_is_out(&x->r); /* at once: it may go back before the look ends */
 			return;
 		}
 	} else {
@@ -147,6 +147,7 @@ VMH_HOT static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t b
 		n = budget;
 	if (!n)
 		return 0;
+	x->r.several = n > 1;
 	prefetch_frame(x, desc_at(g, g->here));
 	for (uint32_t i = 0; i < n; i++) {
 		if (i + 1 < n)
@@ -254,6 +255,7 @@ int vmh_xdp_poll(struct vmh_ring *r, unsigned budget)
 		atomic_store_explicit(&r->bufs_out,
 				      atomic_load_explicit(&r->bufs_out, memory_order_relaxed) + t.taken,
 				      memory_order_relaxed);
+		vmh_others_end(r);
 		refill_if_due(x);
 		count_received(x, n, &t);
 	}

@@ -156,8 +156,9 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 
 /* Ring lock held: a frame of no connection may be one of those that are being adopted; else, at a port that is the
  * ring's, nobody has that connection. */
-static void unknown(struct vmh_tring *t, unsigned char *frame, uint32_t len)
+static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
 {
+	struct vmh_tring *t = (struct vmh_tring *)tr;
 	struct vmh_tcp_addr a;
 
 	if (len > STASH_BYTES || !vmh_tcp_name(t->tr.tcp, frame, len, &a))
@@ -173,16 +174,6 @@ static void unknown(struct vmh_tring *t, unsigned char *frame, uint32_t len)
 	}
 	if (vmh_tport_is(a.lport))
 		vmh_tcp_refuse(t->tr.tcp, frame, len);
-}
-
-static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
-{
-	struct vmh_tring *t = r->other_arg;
-	int rc = vmh_tcp_ring_take(&t->tr, frame, len, b);
-
-	if (vmh_unlikely(rc == -ENOENT))
-		unknown(t, frame, len);
-	return rc > 0;
 }
 
 struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a)
@@ -276,13 +267,13 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 	for (t = atomic_load(&trings); t && (t->tr.ring != r || t->closed); t = t->next)
 		;
 	if (!t && r->ops->send_frame && !atomic_load(&r->gone) && (t = calloc(1, sizeof(*t)))) {
-		if (vmh_tcp_ring_open(&t->tr, r, verifies(r), ready, t)) {
+		if (vmh_tcp_ring_open(&t->tr, r, verifies(r), (unsigned)vmh_params.gro_streams_max, ready, t)) {
 			free(t);
 			t = NULL;
 		} else {
 			vmh_lock(&r->lock);
 			t->tr.level = level;
-			r->other = take;
+			t->tr.stray = unknown;
 			VMH_SET(r->after, after);
 			vmh_unlock(&r->lock);
 			t->next = atomic_load(&trings);
@@ -302,6 +293,7 @@ void vmh_tring_close(struct vmh_ring *r)
 		vmh_lock(&r->lock);
 		VMH_SET(r->after, NULL);
 		r->other = NULL;
+		r->others_end = NULL;
 		vmh_unlock(&r->lock);
 		t->closed = true;
 		vmh_tcp_let_go(t->tr.tcp); /* of what still closes: its memory goes when no frame of it is out */

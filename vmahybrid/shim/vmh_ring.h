@@ -103,6 +103,8 @@ struct vmh_ring {
 	struct vmh_taker_memo memo;   /* sock.c's; under lock */
 	/* A frame that is no datagram, under lock, may be NULL: 1 if it stays (b goes back by vmh_ring_put), 0 if not. */
 	int (*other)(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b);
+	void (*others_end)(struct vmh_ring *r); /* no more of them in this look; under lock, may be NULL */
+	bool several;                 /* frames in this look, perhaps */
 	void *other_arg;
 	/* After each poll, no lock held; may be NULL. frames VMH_BEFORE_SLEEP: a thread is about to sleep. */
 	void (*after)(struct vmh_ring *r, int frames);
@@ -113,6 +115,20 @@ struct vmh_ring {
 	bool again;                   /* VMH_SEND_AGAIN of what is sent; under tx_lock */
 	/* implementation state follows in the implementation's own struct */
 };
+
+/* For the implementations, lock held: a frame stays with `other`; a look is over. */
+static inline void vmh_buf_is_out(struct vmh_ring *r)
+{
+	uint32_t out = atomic_load_explicit(&r->bufs_out, memory_order_relaxed);
+
+	atomic_store_explicit(&r->bufs_out, out + 1, memory_order_relaxed);
+}
+
+static inline void vmh_others_end(struct vmh_ring *r)
+{
+	if (vmh_unlikely(r->others_end != NULL))
+		r->others_end(r);
+}
 
 void vmh_frame_hdr_init(struct vmh_frame_hdr *h, const unsigned char dmac[6], const unsigned char smac[6],
 			in_addr_t saddr, in_addr_t daddr, in_port_t sport, in_port_t dport,

@@ -134,6 +134,8 @@ def ring_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
         yield f"{label:<20} {c[way + '_bytes'] // KB} / {c[way + '_packets']} [kilobytes/packets] {post:<3}"
     if c["rx_tcp_kept"] or c["rx_tcp_copied"]:
         yield f"{'Rx TCP zero copy:':<20} {c['rx_tcp_kept']} / {c['rx_tcp_copied']} [frames kept/copied] {post:<3}"
+    if c["rx_tcp_merged"]:
+        yield _line("Rx TCP merged:", c["rx_tcp_merged"])
     requested, received = c["interrupts_requested"], c["interrupts_received"]
     if requested or received:
         yield f"{'Interrupts:':<20} {requested} / {received} [requests/received] {post:<3}"

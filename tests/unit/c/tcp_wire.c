@@ -13,6 +13,8 @@
 		} \
 	} while (0)
 
+#define STREAMS 3 /* put together at a time: fewer than some tests have */
+
 struct wire_frame {
 	uint64_t at, seq;
 	int to;
@@ -34,7 +36,7 @@ static bool before(const struct wire_frame *a, const struct wire_frame *b)
 	return a->at < b->at || (a->at == b->at && a->seq < b->seq);
 }
 
-static void push(struct wire *w, struct wire_frame *f)
+static void place(struct wire *w, struct wire_frame *f)
 {
 	unsigned at;
 
@@ -42,10 +44,15 @@ static void push(struct wire *w, struct wire_frame *f)
 		w->size = w->size ? 2 * w->size : 64;
 		w->heap = realloc(w->heap, w->size * sizeof(*w->heap));
 	}
-	f->seq = w->seq++;
 	for (at = ++w->n; at > 1 && before(f, w->heap[at / 2]); at /= 2)
 		w->heap[at] = w->heap[at / 2];
 	w->heap[at] = f;
+}
+
+static void push(struct wire *w, struct wire_frame *f)
+{
+	f->seq = w->seq++;
+	place(w, f);
 }
 
 static struct wire_frame *pop(struct wire *w)
@@ -164,10 +171,12 @@ void wire_open_share(struct wire *w, const struct wire_faults *both, unsigned ho
 	w->now = 1000000000;
 	w->random = 88172645463325252u;
 	w->zero_copy = hold_max;
+	w->look_ns = getenv("WIRE_LOOK") ? strtoull(getenv("WIRE_LOOK"), NULL, 10) : 0;
+	w->streams = getenv("WIRE_STREAMS") ? (unsigned)atoi(getenv("WIRE_STREAMS")) : STREAMS;
 	for (int i = 0; i < 2; i++) {
 		struct vmh_tcp_env env = {.ctx = &w->end[i], .now_ns = now_ns, .send = send_frame, .release = release,
 					  .ready = ready, .copied = copied, .hold_max = hold_max,
-					  .hold_share = hold_share, .verify = true, .reset_unknown = true};
+					  .hold_share = hold_share, .merge_max = w->streams, .verify = true, .reset_unknown = true};
 
 		w->end[i].w = w;
 		w->end[i].addr = address(i);
@@ -203,9 +212,67 @@ static void arrive(struct wire *w, struct wire_frame *f)
 	frame_free(f);
 }
 
+static void arrive_together(struct wire *w, int to, struct wire_frame **f, unsigned n)
+{
+	struct vmh_tcp_in in[WIRE_LOOK_MAX];
+	struct wire_end *e = &w->end[to];
+
+	for (unsigned i = 0; i < n; i++)
+		in[i] = (struct vmh_tcp_in){.frame = f[i]->bytes, .len = (uint32_t)f[i]->len,
+					    .token = w->zero_copy ? f[i] : NULL};
+	e->held_frames += n;
+	w->looks += n > 1;
+	vmh_tcp_input_all(e->t, in, n);
+	for (unsigned i = 0; i < n; i++)
+		if (in[i].rc != 1) {
+			e->held_frames--;
+			frame_free(f[i]);
+		}
+}
+
+void wire_inject_more(struct wire *w, int to, const void *frame, size_t len)
+{
+	if (w->nopen == WIRE_LOOK_MAX)
+		wire_look(w, to);
+	w->open[w->nopen++] = frame_new(frame, len, to, w->now);
+}
+
+void wire_look(struct wire *w, int to)
+{
+	unsigned n = w->nopen;
+
+	w->nopen = 0;
+	if (n)
+		arrive_together(w, to, w->open, n);
+}
+
 void wire_inject(struct wire *w, int to, const void *frame, size_t len)
 {
 	arrive(w, frame_new(frame, len, to, w->now));
+}
+
+/* The next frame, and what else comes for that end soon. */
+static void arrive_looking(struct wire *w)
+{
+	struct wire_frame *f[WIRE_LOOK_MAX], *other[WIRE_LOOK_MAX];
+	unsigned n = 0, others = 0;
+	uint64_t until = w->heap[1]->at + w->look_ns;
+	int to = w->heap[1]->to;
+
+	while (w->n && w->heap[1]->at <= until && n < WIRE_LOOK_MAX && others < WIRE_LOOK_MAX) {
+		struct wire_frame *next = pop(w);
+
+		if (next->to == to)
+			f[n++] = next;
+		else
+			other[others++] = next;
+	}
+	while (others)
+		place(w, other[--others]);
+	if (f[n - 1]->at > w->now)
+		w->now = f[n - 1]->at;
+	w->end[!to].in_flight -= n < w->end[!to].in_flight ? n : w->end[!to].in_flight;
+	arrive_together(w, to, f, n);
 }
 
 bool wire_step(struct wire *w, uint64_t until)
@@ -221,7 +288,9 @@ bool wire_step(struct wire *w, uint64_t until)
 		return false;
 	if (next > w->now)
 		w->now = next;
-	if (frame) {
+	if (frame && w->look_ns) {
+		arrive_looking(w);
+	} else if (frame) {
 		struct wire_frame *f = pop(w);
 
 		w->end[!f->to].in_flight -= w->end[!f->to].in_flight > 0;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define WIRE_MTU 1500
+#define WIRE_LOOK_MAX 40
 
 struct wire_faults {
 	double loss, duplicate, corrupt, reorder; /* probabilities */
@@ -43,6 +44,11 @@ struct wire {
 	unsigned n, size;
 	struct wire_end end[2];
 	bool zero_copy;
+	uint64_t look_ns;          /* WIRE_LOOK: an end takes what comes within that time together */
+	unsigned looks;            /* so often more than one frame */
+	unsigned streams;          /* WIRE_STREAMS */
+	struct wire_frame *open[WIRE_LOOK_MAX]; /* wire_inject_more */
+	unsigned nopen;
 };
 
 void wire_open(struct wire *w, const struct wire_faults *both, unsigned hold_max);
@@ -53,6 +59,8 @@ bool wire_step(struct wire *w, uint64_t until); /* the next event; false: none b
 void wire_run(struct wire *w, uint64_t ns);
 double wire_random(struct wire *w);
 void wire_inject(struct wire *w, int to, const void *frame, size_t len); /* arrives now */
+void wire_inject_more(struct wire *w, int to, const void *frame, size_t len); /* in one look with those before and ... */
+void wire_look(struct wire *w, int to); /* ... now */
 
 /* Connects end 0 to a listener of end 1 on `port`, and accepts. */
 struct vmh_tcp_conn *wire_listen(struct wire *w, uint16_t port, unsigned backlog, const struct vmh_tcp_options *o);

@@ -37,6 +37,8 @@ static const struct scenario scenarios[] = {
 	{"few frames to hold", {.delay_ns = 20000, .loss = 0.01, .gbit = 10}, 2 * MB, 60, .hold = 4},
 };
 
+static uint64_t merged; /* in all runs */
+
 static void run(const struct scenario *s, uint8_t cc)
 {
 	struct vmh_tcp_conn *l, *c, *p = NULL;
@@ -71,7 +73,7 @@ static void run(const struct scenario *s, uint8_t cc)
 		CHECK(!both[k].bad && !both[k].failed && both[k].read == both[k].total, "%s cc %d: stream %d: bad %d failed %d %lu",
 		      s->name, cc, k, both[k].bad, both[k].failed, both[k].read);
 	rate = (double)s->bytes * 8e3 / (double)(w.now - start);
-	CHECK(rate >= s->least, "%s cc %d: only %.0f Mbit/s", s->name, cc, rate);
+	CHECK(getenv("WIRE_LOOK") || rate >= s->least, "%s cc %d: only %.0f Mbit/s", s->name, cc, rate);
 	vmh_tcp_get_info(c, &i);
 	printf("%-22s cc %d: %6.1f Mbit/s, %u resent, %u timeouts, %u probes, %u recoveries, %u sent in vain\n", s->name, cc,
 	       rate, i.retransmits, i.rtos, i.probes, i.fast_recoveries, i.dsacks);
@@ -81,6 +83,7 @@ static void run(const struct scenario *s, uint8_t cc)
 	struct vmh_tcp_stats a, b;
 	vmh_tcp_get_stats(w.end[0].t, &a);
 	vmh_tcp_get_stats(w.end[1].t, &b);
+	merged += a.merged + b.merged;
 	CHECK(a.conns == 0 && b.conns == 0 && a.held == 0 && b.held == 0 && a.time_wait + b.time_wait == 0,
 	      "%s: left: %u %u conns, %u %u held, %u %u in TIME_WAIT", s->name, a.conns, b.conns, a.held, b.held, a.time_wait,
 	      b.time_wait);
@@ -95,5 +98,7 @@ int main(void)
 			run(&scenarios[i], cc);
 	run(&scenarios[0], VMH_TCP_CC_NONE);
 	run(&scenarios[1], VMH_TCP_CC_NONE);
+	printf("%lu frames were merged\n", merged);
+	CHECK(!getenv("WIRE_LOOK") == !merged, "%lu frames merged", merged);
 	return check_result();
 }

@@ -11,8 +11,13 @@ HERE = Path(__file__).resolve().parent
 BOTH = ["gcc", "sanitized"]
 
 
-def run(program: Path, *arguments: str, ip: str = "4") -> str:
-    env = {**os.environ, "WIRE_IPV6": "1"} if ip == "6" else None
+def run(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> str:
+    """``look_us``: both ends take together what comes within that time, so that segments are merged."""
+    env = dict(os.environ)
+    if ip == "6":
+        env["WIRE_IPV6"] = "1"
+    if look_us:
+        env["WIRE_LOOK"] = str(look_us * 1000)
     done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100, check=False, env=env)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -21,7 +26,7 @@ def run(program: Path, *arguments: str, ip: str = "4") -> str:
 @pytest.mark.parametrize("ip", ["4", "6"])
 @pytest.mark.parametrize("compiler", BOTH)
 @pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_ports.c", "test_tcp_threads.c",
-                                  "test_tcp_hold.c", "test_tcp_cookies.c"])
+                                  "test_tcp_hold.c", "test_tcp_cookies.c", "test_tcp_merge.c"])
 def test_stack(tmp_path: Path, compiler: str, test: str, ip: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"), ip=ip)
 
@@ -40,8 +45,11 @@ def test_window_of_cubic(tmp_path: Path, compiler: str) -> None:
 def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_faults.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program)
+    assert ", 0 failed" in run(program, look_us=20)
     if compiler == "gcc":
         assert ", 0 failed" in run(program, ip="6")
+        assert ", 0 failed" in run(program, ip="6", look_us=3)
+        assert ", 0 failed" in run(program, look_us=200)
 
 
 @pytest.mark.parametrize(("compiler", "moves"), [("gcc", 1000), ("sanitized", 200)])
@@ -49,6 +57,7 @@ def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> Non
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_move.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program, str(moves))
     assert ", 0 failed" in run(program, str(moves // 10), ip="6")
+    assert ", 0 failed" in run(program, str(moves // 10), look_us=20)
 
 
 @pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), ("sanitized", ["20000", "leaks only"])])

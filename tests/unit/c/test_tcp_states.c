@@ -682,6 +682,32 @@ static void test_take_and_give(void)
 	wire_close(&w);
 }
 
+/* Behind a hole, half of it beyond the window: with the hole filled the window is used up, and not without an end. */
+static void test_beyond_the_window(void)
+{
+	for (int fin = 0; fin < 2; fin++) {
+		struct wire w;
+		struct seen seen = {0};
+		struct vmh_tcp_conn *l, *c;
+		struct vmh_tcp_info i;
+		uint8_t data[1000] = "";
+		uint32_t seq, ack, wnd, at;
+
+		c = bring(&w, &l, OPENED, &seen, &seq, &ack);
+		vmh_tcp_get_info(c, &i);
+		wnd = i.pcb.rcv_wnd;
+		inject(&w, 4000, 80, seq + wnd - 500, ack, fin ? ACK | FIN : ACK, data, fin ? 500 : 1000);
+		for (at = 0; at < wnd; at += 1000)
+			inject(&w, 4000, 80, seq + at, ack, ACK, data, wnd - at < 1000 ? wnd - at : 1000);
+		vmh_tcp_get_info(c, &i);
+		CHECK(i.pcb.rcv_wnd == 0 && i.pcb.rcv_nxt == seq + wnd && i.unread == wnd && i.state == 1,
+		      "%u unread of %u, window %u, state %u", i.unread, wnd, i.pcb.rcv_wnd, i.state);
+		vmh_tcp_abort(c);
+		vmh_tcp_close(l);
+		wire_close(&w);
+	}
+}
+
 int main(void)
 {
 	test_any_segment();
@@ -700,5 +726,6 @@ int main(void)
 	test_half_open();
 	test_cut();
 	test_take_and_give();
+	test_beyond_the_window();
 	return check_result();
 }

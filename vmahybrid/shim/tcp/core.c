@@ -473,7 +473,7 @@ static void core_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s)
 
 extern const struct vmh_tcp_ops vmh_tcp_core; /* scripts/lwip.py renames it in each copy */
 const struct vmh_tcp_ops vmh_tcp_core = {
-	.open = core_open, .destroy = core_destroy, .input = core_input, .tick = core_tick, .listen = core_listen,
+	.open = core_open, .destroy = core_destroy, .input = core_input, .input_all = merge_input, .tick = core_tick, .listen = core_listen,
 	.accept = core_accept, .connect = core_connect, .write = core_write, .read = core_read, .take = core_take,
 	.give = core_give, .shutdown = core_shutdown, .close = core_close, .poll = core_poll, .error = core_error,
 	.fail = core_fail, .set_options = core_set_options, .get_options = core_get_options, .set_path = core_set_path,

@@ -94,6 +94,17 @@ struct syn { /* as far as a cookie knows it */
 	size_t len;
 };
 
+/* What came in a frame from the TCP header on; `next`: frames that go on where it ends, as one segment (merge.c). */
+struct segment {
+	uint8_t *tcp;
+	uint32_t len;
+	uint16_t header, payload; /* bytes of it; payload: with that of all that follow. 0 until read */
+	void *token;
+	struct held *held;
+	struct segment *next;
+	bool kept;
+};
+
 enum timer { T_RTO, T_PROBE, T_REORDER, T_ACK, T_PERSIST, T_KEEP, T_LIFE, T_RETRY, TIMERS };
 
 enum recovery { OPEN, RECOVERY, LOSS };
@@ -140,6 +151,8 @@ struct vmh_tcp_conn {
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
 	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
 	uint64_t answered_at;     /* the last segment that made no sense */
+	struct run *run;          /* merge.c: what of it is being put together, during one call */
+	uint64_t long_runs_at;    /* bytes received: before, an ACK for each two segments */
 	uint64_t sent_at, received_at; /* data */
 	uint8_t retries, persist_shift, keep_sent;
 	/* round trip, us */
@@ -232,12 +245,18 @@ void core_address(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a);
 void core_note(struct vmh_tcp_conn *c); /* what core_events says now */
 /* input.c */
 int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
+uint8_t *input_find(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k); /* the TCP header of a whole segment */
+bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k);
+void input_segment(struct vmh_tcp_conn *c, struct segment *s); /* its checksums are right */
+int input_conn(struct vmh_tcp_conn *c, struct segment *s);     /* one frame; the answer of vmh_tcp_input */
 void core_refuse(struct vmh_tcp *t, void *frame, size_t len);
 bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a);
+/* merge.c */
+unsigned merge_input(struct vmh_tcp *t, struct vmh_tcp_in *in, unsigned n);
 /* hold.c */
-struct pbuf *hold_frame(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len,
-			void *token, struct held **held); /* a segment as a pbuf; NULL: no memory */
-int hold_done(struct vmh_tcp *t, struct held *h);         /* lwIP has had it */
+struct pbuf *hold_segment(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in,
+			  struct segment *s);             /* as pbufs; NULL: no memory */
+void hold_done(struct vmh_tcp *t, struct segment *s);     /* lwIP has had it: what stays? */
 void hold_append(struct vmh_tcp_conn *c, struct pbuf *p); /* p is the queue's */
 struct pbuf *hold_pop(struct vmh_tcp_conn *c);            /* the oldest; there is one */
 void hold_was_read(struct vmh_tcp_conn *c);

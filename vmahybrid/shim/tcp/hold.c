@@ -123,60 +123,88 @@ static bool make_room(struct vmh_tcp *t, const struct vmh_tcp_conn *c)
 	return copy_out(slowest, COPY_OUT) != 0;
 }
 
-static bool may_hold(struct vmh_tcp_conn *c, bool in_order)
+/* `more`: frames of the same segment that stay */
+static bool may_hold(struct vmh_tcp_conn *c, bool in_order, unsigned more)
 {
 	struct vmh_tcp *t = c->t;
 	unsigned share = t->env.hold_share ? t->env.hold_share : t->env.hold_max;
 
-	if (c->not_read || c->held >= share || (!in_order && t->stats.held >= t->env.hold_max / 2))
+	if (c->not_read || c->held + more >= share || (!in_order && t->stats.held + more >= t->env.hold_max / 2))
 		return false;
-	return t->stats.held < t->env.hold_max || make_room(t, c);
+	return t->stats.held + more < t->env.hold_max || make_room(t, c);
 }
 
-struct pbuf *hold_frame(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len,
-			void *token, struct held **held)
+/* len bytes at `at`, of the frame of s */
+static struct pbuf *hold_frame(struct vmh_tcp *t, struct segment *s, uint8_t *at, uint32_t len, bool stays)
 {
 	struct held *h = NULL;
 	struct pbuf *p;
 
-	/* one without data is given back before hold_done() */
-	if (token && c && (!in->payload || may_hold(c, in->seq == c->pcb->rcv_nxt))) {
+	if (stays) {
 		h = t->free_held;
 		if (h)
 			t->free_held = h->next;
 		else
 			h = calloc(1, sizeof(*h));
 	}
-	*held = h;
+	s->held = h;
 	if (!h) {
 		p = pbuf_alloc(PBUF_RAW, (u16_t)len, PBUF_RAM);
 		if (p)
-			memcpy(p->payload, tcp, len);
-		if (in->payload)
+			memcpy(p->payload, at, len);
+		if (s->payload)
 			count_copied(t, 1);
 		return p;
 	}
 	h->p.custom_free_function = free_frame;
-	h->token = token;
+	h->token = s->token;
 	h->t = t;
 	h->next = h;
-	return pbuf_alloced_custom(PBUF_RAW, (u16_t)len, PBUF_REF, &h->p, tcp, (u16_t)len);
+	return pbuf_alloced_custom(PBUF_RAW, (u16_t)len, PBUF_REF, &h->p, at, (u16_t)len);
 }
 
-/* 1 if the frame stays with us */
-int hold_done(struct vmh_tcp *t, struct held *h)
+/* The first one with its header, of the others the payload. Without memory it ends before. */
+struct pbuf *hold_segment(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, struct segment *s)
 {
-	if (!h)
-		return 0;
-	if (!h->token) {
-		h->next = t->free_held;
-		t->free_held = h;
-		return 0;
+	struct pbuf *first = NULL, *p, **end = &first;
+	bool in_order = c && in->seq == c->pcb->rcv_nxt, stays;
+	unsigned more = 0, skip = 0;
+	uint32_t len = 0;
+
+	for (; s; s = s->next) {
+		/* one without data is given back before hold_done() */
+		stays = s->token && c && (!in->payload || may_hold(c, in_order, more));
+		p = hold_frame(t, s, s->tcp + skip, s->len - skip, stays);
+		if (!p)
+			break;
+		more += s->held != NULL;
+		len += s->len - skip;
+		skip = s->header;
+		*end = p;
+		end = &p->next;
 	}
-	h->next = NULL;
-	t->stats.held++;
-	t->stats.kept++;
-	return 1;
+	for (p = first; p; p = p->next) {
+		p->tot_len = (u16_t)len;
+		len -= p->len;
+	}
+	return first;
+}
+
+void hold_done(struct vmh_tcp *t, struct segment *s)
+{
+	for (; s; s = s->next) {
+		struct held *h = s->held;
+
+		s->kept = h && h->token;
+		if (s->kept) {
+			h->next = NULL;
+			t->stats.held++;
+			t->stats.kept++;
+		} else if (h) {
+			h->next = t->free_held;
+			t->free_held = h;
+		}
+	}
 }
 
 /* ---- the queue of unread bytes ---- */

@@ -93,8 +93,7 @@ static uint8_t *find_header(uint8_t *frame, size_t len, size_t *tcp_len, struct 
 	return tcp;
 }
 
-/* The whole segment. */
-static uint8_t *find_tcp(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
+uint8_t *input_find(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k)
 {
 	uint8_t *tcp = find_header(frame, len, tcp_len, k);
 
@@ -154,19 +153,18 @@ static void read_segment(uint8_t *tcp, size_t len, struct seg_in *in)
 }
 
 /* c is NULL if there is none yet */
-static int to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len,
-		   const struct key *k, void *token)
+static void to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in, struct segment *s,
+		    const struct key *k)
 {
-	struct held *held;
-	struct pbuf *p = hold_frame(t, c, in, tcp, len, token, &held);
+	struct pbuf *p = hold_segment(t, c, in, s);
 
 	if (!p)
-		return 0;
+		return;
 	ip_data.current_iphdr_src.addr = key_remote(k);
 	ip_data.current_iphdr_dest.addr = key_local(k);
 	ip_data.current_netif = ip_data.current_input_netif = &t->netif;
 	tcp_input(p, &t->netif);
-	return hold_done(t, held);
+	hold_done(t, s);
 }
 
 /* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are. */
@@ -200,7 +198,7 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 	return false;
 }
 
-static bool sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
+bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
 {
 	ip4_addr_t any = {0};
 	struct pbuf p = {.payload = (void *)(uintptr_t)tcp, .len = (u16_t)len, .tot_len = (u16_t)len, .ref = 1};
@@ -226,47 +224,106 @@ static bool has_company(const struct vmh_tcp_conn *c, const struct seg_in *in)
 	return pcb->state == ESTABLISHED && in->flags & TCP_FIN && in->seq == pcb->rcv_nxt;
 }
 
-static int to_pcb(struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp, size_t len, void *token)
+/* Frames of a segment. */
+static unsigned frames(const struct segment *s)
+{
+	unsigned n = 0;
+
+	for (; s; s = s->next)
+		n++;
+	return n;
+}
+
+/* What comes behind a hole and goes beyond the window: lwIP keeps it whole if it has nothing else, and when the hole is
+ * filled its window is below 0, hence without an end. */
+static void cut_to_window(const struct tcp_pcb *pcb, struct seg_in *in, struct segment *s)
+{
+	uint32_t ahead = in->seq - pcb->rcv_nxt, room = pcb->rcv_wnd - ahead, len = in->payload;
+
+	len += in->flags & TCP_FIN ? 1 : 0;
+	if (pcb->state < ESTABLISHED || !ahead || ahead >= pcb->rcv_wnd || len <= room)
+		return;
+	if (in->payload > room) {
+		s->len -= in->payload - room;
+		s->payload = in->payload = (uint16_t)room;
+	}
+	in->flags &= (uint8_t)~TCP_FIN;
+	s->tcp[13] &= (uint8_t)~TCP_FIN;
+}
+
+/* The window of a run is as new as its last frame; lwIP would take it for one of the first. */
+static void take_window(struct tcp_pcb *pcb, const struct seg_in *in, const struct segment *s)
+{
+	uint32_t seq;
+
+	while (s->next)
+		s = s->next;
+	seq = in->seq + in->payload - s->payload;
+	if (!TCP_SEQ_LT(pcb->snd_wl1, seq))
+		return;
+	pcb->snd_wl1 = seq;
+	pcb->snd_wl2 = in->ack;
+	pcb->snd_wnd = SND_WND_SCALE(pcb, get16(s->tcp + 14));
+	pcb->snd_wnd_max = LWIP_MAX(pcb->snd_wnd_max, pcb->snd_wnd);
+}
+
+/* Says whether the ACK of this segment is to go at once (TF_ACK_DELAY); else the second one's is. True: it goes soon. */
+static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
+{
+	bool one_way, first;
+
+	c->count.segs_in += n;
+	if (!in->payload)
+		return false;
+	if (TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
+		c->count.ooo_in += n;
+	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
+	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
+	first = one_way && !c->count.data_segs_in && n == 1 && !c->opt.quickack; /* a request: its answer carries the ACK */
+	c->count.data_segs_in += n;
+	c->received_at = c->t->now;
+	c->out_then = c->count.data_segs_out;
+	if (c->opt.quickack || (one_way && !first) || n > 1)
+		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
+	return first;
+}
+
+void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct vmh_tcp *t = c->t;
+	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool one_way, first;
-	int rc;
+	bool first;
 
-	if (c->parent && c->pcb->state == SYN_RCVD && !(in->flags & (TCP_SYN | TCP_RST)) &&
+	read_segment(s->tcp, s->len, &in);
+	if (s->next)
+		in.payload = s->payload;
+	s->payload = in.payload;
+	if (c->parent && c->pcb->state == SYN_RCVD && !(in.flags & (TCP_SYN | TCP_RST)) &&
 	    c->parent->listening->ready.n > c->parent->listening->backlog) {
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
-		return 0;
+		return;
 	}
-	if (in->flags & TCP_URG && in->payload && c->pcb->state >= ESTABLISHED) {
+	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED) {
 		c->urgent = c->changed = true;
 		core_enter(t, c);
 		core_leave(t, c);
-		return 0;
+		return;
 	}
 	core_enter(t, c);
-	if (storm(c, in) || paws_refuses(c, in)) {
+	if (storm(c, &in) || paws_refuses(c, &in)) {
 		core_leave(t, c);
-		return 0;
+		return;
 	}
 	c->heard_at = t->now;
 	c->keep_sent = 0;
-	c->count.segs_in++;
-	if (in->payload && TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
-		c->count.ooo_in++;
-	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
-	one_way = c->out_then == c->count.data_segs_out && in->payload && in->payload < c->pcb->mss / 2;
-	first = one_way && !c->count.data_segs_in && !c->opt.quickack; /* a request: its answer carries the ACK */
-	if (in->payload) {
-		c->count.data_segs_in++;
-		c->received_at = t->now;
-		c->out_then = c->count.data_segs_out;
-	}
-	if ((c->opt.quickack || (one_way && !first)) && in->payload)
-		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
-	c->hold_ack = has_company(c, in);
+	cut_to_window(c->pcb, &in, s);
+	first = count_segment(c, &in, frames(s));
+	c->hold_ack = has_company(c, &in);
+	if (s->next)
+		take_window(c->pcb, &in, s);
 	recovery_before(c);
-	rc = to_lwip(t, c, in, tcp, len, &c->key, token);
+	to_lwip(t, c, &in, s, &c->key);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
 		core_ack_soon(c);
 	c->hold_ack = c->held_ack = false;
@@ -274,10 +331,88 @@ static int to_pcb(struct vmh_tcp_conn *c, const struct seg_in *in, uint8_t *tcp,
 		c->pcb->mss = (u16_t)(c->path.mtu - key_headers(&c->key));
 	if (c->pcb && c->pcb->state >= ESTABLISHED && c->pcb->state != TIME_WAIT) {
 		acked = c->pcb->lastack - una;
-		recovery_ack(c, in, acked, c->pcb->dupacks != 0 && !acked);
+		recovery_ack(c, &in, acked, c->pcb->dupacks != 0 && !acked);
 	}
 	core_leave(t, c);
-	return rc;
+}
+
+/* Inside. */
+static void to_listening_pcb(struct vmh_tcp_conn *l, const struct seg_in *in, struct segment *s, const struct key *k)
+{
+	tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
+	l->listening->pcb->next = NULL;
+	to_lwip(l->t, NULL, in, s, k);
+	tcp_listen_pcbs.listen_pcbs = NULL;
+}
+
+/* The peer's SYN comes a second time, for a connection that its ACK, s, makes a whole one at once. */
+static int to_cookie(struct vmh_tcp_conn *l, struct syn *syn, const struct seg_in *in, struct segment *s, const struct key *k)
+{
+	struct segment first = {.tcp = syn->tcp, .len = (uint32_t)syn->len};
+	const struct seg_in none = {0};
+	struct vmh_tcp *t = l->t;
+	struct vmh_tcp_conn *c;
+
+	if (l->listening->ready.n > l->listening->backlog) {
+		t->stats.accept_dropped++;
+		return 0;
+	}
+	core_enter(t, NULL);
+	t->recalling = true;
+	t->isn_floor = in->ack - 1;
+	to_listening_pcb(l, &none, &first, k);
+	t->recalling = false;
+	core_leave(t, NULL);
+	c = demux_find(t, k);
+	if (!c) /* no memory */
+		return 0;
+	c->rtt_at = 0; /* our answer went out before */
+	input_segment(c, s);
+	return s->kept;
+}
+
+/* A SYN came twice, and was answered by a cookie, then as half open, c. True: the peer answers the cookie. */
+static bool answers_cookie(struct vmh_tcp_conn *c, const struct segment *s, struct seg_in *in, struct syn *syn)
+{
+	if (!c->parent || c->pcb->state != SYN_RCVD)
+		return false;
+	read_segment(s->tcp, s->len, in);
+	if (in->ack == c->pcb->snd_nxt)
+		return false;
+	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
+	return cookie_syn(c->parent, &c->key, s->tcp, in, syn);
+}
+
+/* The cookie's connection takes the place of c. */
+static int instead(struct vmh_tcp_conn *c, struct syn *syn, const struct seg_in *in, struct segment *s)
+{
+	struct vmh_tcp_conn *l = c->parent;
+	struct vmh_tcp *t = c->t;
+	const struct key k = c->key;
+
+	t->in = k;
+	t->reply = c->path;
+	core_enter(t, c);
+	core_drop(c, ETIMEDOUT, false);
+	core_leave(t, c);
+	return to_cookie(l, syn, in, s, &k);
+}
+
+int input_conn(struct vmh_tcp_conn *c, struct segment *s)
+{
+	struct seg_in in;
+	struct syn syn;
+
+	if (c->frozen)
+		return -EBUSY;
+	if (!input_sum_ok(c->t, s->tcp, s->len, &c->key)) {
+		c->t->stats.bad++;
+		return 0;
+	}
+	if (answers_cookie(c, s, &in, &syn))
+		return instead(c, &syn, &in, s);
+	input_segment(c, s);
+	return s->kept;
 }
 
 static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
@@ -327,7 +462,7 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 {
 	struct key k;
 	size_t tcp_len;
-	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
+	uint8_t *tcp = input_find(frame, len, &tcp_len, &k);
 
 	if (!tcp)
 		return;
@@ -338,98 +473,27 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 	refuse(t, tcp, tcp_len, &k);
 }
 
-/* Inside. */
-static void to_listening_pcb(struct vmh_tcp_conn *l, const struct seg_in *in, uint8_t *tcp, size_t len, const struct key *k)
-{
-	tcp_listen_pcbs.listen_pcbs = l->listening->pcb;
-	l->listening->pcb->next = NULL;
-	to_lwip(l->t, NULL, in, tcp, len, k, NULL);
-	tcp_listen_pcbs.listen_pcbs = NULL;
-}
-
-/* The peer's SYN comes a second time, for a connection that its ACK, `tcp`, makes a whole one at once. */
-static int to_cookie(struct vmh_tcp_conn *l, struct syn *syn, const struct seg_in *in, uint8_t *tcp, size_t len,
-		     const struct key *k, void *token)
-{
-	const struct seg_in none = {0};
-	struct vmh_tcp *t = l->t;
-	struct vmh_tcp_conn *c;
-
-	if (l->listening->ready.n > l->listening->backlog) {
-		t->stats.accept_dropped++;
-		return 0;
-	}
-	core_enter(t, NULL);
-	t->recalling = true;
-	t->isn_floor = in->ack - 1;
-	to_listening_pcb(l, &none, syn->tcp, syn->len, k);
-	t->recalling = false;
-	core_leave(t, NULL);
-	c = demux_find(t, k);
-	if (!c) /* no memory */
-		return 0;
-	c->rtt_at = 0; /* our answer went out before */
-	return to_pcb(c, in, tcp, len, token);
-}
-
-/* A SYN came twice, and was answered by a cookie, then as half open, c. True: the peer answers the cookie. */
-static bool answers_cookie(struct vmh_tcp_conn *c, const struct seg_in *in, const uint8_t *tcp, struct syn *syn)
-{
-	if (!c->parent || c->pcb->state != SYN_RCVD || in->ack == c->pcb->snd_nxt)
-		return false;
-	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
-	return cookie_syn(c->parent, &c->key, tcp, in, syn);
-}
-
-/* The cookie's connection takes the place of c. */
-static int instead(struct vmh_tcp_conn *c, struct syn *syn, const struct seg_in *in, uint8_t *tcp, size_t len, void *token)
-{
-	struct vmh_tcp_conn *l = c->parent;
-	struct vmh_tcp *t = c->t;
-	const struct key k = c->key;
-
-	t->in = k;
-	t->reply = c->path;
-	core_enter(t, c);
-	core_drop(c, ETIMEDOUT, false);
-	core_leave(t, c);
-	return to_cookie(l, syn, in, tcp, len, &k, token);
-}
-
-static int to_conn(struct vmh_tcp_conn *c, uint8_t *tcp, size_t len, void *token)
-{
-	struct seg_in in;
-	struct syn syn;
-
-	if (!sum_ok(c->t, tcp, len, &c->key)) {
-		c->t->stats.bad++;
-		return 0;
-	}
-	read_segment(tcp, len, &in);
-	if (answers_cookie(c, &in, tcp, &syn))
-		return instead(c, &syn, &in, tcp, len, token);
-	return to_pcb(c, &in, tcp, len, token);
-}
-
-static int to_listener(struct vmh_tcp_conn *l, uint8_t *tcp, size_t len, const struct key *k, void *token)
+static int to_listener(struct vmh_tcp_conn *l, struct segment *s, const struct key *k)
 {
 	struct vmh_tcp *t = l->t;
 	enum fate what = SYN_TAKEN;
 	struct seg_in in;
 	struct syn syn;
 
-	read_segment(tcp, len, &in);
+	read_segment(s->tcp, s->len, &in);
 	if (in.flags & TCP_RST)
 		return 0;
-	if (cookie_syn(l, k, tcp, &in, &syn))
-		return to_cookie(l, &syn, &in, tcp, len, k, token);
+	if (cookie_syn(l, k, s->tcp, &in, &syn))
+		return to_cookie(l, &syn, &in, s, k);
+	s->payload = in.payload;
+	s->token = NULL;
 	core_enter(t, NULL);
 	if ((in.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
 		what = demux_syn(l);
 	if (what == SYN_TAKEN)
-		to_listening_pcb(l, &in, tcp, len, k);
+		to_listening_pcb(l, &in, s, k);
 	else if (what == SYN_COOKIE)
-		cookie_send(l, k, tcp, &in);
+		cookie_send(l, k, s->tcp, &in);
 	else
 		t->stats.syn_dropped++;
 	core_leave(t, NULL);
@@ -464,15 +528,17 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	struct tw *w;
 	struct key k;
 	size_t tcp_len;
-	uint8_t *tcp = find_tcp(frame, len, &tcp_len, &k);
+	uint8_t *tcp = input_find(frame, len, &tcp_len, &k);
+	struct segment s;
 
 	t->stats.in++;
 	if (!tcp)
 		return no_segment(t, frame, len);
+	s = (struct segment){.tcp = tcp, .len = (uint32_t)tcp_len, .token = token};
 	c = demux_find(t, &k);
 	if (c)
-		return c->frozen ? -EBUSY : to_conn(c, tcp, tcp_len, token);
-	if (!sum_ok(t, tcp, tcp_len, &k)) {
+		return input_conn(c, &s);
+	if (!input_sum_ok(t, tcp, tcp_len, &k)) {
 		t->stats.bad++;
 		return -EBADMSG;
 	}
@@ -484,5 +550,5 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	if (w && to_tw(t, w, tcp, tcp_len) == 0)
 		return 0;
 	c = demux_listener(t, &k.laddr, k.lport);
-	return c ? to_listener(c, tcp, tcp_len, &k, token) : to_nobody(t, tcp, tcp_len, &k);
+	return c ? to_listener(c, &s, &k) : to_nobody(t, tcp, tcp_len, &k);
 }

@@ -7,6 +7,7 @@ struct vmh_tcp_ops {
 	int (*open)(const struct vmh_tcp_env *env, const struct vmh_tcp_ops *self, unsigned core, struct vmh_tcp **out);
 	void (*destroy)(struct vmh_tcp *t);
 	int (*input)(struct vmh_tcp *t, void *frame, size_t len, void *token);
+	unsigned (*input_all)(struct vmh_tcp *t, struct vmh_tcp_in *in, unsigned n);
 	uint64_t (*tick)(struct vmh_tcp *t);
 	bool (*name)(void *frame, size_t len, struct vmh_tcp_addr *a);
 	int (*listen)(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, unsigned families, unsigned backlog,

@@ -72,37 +72,63 @@ static void copied(void *ctx, unsigned frames)
 	VMH_COUNT(tr->ring->stats->rx_tcp_copied, frames);
 }
 
-int vmh_tcp_ring_take(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, struct vmh_buf *b)
+/* The stack has had it. */
+static int taken(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, int rc)
 {
-	bool may_stay = atomic_load_explicit(&tr->ring->bufs_out, memory_order_relaxed) < tr->most_out;
-	int rc = vmh_tcp_input(tr->tcp, frame, len, may_stay ? b : NULL);
-
-	if (rc > 0)
+	if (vmh_likely(rc > 0)) {
 		VMH_COUNT(tr->ring->stats->rx_tcp_kept, 1);
-	return rc;
-}
-
-static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
-{
-	struct vmh_tcp_ring *tr = r->other_arg;
-	int rc = vmh_tcp_ring_take(tr, frame, len, b);
-
-	if (vmh_unlikely(rc < 0))
+	} else if (vmh_unlikely(rc < 0)) {
 		VMH_COUNT(tr->unwanted, 1);
+		if (rc == -ENOENT && tr->stray)
+			tr->stray(tr, frame, len);
+	}
 	return rc > 0;
 }
 
-int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify,
+static void take_together(struct vmh_ring *r)
+{
+	struct vmh_tcp_ring *tr = r->other_arg;
+	unsigned n = tr->waiting, merged;
+
+	if (!n)
+		return;
+	tr->waiting = 0;
+	merged = vmh_tcp_input_all(tr->tcp, tr->in, n);
+	VMH_COUNT(r->stats->rx_tcp_merged, merged);
+	for (unsigned i = 0; i < n; i++)
+		if (!taken(tr, tr->in[i].frame, tr->in[i].len, tr->in[i].rc))
+			r->ops->put(r, tr->buf[i]);
+}
+
+/* One that comes alone goes on at once. */
+static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
+{
+	struct vmh_tcp_ring *tr = r->other_arg;
+	bool may_stay = atomic_load_explicit(&r->bufs_out, memory_order_relaxed) < tr->most_out;
+	void *token = may_stay ? b : NULL;
+
+	if (!tr->waiting && (!r->several || !tr->merge_max))
+		return taken(tr, frame, len, vmh_tcp_input(tr->tcp, frame, len, token));
+	if (tr->waiting == VMH_TCP_RING_LOOK)
+		take_together(r);
+	tr->buf[tr->waiting] = b;
+	tr->in[tr->waiting++] = (struct vmh_tcp_in){ .frame = frame, .token = token, .len = len };
+	return 1;
+}
+
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned merge_max,
 		      void (*told)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg)
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .copied = copied, .soon = soon, .hold_max = frames / 2, .hold_share = frames / 8, .verify = verify};
+				  .copied = copied, .soon = soon, .hold_max = frames / 2, .hold_share = frames / 8,
+				  .merge_max = merge_max, .verify = verify};
 	int rc;
 
 	memset(tr, 0, sizeof(*tr));
 	tr->ring = r;
 	tr->most_out = frames - frames / 4; /* datagrams are out as well */
+	tr->merge_max = merge_max;
 	tr->ready = told;
 	tr->arg = arg;
 	if (!r->ops->send_frame)
@@ -113,6 +139,7 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify,
 	vmh_lock(&r->lock);
 	r->other_arg = tr;
 	r->other = take;
+	r->others_end = take_together;
 	vmh_unlock(&r->lock);
 	return 0;
 }
@@ -143,6 +170,7 @@ void vmh_tcp_ring_close(struct vmh_tcp_ring *tr)
 {
 	vmh_lock(&tr->ring->lock);
 	tr->ring->other = NULL;
+	tr->ring->others_end = NULL;
 	vmh_unlock(&tr->ring->lock);
 	vmh_tcp_destroy(tr->tcp);
 }

@@ -8,6 +8,8 @@
 #include "tcp_stack.h"
 #include "vmh_ring.h"
 
+#define VMH_TCP_RING_LOOK 64
+
 struct vmh_tcp_ring {
 	struct vmh_ring *ring;
 	struct vmh_tcp *tcp;
@@ -20,14 +22,17 @@ struct vmh_tcp_ring {
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
 	/* may be set after vmh_tcp_ring_open */
 	void (*level)(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a);
+	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len); /* of no connection; ring lock held */
 	void *arg;
+	/* ring lock: frames of this look, which the stack gets together; none between two looks */
+	unsigned waiting, merge_max;
+	struct vmh_buf *buf[VMH_TCP_RING_LOOK];
+	struct vmh_tcp_in in[VMH_TCP_RING_LOOK];
 };
 
-/* verify: TCP checksums, not where local senders leave them out (veth). */
-int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify,
+/* verify: TCP checksums, not where local senders leave them out (veth). merge_max: as of struct vmh_tcp_env. */
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned merge_max,
 		      void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg);
-/* Ring lock held: as vmh_tcp_input. */
-int vmh_tcp_ring_take(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, struct vmh_buf *b);
 /* Frames, timers, and a flush. Frames taken. */
 int vmh_tcp_ring_poll(struct vmh_tcp_ring *tr, unsigned budget);
 void vmh_tcp_ring_flush(struct vmh_tcp_ring *tr); /* after calls that may have sent */

@@ -88,6 +88,11 @@ int vmh_tcp_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	return WITH(t, int, input(t, frame, len, token));
 }
 
+unsigned vmh_tcp_input_all(struct vmh_tcp *t, struct vmh_tcp_in *in, unsigned n)
+{
+	return WITH(t, unsigned, input_all(t, in, n));
+}
+
 uint64_t vmh_tcp_tick(struct vmh_tcp *t)
 {
 	return WITH(t, uint64_t, tick(t));

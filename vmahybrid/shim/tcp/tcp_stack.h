@@ -46,6 +46,7 @@ struct vmh_tcp_env {
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
 	unsigned hold_share; /* of them, for one connection; 0: all */
 	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
+	unsigned merge_max;  /* connections whose data vmh_tcp_input_all puts together at a time; 0: none */
 	bool verify;         /* TCP checksums of received frames */
 	bool reset_unknown;  /* answer segments of no connection by a reset; else they are the caller's (-ENOENT) */
 };
@@ -115,7 +116,7 @@ struct vmh_tcp_info {
 };
 
 struct vmh_tcp_stats { /* of an instance */
-	uint64_t in, out, bad, no_conn, paws, copied, kept, syn_dropped, accept_dropped, resets_out, send_failed, tw_dropped;
+	uint64_t in, merged, out, bad, no_conn, paws, copied, kept, syn_dropped, accept_dropped, resets_out, send_failed, tw_dropped;
 	uint64_t cookies_sent, cookies_taken, cookies_failed;
 	uint32_t conns, listeners, time_wait, held;
 };
@@ -134,6 +135,14 @@ void vmh_tcp_destroy(struct vmh_tcp *t); /* no resets; connections and listeners
  * -ENOENT: of no connection or listener; -EBUSY: of a frozen connection. token NULL: never kept. The frame's TCP header
  * may be changed if the answer is not negative. */
 int vmh_tcp_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
+/* Frames in the order in which they came, rc of each as by vmh_tcp_input. Data that goes on where the last frame of its
+ * connection ended is one segment with that. How many frames became part of an earlier one's. */
+struct vmh_tcp_in {
+	void *frame, *token;
+	uint32_t len;
+	int rc;
+};
+unsigned vmh_tcp_input_all(struct vmh_tcp *t, struct vmh_tcp_in *in, unsigned n);
 /* The name of the connection of a frame, seen from its receiver. */
 bool vmh_tcp_name(struct vmh_tcp *t, void *frame, size_t len, struct vmh_tcp_addr *a);
 uint64_t vmh_tcp_tick(struct vmh_tcp *t); /* runs timers; ns of the next one, UINT64_MAX if there is none */
