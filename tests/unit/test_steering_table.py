@@ -67,6 +67,9 @@ def test_the_time_of_arrival_for_one_of_several_sockets(table: SteeringTable) ->
     assert stamps(group)
     table.remove(wants.flow_id)
     assert not stamps(group)
+    table.add_ring(RingRef(14, 3, ETH0, Act.PASS, 0))
+    table.attach(replace(flow(owner=3, port=5001), stamps=True))
+    assert not stamps(FlowKey(A1, 5001)), "a raw packet QP has its own"
 
 
 def test_a_wildcard_is_one_rule_per_address_of_each_ring(table: SteeringTable) -> None:
