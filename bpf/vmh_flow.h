@@ -36,6 +36,17 @@ struct vmh_action {
 };
 
 #define VMH_ACT_F_LISTEN 1 /* a TCP 3-tuple: SYNs are the ring's, also where the kernel listens */
+#define VMH_ACT_F_STAMP 2  /* `steer_stamped` puts a struct vmh_stamp before the frame, if the driver tells the time */
+
+/* XDP metadata, which ends where the frame begins: the last one is at the descriptor's address less its size. */
+struct vmh_stamp {
+	unsigned long long ns;    /* of arrival, by the adapter's clock */
+	unsigned long long magic; /* VMH_STAMP_MAGIC; whoever has read it puts 0, for the frame that comes next */
+};
+
+#define VMH_STAMP_MAGIC 0x56484d5f53544d50
+/* A call that bcc can't name: this number stands in its place until the program is loaded (xdp/kfunc.py). */
+#define VMH_CALL_RX_TIMESTAMP 0x7eaf0001
 
 #define VMH_PORT_F_5T 1    /* rules5 may hold something: without the flag it is not looked at */
 #define VMH_PORT_F_3T 8    /* the same of rules3 and rulesmc */

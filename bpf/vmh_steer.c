@@ -1,7 +1,10 @@
-/* Program `steer`, on a served interface: frames of granted flows go to their ring, all else to the kernel. */
+/* Program `steer`, on a served interface: frames of granted flows go to their ring, all else to the kernel. And
+ * `steer_stamped`, where the driver tells the time of arrival: the same, with that time for flows that want it.
+ */
 #include "vmh_parse.h"
 #include "vmh_maps.h"
 #include "vmh_rule.h"
+#include "vmh_stamp.h"
 
 static __always_inline int vmh_to_ring(struct xdp_md *ctx, const struct vmh_action *action)
 {
@@ -52,7 +55,7 @@ static __always_inline int vmh_act_cut(struct xdp_md *ctx, const struct vmh_acti
 	return verdict;
 }
 
-int xdp_steer(struct xdp_md *ctx)
+static __always_inline int vmh_steer(struct xdp_md *ctx, int stamps)
 {
 	struct vmh_cursor c = {(void *)(long)ctx->data, (void *)(long)ctx->data_end};
 	struct vmh_flow_key key __attribute__((aligned(8))) = {};
@@ -70,10 +73,23 @@ int xdp_steer(struct xdp_md *ctx)
 	out = vmh_parse_vlans(&c, &key, vmh_parse_ethernet(&c));
 	out = vmh_parse_whole(&c, &key, config, frame, out);
 	action = vmh_hit(ctx, &key, config, frame, c.syn, &out);
-	if (action && out == VMH_OUT_RING_TOO_LONG)
+	if (action && out == VMH_OUT_RING_TOO_LONG) {
 		verdict = vmh_act_cut(ctx, action, frame - vmh_headers(&c, (void *)(long)ctx->data), &out);
-	else if (action)
+	} else if (action) {
+		if (stamps && action->flags & VMH_ACT_F_STAMP)
+			vmh_stamp_frame(ctx);
 		verdict = vmh_act(ctx, action, &out);
+	}
 	vmh_count(outs.lookup(&out), frame);
 	return verdict;
+}
+
+int xdp_steer(struct xdp_md *ctx)
+{
+	return vmh_steer(ctx, 0);
+}
+
+int xdp_steer_stamped(struct xdp_md *ctx)
+{
+	return vmh_steer(ctx, 1);
 }

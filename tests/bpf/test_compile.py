@@ -22,11 +22,12 @@ FLOW_KEY, ACTION, HITS, GRANT = (ffi.sizeof(f"struct vmh_{name}") for name in
 
 
 def test_programs(image: Image) -> None:
-    assert sorted(image.programs) == ["guard", "ring_in", "steer", "tc_steer"]
+    assert sorted(image.programs) == ["guard", "ring_in", "steer", "steer_stamped", "tc_steer"]
     assert set(image.programs["ring_in"].maps) == {"rin_xsks", "rin_outs"}
     assert set(image.programs["guard"].maps) == {"guard", "granted", "guard_dev", "guard_outs"}
     shared = {"port", "rules5", "rules3", "rulesmc", "memos", "rule_hits", "outs"}
     assert set(image.programs["steer"].maps) == shared | {"xsks", "devs"}
+    assert image.programs["steer_stamped"].maps == image.programs["steer"].maps
     assert set(image.programs["tc_steer"].maps) == shared | {"nears"}
     assert [program.name for program in image.programs.values() if program.tc] == ["tc_steer"]
 
@@ -58,13 +59,14 @@ def test_image_survives_its_transport(image: Image) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "", "[]", "{}", "null", '{"version": 999}', '{"version": 1, "programs": [{}], "maps": []}',
-    '{"version": 1, "programs": [], "maps": [{"name": "x"}]}',
-    '{"version": 1, "programs": [{"name": "p", "insns": "", "relocs": [[0, "x"]]}], "maps": []}',
-    '{"version": 1, "programs": [{"name": "p", "insns": "!", "relocs": []}], "maps": []}',
+    "", "[]", "{}", "null", '{"version": 999}', '{"version": 2, "programs": [{}], "maps": []}',
+    '{"version": 2, "programs": [], "maps": [{"name": "x"}]}',
+    '{"version": 2, "programs": [{"name": "p", "insns": "", "relocs": [[0, "x"]], "calls": []}], "maps": []}',
+    '{"version": 2, "programs": [{"name": "p", "insns": "!", "relocs": [], "calls": []}], "maps": []}',
+    '{"version": 2, "programs": [{"name": "p", "insns": "", "relocs": [], "calls": [0]}], "maps": []}',
 ])
 def test_what_is_no_image(text: str) -> None:
-    with pytest.raises(ValueError, match=r"image|JSON|value|points nowhere|base64"):
+    with pytest.raises(ValueError, match=r"image|JSON|value|points nowhere|base64|not in it"):
         Image.from_json(text)
 
 

@@ -22,7 +22,7 @@ from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service, ver
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.verbs import caps, discovery, library
-from vmahybrid.xdp import latebind
+from vmahybrid.xdp import kfunc, latebind, stamped
 from vmahybrid.xdp.holder import attached
 
 
@@ -65,6 +65,36 @@ def test_bound_sockets_that_can_or_can_not_be_mapped(monkeypatch: pytest.MonkeyP
     assert [check.verdict for check in checks] == [verdict]
     assert said in checks[0].text
     assert bool(checks[0].remedy) == (verdict == "warn")
+
+
+NONE = "no hardware time stamps; software ones (SO_TIMESTAMPING) come with every ring"
+NATIVE = "hardware time stamps, which AF_XDP rings in native mode have from the driver"
+WITHOUT = ("hardware time stamps, which AF_XDP rings don't have: {}. Sockets that ask for them are the kernel's, but "
+           "on raw packet QPs")
+
+
+@pytest.mark.parametrize(("hard", "told", "lacking", "said"), [
+    ((False, -1), {"timestamp"}, "",
+     f"{NONE} (the driver hands native XDP those that a frame brings along, and makes none)"),
+    ((False, -1), set(), "", NONE),
+    ((True, 2), {"hash", "timestamp"}, "",
+     f"{NATIVE}. To be synchronised with the system's clock, programs must be able to read /dev/ptp2"),
+    ((True, -1), {"timestamp"}, "",
+     f"{NATIVE}, with VMA_HW_TS_CONVERSION=1, 2 or 4: it has no clock that could be followed"),
+    ((True, 0), {"timestamp"}, "this kernel has no X", WITHOUT.format("this kernel has no X")),
+    ((True, 0), {"hash"}, "", WITHOUT.format("the driver gives XDP no time stamps")),
+    ((True, 0), None, "", WITHOUT.format("the kernel can't say what the driver gives to XDP")),
+])  # fmt: skip
+def test_time_stamps(monkeypatch: pytest.MonkeyPatch, hard: tuple[bool, int], told: set[str] | None, lacking: str,
+                     said: str) -> None:
+    for where in (nic, stamped):
+        monkeypatch.setattr(where, "rx_metadata", lambda _ifindex: told)
+    monkeypatch.setattr(nic, "hardware_stamps", lambda _name: hard)
+    monkeypatch.setattr(kfunc, "missing", lambda: lacking)
+    check = nic._stamps("eth7", 7, "mlx5_core")
+    assert (check.verdict, check.text) == ("ok", said)
+    assert check.data == {"hardware_stamps": hard[0], "clock": f"/dev/ptp{hard[1]}" if hard[1] >= 0 else None,
+                          "xdp_rx_metadata": None if told is None else sorted(told)}
 
 
 @pytest.mark.root

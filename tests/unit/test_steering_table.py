@@ -53,6 +53,25 @@ def test_a_specific_address_is_one_rule_on_its_interface(table: SteeringTable) -
     assert table.take_dirty() == {ETH0: {FlowKey(A1, 5000)}}
 
 
+def test_the_time_of_arrival_for_one_of_several_sockets(table: SteeringTable) -> None:
+    key, group = FlowKey(A1, 5000), FlowKey(GROUP, 5000)
+    stamps = lambda key: table.wanted(ETH0)[key].stamps  # noqa: E731
+    older = table.attach(replace(flow(), stamps=True))
+    assert Action.from_bytes(table.wanted(ETH0)[key].to_bytes()) == Action(Act.RING, 64, older.index, stamps=True)
+    table.attach(flow())
+    assert stamps(key), "the newest socket wins, and leads to the same ring"
+    table.attach(flow(owner=2))
+    assert not stamps(key), "another program's ring"
+    wants = table.attach(replace(flow(local=GROUP, kind=Kind.MULTICAST), stamps=True))
+    table.attach(flow(local=GROUP, kind=Kind.MULTICAST))
+    assert stamps(group)
+    table.remove(wants.flow_id)
+    assert not stamps(group)
+    table.add_ring(RingRef(14, 3, ETH0, Act.PASS, 0))
+    table.attach(replace(flow(owner=3, port=5001), stamps=True))
+    assert not stamps(FlowKey(A1, 5001)), "a raw packet QP has its own"
+
+
 def test_a_wildcard_is_one_rule_per_address_of_each_ring(table: SteeringTable) -> None:
     made = table.attach(flow(local=ANY_ADDR))
     assert set(table.wanted(ETH0)) == {FlowKey(A1, 5000), FlowKey(A2, 5000)}

@@ -74,7 +74,7 @@ def _why(interfaces: list[dict[str, Any]], style: Style) -> Iterator[str]:
         if i["reason"] != "none" or not _served(i):
             note = i["reason_text"] + (f". To change it: {i['remedy']}" if i["remedy"] else "")
             notes.setdefault(note, []).append(i["name"])
-        if "tcx" in i["hook"] or "off: no rule" in i["hook"]:
+        if "tcx" in i["hook"] or "off: no rule" in i["hook"] or "time stamps" in i["hook"]:
             notes.setdefault(i["hook"], []).append(i["name"])
     for note, names in notes.items():
         yield from (f"  {line}" for line in wrap(f"{', '.join(names)}: {note}", style.width - 2, "  "))

@@ -97,6 +97,7 @@ struct vmh_msg_ring {
 #define VMH_RING_F_BIND_AFTER 4  /* the XSKs are not bound: map everything, then RING_MAPPED, whose reply has the flags */
 #define VMH_RING_F_FAR 8         /* the last queue is the same flows' other way in, never both at a time: receive only */
 #define VMH_RING_F_HUGE 16       /* the UMEM is of huge pages */
+#define VMH_RING_F_STAMP 32      /* frames of flows with VMH_ATTACH_F_STAMP may have a struct vmh_stamp before them */
 
 struct vmh_msg_ring_reply {
 	struct vmh_msg_hdr hdr;
@@ -137,6 +138,7 @@ struct vmh_msg_ring_mapped_reply {
 #define VMH_FLOW_MC 2  /* local_addr is the group */
 
 #define VMH_ATTACH_F_WAS_SHARED 1 /* the process forked: refuse (FORK) while another process holds the socket */
+#define VMH_ATTACH_F_STAMP 8      /* the socket wants the adapter's time of arrival, where the ring has it */
 /* of a TCP port (VMH_FLOW_3T): connections of which the kernel knows nothing are the ring's */
 #define VMH_ATTACH_F_LISTEN 2     /* the socket listens, and SYNs are the ring's, too */
 #define VMH_ATTACH_F_KEEP 4       /* the service keeps the socket, and so the port, as long as the flow */

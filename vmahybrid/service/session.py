@@ -360,6 +360,7 @@ class Session:
                     remote_port=ntohs(body.remote_port) if five else 0, ifindex=body.ifindex,
                     peer=(bytes(body.remote_addr), ntohs(body.remote_port)) if kind is Kind.THREE else (ANY_ADDR, 0),
                     netns=self._namespace().name, listens=listens,
+                    stamps=request.type == lib.VMH_MSG_ATTACH and bool(body.flags & lib.VMH_ATTACH_F_STAMP),
                     lane=getattr(body, "lane", 0))  # REINJECT has none
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:

@@ -97,10 +97,13 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		       : rep.hdr.reason		  ? rep.hdr.reason
 						  : VMH_R_RING_FAILED;
 	}
-	vmh_debug("ring %u on %s, lane %u: %s, %s%s", rep.ring_id, name, rep.lane, kind_name(rep.kind),
+	vmh_debug("ring %u on %s, lane %u: %s, %s%s%s", rep.ring_id, name, rep.lane, kind_name(rep.kind),
 		  rep.kind == VMH_RING_VERBS ? req->verbs_device
 		  : rep.xdp_mode == VMH_XDP_NATIVE ? "native XDP" : "generic XDP",
-		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "");
+		  rep.flags & VMH_RING_F_ZEROCOPY ? ", zero-copy" : "",
+		  !(rep.flags & VMH_RING_F_STAMP) ? ""
+		  : (*out)->hw_stamps ? ", time stamps of the adapter"
+				      : ", no time stamps of the adapter by the clock of VMA_HW_TS_CONVERSION");
 	if (vmh_params.mtu && vmh_params.mtu != (*out)->mtu)
 		vmh_warn("Mismatch between interface %s MTU=%u and VMA_MTU=%lld. Make sure VMA_MTU and all offloaded "
 			 "interfaces MTUs match.", name, (*out)->mtu, (long long)vmh_params.mtu);

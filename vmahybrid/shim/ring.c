@@ -13,6 +13,7 @@
 
 struct vmh_ring *_Atomic vmh_rings;
 _Atomic int vmh_want_stamps, vmh_want_hw_stamps;
+_Atomic bool vmh_wanted_hw_stamps;
 int64_t vmh_ring_batching = 1;
 _Atomic uint32_t vmh_os_reports;
 

@@ -152,9 +152,7 @@ static inline bool is_own_multicast(const struct verbs_ring *x, const unsigned c
 static inline void stamp(struct vmh_buf *b, uint64_t hw_ns)
 {
 	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? vmh_wall_ns() : 0;
-	b->hw_stamped = hw_ns != 0;
-	if (vmh_unlikely(hw_ns))
-		memcpy((unsigned char *)b->data - VMH_HW_STAMP, &hw_ns, sizeof(hw_ns));
+	vmh_buf_set_hw_stamp(b, hw_ns);
 }
 
 static int deliver_other(struct verbs_ring *x, const struct completion *c, unsigned char *frame, struct vmh_buf *b,

@@ -32,6 +32,7 @@ struct vmh_xdp_limits vmh_ring_limits(void)
 		.posted = (uint32_t)vmh_params.rx_wre,
 		.rx_bufs = buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs),
 		.tx_bufs = buffers(VMH_PARAM_TX_BUFS, vmh_params.tx_bufs),
+		.hw_ts_conversion = (int)vmh_params.hw_ts_conversion,
 	};
 }
 

@@ -82,9 +82,25 @@ VMH_COLD static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned 
 	free_rx_frame(x, frame);
 }
 
+/* What `steer_stamped` put before the frame. It goes, in case that the next frame here has none. */
+VMH_COLD static uint64_t take_stamp(struct xdp_ring *x, uint64_t addr)
+{
+	unsigned char *at = x->umem + addr - sizeof(struct vmh_stamp);
+	struct vmh_stamp stamp;
+
+	if ((addr & (x->frame_size - 1)) < sizeof(stamp) ||
+	    !atomic_load_explicit(&vmh_wanted_hw_stamps, memory_order_relaxed))
+		return 0;
+	memcpy(&stamp, at, sizeof(stamp));
+	if (stamp.magic != VMH_STAMP_MAGIC)
+		return 0;
+	memset(at, 0, sizeof(stamp));
+	return vmh_xdp_clock_ns(&x->clock, stamp.ns);
+}
+
 static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, struct taken *t)
 {
-	uint64_t addr = d->addr, frame = addr >> x->frame_shift;
+	uint64_t addr = d->addr, frame = addr >> x->frame_shift, hw_ns = 0;
 	uint32_t len = d->len;
 	struct vmh_buf *b;
 	int rc;
@@ -100,11 +116,15 @@ static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, str
 		return;
 	}
 	t->bytes += len;
+	if (vmh_unlikely(x->r.hw_stamps))
+		hw_ns = take_stamp(x, addr);
 	if (vmh_unlikely(vmh_frame_parse(x->umem + addr, len, x->verify, b))) {
 		receive_other(x, (uint32_t)frame, x->umem + addr, len, t);
 		return;
 	}
 	b->stamp_ns = vmh_unlikely(atomic_load_explicit(&vmh_want_stamps, memory_order_relaxed)) ? vmh_wall_ns() : 0;
+	if (vmh_unlikely(x->r.hw_stamps))
+		vmh_buf_set_hw_stamp(b, hw_ns);
 	rc = vmh_deliver(&x->r, b);
 	if (vmh_likely(rc > 0)) {
 		t->taken++;

@@ -1,6 +1,7 @@
 /* Private to ring_xdp.c (receive, transmit) and ring_xdp_open.c (life): the state of an AF_XDP ring. */
 #ifndef VMH_RING_XDP_H
 #define VMH_RING_XDP_H
+#include "vmh_flow.h"
 #include "vmh_ring.h"
 #include <linux/if_xdp.h>
 #include <sys/socket.h>
@@ -32,6 +33,15 @@ struct xbuf {
 	_Alignas(64) struct vmh_buf b; /* a cache line each */
 };
 
+/* Of VMA_HW_TS_CONVERSION: the adapter's clock, and what is added to it for CLOCK_REALTIME. */
+struct xdp_clock {
+	bool synchronised;
+	int fd;          /* of /dev/ptpN; -1: none */
+	clockid_t id;
+	uint64_t ahead;  /* ns, modulo 2^64 */
+	uint64_t again;  /* when both are looked at */
+};
+
 struct xdp_ring {
 	struct vmh_ring r;
 	unsigned char *umem;
@@ -48,6 +58,7 @@ struct xdp_ring {
 	 * completions are looked at: keeps few frames in use, so in cache */
 	uint32_t batch;
 	uint32_t share, low; /* frames wanted per fill ring, VMA_RX_WRE at most; below `low` they are posted one by one */
+	struct xdp_clock clock; /* where r.hw_stamps */
 	/* transmit; guarded by r.tx_lock */
 	_Alignas(64) uint32_t *tx_free;
 	uint32_t tx_nfree, tx_frames;
@@ -122,4 +133,9 @@ VMH_HOT int vmh_xdp_kick(struct vmh_ring *r);
 void vmh_xdp_refill(struct xdp_ring *x, struct xqueue *q);
 /* ring_xdp_open.c */
 void vmh_xdp_free_memory(struct xdp_ring *x);
+/* ring_xdp_clock.c. For `conversion` of this interface's stamps: false where they would not be what it says. */
+bool vmh_xdp_clock_open(struct xdp_clock *c, const char *ifname, int conversion);
+bool vmh_xdp_clock_look(struct xdp_clock *c);
+uint64_t vmh_xdp_clock_ns(struct xdp_clock *c, uint64_t ns); /* of a stamp */
+void vmh_xdp_clock_close(struct xdp_clock *c);
 #endif

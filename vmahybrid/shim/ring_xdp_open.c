@@ -65,6 +65,7 @@ static void xdp_close(struct vmh_ring *r)
 		vmh_fd_hidden_close(x->q[i].fd);
 	}
 	VMH_SET(x->nq, 0);
+	vmh_xdp_clock_close(&x->clock);
 	x->far = 0;
 	x->far_first = false;
 	if (!atomic_load_explicit(&r->bufs_out, memory_order_relaxed))
@@ -304,6 +305,9 @@ int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, cons
 	x->zerocopy = grant->flags & VMH_RING_F_ZEROCOPY;
 	share_frames(x, grant, limits);
 	describe(&x->r, grant, ifname);
+	x->clock.fd = -1;
+	x->r.hw_stamps = grant->flags & VMH_RING_F_STAMP &&
+			 vmh_xdp_clock_open(&x->clock, ifname, limits->hw_ts_conversion);
 	for (uint32_t i = 0; i < x->nq; i++) {
 		tune_socket(x->q[i].fd, grant->tx_size);
 		vmh_xdp_refill(x, &x->q[i]);

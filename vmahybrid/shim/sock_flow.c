@@ -10,6 +10,7 @@
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
+#include <linux/net_tstamp.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -279,6 +280,8 @@ static unsigned attach(struct vmh_sock *s, int fd, struct vmh_flow *f)
 				      .flags = atomic_load(&s->shared) ? VMH_ATTACH_F_WAS_SHARED : 0 };
 	unsigned reason = need_rings(f->ifindex, f->lane);
 
+	if (vmh_unlikely(s->stamping & SOF_TIMESTAMPING_RAW_HARDWARE))
+		req.flags |= VMH_ATTACH_F_STAMP;
 	if (!reason)
 		reason = vmh_sock_stamped_by_adapter(s, fd, f->ifindex);
 	if (reason)

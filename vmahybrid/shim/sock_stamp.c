@@ -1,8 +1,8 @@
 /* Time stamps that a UDP socket asked for: what a ring can tell, and what only the kernel can.
  *
  * A ring stamps a datagram when it is taken from it. Stamps of sending are the kernel's, so that such a socket sends
- * there. Stamps of the adapter come with a ring on a raw packet QP (VMA_HW_TS_CONVERSION); on another one the socket
- * receives by the kernel if its adapter has them. */
+ * there. Stamps of the adapter come with a ring on a raw packet QP, and with an AF_XDP ring whose driver gives them to
+ * XDP (VMA_HW_TS_CONVERSION); on another one the socket receives by the kernel if its adapter has them. */
 #include "vmh_net.h"
 #include "vmh_sock.h"
 #include "vmh_worker.h"
@@ -47,6 +47,7 @@ void vmh_sock_set_timestamping(struct vmh_sock *s, int fd, int name, uint32_t fl
 	want(s);
 	if (!(changed & SOF_TIMESTAMPING_RAW_HARDWARE))
 		return;
+	atomic_store(&vmh_wanted_hw_stamps, true);
 	atomic_fetch_add(&vmh_want_hw_stamps, flags & SOF_TIMESTAMPING_RAW_HARDWARE ? 1 : -1);
 	/* other flows may be on a ring now, or have to leave it */
 	vmh_sock_release_flows(s, VMH_R_TIMESTAMPING);

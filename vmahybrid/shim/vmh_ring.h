@@ -47,6 +47,12 @@ static inline uint64_t vmh_buf_hw_stamp(const struct vmh_buf *b)
 	memcpy(&ns, b->data - VMH_HW_STAMP, sizeof(ns));
 	return ns;
 }
+static inline void vmh_buf_set_hw_stamp(struct vmh_buf *b, uint64_t ns) /* 0: it has none */
+{
+	b->hw_stamped = ns != 0;
+	if (vmh_unlikely(ns))
+		memcpy((unsigned char *)b->data - VMH_HW_STAMP, &ns, sizeof(ns));
+}
 
 /* Ethernet + IPv4 + UDP header template of a destination, made once by vmh_frame_hdr_init. */
 struct vmh_frame_hdr {
@@ -148,6 +154,7 @@ VMH_HOT size_t vmh_frame_build(unsigned char *to, const struct vmh_frame_hdr *h,
 struct vmh_xdp_limits {
 	uint32_t posted; /* per queue, for receiving: VMA_RX_WRE */
 	uint32_t rx_bufs, tx_bufs;
+	int hw_ts_conversion; /* VMA_HW_TS_CONVERSION */
 };
 
 /* ring_wish.c: what the program's parameters ask the service for, what they limit, and a warning of an AF_XDP ring that
@@ -174,6 +181,7 @@ extern _Atomic uint32_t vmh_bindings;       /* changes with every socket's port 
 extern int64_t vmh_ring_batching;
 extern _Atomic int vmh_want_stamps;         /* number of sockets that want stamp_ns */
 extern _Atomic int vmh_want_hw_stamps;      /* number of sockets that want the adapter's time */
+extern _Atomic bool vmh_wanted_hw_stamps;   /* there was one: an AF_XDP ring may hold frames with a stamp */
 
 /* How often the kernel told of readiness in a program with rings: what a receiver knew of an empty kernel socket before
  * is out of date. */

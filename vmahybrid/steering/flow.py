@@ -67,6 +67,7 @@ class Flow:
     older: frozenset[int] = frozenset()     # inodes of sockets bound to the port before this one
     of_port: bool = False       # a connection at a TCP port that has a flow, too, which entitles to send
     listens: bool = False       # a TCP port whose SYNs are the ring's
+    stamps: bool = False        # a UDP socket that wants the adapter's time of arrival
     family: int = 4             # of the socket and so of its wildcard; 0: both (the operator's, and of TCP)
     created: float = 0.0
     index: int = 0              # of the hit counter

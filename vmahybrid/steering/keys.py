@@ -74,20 +74,22 @@ class GrantKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Action:
     """``target``: first XSKMAP slot of a ring, or DEVMAP slot. ``rule``: index of the hit counter. ``listens``: SYNs
-    for this TCP port are the ring's, also where the kernel listens."""
+    for this TCP port are the ring's, also where the kernel listens. ``stamps``: with the adapter's time of arrival."""
 
     kind: Act
     target: int = 0
     rule: int = 0
     listens: bool = False
+    stamps: bool = False
 
     def to_bytes(self) -> bytes:
-        return contracts.action(self.kind, self.target, self.rule, lib.VMH_ACT_F_LISTEN if self.listens else 0)
+        flags = (lib.VMH_ACT_F_LISTEN if self.listens else 0) | (lib.VMH_ACT_F_STAMP if self.stamps else 0)
+        return contracts.action(self.kind, self.target, self.rule, flags)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         kind, target, rule, flags = contracts.parse_action(data)
-        return cls(Act(kind), target, rule, bool(flags & lib.VMH_ACT_F_LISTEN))
+        return cls(Act(kind), target, rule, bool(flags & lib.VMH_ACT_F_LISTEN), bool(flags & lib.VMH_ACT_F_STAMP))
 
 
 def is_multicast(address: bytes) -> bool:

@@ -380,7 +380,9 @@ class SteeringTable:
         best = max(claims, key=lambda claim: claim.rank)
         if best.flow.action is FlowAction.RING:
             ring = self.rings[best.ring_id]
-            entry.wanted[key] = Action(ring.act, ring.target, best.flow.index, best.flow.listens)
+            # of several sockets of the process at a group, the newest need not be the one that wants it
+            stamps = not ring.in_nic and any(claim.flow.stamps for claim in claims if claim.ring_id == best.ring_id)
+            entry.wanted[key] = Action(ring.act, ring.target, best.flow.index, best.flow.listens, stamps)
         else:
             entry.wanted[key] = Action(best.flow.pass_action, 0, best.flow.index)
         for claim in claims:

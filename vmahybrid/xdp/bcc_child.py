@@ -12,6 +12,7 @@ import struct
 import sys
 from typing import Any
 
+from vmahybrid.contracts import lib as contracts
 from vmahybrid.xdp.image import INSN_SIZE, Image, MapSpec, ProgramImage, Relocation
 
 EXIT_NO_BCC = 3
@@ -22,13 +23,15 @@ PREFIX = "xdp_"  # of the C functions that are programs: a map and a program may
 
 _LD_IMM64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _PSEUDO_MAP_FD = 1
+_CALL = 0x85  # BPF_JMP | BPF_CALL
 _INSN = struct.Struct("=BBhi")
 
 
-def _relocate(code: bytes, names: dict[int, str]) -> tuple[bytes, tuple[Relocation, ...]]:
-    """Replace the descriptors of this process in ld_imm64 instructions by zero, and note where they were."""
+def _relocate(name: str, code: bytes, names: dict[int, str]) -> ProgramImage:
+    """Replace the descriptors of this process in ld_imm64 instructions by zero, and note where they were. Note the
+    calls that bcc could not name."""
     insns = bytearray(code)
-    relocs = []
+    relocs, calls = [], []
     index = 0
     while index < len(insns) // INSN_SIZE:
         opcode, registers, offset, imm = _INSN.unpack_from(insns, index * INSN_SIZE)
@@ -37,8 +40,10 @@ def _relocate(code: bytes, names: dict[int, str]) -> tuple[bytes, tuple[Relocati
                 relocs.append(Relocation(index, names[imm]))
                 _INSN.pack_into(insns, index * INSN_SIZE, opcode, registers, offset, 0)
             index += 1
+        elif opcode == _CALL and imm == contracts.VMH_CALL_RX_TIMESTAMP:
+            calls.append(index)
         index += 1
-    return bytes(insns), tuple(relocs)
+    return ProgramImage(name, bytes(insns), tuple(relocs), tuple(calls))
 
 
 def _image(lib: Any, module: ctypes.c_void_p) -> Image:
@@ -60,7 +65,7 @@ def _image(lib: Any, module: ctypes.c_void_p) -> Image:
         function = lib.bpf_function_name(module, index)
         code = ctypes.string_at(lib.bpf_function_start(module, function), lib.bpf_function_size(module, function))
         name = function.decode("ascii").removeprefix(PREFIX)
-        programs[name] = ProgramImage(name, *_relocate(code, names))
+        programs[name] = _relocate(name, code, names)
     return Image(programs, maps)
 
 

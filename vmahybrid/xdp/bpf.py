@@ -20,6 +20,7 @@ from typing import Self
 
 from vmahybrid.errors import NotPossibleHere, VmahybridError
 from vmahybrid.xdp.image import INSN_SIZE, Image, MapSpec, ProgramImage
+from vmahybrid.xdp.kfunc import with_calls
 
 # uapi linux/bpf.h: commands
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROG_LOAD = range(6)
@@ -33,7 +34,7 @@ TCX_NEXT, TCX_DROP, TCX_REDIRECT = -1, 2, 7  # enum tcx_action_base; TC_ACT_REDI
 ATTACH_XDP, ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
 
 _PROG_TYPE_SCHED_CLS, _PROG_TYPE_XDP = 3, 6
-_XDP_HAS_FRAGS = 1 << 5
+_XDP_HAS_FRAGS, _XDP_DEV_BOUND = 1 << 5, 1 << 6
 _TEST_XDP_LIVE_FRAMES = 1 << 1
 _SK_BUFF_SIZE, _SK_BUFF_GSO_SIZE = 192, 176  # struct __sk_buff, and gso_size in it
 _PERCPU_TYPES = frozenset({5, 6, 10})  # hash, array, lru hash
@@ -262,34 +263,38 @@ class BpfProgram(Descriptor):
         self.name, self.tc = name, tc
 
     @classmethod
-    def load(cls, image: ProgramImage, maps: Mapping[str, BpfMap], *, frags: bool = False) -> Self:
+    def load(cls, image: ProgramImage, maps: Mapping[str, BpfMap], *, frags: bool = False, device: int = 0) -> Self:
         """Load with these maps. ``frags``: BPF_F_XDP_HAS_FRAGS, for native mode at an MTU above about 3.5 kB.
+        ``device``: BPF_F_XDP_DEV_BOUND_ONLY, for native mode on this ifindex of the calling thread's namespace alone.
 
-        Raises BpfError with the verifier's log, KeyError if a map is missing.
+        Raises BpfError with the verifier's log, KeyError if a map is missing, NotPossibleHere if a kernel function is.
         """
+        image = with_calls(image)
         insns = bytearray(image.insns)
         for reloc in image.relocs:
             at = reloc.insn * INSN_SIZE
             struct.pack_into("=i", insns, at + 4, maps[reloc.map].fd)
-        result = cls._load(image, bytes(insns), frags, None)
+        result = cls._load(image, bytes(insns), frags, device, None)
         if result < 0:
             log = ctypes.create_string_buffer(_LOG_SIZE)
             # EINVAL may also come before the verifier, so ask again with a log; it is slow, hence not at first
-            result = cls._load(image, bytes(insns), frags, log)
+            result = cls._load(image, bytes(insns), frags, device, log)
             if result < 0:
                 text = log.value.decode("utf-8", "replace")
                 raise BpfError(f"program {image.name}", -result, _remedy(-result), text)
         return cls(result, image.name, image.tc)
 
     @staticmethod
-    def _load(image: ProgramImage, insns: bytes, frags: bool, log: ctypes.Array[ctypes.c_char] | None) -> int:
+    def _load(image: ProgramImage, insns: bytes, frags: bool, device: int,
+              log: ctypes.Array[ctypes.c_char] | None) -> int:
         code = ctypes.create_string_buffer(insns, len(insns))
         licence = ctypes.create_string_buffer(_LICENSE)
         kind, hook = (_PROG_TYPE_SCHED_CLS, 0) if image.tc else (_PROG_TYPE_XDP, ATTACH_XDP)
+        flags = (_XDP_HAS_FRAGS if frags else 0) | (_XDP_DEV_BOUND if device else 0)
         attr = bpf_attr("IIQQIIQII16sII", kind, len(insns) // INSN_SIZE, ctypes.addressof(code),
                      ctypes.addressof(licence), 0 if log is None else 1, 0 if log is None else len(log),
-                     0 if log is None else ctypes.addressof(log), 0, _XDP_HAS_FRAGS if frags else 0,
-                     image.name.encode("ascii")[:_NAME_MAX], 0, hook)
+                     0 if log is None else ctypes.addressof(log), 0, flags,
+                     image.name.encode("ascii")[:_NAME_MAX], device, hook)
         return bpf_call(_PROG_LOAD, attr)
 
     @property
@@ -375,10 +380,11 @@ class ProgramSet:
 
 
 def load_set(image: Image, names: Iterable[str], *, share: Mapping[str, BpfMap] | None = None,
-             frags: bool = False) -> ProgramSet:
-    """Load these programs with one set of maps: those of ``share`` by name, new ones for the rest.
+             frags: bool = False, device: int = 0) -> ProgramSet:
+    """Load these programs with one set of maps: those of ``share`` by name, new ones for the rest. ``frags``,
+    ``device``: see BpfProgram.load.
 
-    Raises BpfError (nothing is left behind), KeyError for a program that the image does not have.
+    Raises BpfError, NotPossibleHere (nothing is left behind), KeyError for a program that the image does not have.
     """
     images = [image.programs[name] for name in names]
     maps: dict[str, BpfMap] = dict(share or {})
@@ -390,7 +396,7 @@ def load_set(image: Image, names: Iterable[str], *, share: Mapping[str, BpfMap] 
                 if name not in maps:
                     maps[name] = BpfMap.create(image.maps[name])
                     made.append(maps[name])
-            programs[program.name] = BpfProgram.load(program, maps, frags=frags)
+            programs[program.name] = BpfProgram.load(program, maps, frags=frags, device=device)
     except BaseException:
         ProgramSet(programs, maps, made).close()
         raise

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-IMAGE_VERSION = 1
+IMAGE_VERSION = 2
 INSN_SIZE = 8  # struct bpf_insn
 TC_PREFIX = "tc_"  # of programs for the tcx hook (BPF_PROG_TYPE_SCHED_CLS)
 
@@ -38,11 +38,13 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class ProgramImage:
-    """One program: instructions (8 bytes each) with the map references zeroed, and where they are."""
+    """One program: instructions (8 bytes each) with the map references zeroed, and where they are. ``calls``: indexes
+    of those that are to call the kernel function for the time of arrival."""
 
     name: str
     insns: bytes
     relocs: tuple[Relocation, ...]
+    calls: tuple[int, ...] = ()
 
     @property
     def tc(self) -> bool:
@@ -65,7 +67,7 @@ class Image:
             "version": IMAGE_VERSION,
             "programs": [
                 {"name": p.name, "insns": base64.b64encode(p.insns).decode("ascii"),
-                 "relocs": [[r.insn, r.map] for r in p.relocs]}
+                 "relocs": [[r.insn, r.map] for r in p.relocs], "calls": p.calls}
                 for p in self.programs.values()
             ],
             "maps": [asdict(spec) for spec in self.maps.values()],
@@ -92,4 +94,7 @@ def _program(data: dict[str, Any], maps: dict[str, MapSpec]) -> ProgramImage:
         # ld_imm64 takes two instructions
         if reloc.map not in maps or not 0 <= reloc.insn < len(insns) // INSN_SIZE - 1:
             raise ValueError(f"program {data['name']}: relocation {reloc} points nowhere")
-    return ProgramImage(data["name"], insns, relocs)
+    calls = tuple(data["calls"])
+    if not all(isinstance(call, int) and 0 <= call < len(insns) // INSN_SIZE for call in calls):
+        raise ValueError(f"program {data['name']}: a call that is not in it")
+    return ProgramImage(data["name"], insns, relocs, calls)

@@ -25,6 +25,7 @@ from vmahybrid.xdp.bpf import BpfMap, ProgramSet, load_set
 from vmahybrid.xdp.counters import Watched, read_hits, read_outs
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.probe import InterfaceInfo, probe
+from vmahybrid.xdp.stamped import Unstamped, attach_stamped
 from vmahybrid.xdp.switch import CALM_TICKS, BulkWatch, Switch
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class XdpPort:
 
     ``info`` is the interface as it was when opened; ``mtu`` follows set_mtu(), its ``mac`` set_mac(). ``mode``
     is "native" or "generic", ``reason`` and ``detail`` say why not better. ``rings`` are those open now. ``switch``:
-    what is attached just now.
+    what is attached just now. ``unstamped``: why the program has not the adapter's time stamps, None if it has them.
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
@@ -80,6 +81,7 @@ class XdpPort:
         self.ifname, self.ifindex = info.name, info.ifindex
         self.mode, self.reason, self.detail = attachment.mode, attachment.reason, attachment.detail
         self.mtu = info.mtu
+        self.unstamped: Unstamped | None = Unstamped("not tried")
         self.rings: list[Ring] = []
         # What opens and closes runs in the worker, one after another. The lock is for the maps, which any thread reads
         # and writes until they are unloaded; it is never held across a call of the worker.
@@ -118,11 +120,15 @@ class XdpPort:
         programs = load_set(image, ["steer"])
         try:
             _write_config(programs.maps["port"], info.mtu + ETH_HEADER)
-            attachment = attach(programs.programs["steer"], info.ifindex, mode, driver=info.driver)
+            stamped = attach_stamped(image, info, mode, programs)
+            attachment = (attach(programs.programs["steer"], info.ifindex, mode, driver=info.driver)
+                          if isinstance(stamped, Unstamped) else stamped)
         except BaseException:
             programs.close()
             raise
-        return cls(worker, image, info, programs, attachment, switch=switch, detach=detach)
+        port = cls(worker, image, info, programs, attachment, switch=switch, detach=detach)
+        port.unstamped = stamped if isinstance(stamped, Unstamped) else None
+        return port
 
     @property
     def attached(self) -> bool:
@@ -133,10 +139,10 @@ class XdpPort:
 
     @property
     def hook(self) -> str:
-        """What steers now, for people: "native XDP", "generic XDP", "generic, now tcx (bulk traffic)", "generic XDP,
-        off: no rule", and why not another if that is known."""
+        """What steers now, for people: "native XDP", "native XDP with the adapter's time stamps", "generic XDP",
+        "generic, now tcx (bulk traffic)", "generic XDP, off: no rule", and why not another if that is known."""
         if self.mode == "native":
-            return "native XDP"
+            return "native XDP" + self._stamps
         if self.switch.off:
             refused = self.refused
             return f"generic XDP, off: {refused.why if refused is not None else 'no rule'}"
@@ -144,6 +150,12 @@ class XdpPort:
             return "generic, now tcx (bulk traffic)" + (f"; {self.switch.problem}" if self.switch.problem else "")
         why = self.switch.problem or (self._obstacle() if self._bulk.bulk else "")
         return f"generic XDP, no tcx for bulk traffic: {why}" if why else "generic XDP"
+
+    @property
+    def _stamps(self) -> str:
+        if self.unstamped is None:
+            return " with the adapter's time stamps"
+        return f" without the adapter's time stamps: {self.unstamped.why}" if self.unstamped.tried else ""
 
     def _obstacle(self) -> str:
         """Why tcx would break a flow, "" if it would not."""

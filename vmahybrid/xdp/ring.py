@@ -101,6 +101,8 @@ class Ring(ABC):
             flags |= lib.VMH_RING_F_FAR
         if self.huge_pages:
             flags |= lib.VMH_RING_F_HUGE
+        if self.port.unstamped is None:
+            flags |= lib.VMH_RING_F_STAMP
         return {
             "ifindex": self.port.ifindex, "nqueues": len(self._xsks), "flags": flags, "mtu": self.mtu,
             "kind": lib.VMH_RING_DIRECT if self.kind == "direct" else lib.VMH_RING_VETH,

@@ -140,6 +140,63 @@ static void test_stamps(void)
 }
 
 /* More at once than a batch of the kernel, than the TX ring, and than there are frames. */
+/* The service's program puts a stamp before a frame; here it lies there already, in every frame of the receiver. */
+static void plant_stamps(uint64_t ns)
+{
+	const struct vmh_stamp stamp = { ns, VMH_STAMP_MAGIC };
+	struct xdp_ring *x = state();
+
+	for (uint32_t f = x->tx_frames; f < x->frames; f++)
+		memcpy(x->umem + ((size_t)f << x->frame_shift) + 256 - sizeof(stamp), &stamp, sizeof(stamp));
+}
+
+static bool stamped(uint64_t *ns, uint32_t *frame)
+{
+	struct vmh_buf *b;
+	bool is;
+
+	send_bytes(10, false);
+	b = receive();
+	CHECK(b && b->len == 10 && !memcmp(b->data, data, 10), "echo");
+	if (!b)
+		return false;
+	is = b->hw_stamped;
+	*ns = is ? vmh_buf_hw_stamp(b) : 0;
+	*frame = b->frame;
+	vmh_ring_put(b);
+	return is;
+}
+
+static void test_hw_stamps(void)
+{
+	struct xdp_ring *x = state();
+	uint32_t first, frame;
+	uint64_t ns;
+
+	CHECK(!ring->hw_stamps, "not granted");
+	plant_stamps(77);
+	CHECK(!stamped(&ns, &frame), "on a ring that has none");
+	ring->hw_stamps = true;
+	CHECK(!stamped(&ns, &frame), "nobody has ever asked for one");
+	vmh_wanted_hw_stamps = true;
+	CHECK(stamped(&ns, &first) && ns == 77, "%llu", (unsigned long long)ns);
+	frame = first + 1;
+	for (unsigned i = 0; i < 2 * FRAMES && frame != first; i++) {
+		bool is = stamped(&ns, &frame);
+
+		CHECK(is == (frame != first), "once from each frame");
+	}
+	CHECK(frame == first, "not used again");
+	plant_stamps(78);
+	x->clock = (struct xdp_clock){ .fd = -1, .synchronised = true, .ahead = 1000, .again = UINT64_MAX };
+	CHECK(stamped(&ns, &frame) && ns == 1078, "by the other clock: %llu", (unsigned long long)ns);
+	memset(x->umem + ((size_t)x->tx_frames << x->frame_shift), 0, (size_t)x->rx_frames << x->frame_shift);
+	CHECK(!stamped(&ns, &frame), "it is not told again");
+	ring->hw_stamps = false;
+	vmh_wanted_hw_stamps = false;
+	x->clock = (struct xdp_clock){ .fd = -1 };
+}
+
 static void test_bursts(void)
 {
 	static const unsigned sizes[] = {1, 2, 31, 33, 60};
@@ -430,6 +487,7 @@ int main(int argc, char **argv)
 	test_grants();
 	test_sizes();
 	test_stamps();
+	test_hw_stamps();
 	test_bursts();
 	test_small_batches();
 	test_hoarding();

@@ -18,7 +18,7 @@ COMPILERS = {
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim")]
-RING = ["ring.c", "ring_xdp.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
+RING = ["ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
 
 
 VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_clock.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c",
@@ -42,6 +42,7 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
         ("test_lock.c", ["lock.c"]),
         ("test_conf.c", ["conf_parse.c"]),
         ("test_links.c", ["links.c"]),
+        ("test_xdp_clock.c", ["ring_xdp_clock.c"]),
     ],
 )
 def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> None:
