@@ -518,6 +518,6 @@ int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
 	vmh_unlock(&s->io);
 	if (!here)
 		return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
-	*value = (int)info.unread;
+	memcpy(value, &(int){ (int)info.unread }, sizeof(*value)); /* ioctl(2) asks for no alignment */
 	return 0;
 }
