@@ -245,6 +245,23 @@ def test_given_up_by_another_thread(stage: Stage, who: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("who", WHO)
+def test_given_up_and_tried_again(stage: Stage, who: str) -> None:
+    """The name may be the same: a peer that has the first SYN refuses one of another number."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port, seen = listening(b, to, backlog=100), []
+        for _ in range(10):
+            a.do("new", name="n", blocking=False)
+            a.call("n", "connect", [to.address, port])
+            a.do("close", name="n")
+            a.do("new", name="c")
+            seen.append(a.call("c", "connect", [to.address, port]))
+            a.do("close", name="c")
+        return seen
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
 def test_addresses_in_use(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
         port = opened(a, b, to)

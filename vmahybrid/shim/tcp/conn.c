@@ -399,8 +399,8 @@ void core_close(struct vmh_tcp_conn *c, bool reset)
 	reset |= c->rx_bytes != 0; /* RFC 2525, 2.17 */
 	drop_unread(c);
 	inside(c);
-	if (!c->established) {
-		core_drop(c, 0, reset);
+	if (!c->established) { /* the peer forgets a SYN before the name comes again, which it would take for an error */
+		core_drop(c, 0, reset || c->pcb->state == SYN_SENT);
 	} else if (reset) {
 		core_drop(c, 0, true);
 	} else {
