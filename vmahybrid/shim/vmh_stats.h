@@ -33,8 +33,8 @@ static inline bool vmh_iomux_alone(struct vmh_iomux_stats *s) { return vmh_alone
 extern struct vmh_stats_page *vmh_stats; /* never NULL after vmh_stats_init */
 
 void vmh_stats_init(void);              /* makes the file, nameless yet, or private memory where it can't */
-/* Gives the file its name (and the child of a fork its file), before the first hello: without a service nobody asks for it, and a program that is
- * killed would leave it behind. */
+/* Gives the file its name (and the child of a fork its file), before the service is first asked for;
+ * without one, vma_stats -k reads it all the same, and removes what a program left that was killed. */
 void vmh_stats_show(void);
 int vmh_stats_fd(void);                 /* O_RDWR fd of the file for the service, or -1 */
 void vmh_stats_fork_child(void);        /* a new page for the child; the parent's file is left alone */
