@@ -129,15 +129,30 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 	return 0;
 }
 
+/* Nothing to spin for: what the kernel has ready is found at once, as in epoll, and not by a sleep that ends in no time. */
+static int look_before_sleep(struct vmh_waiter *w, struct run *r, bool ring)
+{
+	bool look = !ring;
+	int n;
+
+	for (unsigned i = 0; !look && i < w->nfds; i++)
+		look = w->fds[i].events & (int)VMH_OUT;
+	if (!look)
+		return 0;
+	n = w->collect(w, true);
+	r->hit = n > 0;
+	return n;
+}
+
 static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
 {
-	int n = 0;
+	bool ring = w->on_ring(w);
+	int n;
 
 	r->start = r->now = vmh_now_ns();
 	r->deadline = timeout_ns < 0 || (uint64_t)timeout_ns >= UINT64_MAX / 2 - r->now ?
 		UINT64_MAX : r->now + (uint64_t)timeout_ns;
-	if (vmh_params.select_poll != 0 && w->on_ring(w))
-		n = spin(w, r);
+	n = vmh_params.select_poll != 0 && ring ? spin(w, r) : look_before_sleep(w, r, ring);
 	while (!n && r->now < r->deadline) {
 		n = sleep_once(w, r);
 		if (!n)
