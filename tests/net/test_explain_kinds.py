@@ -141,6 +141,7 @@ def test_kinds_that_are_never_offloaded(running: Service, program: tuple[Program
     session, kind = explained(running, f"{started.pid}:{fds[name]}")
     assert session["ok"]
     assert kind["text"] == f"fd {fds[name]} is {what}" + (f": {reason.text}" if reason else "")
+    assert ("TCP with VMA_HYBRID_TCP=" in kind["text"]) == (reason is Reason.TYPE), "what rings do have"
     assert kind["reason"] == (reason.slug if reason else "")
     assert kind["remedy"]
     assert not kind["ok"]

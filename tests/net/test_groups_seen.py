@@ -102,7 +102,7 @@ def test_a_socket_that_is_the_kernels_for_good(make: Make, tmp_path: Path, how: 
     lab = make(VMA_CONFIG_FILE=str(rules), VMA_OFFLOADED_SOCKETS=str(int(how != "switched-off")))
     lab.does(HOME[how])
     shown = lab.program.socket("m")
-    assert shown["reason"] == {"option": "sockopt", "rule": "conf-rule", "switched-off": "disabled"}[how]
+    assert shown["reason"] == {"option": "sockopt", "rule": "libvma-conf", "switched-off": "disabled"}[how]
     lab.does("ip(JOIN, inet('239.1.1.1', here)) + ip(JOIN_GROUP, request('239.1.1.2', index=index))")
     assert lab.groups() == ["239.1.1.1", "239.1.1.2"]
     lab.does("ip(LEAVE, inet('239.1.1.1', here)) + ip(JOIN, inet('239.1.1.3', here))")

@@ -244,7 +244,8 @@ def test_netstat_columns_line_up() -> None:
     row = lists.netstat_row({"proto": "udp", "offloaded": True, "local": "255.255.255.255:65535", "pid": 1,
                              "remote": "255.255.255.255:65535", "state": "ESTABLISHED", "inode": 1, "comm": "x",
                              "counters": {counter.name: 0 for counter in SOCKET}})  # fmt: skip
-    for title, text in (("Local Address", "255."), ("State", "ESTABLISHED"), ("Inode", "1 "), ("PID/", "1/x"), ("Sent by", "-")):
+    for title, text in (("Local Address", "255."), ("State", "ESTABLISHED"), ("Inode", "1 "), ("PID/", "1/x"),
+                        ("Sent by", "-")):
         assert row.startswith(text, lists.NETSTAT_HEADER.index(title)), title
 
 

@@ -129,30 +129,25 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 	return 0;
 }
 
-/* Nothing to spin for: what the kernel has ready is found at once, as in epoll, and not by a sleep that ends in no time. */
-static int look_before_sleep(struct vmh_waiter *w, struct run *r, bool ring)
+/* No ring to spin for, as where sockets on rings are to be sent by: what is ready is found by one look, as the first
+ * round of spinning does, and not by a sleep that ends in no time. */
+static int look_once(struct vmh_waiter *w, struct run *r)
 {
-	bool look = !ring;
-	int n;
+	int n = w->collect(w, true);
 
-	for (unsigned i = 0; !look && i < w->nfds; i++)
-		look = w->fds[i].events & (int)VMH_OUT;
-	if (!look)
-		return 0;
-	n = w->collect(w, true);
 	r->hit = n > 0;
 	return n;
 }
 
 static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
 {
-	bool ring = w->on_ring(w);
-	int n;
+	int n = 0;
 
 	r->start = r->now = vmh_now_ns();
 	r->deadline = timeout_ns < 0 || (uint64_t)timeout_ns >= UINT64_MAX / 2 - r->now ?
 		UINT64_MAX : r->now + (uint64_t)timeout_ns;
-	n = vmh_params.select_poll != 0 && ring ? spin(w, r) : look_before_sleep(w, r, ring);
+	if (vmh_params.select_poll != 0)
+		n = w->on_ring(w) ? spin(w, r) : look_once(w, r);
 	while (!n && r->now < r->deadline) {
 		n = sleep_once(w, r);
 		if (!n)
