@@ -156,11 +156,11 @@ def check_view(stage: Stage, run: Run, option: str) -> None:
     assert "VMA Group Membership Information" in texts[3]
     # all processes, all sockets: on a ring, kept on the kernel, and such as are never offloaded
     netstat = run(option, "5", pid=None)
-    here = rf" {stage.one.pid}/\S+$"
+    here = rf" {stage.one.pid}/\S+ +\S+$"
     assert re.search(rf"^udp +Yes .*{re.escape(stage.one.address)}:\d+ .*{here}", netstat, re.M)
     assert re.search(rf"^udp +No .*{re.escape(stage.one.address)}:\d+ .*{here}", netstat, re.M)
     assert re.search(rf"^tcp +No +0 +0 +127\.0\.0\.1:\d+ +0\.0\.0\.0:\* +LISTEN +\d+ +{here}", netstat, re.M)
-    assert re.search(rf" {stage.two.pid}/\S+$", netstat, re.M)
+    assert re.search(rf" {stage.two.pid}/\S+ +\S+$", netstat, re.M)
 
 
 def check_details(stage: Stage, run: Run, option: str) -> None:

@@ -46,7 +46,7 @@ void vmh_stats_ring_free(struct vmh_ring_stats *s);
 struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd);
 void vmh_stats_epoll_free(struct vmh_iomux_stats *s);
 void vmh_stats_zero(void);              /* counters only, not gauges nor descriptions */
-void vmh_sock_dump(int fd, int level);  /* what the page does not have: sock_stamp.c, epoll_set.c */
+void vmh_sock_dump(int fd, int level);  /* what the page does not have: sock_stamp.c, epoll_dump.c */
 void vmh_epoll_dump(int epfd, int level);
 void vmh_stats_dump_fd(int fd, int level); /* the manual's fd dump, through the log; fd 0 = all */
 /* VMA_STATS_FILE: a block for each socket that was used, at its close or at the end of the program. */
