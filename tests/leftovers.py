@@ -10,6 +10,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vmahybrid.contracts import unpack
+from vmahybrid.stats.page import HEADER_SIZE
+
 SESSION_VARIABLE = "VMH_TEST_SESSION"
 # statistics pages of this session's programs have a directory of their own: /tmp has those of other runs as well
 STATS_VARIABLE = "VMA_STATS_SHMEM_DIR"
@@ -90,12 +93,20 @@ def _ours_at_tcx() -> dict[int, str]:
 
 
 def _stats_pages() -> set[str]:
-    """Statistics pages of this session whose process is gone."""
+    """Statistics pages of this session whose process is gone, and had a service that should have removed them."""
     return {
         str(path)
         for path in Path(os.environ.get(STATS_VARIABLE, "/tmp")).glob("vmastat.*")
-        if path.suffix[1:].isdigit() and not _alive(int(path.suffix[1:]))
+        if path.suffix[1:].isdigit() and not _alive(int(path.suffix[1:])) and _had_service(path)
     }
+
+
+def _had_service(page: Path) -> bool:
+    try:
+        data = page.read_bytes()
+    except FileNotFoundError:
+        return False
+    return len(data) >= HEADER_SIZE and unpack("struct vmh_stats_page", data).session != 0
 
 
 def _dmesg() -> list[str]:

@@ -55,6 +55,13 @@ def sendmmsg(sock: socket.socket, count: int, size: int) -> int:
     return int(libc.sendmmsg(sock.fileno(), (Message * count)(*[one] * count), count, 0))
 
 
+def recvmmsg(sock: socket.socket, count: int, size: int, flags: int = 0) -> int:
+    room = [ctypes.create_string_buffer(size) for _ in range(count)]
+    iov = [(ctypes.c_size_t * 2)(ctypes.addressof(data), size) for data in room]
+    return int(libc.recvmmsg(sock.fileno(), (Message * count)(*[Message(iov=ctypes.addressof(one), iovlen=1)
+                                                                 for one in iov]), count, flags, None))
+
+
 def told(code: str, names: dict[str, object]) -> object:
     tree = ast.parse(code)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None

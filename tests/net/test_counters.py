@@ -116,6 +116,17 @@ def test_sent(lab: Lab) -> None:
         assert len(sink.recv(2048)) == SIZE
 
 
+def test_received_in_one_call(lab: Lab) -> None:
+    """recvmmsg(2): a count per datagram; an eagain only where there is none at all."""
+    where = lab.ring()
+    lab.do("s.setblocking(False)")
+    lab.peer.send(where, N, SIZE)
+    lab.do("time.sleep(0.05)\nselect.select([s], [], [], 1)")
+    assert lab.counted(lambda: lab.do(f"recvmmsg(s, {N + 2}, 2048)")) == {
+        "rx_packets": N, "rx_bytes": N * SIZE, "rx_poll_hit": N}
+    assert lab.counted(lambda: lab.do(f"recvmmsg(s, {N + 2}, 2048)")) == {"rx_eagain": 1, "rx_poll_miss": 1}
+
+
 def test_sent_in_one_call(lab: Lab) -> None:
     """sendmmsg(2): a count per datagram."""
     lab.ring()
@@ -323,25 +334,37 @@ def polled_out(fds, ms):
 """
 
 
-def ready_to_send(lab: Lab) -> None:
+def ready_to_send(lab: Lab, expected: Values) -> None:
     lab.do(DEFINE_OUT)
     try:
         for kind, wait in SENDS.items():
             before = lab.iomux(kind)
             lab.do(f"for _ in range({N}): assert len({wait}) == 1")
-            found = changes(before, lab.iomux(kind), "counter")
-            assert not {"rx_ready", "os_rx_ready"} & found.keys(), (kind, found)
+            assert changes(before, lab.iomux(kind), "counter") == expected, kind
     finally:
         lab.do("out.close()\ns.close()")
 
 
 def test_ready_to_send_is_not_received(lab: Lab) -> None:
     lab.ring()
-    ready_to_send(lab)
+    ready_to_send(lab, {"poll_hit": N})
 
 
 def test_ready_to_send_without_a_ring(home: Lab) -> None:
-    ready_to_send(home)
+    ready_to_send(home, {})
+
+
+def test_ready_to_send_without_polling(small_lab: Callable[..., Lab]) -> None:
+    """VMA_SELECT_POLL=0: the kernel's answer is that of a sleep."""
+    lab = small_lab(VMA_SELECT_POLL="0")
+    lab.ring()
+    lab.do(DEFINE_OUT + "both = select.POLLIN | select.POLLOUT\np = select.poll()\np.register(s, both)\n"
+           "out.modify(s.fileno(), both)")
+    waits = {"select": "select.select([s], [s], [], 0.1)[1]", "poll": "p.poll(100)", "epoll": "out.poll(0.1)"}
+    for kind, wait in waits.items():
+        before = lab.iomux(kind)
+        lab.do(f"for _ in range({N}): assert len({wait}) == 1")
+        assert changes(before, lab.iomux(kind), "counter") == {"poll_miss": N}, kind
 
 
 def test_waits_that_fail(lab: Lab) -> None:

@@ -141,6 +141,7 @@ def test_kinds_that_are_never_offloaded(running: Service, program: tuple[Program
     session, kind = explained(running, f"{started.pid}:{fds[name]}")
     assert session["ok"]
     assert kind["text"] == f"fd {fds[name]} is {what}" + (f": {reason.text}" if reason else "")
+    assert ("TCP with VMA_HYBRID_TCP=" in kind["text"]) == (reason is Reason.TYPE), "what rings do have"
     assert kind["reason"] == (reason.slug if reason else "")
     assert kind["remedy"]
     assert not kind["ok"]
@@ -161,13 +162,13 @@ def test_by_address(running: Service, sandbox: Sandbox, program: tuple[Program, 
     assert nobody["text"] == f"no program under the shim has a socket at {here}:5009"
 
 
-def test_view_5_does_not_say_yes_of_a_sender_by_the_kernel(running: Service, program: tuple[Program, dict[str, int]]
-                                                           ) -> None:
+def test_view_5_tells_of_a_sender_by_the_kernel(running: Service, program: tuple[Program, dict[str, int]]) -> None:
     started, _ = program
     rows = vma_stats(running, started.pid, "-v", "5").splitlines()
-    said = [row[6:15].strip() for row in rows if row.startswith("udp")]
+    said = [(row.split()[1], row.split()[-1]) for row in rows if row.startswith("udp")]
     # No: the one on loopback, and the one of IPv6, of which the shim has no statistics
-    assert sorted(said) == ["No"] * 2 + ["Rx only"] * 4 + ["Yes"] * 2, rows
+    assert sorted(on_ring for on_ring, _ in said) == ["No"] * 2 + ["Yes"] * 6, rows
+    assert said.count(("Yes", "kernel")) == 4, rows
 
 
 def vma_stats(service: Service, pid: int, *arguments: str) -> str:

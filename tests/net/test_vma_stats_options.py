@@ -156,11 +156,11 @@ def check_view(stage: Stage, run: Run, option: str) -> None:
     assert "VMA Group Membership Information" in texts[3]
     # all processes, all sockets: on a ring, kept on the kernel, and such as are never offloaded
     netstat = run(option, "5", pid=None)
-    here = rf" {stage.one.pid}/\S+$"
+    here = rf" {stage.one.pid}/\S+ +\S+$"
     assert re.search(rf"^udp +Yes .*{re.escape(stage.one.address)}:\d+ .*{here}", netstat, re.M)
     assert re.search(rf"^udp +No .*{re.escape(stage.one.address)}:\d+ .*{here}", netstat, re.M)
     assert re.search(rf"^tcp +No +0 +0 +127\.0\.0\.1:\d+ +0\.0\.0\.0:\* +LISTEN +\d+ +{here}", netstat, re.M)
-    assert re.search(rf" {stage.two.pid}/\S+$", netstat, re.M)
+    assert re.search(rf" {stage.two.pid}/\S+ +\S+$", netstat, re.M)
 
 
 def check_details(stage: Stage, run: Run, option: str) -> None:
@@ -179,10 +179,32 @@ def lines_after(stage: Stage, act: Callable[[], object], last: str) -> str:
 END = "=" * 50
 
 
+def dump_more(stage: Stage, run: Run, option: str) -> None:
+    """Of an epoll set what its members are to the rings; of a socket which stamps it asked for."""
+    stage.one.do("""
+ep, stamped = select.epoll(), udp('127.0.0.1')
+stamped.setsockopt(socket.SOL_SOCKET, 35, 1)    # SO_TIMESTAMPNS
+[ep.register(member, select.EPOLLIN) for member in (s, stamped)]
+""")
+    try:
+        epoll, stamped = stage.one.do("[ep.fileno(), stamped.fileno()]")
+        text = lines_after(stage, lambda: run(option, str(epoll), "warn"), f"WARNING: {END}")
+        lines = [line.removeprefix(" VMA WARNING: ") for line in text.splitlines()]
+        assert lines[2:7] == [f"Fd number : {epoll}", "Offloaded Fds : 1", f"Offloaded Fds list: {stage.fd}",
+                              "Number of rings : 1", "Number of ready Fds : 0"]
+        text = lines_after(stage, lambda: run(option, str(stamped), "warn"), f"WARNING: {END}")
+        assert "Socket timestamp : m_b_rcvtstamp true, m_b_rcvtstampns true, m_n_tsing_flags 0\n" in text
+    finally:
+        stage.one.do("ep.close()\nstamped.close()")
+
+
 def check_dump(stage: Stage, run: Run, option: str) -> None:
     text = lines_after(stage, lambda: run(option, str(stage.fd), "warn"), f"WARNING: {END}")
     assert text.startswith(f" VMA WARNING: ============ DUMPING FD {stage.fd} STATISTICS ============\n")
     assert " VMA WARNING: Rx Offload : 0 / 5 / 0 / 0 [kilobytes/packets/eagains/errors]\n" in text
+    assert " VMA WARNING: Rx reuse buffer pending : false\n VMA WARNING: Rx reuse buffer postponed : false\n" in text
+    assert " VMA WARNING: Socket timestamp : m_b_rcvtstamp false, m_b_rcvtstampns false, m_n_tsing_flags 0\n" in text
+    dump_more(stage, run, option)
     text = lines_after(stage, lambda: run(option, "0"), f"INFO: {END}")
     assert "======= DUMPING STATISTICS FOR ALL OPEN FDS ======" in text
     assert text.count("SOCKET FD") == len(stage.one.stats()["sockets"])

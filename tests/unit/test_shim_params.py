@@ -540,6 +540,32 @@ class Asked:
         return self.log.read_text().splitlines()
 
 
+def test_libvma_conf_is_told_at_level_debug(driver: Path, tmp_path: Path) -> None:
+    """The lines of libvma: what was read, and what each question is answered."""
+    conf = tmp_path / "libvma.conf"
+    conf.write_text("""\
+application-id test_params *
+use os udp_sender 1.2.3.0/24:1-100
+use vma udp_sender *:*
+use os udp_connect 10.0.0.1:53:*:7
+use adaptive tcp_server *:80
+application-id other me
+use os tcp_client *:*:*:*
+""")
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="debug")
+    assert [asked.ask(SENDER, "1.2.3.4 100"), asked.ask(SENDER, "1.2.4.4 100")] == [CONF_RULE, 0]
+    lines = [line.partition(" VMA DEBUG: ")[2] for line in asked.close()]
+    at = lines.index("Configuration File:")
+    assert lines[at + 1 : -2] == [
+        "application-id test_params *:", "\ttcp_server's rules:", "\t\t\tuse adaptive tcp *:80",
+        "\ttcp_client's rules:", "\tudp receiver rules:", "\tudp sender rules:",
+        "\t\t\tuse os udp 1.2.3.0/24:1-100", "\t\t\tuse vma udp *:*",
+        "\tudp connect rules:", "\t\t\tuse os udp 10.0.0.1:53 *:7",
+        "application-id other me:", "\ttcp_server's rules:", "\ttcp_client's rules:", "\t\t\tuse os tcp *:* *:*",
+        "\tudp receiver rules:", "\tudp sender rules:", "\tudp connect rules:"]  # fmt: skip
+    assert lines[-2:] == ["MATCH UDP SENDER: => OS", "MATCH UDP SENDER: => VMA"]
+
+
 def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path, tmp_path: Path) -> None:
     conf = tmp_path / "libvma.conf"
     asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="info")

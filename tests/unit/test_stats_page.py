@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,7 @@ def fill_socket(page: Any) -> None:
     slot.local_port, slot.local_addr = socket.htons(11111), mapped("10.0.0.1")
     slot.remote_port, slot.remote_addr = socket.htons(4242), mapped("10.0.0.2")
     slot.mc_if, slot.ngroups = mapped("10.77.1.1"), 200
-    slot.groups[0] = mapped("224.4.1.3")
+    slot.groups[0] = int.from_bytes(socket.inet_aton("224.4.1.3"), sys.byteorder)
     slot.flow_id, slot.ring_id, slot.thread_rx, slot.thread_tx = 9, 2, 1234, 1235
     slot.tx_os_reason = 27
     for number, counter in enumerate(counters.SOCKET):

@@ -9,7 +9,7 @@
 #define VMH_STATS_VERSION 5
 #define VMH_STATS_RINGS 16
 #define VMH_STATS_EPOLLS 32
-#define VMH_STATS_GROUPS 8       /* per socket, first ones */
+#define VMH_STATS_GROUPS 64      /* per socket, first ones */
 
 struct vmh_sock_stats {
 	/* description; `used` is written last on creation, cleared first on close */
@@ -39,7 +39,7 @@ struct vmh_sock_stats {
 	unsigned int tx_os_reason;   /* reasons.def: why the kernel sent the last datagram that it sent; 0: none yet */
 	unsigned char rx_many, tx_many; /* more than one thread has received / sent */
 	unsigned short pad;
-	unsigned char groups[VMH_STATS_GROUPS][16];
+	unsigned int groups[VMH_STATS_GROUPS]; /* IPv4, network order */
 	/* counters (meaning: research of the manual; one per successful call unless said) */
 	unsigned long long rx_packets, rx_bytes, rx_eagain, rx_errors;
 	unsigned long long rx_poll_hit, rx_poll_miss;

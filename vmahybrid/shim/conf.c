@@ -4,7 +4,9 @@
 #include "vmh_lock.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <stdio.h>
 
 #define TEXT 65536
 #define LOOK_NS 1000000u /* at the file, by programs that open connection after connection */
@@ -46,6 +48,58 @@ static void unreadable(int err)
 		vmh_warn("%s %s can't be read: %s", file, vmh_params.config_file, strerrorname_np(-err));
 }
 
+static const char *end_text(const struct vmh_conf_end *e, char *out, size_t size)
+{
+	char addr[INET_ADDRSTRLEN + 4] = "*", ports[16] = "*";
+	int bits = __builtin_popcount(e->mask);
+
+	if (bits) {
+		inet_ntop(AF_INET, &e->addr, addr, sizeof(addr));
+		if (bits < 32)
+			snprintf(addr + strlen(addr), 4, "/%d", bits);
+	}
+	if (e->low || e->high != 65535)
+		snprintf(ports, sizeof(ports), e->low == e->high ? "%u" : "%u-%u", e->low, e->high);
+	snprintf(out, size, "%s:%s", addr, ports);
+	return out;
+}
+
+static void tell_rules(const struct vmh_conf *c, unsigned of, enum vmh_conf_role role)
+{
+	bool tcp = role <= VMH_CONF_TCP_CLIENT, both = role == VMH_CONF_TCP_CLIENT || role == VMH_CONF_UDP_CONNECT;
+	char first[48], second[48];
+
+	for (unsigned i = 0; i < c->nrules; i++) {
+		const struct vmh_conf_rule *r = &c->rules[i];
+
+		if (r->block != of || r->role != role)
+			continue;
+		vmh_debug("\t\t\tuse %s %s %s%s%s",
+			  r->os ? "os" : !r->tcp ? "vma" : r->tcp == 1 ? "adaptive" : "offload", tcp ? "tcp" : "udp",
+			  end_text(&r->first, first, sizeof(first)), both ? " " : "",
+			  both ? end_text(&r->second, second, sizeof(second)) : "");
+	}
+}
+
+/* As libvma prints them. */
+static void tell(const struct vmh_conf *c)
+{
+	static const struct { enum vmh_conf_role role; const char *title; } parts[] = {
+		{ VMH_CONF_TCP_SERVER, "tcp_server's" }, { VMH_CONF_TCP_CLIENT, "tcp_client's" },
+		{ VMH_CONF_UDP_RECEIVER, "udp receiver" }, { VMH_CONF_UDP_SENDER, "udp sender" },
+		{ VMH_CONF_UDP_CONNECT, "udp connect" },
+	};
+
+	vmh_debug("Configuration File:");
+	for (unsigned b = 0; b < c->nblocks; b++) {
+		vmh_debug("application-id %s %s:", c->blocks[b].program, c->blocks[b].id);
+		for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+			vmh_debug("\t%s rules:", parts[i].title);
+			tell_rules(c, b, parts[i].role);
+		}
+	}
+}
+
 static void take(struct vmh_conf *fresh)
 {
 	bool asked = vmh_params_origin(VMH_PARAM_APPLICATION_ID) != VMH_FROM_DEFAULT;
@@ -61,6 +115,8 @@ static void take(struct vmh_conf *fresh)
 	VMH_SET(loaded, true);
 	vmh_debug("%s: %u rules in %u blocks, block %d is for %s", vmh_params.config_file, fresh->nrules,
 		  fresh->nblocks, block, program_invocation_short_name);
+	if (atomic_load(&vmh_log_level_now) >= VMH_LOG_DEBUG)
+		tell(fresh);
 }
 
 static void load(void)
@@ -116,7 +172,16 @@ static struct vmh_conf_rule decides(enum vmh_conf_role role, uint32_t addr, uint
 
 unsigned vmh_conf_keeps(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)
 {
-	return decides(role, addr, port, addr2, port2).os ? VMH_R_CONF_RULE : 0;
+	static const char *const names[] = {
+		[VMH_CONF_TCP_SERVER] = "TCP SERVER (LISTEN)", [VMH_CONF_TCP_CLIENT] = "TCP CLIENT (CONNECT)",
+		[VMH_CONF_UDP_SENDER] = "UDP SENDER", [VMH_CONF_UDP_RECEIVER] = "UDP RECEIVER",
+		[VMH_CONF_UDP_CONNECT] = "UDP CONNECT",
+	};
+	bool os = decides(role, addr, port, addr2, port2).os;
+
+	if (VMH_GET(loaded))
+		vmh_debug("MATCH %s: => %s", names[role], os ? "OS" : "VMA");
+	return os ? VMH_R_CONF_RULE : 0;
 }
 
 int vmh_conf_tcp(enum vmh_conf_role role, uint32_t addr, uint16_t port, uint32_t addr2, uint16_t port2)

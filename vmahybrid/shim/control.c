@@ -346,7 +346,6 @@ static unsigned hello(void)
 	fill_text(req.profile, sizeof(req.profile),
 		  vmh_params.hybrid_profile[0] ? vmh_params.hybrid_profile : vmh_params.spec);
 	fill_text(req.app_id, sizeof(req.app_id), vmh_params.application_id);
-	vmh_stats_show();
 	int err = vmh_ctl_rpc(&req.hdr, vmh_stats_fd(), &rep, sizeof(rep), fds, &nfds);
 	if (err)
 		return rep.hdr.reason ? rep.hdr.reason : VMH_R_NO_SERVICE;
@@ -361,56 +360,78 @@ static unsigned hello(void)
 	return 0;
 }
 
-static unsigned open_locked(void)
+/* Lock held. A connection on which the service knows this program; 0, or why there is none. */
+static unsigned introduce(void)
 {
 	unsigned reason;
 	int fd;
 
-	if (atomic_load(&session))
-		return 0;
-	if (!vmh_params.offloaded_sockets) {
-		atomic_store(&next_try_ns, UINT64_MAX);
-		reason = VMH_R_DISABLED;
-		goto none;
-	}
-	if (vmh_now_ns() < atomic_load(&next_try_ns))
-		return atomic_load(&why_none);
+	vmh_stats_show();
 	fd = connect_service();
-	if (fd < 0) {
-		reason = connect_reason(fd);
-		goto none;
-	}
+	if (fd < 0)
+		return connect_reason(fd);
 	vmh_ctl_fd = fd;
 	mute_until = 0;
 	vmh_ctl_forget_refusals();
 	vmh_verbs_session_begins();
 	reason = hello();
-	if (reason) {
-		if (vmh_ctl_fd >= 0)
-			lose(reason);
-		goto none;
-	}
-	atomic_store(&why_none, VMH_R_NONE);
-	atomic_store(&settling, atomic_load(&vmh_worker_runs));
-	atomic_store(&session, ++sessions_opened);
-	VMH_SET(vmh_stats->reason, VMH_R_NONE);
-	VMH_SET(vmh_stats->state, 1);
-	vmh_debug("session with the service on %s", vmh_params.hybrid_socket);
-	vmh_warn_arp_flux();
-	opened_late = told;
-	if (atomic_load(&vmh_worker_runs))
-		vmh_worker_start(fd, opened_late);
-	return 0;
-none:
+	if (reason && vmh_ctl_fd >= 0)
+		lose(reason);
+	if (!reason)
+		VMH_SET(vmh_stats->state, 1);
+	return reason;
+}
+
+static unsigned none(unsigned reason)
+{
 	atomic_store(&why_none, reason);
-	if (atomic_load(&next_try_ns) != UINT64_MAX)
-		atomic_store(&next_try_ns, next_try(reason));
 	VMH_SET(vmh_stats->reason, reason);
 	if (!told)
 		vmh_info("not offloading, the kernel serves this program: %s (%s)", vmh_reason_text(reason),
 			 vmh_params.hybrid_socket);
 	told = 1;
 	return reason;
+}
+
+/* VMA_OFFLOADED_SOCKETS=0: no session is ever open, so no call asks for anything; but the service knows the program,
+ * for vma_stats and status, and the internal thread hears what vma_stats wants of it. */
+static unsigned only_introduce(void)
+{
+	unsigned reason = introduce();
+
+	atomic_store(&next_try_ns, reason ? next_try(reason) : UINT64_MAX);
+	none(VMH_R_DISABLED);
+	if (!reason)
+		vmh_worker_start(vmh_ctl_fd, false);
+	return VMH_R_DISABLED;
+}
+
+static unsigned open_locked(void)
+{
+	unsigned reason;
+
+	if (atomic_load(&session))
+		return 0;
+	if (vmh_now_ns() < atomic_load(&next_try_ns))
+		return atomic_load(&why_none);
+	if (!vmh_params.offloaded_sockets)
+		return only_introduce();
+	reason = introduce();
+	if (reason) {
+		if (atomic_load(&next_try_ns) != UINT64_MAX)
+			atomic_store(&next_try_ns, next_try(reason));
+		return none(reason);
+	}
+	atomic_store(&why_none, VMH_R_NONE);
+	atomic_store(&settling, atomic_load(&vmh_worker_runs));
+	atomic_store(&session, ++sessions_opened);
+	VMH_SET(vmh_stats->reason, VMH_R_NONE);
+	vmh_debug("session with the service on %s", vmh_params.hybrid_socket);
+	vmh_warn_arp_flux();
+	opened_late = told;
+	if (atomic_load(&vmh_worker_runs))
+		vmh_worker_start(vmh_ctl_fd, opened_late);
+	return 0;
 }
 
 unsigned vmh_session_open(void)

@@ -635,7 +635,7 @@ static void publish_groups(struct vmh_sock *s)
 		if (!s->members[i].group)
 			continue;
 		if (n < VMH_STATS_GROUPS)
-			vmh_map4(s->stats->groups[n], s->members[i].group);
+			VMH_SET(s->stats->groups[n], s->members[i].group);
 		n++;
 	}
 	VMH_SET(s->stats->ngroups, n);
@@ -654,8 +654,13 @@ void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex
 	for (i = 0; i < s->nmembers && s->members[i].group; i++)
 		;
 	VMH_SET(s->joined_ns, vmh_now_ns());
-	if (i == VMH_SOCK_GROUPS)
-		return; /* the kernel has joined and delivers it */
+	if (i == VMH_SOCK_GROUPS) { /* the kernel has joined and delivers it */
+		static _Atomic bool said;
+
+		if (!atomic_exchange(&said, true))
+			vmh_info("VMA Statistics can monitor up to %d mc groups of a socket", VMH_STATS_GROUPS);
+		return;
+	}
 	s->members[i] = (struct vmh_member){ .group = group, .ifindex = ifindex };
 	if (i == s->nmembers)
 		s->nmembers++;
@@ -668,7 +673,7 @@ void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 	for (unsigned i = 0; i < s->nmembers; i++) {
 		struct vmh_member *m = &s->members[i];
 
-		if (m->group != group || (ifindex && m->ifindex != ifindex))
+		if (m->group != group || (ifindex && m->ifindex && m->ifindex != ifindex))
 			continue;
 		if (m->flow_id && s->session == vmh_session_id())
 			vmh_session_detach(m->flow_id, VMH_R_NONE);

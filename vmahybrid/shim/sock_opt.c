@@ -131,7 +131,8 @@ static const struct option {
 	{ IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, E_SOURCE }, { IPPROTO_IP, MCAST_JOIN_SOURCE_GROUP, E_SOURCE },
 	{ IPPROTO_IP, IP_BLOCK_SOURCE, E_SOURCE },  { IPPROTO_IP, MCAST_BLOCK_SOURCE, E_SOURCE },
 	{ IPPROTO_IP, IP_MSFILTER, E_SOURCE },      { IPPROTO_IP, MCAST_MSFILTER, E_SOURCE },
-	{ IPPROTO_IP, IP_DROP_SOURCE_MEMBERSHIP, E_SOURCE },
+	{ IPPROTO_IP, IP_DROP_SOURCE_MEMBERSHIP, E_SOURCE }, { IPPROTO_IP, MCAST_LEAVE_SOURCE_GROUP, E_SOURCE },
+	{ IPPROTO_IP, IP_UNBLOCK_SOURCE, E_SOURCE }, { IPPROTO_IP, MCAST_UNBLOCK_SOURCE, E_SOURCE },
 };
 
 static enum effect effect_of(int level, int name)
@@ -249,6 +250,77 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 	return false;
 }
 
+/* What vma_stats shows of a socket, also of one that is the kernel's for good. */
+static bool is_shown(enum effect e)
+{
+	return e == E_RCVBUF || e == E_MC_IF || e == E_MC_LOOP || e == E_JOIN || e == E_LEAVE || e == E_GROUP_JOIN ||
+	       e == E_GROUP_LEAVE;
+}
+
+struct source_group {
+	in_addr_t group, by; /* by: address of the interface, where it has no index */
+	unsigned ifindex;
+};
+
+/* The group of an option that names sources; false: too short for it. */
+static bool source_group(struct source_group *g, int name, const void *val, socklen_t len)
+{
+	struct group_req r; /* as group_source_req and group_filter begin; their numbers follow the older ones' */
+	struct sockaddr_in a;
+
+	*g = (struct source_group){ 0 };
+	if (name < MCAST_JOIN_GROUP) {
+		struct ip_mreq m; /* as ip_mreq_source and ip_msfilter begin */
+
+		if (len < sizeof(m))
+			return false;
+		memcpy(&m, val, sizeof(m));
+		g->group = m.imr_multiaddr.s_addr;
+		g->by = m.imr_interface.s_addr;
+		vmh_net_is_local(g->by, &g->ifindex);
+		return true;
+	}
+	if (len < sizeof(r))
+		return false;
+	memcpy(&r, val, sizeof(r));
+	memcpy(&a, &r.gr_group, sizeof(a));
+	g->group = a.sin_addr.s_addr;
+	g->ifindex = r.gr_interface;
+	return true;
+}
+
+/* The last source that is dropped ends the membership. The kernel knows filters of its members only. */
+static bool is_still_member(int fd, const struct source_group *g)
+{
+	struct ip_msfilter by_address = { .imsf_multiaddr.s_addr = g->group, .imsf_interface.s_addr = g->by };
+	struct group_filter by_index = { .gf_interface = g->ifindex };
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = g->group };
+	socklen_t len = g->ifindex ? sizeof(by_index) : sizeof(by_address);
+
+	memcpy(&by_index.gf_group, &a, sizeof(a));
+	return vmh_sys(SYS_getsockopt, fd, IPPROTO_IP, g->ifindex ? MCAST_MSFILTER : IP_MSFILTER,
+		       g->ifindex ? (void *)&by_index : (void *)&by_address, &len) >= 0;
+}
+
+/* Object lock held, the socket is home: its groups with sources, for vma_stats. */
+static void show_source(struct vmh_sock *s, int fd, int name, const void *val, socklen_t len)
+{
+	struct source_group g;
+	bool listed = false;
+
+	vmh_session_open(); /* for the interface of an address */
+	if (!source_group(&g, name, val, len))
+		return;
+	for (unsigned i = 0; i < s->nmembers; i++)
+		listed |= s->members[i].group == g.group && (!g.ifindex || s->members[i].ifindex == g.ifindex);
+	if (listed == is_still_member(fd, &g))
+		return;
+	if (listed)
+		vmh_sock_leave(s, g.group, g.ifindex);
+	else
+		vmh_sock_join(s, fd, g.group, g.ifindex);
+}
+
 int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len)
 {
 	enum effect e = effect_of(level, name);
@@ -263,9 +335,14 @@ int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const v
 	}
 	vmh_lock(&s->obj.lock);
 	r = vmh_sys(SYS_setsockopt, fd, level, name, val, len);
-	only_kernel = r >= 0 && !s->home && apply(s, fd, e, level, name, val, len);
+	only_kernel = r >= 0 && (!s->home || is_shown(e)) && apply(s, fd, e, level, name, val, len);
 	vmh_unlock(&s->obj.lock);
 	if (only_kernel)
 		vmh_sock_home(s, why, (uint32_t)level << 16 | (uint32_t)(name & 0xffff));
+	if (r >= 0 && e == E_SOURCE) {
+		vmh_lock(&s->obj.lock);
+		show_source(s, fd, name, val, len);
+		vmh_unlock(&s->obj.lock);
+	}
 	return (int)r;
 }

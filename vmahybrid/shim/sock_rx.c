@@ -18,11 +18,16 @@
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
 #define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
 
+/* recvmmsg has something already: that nothing more is there is no event of its own. */
+static __thread bool has_some __attribute__((tls_model("initial-exec")));
+
 /* What is peeked at, or read from the error queue, is no datagram that came. */
 VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 {
 	bool alone = vmh_rx_alone(s->stats);
 
+	if (r == -EAGAIN && has_some)
+		return;
 	if (r >= 0) {
 		if (flags & (MSG_PEEK | MSG_ERRQUEUE))
 			return;
@@ -39,12 +44,16 @@ VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 
 VMH_HOT static void count_poll(struct vmh_sock *s, bool hit)
 {
+	if (!hit && has_some)
+		return;
 	VMH_COUNT_BY(vmh_rx_alone(s->stats), *(hit ? &s->stats->rx_poll_hit : &s->stats->rx_poll_miss), 1);
 }
 
 /* A call that ends without a datagram, and not by the kernel's word. */
 ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err)
 {
+	if (err == -EAGAIN && has_some)
+		return err;
 	VMH_COUNT_BY(vmh_rx_alone(s->stats), *(err == -EAGAIN ? &s->stats->rx_eagain : &s->stats->rx_errors), 1);
 	return err;
 }
@@ -619,7 +628,9 @@ int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n,
 	if (n > 1024)
 		n = 1024; /* UIO_MAXIOV, as the kernel */
 	while (done < n) {
+		has_some = done > 0;
 		r = vmh_sock_recvmsg(s, fd, &v[done].msg_hdr, flags & ~MSG_WAITFORONE);
+		has_some = false;
 		if (r < 0)
 			break;
 		v[done++].msg_len = (unsigned)r;

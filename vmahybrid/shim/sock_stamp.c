@@ -3,6 +3,7 @@
  * A ring stamps a datagram when it is taken from it. Stamps of sending are the kernel's, so that such a socket sends
  * there. Stamps of the adapter come with a ring on a raw packet QP, and with an AF_XDP ring whose driver gives them to
  * XDP (VMA_HW_TS_CONVERSION); on another one the socket receives by the kernel if its adapter has them. */
+#include "vmh_log.h"
 #include "vmh_net.h"
 #include "vmh_sock.h"
 #include "vmh_worker.h"
@@ -85,4 +86,20 @@ unsigned vmh_sock_stamped_by_adapter(const struct vmh_sock *s, int fd, unsigned 
 		if (adapter_stamps(fd, links[i]))
 			return VMH_R_TIMESTAMPING;
 	return 0;
+}
+
+void vmh_sock_dump(int fd, int level)
+{
+	struct vmh_obj *o = vmh_fd_get(fd);
+
+	if (!o)
+		return;
+	if (atomic_load(&o->class_) == VMH_CLASS_UDP) {
+		const struct vmh_sock *s = vmh_sock_of(o);
+
+		vmh_log(level, "Socket timestamp : m_b_rcvtstamp %s, m_b_rcvtstampns %s, m_n_tsing_flags %u",
+			s->opt_timestamp ? "true" : "false", s->opt_timestamp == VMH_STAMP_NS ? "true" : "false",
+			s->stamping);
+	}
+	vmh_obj_put(o);
 }

@@ -78,7 +78,7 @@ static void no_file(const char *name, int err)
 		 strerrorname_np(-err));
 }
 
-/* 0600: readers get the fd through the service. Without a name: see vmh_stats_show. */
+/* 0600: readers get the fd through the service. Its name comes later: see vmh_stats_show. */
 static int open_file(void)
 {
 	const char *dir = vmh_params.stats_shmem_dir;

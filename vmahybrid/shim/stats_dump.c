@@ -73,6 +73,8 @@ static void dump_sock(const struct vmh_sock_stats *s, int level)
 													 : "PROTO_UNDEFINED");
 	vmh_log(level, "Is closed : false"); /* a closed socket has no slot */
 	vmh_log(level, "Is blocking : %s", s->blocking ? "true" : "false");
+	vmh_log(level, "Rx reuse buffer pending : false"); /* what was read goes back to its ring at once */
+	vmh_log(level, "Rx reuse buffer postponed : false");
 	vmh_log(level, "Is offloaded : %s", s->offloaded ? "true" : "false");
 	if (s->reason)
 		vmh_log(level, "Reason : %s", vmh_reason_text(s->reason));
@@ -82,14 +84,17 @@ static void dump_sock(const struct vmh_sock_stats *s, int level)
 		vmh_log(level, "Socket activity : Rx and Tx where not active");
 	if (s->proto == IPPROTO_TCP && s->offloaded)
 		vmh_tcps_dump(s->fd, level);
-	if (s->proto == IPPROTO_UDP)
+	if (s->proto == IPPROTO_UDP) {
 		vmh_log(level, "Rx ready list size : %llu", s->rx_ready_packets);
+		vmh_sock_dump(s->fd, level);
+	}
 }
 
 static void dump_epoll(const struct vmh_iomux_stats *e, int level)
 {
 	vmh_log(level, "==================== EPOLL FD ====================");
 	vmh_log(level, "Fd number : %d", e->epfd);
+	vmh_epoll_dump(e->epfd, level);
 	vmh_log(level, "Polling CPU : %llu%%", e->polling_percent);
 	if (e->thread)
 		vmh_log(level, "Thread Id : %5u", e->thread);

@@ -14,7 +14,7 @@
 #include "vmh_stats.h"
 #include <sys/socket.h>
 
-#define VMH_SOCK_GROUPS 64 /* memberships followed per socket (igmp_max_memberships is 20 by default) */
+#define VMH_SOCK_GROUPS VMH_STATS_GROUPS /* memberships followed per socket (igmp_max_memberships is 20 by default) */
 #define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
 #ifndef SO_TIMESTAMP_OLD
 #define SO_TIMESTAMP_OLD 29

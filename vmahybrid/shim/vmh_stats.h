@@ -33,8 +33,8 @@ static inline bool vmh_iomux_alone(struct vmh_iomux_stats *s) { return vmh_alone
 extern struct vmh_stats_page *vmh_stats; /* never NULL after vmh_stats_init */
 
 void vmh_stats_init(void);              /* makes the file, nameless yet, or private memory where it can't */
-/* Gives the file its name (and the child of a fork its file), before the first hello: without a service nobody asks for it, and a program that is
- * killed would leave it behind. */
+/* Gives the file its name (and the child of a fork its file), before the service is first asked for;
+ * without one, vma_stats -k reads it all the same, and removes what a program left that was killed. */
 void vmh_stats_show(void);
 int vmh_stats_fd(void);                 /* O_RDWR fd of the file for the service, or -1 */
 void vmh_stats_fork_child(void);        /* a new page for the child; the parent's file is left alone */
@@ -46,6 +46,8 @@ void vmh_stats_ring_free(struct vmh_ring_stats *s);
 struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd);
 void vmh_stats_epoll_free(struct vmh_iomux_stats *s);
 void vmh_stats_zero(void);              /* counters only, not gauges nor descriptions */
+void vmh_sock_dump(int fd, int level);  /* what the page does not have: sock_stamp.c, epoll_dump.c */
+void vmh_epoll_dump(int epfd, int level);
 void vmh_stats_dump_fd(int fd, int level); /* the manual's fd dump, through the log; fd 0 = all */
 /* VMA_STATS_FILE: a block for each socket that was used, at its close or at the end of the program. */
 void vmh_stats_file_init(void);

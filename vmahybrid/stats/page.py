@@ -9,6 +9,7 @@ counters of that one slot, never an error.
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +124,8 @@ def _sockets(body: bytes, pid: int, comm: str) -> list[SocketView]:
 def _socket(slot: Any, pid: int, comm: str) -> SocketView:
     proto = PROTOCOLS.get(slot.proto, str(slot.proto))
     reason = Reason.from_code(slot.reason)
-    groups = [_address(slot.groups[i]) for i in range(min(slot.ngroups, lib.VMH_STATS_GROUPS))]
+    groups = [socket.inet_ntoa(slot.groups[i].to_bytes(4, sys.byteorder))
+              for i in range(min(slot.ngroups, lib.VMH_STATS_GROUPS))]
     return SocketView(
         socket_id=f"{pid}:{slot.fd}",
         pid=pid,

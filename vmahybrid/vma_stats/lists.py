@@ -8,7 +8,7 @@ from vmahybrid.vma_stats.tables import SEPARATOR
 
 NETSTAT_HEADER = (
     f"{'Proto':<5} {'Offloaded':<9} {'Recv-Q':<20} {'Send-Q':<20} {'Local Address':<22} {'Foreign Address':<21} "
-    f"{'State':<11} {'Inode':<10} PID/Program name"
+    f"{'State':<11} {'Inode':<10} {'PID/Program name':<24} Sent by"
 )
 
 
@@ -27,31 +27,30 @@ def groups_view(sockets: list[dict[str, Any]]) -> Iterator[str]:
     yield SEPARATOR
 
 
-def offloaded(sock: dict[str, Any]) -> str:
-    """Yes, No or Rx only."""
-    c = sock["counters"]
-    if sock["offloaded"] and c["tx_os_packets"] and not c["tx_packets"]:
-        return "Rx only"  # a flow is on a ring, and yet each datagram was sent by the kernel
-    return "Yes" if sock["offloaded"] else "No"
+def sent_by(sock: dict[str, Any]) -> str:
+    """Who sent what it has sent: a flow may be on a ring, and yet each datagram sent by the kernel."""
+    ring, kernel = sock["counters"]["tx_packets"], sock["counters"]["tx_os_packets"]
+    return "both" if ring and kernel else "ring" if ring else "kernel" if kernel else "-"
 
 
-def _row(sock: dict[str, Any], on_ring: str, recv_q: int, send_q: int, process: str) -> str:
+def _row(sock: dict[str, Any], recv_q: int, send_q: int, process: str, sender: str) -> str:
+    on_ring = "Yes" if sock["offloaded"] else "No"
     return (
         f"{sock['proto']:<5} {on_ring:<9} {recv_q:<20} {send_q:<20} {sock['local']:<22} {sock['remote']:<21} "
-        f"{sock['state']:<11} {sock['inode']:<10} {process}"
+        f"{sock['state']:<11} {sock['inode']:<10} {process:<24} {sender}"
     )
 
 
 def netstat_row(sock: dict[str, Any]) -> str:
     c = sock["counters"]
     process = f"{sock['pid']}/{sock['comm'] or '-'}"
-    return _row(sock, offloaded(sock), c["rx_ready_bytes"], c["tx_ready_bytes"], process)
+    return _row(sock, c["rx_ready_bytes"], c["tx_ready_bytes"], process, sent_by(sock))
 
 
 def passthrough_row(sock: dict[str, Any], process: dict[str, Any]) -> str:
     """A socket of the kernel that has no slot: see passthrough.py."""
     who = f"{process['pid']}/{process['comm'] or '-'}"
-    return _row(sock, "Yes" if sock["offloaded"] else "No", sock["recv_q"], sock["send_q"], who)
+    return _row(sock, sock["recv_q"], sock["send_q"], who, "-")
 
 
 def netstat_view(readings: list[Reading]) -> Iterator[str]:

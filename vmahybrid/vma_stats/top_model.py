@@ -6,7 +6,7 @@ from typing import Any
 
 from vmahybrid.cli.output import clean, short
 from vmahybrid.vma_stats.delta import Reading, delta
-from vmahybrid.vma_stats.lists import offloaded
+from vmahybrid.vma_stats.lists import sent_by
 from vmahybrid.vma_stats.tables import poll_percent
 
 Sock = dict[str, Any]
@@ -24,6 +24,12 @@ def _field(name: str) -> Callable[[Sock], Value]:
 
 def _poll(sock: Sock) -> float:
     return round(poll_percent(sock["counters"]["rx_poll_hit"], sock["counters"]["rx_poll_miss"]), 1)
+
+
+def _offloaded(sock: Sock) -> str:
+    if sock["offloaded"] and sent_by(sock) == "kernel":
+        return "Rx"
+    return "Yes" if sock["offloaded"] else "No"
 
 
 def _why(sock: Sock) -> str:
@@ -55,7 +61,7 @@ COLUMNS = (
     Column("PROGRAM", 9, _field("comm"), 2, "its name", number=False),
     Column("FD", 4, _field("fd"), 0, "descriptor"),
     Column("PROT", 5, _field("proto"), 10, "protocol", number=False),
-    Column("OFFL", 5, lambda sock: offloaded(sock).split()[0], 0, "on a ring: Yes, No, or Rx only", number=False),
+    Column("OFFL", 5, _offloaded, 0, "on a ring: Yes, No, or Rx: it sends by the kernel", number=False),
     Column("LOCAL", 21, _field("local"), 3, "local address", number=False),
     Column("RX", 7, _sum("rx_packets"), 4, "datagrams received from a ring", rate=True),
     Column("TX", 7, _sum("tx_packets"), 4, "datagrams sent through a ring", rate=True),
@@ -202,7 +208,7 @@ class Top:
 
 
 def _text(sock: Sock) -> str:
-    words = [*(str(sock[name]) for name in ("pid", "comm", "local", "remote", "reason")), offloaded(sock)]
+    words = [*(str(sock[name]) for name in ("pid", "comm", "local", "remote", "reason")), _offloaded(sock)]
     return " ".join(words)
 
 

@@ -12,6 +12,16 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+void vmh_sock_dump(int fd, int level)
+{
+	(void)fd;
+	(void)level;
+}
+void vmh_epoll_dump(int epfd, int level)
+{
+	(void)epfd;
+	(void)level;
+}
 void vmh_tcps_dump(int fd, int level); /* there is no TCP here */
 void vmh_tcps_dump(int fd, int level)
 {

@@ -1,0 +1,92 @@
+"""Programs that the kernel serves altogether are shown, too: offloading switched off, or no service there."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from net.counter_lab import Program
+from net.service_lab import Api, until
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+from vmahybrid.vma_stats.main import main
+
+pytestmark = pytest.mark.root
+TALK = """
+s = udp('127.0.0.1')
+[s.sendto(b'x' * 100, s.getsockname()) for _ in range(5)]
+[s.recv(200) for _ in range(4)]
+"""
+LISTEN = "tcp = socket.socket()\ntcp.bind(('127.0.0.1', 0))\ntcp.listen()"
+
+
+def shown(capsys: pytest.CaptureFixture[str], program: Program, *argv: str) -> list[str]:
+    code = main(["-F", "-p", str(program.pid), "--once", *argv])
+    found = capsys.readouterr()
+    assert code == 0, found
+    return [line for line in found.out.splitlines() if not line.startswith("vmastat: stats for")]
+
+
+def views(capsys: pytest.CaptureFixture[str], program: Program, *argv: str) -> None:
+    """Views 1 and 5 of a program that ran TALK and LISTEN."""
+    udp = next(line for line in shown(capsys, program, "-v", "1", *argv) if " Rx: " in line)
+    assert udp.split()[2:] == ["0", "0", "0", "0", "0.0", "4", "0", "0", "0"]
+    rows = [line.split() for line in shown(capsys, program, "-v", "5", *argv)[1:]]
+    assert sorted(row[:2] for row in rows) == [["tcp", "No"], ["udp", "No"]]
+
+
+def test_offloading_switched_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service knows the program and asks nothing for it; what vma_stats wants of it is done."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_OFFLOADED_SOCKETS="0", VMA_EXCEPTION_HANDLING="-2") as program:
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        assert program.do(TALK + f"near = udp({program.address!r})\nnear.connect(({sandbox.a.address!r}, 9))\n"
+                          "near.send(b'x')\nnear.close()\n" + LISTEN) is None
+        process = next(p for p in Api(service).call("GET", "/v1/processes")[1] if p["pid"] == program.pid)
+        assert (process["reason"], process["sockets"], process["offloaded_sockets"], process["rings"],
+                process["flows"]) == ("disabled", 1, 0, [], [])
+        assert program.socket()["reason"] == "disabled"
+        views(capsys, program)
+        assert (program.directory / f"vmastat.{program.pid}").exists()
+        shown(capsys, program, "-l", "debug")
+        until(lambda: program.stats()["process"]["log_level"] == 5, 3)
+        assert main(["-z", "-F", "-p", str(program.pid), "--once"]) == 0
+        until(lambda: program.socket()["counters"]["rx_os_packets"] == 0, 3)
+
+
+def test_service_that_comes_later(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_OFFLOADED_SOCKETS="0") as program:
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        program.do(TALK + LISTEN)
+        service.program.stop(signal.SIGTERM, 10)
+        service.start()
+        until(lambda: [p["pid"] for p in Api(service).call("GET", "/v1/processes")[1]] == [program.pid], 5)
+        views(capsys, program)
+
+
+def test_without_a_service(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """-k reads the file, which is there from the first socket on and goes with the program; a child of a fork has its
+    own from its first socket on."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_HYBRID_SOCKET=str(tmp_path / "none")) as program:
+        program.do("1")
+        assert list(program.directory.glob("vmastat.*")) == []
+        program.do(TALK + LISTEN)
+        views(capsys, program, "-k", str(program.directory))
+        child = program.do("""
+import os
+pid = os.fork()
+if not pid:
+    c = udp('127.0.0.1')
+    time.sleep(20)
+    os._exit(0)
+pid
+""")
+        until((program.directory / f"vmastat.{child}").exists, 5)
+        program.do(f"os.kill({child}, 15)\nos.wait()")
+        program.close()
+        # the child was killed: whoever looks next removes what it left, and what the program itself left is gone
+        assert not (program.directory / f"vmastat.{program.pid}").exists()
