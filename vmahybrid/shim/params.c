@@ -336,10 +336,20 @@ static void apply_bounds(unsigned param)
 		value = bound_value(&d->ceiling);
 	if (value == asked)
 		return;
-	if (is_set(param))
+	if (is_set(param) || d->bound_warns)
 		warn_pair(param, (unsigned)(value > asked ? d->floor.other : d->ceiling.other),
 			  value > asked ? "at least" : "at most", value);
 	*number_of(d) = value;
+}
+
+/* The value stays what was asked for, as in the peer. */
+static void warn_cap(unsigned param)
+{
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+
+	if (d->has_cap && is_set(param) && *number_of(d) > d->cap)
+		warn("%s = %lld acts as %lld: more makes no difference", d->name, (long long)*number_of(d),
+		     (long long)d->cap);
 }
 
 /* One switch implies the value of another parameter, unless that one was set as explicitly. */
@@ -441,8 +451,10 @@ void vmh_params_init(void)
 		if (i != VMH_PARAM_SPEC && i != VMH_PARAM_HYBRID_POLICY && i != VMH_PARAM_HYBRID_PROFILE_DIR)
 			from_environment(i);
 	apply_implied();
-	for (i = 0; i < VMH_PARAMS_COUNT; i++)
+	for (i = 0; i < VMH_PARAMS_COUNT; i++) {
 		apply_bounds(i);
+		warn_cap(i);
+	}
 	warn_obsolete();
 	warn_unknown();
 }
