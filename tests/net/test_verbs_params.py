@@ -95,6 +95,18 @@ def test_send_completions(lab: Lab, spy: Path, batch: int) -> None:
     assert found["send signalled"] == 96 // batch
 
 
+@pytest.mark.parametrize(("interval", "seen"), [("50", {0, 50}), ("60000", {50})])
+def test_how_often_moderation_adapts(lab: Lab, interval: str, seen: set[int]) -> None:
+    """Few and small frames want the least delay: microseconds that are held, in a second of such traffic."""
+    program = lab.serve("echo", "block", lab.box.b.address, str(PORT), VMA_RX_POLL="0", VMA_SELECT_POLL="0",
+                        VMA_CQ_AIM_INTERVAL_MSEC=interval)
+    found = {lab.ring(program)["mod_usec"]}
+    for _ in range(8):
+        assert lab.ask([64] * 2000)["wrong"] == {}
+        found.add(lab.ring(program)["mod_usec"])
+    assert found == seen
+
+
 @pytest.mark.parametrize(("rate", "count", "period", "wanted"), [
     (100, 33, 77, (33, 33, 77, 77)),
     (100, 5000, 60000, (34, 2000, 9600, 10000)),
