@@ -689,6 +689,44 @@ def test_receive_buffers_of_a_ring(
     assert low <= int(program.wait_for(r'"got": (\d+)')[1]) <= high
 
 
+BATCHES = """
+import fcntl
+s = udp(5039)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+tell(bound=1)
+for _ in range(40):
+    s.recv(2000)
+tell(read=1)
+time.sleep(1)       # everything has come
+s.setblocking(False)
+fcntl.ioctl(s, 0x541b, bytes(4))    # FIONREAD: off the ring, all of it
+got = 0
+try:
+    while s.recv(2000):
+        got += 1
+except BlockingIOError:
+    tell(got=got)
+wait()
+"""
+
+
+@xdp_only("of a QP's: tests/unit/c/test_ring_verbs.c")
+@pytest.mark.parametrize(("batch", "low", "high"), [("1", 120, 128), ("64", 80, 92), ("", 108, 128)])
+def test_receive_buffers_go_back_in_batches(
+    start: Run, netns_pair: Sandbox, batch: str, low: int, high: int
+) -> None:
+    """Of 128 buffers 40 were used and read: how many are there for the datagrams that come then."""
+    more = {"VMA_RX_WRE_BATCHING": batch} if batch else {}
+    program = start(BATCHES, VMA_RX_WRE="128", VMA_RX_BYTES_MIN="4194304", VMA_PROGRESS_ENGINE_INTERVAL="0", **more)
+    program.wait_for("bound")
+    send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+           f"for n in range(540):\n" \
+           f"    s.sendto(b'x', ('{netns_pair.a.address}', 5039))\n" \
+           f"    time.sleep(0.002 if n < 39 else 0.4 if n == 39 else 0)"  # fmt: skip
+    netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+    assert low <= int(program.wait_for(r'"got": (\d+)')[1]) <= high
+
+
 MOVES = """
 conns = [socket.create_connection((there, 5035)) for _ in range(3)]
 end = time.monotonic() + 1.5
