@@ -75,6 +75,8 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ({"VMA_TRACELEVEL": "4"}, {"tracelevel": "5", "log_details": "2"}, ["configured with high log level"]),
     ({"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "0"}, {"tracelevel": "5", "log_details": "0"}, []),
     ({"VMA_TRACELEVEL": "func+"}, {"tracelevel": "7"}, []),
+    ({"VMA_HYBRID_TCP": "bogus"}, {}, [", using the default [adaptive]\n"]),
+    ({"VMA_HYBRID_TCP": "9"}, {}, [", using [adaptive]\n"]),
     ({"VMA_TRACELEVEL": "loud"}, {"tracelevel": "3"}, ["VMA_TRACELEVEL = loud is not one of none, panic, error"]),
     ({"VMA_OFFLOADED_SOCKETS": "0"}, {"offloaded_sockets": "0"}, []),
     ({"VMA_OFFLOADED_SOCKETS": "off"}, {"offloaded_sockets": "0"}, []),
@@ -462,7 +464,7 @@ def test_each_bad_value_is_named(driver: Path) -> None:
     log = run(driver, **wrong)[1]
     for name in wrong:
         p = load()[name]
-        assert f" {name} = {'x' * 64}... is not {p.expected()}, using the default [{p.default}]\n" in log
+        assert f" {name} = {'x' * 64}... is not {p.expected()}, using the default [{p.show(p.default)}]\n" in log
     log = run(driver, **{f"VMA_NOT_{n}": "1" for n in range(2000)})[1]
     named = log.count("is not a parameter")
     assert 500 < named < 2000 and f"{2000 - named} more warnings about parameters" in log
