@@ -73,7 +73,7 @@ def test_what_is_less_than_asked_for_is_no_bulk(service: Service) -> None:
 
 @pytest.mark.parametrize(("rounds", "moved"), [(20, True), (300, False)])
 def test_rounds_before_a_connection_is_moved(service: Service, rounds: int, moved: bool) -> None:
-    """On either side of what they are by default: 64."""
+    """VMA_HYBRID_TCP_ROUNDS on either side of its default, 64."""
     a_side, b_side = service.sandbox.sides
     with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "adaptive", rounds, **NEVER) as a:
         port = b.do("listen", address=b_side.address)
