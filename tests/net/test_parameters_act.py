@@ -600,21 +600,33 @@ def test_packets_taken_in_one_look(start: Run, service: Service, netns_pair: San
     assert socket_of(service, program, 5041)["counters"]["rx_ready_packets"] == taken - 1
 
 
-@on_both(("most", "delivered"), [("10000", True), ("0", False)], 1)
+@on_both(("most", "delivered"), [("10000", 20), ("7", 7), ("0", 0)], 1)
 def test_frames_that_the_internal_thread_takes(
-    start: Run, service: Service, netns_pair: Sandbox, most: str, delivered: bool
+    start: Run, service: Service, netns_pair: Sandbox, most: str, delivered: int
 ) -> None:
-    """Of a ring that is more than half full and that nobody looks at."""
+    """Of a ring that is more than half full and that nobody looks at: in one look at least, or exactly, so many."""
     program = start("s = udp(5030); tell(pid=1); wait()", VMA_PROGRESS_ENGINE_WCE_MAX=most)
     told(program)
     send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
            f"for _ in range(1400): s.sendto(b'x', ('{netns_pair.a.address}', 5030)); time.sleep(0.0002)"  # fmt: skip
     netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
     if delivered:
-        until(lambda: socket_of(service, program, 5030)["counters"]["rx_ready_packets"] > 0)
+        until(lambda: socket_of(service, program, 5030)["counters"]["rx_ready_packets"] >= delivered)
     else:
         time.sleep(0.3)
         assert socket_of(service, program, 5030)["counters"]["rx_ready_packets"] == 0
+    with Client(service.rundir / "api.sock") as client:
+        most_at_once = max(ring["stats"]["drained_max"] for ring in client.get("v1", "rings") if ring["stats"])
+    assert most_at_once >= 20 if delivered == 20 else most_at_once == delivered
+
+
+@on_both(("offloaded",), [("1",), ("0",)], 1)
+def test_sockets_that_are_not_offloaded(start: Run, service: Service, offloaded: str) -> None:
+    program = start("s = udp(5037); tell(fd=s.fileno()); wait()", VMA_OFFLOADED_SOCKETS=offloaded)
+    told(program)
+    with Client(service.rundir / "api.sock") as client:
+        found = [flow["local"] for flow in client.get("v1", "flows")]
+    assert any(":5037" in local for local in found) is (offloaded == "1"), found
 
 
 def test_mtu(start: Run, service: Service) -> None:
@@ -673,6 +685,44 @@ def test_receive_buffers_of_a_ring(
     program.wait_for("bound")
     send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
            f"for _ in range(500): s.sendto(b'x', ('{netns_pair.a.address}', 5034))"
+    netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+    assert low <= int(program.wait_for(r'"got": (\d+)')[1]) <= high
+
+
+BATCHES = """
+import fcntl
+s = udp(5039)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+tell(bound=1)
+for _ in range(40):
+    s.recv(2000)
+tell(read=1)
+time.sleep(1)       # everything has come
+s.setblocking(False)
+fcntl.ioctl(s, 0x541b, bytes(4))    # FIONREAD: off the ring, all of it
+got = 0
+try:
+    while s.recv(2000):
+        got += 1
+except BlockingIOError:
+    tell(got=got)
+wait()
+"""
+
+
+@xdp_only("of a QP's: tests/unit/c/test_ring_verbs.c")
+@pytest.mark.parametrize(("batch", "low", "high"), [("1", 120, 128), ("64", 80, 92), ("", 108, 128)])
+def test_receive_buffers_go_back_in_batches(
+    start: Run, netns_pair: Sandbox, batch: str, low: int, high: int
+) -> None:
+    """Of 128 buffers 40 were used and read: how many are there for the datagrams that come then."""
+    more = {"VMA_RX_WRE_BATCHING": batch} if batch else {}
+    program = start(BATCHES, VMA_RX_WRE="128", VMA_RX_BYTES_MIN="4194304", VMA_PROGRESS_ENGINE_INTERVAL="0", **more)
+    program.wait_for("bound")
+    send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+           f"for n in range(540):\n" \
+           f"    s.sendto(b'x', ('{netns_pair.a.address}', 5039))\n" \
+           f"    time.sleep(0.002 if n < 39 else 0.4 if n == 39 else 0)"  # fmt: skip
     netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
     assert low <= int(program.wait_for(r'"got": (\d+)')[1]) <= high
 

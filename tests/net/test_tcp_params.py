@@ -59,6 +59,17 @@ def test_mss(served: tuple[Sandbox, Service]) -> None:
     assert experiment(served, "echo", VMA_MSS="700")["maxseg"] == 700
 
 
+@pytest.mark.parametrize(("asked", "warned"), [("1460", False), ("5000", True), ("0", False)])
+def test_mss_beyond_the_mtu(served: tuple[Sandbox, Service], asked: str, warned: bool) -> None:
+    sandbox, service = served
+    argv = service.run_argv([*PROGRAM, "echo", sandbox.b.address], profile="none", VMA_HYBRID_TCP="offload",
+                            VMA_TRACELEVEL="warn", VMA_MSS=asked)
+    program = sandbox.start(sandbox.a, argv, env=service.env)
+    assert json.loads(program.result(20).splitlines()[-1])["maxseg"] == 1460
+    text = f"VMA_MSS = {asked} is not a number from 88 to 1460, which is what {sandbox.a.device} can have, using [1460]"
+    assert (text in program.errors) is warned and ("is not a number" in program.errors) is warned
+
+
 def test_nodelay(served: tuple[Sandbox, Service]) -> None:
     """Nagle's algorithm joins small writes."""
     assert experiment(served, "echo", VMA_TCP_NODELAY="0")["nodelay"] == 0

@@ -64,6 +64,29 @@ def test_bulk_goes_home_and_comes_back(service: Service) -> None:
         comes_back(service, a)
 
 
+def test_what_is_less_than_asked_for_is_no_bulk(service: Service) -> None:
+    """The same as above, by another measure of it: more in 100 ms than there is."""
+    with hot(service, VMA_HYBRID_TCP_BULK="100000000") as (a, _b):
+        assert a.do("bulk", 40, size=30_000_000) == ""
+        assert len(flows(service)) == 1, why(service, a)
+
+
+@pytest.mark.parametrize(("rounds", "moved"), [(20, True), (300, False)])
+def test_rounds_before_a_connection_is_moved(service: Service, rounds: int, moved: bool) -> None:
+    """VMA_HYBRID_TCP_ROUNDS on either side of its default, 64."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "adaptive", rounds, **NEVER) as a:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=40 if moved else 150, size=100) == ""
+        if moved:
+            on_ring(service, a)
+        time.sleep(0.2)
+        assert len(flows(service)) == moved, why(service, a)
+
+
 def test_small_rounds_at_full_speed_are_no_bulk(service: Service) -> None:
     with hot(service, VMA_HYBRID_TCP_BULK="1") as (a, _b):
         for _ in range(3):

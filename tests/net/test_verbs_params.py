@@ -59,6 +59,16 @@ SIZES = [
     ({"VMA_RX_BUFS": "100", "VMA_RX_WRE": "1000"}, ["VMA_RX_WRE = 1000 is not a number from 16 to 50, {}, using [50]"]),
     ({"VMA_TX_BUF_SIZE": "100"}, ["VMA_TX_BUF_SIZE = 100 is not a number from 2048 to 65280, {}, using [2048]"]),
     ({"VMA_TX_BUFS": "9000"}, ["VMA_TX_BUFS = 9000 is not a number from 15 to 2047, {}, using [2047]"]),
+    ({"VMA_CQ_MODERATION_PERIOD_USEC": "70000"},
+     ["VMA_CQ_MODERATION_PERIOD_USEC = 70000 is not a number from 0 to 65535, {}, using [65535]"]),
+    ({"VMA_CQ_MODERATION_COUNT": "65536", "VMA_RX_WRE": "200000", "VMA_RX_BUFS": "400000"},
+     ["VMA_RX_WRE = 200000 is not a number from 16 to 32752, {}, using [32752]",
+      "VMA_CQ_MODERATION_COUNT = 65536 is not a number from 0 to 65535, {}, using [65535]"]),
+    ({"VMA_CQ_AIM_MAX_PERIOD_USEC": "2147483647"},
+     ["VMA_CQ_AIM_MAX_PERIOD_USEC = 2147483647 is not a number from 0 to 65535, {}, using [65535]"]),
+    ({"VMA_CQ_AIM_MAX_PERIOD_USEC": "65535", "VMA_CQ_MODERATION_PERIOD_USEC": "65535"}, []),
+    ({"VMA_RING_DEV_MEM_TX": "2147483647"},
+     ["VMA_RING_DEV_MEM_TX = 2147483647 is not a number from 0 to 0, {}, using [0]"]),
     ({"VMA_RX_BUFS": "8192", "VMA_TX_BUFS": "500", "VMA_TX_WRE": "1024", "VMA_TX_BUF_SIZE": "2000"}, []),
 ]
 
@@ -83,6 +93,18 @@ def test_send_completions(lab: Lab, spy: Path, batch: int) -> None:
     found = seen(lab, spy, 96, VMA_TX_WRE_BATCHING=str(batch))
     assert found["send signalled"] + found["send"] == 96
     assert found["send signalled"] == 96 // batch
+
+
+@pytest.mark.parametrize(("interval", "seen"), [("50", {0, 50}), ("60000", {50})])
+def test_how_often_moderation_adapts(lab: Lab, interval: str, seen: set[int]) -> None:
+    """Few and small frames want the least delay: microseconds that are held, in a second of such traffic."""
+    program = lab.serve("echo", "block", lab.box.b.address, str(PORT), VMA_RX_POLL="0", VMA_SELECT_POLL="0",
+                        VMA_CQ_AIM_INTERVAL_MSEC=interval)
+    found = {lab.ring(program)["mod_usec"]}
+    for _ in range(8):
+        assert lab.ask([64] * 2000)["wrong"] == {}
+        found.add(lab.ring(program)["mod_usec"])
+    assert found == seen
 
 
 @pytest.mark.parametrize(("rate", "count", "period", "wanted"), [

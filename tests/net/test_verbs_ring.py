@@ -219,6 +219,9 @@ def test_static_and_adaptive_moderation(lab: Lab) -> None:
     program = lab.serve("hold", lab.box.b.address, str(PORT), **plain, VMA_CQ_AIM_INTERVAL_MSEC="0",
                         VMA_CQ_MODERATION_COUNT="17", VMA_CQ_MODERATION_PERIOD_USEC="29")
     assert [lab.ring(program)[name] for name in ("mod_count", "mod_usec")] == [17, 29]
+    program = lab.serve("hold", lab.box.b.address, str(PORT + 4), **plain, VMA_CQ_AIM_INTERVAL_MSEC="0",
+                        VMA_CQ_MODERATION_PERIOD_USEC="70000")
+    assert [lab.ring(program)[name] for name in ("mod_count", "mod_usec")] == [48, 65535]  # as the device has it
     program = lab.serve("hold", lab.box.b.address, str(PORT + 3), **plain, VMA_CQ_MODERATION_ENABLE="0")
     assert [lab.ring(program)[name] for name in ("mod_count", "mod_usec")] == [0, 0]
     program = lab.serve("echo", "block", lab.box.b.address, str(PORT + 1), **plain, VMA_CQ_AIM_INTERVAL_MSEC="50")

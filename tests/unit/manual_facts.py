@@ -21,6 +21,7 @@ DEFAULTS = (
     r"^(?P<value>Disabled) by default",
 )
 RANGE = re.compile(r"^Value range is (?P<low>-?\d+)(?: bytes)?(?:, 0)?(?: to |-)(?P<high>[\d,]+|MTU)")
+SIMILAR = re.compile(r"^Value range is similar to the above (?P<other>VMA_\w+)")
 CHOICES = (
     r"^\t?(?P<value>\d+)\s*[-=] ",
     r"Use value of (?P<value>-?\d+) ",
@@ -73,6 +74,8 @@ def described(body: list[str]) -> dict[str, Any]:
             if match := re.search(pattern, line):
                 facts.setdefault("choices", []).append(int(match["value"]))
                 break
+        if match := SIMILAR.match(line):
+            facts["range"] = match["other"]
     if "choices" in facts:
         facts["choices"] = sorted(set(facts["choices"]))
     return facts
@@ -92,9 +95,13 @@ def profiles(body: list[str]) -> dict[str, dict[str, list[str]]]:
 def facts(text: str) -> dict[str, Any]:
     lines = text.splitlines()
     bodies = sections(lines)
+    of_each = {name: described(body) for name, body in bodies.items()}
+    for fact in of_each.values():
+        if isinstance(fact.get("range"), str):
+            fact["range"] = of_each[fact["range"]]["range"]
     return {
         "banner": banner(lines),
-        "described": {name: described(body) for name, body in bodies.items()},
+        "described": of_each,
         "profiles": profiles(bodies["VMA_SPEC"]),
     }
 

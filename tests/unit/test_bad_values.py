@@ -75,7 +75,7 @@ def test_out_of_range(driver: Path, p: Parameter) -> None:
 def test_not_a_number(driver: Path, p: Parameter, text: str) -> None:
     origin, value, warnings = outcome(driver, p.name, text)
     (warning,) = own(warnings)
-    for part in (p.name, f" {text} ", p.expected(), f"[{p.default}]"):
+    for part in (p.name, f" {text} ", p.expected(), f"[{p.show(p.default)}]"):
         assert part in warning
     if p.floor is None and p.ceiling is None and p.name != "VMA_LOG_DETAILS":
         assert (origin, value) == ("0", str(p.default))
@@ -89,7 +89,7 @@ def test_a_number_that_is_no_choice(driver: Path, p: Parameter) -> None:
         if p.name in PEERS:
             assert warning == PEERS[p.name].format(bad)
         else:
-            assert all(part in warning for part in (p.name, f" {bad} ", p.expected(), f"[{p.default}]"))
+            assert all(part in warning for part in (p.name, f" {bad} ", p.expected(), f"[{p.show(p.default)}]"))
         assert (origin, value) == ("0", str(p.default))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,8 @@ def test_effects(capsys: pytest.CaptureFixture[str]) -> None:
     assert {name: row["effect"] for name, row in shown.items()} == {
         "VMA_BF": "no effect on xdp", "VMA_RX_POLL": "", "VMA_CLOSE_ON_DUP2": "no effect",
         "VMA_TX_PREFETCH_BYTES": "no effect on xdp"}  # fmt: skip
+    shown = body(capsys, "show", "VMA_TCP_TIMER_RESOLUTION_MSEC", "TIMER_RESOLUTION_MSEC")["parameters"]
+    assert {row["value"]: row["effect"] for row in shown.values()} == {"100": "acts as 40", "10": ""}
     assert main(["config", "show", "VMA_BF"]) == 0
     assert "VMA_BF     1      default  no effect on xdp" in capsys.readouterr().out
     assert main(["config", "show", "VMA_BFF"]) == 2
@@ -233,9 +236,75 @@ def test_diff(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert body(capsys, "diff", "latency", str(place / "own.conf"))["differences"].keys() == {"VMA_RX_POLL"}
     monkeypatch.setenv("VMA_TX_BUFS", "12")
     assert body(capsys, "diff")["differences"]["VMA_TX_BUFS"]["right"] == "12"
+    for name, policy in (("safe", "kernel"), ("latency", "offload")):
+        row = body(capsys, "diff", "default", name)["differences"]["VMA_HYBRID_TCP"]
+        assert (row["left"], row["right"], row["right_origin"]) == ("adaptive", policy, f"profile {name}")
     assert main(["config", "diff", "a", "b", "c"]) == 2
     assert main(["config", "diff", "rti", "rti"]) == 0
     assert "profile rti and profile rti: no difference" in capsys.readouterr().out
+
+
+def test_diff_says_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str],
+                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """As `config show` does: a bad value, and a policy that a running program has not read."""
+    policy = place / "policy.conf"
+    policy.write_text("VMA_SELECT_POLL = 0\n")
+    monkeypatch.setenv("VMA_RX_POLL", "abc")
+    said = "the environment: VMA_RX_POLL = abc is not a number from -1 to 100000000, using [100000]"
+    assert body(capsys, "diff")["warnings"] == [said]
+    assert main(["config", "diff"]) == 0
+    assert f"warning: {said}" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.delenv("VMA_RX_POLL")
+    time.sleep(0.1)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=dict(os.environ)) as program:
+        time.sleep(0.1)
+        policy.write_text("VMA_SELECT_POLL = 9\n")
+        found = body(capsys, "diff", str(program.pid))
+        assert program.stdin is not None
+        program.stdin.close()
+    assert found["differences"]["VMA_SELECT_POLL"]["right_origin"] == f"{policy}:1 (changed since)"
+    assert any(f"{policy} was changed after process {program.pid} had read it" in text for text in found["warnings"])
+
+
+@pytest.mark.parametrize(("name", "env", "value", "origin"), [
+    ("TCP_TIMER_RESOLUTION_MSEC", {"VMA_TIMER_RESOLUTION_MSEC": "200"}, "200", "raised by VMA_TIMER_RESOLUTION_MSEC"),
+    ("TCP_TIMER_RESOLUTION_MSEC", {"VMA_TIMER_RESOLUTION_MSEC": "20", "VMA_TCP_TIMER_RESOLUTION_MSEC": "15"}, "20",
+     "environment, raised by VMA_TIMER_RESOLUTION_MSEC"),
+    ("RX_WRE", {"VMA_RX_WRE_BATCHING": "1024", "VMA_SPEC": "latency"}, "2048",
+     "profile latency, raised by VMA_RX_WRE_BATCHING"),
+    ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "256"}, "128", "lowered by VMA_RX_WRE"),
+    ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "2000"}, "560", "default"),
+])  # fmt: skip
+def test_the_origin_of_what_another_value_bounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                                 name: str, env: dict[str, str], value: str, origin: str) -> None:
+    for key, text in env.items():
+        monkeypatch.setenv(key, text)
+    (row,) = body(capsys, "show", name)["parameters"].values()
+    assert (row["value"], row["origin"]) == (value, origin)
+    changed = body(capsys, "show", "--changed")["parameters"]
+    assert (f"VMA_{name}" in changed) is (origin != "default")
+
+
+def test_the_origin_of_a_profile_of_the_policy_has_its_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "policy.conf").write_text("# mine\nVMA_SPEC = latency\n")
+    (row,) = body(capsys, "show", "VMA_SPEC")["parameters"].values()
+    assert (row["value"], row["origin"]) == ("latency", f"{place}/policy.conf:2")
+
+
+def test_an_origin_is_not_cut_in_a_pipe_and_keeps_its_line_on_a_terminal(place: Path) -> None:
+    long = place / ("deep" * 30)
+    long.mkdir()
+    (long / "policy.conf").write_text("VMA_RX_POLL = 9\n" * 42)
+    argv = [sys.executable, "-P", "-m", "vmahybrid.cli.main", "config", "show"]
+    env = {**os.environ, "VMA_HYBRID_POLICY": f"{long}/policy.conf", "COLUMNS": "80", "TERM": "dumb"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert re.search(rf"^VMA_RX_POLL +9 loops +{long}/policy.conf:42$", done.stdout, re.MULTILINE)
+    ours, theirs = os.openpty()
+    subprocess.run([*argv, "VMA_RX_POLL"], env=env, stdout=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert re.search(r"^VMA_RX_POLL +9 loops +…\w+/policy.conf:42 *\r$", shown, re.MULTILINE), shown
 
 
 def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,6 +326,13 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert f"{place}/libvma.conf: ok (libvma.conf: 1 rules in 1 application ids)\n" in out
     assert err == f'{place}/rules:2: not a port (0 to 65535), a range of ports, or *: "53x"\n'
+    for text, token in (("aplication-id * *\nuse os udp_connect *:53\n", "aplication-id"),
+                        ("us os udp_connect *:53\n", "us"), ("# x\n\nlogg min-level 1\n", "logg")):  # fmt: skip
+        (place / "rules").write_text(text)
+        assert main(["config", "check", str(place / "rules")]) == 1
+        line = next(number for number, row in enumerate(text.split("\n"), 1) if token in row)
+        err = capsys.readouterr().err
+        assert err.startswith(f"{place}/rules:{line}: not a statement") and err.endswith(f'"{token}"\n'), err
     assert main(["config", "check", "/nonexistent"]) == 2
 
 

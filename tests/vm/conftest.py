@@ -18,10 +18,29 @@ BOOT_S = 400  # 80 s on an idle machine; Python and bcc's compiler are slow unde
 Record = Callable[[str], dict[str, Any]]
 
 
-@pytest.fixture(scope="session", params=list(image.KERNELS))
-def guest(request: pytest.FixtureRequest) -> boot.Ran:
+def must_be_ready() -> None:
     if not image.ready():
         pytest.fail(f"the guest's image is not in {image.CACHE}. Run: make test-vm")
+
+
+def reader(guest: boot.Ran) -> Record:
+    """Gives a record of the guest by its name; fails the test with what the guest said when there is none."""
+
+    def read(name: str) -> dict[str, Any]:
+        found = guest.records.get(name)
+        if found is None:
+            pytest.fail(f"no record {name!r}. {guest.ended}. Console:\n{guest.console[-3000:]}")
+        if "error" in found:
+            pytest.fail(f"{name}: {found['error']}")
+        assert isinstance(found, dict)
+        return found
+
+    return read
+
+
+@pytest.fixture(scope="session", params=list(image.KERNELS))
+def guest(request: pytest.FixtureRequest) -> boot.Ran:
+    must_be_ready()
     program = [sys.executable, str(Path(__file__).with_name("guest.py"))]
     return boot.boot(request.param, program, BOOT_S)
 
@@ -35,15 +54,4 @@ def kernel(request: pytest.FixtureRequest, guest: boot.Ran) -> str:
 
 @pytest.fixture
 def record(guest: boot.Ran) -> Record:
-    """A record of the guest by its name; the test fails with what the guest said when there is none."""
-
-    def read(name: str) -> dict[str, Any]:
-        found = guest.records.get(name)
-        if found is None:
-            pytest.fail(f"no record {name!r}. {guest.ended}. Console:\n{guest.console[-3000:]}")
-        if "error" in found:
-            pytest.fail(f"{name}: {found['error']}")
-        assert isinstance(found, dict)
-        return found
-
-    return read
+    return reader(guest)

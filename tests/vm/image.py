@@ -29,7 +29,7 @@ KERNELS = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
 # named with what could be installed on the host already, as `apt-get install` downloads only what is absent
 PACKAGES = ("qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios", "busybox-static")
 # overlay: the guest writes into memory, over the host's tree; crc32_generic: rxe asks for it when it makes a device
-MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "veth", "8021q", "crc32_generic", "rdma_rxe")
+MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "veth", "8021q", "bonding", "crc32_generic", "rdma_rxe")
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/lintian")
 _SEABIOS_DIRECTORIES = ("usr/share/qemu", "usr/share/seabios")
 

@@ -8,7 +8,9 @@ $b mount -t proc proc /proc
 $b mount -t sysfs sysfs /sys
 $b mount -t devtmpfs devtmpfs /dev
 for module in /modules/*; do
-	$b insmod "$module" || finish "insmod $module failed"
+	options=
+	case $module in *bonding*) options=max_bonds=0 ;; esac # no bond but those that are asked for
+	$b insmod "$module" $options || finish "insmod $module failed"
 done
 for word in $($b cat /proc/cmdline); do
 	case $word in vmh.run=*) run=${word#vmh.run=} ;; esac

@@ -56,7 +56,8 @@ _SOL_PACKET, _PACKET_AUXDATA = 263, 8
 class Service:
     """`vmahybrid start --foreground` on the links; a context, in which it runs. Raises RuntimeError with its log."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: Sequence[Link] = (*LINKS, VLAN)) -> None:
+        self._links = links
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the service
         self._process: subprocess.Popen[str] | None = None
         self._begun = time.monotonic()
@@ -67,8 +68,9 @@ class Service:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
             notify.bind("\0vmh-ready")
             notify.settimeout(0.2)
-            interfaces = [word for link in (*LINKS, VLAN) for word in ("--interface", link.device)]
-            CONFIG.write_text("".join(f'[interface."{link.device}"]\nbackend = "{link.backend}"\n' for link in LINKS))
+            interfaces = [word for link in self._links for word in ("--interface", link.device)]
+            CONFIG.write_text("".join(f'[interface."{link.device}"]\nbackend = "{link.backend}"\n'
+                                      for link in self._links))
             self._process = subprocess.Popen(
                 [VMAHYBRID, "start", "--foreground", "--config", str(CONFIG), *interfaces],
                 stdout=self._log, stderr=subprocess.STDOUT, text=True,
@@ -162,7 +164,7 @@ def priorities(offload: bool = True, second: bool = False) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
         if second:
-            stack.enter_context(_server(VLAN, PORT + 1, log))
+            stack.enter_context(server(VLAN, PORT + 1, log))
         wire = stack.enter_context(_peer_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)))
         wire.bind((VLAN_LOWER.peer_device, 0))
         wire.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
@@ -181,7 +183,7 @@ def priorities(offload: bool = True, second: bool = False) -> dict[str, Any]:
         return {"tags": tags, "sockets": sockets, "rings": rings, "log": log.read()}
 
 
-def _exchange(link: Link) -> int:
+def exchange(link: Link) -> int:
     """How many of DATAGRAMS came back, each unchanged and once; at most one is on its way at a time."""
     answered = 0
     with _peer_socket() as client:
@@ -200,7 +202,7 @@ def _exchange(link: Link) -> int:
 
 
 @contextlib.contextmanager
-def _server(link: Link, port: int, log: IO[str], prefix: Sequence[str] = (),
+def server(link: Link, port: int, log: IO[str], prefix: Sequence[str] = (),
             options: Sequence[str] = ()) -> Iterator[int]:
     """The server under the shim, while it is ready; its pid. Raises RuntimeError with what it said."""
     program = ["/usr/bin/python3", str(ECHO), link.address, str(port)]
@@ -225,10 +227,10 @@ def echo(link: Link, prefix: Sequence[str] = (), options: Sequence[str] = (), se
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
         if second:
-            stack.enter_context(_server(link, PORT + 1, log))
-        with _server(link, PORT, log, prefix, options) as pid:
+            stack.enter_context(server(link, PORT + 1, log))
+        with server(link, PORT, log, prefix, options) as pid:
             before = _outs(link)
-            answered = _exchange(link)
+            answered = exchange(link)
             status, rings = ask("/v1/status"), ask("/v1/rings")
             explained = ask(f"/v1/sockets/{link.address}:{PORT}/explain")["steps"]
         log.seek(0)

@@ -38,6 +38,7 @@ class Style:
 
     colour: bool
     width: int
+    terminal: bool = True  # else nothing needs to be cut
 
     @classmethod
     def of(cls, stream: TextIO) -> "Style":
@@ -45,7 +46,7 @@ class Style:
         terminal = stream.isatty()
         colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns) if terminal else WIDTH
-        return cls(colour, width)
+        return cls(colour, width, terminal)
 
     def paint(self, text: str, colour: Colour) -> str:
         return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self.colour else text
@@ -53,17 +54,18 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``right`` for numbers. Columns with ``shrink`` give way, the highest number first, down to ``floor`` characters.
-    """
+    """``right`` for numbers. Columns with ``shrink`` give way, the highest number first, down to ``floor`` characters;
+    with ``keep_end`` the beginning of a text goes."""
 
     title: str
     right: bool = False
     shrink: int = 0
     floor: int = 8
+    keep_end: bool = False
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], width: int = WIDTH) -> list[str]:
-    """Lines with a header, none without rows. A column without any text is left out; a text that is cut ends in …"""
+    """Lines with a header, none without rows. A column without text is left out; what is cut ends in …, or begins so"""
     cells = [[clean(value) for value in row] for row in rows]
     if not cells:
         return []
@@ -83,7 +85,9 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], width: in
 def _line(columns: Sequence[Column], widths: Sequence[int], row: Sequence[str]) -> str:
     parts = []
     for column, width, text in zip(columns, widths, row, strict=True):
-        short = text if len(text) <= width else text[: width - 1] + "…"
+        short = text
+        if len(text) > width:
+            short = "…" + text[len(text) - width + 1 :] if column.keep_end else text[: width - 1] + "…"
         parts.append(short.rjust(width) if column.right else short.ljust(width))
     return GAP.join(parts).rstrip()
 

@@ -17,7 +17,10 @@ from vmahybrid.errors import UsageError, VmahybridError
 SCHEMA = 1
 VERBS = ("show", "diff", "check", "import", "profiles")
 LIVE = {"VMA_TRACELEVEL": "log_level", "VMA_LOG_DETAILS": "log_details"}
-SHOW = [Column("PARAMETER"), Column("VALUE", shrink=1), Column("ORIGIN", shrink=2, floor=20), Column("EFFECT")]
+SHOW = [Column("PARAMETER"), Column("VALUE", shrink=1), Column("ORIGIN", shrink=2, floor=20, keep_end=True),
+        Column("EFFECT")]
+WHOLE = 100_000  # columns, where no terminal limits them
+FROM = {"VMA_SPEC", "VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR", "VMA_HYBRID_PROFILE"}  # where values come from
 EFFECTS = {"tcp": "with offloaded TCP", "later": "not yet", "never": "no effect"}
 
 
@@ -31,10 +34,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
             "set": _set}[args.verb](args)  # fmt: skip
 
 
-def effect(parameter: Parameter) -> str:
+def effect(parameter: Parameter, value: int | str = 0) -> str:
     """"" where it acts on every backend, else what limits it."""
     if parameter.acts in EFFECTS:
         return EFFECTS[parameter.acts]
+    if parameter.cap is not None and int(value) > parameter.cap:
+        return f"acts as {parameter.cap}"
     missing = [name for name in catalogue.BACKENDS if name not in parameter.backends]
     return f"no effect on {', '.join(missing)}" if missing else ""
 
@@ -134,7 +139,8 @@ def _show(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 def _described(held: effective.Value) -> dict[str, Any]:
     parameter = held.parameter
     return {"value": parameter.show(held.value), "default": parameter.show(parameter.default), "origin": held.source,
-            "unit": parameter.unit, "effect": effect(parameter), "live": parameter.live, "acts": parameter.acts}
+            "unit": parameter.unit, "effect": effect(parameter, held.value), "live": parameter.live,
+            "acts": parameter.acts}
 
 
 def _diff(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -142,11 +148,11 @@ def _diff(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         raise UsageError(args.sources[2], "a difference is between two", "vmahybrid config diff [A [B]]")
     words = (["default", *args.sources] if len(args.sources) == 1 else args.sources) or ["default", "env"]
     (left, a), (right, b) = map(_source, words)
-    own = {"VMA_SPEC", *(name for name in a.values if name.startswith("VMA_HYBRID_"))}
     differing = {name: {"left": a.values[name].parameter.show(a[name]), "right": b.values[name].parameter.show(b[name]),
                         "left_origin": a.values[name].source, "right_origin": b.values[name].source}
-                 for name in a.values if a[name] != b[name] and name not in own}  # fmt: skip
-    return {"schema": SCHEMA, "left": left, "right": right, "differences": differing}, 0
+                 for name in a.values if a[name] != b[name] and name not in FROM}  # fmt: skip
+    warnings = [f"{title}: {warning}" for title, found in ((left, a), (right, b)) for warning in found.warnings]
+    return {"schema": SCHEMA, "left": left, "right": right, "differences": differing, "warnings": warnings}, 0
 
 
 def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -230,13 +236,13 @@ def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
         rows = [[name, row["value"] + (f" {row['unit']}" if row["unit"] else ""), row["origin"], row["effect"]]
                 for name, row in body["parameters"].items()]  # fmt: skip
         yield from _table(SHOW, rows, style)
-        for warning in body["warnings"]:
-            yield from wrap(style.paint("warning: ", "yellow") + warning, style.width, "  ")
+        yield from _warnings(body, style)
     elif "differences" in body:
         columns = [Column("PARAMETER"), Column(body["left"], shrink=1), Column(body["right"], shrink=1)]
         rows = [[name, *(row[side] or "(empty)" for side in ("left", "right"))]
                 for name, row in body["differences"].items()]  # fmt: skip
         yield from _table(columns, rows, style) if rows else [f"{body['left']} and {body['right']}: no difference"]
+        yield from _warnings(body, style)
     elif "files" in body:
         for entry in body["files"]:
             for problem in entry["problems"]:
@@ -255,8 +261,13 @@ def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
         yield f"{where}: " + ", ".join(f"{name} = {value}" for name, value in body["set"].items())
 
 
+def _warnings(body: dict[str, Any], style: Style) -> Iterator[str]:
+    for warning in body["warnings"]:
+        yield from wrap(style.paint("warning: ", "yellow") + warning, style.width, "  ")
+
+
 def _table(columns: list[Column], rows: list[list[Any]], style: Style) -> Iterator[str]:
-    found = table(columns, rows, style.width)
+    found = table(columns, rows, style.width if style.terminal else WHOLE)
     if found:
         yield style.paint(found[0], "bold")
         yield from found[1:]

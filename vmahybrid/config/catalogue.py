@@ -31,6 +31,7 @@ FALSE_WORDS = ("false", "no", "off", "disable", "disabled")
 _KEYS = {
     "name", "label", "type", "default", "unit", "text", "min", "max", "outside", "warning", "zero", "also", "choices",
     "max_length", "pid", "aliases", "floor", "ceiling", "acts", "since", "banner", "backends", "live", "warning_for",
+    "bound_warns", "cap",
 }  # fmt: skip
 
 
@@ -90,6 +91,8 @@ class Parameter:
     aliases: tuple[str, ...] = ()
     floor: Bound | None = None
     ceiling: Bound | None = None
+    bound_warns: bool = False  # also where nobody has set it
+    cap: int | None = None  # more acts as this
     since: str = ""
     banner: Banner = Banner()
     backends: tuple[str, ...] = BACKENDS
@@ -231,6 +234,8 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         aliases=tuple(raw.get("aliases", ())),
         floor=_bound(raw.get("floor")),
         ceiling=_bound(raw.get("ceiling")),
+        bound_warns=raw.get("bound_warns", False),
+        cap=raw.get("cap"),
         since=raw.get("since", ""),
         banner=Banner(**raw.get("banner", {})),
         backends=tuple(raw.get("backends", BACKENDS)),

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\s*[+-]?[0-9]+[ \t]*", re.ASCII)
 
 @dataclass(slots=True)
 class Value:
-    """``source`` is for people: ``profile latency``, ``/etc/vmahybrid/policy.conf:3``, ``-e``."""
+    """``source`` is for people: ``profile latency``, ``/etc/policy.conf:3``, ``raised by VMA_MTU``, ``-e``."""
 
     parameter: Parameter
     value: int | str
@@ -96,14 +96,15 @@ class _Resolver:
                 self.take(self.names[line.name], line.name, line.value, origin, source)
         return True
 
-    def spec_of(self, path: Path) -> str:
+    def spec_of(self, path: Path) -> tuple[str, str]:
+        """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
             text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
-            return ""
-        found = [line.value for line in paramfile.for_program(text, self.program)
+            return "", ""
+        found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)
                  if isinstance(line, paramfile.Line) and line.name == "VMA_SPEC"]
-        return found[-1] if found else ""
+        return found[-1] if found else ("", "")
 
     def _builtin(self, name: str, source: str) -> bool:
         try:
@@ -123,7 +124,7 @@ class _Resolver:
             return
         directory = str(self.found["VMA_HYBRID_PROFILE_DIR"])
         path = Path(name) if "/" in name else Path(directory) / f"{name}.conf"
-        base = self.spec_of(path)
+        base, _ = self.spec_of(path)
         if base and not self._builtin(base, source):
             self._warn(f"{path}: VMA_SPEC = {base} is no built-in profile, starting from none")
         if self._file(path, PROFILE, "profile "):
@@ -189,9 +190,15 @@ class _Resolver:
             for bound, least in ((floor, "at least"), (ceiling, "at most")):
                 limit = self._limit(bound) if bound else 0
                 if bound and (int(held.value) < limit if bound is floor else int(held.value) > limit):
-                    if self._is_set(name):
+                    if self._is_set(name) or held.parameter.bound_warns:
                         self._warn_pair(name, bound.other, least, limit)
+                    word = "raised" if bound is floor else "lowered"
+                    by = f"{word} by {bound.other}"
+                    held.source = by if held.origin == DEFAULT else f"{held.source}, {by}"
                     held.value = limit
+            cap = held.parameter.cap
+            if cap is not None and self._is_set(name) and int(held.value) > cap:
+                self._warn(f"{name} = {held.value} acts as {cap}: more makes no difference")
 
 
 def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:
@@ -225,8 +232,10 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     has_policy = policy != Path("/")
     if spec := environ.get("VMA_SPEC"):
         made.profile(spec, made.who_set("VMA_SPEC"))
-    elif has_policy and (spec := made.spec_of(policy)):
-        made.profile(spec, str(policy))
+    elif has_policy:
+        spec, where = made.spec_of(policy)
+        if spec:
+            made.profile(spec, where)
     if has_policy:
         made._file(policy, POLICY, "")
     for parameter in made.catalogue.parameters:
@@ -249,7 +258,7 @@ def policy_profile(environ: Mapping[str, str], program: str = "") -> str:
     made = _Resolver(environ, program, 0, Path("/"), load())
     made.environment(made.catalogue["VMA_HYBRID_POLICY"])
     policy = str(made.found["VMA_HYBRID_POLICY"])
-    return made.spec_of(Path(policy)) if policy else ""
+    return made.spec_of(Path(policy))[0] if policy else ""
 
 
 def of_process(pid: int) -> Effective:

@@ -55,6 +55,8 @@ struct vmh_param_def {
 	const char *expected;
 	const char *const *aliases;         /* ends with NULL */
 	struct vmh_param_bound floor, ceiling;
+	uint8_t bound_warns, has_cap;
+	int64_t cap;                        /* more acts as this */
 	struct vmh_param_banner banner;
 	uint8_t backends;                   /* 0: it has no effect anywhere */
 };
@@ -128,6 +130,9 @@ def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
     yield f"\t\t.expected = {c_string(parameter.expected())},"
     yield f"\t\t.aliases = (const char *const[]){{ {aliases}NULL }},"
     yield f"\t\t.floor = {c_bound(parameter.floor, index)}, .ceiling = {c_bound(parameter.ceiling, index)},"
+    if parameter.bound_warns or parameter.cap is not None:
+        yield (f"\t\t.bound_warns = {int(parameter.bound_warns)}, .has_cap = {int(parameter.cap is not None)}, "
+               f".cap = {parameter.cap or 0},")
     yield f"\t\t.banner = {c_banner(parameter.banner)}, .backends = {backends_of(parameter)},"
     yield "\t},"
 
@@ -225,7 +230,8 @@ def allowed(parameter: Parameter) -> str:
         if bound:
             factor = (f"{bound.times} x " if bound.times > 1 else "") + bound.other
             bounds += f"; at {word} {factor}" + (f" / {bound.divisor}" if bound.divisor > 1 else "")
-    return f"from {parameter.minimum}{high}{rest}; else {outside}{bounds}"
+    cap = f"; more than {parameter.cap} acts as {parameter.cap}" if parameter.cap is not None else ""
+    return f"from {parameter.minimum}{high}{rest}; else {outside}{bounds}{cap}"
 
 
 def markdown(catalogue: Catalogue) -> str:

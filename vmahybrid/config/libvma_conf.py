@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from vmahybrid._contracts import ffi, lib
@@ -20,10 +21,10 @@ class Rules:
 
 
 def looks_like_it(text: str) -> bool:
-    """Does the first line with something in it begin a statement of libvma.conf?"""
-    lines = (line.partition("#")[0].split() for line in text.splitlines())
-    first = next((words for words in lines if words), [""])
-    return first[0] in STATEMENTS
+    """Does a line begin with a statement of libvma.conf, or the first one with something like that?"""
+    firsts = [words[0] for line in text.splitlines() if (words := line.partition("#")[0].split()) and "=" not in line]
+    return any(first in STATEMENTS for first in firsts) or any(
+        difflib.get_close_matches(first, STATEMENTS) for first in firsts[:1])
 
 
 def check(text: str) -> Rules | Problem:

@@ -101,6 +101,19 @@ static void set_number(unsigned param, int64_t value, enum vmh_param_origin orig
 	origins[param] = origin;
 }
 
+/* A value as a user writes it: an enum's first word. */
+static struct shown show(const struct vmh_param_def *d, int64_t value)
+{
+	const struct vmh_param_word *w;
+	struct shown s;
+
+	for (w = d->words; d->type == VMH_PARAM_ENUM && w->word; w++)
+		if (w->value == value)
+			return shorten(w->word);
+	snprintf(s.text, sizeof(s.text), "%lld", (long long)value);
+	return s;
+}
+
 /* The peer's text with {value} filled in, else one of ours. `name` is the name that the user wrote. */
 static void warn_value(const struct vmh_param_def *d, const char *name, const char *value, int64_t used)
 {
@@ -112,7 +125,7 @@ static void warn_value(const struct vmh_param_def *d, const char *name, const ch
 	else if (text)
 		warn("%s", text);
 	else
-		warn("%s = %s is not %s, using [%lld]", name, shorten(value).text, d->expected, (long long)used);
+		warn("%s = %s is not %s, using [%s]", name, shorten(value).text, d->expected, show(d, used).text);
 }
 
 /* A decimal number with nothing but blanks around it. */
@@ -164,8 +177,8 @@ static void take(unsigned param, const char *name, const char *text, enum vmh_pa
 	}
 	if (!parse_number(text, &value)) {
 		/* The peer's range texts would be wrong here: it does not notice garbage. */
-		warn("%s = %s is not %s, using the default [%lld]", name, shorten(text).text, d->expected,
-		     (long long)d->number);
+		warn("%s = %s is not %s, using the default [%s]", name, shorten(text).text, d->expected,
+		     show(d, d->number).text);
 		set_number(param, d->number, VMH_FROM_DEFAULT);
 		return;
 	}
@@ -336,10 +349,20 @@ static void apply_bounds(unsigned param)
 		value = bound_value(&d->ceiling);
 	if (value == asked)
 		return;
-	if (is_set(param))
+	if (is_set(param) || d->bound_warns)
 		warn_pair(param, (unsigned)(value > asked ? d->floor.other : d->ceiling.other),
 			  value > asked ? "at least" : "at most", value);
 	*number_of(d) = value;
+}
+
+/* The value stays what was asked for, as in the peer. */
+static void warn_cap(unsigned param)
+{
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+
+	if (d->has_cap && is_set(param) && *number_of(d) > d->cap)
+		warn("%s = %lld acts as %lld: more makes no difference", d->name, (long long)*number_of(d),
+		     (long long)d->cap);
 }
 
 /* One switch implies the value of another parameter, unless that one was set as explicitly. */
@@ -441,8 +464,10 @@ void vmh_params_init(void)
 		if (i != VMH_PARAM_SPEC && i != VMH_PARAM_HYBRID_POLICY && i != VMH_PARAM_HYBRID_PROFILE_DIR)
 			from_environment(i);
 	apply_implied();
-	for (i = 0; i < VMH_PARAMS_COUNT; i++)
+	for (i = 0; i < VMH_PARAMS_COUNT; i++) {
 		apply_bounds(i);
+		warn_cap(i);
+	}
 	warn_obsolete();
 	warn_unknown();
 }

@@ -7,6 +7,7 @@
 #define ARM_DRAIN 65536     /* frames: more than any QP holds */
 #define AIM_BYTES 1024      /* smaller frames at a lower rate than this want the least delay, not few interrupts */
 #define AIM_RATE 450000
+#define MOST 65535          /* of frames and of microseconds that a device takes */
 #define AIM_STEP 20         /* a change of less than a twentieth of both values is not worth a call */
 
 int vmh_verbs_wait_fds(struct vmh_ring *r, int *fds, int max)
@@ -31,11 +32,16 @@ void vmh_verbs_take_events(struct verbs_ring *x)
 
 /* ---- moderation ---- */
 
-static void moderate(struct verbs_ring *x, uint32_t count, uint32_t usec)
+static uint32_t least(uint64_t a, int64_t b)
 {
+	return a < (uint64_t)b ? (uint32_t)a : (uint32_t)b;
+}
+
+static void moderate(struct verbs_ring *x, int64_t frames, int64_t period)
+{
+	uint32_t count = least((uint64_t)frames, MOST), usec = least((uint64_t)period, MOST);
 	struct ibv_modify_cq_attr a = { .attr_mask = IBV_CQ_ATTR_MODERATE,
-					.moderate = { .cq_count = (uint16_t)(count < 65535 ? count : 65535),
-						      .cq_period = (uint16_t)(usec < 65535 ? usec : 65535) } };
+					.moderate = { .cq_count = (uint16_t)count, .cq_period = (uint16_t)usec } };
 	int rc;
 
 	if (x->mod.unsupported || (count == x->mod.count && usec == x->mod.usec))
@@ -52,9 +58,19 @@ static void moderate(struct verbs_ring *x, uint32_t count, uint32_t usec)
 	VMH_SET(x->r.stats->mod_usec, usec);
 }
 
-static uint32_t least(uint64_t a, int64_t b)
+static void moderate_as_set(struct verbs_ring *x)
 {
-	return a < (uint64_t)b ? (uint32_t)a : (uint32_t)b;
+	moderate(x, vmh_params.cq_moderation_count, vmh_params.cq_moderation_period_usec);
+}
+
+/* What a device can't do of it. */
+static void compare_sizes(const struct verbs_ring *x)
+{
+	static const unsigned params[] = { VMH_PARAM_CQ_MODERATION_COUNT, VMH_PARAM_CQ_MODERATION_PERIOD_USEC,
+					   VMH_PARAM_CQ_AIM_MAX_COUNT, VMH_PARAM_CQ_AIM_MAX_PERIOD_USEC };
+
+	for (unsigned i = 0; i < sizeof(params) / sizeof(params[0]); i++)
+		vmh_params_used(params[i], x->r.ifname, 0, MOST, least((uint64_t)vmh_param_number(params[i]), MOST));
 }
 
 static uint32_t distance(uint32_t a, uint32_t b)
@@ -69,7 +85,7 @@ static void adapt(struct verbs_ring *x, uint64_t packets, uint64_t bytes, uint64
 	uint32_t count, usec;
 
 	if (!packets) {
-		moderate(x, (uint32_t)vmh_params.cq_moderation_count, (uint32_t)vmh_params.cq_moderation_period_usec);
+		moderate_as_set(x);
 		return;
 	}
 	rate = packets * 1000000000u / ns;
@@ -110,8 +126,10 @@ static void adapt_if_due(struct verbs_ring *x)
 void vmh_verbs_moderation_start(struct verbs_ring *x)
 {
 	x->mod.due_ns = vmh_now_ns() + (uint64_t)vmh_params.cq_aim_interval_msec * 1000000u;
-	if (vmh_params.cq_moderation_enable)
-		moderate(x, (uint32_t)vmh_params.cq_moderation_count, (uint32_t)vmh_params.cq_moderation_period_usec);
+	if (!vmh_params.cq_moderation_enable)
+		return;
+	compare_sizes(x);
+	moderate_as_set(x);
 }
 
 /* ---- arming ---- */

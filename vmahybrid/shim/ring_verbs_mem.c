@@ -203,10 +203,13 @@ static void device_memory(struct verbs_ring *x)
 	if (a.length > UINT32_MAX)
 		a.length = UINT32_MAX & ~(uint64_t)(DM_ALIGN - 1);
 	if (a.length < x->tx_buf_size) {
-		vmh_debug("%s has %llu bytes of device memory: VMA_RING_DEV_MEM_TX has no effect", x->dev->name,
-			  (unsigned long long)x->dev->max_dm);
+		vmh_params_used(VMH_PARAM_RING_DEV_MEM_TX, x->r.ifname, x->dev->max_dm < x->tx_buf_size ? 0 : x->tx_buf_size,
+				x->dev->max_dm < x->tx_buf_size ? 0 : (int64_t)x->dev->max_dm, 0);
 		return;
 	}
+	if (wanted > x->dev->max_dm)
+		vmh_params_used(VMH_PARAM_RING_DEV_MEM_TX, x->r.ifname, x->tx_buf_size, (int64_t)x->dev->max_dm,
+				(int64_t)a.length);
 	m->dm = ibv_alloc_dm(x->dev->ctx, &a);
 	m->mr = m->dm ? ibv_reg_dm_mr(x->dev->pd, m->dm, 0, a.length, IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE)
 		      : NULL;

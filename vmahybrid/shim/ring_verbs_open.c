@@ -136,8 +136,10 @@ static void compare_sizes(const struct verbs_ring *x, uint32_t tx_wr)
 {
 	const char *where = x->r.ifname;
 
-	vmh_params_used(VMH_PARAM_TX_WRE, where, LEAST_WR, descriptors(x->dev, INT32_MAX), tx_wr);
-	vmh_params_used(VMH_PARAM_RX_WRE, where, LEAST_WR, x->pool->count / 2, x->rx_wr);
+	const uint32_t most = descriptors(x->dev, INT32_MAX), half = x->pool->count / 2;
+
+	vmh_params_used(VMH_PARAM_TX_WRE, where, LEAST_WR, most, tx_wr);
+	vmh_params_used(VMH_PARAM_RX_WRE, where, LEAST_WR, half < most ? half : most, x->rx_wr);
 	vmh_params_used(VMH_PARAM_TX_BUFS, where, LEAST_WR - 1, tx_wr - 1, x->tx_slots);
 	if (vmh_params.rx_bufs < x->pool->count) /* of too many it is said where the memory is taken */
 		vmh_params_used(VMH_PARAM_RX_BUFS, where, x->pool->count, INT32_MAX, x->pool->count);

@@ -21,6 +21,14 @@ static uint32_t buffers(unsigned param, int64_t value)
 	return value > BUFS_LEAST ? (uint32_t)value : BUFS_LEAST;
 }
 
+/* Of received frames, before they are posted again; 0: our own number, which is measured, also where a profile has one. */
+static uint32_t batch(void)
+{
+	enum vmh_param_origin origin = vmh_params_origin(VMH_PARAM_RX_WRE_BATCHING);
+
+	return origin == VMH_FROM_ENV || origin == VMH_FROM_POLICY ? (uint32_t)vmh_params.rx_wre_batching : 0;
+}
+
 static uint32_t power_of_two_from(uint32_t v)
 {
 	return v < 2 ? 1 : 1u << (32 - __builtin_clz(v - 1));
@@ -33,6 +41,7 @@ struct vmh_xdp_limits vmh_ring_limits(void)
 		.rx_bufs = buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs),
 		.tx_bufs = buffers(VMH_PARAM_TX_BUFS, vmh_params.tx_bufs),
 		.hw_ts_conversion = (int)vmh_params.hw_ts_conversion,
+		.batch = batch(),
 	};
 }
 

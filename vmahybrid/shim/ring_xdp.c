@@ -324,7 +324,7 @@ static void reap(struct xdp_ring *x)
 
 static bool tx_ready(struct xdp_ring *x)
 {
-	if (vmh_unlikely(x->tx_frames - x->tx_nfree >= x->batch))
+	if (vmh_unlikely(x->tx_frames - x->tx_nfree >= x->tx_batch))
 		reap(x);
 	return vmh_likely(x->tx_nfree && room(&x->q[0].tx, 1));
 }

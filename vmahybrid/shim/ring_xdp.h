@@ -54,14 +54,13 @@ struct xdp_ring {
 	bool far_first; /* frames came by it last; guarded by r.lock */
 	/* receive; guarded by r.lock */
 	uint32_t *rx_free, rx_nfree, rx_frames;
-	/* free frames worth a write to the producer index, which the kernel's core reads; and frames in flight before
-	 * completions are looked at: keeps few frames in use, so in cache */
-	uint32_t batch;
+	uint32_t batch; /* free frames worth a write to the producer index, which the kernel's core reads */
 	uint32_t share, low; /* frames wanted per fill ring, VMA_RX_WRE at most; below `low` they are posted one by one */
 	struct xdp_clock clock; /* where r.hw_stamps */
 	/* transmit; guarded by r.tx_lock */
 	_Alignas(64) uint32_t *tx_free;
 	uint32_t tx_nfree, tx_frames;
+	uint32_t tx_batch; /* in flight before completions are looked at: keeps few frames in use, so in cache */
 	uint16_t ip_id;
 	uint32_t priority;       /* of the socket of queue 0, and so of what it sends */
 	_Atomic bool kick_later; /* the kernel could not take everything; also read under r.lock */

@@ -214,7 +214,9 @@ static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g,
 	x->rx_frames = limited(x->frames - x->tx_frames, l->rx_bufs, x->nq);
 	x->share = (x->rx_frames + x->nq - 1) / x->nq;
 	x->share = limited(x->share, l->posted, 1);
-	x->batch = vmh_ring_batching ? BATCH : 1;
+	x->batch = x->tx_batch = vmh_ring_batching ? BATCH : 1;
+	if (vmh_ring_batching && l->batch)
+		x->batch = l->batch;
 	x->low = x->share / 2 ? x->share / 2 : 1;
 	if (x->low > g->fill_size / 2)
 		x->low = g->fill_size / 2 ? g->fill_size / 2 : 1;

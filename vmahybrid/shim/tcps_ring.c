@@ -10,6 +10,8 @@
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <netinet/in.h>
+#include <netinet/ip.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 
 #define STASH_FRAMES 32
@@ -259,6 +261,14 @@ static bool verifies(const struct vmh_ring *r)
 	return r->kind == VMH_RING_VERBS || r->flags & VMH_RING_F_VERIFY_CSUM;
 }
 
+static void compare_mss(const struct vmh_ring *r)
+{
+	int64_t most = (int64_t)r->mtu - (int64_t)(sizeof(struct iphdr) + sizeof(struct tcphdr));
+
+	if (vmh_params.mss > most)
+		vmh_params_used(VMH_PARAM_MSS, r->ifname, vmh_param_def(VMH_PARAM_MSS)->min, most, most);
+}
+
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 {
 	struct vmh_tring *t;
@@ -271,6 +281,7 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 			free(t);
 			t = NULL;
 		} else {
+			compare_mss(r);
 			vmh_lock(&r->lock);
 			t->tr.level = level;
 			t->tr.stray = unknown;

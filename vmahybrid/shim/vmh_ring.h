@@ -155,6 +155,7 @@ struct vmh_xdp_limits {
 	uint32_t posted; /* per queue, for receiving: VMA_RX_WRE */
 	uint32_t rx_bufs, tx_bufs;
 	int hw_ts_conversion; /* VMA_HW_TS_CONVERSION */
+	uint32_t batch;  /* VMA_RX_WRE_BATCHING, 0: our own */
 };
 
 /* ring_wish.c: what the program's parameters ask the service for, what they limit, and a warning of an AF_XDP ring that
