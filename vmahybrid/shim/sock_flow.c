@@ -473,7 +473,8 @@ void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail)
 		if (vmh_sock_any_flow(s))
 			VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_release_flows(s, reason);
-		if (reason == VMH_R_FD_PASSED || reason == VMH_R_UNKNOWN_CALL || reason == VMH_R_IO_URING)
+		if (reason == VMH_R_FD_PASSED || reason == VMH_R_UNKNOWN_CALL || reason == VMH_R_SENDFILE ||
+		    reason == VMH_R_IO_URING)
 			vmh_sock_give_back(s, s->obj.fd); /* somebody else reads on */
 		s->tx_cfg++;
 		VMH_SET(s->stats->tx_offloaded, 0);
