@@ -322,6 +322,56 @@ static void error_option(int arg)
 	close(fd);
 }
 
+static void odd_options(int arg)
+{
+	struct sockaddr_in name = { 0 };
+	socklen_t len = sizeof(name);
+	int fd = tcp_client(), v = 0;
+
+	(void)arg;
+	say("SO_PEERNAME", getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &name, &len)), say("length", len);
+	say("port", ntohs(name.sin_port)), say("family", name.sin_family);
+	len = 4, memset(&name, 0, sizeof(name));
+	say("a part", getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &name, &len)), say("length", len), say("port", ntohs(name.sin_port));
+	len = 28;
+	say("more", getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &name, &len)), say("length", len);
+	len = (socklen_t)-1;
+	say("negative", getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &name, &len));
+	say("SO_ERROR, negative", getsockopt(fd, SOL_SOCKET, SO_ERROR, &v, &len));
+	len = sizeof(v);
+	say("IPV6_MTU", getsockopt(fd, IPPROTO_IPV6, IPV6_MTU, &v, &len));
+	say("TCP_FASTOPEN", setsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN, &(int){ 5 }, sizeof(int)));
+	works(fd);
+	close(fd);
+}
+
+/* Addresses that a stream has no use for, and names for nobody. */
+static void odd_addresses(int arg)
+{
+	struct sockaddr_storage a = { 0 };
+	socklen_t len = (socklen_t)-1;
+	char c[4096];
+	int fd = tcp_client();
+
+	(void)arg;
+	say("getpeername nowhere", getpeername(fd, NULL, NULL)), say("getsockname nowhere", getsockname(fd, NULL, NULL));
+	say("negative", getpeername(fd, (void *)&a, &len));
+	len = 0;
+	say("nothing", getpeername(fd, NULL, &len)), say("length", len);
+	say("sendto, long", sendto(fd, "abc", 3, 0, (void *)&a, 2000)), say("nowhere", sendto(fd, "abc", 3, 0, (void *)8, 16));
+	say("none", sendto(fd, "abc", 3, 0, (void *)8, 0));
+	tell("send 3");
+	settle();
+	say("recvfrom, no length", recvfrom(fd, c, 1, 0, (void *)&a, NULL));
+	len = (socklen_t)-1;
+	say("negative", recvfrom(fd, c, 1, 0, (void *)&a, &len));
+	len = 5;
+	say("length", recvfrom(fd, c, 1, 0, (void *)8, &len)), say("is", len);
+	say("read", read(fd, c, (size_t)-1)), say("write", write(fd, c, (size_t)-1));
+	works(fd);
+	close(fd);
+}
+
 const struct call_case tcp_opt_cases[] = {
 	{ "tcp options 1", set_options, 8 }, { "tcp options 2", set_options, 804 }, { "tcp options 3", set_options, 1202 },
 	{ "tcp options 4", set_options, 1404 }, { "tcp options 5", set_options, 1803 }, { "tcp options 6", set_options, 2106 },
@@ -332,6 +382,6 @@ const struct call_case tcp_opt_cases[] = {
 	{ "tcp TCP_INFO", info, 0 }, { "tcp TCP_INFO, accepted", info, 1 },
 	{ "tcp names", names, 0 }, { "tcp names, accepted", names, 1 },
 	{ "tcp connected already", again, 0 }, { "tcp connect to AF_UNSPEC", again, 1 },
-	{ "tcp SO_ERROR", error_option, 0 },
+	{ "tcp SO_ERROR", error_option, 0 }, { "tcp odd options", odd_options, 0 }, { "tcp odd addresses", odd_addresses, 0 },
 	{ 0 },
 };

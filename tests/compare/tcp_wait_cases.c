@@ -315,6 +315,28 @@ static void epoll_closed(int arg)
 	close(other), close(ep);
 }
 
+static void epoll_exclusive(int arg)
+{
+	int fd = tcp_client(), ep = epoll_create1(0), other = epoll_create1(0);
+	struct epoll_event e = { .events = EPOLLIN | EPOLLEXCLUSIVE, .data.fd = fd };
+
+	(void)arg;
+	say("add", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e)), say("mod", epoll_ctl(ep, EPOLL_CTL_MOD, fd, &e));
+	e.events = EPOLLIN;
+	say("mod to others", epoll_ctl(ep, EPOLL_CTL_MOD, fd, &e)), say("add", epoll_ctl(other, EPOLL_CTL_ADD, fd, &e));
+	e.events = EPOLLIN | EPOLLEXCLUSIVE;
+	say("mod to exclusive", epoll_ctl(other, EPOLL_CTL_MOD, fd, &e));
+	e.events |= EPOLLONESHOT;
+	say("one shot, twice", epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e)), say("del", epoll_ctl(other, EPOLL_CTL_DEL, fd, &e));
+	say("one shot", epoll_ctl(other, EPOLL_CTL_ADD, fd, &e));
+	tell("send 3");
+	wait_events(ep, "data", 300);
+	setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &(int){ 0 }, sizeof(int)); /* goes home */
+	wait_events(ep, "still", 300);
+	say("del", epoll_ctl(ep, EPOLL_CTL_DEL, fd, &e));
+	close(fd), close(ep), close(other);
+}
+
 static void epoll_nested(int arg)
 {
 	int fd = tcp_client(), in = epoll_create1(0), out = epoll_create1(0);
@@ -361,6 +383,7 @@ const struct call_case tcp_wait_cases[] = {
 	{ "tcp epoll, one shot", epolled, EPOLLONESHOT },
 	{ "tcp epoll, room", epoll_out, 0 }, { "tcp epoll, room, edge", epoll_out, (int)EPOLLET },
 	{ "tcp epoll of a closed one", epoll_closed, 0 }, { "tcp epoll in epoll", epoll_nested, 0 },
+	{ "tcp epoll, exclusive", epoll_exclusive, 0 },
 	{ "tcp SO_RCVLOWAT", low_water, 0 },
 	{ 0 },
 };

@@ -22,6 +22,7 @@ class Peer:
         self.listener = socket.socket(self.family)
         self.sock = socket.socket(self.family)
         self.thread: threading.Thread | None = None
+        self.set: Any = None
 
     def run(self, command: dict[str, Any]) -> Any:
         return getattr(self, "do_" + command.pop("do"))(**command)
@@ -158,6 +159,31 @@ class Peer:
 
     def do_dup(self) -> None:
         self.sock = self.sock.dup()
+
+    def do_watch(self, flags: int = 0, change: bool = False) -> None:
+        """In a new epoll set. ``change``: as a server does that has something to send, and has sent it."""
+        self.set = select.epoll()
+        self.set.register(self.sock, select.EPOLLIN | flags)
+        if change:
+            self.set.modify(self.sock, select.EPOLLIN | select.EPOLLOUT)
+            self.set.modify(self.sock, select.EPOLLIN)
+
+    def do_unwatch(self) -> None:
+        self.set.close()
+
+    def do_number(self) -> int:
+        return self.sock.fileno()
+
+    def do_change(self, events: int) -> str:
+        try:
+            self.set.modify(self.sock, events)
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return ""
+
+    def do_seen(self, seconds: float = 3) -> list[int]:
+        """The events of the set."""
+        return [events for _, events in self.set.poll(seconds)]
 
     def do_shutdown(self) -> None:
         self.sock.shutdown(socket.SHUT_WR)

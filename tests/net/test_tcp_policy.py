@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -27,11 +28,15 @@ def service() -> Iterator[Service]:
 
 
 @contextmanager
-def hot(service: Service, policy: str = "adaptive", **variables: str) -> Iterator[tuple[ShimPeer, ShimPeer]]:
-    """A program whose connection to an echo server on the kernel has come to the ring, and the server."""
+def hot(service: Service, policy: str = "adaptive", before: Callable[[ShimPeer, ShimPeer, int], None] | None = None,
+        **variables: str) -> Iterator[tuple[ShimPeer, ShimPeer]]:
+    """A program whose connection to an echo server on the kernel has come to the ring, and the server. ``before`` it
+    does: with the server's port, and without a connection."""
     a_side, b_side = service.sandbox.sides
     with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **(NEVER | variables)) as a:
         port = b.do("listen", address=b_side.address)
+        if before:
+            before(a, b, port)
         a.do("connect", address=b_side.address, port=port)
         a.do("nodelay")
         b.do("accept")
@@ -177,3 +182,59 @@ def test_a_lossy_connection_goes_home(least: str, stays: bool) -> None:
         else:
             at_home(service)
             assert "tcp-loss" in why(service, a)
+
+
+def goes_home_in_its_set(service: Service, a: ShimPeer) -> None:
+    """What comes after that is an event of the kernel's."""
+    a.do("dup")
+    at_home(service)
+    a.do("send", data="x")
+    assert a.do("seen") == [select.EPOLLIN]
+    assert a.do("read", size=1) == "x"
+
+
+def test_events_where_the_number_was_another_connections(service: Service) -> None:
+    """Whose epoll_ctl(2) the kernel alone has seen."""
+    def another(a: ShimPeer, b: ShimPeer, port: int) -> None:
+        numbers.append(a.do("connect", address=b.side.address, port=port))
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=1, size=100) == ""
+        a.do("watch", change=True)
+        a.do("close")
+        assert b.do("echo_ended")
+
+    numbers: list[int] = []
+    with hot(service, before=another) as (a, _b):
+        assert a.do("number") == numbers[0]
+        a.do("watch")
+        goes_home_in_its_set(service, a)
+
+
+def test_events_in_a_set_that_was_left_and_another(service: Service) -> None:
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "adaptive", **NEVER) as a:
+        port = b.do("listen", address=b_side.address)
+        a.do("connect", address=b_side.address, port=port)
+        a.do("nodelay")
+        b.do("accept")
+        b.do("echo")
+        a.do("watch", change=True)
+        a.do("unwatch")
+        assert a.do("ask", count=40, size=100) == ""
+        on_ring(service, a)
+        a.do("watch")
+        goes_home_in_its_set(service, a)
+        a.do("close")
+        assert b.do("echo_ended")
+
+
+def test_events_of_an_exclusive_member(service: Service) -> None:
+    """EPOLL_CTL_MOD refuses it, also while the kernel does not know of it."""
+    with hot(service) as (a, _b):
+        a.do("watch", flags=select.EPOLLEXCLUSIVE)
+        assert a.do("change", events=select.EPOLLIN) == "EINVAL"
+        a.do("send", data="x")
+        assert a.do("seen") == [select.EPOLLIN]
+        assert a.do("read", size=1) == "x"
+        goes_home_in_its_set(service, a)

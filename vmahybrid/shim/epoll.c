@@ -97,7 +97,7 @@ static struct vmh_epitem *item_new(struct vmh_ep *e, struct vmh_obj *m, int fd)
 	it->events = 0;
 	it->data = 0;
 	it->call = 0;
-	it->disarmed = it->sent = 0;
+	it->disarmed = it->sent = it->silent = 0;
 	__atomic_store_n(&it->set, e, __ATOMIC_RELEASE);
 	return it;
 }
@@ -126,7 +126,21 @@ struct ctl_after { /* what must be done without the set lock */
 	bool wake, kick;
 };
 
-static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, const struct epoll_event *ev,
+/* ONESHOT instead of no events: see disarm_kernel in epoll_set.c. MOD refuses an EXCLUSIVE item. */
+void vmh_epitem_tell(struct vmh_epitem *it, int epfd, bool silent)
+{
+	struct epoll_event ev = { .events = silent || VMH_GET(it->disarmed) ? EPOLLONESHOT : it->events,
+				  .data.u64 = it->data };
+
+	if (!(it->events & EPOLLEXCLUSIVE))
+		vmh_ep_kernel_ctl(epfd, EPOLL_CTL_MOD, it->fd, &ev);
+	else if (!vmh_ep_kernel_ctl(epfd, EPOLL_CTL_DEL, it->fd, NULL))
+		vmh_ep_kernel_ctl(epfd, EPOLL_CTL_ADD, it->fd, &ev);
+	it->silent = silent;
+}
+
+/* silent: as the kernel was told. */
+static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, const struct epoll_event *ev, bool silent,
 		      struct ctl_after *after)
 {
 	struct vmh_epitem *it = vmh_epitem_find(e, m, fd);
@@ -145,11 +159,9 @@ static int set_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int fd, con
 	}
 	after->wake = arm(e, it, ev);
 	vmh_ep_open(it, epfd);
-	if (vmh_epitem_parked(it)) { /* it may have been parked since the kernel was told */
-		struct epoll_event silent = { .events = EPOLLONESHOT, .data = ev->data };
-
-		vmh_ep_kernel_ctl(epfd, EPOLL_CTL_MOD, fd, &silent);
-	}
+	it->silent = silent;
+	if (vmh_epitem_parked(it) != silent) /* it has moved since */
+		vmh_epitem_tell(it, epfd, !silent);
 	if (vmh_epitem_on_ring(it)) {
 		__atomic_store_n(&e->hint, it, __ATOMIC_RELAXED);
 		atomic_store(&e->maybe_ring, 1);
@@ -163,26 +175,43 @@ static bool is_parked(struct vmh_obj *m)
 	return atomic_load(&m->class_) == VMH_CLASS_TCP && vmh_tcps_parked(vmh_tcps_of(m));
 }
 
+#define EXCLUSIVE_KNOWS ((uint32_t)(EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE))
+
+/* What the kernel would refuse if it saw the events. Set lock held. */
+static bool bad_exclusive(struct vmh_ep *e, struct vmh_obj *m, int op, int fd, const struct epoll_event *ev)
+{
+	const struct vmh_epitem *it;
+
+	if (ev->events & EPOLLEXCLUSIVE)
+		return op == EPOLL_CTL_MOD || ev->events & ~EXCLUSIVE_KNOWS;
+	it = op == EPOLL_CTL_MOD ? vmh_epitem_find(e, m, fd) : NULL;
+	return it && it->events & EPOLLEXCLUSIVE;
+}
+
 static int ctl_ring_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op, int fd, struct epoll_event *ev,
 		   struct ctl_after *after)
 {
 	struct vmh_epitem *it;
+	bool silent;
 	int r;
 
 	vmh_lock(&e->obj.lock);
 	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
 		atomic_store(&e->tcp, 1);
-	if (op != EPOLL_CTL_DEL && is_parked(m)) {
-		struct epoll_event silent = { .events = EPOLLONESHOT, .data = ev->data };
+	silent = op != EPOLL_CTL_DEL && is_parked(m);
+	if (silent && bad_exclusive(e, m, op, fd, ev)) {
+		r = -EINVAL;
+	} else if (silent) {
+		struct epoll_event none = { .events = EPOLLONESHOT, .data = ev->data };
 
-		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, &silent);
+		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, &none);
 	} else {
 		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, ev);
 	}
 	if (atomic_load(&e->obj.closed)) {
 		;
 	} else if (r == 0 && op != EPOLL_CTL_DEL) {
-		r = set_member(e, m, epfd, fd, ev, after);
+		r = set_member(e, m, epfd, fd, ev, silent, after);
 	} else if (r == 0 || r == -ENOENT) {
 		it = vmh_epitem_find(e, m, fd);
 		if (it)

@@ -306,29 +306,41 @@ bool vmh_epoll_member_settle(struct vmh_obj *member)
 	}
 	for (unsigned i = 0; good && i < n; i++)
 		vmh_ep_caught_up(all[i].fd);
+	if (good)
+		vmh_ep_caught_up(member->fd); /* also if it was taken out of its sets */
 	return good;
 }
 
-/* ONESHOT instead of no events: see disarm_kernel in epoll_set.c. Object lock of the member held. */
+/* Set lock held. */
+static void park_item(struct vmh_epitem *it, bool parked)
+{
+	if (!parked && !it->silent && !(it->events & EPOLLET) && vmh_ep_behind(it->fd))
+		return; /* it was not parked, and what its events are now only the kernel knows */
+	vmh_epitem_tell(it, it->set->obj.fd, parked);
+}
+
+/* Object lock of the member held. The state has changed before: an epoll_ctl under way sees it (set_member in epoll.c),
+ * or is over when we have the lock of its set. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
 {
-	struct { struct vmh_ep *e; int fd; struct epoll_event ev; } all[PARKED_SETS];
+	struct { struct vmh_ep *e; int fd; } all[PARKED_SETS];
 	struct vmh_lock *l = items_lock(member);
+	struct vmh_epitem *it;
 	unsigned n = 0;
 
 	vmh_lock(l);
-	for (struct vmh_epitem *it = member->items; it && n < PARKED_SETS; it = it->member_next) {
-		if (!parked && !(it->events & EPOLLET) && vmh_ep_behind(it->fd))
-			continue; /* it was not parked, and what its events are now only the kernel knows */
+	for (it = member->items; it && n < PARKED_SETS; it = it->member_next) {
 		all[n].e = it->set;
-		all[n].fd = it->fd;
-		all[n].ev.events = parked || it->disarmed ? EPOLLONESHOT : it->events;
-		all[n++].ev.data.u64 = it->data;
+		all[n++].fd = it->fd;
 		vmh_obj_hold(&it->set->obj);
 	}
 	vmh_unlock(l);
 	for (unsigned i = 0; i < n; i++) {
-		vmh_ep_kernel_ctl(all[i].e->obj.fd, EPOLL_CTL_MOD, all[i].fd, &all[i].ev);
+		vmh_lock(&all[i].e->obj.lock);
+		it = vmh_epitem_find(all[i].e, member, all[i].fd);
+		if (it)
+			park_item(it, parked);
+		vmh_unlock(&all[i].e->obj.lock);
 		vmh_obj_put(&all[i].e->obj);
 	}
 }

@@ -142,15 +142,15 @@ static bool read_lines(struct answer *a, int file, char *text)
 	return got == 0;
 }
 
-/* false: it does not say. */
-static bool ask_kernel(struct answer *a, int epfd)
+/* fd: that the member has now; it may have been registered by another. false: it does not say. */
+static bool ask_kernel(struct answer *a, int epfd, int fd)
 {
 	char path[64], *text;
 	struct stat st;
 	bool good;
 	long file;
 
-	if (vmh_sys(SYS_fstat, a->fd, &st))
+	if (vmh_sys(SYS_fstat, fd, &st))
 		return false;
 	a->ino = st.st_ino;
 	a->found = false;
@@ -180,7 +180,7 @@ bool vmh_ep_catch_up(struct vmh_ep *e, struct vmh_obj *member, int fd)
 
 	if (!it || !vmh_ep_behind(fd))
 		return true;
-	if (!ask_kernel(&a, e->obj.fd))
+	if (!ask_kernel(&a, e->obj.fd, member->fd))
 		return false;
 	if (!a.found) {
 		vmh_epitem_unlink(it);

@@ -200,13 +200,31 @@ VMH_TRACED(listen, (int fd, int backlog), (fd, backlog), "%d, %d", fd, backlog)
 /* The kernel socket of a connection that began on a ring has no names. */
 static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 {
-	TCPS_HELD t = vmh_bad_ptr(a) || vmh_bad_ptr(len) ? NULL : vmh_tcps_get(fd);
+	TCPS_HELD t = vmh_tcps_get(fd);
+	struct sockaddr_storage name;
+	socklen_t size = sizeof(name);
+	int r;
 
-	if (t)
-		vmh_tcps_await_move(t);
-	if (t && peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->phase))
+	if (!t)
+		return VMH_TCPS_KERNELS;
+	vmh_tcps_await_move(t);
+	if (peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->phase))
 		return -ENOTCONN; /* a parked socket is connected for ever */
-	return t && (vmh_tcps_is_fresh(t) || vmh_tcps_has_ended(t)) ? vmh_tcps_name(t, peer, a, len) : VMH_TCPS_KERNELS;
+	if (!vmh_tcps_is_fresh(t) && !vmh_tcps_has_ended(t))
+		return VMH_TCPS_KERNELS;
+	r = vmh_tcps_name(t, peer, (struct sockaddr *)&name, &size);
+	if (r)
+		return r;
+	if (vmh_bad_ptr(len))
+		return -EFAULT;
+	if ((int)*len < 0)
+		return -EINVAL;
+	if (*len && vmh_bad_ptr(a))
+		return -EFAULT;
+	if (*len)
+		memcpy(a, &name, *len < size ? *len : size);
+	*len = size;
+	return 0;
 }
 
 VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
@@ -378,8 +396,13 @@ static ssize_t tcp_from(struct vmh_tcps *t, int fd, void *buf, size_t len, int f
 {
 	ssize_t r = tcp_buffer(t, fd, buf, len, flags, false);
 
-	if (r >= 0)
-		*fromlen = 0; /* as the kernel: a stream names nobody */
+	if (r < 0)
+		return r;
+	if (vmh_bad_ptr(fromlen)) /* met last, when the bytes are gone */
+		return -EFAULT;
+	if ((int)*fromlen < 0)
+		return -EINVAL;
+	*fromlen = 0; /* as the kernel: a stream names nobody */
 	return r;
 }
 
@@ -392,7 +415,7 @@ VMH_TRACED_DATA(ssize_t, recvfrom, (int fd, void *restrict buf, size_t len, int 
 	if (!s) {
 		if (!from)
 			TCP(tcp_buffer(t, fd, buf, len, flags, false));
-		else if (!vmh_bad_ptr(fromlen))
+		else
 			TCP(tcp_from(t, fd, buf, len, flags, fromlen));
 		return vmh_real()->recvfrom(fd, buf, len, flags, from, fromlen);
 	}
@@ -437,7 +460,7 @@ VMH_TRACED_DATA(ssize_t, read, (int fd, void *buf, size_t len), (fd, buf, len))
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
-		TCP(len ? tcp_buffer(t, fd, buf, len, 0, false) : 0);
+		TCP((ssize_t)len > 0 ? tcp_buffer(t, fd, buf, len, 0, false) : len ? -EFAULT : 0);
 		return vmh_real()->read(fd, buf, len);
 	}
 	pthread_testcancel();
@@ -494,6 +517,17 @@ VMH_TRACED_DATA(ssize_t, send, (int fd, const void *buf, size_t len, int flags),
 	RETURN(r);
 }
 
+/* A connected stream socket takes no address, and looks at it all the same. */
+static ssize_t tcp_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
+		      socklen_t tolen)
+{
+	if (to && tolen > sizeof(struct sockaddr_storage))
+		return -EINVAL;
+	if (to && tolen && vmh_bad_ptr(to))
+		return -EFAULT;
+	return tcp_buffer(t, fd, (void *)buf, len, flags, true);
+}
+
 VMH_TRACED_DATA(ssize_t, sendto, (int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
 				  socklen_t tolen), (fd, buf, len, flags, to, tolen))
 {
@@ -501,7 +535,7 @@ VMH_TRACED_DATA(ssize_t, sendto, (int fd, const void *buf, size_t len, int flags
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
-		TCP(tcp_buffer(t, fd, (void *)buf, len, flags, true)); /* a connected stream socket takes no address */
+		TCP(tcp_to(t, fd, buf, len, flags, to, tolen));
 		return vmh_real()->sendto(fd, buf, len, flags, to, tolen);
 	}
 	pthread_testcancel();
@@ -584,7 +618,7 @@ VMH_TRACED_DATA(ssize_t, write, (int fd, const void *buf, size_t len), (fd, buf,
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
-		TCP(tcp_buffer(t, fd, (void *)buf, len, 0, true));
+		TCP((ssize_t)len < 0 ? -EFAULT : tcp_buffer(t, fd, (void *)buf, len, 0, true));
 		return vmh_real()->write(fd, buf, len);
 	}
 	pthread_testcancel();

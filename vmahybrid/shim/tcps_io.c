@@ -7,6 +7,7 @@
 #include "vmh_real.h"
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
+#include <limits.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
@@ -398,6 +399,8 @@ static bool is_wrong(const struct msghdr *m)
 {
 	if (m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
 		return true;
+	if (m->msg_name == &vmh_tcps_buffer && m->msg_iov->iov_len > INT_MAX)
+		return true; /* the kernel goes as far as there is memory */
 	for (size_t i = 0; i < m->msg_iovlen; i++)
 		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
 			return true;

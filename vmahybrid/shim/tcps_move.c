@@ -222,11 +222,11 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
 	s->rounds = 0;
 	atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
-	vmh_plain_open(s);
 	if (atomic_exchange(&s->put_off, 0)) {
 		vmh_epoll_member_parked(&s->obj, false);
 		vmh_wake_all();
 	}
+	vmh_plain_open(s);
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 
@@ -363,12 +363,12 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	if (state != VMH_TCPS_STRANDED)
 		VMH_SET(s->stats->flow_id, s->flow_id = 0);
 	vmh_tcps_set_reason(s, reason);
-	if (state == VMH_TCPS_KERNEL)
-		vmh_tcps_rested(s);
 	if (home)
 		vmh_epoll_member_parked(&s->obj, false);
 	else if (state == VMH_TCPS_LOST)
 		vmh_epoll_notify(&s->obj);
+	if (state == VMH_TCPS_KERNEL)
+		vmh_tcps_rested(s); /* plain calls begin: the kernel's sets are right */
 	vmh_wake_all();
 }
 

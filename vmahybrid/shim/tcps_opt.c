@@ -151,6 +151,15 @@ static bool stack_alone(const struct vmh_tcps *s, int level, int name, socklen_t
 	       (name == TCP_NODELAY || name == TCP_QUICKACK || name == TCP_CORK);
 }
 
+/* Has it a connection of which the kernel socket does not know? */
+static bool is_open(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info info;
+
+	return vmh_tcps_state(s) == VMH_TCPS_RING && vmh_tcps_info(s, &info) && info.state != TCP_CLOSE &&
+	       info.state != TCP_TIME_WAIT;
+}
+
 int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len)
 {
 	bool secret = level == IPPROTO_TCP && (name == TCP_MD5SIG || name == TCP_MD5SIG_EXT || name == TCP_AO);
@@ -160,6 +169,8 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 	if (level == IPPROTO_IPV6 && name == IPV6_V6ONLY && vmh_tcps_is_fresh(s))
 		return -EINVAL; /* it has a port, of which its kernel socket does not know */
 	state = vmh_tcps_state(s);
+	if (level == IPPROTO_TCP && name == TCP_FASTOPEN && is_open(s))
+		return -EINVAL;
 	if (secret || (state != VMH_TCPS_KERNEL && state != VMH_TCPS_HOME && !stays(level, name))) {
 		r = vmh_tcps_kernel_takes(s, VMH_R_SOCKOPT);
 		if (r)
@@ -186,6 +197,17 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 
 /* ---- reading ---- */
 
+/* The kernel's length is the caller's, who may not ask for more than there is. */
+static int peer_name(const struct vmh_tcps *s, void *val, const socklen_t *len)
+{
+	struct sockaddr_storage name;
+
+	if ((int)*len < 0 || *len > vmh_tcps_compose(s->v6, &s->addr.raddr, s->addr.rport, &name))
+		return -EINVAL;
+	memcpy(val, &name, *len);
+	return 0;
+}
+
 /* What the kernel socket of a connection on a ring does not know: it was never connected, or is parked, without
  * keepalive. */
 static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t *len)
@@ -203,7 +225,9 @@ static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t
 		v = (int)info.snd_mss;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
 	}
-	if (((level == IPPROTO_IP && name == IP_MTU) || (level == IPPROTO_IPV6 && name == IPV6_MTU)) &&
+	if (level == SOL_SOCKET && name == SO_PEERNAME)
+		return peer_name(s, val, len);
+	if (((level == IPPROTO_IP && name == IP_MTU) || (level == IPPROTO_IPV6 && name == IPV6_MTU && s->v6)) &&
 	    vmh_tcps_info(s, &info)) {
 		v = (int)info.mtu;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
@@ -222,7 +246,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 	int r = VMH_TCPS_KERNELS;
 
 	vmh_tcps_await_move(s);
-	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && *len >= sizeof(int)) {
+	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && (int)*len >= (int)sizeof(int)) {
 		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? ECONNRESET : 0;
 
 		vmh_rings_poll(1);

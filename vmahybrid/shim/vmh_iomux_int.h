@@ -72,6 +72,7 @@ struct vmh_epitem {
 	int fd;                    /* with the member, the key that the kernel uses */
 	uint8_t disarmed;          /* ONESHOT fired */
 	uint8_t sent;              /* an EPOLLOUT edge is due; ready lock */
+	uint8_t silent;            /* the kernel has it without its events: parked; set lock */
 };
 
 #define VMH_EP_FOREIGN 64 /* words of the filter below */
@@ -136,6 +137,7 @@ int vmh_ep_harvest(struct vmh_ep *e, int epfd, struct epoll_event *out, int max,
 
 /* epoll.c */
 long vmh_ep_kernel_ctl(int epfd, int op, int fd, struct epoll_event *ev);
+void vmh_epitem_tell(struct vmh_epitem *it, int epfd, bool silent); /* the kernel; set lock held */
 bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data);
 
 /* epoll_plain.c: calls on members that are the kernel's, which their items do not see */
