@@ -587,6 +587,7 @@ void vmh_tcps_home_all(unsigned reason)
 {
 	vmh_tcps_each(home_one, &reason);
 	vmh_tcps_each(home_listener, &reason);
+	vmh_tcps_each(home_one, &reason); /* what other threads have accepted meanwhile */
 }
 
 struct heir {
