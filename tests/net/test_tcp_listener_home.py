@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from net.test_tcp_shim import bare_pair, without_offloads  # noqa: F401
+from net.test_tcp_show import counter, talk
 from net.test_tcp_syn import Calls, know, listening, nobody
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -77,6 +78,41 @@ def test_a_fork_in_the_middle_of_a_handshake() -> None:
             assert b.do("accept", name="l", new="s") == ghost
             assert b.call("s", "recv", 9) == "late" and b.call("s", "send", "answer") == 6
             assert slow.result(5).split() == ["syn-ack", "answer"]
+
+
+def test_a_server_that_forks_for_each_connection() -> None:
+    """To adopt what the child gets would cost each of its clients 20 ms. What the server itself uses is adopted, and from
+    then on each connection again."""
+    with Sandbox("forks") as sandbox, Service(without_offloads(sandbox)) as service:
+        know(sandbox, "4")
+        with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, False) as a:
+            port = listening(b, sandbox.b)
+
+            def visit() -> None:
+                a.do("new", name="c")
+                assert a.call("c", "connect", [sandbox.b.address, port]) is None
+                assert b.do("accept", name="l", new="s") == sandbox.a.address
+
+            def taken() -> int:
+                return counter(service, "tcp_taken_total")
+
+            for _ in range(8):
+                visit()
+                assert b.do("fork", name="s", method="send", arguments=["x"]) == 1
+                assert a.call("c", "recv", 1) == "x"
+                b.do("close", name="s")
+                assert a.call("c", "recv", 1) == ""
+            before = taken()
+            assert before <= 2
+            visit()
+            assert taken() == before
+            end = time.monotonic() + 10   # VMA_HYBRID_TCP_BUDGET
+            while taken() == before and time.monotonic() < end:
+                talk(a, b)
+            assert taken() == before + 1
+            visit()
+            assert taken() == before + 2
+            talk(a, b)
 
 
 @pytest.mark.parametrize("who", ["server", "both"])

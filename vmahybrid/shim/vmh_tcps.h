@@ -318,6 +318,8 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 	return policy == VMH_TCPS_ADAPTIVE ? s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes
 					   : policy == VMH_TCPS_OFFLOAD;
 }
+void vmh_tcps_note_fork(void);
+bool vmh_tcps_hands_on(void); /* accepted connections are its children's: on a ring only as with policy adaptive */
 void vmh_tcps_adoption_took(uint64_t ns);
 void vmh_tcps_look(void);                       /* by the internal thread */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */
