@@ -81,8 +81,8 @@ def test_a_fork_in_the_middle_of_a_handshake() -> None:
 
 
 def test_a_server_that_forks_for_each_connection() -> None:
-    """To adopt what the child gets would cost each of its clients 20 ms. What the server itself uses is adopted, and from
-    then on each connection again."""
+    """To adopt what the child gets would cost each of its clients 20 ms. What the server itself uses is adopted, and
+    from then on each connection again."""
     with Sandbox("forks") as sandbox, Service(without_offloads(sandbox)) as service:
         know(sandbox, "4")
         with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, False) as a:
@@ -94,7 +94,7 @@ def test_a_server_that_forks_for_each_connection() -> None:
                 assert b.do("accept", name="l", new="s") == sandbox.a.address
 
             def taken() -> int:
-                return counter(service, "tcp_taken_total")
+                return int(counter(service, "tcp_taken_total"))
 
             for _ in range(8):
                 visit()
