@@ -119,6 +119,29 @@ def test_as_many_as_the_parameter_says(service: Service) -> None:
         assert ss(b_side) == []
 
 
+@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("who", ["c", "s"])
+def test_half_closed_before_it_is_shown(service: Service, who: str, home: bool) -> None:
+    """Its other direction goes on, at home as well; when that has ended, too, the kernel's list forgets it."""
+    a_side, b_side = service.sandbox.sides
+    with Calls(service, b_side, True) as b, Calls(service, a_side, True) as a:
+        opened(a, b, b_side)
+        (one, own), (other, its) = ((a, "c"), (b, "s"))[::1 if who == "c" else -1]
+        assert one.call(own, "shutdown", 1) is None
+        assert other.call(its, "recv", 1) == ""
+        for calls, name in ((a, "c"), (b, "s")):
+            shown(service, calls, name)
+            if home:
+                calls.do("dup", name=name, new="other")
+        for number in range(5):
+            assert other.call(its, "send", f"more {number}") == 6
+            assert one.call(own, "recv", 100) == f"more {number}"
+        assert other.do("state", name=its) == 8 and one.do("state", name=own) == 5
+        assert other.call(its, "shutdown", 1) is None
+        assert one.call(own, "recv", 1) == ""
+        until(lambda: not ss(a_side) and not ss(b_side), 5, lambda: f"{ss(a_side)} {ss(b_side)}")
+
+
 @pytest.mark.parametrize("how", ["dup", "fork", "shutdown", "unspec"])
 def test_it_goes_home(service: Service, both: tuple[Calls, Calls], how: str) -> None:
     a, b = both

@@ -206,6 +206,8 @@ void vmh_tcps_accepted(int fd, int flags)
 	s->accepted = 1;
 	vmh_tcps_note_names(s, fd, &a);
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD && vmh_tcps_hands_on())
+		VMH_SET(s->policy, VMH_TCPS_ADAPTIVE);
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
 }

@@ -22,6 +22,9 @@
 #define SOMAXCONN_MAX 4096
 #define WAITING_MAX 512
 #define RETRY_NS 1000000000u
+#define OPEN_QUIET_NS 100000000u /* for the half-open ones of a listener that goes home: since the last one opened */
+#define OPEN_NS 250000000u
+#define OPEN_NAP_NS 100000
 #define OS_LOOK_NS 20000u /* for who accepts in a loop, without blocking */
 
 struct vmh_tlisten {
@@ -30,6 +33,7 @@ struct vmh_tlisten {
 	uint32_t ifindex;        /* 0: all rings of the lane */
 	uint32_t lane;
 	uint32_t flow_id;
+	bool syns_left;          /* by a rule that leaves SYNs to the kernel */
 	unsigned nrings;
 	struct {
 		struct vmh_tring *tring;
@@ -393,14 +397,27 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 
 /* ---- to the kernel ---- */
 
+/* SYNs are the kernel's from here on, and what is half open is still ours. Object lock held. */
+static void leave_syns(struct vmh_tcps *s, unsigned reason)
+{
+	struct vmh_tlisten *l = s->listening;
+	uint32_t flow, was = l->flow_id;
+
+	if (!was || vmh_tport_attach(s->obj.fd, &l->name, l->ifindex, l->lane, 0, &flow))
+		return;
+	vmh_lock(&s->io);
+	l->flow_id = flow;
+	vmh_unlock(&s->io);
+	l->syns_left = true;
+	vmh_tport_end(was, l->name.port, reason); /* no frame comes by it any more */
+}
+
 /* Connections that nobody has accepted become the kernel's, and wait here. Object lock held. */
 static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
 	struct vmh_tcp_addr from;
 
-	for (int i = 0; i < 4; i++)
-		vmh_rings_poll(64); /* those that are half open may come to be whole */
 	while (l->nwaiting < WAITING_MAX) {
 		int fd = from_ring(s, SOCK_CLOEXEC, &from);
 		struct vmh_tcps *n;
@@ -420,22 +437,57 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 	}
 }
 
+static unsigned half_open(const struct vmh_tlisten *l)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < l->nrings; i++)
+		n += vmh_tcp_half_open(l->r[i].conn);
+	return n;
+}
+
+/* Those that are half open come to be whole, as long as any does. A peer that has our SYN-ACK and is forgotten would be
+ * reset. Object lock held. */
+static void let_them_open(struct vmh_tcps *s, unsigned reason)
+{
+	const struct timespec nap = { 0, OPEN_NAP_NS };
+	uint64_t now = vmh_now_ns(), end = now + OPEN_QUIET_NS, last = now + OPEN_NS;
+	unsigned left, was = 0;
+
+	for (int i = 0; i < 4; i++)
+		vmh_rings_poll(64);
+	for (;; now = vmh_now_ns()) {
+		keep_waiting(s, reason);
+		left = half_open(s->listening);
+		if (!left || now >= end || now >= last)
+			return;
+		if (left != was)
+			end = now + OPEN_QUIET_NS;
+		was = left;
+		if (!vmh_rings_poll(64))
+			vmh_sys(SYS_nanosleep, &nap, NULL);
+	}
+}
+
 /* The kernel alone listens from here on, or nobody, if it is closed. */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
 	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
 
-	if (reason != VMH_R_CLOSED && reason != VMH_R_SERVICE_GONE)
-		keep_waiting(s, reason);
+	if (reason != VMH_R_CLOSED && reason != VMH_R_SERVICE_GONE) {
+		leave_syns(s, reason);
+		let_them_open(s, reason);
+	}
 	vmh_lock(&s->io);
 	stop(l);
 	vmh_tlisten_refresh(s);
 	if (!l->nwaiting)
 		atomic_store(&s->state, back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
-	vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id);
+	vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
 	l->flow_id = 0;
+	l->syns_left = false;
 	for (; reason == VMH_R_CLOSED && l->nwaiting; l->nwaiting--) {
 		int fd = l->waiting[l->first++ % WAITING_MAX];
 

@@ -585,8 +585,11 @@ static void home_one(struct vmh_tcps *s, void *arg)
 
 void vmh_tcps_home_all(unsigned reason)
 {
+	if (reason == VMH_R_FORK)
+		vmh_tcps_note_fork();
 	vmh_tcps_each(home_one, &reason);
 	vmh_tcps_each(home_listener, &reason);
+	vmh_tcps_each(home_one, &reason); /* what other threads have accepted meanwhile */
 }
 
 struct heir {

@@ -22,6 +22,7 @@
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
 #define ORDERS_CALLS 64
+#define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
 static uint64_t looked_ns;
@@ -70,6 +71,31 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 	}
 }
 
+/* ---- a server that forks ---- */
+
+static _Atomic int handed; /* forks since an accepted connection was worth a ring */
+
+static void look_unused(struct vmh_tcps *s, void *arg)
+{
+	*(bool *)arg |= s->accepted && vmh_tcps_state(s) == VMH_TCPS_RING && !VMH_GET(s->watch.bytes);
+}
+
+void vmh_tcps_note_fork(void)
+{
+	bool any = false;
+
+	vmh_tcps_glance(look_unused, &any);
+	if (any && atomic_load(&handed) < HANDED_MIN)
+		atomic_fetch_add(&handed, 1);
+}
+
+bool vmh_tcps_hands_on(void)
+{
+	return atomic_load_explicit(&handed, memory_order_relaxed) >= HANDED_MIN;
+}
+
+/* ---- adoption ---- */
+
 static uint32_t count_anew(void)
 {
 	uint32_t n = atomic_exchange(&busy, 0);
@@ -114,8 +140,11 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
-	if (!VMH_GET(s->kept) && worth_it(vmh_now_ns()))
+	if (!VMH_GET(s->kept) && worth_it(vmh_now_ns())) {
+		if (s->accepted)
+			atomic_store_explicit(&handed, 0, memory_order_relaxed);
 		return true;
+	}
 	s->rounds = 0; /* looks again after as many more */
 	return false;
 }

@@ -81,30 +81,32 @@ unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, u
 	return 0;
 }
 
-/* Not waited for: nothing of the port is left. */
-void vmh_tport_end(uint32_t flow_id, in_port_t lport)
+/* With a reason it returns when no frame comes by it any more; 0: nothing of the port is left. */
+void vmh_tport_end(uint32_t flow_id, in_port_t lport, unsigned reason)
 {
 	mark(lport, false);
-	vmh_session_detach(flow_id, 0);
+	vmh_session_detach(flow_id, reason);
 }
 
 /* The listener is about to be closed, or to be the kernel's alone. Connections that are left keep a rule that leaves SYNs
- * to the kernel; a port that is somebody else's by then is no harm, as the kernel's own connections pass. */
-void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id)
+ * to the kernel (no_syns: it has that already); a port that is somebody else's by then is no harm, as the kernel's own
+ * connections pass. */
+void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id, bool no_syns)
 {
 	uint64_t end = vmh_now_ns() + LEAVE_NS;
 	struct tail *t = NULL;
-	uint32_t flow = 0;
+	uint32_t flow = flow_id;
 
 	while (vmh_trings_port_users(l->port) && vmh_now_ns() < end)
 		vmh_rings_poll(64); /* most are about to end */
 	if (!vmh_trings_port_users(l->port) || !(t = calloc(1, sizeof(*t))) ||
-	    vmh_tport_attach(fd, l, ifindex, lane, 0, &flow)) {
+	    (!no_syns && vmh_tport_attach(fd, l, ifindex, lane, 0, &flow))) {
 		free(t);
-		vmh_tport_end(flow_id, l->port);
+		vmh_tport_end(flow_id, l->port, 0);
 		return;
 	}
-	vmh_tport_end(flow_id, l->port);
+	if (!no_syns)
+		vmh_tport_end(flow_id, l->port, 0);
 	*t = (struct tail){ .flow_id = flow, .lport = l->port };
 	vmh_lock(&lock);
 	t->next = tails;
@@ -331,7 +333,7 @@ static bool end_tails(void)
 		vmh_unlock(&lock);
 		if (!t)
 			return tails != NULL;
-		vmh_tport_end(t->flow_id, t->lport);
+		vmh_tport_end(t->flow_id, t->lport, 0);
 		free(t);
 	}
 }

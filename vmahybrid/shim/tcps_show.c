@@ -19,7 +19,7 @@
 #define PACE_MIN_NS 50000000u
 #define REFUSED_NS 10000000000u /* the service has no rules left for them */
 #define FOUND_MAX 1024
-#define ESTABLISHED 1      /* linux/tcp_states.h */
+#define LISTABLE (1u << 1 | 1u << 4 | 1u << 5 | 1u << 8) /* established, or one side goes on; linux/tcp_states.h */
 #define LIVED 1
 #define REFUSED 2
 
@@ -133,7 +133,7 @@ static bool add(struct batch *b, struct vmh_tcps *s)
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	if (info.state != ESTABLISHED || vmh_sys(SYS_fstat, s->obj.fd, &st) < 0)
+	if (!(LISTABLE >> info.state & 1) || vmh_sys(SYS_fstat, s->obj.fd, &st) < 0)
 		return false;
 	*c = (struct vmh_tcp_shown){ .flow_id = s->flow_id, .ifindex = s->ifindex, .fd = (unsigned)s->obj.fd,
 				     .local_port = s->addr.lport, .remote_port = s->addr.rport };

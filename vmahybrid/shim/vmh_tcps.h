@@ -273,8 +273,8 @@ struct vmh_tname {
 };
 unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags,
 			  uint32_t *flow_id);
-void vmh_tport_end(uint32_t flow_id, in_port_t lport);
-void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id);
+void vmh_tport_end(uint32_t flow_id, in_port_t lport, unsigned reason);
+void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id, bool no_syns);
 uint32_t vmh_tport_flow(in_port_t lport);                        /* the last one of that port */
 bool vmh_tport_is(in_port_t lport);                              /* segments of no connection are answered by a reset */
 int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s, struct vmh_tcp_addr *a,
@@ -318,6 +318,8 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 	return policy == VMH_TCPS_ADAPTIVE ? s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes
 					   : policy == VMH_TCPS_OFFLOAD;
 }
+void vmh_tcps_note_fork(void);
+bool vmh_tcps_hands_on(void); /* accepted connections are its children's: on a ring only as with policy adaptive */
 void vmh_tcps_adoption_took(uint64_t ns);
 void vmh_tcps_look(void);                       /* by the internal thread */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */

@@ -78,6 +78,11 @@ void core_set_backlog(struct vmh_tcp_conn *l, unsigned backlog)
 		l->listening->backlog = backlog;
 }
 
+unsigned core_half_open(struct vmh_tcp_conn *l)
+{
+	return l->listening ? l->listening->half_open.n : 0;
+}
+
 int core_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out)
 {
 	struct vmh_tcp_conn *c = demux_orphan(t);

@@ -317,6 +317,7 @@ int core_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, u
 		const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 int core_accept(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
 void core_set_backlog(struct vmh_tcp_conn *l, unsigned backlog);
+unsigned core_half_open(struct vmh_tcp_conn *l);
 int core_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
 int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		 const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);

@@ -14,6 +14,7 @@ struct vmh_tcp_ops {
 		      const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 	int (*accept)(struct vmh_tcp_conn *l, void *user, struct vmh_tcp_conn **out);
 	void (*set_backlog)(struct vmh_tcp_conn *l, unsigned backlog);
+	unsigned (*half_open)(struct vmh_tcp_conn *l);
 	void (*refuse)(struct vmh_tcp *t, void *frame, size_t len);
 	int (*reclaim)(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
 	unsigned (*closing)(struct vmh_tcp *t);

@@ -119,6 +119,11 @@ void vmh_tcp_set_backlog(struct vmh_tcp_conn *l, unsigned backlog)
 	WITH_VOID(OF(l), set_backlog(l, backlog));
 }
 
+unsigned vmh_tcp_half_open(struct vmh_tcp_conn *l)
+{
+	return WITH(OF(l), unsigned, half_open(l));
+}
+
 void vmh_tcp_let_go(struct vmh_tcp *t)
 {
 	WITH_VOID(t, let_go(t));

@@ -153,6 +153,7 @@ int vmh_tcp_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport
 int vmh_tcp_accept(struct vmh_tcp_conn *listener, void *user, struct vmh_tcp_conn **out); /* -EAGAIN: none */
 void vmh_tcp_let_go(struct vmh_tcp *t); /* gives back all frames but those of pieces; unread bytes are copied */
 void vmh_tcp_set_backlog(struct vmh_tcp_conn *listener, unsigned backlog);
+unsigned vmh_tcp_half_open(struct vmh_tcp_conn *listener); /* connections that wait for the end of their handshake */
 int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		    const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 
