@@ -47,6 +47,16 @@ static ssize_t tcp_buffer(struct vmh_tcps *t, int fd, void *buf, size_t len, int
 	return send ? vmh_tcps_send(t, fd, &m, flags) : vmh_tcps_recv(t, fd, &m, flags);
 }
 
+/* A connected stream socket takes no address; MSG_FASTOPEN connects it to that one. */
+static ssize_t tcp_send_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
+			   socklen_t tolen)
+{
+	struct iovec iov = { (void *)buf, len };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = (void *)to, .msg_namelen = tolen };
+
+	return flags & MSG_FASTOPEN && to ? vmh_tcps_send(t, fd, &m, flags) : tcp_buffer(t, fd, (void *)buf, len, flags, true);
+}
+
 static ssize_t tcp_vector(struct vmh_tcps *t, int fd, const struct iovec *iov, int n, bool send)
 {
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
@@ -104,7 +114,8 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	} while (0)
 #define PLAIN_TX(flags, call) \
 	do { \
-		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
+		/* the kernel does not tell the service of the one, and connects by the other */ \
+		if (vmh_likely(!((flags) & (MSG_OOB | MSG_FASTOPEN)))) \
 			PLAIN_TCP(flags, true, call); /* first: it does not look at the object */ \
 		struct vmh_sock *plain_ = plain_sock(fd); \
 		if (plain_) \
@@ -501,7 +512,7 @@ VMH_TRACED_DATA(ssize_t, sendto, (int fd, const void *buf, size_t len, int flags
 	SOCK_HELD s = sock_get(fd);
 
 	if (!s) {
-		TCP(tcp_buffer(t, fd, (void *)buf, len, flags, true)); /* a connected stream socket takes no address */
+		TCP(tcp_send_to(t, fd, buf, len, flags, to, tolen));
 		return vmh_real()->sendto(fd, buf, len, flags, to, tolen);
 	}
 	pthread_testcancel();
