@@ -587,7 +587,8 @@ static const struct {
 	void (*run)(void);
 } cases[] = {
 	{ "stream", stream }, { "mmsg", mmsg }, { "names", names }, { "waits", waits }, { "dups", dups },
-	{ "closes", closes }, { "unseen", unseen }, { "closes_all", closes_all }, { "accepts", accepts }, { "files", files },
+	{ "closes", closes }, { "unseen", unseen }, { "closes_all", closes_all }, { "accepts", accepts },
+	{ "files", files },
 	{ "forks", forks }, { "clones", clones }, { "executes", executes }, { "exits", exits },
 	{ "exits_thread", exits_thread }, { "others", others }, { "cancel", cancel }, { "uring", uring },
 	{ "aio", aio }, { "udp", udp }, { "leaves", leaves },

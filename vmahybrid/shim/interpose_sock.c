@@ -48,13 +48,14 @@ static ssize_t tcp_buffer(struct vmh_tcps *t, int fd, void *buf, size_t len, int
 }
 
 /* A connected stream socket takes no address; MSG_FASTOPEN connects it to that one. */
-static ssize_t tcp_send_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
-			   socklen_t tolen)
+static ssize_t tcp_send_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, int flags,
+			   const struct sockaddr *to, socklen_t tolen)
 {
 	struct iovec iov = { (void *)buf, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = (void *)to, .msg_namelen = tolen };
 
-	return flags & MSG_FASTOPEN && to ? vmh_tcps_send(t, fd, &m, flags) : tcp_buffer(t, fd, (void *)buf, len, flags, true);
+	return flags & MSG_FASTOPEN && to ? vmh_tcps_send(t, fd, &m, flags)
+					  : tcp_buffer(t, fd, (void *)buf, len, flags, true);
 }
 
 static ssize_t tcp_vector(struct vmh_tcps *t, int fd, const struct iovec *iov, int n, bool send)
