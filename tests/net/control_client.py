@@ -335,6 +335,16 @@ class Interpreter:
     def do_neigh(self, ifname: str, address: str) -> dict[str, Any]:
         return _plain(self.client.neigh(socket.if_nametoindex(ifname), address))
 
+    def do_neigh_and_release(self, ifname: str, addresses: list[str]) -> Any:
+        """The first reply, and the others, to requests for neighbours and then to release a ring that there is not."""
+        index = socket.if_nametoindex(ifname)
+        for address in addresses:
+            self.client.send(self.client.pack(lib.VMH_MSG_NEIGH, "struct vmh_msg_neigh", ifindex=index, family=4,
+                                              addr=addr_to_bytes(address)))
+        self.client.send(self.client.pack(lib.VMH_MSG_RELEASE, "struct vmh_msg_release", ring_id=12345))
+        first, *rest = [_plain(self.client.reply()) for _ in range(len(addresses) + 1)]
+        return first, rest
+
     def do_event(self, timeout: float = 3.0) -> list[int]:
         return list(self.client.wait_event(timeout))
 

@@ -301,6 +301,40 @@ static void *connects(void *arg)
 }
 
 /* Prints its port, and serves one connection from elsewhere after one from here. */
+/* No function of libc at all: nobody sees it. */
+static void close_unseen(int fd)
+{
+#ifdef __x86_64__
+	long r;
+
+	__asm__ volatile("syscall" : "=a"(r) : "a"((long)SYS_close), "D"((long)fd) : "rcx", "r11", "memory");
+	CHECK(!r);
+#else
+	CHECK(!syscall(SYS_close, fd));
+#endif
+}
+
+static void unseen(void)
+{
+	int others[] = { open_one(SOCK_STREAM), open_one(SOCK_STREAM), open_one(SOCK_STREAM), open_one(SOCK_STREAM) };
+	int status;
+	pid_t child;
+
+	for (int i = 0; i < 4; i++)
+		echo(others[i], "before");
+	close_unseen(c); /* its number is that of the next file that the shim makes, which hides nothing */
+	close_unseen(others[0]);
+	close_unseen(others[2]);
+	child = fork();
+	if (!child)
+		_exit(0);
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+	echo(others[1], "after");
+	echo(others[3], "after");
+	c = open_one(SOCK_STREAM);
+	echo(c, "new");
+}
+
 static void accepts(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET };
@@ -553,7 +587,8 @@ static const struct {
 	void (*run)(void);
 } cases[] = {
 	{ "stream", stream }, { "mmsg", mmsg }, { "names", names }, { "waits", waits }, { "dups", dups },
-	{ "closes", closes }, { "closes_all", closes_all }, { "accepts", accepts }, { "files", files },
+	{ "closes", closes }, { "unseen", unseen }, { "closes_all", closes_all }, { "accepts", accepts },
+	{ "files", files },
 	{ "forks", forks }, { "clones", clones }, { "executes", executes }, { "exits", exits },
 	{ "exits_thread", exits_thread }, { "others", others }, { "cancel", cancel }, { "uring", uring },
 	{ "aio", aio }, { "udp", udp }, { "leaves", leaves },

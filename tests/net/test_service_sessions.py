@@ -64,6 +64,14 @@ def test_neighbour(peer: Peer) -> None:
     assert (lost["status"] < 0, lost["reason"]) == (True, Reason.NO_NEIGHBOUR)
 
 
+def test_a_neighbour_that_does_not_answer_keeps_no_other_request_waiting(peer: Peer) -> None:
+    first, then = peer.do("neigh_and_release", ifname="va", addresses=["10.77.0.97", "10.77.0.98"])
+    assert (first["reason"], [late["reason"] for late in then]) == (Reason.NOT_OWNER, [Reason.NO_NEIGHBOUR] * 2)
+    hasty = peer.do("neigh_and_release", ifname="va", addresses=["10.77.0.99"] * 70)
+    assert hasty[0]["reason"] == Reason.NO_NEIGHBOUR  # too many at a time: answered at once
+    assert len(hasty[1]) == 70
+
+
 def test_a_connected_socket(peer: Peer, netns_pair: Sandbox) -> None:
     port = peer.bound("s", connect=["10.77.0.2", 7000])
     flow = peer.do("attach", name="s", kind="5t", local=["10.77.0.1", port], remote=["10.77.0.2", 7000])

@@ -87,8 +87,8 @@ def begin(service: Service, program: Path, case: str, shim: bool = True, **varia
     box = service.sandbox
     argv = [str(program), case, box.b.address, str(PORT)]
     if shim:
-        argv = service.run_argv(argv, "none", VMA_HYBRID_TCP="offload", VMA_RX_POLL="100", VMA_SELECT_POLL="100",
-                                VMA_TRACELEVEL="warn", **variables)
+        argv = service.run_argv(argv, "none", VMA_RX_POLL="100", VMA_SELECT_POLL="100", VMA_TRACELEVEL="warn",
+                                **{"VMA_HYBRID_TCP": "offload", **variables})
     return box.start(box.a, argv, env=service.env if shim else None)
 
 
@@ -148,6 +148,23 @@ def test_close_and_the_number_again(service: Service, server: Program, program: 
         server.wait_for(f"ended {len(text)} {hashlib.sha256(text).hexdigest()[:16]}")
     # the first was closed with an echo under way that nobody reads
     server.wait_for(r"(ended|Conn\w+) 4 " + hashlib.sha256(b"last").hexdigest()[:16])
+    running.close()
+
+
+@pytest.mark.parametrize("policy", [None, "offload", "adaptive"])
+def test_what_is_closed_unseen_takes_no_other_along(
+    service: Service, server: Program, program: Path, policy: str | None
+) -> None:
+    """By the instruction itself, as Go does: the other connections go home at a fork, and their peers see no end."""
+    more = {"VMA_HYBRID_TCP": policy} if policy else {}
+    running = begin(service, program, "unseen", policy is not None, **more)
+    running.wait_for("done|line .*", 40)
+    assert running.output == "done\n"
+    assert "does not answer" not in running.errors
+    if policy == "offload":
+        assert reasons(service, running.pid).count("fork") == 2
+    until(lambda: sorted(line.split()[:2] for line in server.output.splitlines()[1:]) == [
+        ["ended", "0"], ["ended", "6"], ["ended", "6"]], what=lambda: server.output)
     running.close()
 
 

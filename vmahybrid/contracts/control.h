@@ -16,7 +16,7 @@
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
 #define VMH_MSG_ATTACH 3   /* fd: the kernel socket, bound (and connected) as the flow says */
 #define VMH_MSG_DETACH 4
-#define VMH_MSG_NEIGH 5    /* resolve and keep a neighbour; reply when resolved or given up (1 s) */
+#define VMH_MSG_NEIGH 5    /* resolve and keep a neighbour; reply when resolved or given up (1 s), others overtake it */
 #define VMH_MSG_RELEASE 6  /* shim has closed and unmapped the ring */
 #define VMH_MSG_REINJECT 7 /* fd: the kernel socket, which gets a datagram that a ring had delivered */
 #define VMH_MSG_RING_MAPPED 8 /* of a ring with F_BIND_AFTER: everything is mapped, the service may bind */

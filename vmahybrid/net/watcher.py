@@ -244,7 +244,8 @@ class NetWatcher:
         if key in self._permanent or (key in self._valid and key in self._managed):
             return True     # NTF_USE would take the permanence from an entry that somebody configured
         try:
-            await self._manage(key)
+            if key not in self._waiters:    # else it is being asked for
+                await self._manage(key)
         except OSError as error:
             log.info("neighbour %s: %s", self._named(key), error)
             return False
@@ -255,8 +256,8 @@ class NetWatcher:
         try:
             await asyncio.wait_for(waiter, timeout)
         except TimeoutError:
-            # The kernel would ask for it for ever.
-            await self._unmanage(key)
+            if len(self._waiters[key]) == 1:    # the last: the kernel would ask for it for ever
+                await self._unmanage(key)
             return False
         finally:
             self._waiters[key].discard(waiter)

@@ -1,7 +1,7 @@
 """The control socket: connections, one request at a time, and the descriptors that come with them.
 
-A connection is read only when its last request is answered, so a program that floods waits for itself; a token bucket
-bounds what one connection may take of the service.
+A connection is read only when its last request is answered (but for NEIGH, of which a few may be under way), so a
+program that floods waits for itself; a token bucket bounds what one connection may take of the service.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ log = logging.getLogger("vmahybrid.service")
 
 HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
 NEIGHBOUR_SECONDS = 1.0
+NEIGHBOURS_ASKED = 64       # at a time, per program
 LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
 DYING_SECONDS = 0.2     # in which a process whose connection ended may turn out to be dead
 GROUPS_NOTED = 256          # per program
@@ -57,6 +58,7 @@ class Session:
         self.released: set[int] = set()     # ring ids that were this session's
         self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
+        self._asking: set[asyncio.Task[None]] = set()  # for neighbours; they end by themselves
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._last_flows: list[Flow] = []   # those that it had to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
@@ -110,22 +112,26 @@ class Session:
         handler = self._handlers.get(request.type)
         if handler is None:
             raise ProtocolError("a second HELLO", Reason.PROTOCOL, request.type, request.seq)
+        reply = await self._result(request, handler(request, fds))
+        if reply is not None:
+            self.connection.send(reply)
+
+    async def _result(self, request: Request, work: Awaitable[bytes | None]) -> bytes | None:
+        """The reply; None: it was sent already, or is sent later."""
         try:
-            reply = await handler(request, fds)
+            return await work
         except Refused as error:
             self.core.counters["refused_total"] += 1
             self.core.count_reason(error.reason)
             log.info("%s: %s", self, error)
-            reply = request.refusal(_errno_of(error.reason), error.reason)
+            return request.refusal(_errno_of(error.reason), error.reason)
         except (OSError, VmahybridError) as error:
             number = getattr(error, "errno", None) or errno.EIO
             reason = Reason.MEMLOCK if number == errno.ENOBUFS else Reason.RING_FAILED
             self.core.counters["refused_total"] += 1
             self.core.count_reason(reason)
             log.warning("%s: %s", self, error)
-            reply = request.refusal(number, reason)
-        if reply is not None:
-            self.connection.send(reply)
+            return request.refusal(number, reason)
 
     def _died(self) -> None:
         """The process ended (its pidfd is readable), though a child may still hold the connection."""
@@ -395,7 +401,8 @@ class Session:
             await core.grace.wait()
         return request.reply()
 
-    async def _neigh(self, request: Request, fds: ReceivedFds) -> bytes:
+    async def _neigh(self, request: Request, fds: ReceivedFds) -> bytes | None:
+        """Answered when it is known, up to a second later; the program's other requests do not wait for that."""
         body = request.body
         if body.family not in proof.FAMILIES:
             raise ProtocolError(f"address family {body.family}", Reason.PROTOCOL, request.type, request.seq)
@@ -406,7 +413,21 @@ class Session:
         if (reason := namespace.served(link)) is not Reason.NONE:
             raise refuse(f"interface {link.name}", reason)
         known = family_of(address) == body.family and address != ANY_ADDR and not is_multicast(address)
-        if not known or not await namespace.watcher.resolve_neighbour(body.ifindex, address, NEIGHBOUR_SECONDS):
+        if not known or len(self._asking) >= NEIGHBOURS_ASKED:
+            raise refuse("neighbour", Reason.NO_NEIGHBOUR)
+        task = self.loop.create_task(self._ask(request, namespace, address))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return None
+
+    async def _ask(self, request: Request, namespace: Namespace, address: bytes) -> None:
+        reply = await self._result(request, self._resolve(request, namespace, address))
+        if reply is not None and not self.connection.lost:
+            self._try_send(reply)
+
+    @staticmethod
+    async def _resolve(request: Request, namespace: Namespace, address: bytes) -> bytes:
+        if not await namespace.watcher.resolve_neighbour(request.body.ifindex, address, NEIGHBOUR_SECONDS):
             raise refuse("neighbour", Reason.NO_NEIGHBOUR)
         return request.reply()
 

@@ -227,6 +227,12 @@ static int tell_muted(const struct vmh_msg_hdr *req, struct vmh_msg_hdr *reply)
 	return -ETIMEDOUT;
 }
 
+/* A request that could not be sent for what the program did with its descriptors says nothing of the service. */
+static bool for_its_fds(long err, int n)
+{
+	return n && (err == -ETOOMANYREFS || (err == -EBADF && vmh_sys(SYS_fcntl, vmh_ctl_fd, F_GETFD, 0) >= 0));
+}
+
 /* lock held. Reply of at least reply_len bytes into reply, all zero but a reason where there is none; its fds belong
  * to the caller on success. */
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds)
@@ -241,6 +247,8 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 	if (vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(start < mute_until))
 		return tell_muted(req, reply);
 	r = vmh_ctl_fd < 0 ? -ENOTCONN : send_fds(req, req->len, out, nout);
+	if (vmh_unlikely(for_its_fds(r, nout)))
+		return (int)r;
 	if (r == 0) {
 		r = await_reply(req, &buf, deadline, got, &ngot);
 		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);

@@ -104,7 +104,8 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	} while (0)
 #define PLAIN_TX(flags, call) \
 	do { \
-		if (vmh_likely(!((flags) & MSG_OOB))) /* the kernel does not tell the service of it */ \
+		/* the kernel does not tell the service of the one, and connects by the other */ \
+		if (vmh_likely(!((flags) & (MSG_OOB | MSG_FASTOPEN)))) \
 			PLAIN_TCP(flags, true, call); /* first: it does not look at the object */ \
 		struct vmh_sock *plain_ = plain_sock(fd); \
 		if (plain_) \
@@ -518,14 +519,19 @@ VMH_TRACED_DATA(ssize_t, send, (int fd, const void *buf, size_t len, int flags),
 }
 
 /* A connected stream socket takes no address, and looks at it all the same. */
+/* A connected stream socket takes no address; MSG_FASTOPEN connects it to that one. */
 static ssize_t tcp_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
 		      socklen_t tolen)
 {
+	struct iovec iov = { (void *)buf, len };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = (void *)to, .msg_namelen = tolen };
+
 	if (to && tolen > sizeof(struct sockaddr_storage))
 		return -EINVAL;
 	if (to && tolen && vmh_bad_ptr(to))
 		return -EFAULT;
-	return tcp_buffer(t, fd, (void *)buf, len, flags, true);
+	return to && flags & MSG_FASTOPEN ? vmh_tcps_send(t, fd, &m, flags)
+					  : tcp_buffer(t, fd, (void *)buf, len, flags, true);
 }
 
 VMH_TRACED_DATA(ssize_t, sendto, (int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,

@@ -123,17 +123,9 @@ void vmh_fd_dup(int oldfd, int newfd)
 	vmh_obj_put(o);
 }
 
-void vmh_fd_close(int fd)
+/* The table says no more that fd is o. */
+static void let_go(int fd, struct vmh_obj *o)
 {
-	struct vmh_obj *o;
-
-	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) ||
-	    vmh_fdtab_borrowed())
-		return;
-	vmh_plain_shut(fd);
-	o = atomic_exchange(&vmh_fdtab[fd], NULL);
-	if (!o)
-		return;
 	if (atomic_fetch_sub(&o->nfds, 1) != 1) {
 		if (o->fd == fd)
 			vmh_fd_rename(o);
@@ -151,6 +143,32 @@ void vmh_fd_close(int fd)
 	else
 		vmh_sock_closed(vmh_sock_of(o));
 	vmh_obj_put(o);
+}
+
+void vmh_fd_close(int fd)
+{
+	struct vmh_obj *o;
+
+	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) ||
+	    vmh_fdtab_borrowed())
+		return;
+	vmh_plain_shut(fd);
+	o = atomic_exchange(&vmh_fdtab[fd], NULL);
+	if (o)
+		let_go(fd, o);
+}
+
+bool vmh_fd_forget(struct vmh_obj *o, int fd)
+{
+	struct vmh_obj *is = o;
+
+	if (vmh_fdtab_borrowed())
+		return false;
+	vmh_plain_shut(fd);
+	if (!atomic_compare_exchange_strong(&vmh_fdtab[fd], &is, NULL))
+		return false;
+	let_go(fd, o);
+	return true;
 }
 
 /* The fd an object was made as is gone, but a dup lives: logs, statistics and kernel calls made on the

@@ -498,12 +498,24 @@ ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags)
 	return r;
 }
 
+/* MSG_FASTOPEN is a connect() by the kernel as well, which may be adopted once it is open. Where it is switched off it
+ * has done nothing; else the kernel has the next connect(), too, and says what became of this one. */
+static void opened_fast(struct vmh_tcps *s, int fd, ssize_t r)
+{
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->connecting) || r == -EOPNOTSUPP || r == -EINVAL)
+		return;
+	vmh_tcps_connected(fd, -1);
+	VMH_SET(s->connecting, 1);
+}
+
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags)
 {
 	ssize_t r = call(s, fd, (struct msghdr *)m, flags, true);
 
 	if (r == -EPIPE && !(flags & MSG_NOSIGNAL) && vmh_tcps_parked(s))
 		pthread_kill(pthread_self(), SIGPIPE); /* the kernel has raised its own */
+	if (vmh_unlikely(flags & MSG_FASTOPEN))
+		opened_fast(s, fd, r);
 	return r;
 }
 

@@ -480,11 +480,30 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 	return err;
 }
 
+bool vmh_tcps_owns_fd(const struct vmh_tcps *s)
+{
+	uint64_t inode = VMH_GET(s->stats->inode);
+	struct stat st;
+
+	return !vmh_sys(SYS_fstat, s->obj.fd, &st) && (inode ? st.st_ino == inode : S_ISSOCK(st.st_mode));
+}
+
+/* By a call that nobody saw: it is closed as any other, and its number names something else to the service. */
+static bool closed_unseen(struct vmh_tcps *s, unsigned reason)
+{
+	if (reason == VMH_R_CLOSED || !vmh_tcps_parked(s) || vmh_tcps_owns_fd(s))
+		return false;
+	vmh_debug("fd %d: closed without our seeing it", s->obj.fd);
+	if (s->linger_s)
+		s->linger = 0; /* nobody waits for it */
+	return vmh_fd_forget(&s->obj, s->obj.fd) && atomic_load(&s->obj.closed);
+}
+
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int err = 0;
 
-	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME || closed_unseen(s, reason))
 		return 0;
 	vmh_lock(&s->obj.lock);
 	switch (vmh_tcps_state(s)) {
@@ -511,6 +530,8 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
 {
 	bool done = false;
 
+	if (closed_unseen(s, reason))
+		return true;
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed)) {
 		s->resting = 1;
@@ -596,22 +617,12 @@ struct heir {
 	bool (*named)(int fd);
 };
 
-/* The child's descriptors are its own by now: the number may be closed, or another file's. A socket without a slot in the
- * statistics page can't be told from others. */
-static bool still_its_own(const struct vmh_tcps *s)
-{
-	uint64_t inode = VMH_GET(s->stats->inode);
-	struct stat st;
-
-	return !fstat(s->obj.fd, &st) && (inode ? st.st_ino == inode : S_ISSOCK(st.st_mode));
-}
-
 static void home_inherited(struct vmh_tcps *s, void *arg)
 {
 	const struct heir *h = arg;
 	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD, 0);
 
-	if (flags >= 0 && (!(flags & FD_CLOEXEC) || (h->named && h->named(s->obj.fd))) && still_its_own(s))
+	if (flags >= 0 && (!(flags & FD_CLOEXEC) || (h->named && h->named(s->obj.fd))) && vmh_tcps_owns_fd(s))
 		vmh_tcps_home(s, VMH_R_EXEC, false);
 }
 

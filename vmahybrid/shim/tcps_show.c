@@ -133,7 +133,7 @@ static bool add(struct batch *b, struct vmh_tcps *s)
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	if (!(LISTABLE >> info.state & 1) || vmh_sys(SYS_fstat, s->obj.fd, &st) < 0)
+	if (!(LISTABLE >> info.state & 1) || vmh_sys(SYS_fstat, s->obj.fd, &st) < 0 || !vmh_tcps_owns_fd(s))
 		return false;
 	*c = (struct vmh_tcp_shown){ .flow_id = s->flow_id, .ifindex = s->ifindex, .fd = (unsigned)s->obj.fd,
 				     .local_port = s->addr.lport, .remote_port = s->addr.rport };

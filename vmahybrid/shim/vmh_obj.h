@@ -52,6 +52,7 @@ void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
+bool vmh_fd_forget(struct vmh_obj *o, int fd);    /* the same, if fd is still o's. Hold a reference */
 void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
 bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */

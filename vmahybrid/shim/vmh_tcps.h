@@ -205,6 +205,9 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
+/* Else the number is closed, or another file's, by a call that nobody saw or in the child of a vfork. A socket without
+ * a slot in the statistics page can't be told from others. */
+bool vmh_tcps_owns_fd(const struct vmh_tcps *s);
 /* The internal thread's. From a ring, and back by the operator only. */
 void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason);
 bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason); /* home from the ring, until it is worth another adoption */
