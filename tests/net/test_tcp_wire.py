@@ -117,6 +117,6 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
     done = {name: after[name] - before.get(name, 0) for name in ("tcp_taken_total", "tcp_homed_total")}
     print(said, counts, done)
     assert said.startswith(f"moved {moves} "), said
-    assert done["tcp_homed_total"] >= moves * 0.9, done  # of some the first call is the dup()
+    assert done["tcp_homed_total"] >= moves * 0.75, done  # of some the first call is the dup()
     assert done["tcp_taken_total"] >= moves / 3, done
     assert counts["lost"] > moves / 2, counts

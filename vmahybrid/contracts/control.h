@@ -187,7 +187,7 @@ struct vmh_msg_release {
 /* Homecoming with datagrams unread (fork, exec, SCM_RIGHTS): the service puts them into the kernel's receive path of
  * the interface, one by one, in order. The socket's rules are gone already. kind, local and remote say what the socket
  * is, as in ATTACH; src and dst are the datagram's. hdr.len is the offset of data plus len. The reply comes when the
- * kernel has it. */
+ * kernel has it. Of TCP the payload is a segment's IP packet that the ring got while its connection went home. */
 #define VMH_REINJECT_DATA 3840
 
 struct vmh_msg_reinject {

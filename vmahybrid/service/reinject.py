@@ -1,4 +1,5 @@
-"""Datagrams that a ring had delivered and the program had not read yet, back on the way to its kernel socket.
+"""Datagrams that a ring had delivered and the program had not read yet, back on the way to its kernel socket; and TCP
+segments that a ring got while their connection went home.
 
 The program says what the datagram was, and the kernel will believe it: so it must be one that only the program's own
 socket gets, addressed as that socket is bound.
@@ -25,6 +26,7 @@ from vmahybrid.steering.table import refuse
 from vmahybrid.xdp.bpf import LIVE_FRAME_MAX
 
 ETH_IP, IP_HEADER = b"\x08\x00", 20
+ETH_IP6, IP6_HEADER = b"\x86\xdd", 40
 DONT_FRAGMENT, MORE_FRAGMENTS = 0x4000, 0x2000  # RFC 791
 SOURCE_MAC = b"\x02\0\0\0\0\0"      # locally administered; nobody reads it behind the driver
 # Bytes of IP payload in a frame; a multiple of 8, as the offsets of fragments count in 8 bytes.
@@ -56,10 +58,39 @@ class Datagram:
                    body.ttl, body.tos, bytes(body.data)[: body.len])
 
 
-def check(datagram: Datagram, flow: Flow, link: LinkRow, addresses: list[bytes]) -> None:
-    """Would it come to the socket that ``flow`` describes by this interface? Raises Refused."""
+def check_link(link: LinkRow) -> None:
+    """Raises Refused where no ring is."""
     if link.loopback or link.arphrd != ARPHRD_ETHER:
         raise refuse(f"interface {link.name}", Reason.IF_UNSUPPORTED)
+
+
+def segment_frame(packet: bytes, flow: Flow, mac: bytes) -> bytes:
+    """The frame of an IP packet with a TCP segment for the connection of ``flow``, whose owner's socket was proved.
+
+    ``mac``: the interface's. Raises Refused when the packet is of another connection, or of none.
+    """
+    four = packet[:1] and packet[0] >> 4 == 4
+    head = (packet[0] & 15) * 4 if four else IP6_HEADER
+    if len(packet) < head + 4 or (packet[9] if four else packet[6]) != socket.IPPROTO_TCP:
+        raise not_owner(f"{len(packet)} bytes that are no TCP segment")
+    found = packet[12:20] if four else packet[8:40]
+    half = len(found) // 2
+    ports = struct.unpack("!2H", packet[head:head + 4])
+    ours = (mapped(found[:half]), mapped(found[half:]), *ports)
+    if ours != (flow.remote, flow.local, flow.remote_port, flow.local_port):
+        raise not_owner(f"a segment from {endpoint(ours[0], ports[0])} to {endpoint(ours[1], ports[1])}")
+    if len(packet) > LIVE_FRAME_MAX - 14:
+        raise refuse("segment", Reason.RING_LIMIT)
+    return mac + SOURCE_MAC + (ETH_IP if four else ETH_IP6) + packet
+
+
+def mapped(address: bytes) -> bytes:
+    """16 bytes, as in the messages: an IPv4 address as ::ffff:a.b.c.d."""
+    return address if len(address) == 16 else bytes(10) + b"\xff\xff" + address
+
+
+def check(datagram: Datagram, flow: Flow, link: LinkRow, addresses: list[bytes]) -> None:
+    """Would it come to the socket that ``flow`` describes by this interface (check_link)? Raises Refused."""
     if flow.family != 4 or family_of(datagram.src) != 4 or family_of(datagram.dst) != 4:
         raise refuse(f"datagram to {flow.local_text}", Reason.FAMILY)
     source, to = endpoint(datagram.src, datagram.src_port), endpoint(datagram.dst, datagram.dst_port)

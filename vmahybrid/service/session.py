@@ -355,8 +355,9 @@ class Session:
             raise ProtocolError(f"flow of family {body.family}, protocol {body.proto}", Reason.PROTOCOL, request.type,
                                 request.seq)
         five = kind is Kind.FIVE
-        if body.proto != socket.IPPROTO_UDP and not (kind is not Kind.MULTICAST
-                                                     and request.type == lib.VMH_MSG_ATTACH):
+        moved = five and body.proto == socket.IPPROTO_TCP and request.type == lib.VMH_MSG_REINJECT
+        if body.proto != socket.IPPROTO_UDP and not moved and not (kind is not Kind.MULTICAST
+                                                                   and request.type == lib.VMH_MSG_ATTACH):
             raise refuse("flow", Reason.TYPE)
         listens = bool(body.proto == socket.IPPROTO_TCP and kind is Kind.THREE
                        and body.flags & lib.VMH_ATTACH_F_LISTEN)
@@ -447,10 +448,15 @@ class Session:
         core, body, namespace = self.core, request.body, self._namespace()
         flow, found, fd = self._proved(request, fds, namespace)
         with socket.socket(fileno=fd) as sock:
-            datagram = reinject.Datagram.of(body)
             link = namespace.link(body.ifindex)
             if link is None:
                 raise refuse(f"interface {body.ifindex}", Reason.NO_INTERFACE)
+            reinject.check_link(link)
+            if flow.proto == socket.IPPROTO_TCP:
+                frame = reinject.segment_frame(bytes(body.data)[:body.len], flow, link.mac)
+                await namespace.worker.call_async(core.backend.inject, link.ifindex, [frame])
+                return request.reply()
+            datagram = reinject.Datagram.of(body)
             reinject.check(datagram, flow, link, namespace.addresses(link.ifindex))
             await self._refuse_foreign(flow, found, namespace)
             frames = reinject.frames(datagram, link.mac)

@@ -23,6 +23,7 @@
 #define NEIGHBOUR_MS 100
 #define NAP_NS 50000
 #define NAPS 40
+#define LEFT_FRAMES 1024      /* of a ring, at the end of a move */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
 /* Passes by itself: the connection may be adopted later. */
@@ -416,18 +417,34 @@ static void off_the_qp(struct vmh_tcps *s)
 	vmh_tcp_nudge(s->conn);
 }
 
+/* Home: what came for it meanwhile is in the ring still, or put aside. */
+static void at_home(struct vmh_tcps *s, unsigned reason, struct vmh_tcps_stash *st)
+{
+	off_the_qp(s);
+	if (st)
+		vmh_ring_poll(vmh_tring_ring(s->tring), LEFT_FRAMES);
+	leave(s, VMH_TCPS_HOME, reason, false);
+	if (st)
+		vmh_tring_stash_home(st, s);
+}
+
 static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 {
+	struct vmh_tcps_stash *st;
+	bool back = false;
 	int blob, err;
 
 	if (s->opening && restart(s))
 		return 0;
+	st = vmh_tring_stash(s->tring, &s->addr);
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
 	blob = vmh_tcps_export(s->conn);
 	if (blob == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);
+		if (st)
+			vmh_tring_unstash(s->tring, st, true);
 		must &= !atomic_load(&s->fresh);
 		if (must)
 			lost(s, reason, blob);
@@ -444,13 +461,14 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, flow_of(s), s->ifindex, reason);
 	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown; /* the rule is gone with the service */
 	if (!err) {
-		off_the_qp(s);
-		leave(s, VMH_TCPS_HOME, reason, false);
+		at_home(s, reason, st);
+		st = NULL;
 	} else if (err == -ENOTCONN && !must) {
 		s->blob = blob;
 		s->stranded_ns = vmh_now_ns();
 		leave(s, VMH_TCPS_STRANDED, reason, false);
-		return 0;
+		blob = -1;
+		err = 0;
 	} else if (must) {
 		lost(s, reason, err);
 	} else {
@@ -459,7 +477,10 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 		atomic_store(&s->state, VMH_TCPS_RING);
 		vmh_unlock(&s->io);
 		vmh_tring_flush(s->tring);
+		back = true;
 	}
+	if (st)
+		vmh_tring_unstash(s->tring, st, back);
 	if (blob >= 0)
 		vmh_sys(SYS_close, blob);
 	return err;

@@ -2,6 +2,7 @@
  * stack has sent, and tells the sockets whose readiness has changed. */
 #include "vmh_base.h"
 #include "tcp/tcp_ring.h"
+#include "vmh_control.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
@@ -9,6 +10,7 @@
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
+#include <net/ethernet.h>
 #include <netinet/in.h>
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
@@ -156,9 +158,9 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
-/* Ring lock held: a frame of no connection may be one of those that are being adopted; else, at a port that is the
+/* Ring lock held: a frame of no connection may be one of those that are being moved; else, at a port that is the
  * ring's, nobody has that connection. */
-static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
+static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, bool frozen)
 {
 	struct vmh_tring *t = (struct vmh_tring *)tr;
 	struct vmh_tcp_addr a;
@@ -174,7 +176,7 @@ static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
 		}
 		return;
 	}
-	if (vmh_tport_is(a.lport))
+	if (!frozen && vmh_tport_is(a.lport))
 		vmh_tcp_refuse(t->tr.tcp, frame, len);
 }
 
@@ -192,7 +194,7 @@ struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp
 	return st;
 }
 
-void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed)
+static void take_off(struct vmh_tring *t, struct vmh_tcps_stash *st)
 {
 	struct vmh_tcps_stash **p = &t->stashes;
 
@@ -202,8 +204,67 @@ void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed
 	if (*p)
 		*p = st->next;
 	vmh_unlock(&t->tr.ring->lock);
+}
+
+void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed)
+{
+	take_off(t, st);
 	for (unsigned i = 0; feed && i < st->n; i++)
 		vmh_tcp_input(t->tr.tcp, st->frame[i], st->len[i], NULL);
+	vmh_scratch_free(st, sizeof(*st));
+}
+
+static bool verifies(const struct vmh_ring *r)
+{
+	return r->kind == VMH_RING_VERBS || r->flags & VMH_RING_F_VERIFY_CSUM;
+}
+
+/* Between virtual interfaces a checksum may be of the addresses only, and the kernel would find it wrong. */
+static void complete_sum(unsigned char *tcp, uint32_t len, const unsigned char *addrs, uint32_t addrs_len)
+{
+	uint32_t sum = IPPROTO_TCP + len;
+
+	memset(tcp + 16, 0, 2);
+	for (uint32_t i = 0; i < addrs_len; i += 2)
+		sum += (uint32_t)(addrs[i] << 8 | addrs[i + 1]);
+	for (uint32_t i = 0; i < len; i++)
+		sum += (uint32_t)tcp[i] << (i & 1 ? 0 : 8);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	tcp[16] = (unsigned char)(~sum >> 8);
+	tcp[17] = (unsigned char)~sum;
+}
+
+/* The IP packet of a frame that vmh_tcp_name() knew: its bytes, without padding. */
+static uint32_t packet_of(unsigned char *ip, bool complete)
+{
+	bool v4 = ip[0] >> 4 == 4;
+	uint32_t head = v4 ? (ip[0] & 15u) * 4 : 40, len = v4 ? (uint32_t)(ip[2] << 8 | ip[3]) : 40u + (uint32_t)(ip[4] << 8 | ip[5]);
+
+	if (complete)
+		complete_sum(ip + head, len - head, ip + (v4 ? 12 : 8), v4 ? 8 : 32);
+	return len;
+}
+
+void vmh_tring_stash_home(struct vmh_tcps_stash *st, struct vmh_tcps *s)
+{
+	struct vmh_msg_reinject m = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .proto = IPPROTO_TCP,
+				      .family = s->v6 ? 6 : 4, .local_port = s->addr.lport,
+				      .remote_port = s->addr.rport };
+	int err = 0;
+
+	take_off(s->tring, st);
+	memcpy(m.local_addr, s->addr.laddr.b, sizeof(m.local_addr));
+	memcpy(m.remote_addr, s->addr.raddr.b, sizeof(m.remote_addr));
+	for (unsigned i = 0; i < st->n && !err; i++) {
+		unsigned char *ip = st->frame[i] + ETHER_HDR_LEN;
+
+		m.len = packet_of(ip, !verifies(s->tring->tr.ring));
+		memcpy(m.data, ip, m.len);
+		err = vmh_session_reinject(&m, s->obj.fd);
+		if (err)
+			vmh_debug("fd %d: the peer has to send %u segments again: %s", s->obj.fd, st->n - i, strerror(-err));
+	}
 	vmh_scratch_free(st, sizeof(*st));
 }
 
@@ -254,11 +315,6 @@ static void after(struct vmh_ring *r, int frames)
 	if (!vmh_held.internal)
 		VMH_SET(t->polled, 1);
 	vmh_tring_flush(t);
-}
-
-static bool verifies(const struct vmh_ring *r)
-{
-	return r->kind == VMH_RING_VERBS || r->flags & VMH_RING_F_VERIFY_CSUM;
 }
 
 static void compare_mss(const struct vmh_ring *r)

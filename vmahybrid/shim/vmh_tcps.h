@@ -424,12 +424,13 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len);
 
 /* tcps_ring.c: the stack of a ring */
-struct vmh_tcps_stash; /* frames that come before the stack has the connection */
+struct vmh_tcps_stash; /* frames that come while nobody has the connection */
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r); /* NULL: none to be had */
 struct vmh_ring *vmh_tring_ring(struct vmh_tring *t);
 struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t);
 struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a);
 void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed);
+void vmh_tring_stash_home(struct vmh_tcps_stash *st, struct vmh_tcps *s); /* to the kernel, which has it now */
 void vmh_tring_flush(struct vmh_tring *t);
 void vmh_tring_acks_now(struct vmh_tring *t); /* the program waits: none goes with data any more */
 void vmh_tring_count(struct vmh_tring *t, int more);

@@ -79,8 +79,8 @@ static int taken(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, in
 		VMH_COUNT(tr->ring->stats->rx_tcp_kept, 1);
 	} else if (vmh_unlikely(rc < 0)) {
 		VMH_COUNT(tr->unwanted, 1);
-		if (rc == -ENOENT && tr->stray)
-			tr->stray(tr, frame, len);
+		if ((rc == -ENOENT || rc == -EBUSY) && tr->stray)
+			tr->stray(tr, frame, len, rc == -EBUSY);
 	}
 	return rc > 0;
 }

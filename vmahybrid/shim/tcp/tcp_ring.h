@@ -22,7 +22,8 @@ struct vmh_tcp_ring {
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
 	/* may be set after vmh_tcp_ring_open */
 	void (*level)(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a);
-	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len); /* of no connection; ring lock held */
+	/* of no connection, or (frozen) of one that is being moved; ring lock held */
+	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, bool frozen);
 	void *arg;
 	/* ring lock: frames of this look, which the stack gets together; none between two looks */
 	unsigned waiting, merge_max;
