@@ -207,7 +207,8 @@ def test_nginx_curl_wrk(stage: TcpStage, files: Path) -> None:
 def test_iperf3(stage: TcpStage, reverse: bool) -> None:
     serving = stage.serve("iperf3", "-s", "-1", "-B", stage.address, "-p", "5301", "--forceflush")
     serving.wait_for("listening")
-    argv = ["iperf3", "-c", stage.address, "-p", "5301", "-n", "4M", "-J", *(["-R"] if reverse else [])]
+    # who receives stops when the other has sent all, whatever is on its way
+    argv = ["iperf3", "-c", stage.address, "-p", "5301", "-n", "16M", "-J", *(["-R"] if reverse else [])]
     report = json.loads(stage.client(*argv).result(30))
     assert "error" not in report
     assert report["end"]["sum_received"]["bytes"] >= SIZE
