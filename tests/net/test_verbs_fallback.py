@@ -23,7 +23,11 @@ NO_BPF = ("setpriv", "--bounding-set=-bpf,-net_admin,-sys_admin", "--inh-caps=-b
 NO_RAW = ("setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw")
 # what daemons do that close all they did not open; the numbers stay taken
 LATER = """
-import ctypes, os, socket, sys, time
+import ctypes, mmap, os, socket, sys, time
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("b8 21 00 00 00  0f 05  c3"))  # x86-64: mov eax, SYS_dup2; syscall; ret
+past_the_shim = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_int, ctypes.c_int)(
+    ctypes.addressof(ctypes.c_char.from_buffer(code)))  # which keeps them from the program
 def bound():
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("{address}", {port}))
@@ -33,7 +37,7 @@ null = os.open("/dev/null", os.O_RDWR)
 for name in os.listdir("/proc/self/fd"):
     try:
         if os.readlink(f"/proc/self/fd/{{name}}") == "anon_inode:bpf-map":
-            ctypes.CDLL(None).syscall(33, null, int(name))  # dup2, past the shim, which keeps them from the program
+            past_the_shim(null, int(name))
     except OSError:
         pass
 sock = bound()
