@@ -33,7 +33,7 @@ def serve(sock):
             how = "ended"
         except OSError as error:
             how = type(error).__name__
-    print(how, len(whole), hashlib.sha256(whole).hexdigest()[:16], flush=True)
+    print(f"{how} {len(whole)} {hashlib.sha256(whole).hexdigest()[:16]}\\n", end="", flush=True)  # in one piece
 def datagrams(sock):
     while True:
         data, peer = sock.recvfrom(65536)
