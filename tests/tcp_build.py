@@ -25,7 +25,8 @@ COMPILERS = {
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim", "vmahybrid/shim/tcp")]
 FLAGS += [f"-I{PROGRAMS}"]
-RING = [SHIM / name for name in ("ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c", "tcp/tcp_ring.c")]
+RING = [SHIM / name for name in ("ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c",
+                                 "tcp/tcp_ring.c")]
 
 
 def cores(compiler: list[str]) -> Path:
