@@ -71,7 +71,7 @@ def test_bulk_goes_home_and_comes_back(service: Service) -> None:
 
 def test_what_is_less_than_asked_for_is_no_bulk(service: Service) -> None:
     """The same as above, by another measure of it: more in 100 ms than there is."""
-    with hot(service, VMA_HYBRID_TCP_BULK="100000000") as (a, _b):
+    with hot(service, VMA_HYBRID_TCP_BULK="100000000", VMA_HYBRID_TCP_LOSS="0") as (a, _b):
         assert a.do("bulk", 40, size=30_000_000) == ""
         assert len(flows(service)) == 1, why(service, a)
 
