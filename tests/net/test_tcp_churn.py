@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from net.service_lab import Api, assert_same_files, open_files, resident_mib
-from net.test_tcp_shim import without_offloads
+from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service
@@ -34,8 +34,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def service() -> Iterator[Service]:
     with Sandbox("churn") as sandbox, Service(without_offloads(sandbox)) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

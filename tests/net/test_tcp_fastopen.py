@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from net.service_lab import tcp_echo
-from net.test_tcp_shim import without_offloads
+from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, run_command
 from vmahybrid.bench.served import Service
@@ -68,8 +68,7 @@ print(json.dumps(told))
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with Sandbox("fast") as sandbox, Service(without_offloads(sandbox)) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from net.service_lab import Api, until
-from net.test_tcp_shim import without_offloads
+from net.test_tcp_shim import introduce, without_offloads
 from net.test_tcp_syn import Calls, opened
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -25,8 +25,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     file: Path = tmp_path_factory.mktemp("config") / "small.toml"
     file.write_text(f"[ring]\nframes = {FRAMES}\nrx_size = 256\ntx_size = 256\n")
     with Sandbox("test") as sandbox, Service(without_offloads(sandbox), arguments=["--config", str(file)]) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from net.service_lab import Api
-from net.test_tcp_shim import without_offloads
+from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -53,8 +53,7 @@ print("late", late, flush=True)
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with Sandbox("flight") as sandbox, Service(without_offloads(sandbox)) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

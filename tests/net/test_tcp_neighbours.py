@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from net.service_lab import tcp_echo
-from net.test_tcp_shim import without_offloads
+from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -47,8 +47,7 @@ print(json.dumps(worst))
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with Sandbox("arp") as sandbox, Service(without_offloads(sandbox)) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

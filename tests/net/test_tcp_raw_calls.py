@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from net.service_lab import Api, until
-from net.test_tcp_shim import offloaded, without_offloads
+from net.test_tcp_shim import introduce, offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service
@@ -69,8 +69,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with Sandbox("raw") as sandbox, Service(without_offloads(sandbox)) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

@@ -43,6 +43,12 @@ def without_offloads(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
+def introduce(sandbox: Sandbox) -> None:
+    """Each side knows the other one for good: the first connection need not wait for it."""
+    for side, other in (sandbox.sides, sandbox.sides[::-1]):
+        side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+
+
 def with_ipv6(sandbox: Sandbox) -> Sandbox:
     """The address of each side in fd77::/64 as well."""
     for number, side in enumerate(sandbox.sides, 1):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from net.service_lab import Api, until
-from net.test_tcp_shim import without_offloads
+from net.test_tcp_shim import introduce, without_offloads
 from net.test_tcp_syn import Calls, opened
 
 from vmahybrid.bench.sandbox import Sandbox, Side
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.root
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
-        for side, other in (sandbox.sides, sandbox.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(sandbox)
         yield running
 
 

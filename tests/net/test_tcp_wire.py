@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from net.service_lab import Api
-from net.test_tcp_shim import ShimPeer, end_of_stream, on_ring
+from net.test_tcp_shim import ShimPeer, end_of_stream, introduce, on_ring
 from net.test_tcp_syn import Calls, listening
 from net.wire_lab import Faults, WireSandbox
 
@@ -42,8 +42,7 @@ def wire() -> Iterator[WireSandbox]:
 @pytest.fixture(scope="module")
 def service(wire: WireSandbox) -> Iterator[Service]:
     with Service(wire) as running:
-        for side, other in (wire.sides, wire.sides[::-1]):
-            side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        introduce(wire)
         yield running
 
 

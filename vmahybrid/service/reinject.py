@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vmahybrid.contracts import ANY_ADDR, family_of, ntohs
+from vmahybrid.contracts import ANY_ADDR, addr_to_bytes, family_of, ntohs
 from vmahybrid.service.namespaces import LinkRow
 from vmahybrid.service.ports import ARPHRD_ETHER
 from vmahybrid.service.proof import not_owner
@@ -76,17 +76,12 @@ def segment_frame(packet: bytes, flow: Flow, mac: bytes) -> bytes:
     found = packet[12:20] if four else packet[8:40]
     half = len(found) // 2
     ports = struct.unpack("!2H", packet[head:head + 4])
-    ours = (mapped(found[:half]), mapped(found[half:]), *ports)
+    ours = (addr_to_bytes(found[:half]), addr_to_bytes(found[half:]), *ports)
     if ours != (flow.remote, flow.local, flow.remote_port, flow.local_port):
         raise not_owner(f"a segment from {endpoint(ours[0], ports[0])} to {endpoint(ours[1], ports[1])}")
     if len(packet) > LIVE_FRAME_MAX - 14:
         raise refuse("segment", Reason.RING_LIMIT)
     return mac + SOURCE_MAC + (ETH_IP if four else ETH_IP6) + packet
-
-
-def mapped(address: bytes) -> bytes:
-    """16 bytes, as in the messages: an IPv4 address as ::ffff:a.b.c.d."""
-    return address if len(address) == 16 else bytes(10) + b"\xff\xff" + address
 
 
 def check(datagram: Datagram, flow: Flow, link: LinkRow, addresses: list[bytes]) -> None:
