@@ -19,6 +19,7 @@
 #define VMH_NET_F_POLICY 1    /* ip rules beyond the default three: do not decide from this page */
 #define VMH_NET_F_TRUNCATED 2 /* a table did not fit: do not decide from this page */
 #define VMH_NET_F_CLOSED 4    /* nobody updates this page any more */
+#define VMH_NET_F_NAT 8       /* rules translate addresses: let the kernel open connections, and send */
 
 #define VMH_LINK_UP 1         /* administratively up, with carrier */
 #define VMH_LINK_SERVED 2     /* rings may be asked for here */

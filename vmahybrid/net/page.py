@@ -127,7 +127,7 @@ class NetPage:
         self._addresses: list[AddressInfo] = []
         self._routes: list[RouteInfo] = []
         self._neighbours: dict[tuple[int, bytes], NeighbourInfo] = {}
-        self._policy = False
+        self._policy = self._translates = False
         self._truncated: set[str] = set()
         self._closed = False
         page = self._page
@@ -157,7 +157,8 @@ class NetPage:
             page.seq = (page.seq + 1) & 0xFFFFFFFF
 
     def _flags(self) -> int:
-        flags = lib.VMH_NET_F_POLICY * self._policy | lib.VMH_NET_F_CLOSED * self._closed
+        flags = (lib.VMH_NET_F_POLICY * self._policy | lib.VMH_NET_F_CLOSED * self._closed
+                 | lib.VMH_NET_F_NAT * self._translates)
         return int(flags | lib.VMH_NET_F_TRUNCATED * bool(self._truncated))
 
     def _fits(self, table: str, count: int, limit: int) -> int:
@@ -208,6 +209,15 @@ class NetPage:
         if policy == self._policy:
             return False
         self._policy = policy
+        with self._writing():
+            pass
+        return True
+
+    def set_translates(self, translates: bool) -> bool:
+        """``translates``: there are rules of NAT."""
+        if translates == self._translates:
+            return False
+        self._translates = translates
         with self._writing():
             pass
         return True

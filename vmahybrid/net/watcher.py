@@ -6,15 +6,17 @@ announces the new route only, so that a table kept by events alone goes wrong.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from vmahybrid.contracts import addr_to_text
-from vmahybrid.net import rtnl
+from vmahybrid.net import conntrack, rtnl
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.page import AddressInfo, LinkInfo, NeighbourInfo, NetPage, RouteInfo
 
@@ -26,7 +28,8 @@ MANAGED_LIMIT = 512         # neighbours kept fresh; half of net.ipv4.neigh.defa
 # Between two readings: short ones may follow each other, long ones (thousands of routes) take a fifth of a core. By the
 # time on the CPU: a reading that had to wait for a grant in the same thread costs nothing, and news are not to wait.
 _PAUSE, _SHORT, _PAUSE_FACTOR, _PAUSE_MAX = 0.005, 0.025, 4, 5.0
-_ALL = frozenset({"links", "addresses", "routes", "rules", "neighbours"})
+_NAT_EVERY = 2.0            # seconds; the old iptables tells nobody of its rules, nftables does
+_ALL = frozenset({"links", "addresses", "routes", "rules", "neighbours", "nat"})
 _CAUSES = {
     rtnl.RTM_NEWLINK: {"links", "addresses", "routes"},
     rtnl.RTM_DELLINK: {"links", "addresses", "routes"},
@@ -48,7 +51,7 @@ class NetWatcher:
 
     ``served(link)`` says with which reason (reasons.def, 0: none) rings are refused on a link; it is asked whenever
     links change and by :meth:`refresh_served`. ``on_change(kinds)`` is called on the loop after the page was written,
-    with some of "links", "addresses", "routes", "rules", "neighbours".
+    with some of "links", "addresses", "routes", "rules", "neighbours", "nat".
     """
 
     def __init__(
@@ -72,7 +75,8 @@ class NetWatcher:
         self._spent = 0.0           # seconds on the CPU for the reading under way
         self._events: rtnl.EventSocket | None = None
         self._requests: rtnl.RequestSocket | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._nat_events: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def page_fd(self) -> int:
@@ -104,27 +108,33 @@ class NetWatcher:
         try:
             self._events = await self._worker.call_async(rtnl.EventSocket)
             self._requests = await self._worker.call_async(rtnl.RequestSocket)
+            self._nat_events = await self._worker.call_async(conntrack.events)
             await self._read(set(_ALL))     # events that come meanwhile wait in the socket
         except BaseException:
             await self.close()
             raise
         self._loop.add_reader(self._events.fileno(), self._on_readable)
-        self._task = self._loop.create_task(self._follow(), name="net-watcher")
+        if self._nat_events:
+            self._loop.add_reader(self._nat_events.fileno(), self._on_rules)
+        self._tasks = [self._loop.create_task(self._follow(), name="net-watcher"),
+                       self._loop.create_task(self._look_for_nat(), name="net-watcher-nat")]
 
     async def close(self) -> None:
         """Undo what was changed on the host, mark the page as closed and let everything go. Idempotent."""
         if self._events:
             self._loop.remove_reader(self._events.fileno())
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        if self._nat_events:
+            self._loop.remove_reader(self._nat_events.fileno())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         for key in list(self._managed):
             await self._unmanage(key)
-        for endpoint in (self._events, self._requests):
+        for endpoint in (self._events, self._requests, self._nat_events):
             if endpoint:
                 endpoint.close()
-        self._events = self._requests = None
+        self._events = self._requests = self._nat_events = None
         for waiters in self._waiters.values():
             for waiter in waiters:
                 waiter.cancel()
@@ -178,6 +188,27 @@ class NetWatcher:
                 self._paid(self._on_change, changed)
             await asyncio.sleep(_PAUSE if self._spent < _SHORT else min(self._spent * _PAUSE_FACTOR, _PAUSE_MAX))
 
+    async def _translates(self) -> bool:
+        try:
+            return await self._worker.call_async(self._paid, conntrack.translates)
+        except OSError as error:
+            log.warning("NAT rules of namespace %s: %s", self._worker.netns, error)
+            return False
+
+    def _on_rules(self) -> None:
+        """What it says does not matter: the rules are read."""
+        assert self._nat_events
+        with contextlib.suppress(OSError):
+            while self._nat_events.recv(65536):
+                pass
+        self._mark({"nat"})
+
+    async def _look_for_nat(self) -> None:
+        while True:
+            await asyncio.sleep(_NAT_EVERY)
+            if await self._worker.call_async(conntrack.exists):
+                self._mark({"nat"})
+
     def _paid(self, fn: Callable[..., _T], *args: Any) -> _T:
         """Call it and count its time on the CPU, in whichever thread: a reading uses one after the other."""
         begin = time.thread_time()
@@ -204,6 +235,8 @@ class NetWatcher:
             routes = rtnl.without_source(routes, self._addresses)
             changed |= {"routes"} if self._paid(self._page.set_routes, routes) else set()
         changed |= {"rules"} if self._page.set_policy(self._policy or self._ambiguous) else set()
+        if "nat" in kinds:
+            changed |= {"nat"} if self._page.set_translates(await self._translates()) else set()
         if "neighbours" in kinds:
             entries = await self._worker.call_async(self._paid, requests.neighbours)
             known = {(entry.info.ifindex, entry.info.address) for entry in entries}

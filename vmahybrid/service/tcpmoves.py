@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.errors import Refused
-from vmahybrid.net import tcpask, tcpsock
+from vmahybrid.net import conntrack, tcpask, tcpsock
 from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import MoveFailed
@@ -45,12 +45,14 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(slots=True)
 class Parked:
-    """``fd`` is ours; -1: the program has the socket alone (it is shown only)."""
+    """``fd`` is ours; -1: the program has the socket alone (it is shown only). ``tracked``: where the kernel's
+    connection tracking has it."""
 
     fd: int
     inode: int
     flow: Flow
     session: int
+    tracked: Namespace | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +109,9 @@ class TcpMoves:
             found = proof.check(fd, flow, namespace.cookie)
             if found.inode != flow.inode:
                 raise proof.not_owner("another socket was attached")
+            translated = await namespace.worker.call_async(conntrack.settle, _tracked_names(flow))
+            if translated:
+                raise refuse(f"flow {flow.local_text}", Reason.NAT)
             state = await asyncio.to_thread(self.mover.adopt, fd, _Steering(self._core, flow, namespace))
         except BaseException as error:
             proof.close_slowly(fd)
@@ -115,7 +120,7 @@ class TcpMoves:
                 log.warning("TCP %s: %s", flow.local_text, error)
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
             raise
-        self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session)
+        self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if translated is False else None)
         return _memory_file(state.pack())
 
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> str:
@@ -192,6 +197,8 @@ class TcpMoves:
             if parked.session != session:
                 continue
             self._let_go_of(flow_id, parked, close=not dead)
+            if dead:
+                self._untrack(parked)
             if dead and parked.fd >= 0:
                 log.info("TCP %s: reset, its program is gone", parked.flow.local_text)
                 in_thread(lambda fd=parked.fd: _reset(fd), "reset-tcp")  # type: ignore[misc]
@@ -277,8 +284,22 @@ class TcpMoves:
         parked = self.parked.get(flow_id)
         if parked is not None:
             self._let_go_of(flow_id, parked, close=False)
+            self._untrack(parked)
             if parked.fd >= 0:
                 in_thread(lambda: _forget(parked.fd), "forget-tcp")
+
+    def _untrack(self, parked: Parked) -> None:
+        if parked.tracked is not None:
+            parked.tracked.users += 1
+            self._begin(self._forget_track(parked.tracked, _tracked_names(parked.flow)))
+
+    async def _forget_track(self, namespace: Namespace, names: conntrack.Names) -> None:
+        try:
+            await namespace.worker.call_async(conntrack.forget, names)
+        except (OSError, RuntimeError) as error:
+            log.warning("connection tracking keeps a connection that has ended: %s", error)
+        finally:
+            namespace.users -= 1
 
     async def _drop(self, flow: Flow) -> None:
         core = self._core
@@ -309,6 +330,10 @@ class _Steering:
         if link is None:
             raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
         await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [fin_frame(state, link.mac)])
+
+
+def _tracked_names(flow: Flow) -> conntrack.Names:
+    return conntrack.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
 
 
 def _names(flow: Flow) -> str:

@@ -156,8 +156,10 @@ VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr
 	}
 	r = vmh_real()->bind(fd, addr, len);
 	int saved = errno;
-	if (!r)
+	if (!r) {
+		VMH_SET(s->port_chosen, ((const struct sockaddr_in *)addr)->sin_port != 0);
 		vmh_sock_bound(s, fd);
+	}
 	sock_put(s);
 	errno = saved;
 	return r;

@@ -398,6 +398,19 @@ bool vmh_net_same_network(unsigned *one, unsigned *other)
 	return false;
 }
 
+bool vmh_net_translates(void)
+{
+	struct reader r = reader();
+
+	while (read_begin(&r)) {
+		bool nat = VMH_GET(r.page->flags) & VMH_NET_F_NAT;
+
+		if (!read_again(&r))
+			return nat;
+	}
+	return false;
+}
+
 bool vmh_net_is_vlan(unsigned ifindex)
 {
 	struct reader r = reader();

@@ -213,6 +213,9 @@ static unsigned wanted_flow(const struct vmh_sock *s, struct vmh_flow *f)
 	if (is_loopback(s->laddr))
 		return VMH_R_LOOPBACK;
 	reason = vmh_sock_kept_receiver(s, s->laddr);
+	/* an answer comes from the address that the request was translated to */
+	if (!reason && (s->rport || !VMH_GET(s->port_chosen)) && vmh_net_translates())
+		reason = VMH_R_NAT;
 	if (reason)
 		return reason;
 	if (s->rport) {

@@ -108,6 +108,8 @@ static void decide(struct vmh_sock *s, struct vmh_dst *d)
 	if (mc && !saddr)
 		saddr = s->mc_if_addr;
 	reason = vmh_sock_sends_stamped(s);
+	if (!reason && vmh_net_translates())
+		reason = VMH_R_NAT;
 	if (!reason)
 		reason = vmh_sock_kept_sender(d->daddr, d->dport);
 	if (!reason && saddr && !vmh_net_is_local(saddr, NULL))

@@ -52,6 +52,8 @@ static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_
 	}
 	if (!reason)
 		reason = vmh_net_link_served(hop.ifindex);
+	if (!reason && vmh_net_translates())
+		reason = VMH_R_NAT;
 	if (!reason)
 		reason = vmh_tcps_tagged(s, hop.ifindex);
 	if (!reason && vmh_ip_is4(&a->raddr) && vmh_net_is_broadcast(vmh_ip_v4(&a->raddr)))

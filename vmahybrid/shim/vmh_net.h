@@ -57,6 +57,7 @@ int vmh_net_served_links(unsigned *ifindexes, int max);
 /* Two interfaces, at least one of them served, with addresses of one network. */
 bool vmh_net_same_network(unsigned *one, unsigned *other);
 bool vmh_net_is_vlan(unsigned ifindex);
+bool vmh_net_translates(void);   /* rules translate addresses of what this host sends or gets */
 bool vmh_net_link_name(unsigned ifindex, char name[16]);
 unsigned vmh_net_first_multicast_link(void); /* interface of the kernel's route to 224.0.0.0/4, or 0 */
 bool vmh_net_addr_of(unsigned ifindex, in_addr_t *addr); /* first IPv4 address */

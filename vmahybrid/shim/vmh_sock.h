@@ -106,6 +106,7 @@ struct vmh_sock {
 	in_addr_t laddr, raddr;
 	in_port_t lport, rport;   /* 0: not bound / not connected */
 	uint8_t connected, reuseport, reuseaddr;
+	uint8_t port_chosen;      /* by the program in bind(): others send to it first */
 	uint32_t bound_if;        /* SO_BINDTODEVICE ifindex */
 	uint32_t mc_if;           /* IP_MULTICAST_IF */
 	in_addr_t mc_if_addr;
