@@ -287,6 +287,7 @@ void vmh_tport_retire(uint32_t flow_id);
 void vmh_tport_went_home(struct vmh_tring *t, uint32_t flow_id, const struct vmh_tcp_addr *a); /* the kernel has this one */
 void vmh_tport_work(void);                                       /* by the internal thread */
 void vmh_tport_fork_child(void);
+void vmh_tport_session_over(void);                               /* its rings are closed */
 
 /* tcps_end.c */
 void vmh_tcps_close(struct vmh_tcps *s);                         /* the last descriptor is about to be closed */

@@ -105,6 +105,8 @@ static void go_home(void)
 		vmh_tring_close(r);
 		vmh_ring_close(r);
 	}
+	if (!vmh_session_id())
+		vmh_tport_session_over();
 	vmh_verbs_forget();
 	vmh_wake_all();
 }
