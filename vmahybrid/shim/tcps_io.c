@@ -510,8 +510,15 @@ static void opened_fast(struct vmh_tcps *s, int fd, ssize_t r)
 
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags)
 {
-	ssize_t r = call(s, fd, (struct msghdr *)m, flags, true);
+	ssize_t r;
 
+	if (vmh_unlikely(flags & MSG_FASTOPEN) && s->opening) {
+		r = vmh_tcps_connect_by_send(s, fd, (flags & MSG_DONTWAIT) || atomic_load(&s->nonblock));
+		if (r && r != VMH_TCPS_KERNELS)
+			return r;
+		flags &= r ? ~0 : ~MSG_FASTOPEN;
+	}
+	r = call(s, fd, (struct msghdr *)m, flags, true);
 	if (r == -EPIPE && !(flags & MSG_NOSIGNAL) && vmh_tcps_parked(s))
 		pthread_kill(pthread_self(), SIGPIPE); /* the kernel has raised its own */
 	if (vmh_unlikely(flags & MSG_FASTOPEN))

@@ -249,6 +249,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 	if (!reason)
 		reason = find_way(s, &a, &path);
 	if (!reason) {
+		vmh_tcps_ask_untold(s, fd, &a);
 		s->reuse = vmh_tcps_reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
 		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;

@@ -31,7 +31,7 @@ enum vmh_tcps_state {
 struct vmh_tring;
 struct vmh_tlisten;
 
-/* Of a connection that began on the ring by the program's connect(). */
+/* Of one that the program's connect() has begun: has it said that it is open? */
 enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
 
 /* VMA_HYBRID_TCP, of the program or of a rule. */
@@ -257,6 +257,8 @@ void vmh_tcps_policy_server(struct vmh_tcps *s, const struct vmh_ip *laddr, in_p
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
+int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now);
+void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */
 
