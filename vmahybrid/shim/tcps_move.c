@@ -610,8 +610,13 @@ int vmh_tcps_kernel_takes_fd(int fd, unsigned reason)
 
 static void home_listener(struct vmh_tcps *s, void *arg)
 {
-	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
-		vmh_tcps_home(s, *(const unsigned *)arg, false);
+	const unsigned *reason = arg;
+
+	if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		return;
+	if (*reason != VMH_R_FORK)
+		vmh_tlisten_rings_go(s); /* all do, or the program ends */
+	vmh_tcps_home(s, *reason, false);
 }
 
 static void home_one(struct vmh_tcps *s, void *arg)
@@ -663,8 +668,10 @@ static void gone_one(struct vmh_tcps *s, void *arg)
 {
 	const struct gone *g = arg;
 
-	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id))
+	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id)) {
+		vmh_tlisten_rings_go(s);
 		vmh_tcps_home(s, g->reason, false);
+	}
 	if (vmh_tcps_parked(s) && ((g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
 				   (g->flow_id && (s->flow_id == g->flow_id || s->shown_flow == g->flow_id))))
 		vmh_tcps_home(s, g->reason, false);

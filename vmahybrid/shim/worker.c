@@ -305,6 +305,7 @@ static void turn(void)
 	if (tcp >= 0) {
 		vmh_tcps_look();
 		vmh_tpath_look();
+		vmh_tlisten_look();
 	}
 	if (atomic_load(&first_ended) && (ms < 0 || ms > LAST_MS))
 		ms = LAST_MS;
