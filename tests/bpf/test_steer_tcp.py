@@ -142,9 +142,9 @@ def test_the_kernels_cookies(either: Steer, hosts: tuple[str, str], listens: int
                     frame = segment(source, name(here), flags, payload, numbers)
                     assert either.run(frame) == (PASS if always else ring)
                 other = numbers[0], numbers[1] + 64  # the lowest bits stand for an MSS
-                for wrong in (segment(source, name(here), ACK, 0, other), segment(source, name(here), RST | ACK, 0, numbers),
-                              segment(text(hosts[1], 4001), name(here), ACK, 0, numbers)):
-                    assert either.run(wrong) == ring
+                for wrong in ((source, name(here), ACK, 0, other), (source, name(here), RST | ACK, 0, numbers),
+                              (text(hosts[1], 4001), name(here), ACK, 0, numbers)):
+                    assert either.run(segment(*wrong)) == ring
 
     with contextlib.closing(NetnsWorker.open_private()) as worker:
         worker.call(look)

@@ -59,7 +59,7 @@ print(json.dumps(seen))
 
 @pytest.mark.parametrize(("seconds", "cookies"), [("0.06", 1), ("0.5", 1), ("2", 1), ("0.5", 2)])
 def test_a_fork_in_the_middle_of_a_handshake(seconds: str, cookies: int) -> None:
-    """The peer has our SYN-ACK, or a cookie, and answers while the listener goes home, or later. Nobody waits for that."""
+    """The peer has our SYN-ACK, or a cookie, and answers while the listener goes home, or later: nobody waits."""
     with Sandbox("slow") as sandbox, Service(without_offloads(sandbox)) as service:
         run_command(*sandbox.b.command(["sysctl", "-qw", f"net.ipv4.tcp_syncookies={cookies}"]))
         know(sandbox, "4")

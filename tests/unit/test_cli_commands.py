@@ -169,8 +169,8 @@ def test_explain(view: FakeView, run: Run) -> None:
 def test_explain_many_sockets(view: FakeView, run: Run) -> None:
     """The same is said once, unless each is asked for."""
     for fd in range(1000):
-        view.explain_steps.append(ExplainStep("flow", False, f"4711:{fd} TCP [fd00::1]:{fd}: on the kernel: a: b", "wait",
-                                              "tcp-kernel"))
+        text = f"4711:{fd} TCP [fd00::1]:{fd}: on the kernel: a: b"
+        view.explain_steps.append(ExplainStep("flow", False, text, "wait", "tcp-kernel"))
     for fd in range(1000, 1003):
         view.explain_steps.append(ExplainStep("flow", True, f"4711:{fd} TCP 10.0.0.1:80: offloaded"))
     out = run("explain", "4711")[1]
