@@ -196,14 +196,26 @@ void vmh_tlisten_options(struct vmh_tcps *s)
 	vmh_unlock(&s->io);
 }
 
-void vmh_tlisten_refresh(struct vmh_tcps *s)
+/* io held */
+static bool rings_have(const struct vmh_tlisten *l)
 {
-	struct vmh_tlisten *l = s->listening;
-	bool any = l->nwaiting != 0;
+	bool any = false;
 
 	for (unsigned i = 0; i < l->nrings && !any; i++)
 		any = vmh_tcp_poll(l->r[i].conn) & VMH_TCP_IN;
+	return any;
+}
+
+void vmh_tlisten_refresh(struct vmh_tcps *s)
+{
+	bool any = s->listening->nwaiting || rings_have(s->listening);
+
 	atomic_store_explicit(&s->bits, any ? VMH_IN : 0, memory_order_release);
+}
+
+bool vmh_tlisten_holds(const struct vmh_tcps *s)
+{
+	return s->listening && VMH_GET(s->listening->nwaiting);
 }
 
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id)
@@ -425,15 +437,20 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 	struct vmh_tcp_addr from;
 
 	while (l->nwaiting < WAITING_MAX) {
-		int fd = from_ring(s, SOCK_CLOEXEC, &from);
 		struct vmh_tcps *n;
+		bool any;
+		int fd;
 
-		if (fd < 0)
+		vmh_lock(&s->io);
+		any = rings_have(l);
+		vmh_unlock(&s->io);
+		if (!any || (fd = from_ring(s, SOCK_CLOEXEC, &from)) < 0)
 			return;
 		n = vmh_tcps_get(fd);
 		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_state(n) == VMH_TCPS_HOME) {
 			vmh_lock(&s->io);
 			l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = fd;
+			vmh_tlisten_refresh(s);
 			vmh_unlock(&s->io);
 		} else {
 			vmh_fd_close(fd);
@@ -472,6 +489,13 @@ static void let_them_open(struct vmh_tcps *s, unsigned reason, uint64_t ns)
 
 static _Atomic int staying; /* listeners */
 
+static void tell(struct vmh_tcps *s)
+{
+	if (vmh_tcps_bits(s))
+		vmh_epoll_notify(&s->obj);
+	vmh_wake_all();
+}
+
 /* Object lock held. The kernel alone listens from here on, or nobody, if it is closed. */
 static void end(struct vmh_tcps *s, unsigned reason)
 {
@@ -487,7 +511,8 @@ static void end(struct vmh_tcps *s, unsigned reason)
 	if (!l->nwaiting)
 		atomic_store(&s->state, back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
-	vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
+	if (l->flow_id)
+		vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
 	l->flow_id = 0;
 	l->syns_left = false;
 	for (; reason == VMH_R_CLOSED && l->nwaiting; l->nwaiting--) {
@@ -500,9 +525,7 @@ static void end(struct vmh_tcps *s, unsigned reason)
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->flow_id, 0);
 	vmh_tcps_set_reason(s, reason);
-	if (vmh_tcps_bits(s))
-		vmh_epoll_notify(&s->obj);
-	vmh_wake_all();
+	tell(s);
 }
 
 /* May the rings go on with what is half open, SYNs being the kernel's? Somebody has to look when it is over. */
@@ -534,6 +557,7 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 		atomic_fetch_add(&staying, 1);
 	}
 	vmh_tcps_set_reason(s, reason);
+	tell(s);
 }
 
 static void look_at(struct vmh_tcps *s, void *arg)
@@ -546,6 +570,8 @@ static void look_at(struct vmh_tcps *s, void *arg)
 		keep_waiting(s, s->listening->why);
 		if (!half_open(s->listening) || vmh_now_ns() >= s->listening->until)
 			end(s, s->listening->why);
+		else if (vmh_tlisten_holds(s))
+			tell(s);
 	}
 	vmh_unlock(&s->obj.lock);
 }
