@@ -210,6 +210,16 @@ static int wait_for(struct waiting *w)
 	}
 }
 
+/* Of one that is being moved from the kernel: select() and the like may have said that it is readable. Once it is parked
+ * nobody knows. */
+static bool kernel_may_have_told(const struct vmh_tcps *s)
+{
+	struct pollfd p = { .fd = s->obj.fd, .events = POLLIN | POLLRDHUP };
+	struct timespec zero = { 0 };
+
+	return vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) != 0;
+}
+
 /* Of a state in which nobody serves the connection now. 0: look again. */
 static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 {
@@ -218,7 +228,8 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 
 	switch (vmh_tcps_state(s)) {
 	case VMH_TCPS_ADOPTING:
-		if (w->now && !(w->wanted & EPOLLOUT)) { /* a program that could send a moment ago may not expect it */
+		/* a program that could send a moment ago, or was told to receive, may not expect it */
+		if (w->now && !(w->wanted & EPOLLOUT) && !kernel_may_have_told(s)) {
 			atomic_store(&s->put_off, 1);
 			if (vmh_tcps_state(s) == VMH_TCPS_ADOPTING)
 				return -EAGAIN;
