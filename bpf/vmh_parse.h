@@ -22,7 +22,7 @@ struct vmh_cursor {
 	void *pos;
 	void *end;   /* of the linear data */
 	__u32 left;  /* bytes of the frame from pos on, linear or not; from IP on: of the IP payload */
-	__u32 syn;   /* a TCP segment that opens a connection */
+	const struct tcphdr *tcp; /* of a TCP segment that was parsed; else NULL */
 };
 
 struct vmh_vlan_tag {
@@ -168,7 +168,7 @@ static __always_inline int vmh_parse_tcp(struct vmh_cursor *c, struct vmh_flow_k
 		return VMH_LEAVE(VMH_OUT_PASS_BAD_L4);
 	key->dport = tcp->dest;
 	key->sport = tcp->source;
-	c->syn = tcp->syn && !tcp->ack;
+	c->tcp = tcp;
 	return 0;
 }
 

@@ -11,11 +11,35 @@ static __always_inline int vmh_is_multicast(const struct vmh_flow_key *key)
 	return key->family == 4 ? (key->dst[12] & 0xf0) == 0xe0 : key->dst[0] == 0xff;
 }
 
-/* The rule for a port of TCP leaves to the kernel what is the kernel's: every connection that it has, opening and closing
- * ones too. A listener of the kernel gets SYNs only, and none where the ring listens. */
-static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *key, const struct vmh_action *action,
-					  __u32 syn)
+/* Does the segment answer a SYN cookie of this listener, the kernel's? It asks that first whether cookies were sent lately.
+ */
+static __always_inline int vmh_answers_cookie(struct bpf_sock *listener, const struct vmh_flow_key *key,
+					      const struct tcphdr *tcp)
 {
+	union {
+		struct iphdr v4;
+		struct ipv6hdr v6;
+	} ip = {};
+
+	if (key->family == 4) {
+		ip.v4.version = 4;
+		__builtin_memcpy(&ip.v4.saddr, key->src + 12, 4);
+		__builtin_memcpy(&ip.v4.daddr, key->dst + 12, 4);
+	} else {
+		ip.v6.version = 6;
+		__builtin_memcpy(&ip.v6.saddr, key->src, 16);
+		__builtin_memcpy(&ip.v6.daddr, key->dst, 16);
+	}
+	return bpf_tcp_check_syncookie(listener, &ip, sizeof(ip), (void *)tcp, sizeof(*tcp)) == 0;
+}
+
+/* The rule for a port of TCP leaves to the kernel what is the kernel's: every connection that it has, opening and closing
+ * ones too, and those that are in its SYN cookies alone. A listener of the kernel gets SYNs, and none where the ring
+ * listens; all else at its port it would answer by a reset. */
+static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *key, const struct vmh_action *action,
+					  const struct tcphdr *tcp)
+{
+	int leave;
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *sk;
 	__u32 state;
@@ -36,8 +60,13 @@ static __always_inline int vmh_is_kernels(void *ctx, const struct vmh_flow_key *
 	if (!sk)
 		return 0;
 	state = sk->state;
+	leave = state != BPF_TCP_LISTEN;
+	if (!leave && tcp && tcp->syn)
+		leave = !tcp->ack && !(action->flags & VMH_ACT_F_LISTEN);
+	else if (!leave && tcp && tcp->ack && !tcp->rst)
+		leave = vmh_answers_cookie(sk, key, tcp);
 	bpf_sk_release(sk);
-	return state != BPF_TCP_LISTEN || (syn && !(action->flags & VMH_ACT_F_LISTEN));
+	return leave;
 }
 
 static __always_inline int vmh_is_rings(const struct vmh_action *action)
@@ -95,7 +124,8 @@ static __always_inline struct vmh_action *vmh_remember(struct vmh_memo *memo, co
 
 /* The most specific rule, or NULL and in *out the way on which the frame is left to the kernel. */
 static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct vmh_flow_key *key,
-							const struct vmh_port_config *config, __u32 syn, int *out)
+							const struct vmh_port_config *config, const struct tcphdr *tcp,
+							int *out)
 {
 	__u32 generation = *(const volatile __u32 *)&config->generation;
 	struct vmh_memo *memo = NULL;
@@ -121,7 +151,7 @@ static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct 
 	if (key->proto != IPPROTO_TCP)
 		return vmh_remember(memo, key, generation, action);
 	/* not remembered: the kernel's connections come and go */
-	if (vmh_is_rings(action) && vmh_is_kernels(ctx, key, action, syn)) {
+	if (vmh_is_rings(action) && vmh_is_kernels(ctx, key, action, tcp)) {
 		*out = VMH_OUT_PASS_KERNEL_TCP;
 		return NULL;
 	}
@@ -159,13 +189,14 @@ static __always_inline __u32 vmh_headers(const struct vmh_cursor *c, const void 
 /* What is to be done with a frame that was parsed with the result *out, and the hit counted; or NULL, and in *out the
  * way on which it is left to the kernel. *out stays RING_TOO_LONG for a frame that has to be cut first. */
 static __always_inline struct vmh_action *vmh_hit(void *ctx, const struct vmh_flow_key *key,
-						  const struct vmh_port_config *config, __u32 frame, __u32 syn, int *out)
+						  const struct vmh_port_config *config, __u32 frame,
+						  const struct tcphdr *tcp, int *out)
 {
 	int rule, parsed = *out, too_long = parsed == VMH_LEAVE(VMH_OUT_RING_TOO_LONG);
 	struct vmh_action *action = NULL;
 
 	if (parsed == 0 || too_long)
-		action = vmh_find_rule(ctx, key, config, syn, out);
+		action = vmh_find_rule(ctx, key, config, tcp, out);
 	else
 		*out = VMH_LEFT(parsed);
 	if (too_long) {

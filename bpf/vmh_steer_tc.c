@@ -58,7 +58,8 @@ static __always_inline int vmh_tc_act_cut(struct __sk_buff *skb, const struct vm
 
 /* The kernel has taken the outer tag out of the frame. */
 static __always_inline int vmh_tc_parse(struct __sk_buff *skb, struct vmh_flow_key *key,
-					const struct vmh_port_config *config, __u32 *syn, __u32 *headers)
+					const struct vmh_port_config *config, const struct tcphdr **tcp,
+					__u32 *headers)
 {
 	struct vmh_cursor c = {(void *)(long)skb->data, (void *)(long)skb->data_end, skb->len};
 	int next = vmh_parse_ethernet(&c);
@@ -70,7 +71,7 @@ static __always_inline int vmh_tc_parse(struct __sk_buff *skb, struct vmh_flow_k
 		next = vmh_parse_vlans(&c, key, next);
 	}
 	next = vmh_parse_whole(&c, key, config, skb->len, next);
-	*syn = c.syn;
+	*tcp = c.tcp;
 	*headers = vmh_headers(&c, (void *)(long)skb->data);
 	return next;
 }
@@ -81,7 +82,8 @@ int tc_steer(struct __sk_buff *skb)
 	struct vmh_port_config *config;
 	struct vmh_action *action;
 	int verdict = VMH_TCX_NEXT, out = VMH_OUT_PASS_TOO_LONG, zero = 0;
-	__u32 frame = skb->len, syn = 0, headers = 0;
+	__u32 frame = skb->len, headers = 0;
+	const struct tcphdr *tcp = NULL;
 
 	config = port.lookup(&zero);
 	if (!config)
@@ -91,10 +93,10 @@ int tc_steer(struct __sk_buff *skb)
 		goto leave;
 	if (skb->data_end - skb->data < (frame < VMH_LINEAR ? frame : VMH_LINEAR))
 		bpf_skb_pull_data(skb, frame < VMH_LINEAR ? frame : VMH_LINEAR); /* when it can't, the parser says so */
-	out = vmh_tc_parse(skb, &key, config, &syn, &headers);
+	out = vmh_tc_parse(skb, &key, config, &tcp, &headers);
 	if (skb->gso_size && out == 0) /* no longer than the MTU, and yet several segments */
 		out = VMH_LEAVE(key.proto == IPPROTO_TCP ? VMH_OUT_RING_TOO_LONG : VMH_OUT_PASS_TOO_LONG);
-	action = vmh_hit(skb, &key, config, frame, syn, &out);
+	action = vmh_hit(skb, &key, config, frame, tcp, &out);
 	if (action && out == VMH_OUT_RING_TOO_LONG)
 		verdict = vmh_tc_act_cut(skb, action, key.vlan, headers, &out);
 	else if (action)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from bpf.frames import TCP, eth, ipv4, tcp4, tcp6, udp4, udp6, vlan
 from bpf.harness import DEV, DROP, KERNEL, MTU, RING, Outcome, Steer, TcSteer
-from vmahybrid.contracts import lib
+from vmahybrid.contracts import addr_to_bytes, lib
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.net.tcpfin import sealed
 from vmahybrid.xdp.image import Image
 
 pytestmark = pytest.mark.root
 
 PASS = Outcome("pass", "pass-kernel-tcp")
-SYN, ACK, SYN_ACK, RST = 0x02, 0x10, 0x12, 0x04
+SYN, ACK, SYN_ACK, RST, PSH = 0x02, 0x10, 0x12, 0x04, 0x08
 LISTEN = int(lib.VMH_ACT_F_LISTEN)
 
 
@@ -51,11 +55,11 @@ def name(sock: socket.socket, peer: bool = False) -> str:
     return text(address.removeprefix("::ffff:"), port)
 
 
-def segment(src: str, dst: str, flags: int, size: int = 0) -> bytes:
+def segment(src: str, dst: str, flags: int, size: int = 0, numbers: tuple[int, int] = (1, 1)) -> bytes:
     v6 = src.startswith("[")
     frame = (tcp6 if v6 else tcp4)(src, dst, bytes(size))
-    at = 14 + (40 if v6 else 20) + 13
-    return frame[:at] + struct.pack("B", flags) + frame[at + 1:]
+    at = 14 + (40 if v6 else 20)
+    return frame[:at + 4] + struct.pack("!2I2B", *numbers, 5 << 4, flags) + frame[at + 14:]
 
 
 @contextlib.contextmanager
@@ -106,6 +110,44 @@ def test_the_kernel_listens(either: Steer, hosts: tuple[str, str], listens: int,
         rule = either.rule(name(here), proto=TCP, flags=listens)
         seen = either.run(segment(text(hosts[1], 1), name(here), flags))
         assert seen == (Outcome("redirect", "ring", rule) if ring else PASS)
+
+
+def cookie(hosts: tuple[str, str], port: int) -> tuple[int, int]:
+    """The numbers of an ACK that answers a cookie which the listener gave to port 4000: nobody there says so."""
+    four = ":" not in hosts[1]
+    source = addr_to_bytes(hosts[1])
+    syn = struct.pack("!2H2I2B3H", 4000, port, 1000, 0, 5 << 4, SYN, 512, 0, 0)
+    with socket.socket(socket.AF_INET if four else socket.AF_INET6, socket.SOCK_RAW, TCP) as raw:
+        raw.settimeout(5)
+        raw.sendto(sealed(syn, source, source), (hosts[1], 0))
+        while True:
+            answer = raw.recv(100)[20 if four else 0:]
+            if answer[13] == SYN_ACK and answer[:4] == struct.pack("!2H", port, 4000):
+                return 1001, struct.unpack("!I", answer[4:8])[0] + 1
+
+
+@pytest.mark.parametrize("listens", [0, LISTEN])
+def test_the_kernels_cookies(either: Steer, hosts: tuple[str, str], listens: int) -> None:
+    """The kernel has nothing of such a connection, and knows it by its ACK: that is the kernel's, and no other one."""
+    def look() -> None:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        for always in (2, 0):
+            Path("/proc/sys/net/ipv4/tcp_syncookies").write_text(str(always))
+            with kernel(hosts) as (listener, here, _there):
+                rule = either.rule(name(here), proto=TCP, flags=listens)
+                numbers = cookie(hosts, listener.getsockname()[1])
+                source = text(hosts[1], 4000)
+                ring = Outcome("redirect", "ring", rule)
+                for flags, payload in ((ACK, 0), (ACK | PSH, 9)):
+                    frame = segment(source, name(here), flags, payload, numbers)
+                    assert either.run(frame) == (PASS if always else ring)
+                other = numbers[0], numbers[1] + 64  # the lowest bits stand for an MSS
+                for wrong in ((source, name(here), ACK, 0, other), (source, name(here), RST | ACK, 0, numbers),
+                              (text(hosts[1], 4001), name(here), ACK, 0, numbers)):
+                    assert either.run(segment(*wrong)) == ring
+
+    with contextlib.closing(NetnsWorker.open_private()) as worker:
+        worker.call(look)
 
 
 def test_rules_of_a_connection_are_stronger(either: Steer, hosts: tuple[str, str]) -> None:

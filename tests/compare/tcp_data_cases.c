@@ -434,6 +434,36 @@ static void counts(int accepted)
 	close(fd);
 }
 
+static void say_queues(int fd)
+{
+	int n = -1;
+
+	say("SIOCOUTQ", ioctl(fd, SIOCOUTQ, &n)), say("unacked", n);
+	say("SIOCOUTQNSD", ioctl(fd, SIOCOUTQNSD, &n)), say("unsent", n);
+}
+
+/* What the peer never acknowledged. 0: it answers by a reset; 1: the SYN of a connect() that is refused */
+static void left_over(int refused)
+{
+	struct sockaddr_in a = peer(1);
+	int e = -1, fd;
+
+	if (refused) {
+		fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		say("connect", connect(fd, (void *)&a, sizeof(a)));
+	} else {
+		fd = tcp_client();
+		tell("close");
+		settle();
+		say("send", send(fd, "abcd", 4, 0));
+	}
+	settle();
+	say_queues(fd);
+	say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &(socklen_t){ sizeof(e) })), say("value", e);
+	say_queues(fd);
+	close(fd);
+}
+
 static void by_the_kernel(int which)
 {
 	char path[] = "/tmp/tcp-calls-XXXXXX", got[32] = "";
@@ -473,6 +503,7 @@ const struct call_case tcp_data_cases[] = {
 	{ "tcp peek", peek, 0 }, { "tcp peek, accepted", peek, 1 }, { "tcp peek, wait for all", peek_all, 0 },
 	{ "tcp MSG_TRUNC", trunc_, 0 },
 	{ "tcp MSG_WAITALL", wait_all, 0 }, { "tcp MSG_WAITALL, accepted", wait_all, 1 },
+	{ "tcp left over by a reset", left_over, 0 }, { "tcp left over by a refused connect", left_over, 1 },
 	{ "tcp MSG_WAITALL and a reset", wait_all_reset, 0 }, { "tcp MSG_WAITALL and a timeout", wait_all_timeout, 0 },
 	{ "tcp without waiting", dont_wait, 0 }, { "tcp without waiting, accepted", dont_wait, 1 },
 	{ "tcp odd flags", odd_flags, 0 },

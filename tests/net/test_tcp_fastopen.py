@@ -64,6 +64,68 @@ tell(sock.recv, 5)
 print(json.dumps(told))
 """
 
+# What a further connect() says once the connection is open, in whatever way it was begun.
+AGAIN = """
+import json, os, select, socket, struct, sys
+server, F, FASTOPEN_CONNECT = (sys.argv[1], int(sys.argv[2])), socket.MSG_FASTOPEN, 30
+told = []
+def tell(call, *arguments):
+    try:
+        told.append(str(call(*arguments)))
+    except OSError as error:
+        told.append(error.errno)
+def send(call, *arguments):
+    global sent
+    tell(call, *arguments)
+    sent += int(told[-1]) if isinstance(told[-1], str) else 0
+def ready(sock):
+    assert select.select([], [sock], [], 5)[1]
+def begin(how, sock):
+    if how == "bound":
+        sock.bind((sys.argv[3], 0))
+    if how == "put off":
+        sock.setsockopt(6, FASTOPEN_CONNECT, 1)
+    if how == "sent":
+        send(sock.sendto, b"hello", F, server)
+    else:
+        tell(sock.connect_ex, server)
+    if how == "without address":
+        ready(sock)
+        send(sock.send, b"x", F)
+        send(sock.sendto, b"x", 0, server)
+for how in "plain", "bound", "put off", "sent", "without address":
+    for blocking in True, False:
+        for then in "at once", "used", "home":
+            told.append((how, blocking, then))
+            sock, sent = socket.socket(), 0
+            sock.setblocking(blocking)
+            begin(how, sock)
+            if how == "put off":
+                send(sock.send, b"first")
+            ready(sock)
+            if then != "at once":
+                send(sock.send, b"again")
+                sock.setblocking(True)
+                told.append(sock.recv(sent, socket.MSG_WAITALL).decode())
+                sock.setblocking(blocking)
+            if then == "home":
+                os.close(os.dup(sock.fileno()))
+            for _ in range(3):
+                tell(sock.connect_ex, server)
+            tell(sock.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+            send(sock.send, b"12345")
+            sock.close()
+sock = socket.socket()
+for call in (sock.send, b"x", F), (sock.connect_ex, server), (sock.sendto, b"x", F, server), (sock.send, b"y", F), \\
+        (sock.sendto, b"z", F, server):
+    tell(*call)
+sock = socket.socket()
+for call in (sock.sendto, b"x", F, ("127.0.0.1", 0)), (sock.send, b"x", F), (sock.connect_ex, server), \\
+        (sock.sendmsg, [b"x"], [], F, server), (sock.connect_ex, server):
+    tell(*call)
+print(json.dumps(told))
+"""
+
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
@@ -74,7 +136,8 @@ def service() -> Iterator[Service]:
 
 @pytest.mark.parametrize("cookies", [False, True], ids=["", "cookies"])
 @pytest.mark.parametrize("policy", ["offload", "adaptive"])
-def test_the_kernel_says_the_same(service: Service, policy: str, cookies: bool) -> None:
+@pytest.mark.parametrize("program", [PROGRAM, AGAIN], ids=["", "again"])
+def test_the_kernel_says_the_same(service: Service, policy: str, cookies: bool, program: str) -> None:
     """With cookies the server gives one, and the next connection's data is in its SYN."""
     box = service.sandbox
     listens = tcp_echo(PORT)
@@ -84,7 +147,7 @@ def test_the_kernel_says_the_same(service: Service, policy: str, cookies: bool) 
             run_command(*side.command(["sysctl", "-qw", "net.ipv4.tcp_fastopen=3"]))
     server = box.start(box.b, [sys.executable, "-uc", listens])
     server.wait_for("ready")
-    argv = [sys.executable, "-c", PROGRAM, box.b.address, str(PORT)]
+    argv = [sys.executable, "-c", program, box.b.address, str(PORT), box.a.address]
 
     def told(shim: bool) -> Any:
         mine = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy, VMA_RX_POLL="100", VMA_TRACELEVEL="warn")

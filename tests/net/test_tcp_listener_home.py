@@ -13,7 +13,7 @@ from net.test_tcp_shim import bare_pair, without_offloads  # noqa: F401
 from net.test_tcp_show import counter, talk
 from net.test_tcp_syn import Calls, know, listening, nobody
 
-from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.sandbox import Program, Sandbox, run_command
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
@@ -57,27 +57,39 @@ print(json.dumps(seen))
 """
 
 
-def test_a_fork_in_the_middle_of_a_handshake() -> None:
-    """The peer has our SYN-ACK, and answers while the listener goes home."""
+@pytest.mark.parametrize(("seconds", "cookies"), [("0.06", 1), ("0.5", 1), ("2", 1), ("0.5", 2)])
+def test_a_fork_in_the_middle_of_a_handshake(seconds: str, cookies: int) -> None:
+    """The peer has our SYN-ACK, or a cookie, and answers while the listener goes home, or later: nobody waits."""
     with Sandbox("slow") as sandbox, Service(without_offloads(sandbox)) as service:
+        run_command(*sandbox.b.command(["sysctl", "-qw", f"net.ipv4.tcp_syncookies={cookies}"]))
         know(sandbox, "4")
         ghost = nobody(sandbox.a, 77)
-        sandbox.b.ip("neigh", "replace", ghost, "lladdr", sandbox.a.mac, "dev", sandbox.b.device, "nud", "permanent")
+        for ip in ghost, nobody(sandbox.a, 78):
+            sandbox.b.ip("neigh", "replace", ip, "lladdr", sandbox.a.mac, "dev", sandbox.b.device, "nud", "permanent")
         with Calls(service, sandbox.b, True) as b:
             port = listening(b, sandbox.b)
             b.call("l", "setblocking", False)
             assert b.do("accept", name="l", new="none") == "EAGAIN"   # from here on its rings listen
-            where = [sandbox.a.device, sandbox.a.mac, sandbox.b.mac, ghost, sandbox.b.address, str(port), "0.06"]
-            slow = sandbox.start(sandbox.a, [sys.executable, "-S", str(SLOW), *where])
+
+            def start(ip: str, pause: str) -> Program:
+                where = [sandbox.a.device, sandbox.a.mac, sandbox.b.mac, ip, sandbox.b.address, str(port), pause]
+                return sandbox.start(sandbox.a, [sys.executable, "-S", str(SLOW), *where])
+
+            silent = start(nobody(sandbox.a, 78), "60")
+            while "syn-ack" not in silent.output:
+                b.do("accept", name="l", new="none")
+            slow = start(ghost, seconds)
             while "syn-ack" not in slow.output:   # the program looks, else its internal thread answers
                 b.do("accept", name="l", new="none")
             begun = time.monotonic()
             assert b.do("fork", name="l", method="getsockname")[1] == port
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - begun < 0.3
             b.call("l", "setblocking", True)
             assert b.do("accept", name="l", new="s") == ghost
+            assert time.monotonic() - begun < float(seconds) + 0.5
             assert b.call("s", "recv", 9) == "late" and b.call("s", "send", "answer") == 6
             assert slow.result(5).split() == ["syn-ack", "answer"]
+            silent.stop(signal.SIGKILL)
 
 
 def test_a_server_that_forks_for_each_connection() -> None:

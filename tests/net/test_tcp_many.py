@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from net.service_lab import Api, until
 from net.test_tcp_shim import ShimPeer, offloaded, on_ring, without_offloads
+from net.test_tcp_show import counter
 
 from vmahybrid.bench.latency import bench_program
 from vmahybrid.bench.sandbox import Program, Sandbox
@@ -22,6 +23,39 @@ pytestmark = pytest.mark.root
 
 PORT = 12346
 MANY = 20
+
+# takes EAGAIN of a socket that is said to be readable for an error
+BELIEVER = """
+import select, socket, sys
+listener = socket.create_server((sys.argv[1], 0))
+print("port", listener.getsockname()[1], flush=True)
+for how in "select", "poll", "epoll":
+    for _ in range(3):
+        s = listener.accept()[0]
+        s.setblocking(False)
+        poll, epoll = select.poll(), select.epoll()
+        poll.register(s, select.POLLIN)
+        epoll.register(s, select.EPOLLIN)
+        wait = {"select": lambda: select.select([s], [], []), "poll": poll.poll, "epoll": epoll.poll}[how]
+        rounds = 0
+        while wait() and (data := s.recv(100)):
+            s.sendall(data)
+            rounds += 1
+        assert rounds == 400
+        s.close()
+        epoll.close()
+print("done", flush=True)
+"""
+
+ASKS = """
+import socket, sys
+for _ in range(9):
+    s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    for _ in range(400):
+        s.sendall(b"x" * 50)
+        assert len(s.recv(50, socket.MSG_WAITALL)) == 50
+    s.close()
+"""
 
 # takes its connection in and out of the epoll set with each message, as redis-benchmark does
 IN_AND_OUT = """
@@ -160,6 +194,20 @@ def test_the_internal_thread_moves_a_socket_without_blocking(service: Service, h
         assert a.do("ask", count=40, size=100) == ""
         a.do("close")
         assert b.do("echo_ended")
+
+
+def test_what_is_said_to_be_readable_can_be_read(service: Service) -> None:
+    """Also while the connection is being moved."""
+    a_side, b_side = service.sandbox.sides
+    argv = service.run_argv([sys.executable, "-c", BELIEVER, b_side.address], "adaptive", VMA_HYBRID_TCP="adaptive",
+                            VMA_HYBRID_TCP_BUDGET="100")
+    before = counter(service, "tcp_taken_total")
+    program = service.sandbox.start(b_side, argv, env=service.env)
+    port = program.wait_for(r"port (\d+)")[1]
+    client = service.sandbox.start(a_side, [sys.executable, "-c", ASKS, b_side.address, port])
+    assert program.result(30).splitlines()[-1] == "done"
+    client.result(5)
+    assert counter(service, "tcp_taken_total") - before >= 6
 
 
 @pytest.mark.parametrize(("program_text", "what"), [

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from net.service_lab import Api, Peer, until
 from net.test_tcp_shim import bare_pair, offloaded, over, served, with_ipv6, without_offloads  # noqa: F401
 
-from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
@@ -562,6 +562,25 @@ SAME = [test_a_connection, test_it_is_on_the_ring_without_a_move, test_refused, 
 @pytest.mark.parametrize("test", SAME, ids=lambda test: str(test.__name__))
 def test_over_ipv6(service: Service, netns_pair: Sandbox, test: Callable[[Stage, str], None], ip: str,
                    who: str) -> None:
+    test(Stage(service, netns_pair, ip), who)
+
+
+@pytest.fixture
+def cookies_always(netns_pair: Sandbox) -> Iterator[None]:
+    for value in (2, 1):
+        for side in netns_pair.sides:
+            run_command(*side.command(["sysctl", "-qw", f"net.ipv4.tcp_syncookies={value}"]))
+        if value == 2:
+            yield
+
+
+@pytest.mark.usefixtures("cookies_always")
+@pytest.mark.parametrize(("ip", "who"), [*(("4", who) for who in WHO), ("6", "both")])
+@pytest.mark.parametrize("test", [test_addresses_in_use, test_a_listener_of_ring_and_kernel, test_many_at_a_time],
+                         ids=lambda test: str(test.__name__))
+def test_with_a_cookie_for_each(service: Service, netns_pair: Sandbox, test: Callable[[Stage, str], None], ip: str,
+                                who: str) -> None:
+    """The kernel's are answered when its port has come to a ring, and the ring's when it is the kernel's again."""
     test(Stage(service, netns_pair, ip), who)
 
 

@@ -166,6 +166,20 @@ def test_explain(view: FakeView, run: Run) -> None:
     assert view.calls[-1] == ("explain", "10.0.0.1:53")  # a slash never gets out of its part of the path
 
 
+def test_explain_many_sockets(view: FakeView, run: Run) -> None:
+    """The same is said once, unless each is asked for."""
+    for fd in range(1000):
+        text = f"4711:{fd} TCP [fd00::1]:{fd}: on the kernel: a: b"
+        view.explain_steps.append(ExplainStep("flow", False, text, "wait", "tcp-kernel"))
+    for fd in range(1000, 1003):
+        view.explain_steps.append(ExplainStep("flow", True, f"4711:{fd} TCP 10.0.0.1:80: offloaded"))
+    out = run("explain", "4711")[1]
+    assert "  no  flow       4711:0, 4711:1, 4711:2 and 997 more TCP: each on the kernel: a: b (tcp-kernel)\n" in out
+    assert out.count("wait") == 1 and out.count(": offloaded") == 3
+    assert run("explain", "4711", "--all")[1].count("on the kernel: a: b") == 1000
+    assert len(json.loads(run("explain", "4711", "--json")[1])["steps"]) == len(view.explain_steps)
+
+
 def test_config(view: FakeView, run: Run) -> None:
     assert "limits.rules  1024 rules  default" in run("config")[1]
     assert run("config", "set", "limits.rules=7", "control.mode=abc")[0] == 0

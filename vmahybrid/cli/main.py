@@ -43,6 +43,8 @@ def build_parser(with_start: bool = True) -> Parser:
     _flows(add("flows", "show the steering table; add or delete rules of the operator"))
     explain = add("explain", "say why a socket is or is not on a ring")
     explain.add_argument("socket", metavar="PID[:FD]|ADDR:PORT", help="a process, its descriptor, or a local address")
+    explain.add_argument("--all", action="store_true",
+                         help="of a process: each socket, also where the same is to be said of many")
     _json(explain)
     _move(add("home", "bring sockets of a program home to the kernel; new ones may come to rings"))
     _move(add("adopt", "bring TCP connections of a program onto its rings"))

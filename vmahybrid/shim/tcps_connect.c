@@ -208,6 +208,17 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 	return atomic_load(&s->nonblock) ? -EALREADY : wait_open(s);
 }
 
+/* Before it is adopted. The first connect() after one without blocking says 0 when it is open, all others EISCONN: only the
+ * kernel knows, and has told us then. */
+void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a)
+{
+	struct sockaddr_storage to;
+	socklen_t len = vmh_tcps_compose(s->v6, &a->raddr, a->rport, &to);
+
+	if (!s->accepted && !vmh_sys(SYS_connect, fd, &to, len))
+		s->opening = VMH_TCPS_OPENING;
+}
+
 /* connect() on one that the kernel had once, or has now, and that is or was on a ring. */
 static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
 {
@@ -222,6 +233,22 @@ static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
 		return 0;
 	}
 	return vmh_tcps_parked(s) ? -EISCONN : VMH_TCPS_KERNELS;
+}
+
+/* The same of a send() with MSG_FASTOPEN, before it sends. */
+int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now)
+{
+	int rc;
+
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
+		vmh_rings_poll(1);
+		rc = outcome(s);
+		return rc ? rc > 0 ? 0 : rc : now ? -EALREADY : wait_open(s);
+	}
+	if (!vmh_tcps_parked(s) && vmh_tcps_at_rest(fd))
+		return VMH_TCPS_KERNELS;
+	s->opening = VMH_TCPS_OPEN;
+	return 0;
 }
 
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len)

@@ -46,7 +46,7 @@ static void fill(const struct vmh_tcp_info *i, struct tcp_info *t)
 				.tcpi_total_retrans = i->retransmits, .tcpi_bytes_acked = i->bytes_acked,
 				.tcpi_bytes_received = i->bytes_received, .tcpi_segs_out = i->segs_out,
 				.tcpi_segs_in = i->segs_in, .tcpi_data_segs_in = i->data_segs_in,
-				.tcpi_data_segs_out = i->data_segs_out, .tcpi_notsent_bytes = i->unsent,
+				.tcpi_data_segs_out = i->data_segs_out, .tcpi_notsent_bytes = i->unsent + i->left_unsent,
 				.tcpi_min_rtt = i->min_rtt_us, .tcpi_snd_wnd = i->snd_wnd,
 				.tcpi_bytes_sent = i->bytes_acked + i->unacked, .tcpi_dsack_dups = i->dsacks,
 				.tcpi_rcv_ooopack = i->ooo_in, .tcpi_last_data_sent = i->ms_since_sent,
@@ -95,8 +95,8 @@ int vmh_tcps_ioctl(struct vmh_tcps *s, unsigned long request, int *value)
 		return VMH_TCPS_KERNELS;
 	switch (request) {
 	case SIOCINQ: *value = (int)i.unread; break;
-	case SIOCOUTQ: *value = (int)(i.unacked + i.unsent); break;
-	case SIOCOUTQNSD: *value = (int)i.unsent; break;
+	case SIOCOUTQ: *value = (int)(i.unacked + i.unsent + i.left); break;
+	case SIOCOUTQNSD: *value = (int)(i.unsent + i.left_unsent); break;
 	case SIOCATMARK: *value = 0; break; /* urgent data goes by the kernel */
 	}
 	return 0;

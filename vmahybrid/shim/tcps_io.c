@@ -210,6 +210,16 @@ static int wait_for(struct waiting *w)
 	}
 }
 
+/* Of one that is being moved from the kernel: select() and the like may have said that it is readable. Once it is parked
+ * nobody knows. */
+static bool kernel_may_have_told(const struct vmh_tcps *s)
+{
+	struct pollfd p = { .fd = s->obj.fd, .events = POLLIN | POLLRDHUP };
+	struct timespec zero = { 0 };
+
+	return vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) != 0;
+}
+
 /* Of a state in which nobody serves the connection now. 0: look again. */
 static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 {
@@ -218,7 +228,8 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 
 	switch (vmh_tcps_state(s)) {
 	case VMH_TCPS_ADOPTING:
-		if (w->now && !(w->wanted & EPOLLOUT)) { /* a program that could send a moment ago may not expect it */
+		/* a program that could send a moment ago, or was told to receive, may not expect it */
+		if (w->now && !(w->wanted & EPOLLOUT) && !kernel_may_have_told(s)) {
 			atomic_store(&s->put_off, 1);
 			if (vmh_tcps_state(s) == VMH_TCPS_ADOPTING)
 				return -EAGAIN;
@@ -510,8 +521,15 @@ static void opened_fast(struct vmh_tcps *s, int fd, ssize_t r)
 
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags)
 {
-	ssize_t r = call(s, fd, (struct msghdr *)m, flags, true);
+	ssize_t r;
 
+	if (vmh_unlikely(flags & MSG_FASTOPEN) && s->opening) {
+		r = vmh_tcps_connect_by_send(s, fd, (flags & MSG_DONTWAIT) || atomic_load(&s->nonblock));
+		if (r && r != VMH_TCPS_KERNELS)
+			return r;
+		flags &= r ? ~0 : ~MSG_FASTOPEN;
+	}
+	r = call(s, fd, (struct msghdr *)m, flags, true);
 	if (r == -EPIPE && !(flags & MSG_NOSIGNAL) && vmh_tcps_parked(s))
 		pthread_kill(pthread_self(), SIGPIPE); /* the kernel has raised its own */
 	if (vmh_unlikely(flags & MSG_FASTOPEN))

@@ -12,6 +12,7 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_param.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -22,8 +23,9 @@
 #define SOMAXCONN_MAX 4096
 #define WAITING_MAX 512
 #define RETRY_NS 1000000000u
-#define OPEN_QUIET_NS 100000000u /* for the half-open ones of a listener that goes home: since the last one opened */
-#define OPEN_NS 250000000u
+#define OPEN_NS 250000000u  /* for the half-open ones of a listener that goes home and can't stay: less than FAREWELL_SECONDS */
+#define SOON_NS 10000000u   /* the same, where it may stay for them */
+#define STAY_NS 3000000000u /* while the program goes on */
 #define OPEN_NAP_NS 100000
 #define OS_LOOK_NS 20000u /* for who accepts in a loop, without blocking */
 
@@ -34,6 +36,9 @@ struct vmh_tlisten {
 	uint32_t lane;
 	uint32_t flow_id;
 	bool syns_left;          /* by a rule that leaves SYNs to the kernel */
+	bool rings_go;           /* nobody can stay there */
+	unsigned why;            /* of one that is on its way home, and stays for what is half open */
+	uint64_t until;          /* the same: so long at most; else 0 */
 	unsigned nrings;
 	struct {
 		struct vmh_tring *tring;
@@ -124,6 +129,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 		return;
 	s->reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
 	l->name = name;
+	l->rings_go = false;
 	l->families = !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
 	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
 	s->opt.syn_cookies = vmh_tcps_syn_cookies();
@@ -190,14 +196,26 @@ void vmh_tlisten_options(struct vmh_tcps *s)
 	vmh_unlock(&s->io);
 }
 
-void vmh_tlisten_refresh(struct vmh_tcps *s)
+/* io held */
+static bool rings_have(const struct vmh_tlisten *l)
 {
-	struct vmh_tlisten *l = s->listening;
-	bool any = l->nwaiting != 0;
+	bool any = false;
 
 	for (unsigned i = 0; i < l->nrings && !any; i++)
 		any = vmh_tcp_poll(l->r[i].conn) & VMH_TCP_IN;
+	return any;
+}
+
+void vmh_tlisten_refresh(struct vmh_tcps *s)
+{
+	bool any = s->listening->nwaiting || rings_have(s->listening);
+
 	atomic_store_explicit(&s->bits, any ? VMH_IN : 0, memory_order_release);
+}
+
+bool vmh_tlisten_holds(const struct vmh_tcps *s)
+{
+	return s->listening && VMH_GET(s->listening->nwaiting);
 }
 
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id)
@@ -403,7 +421,7 @@ static void leave_syns(struct vmh_tcps *s, unsigned reason)
 	struct vmh_tlisten *l = s->listening;
 	uint32_t flow, was = l->flow_id;
 
-	if (!was || vmh_tport_attach(s->obj.fd, &l->name, l->ifindex, l->lane, 0, &flow))
+	if (!was || l->syns_left || vmh_tport_attach(s->obj.fd, &l->name, l->ifindex, l->lane, 0, &flow))
 		return;
 	vmh_lock(&s->io);
 	l->flow_id = flow;
@@ -419,15 +437,20 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 	struct vmh_tcp_addr from;
 
 	while (l->nwaiting < WAITING_MAX) {
-		int fd = from_ring(s, SOCK_CLOEXEC, &from);
 		struct vmh_tcps *n;
+		bool any;
+		int fd;
 
-		if (fd < 0)
+		vmh_lock(&s->io);
+		any = rings_have(l);
+		vmh_unlock(&s->io);
+		if (!any || (fd = from_ring(s, SOCK_CLOEXEC, &from)) < 0)
 			return;
 		n = vmh_tcps_get(fd);
 		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_state(n) == VMH_TCPS_HOME) {
 			vmh_lock(&s->io);
 			l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = fd;
+			vmh_tlisten_refresh(s);
 			vmh_unlock(&s->io);
 		} else {
 			vmh_fd_close(fd);
@@ -446,46 +469,50 @@ static unsigned half_open(const struct vmh_tlisten *l)
 	return n;
 }
 
-/* Those that are half open come to be whole, as long as any does. A peer that has our SYN-ACK and is forgotten would be
- * reset. Object lock held. */
-static void let_them_open(struct vmh_tcps *s, unsigned reason)
+/* Those that are half open come to be whole, for so long. A peer that has our SYN-ACK and is forgotten would be reset.
+ * Object lock held. */
+static void let_them_open(struct vmh_tcps *s, unsigned reason, uint64_t ns)
 {
 	const struct timespec nap = { 0, OPEN_NAP_NS };
-	uint64_t now = vmh_now_ns(), end = now + OPEN_QUIET_NS, last = now + OPEN_NS;
-	unsigned left, was = 0;
+	uint64_t end = vmh_now_ns() + ns;
 
 	for (int i = 0; i < 4; i++)
 		vmh_rings_poll(64);
-	for (;; now = vmh_now_ns()) {
+	for (;;) {
 		keep_waiting(s, reason);
-		left = half_open(s->listening);
-		if (!left || now >= end || now >= last)
+		if (!half_open(s->listening) || vmh_now_ns() >= end)
 			return;
-		if (left != was)
-			end = now + OPEN_QUIET_NS;
-		was = left;
 		if (!vmh_rings_poll(64))
 			vmh_sys(SYS_nanosleep, &nap, NULL);
 	}
 }
 
-/* The kernel alone listens from here on, or nobody, if it is closed. */
-void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
+static _Atomic int staying; /* listeners */
+
+static void tell(struct vmh_tcps *s)
+{
+	if (vmh_tcps_bits(s))
+		vmh_epoll_notify(&s->obj);
+	vmh_wake_all();
+}
+
+/* Object lock held. The kernel alone listens from here on, or nobody, if it is closed. */
+static void end(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
 	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
 
-	if (reason != VMH_R_CLOSED && reason != VMH_R_SERVICE_GONE) {
-		leave_syns(s, reason);
-		let_them_open(s, reason);
-	}
+	if (l->until)
+		atomic_fetch_sub(&staying, 1);
+	l->until = 0;
 	vmh_lock(&s->io);
 	stop(l);
 	vmh_tlisten_refresh(s);
 	if (!l->nwaiting)
 		atomic_store(&s->state, back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
-	vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
+	if (l->flow_id)
+		vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
 	l->flow_id = 0;
 	l->syns_left = false;
 	for (; reason == VMH_R_CLOSED && l->nwaiting; l->nwaiting--) {
@@ -498,9 +525,69 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->flow_id, 0);
 	vmh_tcps_set_reason(s, reason);
-	if (vmh_tcps_bits(s))
-		vmh_epoll_notify(&s->obj);
-	vmh_wake_all();
+	tell(s);
+}
+
+/* May the rings go on with what is half open, SYNs being the kernel's? Somebody has to look when it is over. */
+static bool may_stay(const struct vmh_tlisten *l, unsigned reason)
+{
+	return reason != VMH_R_SHUTDOWN && l->syns_left && !l->rings_go && atomic_load(&vmh_worker_runs) &&
+	       (!l->until || vmh_now_ns() < l->until);
+}
+
+void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
+{
+	struct vmh_tlisten *l = s->listening;
+	bool stays;
+
+	if (reason == VMH_R_CLOSED || reason == VMH_R_SERVICE_GONE) {
+		end(s, reason);
+		return;
+	}
+	leave_syns(s, reason);
+	stays = may_stay(l, reason);
+	let_them_open(s, reason, !stays ? OPEN_NS : l->until ? 0 : SOON_NS);
+	if (!stays || !half_open(l)) {
+		end(s, reason);
+		return;
+	}
+	if (!l->until) {
+		l->why = reason;
+		l->until = vmh_now_ns() + STAY_NS;
+		atomic_fetch_add(&staying, 1);
+	}
+	vmh_tcps_set_reason(s, reason);
+	tell(s);
+}
+
+static void look_at(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		return;
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && s->listening->until) {
+		keep_waiting(s, s->listening->why);
+		if (!half_open(s->listening) || vmh_now_ns() >= s->listening->until)
+			end(s, s->listening->why);
+		else if (vmh_tlisten_holds(s))
+			tell(s);
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_tlisten_look(void)
+{
+	if (vmh_unlikely(atomic_load_explicit(&staying, memory_order_relaxed)))
+		vmh_tcps_each(look_at, NULL);
+}
+
+void vmh_tlisten_rings_go(struct vmh_tcps *s)
+{
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		s->listening->rings_go = true;
+	vmh_unlock(&s->obj.lock);
 }
 
 void vmh_tlisten_fork_child(struct vmh_tcps *s)
@@ -514,4 +601,5 @@ void vmh_tlisten_fork_child(struct vmh_tcps *s)
 		vmh_sys(SYS_close, fd);
 	}
 	s->listening = NULL;
+	atomic_store(&staying, 0); /* the parent's */
 }

@@ -249,6 +249,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 	if (!reason)
 		reason = find_way(s, &a, &path);
 	if (!reason) {
+		vmh_tcps_ask_untold(s, fd, &a);
 		s->reuse = vmh_tcps_reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
 		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;
@@ -609,8 +610,13 @@ int vmh_tcps_kernel_takes_fd(int fd, unsigned reason)
 
 static void home_listener(struct vmh_tcps *s, void *arg)
 {
-	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
-		vmh_tcps_home(s, *(const unsigned *)arg, false);
+	const unsigned *reason = arg;
+
+	if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		return;
+	if (*reason != VMH_R_FORK)
+		vmh_tlisten_rings_go(s); /* all do, or the program ends */
+	vmh_tcps_home(s, *reason, false);
 }
 
 static void home_one(struct vmh_tcps *s, void *arg)
@@ -662,8 +668,10 @@ static void gone_one(struct vmh_tcps *s, void *arg)
 {
 	const struct gone *g = arg;
 
-	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id))
+	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id)) {
+		vmh_tlisten_rings_go(s);
 		vmh_tcps_home(s, g->reason, false);
+	}
 	if (vmh_tcps_parked(s) && ((g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
 				   (g->flow_id && (s->flow_id == g->flow_id || s->shown_flow == g->flow_id))))
 		vmh_tcps_home(s, g->reason, false);

@@ -250,6 +250,20 @@ void vmh_tport_gone(const struct vmh_tring *t, uint32_t flow_id)
 	vmh_unlock(&lock);
 }
 
+/* The numbers were the old session's: in the next one they may be other flows of ours. */
+void vmh_tport_session_over(void)
+{
+	struct tail *t;
+
+	vmh_lock(&lock);
+	while ((t = tails)) {
+		tails = t->next;
+		mark(t->lport, false);
+		free(t);
+	}
+	vmh_unlock(&lock);
+}
+
 /* A connection of this port is the kernel's, and the stack does not know its name as taken: no more of this port. */
 void vmh_tport_retire(uint32_t flow_id)
 {

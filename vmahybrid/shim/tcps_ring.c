@@ -18,6 +18,7 @@
 
 #define STASH_FRAMES 32
 #define CLOSE 7 /* linux/tcp_states.h */
+#define LISTEN 10
 #define STASH_BYTES 2048
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
@@ -131,6 +132,8 @@ static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_a
 	(void)arg;
 	if (!s)
 		return;
+	if (vmh_unlikely(events >> 8 == LISTEN) && vmh_tlisten_holds(s))
+		bits |= VMH_IN;
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
 	vmh_tcps_note_state(s, events >> 8);

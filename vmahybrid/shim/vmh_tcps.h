@@ -31,7 +31,7 @@ enum vmh_tcps_state {
 struct vmh_tring;
 struct vmh_tlisten;
 
-/* Of a connection that began on the ring by the program's connect(). */
+/* Of one that the program's connect() has begun: has it said that it is open? */
 enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
 
 /* VMA_HYBRID_TCP, of the program or of a rule. */
@@ -243,6 +243,9 @@ void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
+bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
+void vmh_tlisten_look(void);                                     /* by the internal thread */
+void vmh_tlisten_rings_go(struct vmh_tcps *s);                   /* before it goes home */
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id); /* on that ring, or of that flow */
 
 /* tcps_conf.c: VMH_R_CONF_RULE where libvma.conf keeps it on the kernel, else 0; the last one reads a changed file */
@@ -255,6 +258,8 @@ void vmh_tcps_policy_server(struct vmh_tcps *s, const struct vmh_ip *laddr, in_p
 
 /* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
+int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now);
+void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a);
 int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
@@ -283,6 +288,7 @@ bool vmh_tport_is(in_port_t lport);                              /* segments of 
 int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s, struct vmh_tcp_addr *a,
 		      const struct vmh_tcp_path *path);
 void vmh_tport_gone(const struct vmh_tring *t, uint32_t flow_id); /* ports of a ring that is gone, or of a flow */
+void vmh_tport_session_over(void);                               /* its rings are closed */
 void vmh_tport_retire(uint32_t flow_id);
 void vmh_tport_went_home(struct vmh_tring *t, uint32_t flow_id, const struct vmh_tcp_addr *a); /* the kernel has this one */
 void vmh_tport_work(void);                                       /* by the internal thread */

@@ -105,6 +105,8 @@ static void go_home(void)
 		vmh_tring_close(r);
 		vmh_ring_close(r);
 	}
+	if (!vmh_session_id())
+		vmh_tport_session_over();
 	vmh_verbs_forget();
 	vmh_wake_all();
 }
@@ -303,6 +305,7 @@ static void turn(void)
 	if (tcp >= 0) {
 		vmh_tcps_look();
 		vmh_tpath_look();
+		vmh_tlisten_look();
 	}
 	if (atomic_load(&first_ended) && (ms < 0 || ms > LAST_MS))
 		ms = LAST_MS;

@@ -80,7 +80,7 @@ void core_set_backlog(struct vmh_tcp_conn *l, unsigned backlog)
 
 unsigned core_half_open(struct vmh_tcp_conn *l)
 {
-	return l->listening ? l->listening->half_open.n : 0;
+	return l->listening ? l->listening->half_open.n + cookie_awaited(l) : 0;
 }
 
 int core_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out)

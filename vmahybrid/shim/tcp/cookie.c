@@ -11,6 +11,7 @@
 
 #define MINUTE (60 * SEC)
 #define REMEMBERED (2 * MINUTE) /* after the last cookie a listener looks for the answers */
+#define AWAITED (1 * SEC)      /* most answers come within */
 #define INDEX 3u
 #define NO_SCALE 15u
 #define SACK_BIT 16u
@@ -119,6 +120,11 @@ void cookie_send(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp
 	l->listening->cookies_until = t->now + REMEMBERED;
 	t->stats.cookies_sent++;
 	core_send_bare(t, &t->reply, k, &b);
+}
+
+bool cookie_awaited(const struct vmh_tcp_conn *l)
+{
+	return l->t->env.now_ns(l->t->env.ctx) / 1000 + REMEMBERED - AWAITED < l->listening->cookies_until;
 }
 
 /* True if the segment answers a cookie, with the SYN that had it: of its options, what both sides have. */

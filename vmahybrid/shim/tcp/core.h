@@ -289,6 +289,7 @@ void list_add(struct conn_list *l, struct vmh_tcp_conn *c);
 void list_remove(struct conn_list *l, struct vmh_tcp_conn *c);
 /* cookie.c */
 void cookie_send(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in);
+bool cookie_awaited(const struct vmh_tcp_conn *l); /* the answer to one is likely to come */
 bool cookie_syn(struct vmh_tcp_conn *l, const struct key *k, const uint8_t *tcp, const struct seg_in *in, struct syn *out);
 /* timer.c */
 void timer_sync(struct vmh_tcp_conn *c);

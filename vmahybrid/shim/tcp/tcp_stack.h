@@ -107,6 +107,7 @@ struct vmh_tcp_info {
 	uint8_t snd_wscale, rcv_wscale, retries, timestamps, sack, wscale;
 	uint32_t rto_us, rtt_us, rttvar_us, min_rtt_us, snd_mss, rcv_mss, cwnd, ssthresh, snd_wnd, rcv_wnd;
 	uint32_t unacked, unsent, unread; /* bytes */
+	uint32_t left, left_unsent; /* of one that has ended: what the peer has not acknowledged, and what never went */
 	uint32_t retransmits, probes, rtos, dsacks, fast_recoveries;
 	uint32_t segs_in, segs_out, ooo_in, held;
 	uint32_t adv_mss, mtu, probing, unread_pieces, data_segs_in, data_segs_out;
