@@ -213,7 +213,8 @@ class FakeView:
 @contextmanager
 def serve(view: FakeView, path: Path, version: str = "0.1.0") -> Iterator[Path]:
     """The real application on a Unix socket at ``path``, in a thread."""
-    config = uvicorn.Config(create_app(view, version=version), uds=str(path), log_level="critical", lifespan="off")
+    config = uvicorn.Config(create_app(view, version=version), uds=str(path), log_level="critical", lifespan="off",
+                            ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

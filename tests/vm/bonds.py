@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import subprocess
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lab
-from boot import RESULTS
 
 PAIRS = 2
 # each bond with its options
@@ -102,15 +98,7 @@ def failover() -> dict[str, Any]:
 
 
 def main() -> None:
-    with open(RESULTS, "w", buffering=1, encoding="ascii") as port:
-
-        def step(function: Callable[[], dict[str, Any]], name: str = "") -> None:
-            try:
-                record = function()
-            except Exception:
-                record = {"error": traceback.format_exc()}
-            print(json.dumps({"name": name or getattr(function, "__name__", ""), **record}), file=port, flush=True)
-
+    with lab.recording() as step:
         step(wire)
         with lab.Service(LINKS) as service:
             step(service.started, "service")

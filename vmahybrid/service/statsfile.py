@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from vmahybrid import contracts
+from vmahybrid.config import catalogue
 from vmahybrid.service.reaper import in_thread
+from vmahybrid.vma_stats.directory import remove_stale
 
+log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MAX_SIZE = 64 << 20  # bytes
@@ -78,6 +82,17 @@ class StatsFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def remove_stale_files() -> None:
+    """Of programs that were killed while no service was there."""
+    try:
+        gone = remove_stale(str(catalogue.load()["VMA_STATS_SHMEM_DIR"].default))
+    except OSError as error:
+        log.debug("statistics of dead processes: %s", error)
+        return
+    if gone:
+        log.info("removed the statistics of dead processes: %s", ", ".join(map(str, gone)))
 
 
 def _probe(fd: int) -> os.stat_result | None:
