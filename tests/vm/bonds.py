@@ -97,6 +97,26 @@ def failover() -> dict[str, Any]:
         return {"slaves": slaves, "answered": answered, "flows": flows, "explain": steps, "log": log.read()}
 
 
+def below_a_vlan() -> dict[str, Any]:
+    """A bond without a rule has no program; it gets one again while the VLAN interface above it has one."""
+    bond, vlan = (next(link for link in LINKS if link.device == name) for name in ("bond1", "bond1.11"))
+
+    def row(device: str) -> Any:
+        return next(row for row in lab.ask("/v1/status")["interfaces"] if row["name"] == device)
+
+    with tempfile.TemporaryFile("w+") as log, lab.server(vlan, lab.PORT, log) as pid:
+        answered = [lab.exchange(vlan)]
+        deadline = time.monotonic() + _CARRIER_S
+        while time.monotonic() < deadline and row(bond.device)["attached"]:
+            time.sleep(0.2)
+        before = [row(link.device)["attached"] for link in (bond, vlan)]
+        found = lab.echo(bond)
+        answered += [found["answered"], lab.exchange(vlan)]
+        after = [row(link.device)["attached"] for link in (bond, vlan)]
+        carried = [flow for flow in lab.ask("/v1/status")["flows"] if flow["pid"] == pid]
+    return {"answered": answered, "before": before, "after": after, "flows": [*found["flows"], *carried]}
+
+
 def main() -> None:
     with lab.recording() as step:
         step(wire)
@@ -105,6 +125,7 @@ def main() -> None:
             step(failover)
             for link in LINKS:
                 step(functools.partial(lab.echo, link), f"echo {link.device}")
+            step(below_a_vlan)
         step(service.stopped, "stopped")
 
 
