@@ -78,6 +78,13 @@ def test_no_service_and_no_farewell(unstarted: Lab, end: str, later: str, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_service_that_begins_removes_what_dead_programs_left(netns_pair: Sandbox) -> None:
+    stale = stats_page(int(Path("/proc/sys/kernel/pid_max").read_text()) + os.getpid())
+    stale.write_bytes(b"VMS1")
+    with Service(netns_pair):
+        assert not stale.exists()
+
+
 def test_no_permission(netns_pair: Sandbox, tmp_path: Path, softverbs: bool) -> None:
     config = tmp_path / "service.toml"
     config.write_text('[control]\nmode = "0600"\n')
