@@ -16,7 +16,7 @@ from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
 from vmahybrid.config import catalogue, effective, profiles
 from vmahybrid.errors import NotPossibleHere, UsageError
 from vmahybrid.verbs.library import softverbs_environment
-from vmahybrid.vma_stats.directory import remove_stale
+from vmahybrid.vma_stats import directory
 
 LIBRARY = "libvmahybrid.so"
 DEFAULT_PROFILE = "safe"
@@ -44,9 +44,8 @@ def softverbs(args: argparse.Namespace) -> int:
 
 def _sweep(changes: dict[str, str]) -> None:
     """Of programs that were killed when no service was there to do it."""
-    name = "VMA_STATS_SHMEM_DIR"
     with contextlib.suppress(OSError):
-        remove_stale((os.environ | changes).get(name) or str(catalogue.load()[name].default))
+        directory.remove_stale(directory.of_programs(os.environ | changes))
 
 
 def _warn(program: str, what: tuple[str, str, str]) -> None:

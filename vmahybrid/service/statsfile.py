@@ -17,9 +17,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from vmahybrid import contracts
-from vmahybrid.config import catalogue
 from vmahybrid.service.reaper import in_thread
-from vmahybrid.vma_stats.directory import remove_stale
+from vmahybrid.vma_stats import directory
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -87,7 +86,7 @@ class StatsFile:
 def remove_stale_files() -> None:
     """Of programs that were killed while no service was there."""
     try:
-        gone = remove_stale(str(catalogue.load()["VMA_STATS_SHMEM_DIR"].default))
+        gone = directory.remove_stale(directory.of_programs(os.environ))
     except OSError as error:
         log.debug("statistics of dead processes: %s", error)
         return

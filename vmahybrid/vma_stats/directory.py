@@ -8,10 +8,19 @@ import os
 import re
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+from vmahybrid.config import catalogue
 
 _NAME = re.compile(r"vmastat\.(\d+)")
 _MAGIC = b"VMS1"  # VMH_STATS_MAGIC; libvma's own files of the same name are left alone
+
+
+def of_programs(environ: Mapping[str, str]) -> str:
+    """Where programs with that environment have their files."""
+    name = "VMA_STATS_SHMEM_DIR"
+    return environ.get(name) or str(catalogue.load()[name].default)
 
 
 def pids_in(directory: str) -> set[int]:
