@@ -60,8 +60,9 @@ def test_no_service(unstarted: Lab) -> None:
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.abort()", *(f"os.kill(os.getpid(), {n})" for n in (2, 9, 15))])
-def test_no_service_and_no_farewell(unstarted: Lab, end: str, tmp_path: Path) -> None:
-    """Its statistics stay only where nobody could take them away, until somebody asks for any."""
+@pytest.mark.parametrize("later", ["vma_stats", "run"])
+def test_no_service_and_no_farewell(unstarted: Lab, end: str, later: str, tmp_path: Path) -> None:
+    """Its statistics stay only where nobody could take them away, until somebody asks for any, or runs a program."""
     use = ("import os, signal, socket; signal.signal(2, signal.SIG_DFL); s = socket.socket(2, 2);"
            "s.bind(('127.0.0.1', 0)); s.sendto(b'x', s.getsockname()); print(len(s.recv(9)), flush=True);")
     argv = unstarted.service.run_argv([*PYTHON, "-c", use + end], VMA_STATS_SHMEM_DIR=str(tmp_path),
@@ -71,8 +72,17 @@ def test_no_service_and_no_farewell(unstarted: Lab, end: str, tmp_path: Path) ->
     assert program.output.startswith("1")
     assert "no vmahybrid service answers" in program.errors
     assert [path.name for path in tmp_path.iterdir()] == ([] if "_exit" in end else [f"vmastat.{program.pid}"])
-    subprocess.run([tool("vma_stats"), "-k", str(tmp_path)], capture_output=True, timeout=20, check=False)
+    argv = [tool("vma_stats"), "-k", str(tmp_path)] if later == "vma_stats" else [
+        tool("vmahybrid"), "run", "-e", f"VMA_STATS_SHMEM_DIR={tmp_path}", "--", "true"]
+    subprocess.run(argv, capture_output=True, timeout=20, check=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_service_that_begins_removes_what_dead_programs_left(netns_pair: Sandbox) -> None:
+    stale = stats_page(int(Path("/proc/sys/kernel/pid_max").read_text()) + os.getpid())
+    stale.write_bytes(b"VMS1")
+    with Service(netns_pair):
+        assert not stale.exists()
 
 
 def test_no_permission(netns_pair: Sandbox, tmp_path: Path, softverbs: bool) -> None:

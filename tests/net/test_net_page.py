@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from vmahybrid.contracts import ffi, lib
+from vmahybrid.contracts import addr_to_bytes, ffi, lib
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.page import LinkInfo, NeighbourInfo, NetPage, slot_of
-from vmahybrid.net.rtnl import to_bytes16
 from vmahybrid.net.watcher import NetWatcher
 
 pytestmark = pytest.mark.root
@@ -65,7 +64,7 @@ class Reader:
                 return snapshot
 
     def neighbour(self, ifindex: int, address: str) -> bytes | None:
-        page, key = self.copy(), to_bytes16(address)
+        page, key = self.copy(), addr_to_bytes(address)
         slot = slot_of(ifindex, key)
         while page.neighs[slot].ifindex:
             entry = page.neighs[slot]
@@ -334,7 +333,7 @@ def test_neighbour_is_resolved_kept_and_given_back(pair: tuple[str, str]) -> Non
             assert (reader.neighbour(index, "10.9.0.2") or b"").hex(":") == mac
             # a solicitation needs a link-local source that has passed duplicate detection
             await until(lambda: "tentative" not in ip(f"-n {a} -6 addr") + ip(f"-n {b} -6 addr"), 5)
-            assert await watcher.resolve_neighbour(index, to_bytes16("fd09::2"))
+            assert await watcher.resolve_neighbour(index, addr_to_bytes("fd09::2"))
             assert (reader.neighbour(index, "fd09::2") or b"").hex(":") == mac
             assert "managed" in ip(f"-n {a} neigh show 10.9.0.2")
             assert not await watcher.resolve_neighbour(index, "10.9.0.99", timeout=0.2)
@@ -411,7 +410,7 @@ def test_served_links(pair: tuple[str, str]) -> None:
             (link,) = [link for link in watcher.links() if link.name == "vh"]
             assert link.kind == "veth"
             assert bytes(links[b"vh"].mac) == link.mac
-            assert watcher.addresses(link.ifindex)[0].address == to_bytes16("10.9.0.1")
+            assert watcher.addresses(link.ifindex)[0].address == addr_to_bytes("10.9.0.1")
 
     asyncio.run(main())
 
@@ -471,7 +470,7 @@ def test_full_tables_are_flagged_and_collisions_found() -> None:
 
     def entries(count: int) -> list[NeighbourInfo]:
         texts = [f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(count)]
-        return [NeighbourInfo(7, 4, to_bytes16(text), bytes([2, 0, 0, 0, 1, 1]), True) for text in texts]
+        return [NeighbourInfo(7, 4, addr_to_bytes(text), bytes([2, 0, 0, 0, 1, 1]), True) for text in texts]
 
     page.set_neighbours(entries(room))
     assert reader.page.flags == 0

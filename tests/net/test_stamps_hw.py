@@ -3,45 +3,21 @@ CLOCK_MONOTONIC, so that a conversion shows."""
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from net.stamp_lab import ALL, RX_SOFTWARE, SECOND, SOFTWARE, TX_SOFTWARE, received, receiver, socket_of
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
-from vmahybrid.cli.client import Client
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
-
-PROGRAM = Path(__file__).with_name("stamp_program.py")
-RX_HARDWARE, RX_SOFTWARE, SOFTWARE, RAW_HARDWARE, TX_SOFTWARE = 4, 8, 16, 64, 2
-ALL = RX_HARDWARE | RX_SOFTWARE | SOFTWARE | RAW_HARDWARE
-SECOND = 10**9
-
-
-def received(box: Sandbox, service: Service, flags: int, conversion: int,
-             ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What the program saw of three datagrams, and its socket."""
-    argv = [sys.executable, "-S", "-E", str(PROGRAM), box.b.address, "7310", "3", str(flags)]
-    program = box.start(box.b, service.run_argv(argv, "none", VMA_HW_TS_CONVERSION=str(conversion)), env=service.env)
-    program.wait_for("bound")
-    sender = ("import socket, sys, time\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-              "for _ in range(3): s.sendto(b'x', (sys.argv[1], 7310)); time.sleep(0.02)")
-    box.start(box.a, [sys.executable, "-S", "-E", "-c", sender, box.b.address]).result(10)
-    line = program.wait_for(r"(\[.*\])\n")[1]
-    with Client(service.rundir / "api.sock") as client:
-        (found,) = [s for s in client.get("v1", "sockets") if s["pid"] == program.pid]
-    program.stop()
-    return json.loads(line), found
 
 
 @pytest.mark.parametrize(("conversion", "clock"), [(0, ""), (1, "monotonic"), (2, "real"), (3, "real"), (4, "real")])
 def test_hardware_stamps(netns_pair: Sandbox, conversion: int, clock: str) -> None:
     with Service(netns_pair, softverbs=True) as service:
-        seen, found = received(netns_pair, service, ALL, conversion)
+        seen, found = received(netns_pair, service, receiver(netns_pair, service, ALL, conversion))
     assert found["counters"]["rx_packets"] == 3, "not on the QP"
     for datagram in seen:
         ((software, unused, hardware),) = datagram["times"]
@@ -58,7 +34,7 @@ def test_hardware_stamps(netns_pair: Sandbox, conversion: int, clock: str) -> No
 def test_no_hardware_stamps_on_a_veth(netns_pair: Sandbox) -> None:
     """Neither the kernel nor an AF_XDP ring has them there, and software ones come all the same."""
     with Service(netns_pair) as service:
-        seen, found = received(netns_pair, service, ALL, 3)
+        seen, found = received(netns_pair, service, receiver(netns_pair, service, ALL, 3))
     assert found["counters"]["rx_packets"] == 3
     assert all(times[0][0] > 0 and times[0][1:] == [0, 0] for times in (datagram["times"] for datagram in seen))
 
@@ -81,8 +57,7 @@ time.sleep(30)
 """], "none"), env=service.env)
         program.wait_for(r"told \[37")
         program.wait_for("on\n")
-        with Client(service.rundir / "api.sock") as client:
-            (found,) = [s for s in client.get("v1", "sockets") if s["pid"] == program.pid]
+        found = socket_of(service, program)
         program.stop()
     assert (found["tx_os_reason"], found["counters"]["tx_os_packets"]) == ("timestamping", 1)
     assert (found["counters"]["tx_packets"], found["tx_offloaded"]) == (1, True)

@@ -6,29 +6,20 @@ for the kernel function (stamp_stand_in), by CLOCK_MONOTONIC, so that a conversi
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from net.stamp_lab import ALL, RX_SOFTWARE, SECOND, SOFTWARE, received, receiver
 from stamp_stand_in import python_path
 
-from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
-from vmahybrid.cli.client import Client
 from vmahybrid.xdp.latebind import FORCE
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
-
-PROGRAM = Path(__file__).with_name("stamp_program.py")
-RX_HARDWARE, RX_SOFTWARE, SOFTWARE, RAW_HARDWARE = 4, 8, 16, 64
-ALL = RX_HARDWARE | RX_SOFTWARE | SOFTWARE | RAW_HARDWARE
-SECOND = 10**9
-SENDER = ("import socket, sys, time\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-          "for _ in range(3): s.sendto(b'x', (sys.argv[1], 7310)); time.sleep(0.02)")
 
 
 @contextmanager
@@ -44,23 +35,6 @@ def served(box: Sandbox, where: Path, *, mode: str = "native", stand_in: bool = 
         service.kill()
         raise
     service.stop()
-
-
-def receiver(box: Sandbox, service: Service, flags: int, conversion: int) -> Program:
-    argv = [sys.executable, "-S", "-E", str(PROGRAM), box.b.address, "7310", "3", str(flags)]
-    program = box.start(box.b, service.run_argv(argv, "none", VMA_HW_TS_CONVERSION=str(conversion)), env=service.env)
-    program.wait_for("bound")
-    return program
-
-
-def received(box: Sandbox, service: Service, program: Program) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What the program saw of three datagrams, and its socket."""
-    box.start(box.a, [sys.executable, "-S", "-E", "-c", SENDER, box.b.address]).result(10)
-    line = program.wait_for(r"(\[.*\])\n")[1]
-    with Client(service.rundir / "api.sock") as client:
-        (found,) = [s for s in client.get("v1", "sockets") if s["pid"] == program.pid]
-    program.stop()
-    return json.loads(line), found
 
 
 @pytest.mark.parametrize("direct", ["first", "never"])

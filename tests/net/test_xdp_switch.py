@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from net.service_lab import until
 from net.xdp_lab import B, Lab, image, nothing_comes, payload, receive, run, steer, view
 
 from vmahybrid.contracts import action, flow_key, lib
 from vmahybrid.errors import Refused
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.xdp import switch
+from vmahybrid.xdp.above import Stack
 from vmahybrid.xdp.attach import Attachment, attach
 from vmahybrid.xdp.bpf import load_set
 from vmahybrid.xdp.holder import attached
@@ -306,3 +308,44 @@ def test_a_ring_and_a_rule_after_the_interface_has_gone(lab: Lab, bare: XdpPort)
         bare.install(KEY, to_ring)
     assert refused.value.reason == Reason.IF_GONE
     assert not bare.watch()
+
+
+@pytest.fixture
+def bridge(lab: Lab) -> str:
+    """Above the interface of the rings, which is part of it."""
+    run(lab.b, "ip", "link", "add", "br0", "type", "bridge")
+    run(lab.b, "ip", "link", "set", "br0", "up")
+    run(lab.b, "ip", "link", "set", "vb", "master", "br0")
+    return "br0"
+
+
+def test_ours_above_steps_aside(lab: Lab, bridge: str) -> None:
+    """The kernel takes no program on an interface while one above it has one."""
+    stack = Stack()
+    with XdpPort.open(lab.b, image(), bridge, detach=True, stack=stack) as upper:
+        upper.install(KEY, action(lib.VMH_ACT_DROP, rule=1))
+        with XdpPort.open(lab.b, image(), "vb", detach=True, stack=stack) as lower:
+            for _ in range(2):
+                for port in (upper, lower):
+                    assert lab.b.call(attached, port.ifindex).keys() == {"generic"}
+                    assert port.hook == "generic XDP" and port.refused is None
+                lower.switch.off = True  # as the port does
+                lab.b.call(lower.switch.to_off)
+                assert not lab.b.call(attached, lower.ifindex)
+                lower.install(KEY, action(lib.VMH_ACT_PASS, rule=2))
+        with lab.kernel_socket() as peer:
+            peer.sendto(b"x", (B, 5001))
+            until(lambda: upper.hits(1) == (1, 43))
+
+
+def test_another_s_above_is_named(lab: Lab, bridge: str) -> None:
+    with load_set(image(), ["steer"]) as programs:
+        index = lab.b.call(socket.if_nametoindex, bridge)
+        theirs = lab.b.call(attach, programs.programs["steer"], index)
+        with theirs:
+            with pytest.raises(Refused, match=r"an interface above it \(br0\) has an XDP program") as refused:
+                XdpPort.open(lab.b, image(), "vb", stack=Stack())
+            assert refused.value.reason is Reason.IF_BUSY
+            assert lab.b.call(attached, index)
+        with XdpPort.open(lab.b, image(), "vb"):
+            pass

@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 from fake_view import FakeView, flow, interface, process, serve, sock
+from terminal import Terminal
 
 from vmahybrid.cli import output
 from vmahybrid.cli.completion import script
 from vmahybrid.cli.main import COMMANDS, build_parser, main
 from vmahybrid.service.view import ExplainStep, ProcessStats, SocketView
+from vmahybrid.vma_stats.options import LONG, SHORT
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., tuple[int, str, str]]
+MINE = str(os.getpid())
+STATS_OPTIONS = {f"-{letter}" for letter in SHORT if letter.isalpha()} | {f"--{name.rstrip('=')}" for name in LONG}
 
 
 @pytest.fixture
@@ -282,13 +286,70 @@ def test_completion_is_valid(shell: str) -> None:
     (["vmahybrid", "config", "diff", "thr"], {"throughput"}),
     (["vmahybrid", "config", "check", "/etc/passw"], {"/etc/passwd", *glob.glob("/etc/passwd?")}),
     (["vmahybrid", "completion", ""], {"bash", "zsh", "-h", "--help"}),
+    (["vmahybrid", "run", "-p", "ow"], {"own-profile"}),
+    (["vmahybrid", "run", "--profile", "=", "ow"], {"own-profile"}),
+    (["vmahybrid", "run", "-e", "VMA_SPE"], {"VMA_SPEC=", "VMA_SPEC_PARAM1=", "VMA_SPEC_PARAM2="}),
+    (["vmahybrid", "run", "-e", "VMA_SPEC", "=", "lat"], {"latency"}),
+    (["vmahybrid", "run", "-e", "VMA_SPEC", "=", "ow"], {"own-profile"}),
+    (["vmahybrid", "run", "-e", "VMA_SPEC=lat"], {"VMA_SPEC=latency"}),  # as zsh splits
+    (["vmahybrid", "run", "-e", "VMA_HYBRID_TCP", "="], {"kernel", "offload", "adaptive"}),
+    (["vmahybrid", "run", "-e", "VMA_HYBRID_TCP=o"], {"VMA_HYBRID_TCP=offload"}),
+    (["vmahybrid", "run", "-e", "VMA_TRACELEVEL", "=", "d"], {"debug", "details"}),
+    (["vmahybrid", "run", "-e", "VMA_TX_MC_LOOPBACK", "="], {"0", "1"}),
+    (["vmahybrid", "run", "-e", "VMA_LOG_FILE", "=", "/etc/passw"], {"/etc/passwd", *glob.glob("/etc/passwd?")}),
+    (["vmahybrid", "run", "-e", "VMA_RX_POLL", "="], set()),
+    (["vmahybrid", "config", "set", "VMA_SPEC", "=", "lat"], {"latency"}),
+    (["vmahybrid", "config", "set", "log.level", "=", "w"], {"warning"}),
+    (["vmahybrid", "config", "set", "bulk.switch", "="], {"true", "false"}),
+    (["vmahybrid", "config", "diff", "own"], {"own-profile"}),
+    (["vmahybrid", "explain", MINE[:-1]], {MINE}),
+    (["vma_stats", "--v"], {"--view", "--version"}),
+    (["vma_stats", "-"], STATS_OPTIONS),
+    (["vma_stats", "-v", ""], set("12345")),
+    (["vma_stats", "--view", "="], set("12345")),
+    (["vma_stats", "--view="], {f"--view={n}" for n in "12345"}),
+    (["vma_stats", "-d", ""], {"1", "2"}),
+    (["vma_stats", "-D", ""], set("0123")),
+    (["vma_stats", "-l", "de"], {"debug", "details"}),
+    (["vma_stats", "-k", "/proc/sy"], {"/proc/sys", "/proc/sysvipc"}),
+    (["vma_stats", "-k", "@", "-p", ""], {MINE}),
+    (["vma_stats", "-k", "@", "--name", ""], {"@comm"}),
+    (["vma_stats", "-p", MINE, "-S", "0"], {"0"}),
+    (["vma_stats", "-S", "0", "in"], {"info"}),
+    (["vma_stats", "-i", ""], set()),
 ])  # fmt: skip
-def test_bash_completes(words: list[str], expected: set[str]) -> None:
+def test_bash_completes(tmp_path: Path, words: list[str], expected: set[str]) -> None:
+    """With a profile of our own, and with the statistics file of a program (this one) and of a dead one; @ is where."""
+    (tmp_path / "own-profile.conf").touch()
+    (tmp_path / f"vmastat.{MINE}").touch()
+    (tmp_path / "vmastat.99999999").touch()
     text = script("bash", build_parser(with_start=False))
-    quoted = " ".join(f"'{word}'" for word in words)
-    text += f'\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _vmahybrid; printf "%s\\n" "${{COMPREPLY[@]}}"\n'
-    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, check=True)
-    assert set(done.stdout.split()) == expected
+    quoted = " ".join(f"'{tmp_path if word == '@' else word}'" for word in words)
+    text += f'\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _{words[0]}; printf "%s\\n" "${{COMPREPLY[@]}}"\n'
+    env = {**os.environ, "VMA_HYBRID_PROFILE_DIR": str(tmp_path), "VMA_STATS_SHMEM_DIR": str(tmp_path)}
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, check=True, env=env)
+    comm = Path(f"/proc/{MINE}/comm").read_text().split()
+    assert set(done.stdout.split()) == (set(comm) if expected == {"@comm"} else expected)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("typed", "shown"), [
+    ("vmahybrid run -e VMA_SPEC=multi_ring_l", "-e VMA_SPEC=multi_ring_latency"),
+    ("vmahybrid run -e VMA_HYBRID_TCP=o", "-e VMA_HYBRID_TCP=offload"),
+    ("vmahybrid config set log.level=w", "set log.level=warning"),
+    ("vma_stats --find", "vma_stats --find_pid"),
+])  # fmt: skip
+def test_bash_completes_what_is_typed(tmp_path: Path, typed: str, shown: str) -> None:
+    """On a terminal, by the shell's own splitting of words."""
+    file = tmp_path / "rc"
+    file.write_text(script("bash", build_parser(with_start=False)) + "PS1='$ '\n")
+    shell = Terminal(["bash", "--noprofile", "--rcfile", str(file), "-i"], HISTFILE="")
+    try:
+        shell.until(lambda text: "$" in text)
+        shell.keys(typed, "\t")
+        shell.until(lambda text: shown in text)
+    finally:
+        shell.close()
 
 
 def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

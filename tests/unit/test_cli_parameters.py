@@ -309,14 +309,15 @@ def test_an_origin_is_not_cut_in_a_pipe_and_keeps_its_line_on_a_terminal(place: 
 
 def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "bad.conf").write_text("VMA_RX_POLL = 1\nVMA_MTU = wide\n[program]\n")
-    (place / "x.toml").write_text("[ring]\nframes = 3\n")
+    (place / "x.toml").write_text('[ring]\nframes = 3\n[log]\nlevel = "loud"\n')
     (place / "y.toml").write_text("[ring]\nframes = 8192\n")
     names = [str(place / name) for name in ("bad.conf", "own.conf", "x.toml", "y.toml")]
     assert main(["config", "check", *names]) == 1
     out, err = capsys.readouterr()
     assert f"{place}/bad.conf:2: VMA_MTU: 'wide' is not a number from 0 to 65535: \"wide\"\n" in err
     assert f'{place}/bad.conf:3: not [program GLOB], what follows is ignored: "[program]"\n' in err
-    assert f"{place}/x.toml:ring.frames = 3 is not" in err
+    assert f"{place}/x.toml:2: ring.frames = 3 is not" in err
+    assert f"{place}/x.toml:4: log.level = 'loud' is not one of" in err
     assert f"{place}/own.conf: ok (values of parameters)\n" in out
     assert f"{place}/y.toml: ok (configuration of the service)\n" in out
     assert main(["config", "check", names[1]]) == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vmahybrid.config.rule import DEFAULT_RULES, OperatorRule, parse_endpoint
-from vmahybrid.config.service import FRAMES_MAX, KEYS, Key, load, run_directory
-from vmahybrid.contracts import ANY_ADDR, addr_to_bytes, lib
+from vmahybrid.config.service import KEYS, Key, load, problems, run_directory
+from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
 from vmahybrid.errors import UsageError
 from vmahybrid.steering.flow import Kind
 
@@ -161,12 +161,67 @@ def test_errors_are_one_line_that_names_the_token(tmp_path: Path, text: str, nam
     assert error.value.exit_code == 2
 
 
+PLACES = [
+    (2, "[ring]\nframes = 3\n", "ring.frames = 3 is not a power of two"),
+    (3, "# ring.frames = 3\n\nring.frames = 3 # ring.frames = 3\n", "ring.frames = 3"),
+    (4, 'backend = """\nxdp\\\n"""\nring = { rx_size = 512, frames = 3 }\n', "ring.frames = 3"),
+    (5, '[control]\ngroup = """\n[ring]\nframes = 3"""\nnonsense = 1\n', 'unknown key "control.nonsense"'),
+    (6, "interfaces = [\n 'a',\n 'b' ]\n['ring']\n\n \"frames\" = 3\n", "ring.frames = 3"),
+    (2, "interfaces = []\nbackend = [\n'xdp' ]\n", "backend = ['xdp']"),
+    (4, '[interface."eth0"]\nmode = "native"\n[interface."eth1"]\nmode = "fast"\n', "interface.\"eth1\".mode = 'fast'"),
+    (2, 'interface.eth0.mode = "native"\ninterface.eth1.mode = "fast"\n', "interface.\"eth1\".mode = 'fast'"),
+    (3, '[interface.eth0]\nmode = "kernel"\nbackend = "verbs"\n', "contradicts"),
+    (5, '[[rule]]\naction = "kernel"\n[[rule]]\naction = "kernel"\nlocal = "10.0.0.1"\n', "local = '10.0.0.1'"),
+    (3, '[[rule]]\naction = "kernel"\n[[rule]]\nproto = "udp"\n', "a rule without action"),
+    (1, '[[rule]]\naction = "drop"\nremote = "*:53"\n', "drop *:* *:53"),
+    (2, "[ring]\nframes = 1024\n", "ring.frames: 1024 frames can't fill"),
+    (2, "[ring]\nrx_size = 65536\n", "ring.frames: 8192 frames can't fill"),
+    (1, 'api.tcp = "127.0.0.1:8080"\n[ring]\nframes = 8192\n', "api.tcp: the API over TCP needs a token"),
+    (3, "[ring]\n\nframes 3\n", 'not TOML: Expected \'=\' after a key in a key/value pair, column 8: "frames 3"'),
+    (2, '[log]\nlevel = "debug\n[ring]\n', 'not TOML: Illegal character \'\\n\', column 15: "level = "debug"'),
+    (3, '[log]\nlevel = """debug\nx', "not TOML: Unterminated string at its end"),
+    (3, "[ring]\nframes = 8192\nframes = 8192\n", "not TOML: Cannot overwrite a value"),
+    (2, "# x\r\nring.frames = 3\r\n", "ring.frames = 3"),
+]
+
+
+@pytest.mark.parametrize(("line", "text", "named"), PLACES)
+def test_errors_name_the_line(tmp_path: Path, line: int, text: str, named: str) -> None:
+    path = tmp_path / "vmahybrid.toml"
+    path.write_bytes(text.encode())
+    with pytest.raises(UsageError) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}:{line}: ")
+    assert named in str(error.value)
+
+
+def test_every_problem_of_a_file_by_line(tmp_path: Path) -> None:
+    path = file(tmp_path, 'backend = "rdma"\n[[rule]]\nport = 1\n[ring]\nframes = 3\nrx = 5\n'
+                          "[interface.eth0]\nmode = 1\n")
+    said = [str(problem).removeprefix(f"{path}:") for problem in problems(path)]
+    assert [text.partition(" is ")[0].partition(". ")[0] for text in said] == [
+        "1: backend = 'rdma'", "2: a rule without action", "3: unknown key rule.port", "5: ring.frames = 3",
+        '6: unknown key "ring.rx"', '8: interface."eth0".mode = 1']
+    assert problems(file(tmp_path, "[ring]\nframes = 8192\n")) == []
+    assert len(problems(file(tmp_path, "[ring]\nframes = 1024\n"))) == 1
+
+
+def test_the_command_line_may_mend_what_contradicts_itself(tmp_path: Path) -> None:
+    path = file(tmp_path, "[ring]\nframes = 1024\n")
+    assert load(path, {"ring.rx_size": 512, "ring.tx_size": 512})["ring.frames"] == 1024
+    with pytest.raises(UsageError, match=r"^ring\.frames: "):
+        load(file(tmp_path, ""), {"ring.frames": 1024})
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "none.toml")
     path = tmp_path / "latin.toml"
-    path.write_bytes(b'x = "\xff"')
-    with pytest.raises(UsageError, match="not TOML"):
+    path.write_bytes(b'[log]\nx = "\xff"')
+    with pytest.raises(UsageError, match=r"latin\.toml:2: not TOML: not UTF-8: byte 0xff"):
+        load(path)
+    path.write_bytes(b"interfaces = " + b"[" * 100_000)
+    with pytest.raises(UsageError, match="nested too deeply"):
         load(path)
 
 
@@ -186,10 +241,6 @@ def test_live_changes_are_all_or_none() -> None:
                        ({"no.key": 1}, "no.key"), ({"ring.rx_size": 1 << 16}, "ring.frames")):
         with pytest.raises(UsageError, match=named):
             config.changed(bad)
-
-
-def test_no_more_frames_than_a_program_may_ask_for() -> None:
-    assert FRAMES_MAX == lib.VMH_FRAMES_MAX
 
 
 def test_endpoints() -> None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from vmahybrid.config.interface_glob import InterfaceGlob
 from vmahybrid.config.service import load
 from vmahybrid.contracts import addr_to_bytes, lib, pack, size_of
 from vmahybrid.errors import UsageError, VmahybridError
@@ -30,7 +31,7 @@ from vmahybrid.service.grace import Grace
 from vmahybrid.service.instance import Instance, listener, remove_socket
 from vmahybrid.service.messages import HEADER, REINJECT_HEAD, REQUESTS, ProtocolError, event, parse
 from vmahybrid.service.namespaces import Namespace
-from vmahybrid.service.ports import InterfaceGlob, named, serving
+from vmahybrid.service.ports import named, serving
 from vmahybrid.service.shared import Bound, bound_sockets, competitors
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import ANY_ADDR

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.test_stats_page import fill_socket, page_bytes
 
+from vmahybrid.cli.run import library
+from vmahybrid.contracts import lib, pack
 from vmahybrid.service.view import ProcessStats
 from vmahybrid.vma_stats import directory
 from vmahybrid.vma_stats.delta import delta
@@ -165,6 +168,32 @@ def test_stale_files(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     assert directory.remove_stale(str(tmp_path)) == [dead]
     assert sorted(os.listdir(tmp_path)) == sorted(["target", *(p.name for p in (other, link, fifo, alive))])
+
+
+def page_started(when: float) -> bytes:
+    return bytes(pack("struct vmh_stats_page", magic=lib.VMH_STATS_MAGIC, started_ns=int(when * 1e9)))
+
+
+def test_a_file_of_somebody_who_had_the_pid_before_is_stale(tmp_path: Path) -> None:
+    (tmp_path / f"vmastat.{os.getpid()}").write_bytes(page_started(directory.began(os.getpid()) - 10))
+    (tmp_path / f"vmastat.{os.getppid()}").write_bytes(page_started(time.time()))
+    assert directory.remove_stale(str(tmp_path)) == [os.getpid()]
+
+
+def test_a_living_program_s_file_is_not_stale_whatever_its_pid_is_here(tmp_path: Path) -> None:
+    """As in a container with process ids of its own. A kill ends that."""
+    use = "import socket, time; s = socket.socket(2, 2); print(1, flush=True); time.sleep(60)"
+    runtime = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
+    env = {**os.environ, "LD_PRELOAD": ":".join([*runtime, str(library())]), "VMA_HYBRID_SOCKET": "/nonexistent",
+           "VMA_STATS_SHMEM_DIR": str(tmp_path), "VMA_TRACELEVEL": "none"}
+    foreign = tmp_path / f"vmastat.{int(Path('/proc/sys/kernel/pid_max').read_text()) + 5}"
+    with subprocess.Popen([sys.executable, "-S", "-E", "-c", use], env=env, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"1\n"
+        (tmp_path / f"vmastat.{program.pid}").rename(foreign)
+        assert directory.remove_stale(str(tmp_path)) == []
+        program.kill()
+        program.wait()
+    assert len(directory.remove_stale(str(tmp_path))) == 1
 
 
 def test_forbid_clean(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

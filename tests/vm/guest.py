@@ -1,7 +1,4 @@
-"""What runs inside the guest: each step is a function, its answer one JSON line on the second serial port.
-
-Nothing is judged here; test_vm.py does. A step that raises is a record with its traceback, and the next one runs.
-"""
+"""What runs inside the guest: each step is a function (lab.recording). Nothing is judged here; test_vm.py does."""
 
 from __future__ import annotations
 
@@ -10,13 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lab
-from boot import RESULTS
 
 # no capability is left, CAP_NET_RAW least of all
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
@@ -114,16 +108,7 @@ def kernel_log() -> dict[str, Any]:
 
 
 def main() -> None:
-    # unbuffered: what was done before a crash of the guest is seen
-    with open(RESULTS, "w", buffering=1, encoding="ascii") as port:
-
-        def step(function: Callable[[], dict[str, Any]], name: str = "") -> None:
-            try:
-                record = function()
-            except Exception:
-                record = {"error": traceback.format_exc()}
-            print(json.dumps({"name": name or getattr(function, "__name__", ""), **record}), file=port, flush=True)
-
+    with lab.recording() as step:
         for function in (wire, sysfs, pyverbs, discovery, doctor):
             step(function)
         step(functools.partial(doctor, "--verbs-selftest", lab.LINKS[0].device), "selftest")

@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
+
+from boot import RESULTS
 
 PEER = "peer"
 PORT = 7000
@@ -51,6 +54,23 @@ VLAN = Link("nic1.5", "10.77.4.1", "peer1.5", "10.77.4.2", "", "auto")
 VLAN_LOWER, VLAN_ID, PCP_OF = LINKS[1], 5, {3: 1, 5: 7, 6: 4, 2: 2}
 PRIO = Path(__file__).with_name("udp_prio.py")
 _SOL_PACKET, _PACKET_AUXDATA = 263, 8
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Callable[..., None]]:
+    """`step(function, name)` writes what the function answers as one JSON line to the second serial port, by its own
+    name or that one; a function that raises is a record with its traceback, and the next one runs."""
+    # unbuffered: what was done before a crash of the guest is seen
+    with open(RESULTS, "w", buffering=1, encoding="ascii") as port:
+
+        def step(function: Callable[[], dict[str, Any]], name: str = "") -> None:
+            try:
+                record = function()
+            except Exception:
+                record = {"error": traceback.format_exc()}
+            print(json.dumps({"name": name or getattr(function, "__name__", ""), **record}), file=port, flush=True)
+
+        yield step
 
 
 class Service:

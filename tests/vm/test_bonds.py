@@ -85,6 +85,15 @@ def test_a_failover_loses_nothing_for_long(record: Record) -> None:
         [lab.DATAGRAMS], [2 * lab.DATAGRAMS], [3 * lab.DATAGRAMS]], [step["text"] for step in found["explain"]]
 
 
+def test_a_bond_is_used_again_while_a_vlan_over_it_is(record: Record) -> None:
+    """The kernel attaches from below upwards only: the program of the VLAN interface steps aside."""
+    found = record("below_a_vlan")
+    assert found["answered"] == [lab.DATAGRAMS] * 3
+    assert (found["before"], found["after"]) == ([False, True], [True, True])
+    assert [(flow["interface"], flow["action"], flow["packets"]) for flow in found["flows"]] == [
+        ("bond1", "ring", lab.DATAGRAMS), ("bond1.11", "ring", 2 * lab.DATAGRAMS)]
+
+
 def test_service_leaves_no_program_on_a_bond(record: Record) -> None:
     stopped = record("stopped")
     assert (stopped["code"], stopped["xdp"]) == (0, []), stopped["log"]

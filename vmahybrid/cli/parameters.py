@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,15 +61,9 @@ def of_pid(pid: int) -> effective.Effective:
     return found
 
 
-def _began(pid: int) -> float:
-    """Seconds since the epoch; the shim read its files then or, if the first socket came late, later."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    up = float(Path("/proc/uptime").read_text().split()[0])
-    return time.time() - up + int(stat[19]) / os.sysconf("SC_CLK_TCK")
-
-
 def _changed_since(found: effective.Effective, pid: int, began: float) -> None:
-    """The program has read its files once: what stands there now is not what it has."""
+    """The program has read its files once, when it ``began`` or, if the first socket came late, later: what stands
+    there now is not what it has."""
     for path, place in found.files:
         try:
             now = place.stat()
@@ -87,6 +80,7 @@ def _changed_since(found: effective.Effective, pid: int, began: float) -> None:
 
 def _live(found: effective.Effective, pid: int) -> None:
     from vmahybrid.stats.page import PageError, decode_bytes
+    from vmahybrid.vma_stats.directory import began
 
     directory = str(found["VMA_STATS_SHMEM_DIR"])
     path = Path(f"/proc/{pid}/root", directory.lstrip("/"), f"vmastat.{pid}")
@@ -95,7 +89,7 @@ def _live(found: effective.Effective, pid: int) -> None:
     except (OSError, PageError):
         page = None
     with contextlib.suppress(OSError):
-        _changed_since(found, pid, page.started if page else _began(pid) + 0.02)
+        _changed_since(found, pid, page.started if page else began(pid) + 0.02)
     if page is None:
         found.warnings.append(f"no statistics file of process {pid}: what was changed while it runs is not known")
         return
@@ -167,15 +161,11 @@ def check_file(path: Path) -> tuple[str, list[str]]:
     """What the file is, and what is wrong, each as ``LINE: WHAT: "TOKEN"``. Raises UsageError."""
     from vmahybrid.config import libvma_conf
 
-    text = paramfile.read(path)
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" and path.exists():
         from vmahybrid.config import service
 
-        try:
-            service.load(path)
-        except UsageError as error:
-            return "configuration of the service", [str(error).removeprefix(f"{path}: ")]
-        return "configuration of the service", []
+        return "configuration of the service", [str(error).removeprefix(f"{path}:") for error in service.problems(path)]
+    text = paramfile.read(path)
     if path.name.startswith("libvma") or libvma_conf.looks_like_it(text):
         rules = libvma_conf.check(text)
         if isinstance(rules, paramfile.Problem):

@@ -1,6 +1,7 @@
 """vmahybrid run and softverbs: start a program with the shim preloaded, or with the software verbs device alone."""
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -15,6 +16,7 @@ from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
 from vmahybrid.config import catalogue, effective, profiles
 from vmahybrid.errors import NotPossibleHere, UsageError
 from vmahybrid.verbs.library import softverbs_environment
+from vmahybrid.vma_stats import directory
 
 LIBRARY = "libvmahybrid.so"
 DEFAULT_PROFILE = "safe"
@@ -27,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     changes = environment(args.profile, args.env, library(), os.path.basename(command[0]))
     if args.softverbs:
         changes |= softverbs_environment()
+    _sweep(changes)
     _warn(command[0], SHIM)
     return _execute(command, changes)
 
@@ -37,6 +40,12 @@ def softverbs(args: argparse.Namespace) -> int:
     changes = softverbs_environment()
     _warn(command[0], SOFTVERBS)
     return _execute(command, changes)
+
+
+def _sweep(changes: dict[str, str]) -> None:
+    """Of programs that were killed when no service was there to do it."""
+    with contextlib.suppress(OSError):
+        directory.remove_stale(directory.of_programs(os.environ | changes))
 
 
 def _warn(program: str, what: tuple[str, str, str]) -> None:

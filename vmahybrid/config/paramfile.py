@@ -131,7 +131,8 @@ def read(path: Path) -> str:
     except OSError as error:
         raise UsageError(str(path), error.strerror or str(error), "name a file that can be read") from None
     except UnicodeDecodeError as error:
-        raise UsageError(str(path), f"not a text in UTF-8: {error}") from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}", f"not a text in UTF-8: byte 0x{error.object[error.start]:02x}") from None
 
 
 def replace_values(text: str, changes: Sequence[tuple[str, str]], glob: str | None) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vmahybrid.config.toml_file import TomlError, TomlFile
 from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
 from vmahybrid.errors import UsageError
 from vmahybrid.steering.flow import PROTO_NUMBERS, Flow, FlowAction, Source, operator_kind
@@ -70,20 +72,36 @@ def parse_endpoint(name: str, text: str) -> tuple[bytes, int]:
     return (ANY_ADDR if packed == addr_to_bytes("0.0.0.0") else packed), number
 
 
-def parse_rules(tables: Any, origin: str) -> tuple[OperatorRule, ...]:
-    """Of the configuration file. Raises UsageError naming the token."""
+def parse_rules(file: TomlFile) -> Iterator[OperatorRule | TomlError]:
+    """Of the configuration file; in place of one that is wrong, everything that is wrong with it."""
+    tables = file.data["rule"]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise UsageError(origin, "rule is an array of tables: [[rule]]")
-    rules: list[OperatorRule] = []
-    for table in tables:
-        for key, value in table.items():
-            if key not in FIELDS:
-                raise UsageError(origin, f"unknown key rule.{key}", "known are " + ", ".join(FIELDS))
-            if not isinstance(value, str):
-                raise UsageError(origin, f"rule.{key} = {value!r} is not a string")
+        yield file.error(("rule",), "rule is an array of tables: [[rule]]")
+        return
+    for number, table in enumerate(tables):
+        at = ("rule", number)
+        wrong = list(_wrong_keys(file, at, table))
         if "action" not in table:
-            raise UsageError(origin, "a rule without action", 'action = "kernel" or "drop"')
-        rule = OperatorRule(**table)
+            wrong.append(file.error(at, "a rule without action", 'action = "kernel" or "drop"'))
+        if wrong:
+            yield from wrong
+        else:
+            yield _rule(file, at, table)
+
+
+def _wrong_keys(file: TomlFile, at: tuple[str, int], table: dict[str, Any]) -> Iterator[TomlError]:
+    for key, value in table.items():
+        if key not in FIELDS:
+            yield file.error((*at, key), f"unknown key rule.{key}", "known are " + ", ".join(FIELDS))
+        elif not isinstance(value, str):
+            yield file.error((*at, key), f"rule.{key} = {value!r} is not a string")
+
+
+def _rule(file: TomlFile, at: tuple[str, int], table: dict[str, str]) -> OperatorRule | TomlError:
+    rule = OperatorRule(**table)
+    try:
         rule.flow()
-        rules.append(rule)
-    return tuple(rules)
+    except UsageError as error:
+        field = error.why.split()[0]  # its own line, where it is one field that is wrong
+        return file.error((*at, field) if field in table else at, str(error))
+    return rule

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vmahybrid.config.interface_glob import TEXT, InterfaceGlob
 from vmahybrid.config.rule import DEFAULT_RULES, OperatorRule, parse_rules
+from vmahybrid.config.toml_file import TomlError, TomlFile
+from vmahybrid.contracts import lib
 from vmahybrid.errors import UsageError
 
 DEFAULT_FILE = Path("/etc/vmahybrid.toml")
 RUNDIR_VARIABLE = "VMAHYBRID_RUNDIR"
 MODES = ("auto", "native", "generic", "kernel")
 BACKENDS = ("auto", "verbs", "xdp", "kernel")
-FRAMES_MAX = 1 << 17  # VMH_FRAMES_MAX of control.h
 INTERFACE_KEYS = {"mode": MODES, "backend": BACKENDS}  # of [interface."NAME"]
 
 
@@ -108,19 +108,11 @@ def _take_address(value: Any) -> str:
     return str(_checked(text, not text or bool(host and port.isascii() and port.isdigit() and 0 < int(port) < 65536)))
 
 
-NAME_LENGTH = 15    # characters of an interface's name (IFNAMSIZ without the end)
-_GLOB = re.compile(r"([^:\s]+:)?[^:\s/]+")
-
-
 def _take_globs(value: Any) -> tuple[str, ...]:
-    _checked(value, isinstance(value, list | tuple))
-    return tuple(_checked(v, isinstance(v, str) and _is_glob(v)) for v in value)
-
-
-def _is_glob(text: str) -> bool:
-    netns, colon, name = text.rpartition(":")
-    pattern = any(c in name for c in "*?[")
-    return bool(_GLOB.fullmatch(text)) and bool(netns or not colon) and (pattern or len(name) <= NAME_LENGTH)
+    _checked(value, isinstance(value, list | tuple) and all(isinstance(text, str) for text in value))
+    for text in value:
+        InterfaceGlob.parse(text)
+    return tuple(value)
 
 
 SUN_PATH = 107  # bytes of a path in unix(7)
@@ -133,7 +125,7 @@ _file_mode = Accepts('a file mode such as "0660"', _take_mode,
                      {"type": ["string", "integer"], "pattern": "^(0o?)?[0-7]{1,3}$", "minimum": 0, "maximum": 0o777})
 _address = Accepts('ADDR:PORT, or "" for none', _take_address, {"type": "string", "pattern": "^$|^.+:[0-9]+$"})
 _globs = Accepts("a list of [NETNS:]INTERFACE, shell patterns allowed", _take_globs,
-                 {"type": "array", "items": {"type": "string", "minLength": 1, "pattern": f"^{_GLOB.pattern}$"}})
+                 {"type": "array", "items": {"type": "string", "minLength": 1, "pattern": f"^{TEXT.pattern}$"}})
 
 
 KEYS = (
@@ -148,7 +140,8 @@ KEYS = (
     Key("api.mode", 0o660, _file_mode, "file mode of the API's socket", "octal"),
     Key("api.tcp", "", _address, "ADDR:PORT of the REST API over TCP; empty: none. Needs api.token_file"),
     Key("api.token_file", "", _file, "file with the bearer token of the REST API over TCP"),
-    Key("ring.frames", 8192, _integer(64, FRAMES_MAX, power=True), "packet buffers of a ring", "frames", live=True),
+    Key("ring.frames", 8192, _integer(64, lib.VMH_FRAMES_MAX, power=True), "packet buffers of a ring", "frames",
+        live=True),
     Key("ring.rx_size", 2048, _integer(16, 1 << 16, power=True), "receive descriptors per queue", "descriptors",
         live=True),
     Key("ring.tx_size", 1024, _integer(16, 1 << 16, power=True), "transmit descriptors per queue", "descriptors",
@@ -247,23 +240,55 @@ def parse_value(name: str, value: Any, origin: str) -> Any:
         raise UsageError(origin, f"{name} = {value!r} is not {error}") from None
 
 
+@dataclass(slots=True)
+class _Said:
+    """What a file says; ``keys``: of each value, as TomlFile names them."""
+
+    file: TomlFile | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    interfaces: dict[str, dict[str, str]] = field(default_factory=dict)
+    rules: tuple[OperatorRule, ...] = DEFAULT_RULES
+    problems: list[TomlError] = field(default_factory=list)
+
+    def together(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """All values, with defaults and with ``more``. Raises UsageError where they contradict each other."""
+        values = default_values() | self.values | dict(more)
+        try:
+            _check_together(values)
+        except UsageError as error:
+            section = error.what.partition(".")[0]
+            said = [keys for name, keys in self.keys.items() if name.partition(".")[0] == section and name not in more]
+            if self.file is None or not said:
+                raise
+            keys = self.keys.get(error.what, said[-1])
+            raise self.file.error(keys, f"{error.what}: {error.why}", error.remedy) from None
+        return values
+
+
 def load(file: Path | None = None, command_line: Mapping[str, Any] | None = None) -> ServiceConfig:
     """Build the configuration. ``file``: None reads DEFAULT_FILE if it exists; a named one must exist.
 
-    ``command_line`` has values by key name. Raises UsageError (one line that names the token)."""
-    values, origins = default_values(), {}
-    interfaces: dict[str, dict[str, str]] = {}
-    rules: tuple[OperatorRule, ...] = DEFAULT_RULES
-    if file is not None or DEFAULT_FILE.exists():
-        path = file or DEFAULT_FILE
-        flat, interfaces, found = _read(path)
-        rules = DEFAULT_RULES if found is None else found
-        for name, value in flat.items():
-            values[name], origins[name] = parse_value(name, value, str(path)), str(path)
-    for name, value in (command_line or {}).items():
-        values[name], origins[name] = parse_value(name, value, "command line"), "command line"
-    _check_together(values)
-    return ServiceConfig(values, origins, interfaces, rules)
+    ``command_line`` has values by key name. Raises UsageError (one line that names the token, and of a file the
+    line)."""
+    path = file or DEFAULT_FILE
+    said = _read(path) if file is not None or path.exists() else _Said()
+    if said.problems:
+        raise said.problems[0]
+    ours = {name: parse_value(name, value, "command line") for name, value in (command_line or {}).items()}
+    origins = dict.fromkeys(said.values, str(path)) | dict.fromkeys(ours, "command line")
+    return ServiceConfig(said.together(ours), origins, said.interfaces, said.rules)
+
+
+def problems(path: Path) -> list[UsageError]:
+    """Everything that is wrong with a file, by line."""
+    try:
+        said = _read(path)
+        if not said.problems:
+            said.together({})
+    except UsageError as error:
+        return [error]
+    return list(said.problems)
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
@@ -275,49 +300,60 @@ def _check_together(values: Mapping[str, Any]) -> None:
                          "raise ring.frames or lower the ring sizes")
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, str]], tuple[OperatorRule, ...] | None]:
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(str(path), error.strerror or str(error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(str(path), f"not TOML: {error}") from None
-    found = data.pop("rule", None)
-    rules = None if found is None else parse_rules(found, str(path))
-    interfaces = _interface_settings(data.pop("interface", {}), str(path))
-    flat: dict[str, Any] = {}
-    for section, value in data.items():
-        if isinstance(value, dict):
-            flat.update({f"{section}.{key}": inner for key, inner in value.items()})
+def _read(path: Path) -> _Said:
+    """Raises UsageError for what can't be read at all."""
+    file = TomlFile(path)
+    said = _Said(file)
+    for section, value in file.data.items():
+        if section == "rule":
+            rules = list(parse_rules(file))
+            said.rules = tuple(rule for rule in rules if isinstance(rule, OperatorRule))
+            said.problems += [rule for rule in rules if isinstance(rule, TomlError)]
+        elif section == "interface":
+            said.problems += _interface_problems(file)
+            said.interfaces = value
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                _take(said, file, (section, key), inner)
         else:
-            flat[section] = value
-    return flat, interfaces, rules
+            _take(said, file, (section,), value)
+    said.problems.sort(key=lambda problem: problem.line)
+    return said
 
 
-def _interface_settings(table: Any, origin: str) -> dict[str, dict[str, str]]:
-    """Of ``[interface."NAME"]``, by interface and key."""
+def _take(said: _Said, file: TomlFile, keys: tuple[str, ...], value: Any) -> None:
+    name = ".".join(keys)
+    try:
+        said.values[name], said.keys[name] = parse_value(name, value, str(file.path)), keys
+    except UsageError as error:
+        said.problems.append(file.error(keys, error.why, error.remedy))
+
+
+def _interface_problems(file: TomlFile) -> Iterator[TomlError]:
+    """Of ``[interface."NAME"]``."""
+    table = file.data["interface"]
     if not isinstance(table, dict):
-        raise UsageError(origin, f"interface = {table!r} is no table", 'write [interface."NAME"] mode = ...')
-    found: dict[str, dict[str, str]] = {}
+        yield file.error(("interface",), f"interface = {table!r} is no table", 'write [interface."NAME"] mode = ...')
+        return
     for name, settings in table.items():
+        at = ("interface", name)
         if not isinstance(settings, dict):
             known = INTERFACE_KEYS.get(name)  # then the name was left out, else the key
-            raise UsageError(origin, f"interface.{name} = {settings!r} names no {'interface' if known else 'setting'}",
+            yield file.error(at, f"interface.{name} = {settings!r} names no {'interface' if known else 'setting'}",
                              f'write [interface."{"NAME" if known else name}"] {name if known else "mode"} = '
                              + (f'"{settings}"' if settings in (known or MODES) else "..."))
-        for key, value in settings.items():
-            _check_interface(name, key, value, origin)
-        if settings.get("mode") == "kernel" and settings.get("backend", "kernel") != "kernel":
-            raise UsageError(origin, f'interface."{name}": mode = "kernel" contradicts backend = '
+            continue
+        wrong = [file.error((*at, key), *why) for key, value in settings.items() if (why := _wrong(name, key, value))]
+        yield from wrong
+        if not wrong and settings.get("mode") == "kernel" and settings.get("backend", "kernel") != "kernel":
+            yield file.error((*at, "backend"), f'interface."{name}": mode = "kernel" contradicts backend = '
                              f'"{settings["backend"]}"', "leave one of the two out")
-        found[name] = dict(settings)
-    return found
 
 
-def _check_interface(name: str, key: str, value: Any, origin: str) -> None:
+def _wrong(name: str, key: str, value: Any) -> tuple[str, ...]:
+    """What is wrong with a setting of an interface, and what to do; empty: nothing."""
     if key not in INTERFACE_KEYS:
-        raise UsageError(origin, f'unknown key interface."{name}".{key}',
-                         "the keys there are " + " and ".join(INTERFACE_KEYS))
+        return f'unknown key interface."{name}".{key}', "the keys there are " + " and ".join(INTERFACE_KEYS)
     if value not in INTERFACE_KEYS[key]:
-        raise UsageError(origin, f'interface."{name}".{key} = {value!r} is not one of '
-                         + ", ".join(INTERFACE_KEYS[key]))
+        return (f'interface."{name}".{key} = {value!r} is not one of ' + ", ".join(INTERFACE_KEYS[key]),)
+    return ()

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
-from vmahybrid.contracts import lib
+from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.net.bond import Bond
 from vmahybrid.net.page import ZERO, AddressInfo, LinkInfo, NeighbourInfo, RouteInfo
 
@@ -58,13 +58,6 @@ class NeighbourEvent:
     info: NeighbourInfo
     permanent: bool
     gone: bool = False
-
-
-def to_bytes16(text: str) -> bytes:
-    """``10.0.0.1`` or ``fe80::1`` as in the contracts. Raises OSError for what is no address."""
-    if ":" in text:
-        return socket.inet_pton(socket.AF_INET6, text)
-    return bytes(10) + b"\xff\xff" + socket.inet_pton(socket.AF_INET, text)
 
 
 def _mac(text: str | None) -> bytes:
@@ -258,8 +251,8 @@ def address_info(message: Any) -> AddressInfo | None:
         return None
     broadcast = message.get_attr("IFA_BROADCAST")
     return AddressInfo(
-        message["index"], family, message["prefixlen"], to_bytes16(text),
-        to_bytes16(broadcast) if broadcast else ZERO, bool(flags & 1), message["scope"],
+        message["index"], family, message["prefixlen"], addr_to_bytes(text),
+        addr_to_bytes(broadcast) if broadcast else ZERO, bool(flags & 1), message["scope"],
     )  # fmt: skip
 
 
@@ -279,9 +272,9 @@ def route_info(message: Any) -> RouteInfo:
         oif=message.get_attr("RTA_OIF") or 0,
         metric=message.get_attr("RTA_PRIORITY") or 0,
         mtu=(metrics.get_attr("RTAX_MTU") or 0) if metrics else 0,
-        dst=to_bytes16(dst or unspecified),
-        gateway=to_bytes16(gateway) if gateway else ZERO,
-        prefsrc=to_bytes16(prefsrc) if prefsrc else ZERO,
+        dst=addr_to_bytes(dst or unspecified),
+        gateway=addr_to_bytes(gateway) if gateway else ZERO,
+        prefsrc=addr_to_bytes(prefsrc) if prefsrc else ZERO,
         scope=message["scope"],
     )
 
@@ -328,7 +321,7 @@ def neighbour_event(message: Any) -> NeighbourEvent | None:
         return None
     mac = _mac(message.get_attr("NDA_LLADDR"))
     valid = bool(message["state"] & NUD_VALID) and len(mac) == 6
-    info = NeighbourInfo(message["ifindex"], family, to_bytes16(text), mac, valid)
+    info = NeighbourInfo(message["ifindex"], family, addr_to_bytes(text), mac, valid)
     gone = message["header"]["type"] == RTM_DELNEIGH
     return NeighbourEvent(info, bool(message["state"] & NUD_PERMANENT), gone)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from vmahybrid.contracts import addr_to_text
+from vmahybrid.contracts import addr_to_bytes, addr_to_text
 from vmahybrid.net import conntrack, rtnl
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.page import AddressInfo, LinkInfo, NeighbourInfo, NetPage, RouteInfo
@@ -273,7 +273,7 @@ class NetWatcher:
     async def resolve_neighbour(self, ifindex: int, address: bytes | str, timeout: float = 1.0) -> bool:  # noqa: ASYNC109
         """Have the kernel resolve a neighbour and keep it fresh. True when its MAC is in the page; False when that
         took longer than ``timeout`` seconds, or the kernel refused (the link is gone)."""
-        key = (ifindex, address if isinstance(address, bytes) else rtnl.to_bytes16(address))
+        key = (ifindex, addr_to_bytes(address))
         if key in self._permanent or (key in self._valid and key in self._managed):
             return True     # NTF_USE would take the permanence from an entry that somebody configured
         try:

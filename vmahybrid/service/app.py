@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from vmahybrid.config.interface_glob import InterfaceGlob
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.contracts import lib
 from vmahybrid.errors import UsageError, VmahybridError
@@ -32,8 +33,9 @@ from vmahybrid.service.instance import Instance, remove_stale_veths
 from vmahybrid.service.messages import event
 from vmahybrid.service.namespaces import MakeWatcher
 from vmahybrid.service.notify import notify
-from vmahybrid.service.ports import InterfaceGlob, named
+from vmahybrid.service.ports import named
 from vmahybrid.service.session import Session
+from vmahybrid.service.statsfile import remove_stale_files
 from vmahybrid.steering.reasons import Reason
 
 log = logging.getLogger("vmahybrid.service")
@@ -73,6 +75,7 @@ class Service:
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
         # The compiler works in a process of its own; our imports meanwhile.
         await asyncio.gather(asyncio.to_thread(self.core.backend.prepare), asyncio.to_thread(remove_stale_veths),
+                             asyncio.to_thread(remove_stale_files),
                              asyncio.to_thread(importlib.import_module, "api.app"))
         for rule in self.core.config.rules:
             self.core.table.add_rule(rule.flow())

@@ -11,6 +11,7 @@ from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.service.backend import PortHandle, RingHandle, RingSizes
 from vmahybrid.steering.keys import Action, FlowKey, GrantKey
 from vmahybrid.steering.mirror import MirrorTarget
+from vmahybrid.xdp.above import Stack
 from vmahybrid.xdp.compile import compile_image
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.inject import Injector
@@ -162,6 +163,7 @@ class XdpBackend:
         self._image: Image | None = None
         self._injector: Injector | None = None
         self._two_steps = False
+        self._stack = Stack()
 
     @property
     def live_frames(self) -> bool:
@@ -184,5 +186,6 @@ class XdpBackend:
 
     def open_port(self, worker: NetnsWorker, ifindex: int, name: str, mode: str) -> PortHandle:
         assert self._image is not None, "prepare() comes first"
-        port = XdpPort.open(worker, self._image, name, mode, switch=self._switch, detach=self._detach)
+        port = XdpPort.open(worker, self._image, name, mode, switch=self._switch, detach=self._detach,
+                            stack=self._stack)
         return XdpPortHandle(port, self._two_steps)

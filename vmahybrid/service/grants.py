@@ -15,8 +15,8 @@ from vmahybrid.service.ports import Port
 from vmahybrid.steering.keys import GrantKey
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import RingRef, refuse
+from vmahybrid.xdp.umem import HUGE_PAGE
 
-HUGE_PAGE = 2 << 20  # bytes
 MEMORIES = range(lib.VMH_MEMORY_HUGE + 1)
 FRAME_SIZE = 2048  # bytes, for the limit before the backend has decided
 SIZE_MAX = 1 << 16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vmahybrid.config.interface_glob import InterfaceGlob
 from vmahybrid.service.core import Core
-from vmahybrid.service.ports import InterfaceGlob
 from vmahybrid.steering.reasons import Reason
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Protocol
 
+from vmahybrid.config.interface_glob import InterfaceGlob
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
 from vmahybrid.net.bond import Bond
@@ -46,30 +46,6 @@ class LinkLike(Protocol):
         ...
     @property
     def bond(self) -> Bond | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class InterfaceGlob:
-    """``[NETNS:]NAME``, both shell patterns; without NETNS in every namespace ("host" is the service's own)."""
-
-    netns: str
-    name: str
-
-    @classmethod
-    def parse(cls, text: str) -> InterfaceGlob:
-        netns, _, name = text.rpartition(":")
-        return cls(netns, name)
-
-    def matches(self, netns: str, name: str) -> bool:
-        return fnmatchcase(name, self.name) and fnmatchcase(netns, self.netns or "*")
-
-    def enters(self, netns: str) -> bool:
-        """Is this namespace entered at the start, to attach what was named?"""
-        return fnmatchcase(netns, self.netns or "host")
-
-    @property
-    def literal(self) -> bool:
-        return not any(c in self.name for c in "*?[")
 
 
 def named(config: ServiceConfig, netns: str, link: LinkLike) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from typing import TypeVar
 
 from vmahybrid import contracts
 from vmahybrid.service.reaper import in_thread
+from vmahybrid.vma_stats import directory
 
+log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MAX_SIZE = 64 << 20  # bytes
@@ -78,6 +81,17 @@ class StatsFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def remove_stale_files() -> None:
+    """Of programs that were killed while no service was there."""
+    try:
+        gone = directory.remove_stale(directory.of_programs(os.environ))
+    except OSError as error:
+        log.debug("statistics of dead processes: %s", error)
+        return
+    if gone:
+        log.info("removed the statistics of dead processes: %s", ", ".join(map(str, gone)))
 
 
 def _probe(fd: int) -> os.stat_result | None:

@@ -10,6 +10,7 @@
 #include "vmh_params.h"
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -94,6 +95,13 @@ static int open_file(void)
 	return err;
 }
 
+/* Who would remove the file of a dead process asks for this lock, which the kernel takes from us when we die: our pid
+ * may be somebody else's by then, or of another pid namespace. */
+static void show_life(int fd)
+{
+	vmh_sys(SYS_flock, fd, LOCK_SH | LOCK_NB);
+}
+
 /* The descriptor of a nameless file calls it "#INODE" for ever; the service knows a page by its name. */
 static void open_by_name(void)
 {
@@ -102,6 +110,7 @@ static void open_by_name(void)
 	if (vmh_file_open(&named, path, O_RDWR | O_NOFOLLOW, 0, true))
 		return;
 	if (named.dev == file.dev && named.ino == file.ino) {
+		show_life(named.fd);
 		vmh_file_close(&file);
 		named.fd = vmh_fd_hide(named.fd);
 		file = named;
@@ -210,6 +219,7 @@ void vmh_stats_show(void)
 		return;
 	nameless = false;
 	snprintf(path, sizeof(path), "%s%svmastat.%d", dir, dir[strlen(dir) - 1] == '/' ? "" : "/", (int)made_by);
+	show_life(file.fd);
 	err = link_file();
 	if (err == -EEXIST && replace_stale(path))
 		err = link_file();

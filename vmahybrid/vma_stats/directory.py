@@ -3,13 +3,24 @@
 The counters come from the service; the directory only says whose: with -k, processes that have a file there.
 """
 
+import fcntl
 import os
 import re
 import stat
+import time
+from collections.abc import Mapping
 from pathlib import Path
+
+from vmahybrid.config import catalogue
 
 _NAME = re.compile(r"vmastat\.(\d+)")
 _MAGIC = b"VMS1"  # VMH_STATS_MAGIC; libvma's own files of the same name are left alone
+
+
+def of_programs(environ: Mapping[str, str]) -> str:
+    """Where programs with that environment have their files."""
+    name = "VMA_STATS_SHMEM_DIR"
+    return environ.get(name) or str(catalogue.load()[name].default)
 
 
 def pids_in(directory: str) -> set[int]:
@@ -19,11 +30,10 @@ def pids_in(directory: str) -> set[int]:
 
 def remove_stale(directory: str) -> list[int]:
     """Removes our files whose process is gone; what may not be removed stays. Returns the pids. Raises OSError."""
-    gone = [pid for pid in sorted(pids_in(directory)) if not Path(f"/proc/{pid}").exists()]
-    return [pid for pid in gone if _remove(os.path.join(directory, f"vmastat.{pid}"))]
+    return [pid for pid in sorted(pids_in(directory)) if _remove(os.path.join(directory, f"vmastat.{pid}"), pid)]
 
 
-def _remove(path: str) -> bool:
+def _remove(path: str, pid: int) -> bool:
     try:
         # Not O_RDONLY alone: the name is anybody's to make, so no link is followed and no FIFO waited for.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -33,7 +43,7 @@ def _remove(path: str) -> bool:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or (info.st_uid not in {os.geteuid(), 0} and os.geteuid() != 0):
             return False
-        if os.pread(fd, 4, 0) != _MAGIC:
+        if os.pread(fd, 4, 0) != _MAGIC or _owned(pid, fd) or not os.path.samestat(info, os.lstat(path)):
             return False
         os.unlink(path)
     except OSError:
@@ -41,3 +51,26 @@ def _remove(path: str) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _owned(pid: int, fd: int) -> bool:
+    """Does the process that made the file live? It holds a lock on it, whatever its pid is called here; and where it
+    has lost that, nobody else who has the pid now can have begun before the file was made."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    from vmahybrid.contracts import ffi  # slow to import, and seldom needed
+
+    started = int.from_bytes(os.pread(fd, 8, ffi.offsetof("struct vmh_stats_page", "started_ns")), "little") / 1e9
+    try:
+        return began(pid) < started + 1 or not started
+    except FileNotFoundError:
+        return False
+
+
+def began(pid: int) -> float:
+    """When the process was made, in seconds since the epoch. Raises OSError."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up + int(words[19]) / os.sysconf("SC_CLK_TCK")

@@ -54,14 +54,14 @@ is no terminal
 """
 
 
-_LETTERS = {
+LETTERS = {
     "interval": "i", "cycles": "c", "view": "v", "details": "d", "pid": "p", "directory": "k", "sockets": "s",
     "version": "V", "zero": "z", "log_level": "l", "fd_dump": "S", "details_level": "D", "name": "n", "find_pid": "f",
     "forbid_clean": "F", "help": "h", "json": "json", "once": "once",
     "top": "top",
 }  # fmt: skip
 _INT_MAX = 0x7FFFFFFF
-_NUMBERS = {
+NUMBERS = {
     "i": ("interval", "interval", 1, SECONDS_MAX),
     "c": ("cycles", "cycles", 0, _INT_MAX),
     "v": ("view", "view", 1, 5),
@@ -137,9 +137,9 @@ def parse(argv: list[str]) -> Options:
 
 
 def _take(options: Options, name: str, value: str) -> None:
-    letter = name if len(name) == 1 else _LETTERS[name]
-    if letter in _NUMBERS:
-        attribute, what, low, high = _NUMBERS[letter]
+    letter = name if len(name) == 1 else LETTERS[name]
+    if letter in NUMBERS:
+        attribute, what, low, high = NUMBERS[letter]
         setattr(options, attribute, _number(letter, what, value, low, high))
     elif letter in _FLAGS:
         attribute, flag = _FLAGS[letter]

@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Literal
 
 from vmahybrid.errors import Refused
@@ -46,6 +47,16 @@ class InterfaceBusy(Refused):
         remedy = (f"stop process {', '.join(map(str, pids))}" if pids else
                   f"detach it if it is not needed: ip link set dev {name} xdp off" if found else "try again")
         super().__init__(name, f"another XDP program holds the interface: {who}", remedy, Reason.IF_BUSY)
+
+
+class HeldAbove(InterfaceBusy):
+    """A program on an interface above this one keeps it from getting one; ``above`` names those that have one."""
+
+    def __init__(self, name: str, above: Sequence[str] = ()) -> None:
+        self.holders = []
+        who = f" ({', '.join(above)})" if above else ""
+        Refused.__init__(self, name, f"an interface above it{who} has an XDP program, and the kernel attaches them "
+                         "from below upwards only", "detach that one, and attach it again later", Reason.IF_BUSY)
 
 
 class Attachment(Descriptor):
@@ -120,7 +131,7 @@ def attach(prog: BpfProgram, ifindex: int, mode: str = "auto", *, driver: str | 
     """Attach ``prog``; an explicit mode is never changed, "auto" is generic on virtual and unknown drivers, else
     native, then generic. ``driver``: its name if known, else it is asked.
 
-    Raises InterfaceBusy, Refused (IF_GONE, ATTACH_FAILED), ValueError for an unknown mode.
+    Raises InterfaceBusy (HeldAbove too), Refused (IF_GONE, ATTACH_FAILED), ValueError for an unknown mode.
     """
     name = _name(ifindex)
     modes, reason = _order(mode, driver_of(ifindex) if driver is None else driver)
@@ -132,9 +143,10 @@ def attach(prog: BpfProgram, ifindex: int, mode: str = "auto", *, driver: str | 
                 reason = Reason.GENERIC_NO_NATIVE
             detail = "; ".join(f"{tried}: {os.strerror(number)}" for tried, number in errors.items())
             return Attachment(result, ifindex, attempt, reason, detail)
-        # EEXIST: a program in the other mode, or on a device above this one
         if result in (-errno.EBUSY, -errno.EEXIST):
-            raise InterfaceBusy(name, holders(ifindex))
+            found = holders(ifindex)
+            # EEXIST: a program in the other mode, or on a device above this one
+            raise InterfaceBusy(name, found) if found or result == -errno.EBUSY else HeldAbove(name)
         errors[attempt] = -result
     raise _failure(name, errors)
 

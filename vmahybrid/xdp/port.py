@@ -20,7 +20,8 @@ from vmahybrid.contracts import lib, pack, unpack
 from vmahybrid.errors import Refused
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
-from vmahybrid.xdp.attach import Attachment, attach
+from vmahybrid.xdp.above import Stack
+from vmahybrid.xdp.attach import Attachment
 from vmahybrid.xdp.bpf import BpfMap, ProgramSet, load_set
 from vmahybrid.xdp.counters import Watched, read_hits, read_outs
 from vmahybrid.xdp.image import Image
@@ -69,10 +70,11 @@ class XdpPort:
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
-                 attachment: Attachment, *, switch: bool, detach: bool) -> None:
+                 attachment: Attachment, stack: Stack, *, switch: bool, detach: bool) -> None:
         """Use :meth:`open`."""
         self.worker, self.image, self.info = worker, image, info
-        self.switch = Switch(worker, image, info, programs, attachment, enabled=switch, detaches=detach)
+        self.switch = Switch(worker, image, info, programs, attachment, stack, enabled=switch, detaches=detach)
+        stack.add(self)
         self._bulk = BulkWatch()
         self._bare = 0  # looks in a row that found no rule
         self._programs = programs
@@ -99,17 +101,19 @@ class XdpPort:
 
     @classmethod
     def open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str = "auto", *, switch: bool = False,
-             detach: bool = False) -> Self:
+             detach: bool = False, stack: Stack | None = None) -> Self:
         """Load the program with maps of its own and attach it. ``worker`` stays the caller's.
 
         ``mode``: "auto", "native", "generic" (see :func:`vmahybrid.xdp.attach.attach`). ``switch``: in generic mode,
         tcx may take its place while bulk traffic comes, if ``watch`` is called; ``detach``: nothing does while there
-        is no rule. Raises Refused (NO_INTERFACE, IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
+        is no rule. ``stack``: of the caller's other ports, which step aside where they lie above this. Raises Refused
+        (NO_INTERFACE, IF_UNSUPPORTED, IF_BUSY, ATTACH_FAILED), BpfError.
         """
-        return worker.call(cls._open, worker, image, ifname, mode, switch, detach)
+        return worker.call(cls._open, worker, image, ifname, mode, switch, detach, stack or Stack())
 
     @classmethod
-    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str, switch: bool, detach: bool) -> Self:
+    def _open(cls, worker: NetnsWorker, image: Image, ifname: str, mode: str, switch: bool, detach: bool,
+              stack: Stack) -> Self:
         try:
             info = probe(ifname)
         except OSError as error:
@@ -120,13 +124,13 @@ class XdpPort:
         programs = load_set(image, ["steer"])
         try:
             _write_config(programs.maps["port"], info.mtu + ETH_HEADER)
-            stamped = attach_stamped(image, info, mode, programs)
-            attachment = (attach(programs.programs["steer"], info.ifindex, mode, driver=info.driver)
+            stamped = attach_stamped(image, info, mode, programs, stack, worker)
+            attachment = (stack.attach(worker, programs.programs["steer"], info.ifindex, mode, info.driver)
                           if isinstance(stamped, Unstamped) else stamped)
         except BaseException:
             programs.close()
             raise
-        port = cls(worker, image, info, programs, attachment, switch=switch, detach=detach)
+        port = cls(worker, image, info, programs, attachment, stack, switch=switch, detach=detach)
         port.unstamped = stamped if isinstance(stamped, Unstamped) else None
         return port
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vmahybrid.errors import VmahybridError
-from vmahybrid.xdp.attach import VIRTUAL_DRIVERS, Attachment, InterfaceBusy, attach
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.xdp.above import Stack
+from vmahybrid.xdp.attach import VIRTUAL_DRIVERS, Attachment, InterfaceBusy
 from vmahybrid.xdp.bpf import ProgramSet, load_set
 from vmahybrid.xdp.image import Image
 from vmahybrid.xdp.netdev import rx_metadata
@@ -39,9 +41,10 @@ def obstacle(ifindex: int, driver: str, mode: str) -> str:
     return "" if "timestamp" in told else "the driver gives XDP no time stamps"
 
 
-def attach_stamped(image: Image, info: InterfaceInfo, mode: str, loaded: ProgramSet) -> Attachment | Unstamped:
-    """With the maps of ``loaded``, which gets the program as well. In the interface's namespace; raises nothing of its
-    own: then nothing has changed."""
+def attach_stamped(image: Image, info: InterfaceInfo, mode: str, loaded: ProgramSet, stack: Stack,
+                   worker: NetnsWorker) -> Attachment | Unstamped:
+    """With the maps of ``loaded``, which gets the program as well. In the interface's namespace, that of ``worker``;
+    raises nothing of its own: then nothing has changed."""
     why = obstacle(info.ifindex, info.driver, mode)
     if why:
         return Unstamped(why)
@@ -50,7 +53,7 @@ def attach_stamped(image: Image, info: InterfaceInfo, mode: str, loaded: Program
     except VmahybridError as error:
         return Unstamped(error.why, tried=True)
     try:
-        attachment = attach(found.programs[PROGRAM], info.ifindex, "native", driver=info.driver)
+        attachment = stack.attach(worker, found.programs[PROGRAM], info.ifindex, "native", info.driver)
     except (OSError, VmahybridError) as error:
         found.close()
         # who holds the interface is told by the attempt with `steer`

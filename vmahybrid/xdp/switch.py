@@ -16,7 +16,8 @@ import time
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
-from vmahybrid.xdp.attach import Attachment, InterfaceBusy, attach, attach_tcx, tcx_missing
+from vmahybrid.xdp.above import Stack
+from vmahybrid.xdp.attach import Attachment, InterfaceBusy, attach_tcx, tcx_missing
 from vmahybrid.xdp.bpf import BpfMap, BpfProgram, ProgramSet, load_set
 from vmahybrid.xdp.holder import attached
 from vmahybrid.xdp.image import Image
@@ -60,7 +61,7 @@ class Switch:
     """
 
     def __init__(self, worker: NetnsWorker, image: Image, info: InterfaceInfo, programs: ProgramSet,
-                 attachment: Attachment, *, enabled: bool, detaches: bool) -> None:
+                 attachment: Attachment, stack: Stack, *, enabled: bool, detaches: bool) -> None:
         generic = attachment.mode == "generic"
         self.attachment = attachment
         self.enabled, self.detaches = enabled and generic, detaches and generic
@@ -69,7 +70,7 @@ class Switch:
         self.problem = self._missing = ""
         self.refused: Refused | None = None
         self._holders: set[int] = set()  # programs on the interface when it was refused
-        self._worker, self._image, self.info = worker, image, info
+        self._worker, self._image, self.info, self._stack = worker, image, info, stack
         self._steer: BpfProgram = programs.programs["steer"]
         self._maps = programs.maps
         self._tc: ProgramSet | None = None
@@ -148,7 +149,7 @@ class Switch:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
         try:
-            new = attach(self._steer, self.info.ifindex, "generic", driver=self.info.driver)
+            new = self._stack.attach(self._worker, self._steer, self.info.ifindex, "generic", self.info.driver)
         except (OSError, VmahybridError) as error:
             self.failed(f"XDP: {error.why if isinstance(error, VmahybridError) else error}")
             if self.off:
@@ -163,6 +164,16 @@ class Switch:
         self.tcx = False
         self._turned()
         return True
+
+    @property
+    def in_xdp(self) -> bool:
+        """Is there a program that keeps interfaces below from getting one, and that can be taken away?"""
+        return self.attachment.mode == "generic" and not self.tcx and self.attachment.alive
+
+    def step_aside(self) -> None:
+        """Nothing attached until ``to_xdp``, which follows at once; it is tried again if it fails."""
+        self.off = True
+        self.attachment.close()
 
     def come_back(self) -> None:
         """XDP again after "off". Raises Refused (IF_BUSY, IF_GONE, ATTACH_FAILED)."""
