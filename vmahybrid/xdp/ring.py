@@ -84,6 +84,12 @@ class Ring(ABC):
         return [xsk.fd for xsk in self._xsks]
 
     @property
+    def chains(self) -> bool:
+        """Does a frame that is longer than ``max_frame`` come in several buffers? The sockets share what the first
+        one was bound with."""
+        return self._xsks[0].chains
+
+    @property
     def geometry(self) -> dict[str, int]:
         """What a user of the fds must know, as RingView takes it: frames, sizes in bytes and descriptors per queue."""
         xsk = self._xsks[0]
@@ -101,6 +107,8 @@ class Ring(ABC):
             flags |= lib.VMH_RING_F_FAR
         if self.huge_pages:
             flags |= lib.VMH_RING_F_HUGE
+        if self.chains:
+            flags |= lib.VMH_RING_F_CHAINS
         if self.port.unstamped is None:
             flags |= lib.VMH_RING_F_STAMP
         return {
@@ -130,6 +138,7 @@ class Ring(ABC):
         self.zerocopy = all(xsk.zerocopy for xsk in self._xsks)
         self._deliver()
         self.bind_after = False
+        self.port.ring_bound()
 
     @abstractmethod
     def _deliver(self) -> None:
