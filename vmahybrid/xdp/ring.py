@@ -269,6 +269,10 @@ class VethRing(Ring):
     def action(self, rule_id: int) -> bytes:
         return action(lib.VMH_ACT_DEV, self._slot, rule_id)
 
+    @property
+    def chains(self) -> bool:
+        return self._veth.long and super().chains
+
     def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
         with self._lock:
             if self._closed:
