@@ -86,8 +86,9 @@ class Ring(ABC):
     @property
     def chains(self) -> bool:
         """Does a frame that is longer than ``max_frame`` come in several buffers? The sockets share what the first
-        one was bound with."""
-        return self._xsks[0].chains
+        one was bound with. Not from a physical wire, where the checksum of what the kernel has put together (GRO) is
+        not right."""
+        return self._xsks[0].chains and not self.port.info.physical
 
     @property
     def geometry(self) -> dict[str, int]:
