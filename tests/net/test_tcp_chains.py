@@ -14,7 +14,7 @@ from net.test_tcp_long_frames import ECHO, why
 from net.test_tcp_shim import ShimPeer, at_home, flows, offloaded, on_ring, over, with_ipv6
 from net.test_tcp_syn import know
 
-from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 from vmahybrid.xdp.latebind import FORCE
 
@@ -41,15 +41,17 @@ def ways(service: Service, name: str) -> int:
     return sum(int(interface(service, side)["outs"][name]) for side in service.sandbox.sides)
 
 
-def text(size: int) -> str:
-    return "".join(f"{n:07d} " for n in range(size // 8 + 1))[:size]
+def pour(sender: ShimPeer, reader: ShimPeer, size: int) -> float:
+    """Seconds from the first byte that is sent to the last one that has come."""
+    reader.do("drain", size=size)
+    sent, start = sender.do("pour", 20, size=size)
+    got, end = reader.do("drained", 20)
+    assert got == sent
+    return float(end - start)
 
 
 def soon(sender: ShimPeer, reader: ShimPeer, size: int) -> None:
-    sender.do("send", data=text(size))
-    start = time.monotonic()
-    assert reader.do("read", size=size, raw=False) == text(size)
-    assert time.monotonic() - start < MOMENT + size / 1e7  # the words to and from the program, too
+    assert pour(sender, reader, size) < MOMENT
 
 
 def on_rings(service: Service, *programs: ShimPeer) -> None:
@@ -78,13 +80,6 @@ def test_the_first_data(service: Service, size: int, shimmed: str, ip: str) -> N
         assert ways(service, "ring-too-long") == cut
         a.do("close")
         assert b.do("read", size=1) == ""
-
-
-def server(service: Service, side: Side, policy: str) -> ShimPeer:
-    peer = ShimPeer(service, side, policy)
-    peer.port = peer.do("listen", address=side.address)  # type: ignore[attr-defined]
-    peer.do("waits")
-    return peer
 
 
 def test_of_a_second_program(service: Service) -> None:
@@ -149,8 +144,7 @@ def test_bulk_goes_home(service: Service, ip: str) -> None:
         b.do("accept")
         soon(a, b, 1_000_000)
         on_rings(service, b)
-        b.do("half")
-        assert a.do("half_sent", size=BULK) == b.do("half_read")
+        pour(a, b, BULK)
         at_home(service)
         assert "tcp-long-frames" in why(service, b)
 
