@@ -77,6 +77,11 @@ static uint32_t bits_of(unsigned events)
 
 static _Atomic int any_unfit; /* or ended */
 
+static bool takes_long(const struct vmh_tring *t)
+{
+	return t && t->tr.ring->flags & VMH_RING_F_CHAINS;
+}
+
 /* Once per interface: all connections by it will go the same way. */
 static void tell_of_long_frames(struct vmh_tring *t, bool offload)
 {
@@ -84,9 +89,9 @@ static void tell_of_long_frames(struct vmh_tring *t, bool offload)
 		return;
 	t->told_long = true;
 	vmh_log(offload ? VMH_LOG_WARNING : VMH_LOG_INFO,
-		"%s: the peer sends frames of several segments, as virtual interfaces do. They fit no ring, and TCP connections "
-		"that get them go home to the kernel (ethtool -K IF gso off tso off on the peer's end keeps them on rings)",
-		t->tr.ring->ifname);
+		"%s: the peer sends frames of several segments, as virtual interfaces do. %s go home to the kernel (ethtool -K "
+		"IF gso off tso off on the peer's end keeps them on rings)", t->tr.ring->ifname,
+		takes_long(t) ? "TCP connections that get bulk by them" : "They fit no ring, and TCP connections that get them");
 }
 
 static void home_if_unfit(struct vmh_tcps *s, void *arg)
@@ -99,7 +104,8 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		if (reason == VMH_R_TCP_LONG_FRAMES) {
 			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
-			vmh_tcps_adoption_took(LONG_LOSS_NS); /* or one after the other would come, and lose its frame */
+			if (!takes_long(s->tring))
+				vmh_tcps_adoption_took(LONG_LOSS_NS); /* or one after the other would come, and lose its frame */
 			vmh_tcps_keep_home(s, reason);
 			return;
 		}
