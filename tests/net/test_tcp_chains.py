@@ -1,10 +1,9 @@
-"""Between virtual interfaces as they are made (tso and gso on) the peer's kernel sends frames of several segments: a ring
-takes them whole, in several buffers, and nobody has to send anything again."""
+"""Between virtual interfaces as they are made (tso and gso on) the peer's kernel sends frames of several segments: a
+ring takes them whole, in several buffers, and nobody has to send anything again."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest

@@ -141,7 +141,7 @@ class Xsk(XskSocket):
         (zero-copy insisted on), EPERM (no CAP_NET_RAW), ENOBUFS (RLIMIT_MEMLOCK); ValueError for ring sizes.
         """
         sizes = check_sizes(rx_size, tx_size, fill_size, comp_size)
-        xsk, fallback, chains = None, "", False
+        xsk, fallback = None, ""
         if umem.registered:  # the mode of a shared UMEM is that of its first socket
             xsk = cls._retry_busy(umem, ifname, queue, sizes, 0, "")
         elif zerocopy != False:  # noqa: E712 - "auto" and True
@@ -152,8 +152,8 @@ class Xsk(XskSocket):
                     raise
                 fallback = f"zero-copy refused: {os.strerror(error.errno or 0)}"
         if xsk is None:
-            xsk, chains = bind_copy(lambda mode: cls._retry_busy(umem, ifname, queue, sizes, mode, fallback))
-        xsk.chains = chains
+            bound = bind_copy(lambda mode: cls._retry_busy(umem, ifname, queue, sizes, mode, fallback))
+            xsk, xsk.chains = bound
         xsk._set_tx_budget(tx_budget)
         return xsk
 
