@@ -97,7 +97,7 @@ struct vmh_msg_ring {
 #define VMH_RING_F_BIND_AFTER 4  /* the XSKs are not bound: map everything, then RING_MAPPED, whose reply has the flags */
 #define VMH_RING_F_FAR 8         /* the last queue is the same flows' other way in, never both at a time: receive only */
 #define VMH_RING_F_HUGE 16       /* the UMEM is of huge pages */
-#define VMH_RING_F_CHAINS 64     /* a long frame of TCP comes in several buffers, all but the last marked XDP_PKT_CONTD */
+#define VMH_RING_F_CHAINS 64     /* a long frame of TCP comes in several buffers, all but the last with XDP_PKT_CONTD */
 #define VMH_RING_F_STAMP 32      /* frames of flows with VMH_ATTACH_F_STAMP may have a struct vmh_stamp before them */
 
 struct vmh_msg_ring_reply {

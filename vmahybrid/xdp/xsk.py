@@ -152,8 +152,8 @@ class Xsk(XskSocket):
                     raise
                 fallback = f"zero-copy refused: {os.strerror(error.errno or 0)}"
         if xsk is None:
-            bound = bind_copy(lambda mode: cls._retry_busy(umem, ifname, queue, sizes, mode, fallback))
-            xsk, xsk.chains = bound
+            bound, chains = bind_copy(lambda mode: cls._retry_busy(umem, ifname, queue, sizes, mode, fallback))
+            bound.chains, xsk = chains, bound
         xsk._set_tx_budget(tx_budget)
         return xsk
 

@@ -130,7 +130,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
-	bool long_frames;         /* of the peer, of which only the headers came, or so much that the kernel is better at it */
+	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */

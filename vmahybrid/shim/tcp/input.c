@@ -8,7 +8,7 @@
 #define IP6_LEN 40
 #define TCP_LEN 20
 #define INVALID_US (500 * MS)
-#define LONG_MOST (16u << 20) /* bytes; a ring takes some 10 ms more for them than the kernel, as long as a move is felt */
+#define LONG_MOST (16u << 20) /* bytes: a ring takes some 10 ms more for them than the kernel, as a move does */
 #define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
 
 static inline uint16_t get16(const uint8_t *p)
