@@ -51,6 +51,7 @@ struct vmh_stamp {
 #define VMH_PORT_F_5T 1    /* rules5 may hold something: without the flag it is not looked at */
 #define VMH_PORT_F_3T 8    /* the same of rules3 and rulesmc */
 #define VMH_PORT_F_TCP 4   /* rules5 or rules3 may hold something of TCP */
+#define VMH_PORT_F_CHAINS 16 /* each ring takes a frame that is longer than one of its buffers, in several */
 #define VMH_PORT_F_FRAGS 2 /* loaded with BPF_F_XDP_HAS_FRAGS: a frame may be longer than its linear part */
 
 /* One per attached interface, slot 0 of map `port`. */
@@ -105,7 +106,8 @@ struct vmh_hits {
 #define VMH_OUT_PASS_SHORT_L4 16
 #define VMH_OUT_PASS_BAD_L4 17  /* UDP length or TCP data offset impossible */
 #define VMH_OUT_PASS_KERNEL_TCP 18 /* a rule for a TCP port hit, but the kernel has the connection */
-#define VMH_OUT_RING_TOO_LONG 19 /* as PASS_TOO_LONG, of a ring's TCP connection: the ring gets its headers */
+#define VMH_OUT_RING_TOO_LONG 19 /* as PASS_TOO_LONG, of a ring's TCP connection: the ring gets its headers. One that
+				  * gets it whole (VMH_PORT_F_CHAINS) counts as VMH_OUT_RING or VMH_OUT_DEV */
 #define VMH_OUT_COUNT 20
 
 /* Ways out of the guard program on the near end of a ring veth: per-CPU array `guard_outs`. */

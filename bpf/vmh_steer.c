@@ -73,7 +73,7 @@ static __always_inline int vmh_steer(struct xdp_md *ctx, int stamps)
 	out = vmh_parse_vlans(&c, &key, vmh_parse_ethernet(&c));
 	out = vmh_parse_whole(&c, &key, config, frame, out);
 	action = vmh_hit(ctx, &key, config, frame, c.tcp, &out);
-	if (action && out == VMH_OUT_RING_TOO_LONG) {
+	if (action && out == VMH_OUT_RING_TOO_LONG && !(config->flags & VMH_PORT_F_CHAINS)) {
 		verdict = vmh_act_cut(ctx, action, frame - vmh_headers(&c, (void *)(long)ctx->data), &out);
 	} else if (action) {
 		if (stamps && action->flags & VMH_ACT_F_STAMP)

@@ -97,7 +97,7 @@ int tc_steer(struct __sk_buff *skb)
 	if (skb->gso_size && out == 0) /* no longer than the MTU, and yet several segments */
 		out = VMH_LEAVE(key.proto == IPPROTO_TCP ? VMH_OUT_RING_TOO_LONG : VMH_OUT_PASS_TOO_LONG);
 	action = vmh_hit(skb, &key, config, frame, tcp, &out);
-	if (action && out == VMH_OUT_RING_TOO_LONG)
+	if (action && out == VMH_OUT_RING_TOO_LONG && !(config->flags & VMH_PORT_F_CHAINS))
 		verdict = vmh_tc_act_cut(skb, action, key.vlan, headers, &out);
 	else if (action)
 		verdict = vmh_tc_act(action, key.vlan, &out);

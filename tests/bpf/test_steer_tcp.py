@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bpf.frames import TCP, eth, ipv4, tcp4, tcp6, udp4, udp6, vlan
-from bpf.harness import DEV, DROP, KERNEL, MTU, RING, Outcome, Steer, TcSteer
+from bpf.harness import DEV, DROP, KERNEL, MTU, RING, Outcome, Steer, TcSteer, index
 from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.tcpfin import sealed
@@ -221,6 +221,41 @@ def test_too_long_with_tags(steer: Steer, vids: tuple[int, ...]) -> None:
     configure(steer, five=True)
     frame = vlan(tcp4("10.0.0.2:4000", "10.0.0.1:9", bytes(MTU)), *vids)
     assert steer.run(frame) == Outcome("redirect", "ring-too-long", rule)
+
+
+@pytest.mark.parametrize("kind", [RING, DEV])
+@pytest.mark.parametrize("frags", [False, True])
+def test_a_ring_that_takes_long_frames(image: Image, frags: bool, kind: int) -> None:
+    """Whole, as any other frame; datagrams are the kernel's."""
+    with Steer(image, frags=frags) as steer:
+        steer.xsk("xsks", 0)
+        steer.maps["devs"].update(index(0), index(1))
+        long = tcp4("10.0.0.2:4000", "10.0.0.1:9", bytes(60000 if frags else 3000))
+        rule = steer.rule("10.0.0.1:9", "10.0.0.2:4000", proto=TCP, kind=kind)
+        steer.rule("10.0.0.1:9", kind=kind)
+        configure(steer, five=True)
+        assert steer.run(long) == Outcome("redirect", "ring-too-long", rule)
+        steer.configure(lib.VMH_PORT_F_CHAINS | lib.VMH_PORT_F_5T)
+        assert steer.run(long) == TOO_LONG  # nobody said that there are rules of TCP
+        steer.configure(lib.VMH_PORT_F_CHAINS | lib.VMH_PORT_F_TCP | lib.VMH_PORT_F_5T)
+        assert steer.run(long) == Outcome("redirect", "ring" if kind == RING else "dev", rule)
+        assert steer.run(udp4("10.0.0.2:4000", "10.0.0.1:9", bytes(MTU))) == TOO_LONG
+        rule = steer.rule("10.0.0.1:9", "10.0.0.2:4000", proto=TCP, kind=DROP)
+        steer.configure(lib.VMH_PORT_F_CHAINS | lib.VMH_PORT_F_TCP | lib.VMH_PORT_F_5T)
+        assert steer.run(long) == TOO_LONG
+
+
+@pytest.mark.parametrize("kind", [RING, DEV])
+def test_super_packets_for_a_ring_that_takes_them(image: Image, kind: int) -> None:
+    with TcSteer(image) as steer:
+        steer.near(0 if kind == RING else int(lib.VMH_NEAR_DEV))
+        rule = steer.rule("127.0.0.1:9", proto=TCP, flags=LISTEN, kind=kind)
+        steer.rule("127.0.0.1:9", kind=kind)
+        steer.configure(lib.VMH_PORT_F_CHAINS | lib.VMH_PORT_F_TCP)
+        for size in (1000, 3000):
+            frame = segment("127.0.0.1:4000", "127.0.0.1:9", ACK, size)
+            assert steer.run_gso(frame, 100) == Outcome("redirect", "ring" if kind == RING else "dev", rule)
+        assert steer.run_gso(udp4("127.0.0.1:4000", "127.0.0.1:9", bytes(1000)), 100) == TOO_LONG
 
 
 @pytest.mark.parametrize("frags", [False, True])

@@ -124,6 +124,30 @@ class Peer:
         same = hashlib.sha256(got).digest() == hashlib.sha256(data).digest()
         return "" if same else f"{len(got)} of {size} bytes, or others"
 
+    def do_pour(self, size: int) -> tuple[str, float]:
+        """Random bytes at once: their hash, and when."""
+        data = os.urandom(size)
+        start = time.monotonic()
+        self.sock.sendall(data)
+        return hashlib.sha256(data).hexdigest(), start
+
+    def do_drain(self, size: int) -> None:
+        """Reads, in a thread, what drained() tells of: the hash of so many bytes, and when the last one came."""
+        def read() -> None:
+            got, total = hashlib.sha256(), 0
+            while total < size and (part := self.sock.recv(min(size - total, 1 << 20))):
+                got.update(part)
+                total += len(part)
+            self.drained = got.hexdigest(), time.monotonic()
+
+        self.thread = threading.Thread(target=read)
+        self.thread.start()
+
+    def do_drained(self) -> tuple[str, float]:
+        assert self.thread is not None
+        self.thread.join(10)
+        return self.drained
+
     def do_send(self, data: str) -> None:
         self.sock.sendall(data.encode())
 

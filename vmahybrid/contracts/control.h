@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 8
+#define VMH_CTL_VERSION 9
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -97,6 +97,7 @@ struct vmh_msg_ring {
 #define VMH_RING_F_BIND_AFTER 4  /* the XSKs are not bound: map everything, then RING_MAPPED, whose reply has the flags */
 #define VMH_RING_F_FAR 8         /* the last queue is the same flows' other way in, never both at a time: receive only */
 #define VMH_RING_F_HUGE 16       /* the UMEM is of huge pages */
+#define VMH_RING_F_CHAINS 64     /* a long frame of TCP comes in several buffers, all but the last with XDP_PKT_CONTD */
 #define VMH_RING_F_STAMP 32      /* frames of flows with VMH_ATTACH_F_STAMP may have a struct vmh_stamp before them */
 
 struct vmh_msg_ring_reply {

@@ -56,6 +56,7 @@ static inline void refill_if_due(struct xdp_ring *x)
 
 struct taken {
 	uint32_t taken, no_socket, dropped, bad;
+	uint32_t chain; /* bytes of a frame that goes on in the next buffer */
 	uint64_t bytes;
 };
 
@@ -98,6 +99,29 @@ VMH_COLD static uint64_t take_stamp(struct xdp_ring *x, uint64_t addr)
 	return vmh_xdp_clock_ns(&x->clock, stamp.ns);
 }
 
+/* A part of a frame that has none to itself: the parts are put together elsewhere, and nobody keeps that place. */
+VMH_COLD static void receive_part(struct xdp_ring *x, uint32_t frame, const struct xdp_desc *d, struct taken *t)
+{
+	uint32_t len = d->len, whole = t->chain + len;
+
+	if (x->chain && (d->addr & (x->frame_size - 1)) + len <= x->frame_size && whole <= CHAIN_MAX)
+		memcpy(x->chain + t->chain, x->umem + d->addr, len);
+	else
+		whole = CHAIN_MAX + 1;
+	free_rx_frame(x, frame);
+	if (d->options & XDP_OPT_CONTD) {
+		t->chain = whole;
+		return;
+	}
+	t->chain = 0;
+	if (whole > CHAIN_MAX || !x->r.other) {
+		t->bad++;
+		return;
+	}
+	t->bytes += whole;
+	x->r.other(&x->r, x->chain, whole, NULL);
+}
+
 static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, struct taken *t)
 {
 	uint64_t addr = d->addr, frame = addr >> x->frame_shift, hw_ns = 0;
@@ -110,7 +134,11 @@ static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, str
 		return;
 	}
 	b = &x->bufs[frame].b;
-	if (vmh_unlikely((addr & (x->frame_size - 1)) + len > x->frame_size || (d->options & XDP_OPT_CONTD))) {
+	if (vmh_unlikely((d->options & XDP_OPT_CONTD) | t->chain)) {
+		receive_part(x, (uint32_t)frame, d, t);
+		return;
+	}
+	if (vmh_unlikely((addr & (x->frame_size - 1)) + len > x->frame_size)) {
 		t->bad++;
 		free_rx_frame(x, (uint32_t)frame);
 		return;
@@ -167,6 +195,8 @@ VMH_HOT static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t b
 		n = budget;
 	if (!n)
 		return 0;
+	while (vmh_unlikely(desc_at(g, g->here + n - 1)->options & XDP_OPT_CONTD) && g->here + n != g->there)
+		n++; /* a frame is taken whole: the kernel has told of all its parts at once */
 	x->r.several = n > 1;
 	prefetch_frame(x, desc_at(g, g->here));
 	for (uint32_t i = 0; i < n; i++) {

@@ -13,6 +13,8 @@
 #define SOL_XDP 283
 #endif
 
+#define CHAIN_MAX 65664 /* the longest IP packet with Ethernet header and tags, whole cache lines */
+
 struct xring {
 	_Atomic uint32_t *prod, *cons, *flags;
 	void *desc;
@@ -57,6 +59,7 @@ struct xdp_ring {
 	uint32_t batch; /* free frames worth a write to the producer index, which the kernel's core reads */
 	uint32_t share, low; /* frames wanted per fill ring, VMA_RX_WRE at most; below `low` they are posted one by one */
 	struct xdp_clock clock; /* where r.hw_stamps */
+	unsigned char *chain; /* CHAIN_MAX bytes for a frame that came in several; NULL: none does */
 	/* transmit; guarded by r.tx_lock */
 	_Alignas(64) uint32_t *tx_free;
 	uint32_t tx_nfree, tx_frames;

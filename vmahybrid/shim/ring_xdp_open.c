@@ -296,6 +296,8 @@ int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, cons
 	x->verify = grant->flags & VMH_RING_F_VERIFY_CSUM;
 	x->umem_len = (size_t)x->frames << x->frame_shift;
 	x->tables_len = x->frames * (sizeof(struct xbuf) + 2 * sizeof(uint32_t));
+	if (grant->flags & (VMH_RING_F_CHAINS | VMH_RING_F_BIND_AFTER))
+		x->tables_len += CHAIN_MAX;
 	rc = map_memory(x, fds[0]);
 	if (rc)
 		goto fail;
@@ -306,6 +308,8 @@ int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, cons
 	}
 	x->zerocopy = grant->flags & VMH_RING_F_ZEROCOPY;
 	share_frames(x, grant, limits);
+	if (grant->flags & VMH_RING_F_CHAINS)
+		x->chain = (unsigned char *)(x->tx_free + x->frames);
 	describe(&x->r, grant, ifname);
 	x->clock.fd = -1;
 	x->r.hw_stamps = grant->flags & VMH_RING_F_STAMP &&

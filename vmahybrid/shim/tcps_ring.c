@@ -78,6 +78,11 @@ static uint32_t bits_of(unsigned events)
 
 static _Atomic int any_unfit; /* or ended */
 
+static bool takes_long(const struct vmh_tring *t)
+{
+	return t && t->tr.ring->flags & VMH_RING_F_CHAINS;
+}
+
 /* Once per interface: all connections by it will go the same way. */
 static void tell_of_long_frames(struct vmh_tring *t, bool offload)
 {
@@ -85,9 +90,10 @@ static void tell_of_long_frames(struct vmh_tring *t, bool offload)
 		return;
 	t->told_long = true;
 	vmh_log(offload ? VMH_LOG_WARNING : VMH_LOG_INFO,
-		"%s: the peer sends frames of several segments, as virtual interfaces do. They fit no ring, and TCP connections "
-		"that get them go home to the kernel (ethtool -K IF gso off tso off on the peer's end keeps them on rings)",
-		t->tr.ring->ifname);
+		"%s: the peer sends frames of several segments, as virtual interfaces do. %s go home to the kernel "
+		"(ethtool -K IF gso off tso off on the peer's end keeps them on rings)", t->tr.ring->ifname,
+		takes_long(t) ? "TCP connections that get bulk by them"
+			      : "They fit no ring, and TCP connections that get them");
 }
 
 static void home_if_unfit(struct vmh_tcps *s, void *arg)
@@ -100,7 +106,8 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		if (reason == VMH_R_TCP_LONG_FRAMES) {
 			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
-			vmh_tcps_adoption_took(LONG_LOSS_NS); /* or one after the other would come, and lose its frame */
+			if (!takes_long(s->tring)) /* or one after the other would come, and lose its frame */
+				vmh_tcps_adoption_took(LONG_LOSS_NS);
 			vmh_tcps_keep_home(s, reason);
 			return;
 		}
@@ -238,12 +245,14 @@ static void complete_sum(unsigned char *tcp, uint32_t len, const unsigned char *
 	tcp[17] = (unsigned char)~sum;
 }
 
-/* The IP packet of a frame that vmh_tcp_name() knew: its bytes, without padding. */
-static uint32_t packet_of(unsigned char *ip, bool complete)
+/* The IP packet of a frame that vmh_tcp_name() knew: its bytes, without padding; 0: more than are `there`. */
+static uint32_t packet_of(unsigned char *ip, uint32_t there, bool complete)
 {
 	bool v4 = ip[0] >> 4 == 4;
 	uint32_t head = v4 ? (ip[0] & 15u) * 4 : 40, len = v4 ? (uint32_t)(ip[2] << 8 | ip[3]) : 40u + (uint32_t)(ip[4] << 8 | ip[5]);
 
+	if (len > there)
+		return 0;
 	if (complete)
 		complete_sum(ip + head, len - head, ip + (v4 ? 12 : 8), v4 ? 8 : 32);
 	return len;
@@ -262,7 +271,9 @@ void vmh_tring_stash_home(struct vmh_tcps_stash *st, struct vmh_tcps *s)
 	for (unsigned i = 0; i < st->n && !err; i++) {
 		unsigned char *ip = st->frame[i] + ETHER_HDR_LEN;
 
-		m.len = packet_of(ip, !verifies(s->tring->tr.ring));
+		m.len = packet_of(ip, st->len[i] - ETHER_HDR_LEN, !verifies(s->tring->tr.ring));
+		if (!m.len) /* the headers of a long one */
+			continue;
 		memcpy(m.data, ip, m.len);
 		err = vmh_session_reinject(&m, s->obj.fd);
 		if (err)

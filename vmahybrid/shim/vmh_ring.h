@@ -107,7 +107,8 @@ struct vmh_ring {
 	const struct vmh_sock *taker; /* whose next datagram the poller wants in hand, not queued; under lock */
 	struct vmh_buf *taken;
 	struct vmh_taker_memo memo;   /* sock.c's; under lock */
-	/* A frame that is no datagram, under lock, may be NULL: 1 if it stays (b goes back by vmh_ring_put), 0 if not. */
+	/* A frame that is no datagram, under lock, may be NULL: 1 if it stays (b goes back by vmh_ring_put), 0 if not. It
+	 * can't stay if b is NULL. */
 	int (*other)(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b);
 	void (*others_end)(struct vmh_ring *r); /* no more of them in this look; under lock, may be NULL */
 	bool several;                 /* frames in this look, perhaps */

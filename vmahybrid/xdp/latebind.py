@@ -15,7 +15,7 @@ from typing import Literal, Self
 from vmahybrid._xsk import lib
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.xdp.umem import Umem
-from vmahybrid.xdp.xsk import AF_XDP, SOL_XDP, XskSocket, check_sizes, retry_busy
+from vmahybrid.xdp.xsk import AF_XDP, SOL_XDP, XskSocket, bind_copy, check_sizes, retry_busy
 
 FORCE = "VMAHYBRID_TEST_BIND_AFTER"  # environment of the service, for tests: two steps on any kernel
 
@@ -65,7 +65,7 @@ class LateXsk(XskSocket):
         if self._first is not None:
             self._bind(ifindex, 0)
         elif self._wanted == False:  # noqa: E712 - not "auto" or True
-            self._bind(ifindex, lib.XDP_COPY)
+            self._bind_copy(ifindex)
         else:
             self._bind_zerocopy(ifindex)
         self.bound = True
@@ -78,7 +78,10 @@ class LateXsk(XskSocket):
             if self._wanted is True or error.errno in (errno.EBUSY, errno.ENODEV, errno.EPERM, errno.ENOBUFS):
                 raise
             self.fallback = f"zero-copy refused: {os.strerror(error.errno or 0)}"
-            self._bind(ifindex, lib.XDP_COPY)
+            self._bind_copy(ifindex)
+
+    def _bind_copy(self, ifindex: int) -> None:
+        _, self.chains = bind_copy(lambda mode: self._bind(ifindex, mode))
 
     def _bind(self, ifindex: int, mode: int) -> None:
         shared = -1 if self._first is None else self._first.fd

@@ -316,6 +316,12 @@ class XdpPort:
         if self.switch.tcx and not ring.near_ifindex:
             self.switch.to_xdp()
 
+    def ring_bound(self) -> None:
+        """A ring that was made unbound is bound now."""
+        with self._lock:
+            if not self.closed:
+                self._apply_config()
+
     def drop_ring(self, ring: Ring) -> None:
         with self._lock:
             if ring in self.rings:
@@ -353,7 +359,8 @@ class XdpPort:
         # A frame longer than a ring's buffers would be dropped in the socket: the kernel takes it instead.
         limit = min([self.mtu + ETH_HEADER, *(ring.max_frame for ring in self.rings)])
         flags = ((lib.VMH_PORT_F_5T if self._five_tuples else 0) | (lib.VMH_PORT_F_3T if self._ports else 0) |
-                 (lib.VMH_PORT_F_TCP if self._tcp else 0))
+                 (lib.VMH_PORT_F_TCP if self._tcp else 0) |
+                 (lib.VMH_PORT_F_CHAINS if self.rings and all(ring.chains for ring in self.rings) else 0))
         self._generation = self._generation % GENERATIONS + 1
         _write_config(self._maps["port"], limit, flags, self._generation if REMEMBERS else 0)
 

@@ -84,6 +84,13 @@ class Ring(ABC):
         return [xsk.fd for xsk in self._xsks]
 
     @property
+    def chains(self) -> bool:
+        """Does a frame that is longer than ``max_frame`` come in several buffers? The sockets share what the first
+        one was bound with. Not from a physical wire, where the checksum of what the kernel has put together (GRO) is
+        not right."""
+        return self._xsks[0].chains and not self.port.info.physical
+
+    @property
     def geometry(self) -> dict[str, int]:
         """What a user of the fds must know, as RingView takes it: frames, sizes in bytes and descriptors per queue."""
         xsk = self._xsks[0]
@@ -101,6 +108,8 @@ class Ring(ABC):
             flags |= lib.VMH_RING_F_FAR
         if self.huge_pages:
             flags |= lib.VMH_RING_F_HUGE
+        if self.chains:
+            flags |= lib.VMH_RING_F_CHAINS
         if self.port.unstamped is None:
             flags |= lib.VMH_RING_F_STAMP
         return {
@@ -130,6 +139,7 @@ class Ring(ABC):
         self.zerocopy = all(xsk.zerocopy for xsk in self._xsks)
         self._deliver()
         self.bind_after = False
+        self.port.ring_bound()
 
     @abstractmethod
     def _deliver(self) -> None:
@@ -259,6 +269,10 @@ class VethRing(Ring):
 
     def action(self, rule_id: int) -> bytes:
         return action(lib.VMH_ACT_DEV, self._slot, rule_id)
+
+    @property
+    def chains(self) -> bool:
+        return self._veth.long and super().chains
 
     def grant_source(self, addr: bytes, port_be: int, proto: int, family: int, flow_id: int) -> None:
         with self._lock:

@@ -27,6 +27,7 @@ from vmahybrid.xdp.image import Image
 ALIAS = "vmahybrid ring"
 PREFIX = "vmhr"
 FAR_PREFIX = "vmhf"  # of the pair that a port has for its direct ring, see switch.py
+LONG_MTU = 65535  # the longest frame of the kernel passes; a native program allows some 3.5 kB only
 _NAMES = 4096  # names tried before giving up: leftovers of a dead service hold some
 _IFF_NOARP = 0x80
 _ADDR_GEN_MODE_NONE = 1  # IFLA_INET6_ADDR_GEN_MODE: no link-local address
@@ -70,6 +71,7 @@ class RingVeth:
         self.near_ifindex = self.far_ifindex = 0
         self._stack = contextlib.ExitStack()
         self._closed = False
+        self.long = False  # takes super-packets, whatever the interface's MTU
         self._guard: ProgramSet
         self._ring_in: ProgramSet
         self._guard_link: Attachment
@@ -87,7 +89,8 @@ class RingVeth:
         ends = RingNamespace() if alone else _shared
         far_worker = ends.acquire()
         try:
-            self = cls(worker, far_worker, _create(worker, far_worker, prefix, mtu))
+            self = cls(worker, far_worker, _create(worker, far_worker, prefix, mtu if native else LONG_MTU))
+            self.long = not native
         except BaseException:
             ends.release()
             raise
@@ -136,7 +139,9 @@ class RingVeth:
         return read_outs(self._ring_in.maps["rin_outs"], "VMH_RIN_")
 
     def set_mtu(self, mtu: int) -> None:
-        """Both ends, in bytes. Raises OSError."""
+        """Both ends, in bytes, unless they take longer frames anyway. Raises OSError."""
+        if self.long:
+            return
         self.far_worker.call(_set_link, self.far, mtu=mtu)
         self._worker.call(_set_link, self.near, mtu=mtu)
 

@@ -18,6 +18,8 @@ AF_XDP = 44  # socket.AF_XDP comes with Python 3.13
 SOL_XDP: int = lib.SOL_XDP
 XDP_MAX_TX_SKB_BUDGET = 9  # linux/if_xdp.h, kernel 6.17: descriptors per wake-up in copy mode
 BUSY_SECONDS = 0.150  # an old owner's queue is released 17-45 ms after its last close
+NO_CHAINS = "VMAHYBRID_TEST_NO_CHAINS"  # environment of the service, for tests: as before Linux 6.6
+XDP_USE_SG = 16  # linux/if_xdp.h, kernel 6.6: a frame may take several buffers
 MAX_RING_SIZE = 1 << 20  # the kernel would try to allocate any size
 STATISTICS = ("rx_dropped", "rx_invalid_descs", "tx_invalid_descs", "rx_ring_full", "rx_fill_ring_empty_descs",
               "tx_ring_empty_descs")
@@ -38,6 +40,18 @@ def retry_busy(bind: Callable[[], _T]) -> _T:
         time.sleep(0.002)
 
 
+def bind_copy(bind: Callable[[int], _T]) -> tuple[_T, bool]:
+    """What ``bind`` returns for flags of copy mode, and whether a long frame comes in several buffers then: not before
+    Linux 6.6. Raises what ``bind`` raises without."""
+    try:
+        if os.environ.get(NO_CHAINS) != "1":
+            return bind(lib.XDP_COPY | XDP_USE_SG), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return bind(lib.XDP_COPY), False
+
+
 def check_sizes(rx_size: int, tx_size: int, fill_size: int, comp_size: int) -> tuple[int, int, int, int]:
     """The sizes of a socket's rings in descriptors. Raises ValueError naming the wrong one."""
     sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": fill_size, "comp_size": comp_size}
@@ -53,7 +67,8 @@ class XskSocket(ABC):
 
     The service never touches the rings: whoever gets ``fd`` maps them by XDP_MMAP_OFFSETS and fills them. Their sizes
     in descriptors are ``rx_size``, ``tx_size``, ``fill_size`` and ``comp_size``. ``zerocopy`` is what the kernel
-    granted; ``fallback`` says why it is not more ("" if it is, or was not asked for).
+    granted; ``fallback`` says why it is not more ("" if it is, or was not asked for). ``chains``, of the first socket
+    of a UMEM: a frame longer than a buffer comes in several.
     """
 
     def __init__(self, fd: int, where: tuple[str, int], sizes: tuple[int, int, int, int], fallback: str) -> None:
@@ -62,7 +77,7 @@ class XskSocket(ABC):
         self.ifname, self.queue = where
         self.rx_size, self.tx_size, self.fill_size, self.comp_size = sizes
         self.fallback = fallback
-        self.zerocopy = False
+        self.zerocopy = self.chains = False
 
     def _read_zerocopy(self) -> None:
         raw = self._getsockopt(lib.XDP_OPTIONS, ffi.sizeof("struct xdp_options"))
@@ -137,7 +152,8 @@ class Xsk(XskSocket):
                     raise
                 fallback = f"zero-copy refused: {os.strerror(error.errno or 0)}"
         if xsk is None:
-            xsk = cls._retry_busy(umem, ifname, queue, sizes, lib.XDP_COPY, fallback)
+            bound, chains = bind_copy(lambda mode: cls._retry_busy(umem, ifname, queue, sizes, mode, fallback))
+            bound.chains, xsk = chains, bound
         xsk._set_tx_budget(tx_budget)
         return xsk
 

@@ -70,8 +70,8 @@ def interface(name: str) -> Iterator[Check]:
     if info.driver not in VIRTUAL_DRIVERS:
         yield from _native(name, info.driver, features)
     else:
-        yield Check(TOPIC, name, "ok", "virtual: where the peer's end has TSO or GSO on, its TCP sends frames that fit "
-                    "no ring, and a connection that gets one goes home (tcp-long-frames)")  # fmt: skip
+        yield Check(TOPIC, name, "ok", "virtual: where the peer's end has TSO or GSO on, its TCP sends long frames, "
+                    "and a connection that gets bulk by them goes home (tcp-long-frames)")  # fmt: skip
     yield _stamps(name, info.ifindex, info.driver)
     if info.mtu > MTU_ONE_PAGE:
         yield Check(TOPIC, name, "warn", f"MTU {info.mtu}: native XDP may need multi-buffer support of the driver",

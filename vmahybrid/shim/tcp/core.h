@@ -130,7 +130,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
-	bool long_frames;         /* of the peer, of which only the headers came */
+	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
@@ -150,6 +150,7 @@ struct vmh_tcp_conn {
 	uint64_t resting_since;   /* nothing is on its way; 0: something is */
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
 	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
+	uint32_t long_in;         /* bytes of long frames since the last data that was sent */
 	uint64_t answered_at;     /* the last segment that made no sense */
 	struct run *run;          /* merge.c: what of it is being put together, during one call */
 	uint64_t long_runs_at;    /* bytes received: before, an ACK for each two segments */

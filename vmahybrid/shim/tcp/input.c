@@ -8,6 +8,7 @@
 #define IP6_LEN 40
 #define TCP_LEN 20
 #define INVALID_US (500 * MS)
+#define LONG_MOST (16u << 20) /* bytes: a ring takes some 10 ms more for them than the kernel, as a move does */
 #define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
 
 static inline uint16_t get16(const uint8_t *p)
@@ -267,6 +268,14 @@ static void take_window(struct tcp_pcb *pcb, const struct seg_in *in, const stru
 	pcb->snd_wnd_max = LWIP_MAX(pcb->snd_wnd_max, pcb->snd_wnd);
 }
 
+/* A frame of several segments, which counts as two at least. True: what the peer sends is bulk, and the kernel's. */
+static bool count_long(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	tcp_set_flags(c->pcb, TF_ACK_DELAY);
+	c->long_in = (c->out_then == c->count.data_segs_out ? c->long_in : 0) + in->payload;
+	return c->long_in >= LONG_MOST;
+}
+
 /* Says whether the ACK of this segment is to go at once (TF_ACK_DELAY); else the second one's is. True: it goes soon. */
 static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
 {
@@ -281,6 +290,8 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
 	first = one_way && !c->count.data_segs_in && n == 1 && !c->opt.quickack; /* a request: its answer carries the ACK */
 	c->count.data_segs_in += n;
+	if (n == 1 && in->payload > c->pcb->mss && count_long(c, in) && !c->long_frames)
+		c->long_frames = c->changed = true;
 	c->received_at = c->t->now;
 	c->out_then = c->count.data_segs_out;
 	if (c->opt.quickack || (one_way && !first) || n > 1)

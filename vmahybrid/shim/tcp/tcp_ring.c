@@ -107,6 +107,10 @@ static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct v
 	bool may_stay = atomic_load_explicit(&r->bufs_out, memory_order_relaxed) < tr->most_out;
 	void *token = may_stay ? b : NULL;
 
+	if (vmh_unlikely(!b)) { /* it lies where the next one of its kind will: what came before goes first */
+		take_together(r);
+		return taken(tr, frame, len, vmh_tcp_input(tr->tcp, frame, len, NULL));
+	}
 	if (!tr->waiting && (!r->several || !tr->merge_max))
 		return taken(tr, frame, len, vmh_tcp_input(tr->tcp, frame, len, token));
 	if (tr->waiting == VMH_TCP_RING_LOOK)
