@@ -59,6 +59,19 @@ def test_mss(served: tuple[Sandbox, Service]) -> None:
     assert experiment(served, "echo", VMA_MSS="700")["maxseg"] == 700
 
 
+@pytest.mark.parametrize("policy", ["offload", "adaptive", "kernel"])
+def test_mtu(served: tuple[Sandbox, Service], policy: str) -> None:
+    """TCP of the manual: 40 bytes less; and a smaller VMA_MSS holds."""
+    assert experiment(served, "echo", VMA_MTU="1000", VMA_HYBRID_TCP=policy)["snd_mss"] in (960, 948)
+    assert experiment(served, "echo", VMA_MTU="1000", VMA_MSS="700", VMA_HYBRID_TCP=policy)["snd_mss"] in (700, 688)
+
+
+def test_defaults_of_the_kernels_sockets(served: tuple[Sandbox, Service]) -> None:
+    got = experiment(served, "echo", VMA_MSS="700", VMA_TCP_NODELAY="1", VMA_HYBRID_TCP="kernel")
+    assert got["nodelay"] == 1
+    assert got["snd_mss"] in (700, 688)
+
+
 @pytest.mark.parametrize(("asked", "warned"), [("1460", False), ("5000", True), ("0", False)])
 def test_mss_beyond_the_mtu(served: tuple[Sandbox, Service], asked: str, warned: bool) -> None:
     sandbox, service = served

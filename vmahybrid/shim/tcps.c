@@ -92,7 +92,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	VMH_SET(s->policy, (uint8_t)vmh_params.hybrid_tcp);
 	s->blob = -1;
 	vmh_tcp_options_init(&s->opt);
-	vmh_tcps_defaults(&s->opt);
+	vmh_tcps_defaults(&s->opt, v6);
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	atomic_store(&s->nonblock, nonblock);
@@ -142,10 +142,12 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 
 void vmh_tcps_created(int fd, int domain, int type, int protocol)
 {
-	if (!atomic_load(&vmh_tcps_on) || (domain != AF_INET && domain != AF_INET6) || (type & 0xf) != SOCK_STREAM ||
+	if ((domain != AF_INET && domain != AF_INET6) || (type & 0xf) != SOCK_STREAM ||
 	    (protocol && protocol != IPPROTO_TCP))
 		return;
-	vmh_tcps_defaults_kernel(fd);
+	vmh_tcps_defaults_kernel(fd, domain == AF_INET6);
+	if (!atomic_load(&vmh_tcps_on))
+		return;
 	vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
 }
 

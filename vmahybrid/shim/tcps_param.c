@@ -40,7 +40,17 @@ static bool timestamps(void)
 	return atomic_load(&known) == 2;
 }
 
-void vmh_tcps_defaults(struct vmh_tcp_options *o)
+/* Bytes of TCP payload: VMA_MSS, and what a packet of VMA_MTU has room for; 0: what the path allows. */
+static int64_t mss_wanted(bool v6)
+{
+	int64_t mss = vmh_params.mss >= MSS_LEAST ? vmh_params.mss : 0, heads = v6 ? 60 : 40;
+
+	if (vmh_params.mtu && (!mss || mss > vmh_params.mtu - heads))
+		mss = vmh_params.mtu - heads > MSS_LEAST ? vmh_params.mtu - heads : MSS_LEAST;
+	return mss;
+}
+
+void vmh_tcps_defaults(struct vmh_tcp_options *o, bool v6)
 {
 	int64_t ack = vmh_params.tcp_timer_resolution_msec;
 
@@ -48,20 +58,20 @@ void vmh_tcps_defaults(struct vmh_tcp_options *o)
 	o->quickack = vmh_params.tcp_quickack;
 	o->cc = (uint8_t)vmh_params.tcp_cc_algo;
 	o->no_timestamps = !timestamps();
-	o->mss_max = vmh_params.mss >= MSS_LEAST ? (uint16_t)vmh_params.mss : 0;
+	o->mss_max = (uint16_t)mss_wanted(v6);
 	o->segs_max = vmh_params.tx_segs_tcp < SEGS_ALL ? (uint32_t)vmh_params.tx_segs_tcp : 0;
 	o->syn_rate = (uint32_t)vmh_params.tcp_max_syn_rate;
 	o->ack_ms = (uint8_t)(ack < ACK_MS ? ack : ACK_MS);
 }
 
 /* The kernel's connections too: what is adopted later has shaken hands by then. */
-void vmh_tcps_defaults_kernel(int fd)
+void vmh_tcps_defaults_kernel(int fd, bool v6)
 {
-	int on = 1, mss = (int)vmh_params.mss;
+	int on = 1, mss = (int)mss_wanted(v6);
 
 	if (vmh_params.tcp_nodelay)
 		vmh_sys(SYS_setsockopt, fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	if (mss >= MSS_LEAST && mss <= 32767)
+	if (mss && mss <= 32767)
 		vmh_sys(SYS_setsockopt, fd, IPPROTO_TCP, TCP_MAXSEG, &mss, sizeof(mss));
 }
 
@@ -69,7 +79,7 @@ void vmh_tcps_adopted(struct vmh_tcps *s)
 {
 	struct vmh_tcp_options wanted = { 0 };
 
-	vmh_tcps_defaults(&wanted);
+	vmh_tcps_defaults(&wanted, s->v6);
 	vmh_tcp_get_options(s->conn, &s->opt);
 	s->opt.quickack |= wanted.quickack;
 	s->opt.cc = wanted.cc;

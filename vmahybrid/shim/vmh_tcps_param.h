@@ -3,9 +3,9 @@
 #define VMH_TCPS_PARAM_H
 #include "vmh_tcps.h"
 
-void vmh_tcps_defaults(struct vmh_tcp_options *o);              /* of a new socket's connections on rings */
+void vmh_tcps_defaults(struct vmh_tcp_options *o, bool v6);     /* of a new socket's connections on rings */
 uint8_t vmh_tcps_syn_cookies(void);                             /* net.ipv4.tcp_syncookies, of a listener */
-void vmh_tcps_defaults_kernel(int fd);                          /* of its kernel socket */
+void vmh_tcps_defaults_kernel(int fd, bool v6);                 /* of its kernel socket */
 void vmh_tcps_adopted(struct vmh_tcps *s);                      /* io held: the options that the kernel had are s->opt */
 /* VMA_AVOID_SYS_CALLS_ON_TCP_FD: options that are answered without the kernel. 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_known(const struct vmh_tcps *s, int level, int name, void *val, socklen_t *len);
