@@ -157,12 +157,12 @@ VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, 
 		} \
 	} while (0)
 
-static void accepted(int fd, int flags)
+static void accepted(const struct vmh_tcps *from, int fd, int flags)
 {
 	int saved = errno;
 
 	if (fd >= 0)
-		vmh_tcps_accepted(fd, flags);
+		vmh_tcps_accepted(from, fd, flags);
 	errno = saved;
 }
 
@@ -202,7 +202,7 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	r = vmh_real()->accept4(fd, a, len, flags);
 
 	FORGET(r);
-	accepted(r, flags);
+	accepted(t, r, flags);
 	return r;
 }
 

@@ -187,7 +187,15 @@ void vmh_tcps_connected(int fd, int r)
 		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
 }
 
-void vmh_tcps_accepted(int fd, int flags)
+/* The kernel has such a listener for good: each of its connections would be moved to a ring, and home at its end. */
+static bool is_shared(const struct vmh_tcps *listener)
+{
+	unsigned reason = VMH_GET(listener->stats->reason);
+
+	return listener->odd || reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_PORT_SHARED;
+}
+
+void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 {
 	struct vmh_tcp_addr a;
 	int type = 0, domain = 0;
@@ -208,7 +216,12 @@ void vmh_tcps_accepted(int fd, int flags)
 	s->accepted = 1;
 	vmh_tcps_note_names(s, fd, &a);
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
-	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD && vmh_tcps_hands_on())
+	if (from && from->secret) {
+		s->secret = true;
+		vmh_tcps_kernel_takes(s, VMH_R_SOCKOPT);
+		return;
+	}
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD && (vmh_tcps_hands_on() || (from && is_shared(from))))
 		VMH_SET(s->policy, VMH_TCPS_ADAPTIVE);
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);

@@ -326,7 +326,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	if (r < 0)
 		return r;
 	vmh_fd_close(r);
-	vmh_tcps_accepted(r, flags);
+	vmh_tcps_accepted(s, r, flags);
 	return r;
 }
 

@@ -179,6 +179,7 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 	vmh_lock(&s->obj.lock);
 	r = stack_alone(s, level, name, len) ? 0 : (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
 	if (!r) {
+		s->secret |= secret;
 		taken(s, level, name, val, len);
 		if (is_priority(level, name)) {
 			read_priority(s, fd);

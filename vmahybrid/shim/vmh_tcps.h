@@ -84,6 +84,7 @@ struct vmh_tcps {
 	uint8_t accepted;                 /* by a listener */
 	uint8_t v6;                       /* AF_INET6: its names, also where it is connected over IPv4 */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
+	uint8_t secret;                   /* segments are signed (TCP_MD5SIG, TCP_AO), which only the kernel does */
 	uint16_t accepts;
 	uint32_t linger_s;
 	struct vmh_tcp_addr addr;         /* once it has come to a ring */
@@ -186,7 +187,8 @@ void vmh_tcps_init(void);
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
 void vmh_tcps_created(int fd, int domain, int type, int protocol); /* after socket(2) */
 void vmh_tcps_connected(int fd, int r);                            /* after connect(2) */
-void vmh_tcps_accepted(int fd, int flags);                         /* after accept(2) */
+/* after accept(2); from: the listener, NULL: none of ours */
+void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags);
 void vmh_tcps_closed(struct vmh_tcps *s);
 void vmh_tcps_recycle(struct vmh_tcps *s);
 void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
