@@ -49,6 +49,12 @@ class _Resolver:
         self.found = Effective({p.name: Value(p, self._expand(p, str(p.default)) if p.type == "string" else p.default)
                                 for p in catalogue.parameters})
 
+        self.here = Path()
+
+    def _place(self, path: Path) -> Path:
+        """Where a path of the program leads to."""
+        return self.root / path.relative_to("/") if path.is_absolute() else self.here / path
+
     def _warn(self, text: str) -> None:
         self.found.warnings.append(text)
 
@@ -77,7 +83,7 @@ class _Resolver:
             self._set(parameter, used, DEFAULT if kept is False else origin, source)
 
     def _file(self, path: Path, origin: int, label: str) -> bool:
-        place = self.root / path.relative_to("/") if path.is_absolute() else path
+        place = self._place(path)
         try:
             text = place.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +105,7 @@ class _Resolver:
     def spec_of(self, path: Path) -> tuple[str, str]:
         """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
-            text = (self.root / path.relative_to("/") if path.is_absolute() else path).read_text("utf-8")
+            text = self._place(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             return "", ""
         found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)
@@ -222,9 +228,11 @@ def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:
 
 
 def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: Path = Path("/"),
-            catalogue: Catalogue | None = None) -> Effective:  # fmt: skip
-    """``program`` is the base name that the policy file's sections match; ``root`` where absolute paths begin."""
+            catalogue: Catalogue | None = None, here: Path = Path()) -> Effective:  # fmt: skip
+    """``program`` is the base name that the policy file's sections match; ``root`` where absolute paths begin, ``here``
+    where others do."""
     made = _Resolver(environ, program, pid, root, catalogue or load())
+    made.here = here
     early = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")
     for name in early:
         made.environment(made.catalogue[name])
@@ -267,4 +275,4 @@ def of_process(pid: int) -> Effective:
     entries = os.fsdecode((place / "environ").read_bytes()).split("\0")
     environ = {name: value for name, equals, value in (entry.partition("=") for entry in entries) if equals}
     arguments = os.fsdecode((place / "cmdline").read_bytes()).split("\0")
-    return resolve(environ, os.path.basename(arguments[0]), pid, place / "root")
+    return resolve(environ, os.path.basename(arguments[0]), pid, place / "root", here=place / "cwd")
