@@ -114,18 +114,18 @@ static void let_them_end(void)
 static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 {
 	struct vmh_tcp_addr a;
-	int fd, blob, err = -ENOTSUP;
+	struct vmh_tcp_blob state = { 0 };
+	int fd, err;
 
 	vmh_tcp_address(c, &a);
 	fd = (int)vmh_sys(SYS_socket, vmh_ip_is4(&a.raddr) ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd >= 0) /* what is left of it must not keep a server from being started again */
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	vmh_tcp_freeze(c);
-	blob = fd < 0 ? fd : vmh_tcps_export(c);
-	if (blob >= 0) {
-		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_CLOSED);
-		vmh_sys(SYS_close, blob);
-	}
+	err = fd < 0 ? fd : vmh_tcps_export(c, &state);
+	if (!err)
+		err = vmh_session_tcp_home(fd, &state, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_CLOSED);
+	vmh_tcp_blob_free(&state);
 	if (fd >= 0)
 		vmh_sys(SYS_close, fd);
 	if (err)

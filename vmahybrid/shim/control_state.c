@@ -1,0 +1,140 @@
+/* The memory file by which the states of TCP connections pass between the program and the service.
+ *
+ * A program at the limit of its descriptors gets no new one, and a connection must come home all the same: so there is
+ * one file, made before the first connection comes to a ring, and used for one request after the other. One that the
+ * service may read or write yet, since it did not answer in time, is given up. */
+#include "vmh_control_int.h"
+#include "vmh_fd.h"
+#include "vmh_iomux_int.h"
+#include "vmh_obj.h"
+#include <sys/mman.h>
+
+static struct vmh_file file = { .fd = -1 }; /* a program may close every number, and use it anew */
+static _Atomic int ready;
+
+static int make(struct vmh_file *f)
+{
+	long fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC);
+	struct stat st;
+
+	if (fd < 0)
+		return (int)fd;
+	if (vmh_sys(SYS_fstat, fd, &st)) {
+		vmh_sys(SYS_close, fd);
+		return -EIO;
+	}
+	*f = (struct vmh_file){ .fd = vmh_fd_hide((int)fd), .dev = st.st_dev, .ino = st.st_ino };
+	return 0;
+}
+
+int vmh_ctl_state_file(void)
+{
+	int err = 0;
+
+	if (file.fd >= 0 && !vmh_file_is_ours(&file))
+		vmh_file_close(&file);
+	if (file.fd < 0)
+		err = make(&file);
+	atomic_store(&ready, !err);
+	return err ? err : file.fd;
+}
+
+bool vmh_session_tcp_ready(void)
+{
+	bool made;
+
+	if (vmh_likely(atomic_load_explicit(&ready, memory_order_relaxed)))
+		return true;
+	vmh_lock(&vmh_ctl_lock);
+	made = vmh_ctl_state_file() >= 0;
+	vmh_unlock(&vmh_ctl_lock);
+	return made;
+}
+
+static int fill(int fd, const char *p, size_t len)
+{
+	int err = (int)vmh_sys(SYS_ftruncate, fd, (long)len);
+
+	for (size_t at = 0; !err && at < len;) {
+		long n = vmh_sys(SYS_pwrite64, fd, p + at, len - at, (long)at);
+
+		if (n > 0)
+			at += (size_t)n;
+		else if (n != -EINTR)
+			err = n ? (int)n : -EIO;
+	}
+	return err;
+}
+
+int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
+{
+	int fd = vmh_ctl_state_file(), err;
+	struct vmh_quiet q;
+
+	if (fd < 0)
+		return fd;
+	q = vmh_quiet_begin();
+	err = fill(fd, state->p, state->len);
+	vmh_quiet_end(&q, err);
+	if (err)
+		vmh_ctl_state_done(true);
+	return err ? err : fd;
+}
+
+int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
+{
+	struct stat st;
+	size_t at = 0;
+	char *p;
+
+	if (!vmh_file_is_ours(&file) || vmh_sys(SYS_fstat, file.fd, &st) || !len || (uint64_t)st.st_size != len)
+		return -EPROTO;
+	p = vmh_scratch_new(len);
+	if (!p)
+		return -ENOMEM;
+	while (at < len) {
+		long n = vmh_sys(SYS_pread64, file.fd, p + at, len - at, (long)at);
+
+		if (n > 0) {
+			at += (size_t)n;
+		} else if (n != -EINTR) {
+			vmh_scratch_free(p, len);
+			return n ? (int)n : -EPROTO;
+		}
+	}
+	*state = (struct vmh_tcp_blob){ p, len };
+	return 0;
+}
+
+void vmh_tcp_blob_free(struct vmh_tcp_blob *state)
+{
+	if (state->p)
+		vmh_scratch_free(state->p, state->len);
+	*state = (struct vmh_tcp_blob){ 0 };
+}
+
+void vmh_ctl_state_done(bool answered)
+{
+	struct vmh_file again = { .fd = -1 };
+
+	if (!vmh_file_is_ours(&file))
+		return;
+	if (answered) {
+		vmh_file_truncate(&file); /* its memory */
+		return;
+	}
+	if (make(&again)) { /* else there is one all the time */
+		vmh_file_close(&file);
+		make(&again);
+	} else {
+		vmh_file_close(&file);
+	}
+	file = again;
+	atomic_store(&ready, file.fd >= 0);
+}
+
+void vmh_ctl_state_fork_child(void)
+{
+	vmh_file_close(&file); /* the parent's goes on */
+	atomic_store(&ready, 0);
+}
