@@ -110,6 +110,18 @@ static void let_them_end(void)
 	}
 }
 
+/* For a connection that nobody has a descriptor of. At the program's limit this thread's own means to sleep is given
+ * for it: the program ends. */
+static int socket_for(const struct vmh_tcp_addr *a)
+{
+	const int domain = vmh_ip_is4(&a->raddr) ? AF_INET : AF_INET6;
+	long fd = vmh_sys(SYS_socket, domain, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (fd == -EMFILE && vmh_sleep_give_up())
+		fd = vmh_sys(SYS_socket, domain, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	return (int)fd;
+}
+
 /* One that is still closing: the kernel goes on with it, and sends what is left. */
 static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 {
@@ -118,7 +130,7 @@ static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 	int fd, err;
 
 	vmh_tcp_address(c, &a);
-	fd = (int)vmh_sys(SYS_socket, vmh_ip_is4(&a.raddr) ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	fd = socket_for(&a);
 	if (fd >= 0) /* what is left of it must not keep a server from being started again */
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	vmh_tcp_freeze(c);
