@@ -151,7 +151,7 @@ def start(service: Service, side: str, text: str, policy: str) -> Program:
     sandbox = service.sandbox
     argv = [sys.executable, "-c", text, sandbox.b.address]
     if policy:
-        argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_RX_POLL="200")
+        argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_BUDGET="100", VMA_RX_POLL="200")
     return sandbox.start(getattr(sandbox, side), argv, env=service.env)
 
 
