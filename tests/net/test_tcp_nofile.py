@@ -1,4 +1,4 @@
-"""A program at the limit of its descriptors: moves between ring and kernel need none, and calls say what the kernel says."""
+"""A program at the limit of its descriptors: a move between ring and kernel needs none, calls say what the kernel says."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ for visit in range(2):
     s = nodelay(listener.accept()[0])
     for _ in range(200):
         s.sendall(s.recv(4))
-    held = full()
+    HELD
     s.sendall(b"R" * 100000)
     END
     for fd in held:
@@ -81,6 +81,7 @@ for visit in range(2):
         time.sleep(0.01)
     print(got, flush=True)
 """
+LIMITS = {"descriptors": "held = full()", "file size": "held = []; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"}
 ENDS = {
     "close": "s.close()",
     "shutdown": "s.shutdown(socket.SHUT_WR); s.close()",
@@ -105,7 +106,8 @@ except OSError as error:
     print(errno.errorcode[error.errno], flush=True)
 for s in there:
     rounds(s, 5)
-there.pop().close()
+for s in there[-3:]:  # the shim may want one or two that it could not have
+    s.close()
 s = client()
 rounds(s, 100)
 print("done", flush=True)
@@ -162,12 +164,13 @@ def ended(program: Program) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", ["", "adaptive", "offload"])
+@pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("end", ENDS)
-def test_the_peer_gets_everything_and_the_end(service: Service, policy: str, end: str) -> None:
-    server = start(service, "b", ANSWERS.replace("END", ENDS[end]), policy)
+def test_the_peer_gets_everything_and_the_end(service: Service, policy: str, limit: str, end: str) -> None:
+    server = start(service, "b", ANSWERS.replace("HELD", LIMITS[limit]).replace("END", ENDS[end]), policy)
     server.wait_for("ready")
     assert ended(start(service, "a", READS, "")) == ["100000", "100000"]
-    assert ended(server)[-1] == "done"
+    server.wait(10)
 
 
 @pytest.mark.parametrize("policy", ["", "adaptive", "offload"])

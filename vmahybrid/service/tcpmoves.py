@@ -22,7 +22,7 @@ from vmahybrid.net import conntrack, tcpask, tcpsock
 from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import MoveFailed
-from vmahybrid.net.tcpstate import HEADER_LEN, MAX_QUEUE, TcpFlag, TcpState
+from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
 from vmahybrid.service.tcpshow import SHOWN_SHARE, Wanted, placehold
@@ -352,7 +352,7 @@ def _state_of(fd: int) -> TcpState:
     """Of a memory file that a program has made. Raises Refused."""
     _check_memory(fd)
     try:
-        return TcpState.unpack(os.pread(fd, HEADER_LEN + 2 * MAX_QUEUE + 1, 0))
+        return TcpState.unpack(os.pread(fd, TcpState.length_of(os.pread(fd, HEADER_LEN, 0)), 0))
     except (OSError, ValueError, struct.error) as error:
         log.info("TCP: the state is none: %s", error)
         raise Refused("TCP connection", f"its state is none: {error}", "", int(Reason.TCP_STATE)) from None
@@ -368,7 +368,7 @@ def _check_memory(fd: int) -> None:
 
 
 def _write(fd: int, data: bytes) -> int:
-    """Into an empty memory file of a program. A program that has sealed or filled it has lost its connection: Refused."""
+    """Into an empty memory file of a program, which has lost its connection if that is sealed: raises Refused."""
     try:
         at = 0
         while at < len(data):

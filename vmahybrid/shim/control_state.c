@@ -1,16 +1,37 @@
 /* The memory file by which the states of TCP connections pass between the program and the service.
  *
  * A program at the limit of its descriptors gets no new one, and a connection must come home all the same: so there is
- * one file, made before the first connection comes to a ring, and used for one request after the other. One that the
- * service may read or write yet, since it did not answer in time, is given up. */
+ * one file, made before the first connection comes to a ring, and used for one request after the other. It has its size
+ * from the start, which RLIMIT_FSIZE would not let it get later. One that the service may read or write yet, since it did
+ * not answer in time, is given up. */
 #include "vmh_control_int.h"
 #include "vmh_fd.h"
 #include "vmh_iomux_int.h"
 #include "vmh_obj.h"
+#include "tcp/tcp_state.h"
+#include <fcntl.h>
 #include <sys/mman.h>
 
+#define ANY_BYTES (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
+#define MOST_BYTES (16ul << 20) /* what the buffers of nearly all connections have room for */
+
 static struct vmh_file file = { .fd = -1 }; /* a program may close every number, and use it anew */
+static size_t file_bytes;
 static _Atomic int ready;
+
+static int set_size(int fd)
+{
+	struct vmh_quiet q = vmh_quiet_begin();
+	long r = vmh_sys(SYS_ftruncate, fd, file_bytes = ANY_BYTES);
+
+	vmh_quiet_end(&q, r);
+	if (r != -EFBIG)
+		return (int)r;
+	q = vmh_quiet_begin();
+	r = vmh_sys(SYS_ftruncate, fd, file_bytes = MOST_BYTES);
+	vmh_quiet_end(&q, r);
+	return (int)r;
+}
 
 static int make(struct vmh_file *f)
 {
@@ -19,7 +40,7 @@ static int make(struct vmh_file *f)
 
 	if (fd < 0)
 		return (int)fd;
-	if (vmh_sys(SYS_fstat, fd, &st)) {
+	if (vmh_sys(SYS_fstat, fd, &st) || set_size((int)fd)) {
 		vmh_sys(SYS_close, fd);
 		return -EIO;
 	}
@@ -51,34 +72,21 @@ bool vmh_session_tcp_ready(void)
 	return made;
 }
 
-static int fill(int fd, const char *p, size_t len)
-{
-	int err = (int)vmh_sys(SYS_ftruncate, fd, (long)len);
-
-	for (size_t at = 0; !err && at < len;) {
-		long n = vmh_sys(SYS_pwrite64, fd, p + at, len - at, (long)at);
-
-		if (n > 0)
-			at += (size_t)n;
-		else if (n != -EINTR)
-			err = n ? (int)n : -EIO;
-	}
-	return err;
-}
-
 int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
 {
-	int fd = vmh_ctl_state_file(), err;
-	struct vmh_quiet q;
+	int fd = vmh_ctl_state_file();
+	long p;
 
 	if (fd < 0)
 		return fd;
-	q = vmh_quiet_begin();
-	err = fill(fd, state->p, state->len);
-	vmh_quiet_end(&q, err);
-	if (err)
-		vmh_ctl_state_done(true);
-	return err ? err : fd;
+	if (state->len > file_bytes)
+		return -EFBIG;
+	p = vmh_sys(SYS_mmap, NULL, state->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
+	if (p < 0 && p > -4096)
+		return (int)p;
+	memcpy((void *)p, state->p, state->len); /* by write(2) RLIMIT_FSIZE would count */
+	vmh_sys(SYS_munmap, p, state->len);
+	return fd;
 }
 
 int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
@@ -87,7 +95,7 @@ int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
 	size_t at = 0;
 	char *p;
 
-	if (!vmh_file_is_ours(&file) || vmh_sys(SYS_fstat, file.fd, &st) || !len || (uint64_t)st.st_size != len)
+	if (!vmh_file_is_ours(&file) || vmh_sys(SYS_fstat, file.fd, &st) || !len || (uint64_t)st.st_size < len)
 		return -EPROTO;
 	p = vmh_scratch_new(len);
 	if (!p)
@@ -120,7 +128,7 @@ void vmh_ctl_state_done(bool answered)
 	if (!vmh_file_is_ours(&file))
 		return;
 	if (answered) {
-		vmh_file_truncate(&file); /* its memory */
+		vmh_sys(SYS_fallocate, file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0L, (long)file_bytes); /* its memory */
 		return;
 	}
 	if (make(&again)) { /* else there is one all the time */
