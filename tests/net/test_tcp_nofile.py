@@ -1,4 +1,4 @@
-"""A program at the limit of its descriptors: a move between ring and kernel needs none, calls say what the kernel says."""
+"""A program at the limit of its descriptors: a move needs none, and calls say what the kernel says."""
 
 from __future__ import annotations
 
