@@ -133,12 +133,11 @@ class Client:
 
     def tcp_take(self, fd: int, flow_id: int) -> tuple[Any, bytes]:
         """The reply, and the state, empty if it was refused."""
-        before = len(self.fds)
-        reply = self.call(lib.VMH_MSG_TCP_TAKE, "struct vmh_msg_tcp_take", fd, flow_id=flow_id)
-        if len(self.fds) == before:
-            return reply, b""
-        with open(self.fds.pop(), "rb") as file:
-            return reply, file.read()
+        with open(os.memfd_create("state"), "w+b") as file:
+            reply = self.call(lib.VMH_MSG_TCP_TAKE, "struct vmh_msg_tcp_take", fd, file.fileno(), flow_id=flow_id)
+            state = file.read()
+        assert len(state) == reply.len
+        return reply, state
 
     def tcp_home(self, fd: int, flow_id: int, state: bytes, ifindex: int = 0) -> Any:
         with open(os.memfd_create("state"), "w+b") as file:

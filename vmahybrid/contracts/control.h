@@ -20,7 +20,7 @@
 #define VMH_MSG_RELEASE 6  /* shim has closed and unmapped the ring */
 #define VMH_MSG_REINJECT 7 /* fd: the kernel socket, which gets a datagram that a ring had delivered */
 #define VMH_MSG_RING_MAPPED 8 /* of a ring with F_BIND_AFTER: everything is mapped, the service may bind */
-#define VMH_MSG_TCP_TAKE 9 /* fd: the kernel socket of an attached TCP flow; reply fd: its state, a memfd (tcp_state.h) */
+#define VMH_MSG_TCP_TAKE 9 /* fds: the kernel socket of an attached TCP flow, and a memfd, which gets its state (tcp_state.h) */
 #define VMH_MSG_TCP_HOME 10 /* fds: that socket, and its state as it is now, a memfd */
 #define VMH_MSG_TCP_SHOW 11 /* fds: sockets never connected, of connections that began on a ring: they are parked */
 #define VMH_MSG_TCP_HIDE 12 /* those of connections that have ended */

@@ -200,6 +200,15 @@ class TcpState:
     def _values(self, names: tuple[str, ...]) -> list[int]:
         return [getattr(self, name) for name in names]
 
+    @staticmethod
+    def length_of(head: bytes) -> int:
+        """Bytes of the state that begins so. Raises ValueError for less than a header."""
+        if len(head) < HEADER_LEN:
+            raise ValueError(f"a TCP state has at least {HEADER_LEN} bytes, got {len(head)}")
+        at = 12 + len(_U32)
+        send_len, receive_len = _HEAD.unpack_from(head)[at:at + 2]
+        return HEADER_LEN + min(int(send_len) + int(receive_len), 2 * MAX_QUEUE)
+
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Raises ValueError for anything that tcp_state.h does not allow."""

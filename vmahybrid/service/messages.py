@@ -24,7 +24,7 @@ REQUESTS: dict[int, tuple[str, str, int, int]] = {
     lib.VMH_MSG_RELEASE: ("struct vmh_msg_release", HEADER, 0, 0),
     lib.VMH_MSG_REINJECT: ("struct vmh_msg_reinject", HEADER, 1, 1),
     lib.VMH_MSG_RING_MAPPED: ("struct vmh_msg_ring_mapped", "struct vmh_msg_ring_mapped_reply", 0, 0),
-    lib.VMH_MSG_TCP_TAKE: ("struct vmh_msg_tcp_take", "struct vmh_msg_tcp_take_reply", 1, 1),
+    lib.VMH_MSG_TCP_TAKE: ("struct vmh_msg_tcp_take", "struct vmh_msg_tcp_take_reply", 2, 2),
     lib.VMH_MSG_TCP_HOME: ("struct vmh_msg_tcp_home", HEADER, 2, 2),
     lib.VMH_MSG_TCP_SHOW: ("struct vmh_msg_tcp_show", "struct vmh_msg_tcp_show_reply", 1, lib.VMH_TCP_SHOW_MAX),
     lib.VMH_MSG_TCP_HIDE: ("struct vmh_msg_tcp_hide", HEADER, 0, 0),

@@ -465,23 +465,27 @@ class Session:
         core.counters["reinjected_total"] += 1
         return request.reply()
 
-    async def _tcp_take(self, request: Request, fds: ReceivedFds) -> bytes | None:
-        core, fd = self.core, fds.take()
+    async def _tcp_take(self, request: Request, fds: ReceivedFds) -> bytes:
+        fd, file = fds.take(), fds.take()
+        try:
+            return await self._park(request, fd, file)
+        finally:
+            close_foreign([file])
+
+    async def _park(self, request: Request, fd: int, file: int) -> bytes:
+        """``fd`` is taken over."""
+        core = self.core
         flow = core.table.flows.get(request.body.flow_id)
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET or not flow.ifindex or (
                 flow.proto != socket.IPPROTO_TCP):
             proof.close_slowly(fd)
             raise proof.not_owner(f"flow {request.body.flow_id} is no TCP connection of this program")
-        state = await core.tcp.take(flow, fd, self.id, self._namespace())
-        try:
-            core.counters["tcp_taken_total"] += 1
-            reason = Reason.from_code(request.body.hdr.reason)
-            core.events.add("tcp-adopted", f"{flow.local_text} {flow.remote_text} of {self}: {reason.slug}",
-                            flow_id=flow.flow_id, pid=self.pid, reason=reason.slug)
-            self.connection.send(request.reply(len=os.fstat(state).st_size), [state])
-        finally:
-            os.close(state)
-        return None
+        length = await core.tcp.take(flow, fd, file, self.id, self._namespace())
+        core.counters["tcp_taken_total"] += 1
+        reason = Reason.from_code(request.body.hdr.reason)
+        core.events.add("tcp-adopted", f"{flow.local_text} {flow.remote_text} of {self}: {reason.slug}",
+                        flow_id=flow.flow_id, pid=self.pid, reason=reason.slug)
+        return request.reply(len=length)
 
     async def _tcp_home(self, request: Request, fds: ReceivedFds) -> bytes:
         core, body = self.core, request.body

@@ -22,7 +22,7 @@ from vmahybrid.net import conntrack, tcpask, tcpsock
 from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import MoveFailed
-from vmahybrid.net.tcpstate import HEADER_LEN, MAX_QUEUE, TcpFlag, TcpState
+from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
 from vmahybrid.service.tcpshow import SHOWN_SHARE, Wanted, placehold
@@ -99,13 +99,14 @@ class TcpMoves:
         for flow_id in [flow_id for flow_id in self._kept if flow_id not in flows]:
             proof.close_slowly(self._kept.pop(flow_id))
 
-    async def take(self, flow: Flow, fd: int, session: int, namespace: Namespace) -> int:
-        """Park the socket of an attached flow; ``fd`` is taken over. The descriptor of a memory file with the state.
-        On any error the flow is gone, and the connection is the kernel's as before."""
+    async def take(self, flow: Flow, fd: int, file: int, session: int, namespace: Namespace) -> int:
+        """Park the socket of an attached flow; ``fd`` is taken over. The bytes of its state, which ``file`` has then,
+        the program's memory file. On any error the flow is gone, and the connection is the kernel's as before."""
         if self.holds(flow.flow_id):
             proof.close_slowly(fd)
             raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
         try:
+            _check_memory(file)
             found = proof.check(fd, flow, namespace.cookie)
             if found.inode != flow.inode:
                 raise proof.not_owner("another socket was attached")
@@ -121,7 +122,7 @@ class TcpMoves:
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
             raise
         self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if translated is False else None)
-        return _memory_file(state.pack())
+        return _write(file, state.pack())
 
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> str:
         """Rebuild a parked socket. Borrows both descriptors. Returns its names. Raises Refused; the socket stays
@@ -349,20 +350,33 @@ def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:
 
 def _state_of(fd: int) -> TcpState:
     """Of a memory file that a program has made. Raises Refused."""
+    _check_memory(fd)
     try:
-        fcntl.fcntl(fd, F_GET_SEALS)
-        return TcpState.unpack(os.pread(fd, HEADER_LEN + 2 * MAX_QUEUE + 1, 0))
+        return TcpState.unpack(os.pread(fd, TcpState.length_of(os.pread(fd, HEADER_LEN, 0)), 0))
     except (OSError, ValueError, struct.error) as error:
         log.info("TCP: the state is none: %s", error)
         raise Refused("TCP connection", f"its state is none: {error}", "", int(Reason.TCP_STATE)) from None
 
 
-def _memory_file(data: bytes) -> int:
-    fd = os.memfd_create("vmahybrid-tcp", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-        file.seek(0)
-    return fd
+def _check_memory(fd: int) -> None:
+    """Nothing else of a program's is read or written: it may take for ever. Raises Refused."""
+    try:
+        fcntl.fcntl(fd, F_GET_SEALS)
+    except OSError as error:
+        log.info("TCP: the state is none: %s", error)
+        raise Refused("TCP connection", f"its state is no memory file: {error}", "", int(Reason.TCP_STATE)) from None
+
+
+def _write(fd: int, data: bytes) -> int:
+    """Into an empty memory file of a program, which has lost its connection if that is sealed: raises Refused."""
+    try:
+        at = 0
+        while at < len(data):
+            at += os.pwrite(fd, data[at:], at)
+    except OSError as error:
+        log.warning("TCP: a program's memory file does not take a state: %s", error)
+        raise Refused("TCP connection", f"its memory file: {error}", "", int(Reason.TCP_STATE)) from None
+    return len(data)
 
 
 def _forget(fd: int) -> None:

@@ -596,6 +596,7 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 	if (!vmh_patience_retry_ns(0)) /* a service that hangs does so for the child, too */
 		atomic_store(&next_try_ns, 0);
 	atomic_store(&why_none, VMH_R_NOT_TRIED);
+	vmh_ctl_state_fork_child();
 	vmh_net_unmap();
 	vmh_worker_fork_child();
 }

@@ -254,40 +254,55 @@ int vmh_session_reinject(struct vmh_msg_reinject *req, int fd)
 	return err;
 }
 
-int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, int *state, unsigned *reason)
-{
-	struct vmh_msg_tcp_take req = { .flow_id = flow_id };
-	struct vmh_msg_tcp_take_reply rep;
-	int fds[MAX_FDS], nfds = 0, err;
-
-	vmh_lock(&vmh_ctl_lock);
-	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_TAKE, sizeof(req));
-	req.hdr.reason = why;
-	err = vmh_ctl_rpc(&req.hdr, fd, &rep, sizeof(rep), fds, &nfds);
-	vmh_unlock(&vmh_ctl_lock);
-	*reason = err && rep.hdr.reason ? rep.hdr.reason : VMH_R_TCP_STATE;
-	if (!err && nfds != 1) {
-		vmh_ctl_close_fds(fds, nfds);
-		return -EPROTO;
-	}
-	if (!err)
-		*state = fds[0];
-	return err;
-}
-
-int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex, unsigned reason)
+/* lock held; the state is in the file */
+static int tcp_home(int fd, uint32_t flow_id, unsigned ifindex, unsigned reason)
 {
 	struct vmh_msg_tcp_home req = { .flow_id = flow_id, .ifindex = ifindex };
-	const int out[2] = { fd, state };
+	const int out[2] = { fd, vmh_ctl_state_file() };
 	struct vmh_msg_hdr ack;
 	int err;
 
-	vmh_lock(&vmh_ctl_lock);
 	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
 	req.hdr.reason = reason;
-	err = vmh_ctl_rpc_fds(&req.hdr, out, state < 0 ? 1 : 2, &ack, sizeof(ack), NULL, NULL);
-	if (err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT))
-		err = -ENOTCONN;
+	err = vmh_ctl_rpc_fds(&req.hdr, out, 2, &ack, sizeof(ack), NULL, NULL);
+	return err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT) ? -ENOTCONN : err;
+}
+
+int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, struct vmh_tcp_blob *state, unsigned *reason)
+{
+	struct vmh_msg_tcp_take req = { .flow_id = flow_id };
+	struct vmh_msg_tcp_take_reply rep = { 0 };
+	int out[2] = { fd }, err;
+
+	*reason = VMH_R_NOT_TRIED;
+	vmh_lock(&vmh_ctl_lock);
+	err = out[1] = vmh_ctl_state_file();
+	if (err >= 0) {
+		vmh_ctl_header(&req.hdr, VMH_MSG_TCP_TAKE, sizeof(req));
+		req.hdr.reason = why;
+		err = vmh_ctl_rpc_fds(&req.hdr, out, 2, &rep, sizeof(rep), NULL, NULL);
+		*reason = err && rep.hdr.reason ? rep.hdr.reason : VMH_R_TCP_STATE;
+		if (!err) {
+			err = vmh_ctl_state_get(state, rep.len);
+			if (err && tcp_home(fd, flow_id, 0, VMH_R_TCP_STATE))
+				vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
+		}
+		vmh_ctl_state_done(vmh_ctl_fd >= 0 && err != -ETIMEDOUT);
+	}
+	vmh_unlock(&vmh_ctl_lock);
+	return err < 0 ? err : 0;
+}
+
+int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason)
+{
+	int err;
+
+	vmh_lock(&vmh_ctl_lock);
+	err = vmh_ctl_fd < 0 ? -ENOTCONN : vmh_ctl_state_put(state);
+	if (err >= 0) {
+		err = tcp_home(fd, flow_id, ifindex, reason);
+		vmh_ctl_state_done(err != -ENOTCONN);
+	}
 	vmh_unlock(&vmh_ctl_lock);
 	return err;
 }

@@ -281,7 +281,7 @@ bool vmh_epitem_on_ring(const struct vmh_epitem *it)
 
 #define PARKED_SETS 32 /* that a socket is a member of */
 
-/* In more sets than that it stays on the kernel. */
+/* In more sets than that it stays on the kernel, or where nobody could wake who sleeps in one. */
 bool vmh_epoll_member_settle(struct vmh_obj *member)
 {
 	struct { struct vmh_ep *e; int fd; } all[PARKED_SETS];
@@ -296,7 +296,7 @@ bool vmh_epoll_member_settle(struct vmh_obj *member)
 		all[n++].e = it->set;
 		vmh_obj_hold(&it->set->obj);
 	}
-	good = !it;
+	good = !it && (!n || vmh_ep_can_kick());
 	vmh_unlock(l);
 	for (unsigned i = 0; i < n; i++) {
 		vmh_lock(&all[i].e->obj.lock);

@@ -28,6 +28,11 @@ static int kick_fd(void)
 	return fd;
 }
 
+bool vmh_ep_can_kick(void)
+{
+	return kick_fd() >= 0;
+}
+
 bool vmh_ep_is_kick(uint64_t data)
 {
 	return vmh_unlikely(atomic_load_explicit(&kick_fd_plus_one, memory_order_acquire)) && data == kick_data;

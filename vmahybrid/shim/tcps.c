@@ -90,7 +90,6 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	memset((char *)s + from, 0, to - from);
 	s->rounds = 0;
 	VMH_SET(s->policy, (uint8_t)vmh_params.hybrid_tcp);
-	s->blob = -1;
 	vmh_tcp_options_init(&s->opt);
 	vmh_tcps_defaults(&s->opt, v6);
 	s->obj.items = NULL;

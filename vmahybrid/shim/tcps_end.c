@@ -110,22 +110,34 @@ static void let_them_end(void)
 	}
 }
 
+/* For a connection that nobody has a descriptor of. At the program's limit this thread's own means to sleep is given
+ * for it: the program ends. */
+static int socket_for(const struct vmh_tcp_addr *a)
+{
+	const int domain = vmh_ip_is4(&a->raddr) ? AF_INET : AF_INET6;
+	long fd = vmh_sys(SYS_socket, domain, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (fd == -EMFILE && vmh_sleep_give_up())
+		fd = vmh_sys(SYS_socket, domain, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	return (int)fd;
+}
+
 /* One that is still closing: the kernel goes on with it, and sends what is left. */
 static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 {
 	struct vmh_tcp_addr a;
-	int fd, blob, err = -ENOTSUP;
+	struct vmh_tcp_blob state = { 0 };
+	int fd, err;
 
 	vmh_tcp_address(c, &a);
-	fd = (int)vmh_sys(SYS_socket, vmh_ip_is4(&a.raddr) ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	fd = socket_for(&a);
 	if (fd >= 0) /* what is left of it must not keep a server from being started again */
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	vmh_tcp_freeze(c);
-	blob = fd < 0 ? fd : vmh_tcps_export(c);
-	if (blob >= 0) {
-		err = vmh_session_tcp_home(fd, blob, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_CLOSED);
-		vmh_sys(SYS_close, blob);
-	}
+	err = fd < 0 ? fd : vmh_tcps_export(c, &state);
+	if (!err)
+		err = vmh_session_tcp_home(fd, &state, vmh_tport_flow(a.lport), vmh_tring_ring(t)->ifindex, VMH_R_CLOSED);
+	vmh_tcp_blob_free(&state);
 	if (fd >= 0)
 		vmh_sys(SYS_close, fd);
 	if (err)

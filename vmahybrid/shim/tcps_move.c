@@ -105,25 +105,17 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	return vmh_tpath_make(s, &hop, &a->raddr, path);
 }
 
-static int import(struct vmh_tcps *s, int blob, const struct vmh_tcp_path *path)
+static int import(struct vmh_tcps *s, const struct vmh_tcp_blob *state, const struct vmh_tcp_path *path)
 {
-	struct stat st;
-	long p;
 	int rc;
 
-	if (vmh_sys(SYS_fstat, blob, &st) < 0 || st.st_size < VMH_TCP_STATE_LEN)
-		return -EPROTO;
-	p = vmh_sys(SYS_mmap, NULL, st.st_size, PROT_READ, MAP_PRIVATE, blob, 0);
-	if (p < 0 && p > -4096)
-		return (int)p;
 	vmh_lock(&s->io);
-	rc = vmh_tcp_import(vmh_tring_stack(s->tring), (void *)p, (size_t)st.st_size, path, s, &s->conn);
+	rc = vmh_tcp_import(vmh_tring_stack(s->tring), state->p, state->len, path, s, &s->conn);
 	if (!rc)
 		rc = vmh_tcp_thaw(s->conn);
 	if (!rc)
 		vmh_tcps_adopted(s);
 	vmh_unlock(&s->io);
-	vmh_sys(SYS_munmap, p, st.st_size);
 	return rc;
 }
 
@@ -165,8 +157,9 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 				      .proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = a->lport,
 				      .remote_port = a->rport, .lane = vmh_tring_ring(s->tring)->lane };
 	struct vmh_tcps_stash *st;
+	struct vmh_tcp_blob state = { 0 };
 	unsigned reason = 0;
-	int blob = -1, err;
+	int err;
 
 	memcpy(req.local_addr, a->laddr.b, sizeof(req.local_addr));
 	memcpy(req.remote_addr, a->raddr.b, sizeof(req.remote_addr));
@@ -176,7 +169,7 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 	vmh_session_attach(&req, fd, &s->flow_id, &reason);
 	if (!reason)
 		reason = vmh_verbs_attach_tcp(s->flow_id, &req);
-	if (!reason && vmh_session_tcp_take(fd, s->flow_id, why, &blob, &reason) == 0)
+	if (!reason && vmh_session_tcp_take(fd, s->flow_id, why, &state, &reason) == 0)
 		reason = 0;
 	else if (s->flow_id)
 		vmh_session_detach(s->flow_id, reason);
@@ -185,18 +178,18 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 		s->flow_id = 0;
 		return reason;
 	}
-	err = import(s, blob, path);
+	err = import(s, &state, path);
 	vmh_tring_unstash(s->tring, st, !err);
 	if (err) {
 		vmh_debug("fd %d: the stack does not take the connection: %s", fd, strerror(-err));
-		err = vmh_session_tcp_home(fd, blob, s->flow_id, s->ifindex, VMH_R_TCP_STATE);
+		err = vmh_session_tcp_home(fd, &state, s->flow_id, s->ifindex, VMH_R_TCP_STATE);
 		vmh_verbs_detach(s->flow_id);
 		if (err)
 			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
 		s->flow_id = 0;
 		reason = VMH_R_TCP_STATE;
 	}
-	vmh_sys(SYS_close, blob);
+	vmh_tcp_blob_free(&state);
 	return reason;
 }
 
@@ -305,28 +298,22 @@ void vmh_tcps_adopt_chosen(void)
 
 /* ---- home ---- */
 
-int vmh_tcps_export(struct vmh_tcp_conn *c)
+int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state)
 {
 	ssize_t n = vmh_tcp_export(c, NULL, 0);
-	long p, fd;
+	void *p;
 
 	if (n < 0)
 		return (int)n;
-	fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC);
-	if (fd < 0)
-		return (int)fd;
-	p = vmh_sys(SYS_ftruncate, fd, n) < 0 ? -ENOMEM
-		: vmh_sys(SYS_mmap, NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (p < 0 && p > -4096) {
-		vmh_sys(SYS_close, fd);
+	p = vmh_scratch_new((size_t)n);
+	if (!p)
 		return -ENOMEM;
+	if (vmh_tcp_export(c, p, (size_t)n) != n) {
+		vmh_scratch_free(p, (size_t)n);
+		return -EAGAIN;
 	}
-	if (vmh_tcp_export(c, (void *)p, (size_t)n) != n)
-		n = -EAGAIN;
-	vmh_sys(SYS_munmap, p, n < 0 ? -n : n);
-	if (n < 0)
-		vmh_sys(SYS_close, fd);
-	return n < 0 ? (int)n : (int)fd;
+	*state = (struct vmh_tcp_blob){ p, (size_t)n };
+	return 0;
 }
 
 /* Object lock held: the stack has it no more. */
@@ -432,24 +419,25 @@ static void at_home(struct vmh_tcps *s, unsigned reason, struct vmh_tcps_stash *
 static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	struct vmh_tcps_stash *st;
+	struct vmh_tcp_blob state = { 0 };
 	bool back = false;
-	int blob, err;
+	int err;
 
 	if (s->opening && restart(s))
 		return 0;
 	st = vmh_tring_stash(s->tring, &s->addr);
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
-	blob = vmh_tcps_export(s->conn);
-	if (blob == -ENOTSUP) { /* it has ended: the stack answers until close */
+	err = vmh_tcps_export(s->conn, &state);
+	if (err == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);
 		if (st)
 			vmh_tring_unstash(s->tring, st, true);
 		must &= !atomic_load(&s->fresh);
 		if (must)
-			lost(s, reason, blob);
-		return must ? 0 : blob;
+			lost(s, reason, err);
+		return must ? 0 : err;
 	}
 	atomic_store(&s->state, VMH_TCPS_HOMING);
 	vmh_unlock(&s->io);
@@ -459,16 +447,17 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 		if (vmh_tring_ring(s->tring)->kind == VMH_RING_VERBS)
 			vmh_tport_retire(s->flow_id); /* before its rule is narrowed */
 	}
-	err = blob < 0 ? blob : vmh_session_tcp_home(s->obj.fd, blob, flow_of(s), s->ifindex, reason);
+	if (!err)
+		err = vmh_session_tcp_home(s->obj.fd, &state, flow_of(s), s->ifindex, reason);
 	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown; /* the rule is gone with the service */
 	if (!err) {
 		at_home(s, reason, st);
 		st = NULL;
 	} else if (err == -ENOTCONN && !must) {
-		s->blob = blob;
+		s->blob = state;
+		state.p = NULL;
 		s->stranded_ns = vmh_now_ns();
 		leave(s, VMH_TCPS_STRANDED, reason, false);
-		blob = -1;
 		err = 0;
 	} else if (must) {
 		lost(s, reason, err);
@@ -482,19 +471,17 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 	}
 	if (st)
 		vmh_tring_unstash(s->tring, st, back);
-	if (blob >= 0)
-		vmh_sys(SYS_close, blob);
+	vmh_tcp_blob_free(&state);
 	return err;
 }
 
 static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
-	int err = vmh_session_tcp_home(s->obj.fd, s->blob, flow_of(s), s->ifindex, reason);
+	int err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
 
 	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
 		return 0;
-	vmh_sys(SYS_close, s->blob);
-	s->blob = -1;
+	vmh_tcp_blob_free(&s->blob);
 	if (err)
 		lost(s, reason, err);
 	else

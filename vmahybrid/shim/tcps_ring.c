@@ -343,6 +343,8 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 {
 	struct vmh_tring *t;
 
+	if (!vmh_session_tcp_ready())
+		return NULL;
 	vmh_lock(&list_lock);
 	for (t = atomic_load(&trings); t && (t->tr.ring != r || t->closed); t = t->next)
 		;

@@ -21,10 +21,17 @@ struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *rea
 int vmh_session_attach(const struct vmh_msg_attach *req, int fd, uint32_t *flow_id, unsigned *reason);
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
-/* Of a TCP connection (vmh_tcps.h): its socket is parked, *state a memory file with the connection; and back. 0, -errno;
+/* The state of a TCP connection that changes sides (tcp_state.h), in memory of its own. */
+struct vmh_tcp_blob {
+	void *p; /* NULL: none */
+	size_t len;
+};
+void vmh_tcp_blob_free(struct vmh_tcp_blob *state);
+bool vmh_session_tcp_ready(void); /* what connections need to go home is there, whatever the program's limits will be */
+/* Of a TCP connection (vmh_tcps.h): its socket is parked, *state the connection, the caller's; and back. 0, -errno;
  * -ENOTCONN: there is no service. */
-int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, int *state, unsigned *reason);
-int vmh_session_tcp_home(int fd, int state, uint32_t flow_id, unsigned ifindex, unsigned reason);
+int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, struct vmh_tcp_blob *state, unsigned *reason);
+int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason);
 /* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */
 int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep);
 void vmh_session_tcp_hide(struct vmh_msg_tcp_hide *req);

@@ -14,6 +14,12 @@ int vmh_ctl_send(const void *msg, size_t len); /* no reply is waited for */
 int vmh_ctl_rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds);
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds);
 void vmh_ctl_close_fds(int *fds, int n);
+/* control_state.c, lock held: the memory file for states. A descriptor, which stays ours, or -errno. */
+int vmh_ctl_state_file(void);
+int vmh_ctl_state_put(const struct vmh_tcp_blob *state); /* with this in it */
+int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len); /* what the service has written; 0 or -errno */
+void vmh_ctl_state_done(bool answered);                  /* after the request */
+void vmh_ctl_state_fork_child(void);
 void vmh_ctl_forget_refusals(void);    /* control_ask.c: those of rings, for a new session */
 
 #endif

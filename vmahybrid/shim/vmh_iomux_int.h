@@ -152,6 +152,7 @@ void vmh_ep_plain_fork_child(void);
 /* epoll_kick.c: threads in the kernel's epoll_wait */
 #define VMH_KICK_NS 1000000000u /* longest life of a kick */
 bool vmh_ep_is_kick(uint64_t data);
+bool vmh_ep_can_kick(void);                 /* there is, or was to be had, an eventfd for it */
 void vmh_ep_kick_seen(struct vmh_ep *e, int epfd); /* takes back a kick that nobody waits for any more */
 void vmh_ep_kick(struct vmh_ep *e);         /* after maybe_ring was set; takes the set lock */
 void vmh_ep_kernel_enter(struct vmh_ep *e, int epfd);

@@ -8,6 +8,7 @@
 #define VMH_TCPS_H
 #include "vmh_base.h"
 #include "tcp/tcp_stack.h"
+#include "vmh_control.h"
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
 #include "vmh_lane.h"
@@ -72,7 +73,7 @@ struct vmh_tcps {
 	struct vmh_tring *tring;
 	struct vmh_tcp_conn *conn;
 	uint32_t flow_id, ifindex;
-	int blob;                         /* of a stranded one: a memory file */
+	struct vmh_tcp_blob blob;         /* of a stranded one */
 	uint64_t stranded_ns;
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
@@ -201,7 +202,7 @@ bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
 
 /* tcps_move.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
-int vmh_tcps_export(struct vmh_tcp_conn *c);     /* a frozen one, as a memory file; or -errno */
+int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state); /* a frozen one; 0 or -errno */
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who reads the events */
 bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */

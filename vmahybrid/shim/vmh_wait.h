@@ -13,6 +13,7 @@
 
 extern _Atomic int vmh_sleepers;
 int vmh_sleep_begin(void);   /* returns the wake eventfd of this thread (owned by it), or -errno */
+bool vmh_sleep_give_up(void); /* closes that, until the next sleep; false: there is none, or it is in use */
 void vmh_sleep_end(void);
 VMH_COLD void vmh_wake_all_slow(void);
 static inline void vmh_wake_all(void)

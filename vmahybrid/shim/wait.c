@@ -56,6 +56,14 @@ static void thread_exit(void *arg)
 	s->fd_plus_one = s->depth = 0;
 }
 
+bool vmh_sleep_give_up(void)
+{
+	if (!me.fd_plus_one || me.depth)
+		return false;
+	thread_exit(&me);
+	return true;
+}
+
 static int make_wakefd(void)
 {
 	int fd = (int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -1,0 +1,148 @@
+/* The memory file by which the states of TCP connections pass between the program and the service.
+ *
+ * A program at the limit of its descriptors gets no new one, and a connection must come home all the same: so there is
+ * one file, made before the first connection comes to a ring, and used for one request after the other. It has its size
+ * from the start, which RLIMIT_FSIZE would not let it get later. One that the service may read or write yet, since it did
+ * not answer in time, is given up. */
+#include "vmh_control_int.h"
+#include "vmh_fd.h"
+#include "vmh_iomux_int.h"
+#include "vmh_obj.h"
+#include "tcp/tcp_state.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#define ANY_BYTES (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
+#define MOST_BYTES (16ul << 20) /* what the buffers of nearly all connections have room for */
+
+static struct vmh_file file = { .fd = -1 }; /* a program may close every number, and use it anew */
+static size_t file_bytes;
+static _Atomic int ready;
+
+static int set_size(int fd)
+{
+	struct vmh_quiet q = vmh_quiet_begin();
+	long r = vmh_sys(SYS_ftruncate, fd, file_bytes = ANY_BYTES);
+
+	vmh_quiet_end(&q, r);
+	if (r != -EFBIG)
+		return (int)r;
+	q = vmh_quiet_begin();
+	r = vmh_sys(SYS_ftruncate, fd, file_bytes = MOST_BYTES);
+	vmh_quiet_end(&q, r);
+	return (int)r;
+}
+
+static int make(struct vmh_file *f)
+{
+	long fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC);
+	struct stat st;
+
+	if (fd < 0)
+		return (int)fd;
+	if (vmh_sys(SYS_fstat, fd, &st) || set_size((int)fd)) {
+		vmh_sys(SYS_close, fd);
+		return -EIO;
+	}
+	*f = (struct vmh_file){ .fd = vmh_fd_hide((int)fd), .dev = st.st_dev, .ino = st.st_ino };
+	return 0;
+}
+
+int vmh_ctl_state_file(void)
+{
+	int err = 0;
+
+	if (file.fd >= 0 && !vmh_file_is_ours(&file))
+		vmh_file_close(&file);
+	if (file.fd < 0)
+		err = make(&file);
+	atomic_store(&ready, !err);
+	return err ? err : file.fd;
+}
+
+bool vmh_session_tcp_ready(void)
+{
+	bool made;
+
+	if (vmh_likely(atomic_load_explicit(&ready, memory_order_relaxed)))
+		return true;
+	vmh_lock(&vmh_ctl_lock);
+	made = vmh_ctl_state_file() >= 0;
+	vmh_unlock(&vmh_ctl_lock);
+	return made;
+}
+
+int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
+{
+	int fd = vmh_ctl_state_file();
+	long p;
+
+	if (fd < 0)
+		return fd;
+	if (state->len > file_bytes)
+		return -EFBIG;
+	p = vmh_sys(SYS_mmap, NULL, state->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
+	if (p < 0 && p > -4096)
+		return (int)p;
+	memcpy((void *)p, state->p, state->len); /* by write(2) RLIMIT_FSIZE would count */
+	vmh_sys(SYS_munmap, p, state->len);
+	return fd;
+}
+
+int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
+{
+	struct stat st;
+	size_t at = 0;
+	char *p;
+
+	if (!vmh_file_is_ours(&file) || vmh_sys(SYS_fstat, file.fd, &st) || !len || (uint64_t)st.st_size < len)
+		return -EPROTO;
+	p = vmh_scratch_new(len);
+	if (!p)
+		return -ENOMEM;
+	while (at < len) {
+		long n = vmh_sys(SYS_pread64, file.fd, p + at, len - at, (long)at);
+
+		if (n > 0) {
+			at += (size_t)n;
+		} else if (n != -EINTR) {
+			vmh_scratch_free(p, len);
+			return n ? (int)n : -EPROTO;
+		}
+	}
+	*state = (struct vmh_tcp_blob){ p, len };
+	return 0;
+}
+
+void vmh_tcp_blob_free(struct vmh_tcp_blob *state)
+{
+	if (state->p)
+		vmh_scratch_free(state->p, state->len);
+	*state = (struct vmh_tcp_blob){ 0 };
+}
+
+void vmh_ctl_state_done(bool answered)
+{
+	struct vmh_file again = { .fd = -1 };
+
+	if (!vmh_file_is_ours(&file))
+		return;
+	if (answered) {
+		vmh_sys(SYS_fallocate, file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0L, (long)file_bytes); /* its memory */
+		return;
+	}
+	if (make(&again)) { /* else there is one all the time */
+		vmh_file_close(&file);
+		make(&again);
+	} else {
+		vmh_file_close(&file);
+	}
+	file = again;
+	atomic_store(&ready, file.fd >= 0);
+}
+
+void vmh_ctl_state_fork_child(void)
+{
+	vmh_file_close(&file); /* the parent's goes on */
+	atomic_store(&ready, 0);
+}
