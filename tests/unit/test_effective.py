@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 from vmahybrid.config import effective
@@ -14,6 +15,8 @@ def test_relative_files_are_found_where_the_program_is(tmp_path: Path) -> None:
     environ = {"VMA_SPEC": "./mine.conf", "VMA_HYBRID_POLICY": "policy.conf"}
     program = subprocess.Popen(["/bin/sleep", "30"], cwd=tmp_path, env=environ)
     try:
+        while not Path(f"/proc/{program.pid}/environ").read_bytes():  # exec() fills it in last
+            time.sleep(0.01)
         found = effective.of_process(program.pid)
     finally:
         program.kill()
