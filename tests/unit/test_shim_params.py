@@ -456,6 +456,10 @@ def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) ->
     assert sorted(line for line in log.splitlines() if "no effect" in line) == [
         " VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TX_PREFETCH_BYTES has no effect on xdp"]
     assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
+    Path(files["VMA_HYBRID_POLICY"]).write_text("VMA_BF = 0\nVMA_RX_POLL_OS_RATIO = 3\n")
+    log = run(driver, "effect", VMA_TRACELEVEL="details", **files)[1]
+    assert "VMA_BF has no effect on xdp" in log
+    assert "VMA_RX_POLL_OS_RATIO is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead" in log
 
 
 def test_each_bad_value_is_named(driver: Path) -> None:

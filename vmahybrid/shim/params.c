@@ -226,6 +226,14 @@ static void use_spec(const struct vmh_paramfile *f, const char *name, const char
 		snprintf(f->arg, sizeof(vmh_params.spec), "%s", value);
 }
 
+/* The manual's line, of a name that was in use once. */
+static void take_alias(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
+{
+	take(param, name, text, origin);
+	warn("The parameter %s is no longer in use. Parameter %s was set to %lld instead", name, vmh_param_defs[param].name,
+	     (long long)vmh_param_number(param));
+}
+
 static void use_value(const struct vmh_paramfile *f, const char *name, const char *value)
 {
 	int param = vmh_param_find(name, strlen(name));
@@ -234,7 +242,8 @@ static void use_value(const struct vmh_paramfile *f, const char *name, const cha
 	if (param < 0)
 		warn("%.64s is not a parameter, ignored", name);
 	else if (param != VMH_PARAM_SPEC)
-		take((unsigned)param, name, value, *(const enum vmh_param_origin *)f->arg);
+		(strcmp(name, vmh_param_defs[param].name) ? take_alias : take)((unsigned)param, name, value,
+									       *(const enum vmh_param_origin *)f->arg);
 	reading = NULL;
 }
 
@@ -310,9 +319,7 @@ static void apply_aliases(unsigned param)
 		text = getenv(*alias);
 		if (!text)
 			continue;
-		take(param, *alias, text, VMH_FROM_ENV);
-		warn("The parameter %s is no longer in use. Parameter %s was set to %lld instead", *alias, d->name,
-		     (long long)*number_of(d));
+		take_alias(param, *alias, text, VMH_FROM_ENV);
 	}
 }
 
@@ -530,7 +537,7 @@ void vmh_params_no_effect(unsigned backend, const char *name)
 	if (atomic_fetch_or(&said, backend) & backend)
 		return;
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (origins[i] == VMH_FROM_ENV && !(vmh_param_defs[i].backends & backend))
+		if (is_set(i) && !(vmh_param_defs[i].backends & backend))
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
 }
 
