@@ -148,10 +148,9 @@ def test_bulk_goes_home(service: Service, ip: str) -> None:
         assert "tcp-long-frames" in why(service, b)
 
 
+@pytest.mark.parametrize("service", ["bound"], indirect=True)    # the others do not switch to tcx
 def test_super_packets_at_tcx(service: Service) -> None:
     """While bulk traffic of others comes, the frames come by another program."""
-    if FORCE in service.env:
-        pytest.skip("no switch to tcx with rings in two steps")
     a_side, b_side = service.sandbox.sides
     with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload") as a:
         a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address))
