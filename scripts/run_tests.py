@@ -1,9 +1,9 @@
-"""Runs the whole test suite, `make test`: three pytest sessions side by side, which takes half the time of one.
+"""Runs the whole test suite, `make test`: four pytest sessions side by side, which takes half the time of one.
 
 The tests that need root work with namespaces, rings and real programs; they wait a lot. Those that look at the clock,
-or spin, run in front. Those in CALM and LATE only compare what is said, done or left, whenever it comes: they run
-beside, at a lower priority, LATE when the others are done, which compile and compute, at the lowest. The output of all
-that ran beside follows. Arguments go to all.
+or spin, run in front. Those in CALM and QUIET only compare what is said, done or left, whenever it comes: they run
+beside, at a lower priority. The others compile and compute, at the lowest. The output of all that ran beside follows.
+Arguments go to all.
 
 With CI=true in the environment, what failed runs once more at the end, alone: side by side on two busy cores a test may
 be late. A test that fails alone has failed; the others are named.
@@ -25,23 +25,25 @@ PRIVILEGED = "(root or apps) and not vm"
 OTHERS = "not root and not apps and not vm"
 LAST = "tests/test_zz_leftovers.py"  # of each session
 CALM = (
-    "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf", "tests/compare", "tests/fuzz",
+    "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf", "tests/fuzz",
     "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py", "tests/net/test_service_reinject.py",
     "tests/net/test_service_sessions.py", "tests/net/test_tcp_show.py", "tests/net/test_tcp_syn.py",
     "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py", "tests/net/test_tcprepair.py",
     "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py", "tests/net/test_verbs_shared.py",
     "tests/net/test_vma_stats_options.py", "tests/net/test_xdp_rings.py", "tests/net/test_xdp_switch.py",
-    "tests/sanitize/test_asan.py", "tests/softverbs", LAST,
+    "tests/softverbs", LAST,
 )
-LATE = (
-    "tests/apps/test_make_run.py", "tests/apps/test_path_mtu.py", "tests/apps/test_programs.py",
+QUIET = (
+    "tests/apps/test_make_run.py", "tests/apps/test_path_mtu.py", "tests/apps/test_programs.py", "tests/compare",
     "tests/net/test_death_interface.py", "tests/net/test_death_program.py", "tests/net/test_death_service.py",
-    "tests/net/test_parameters_act.py", "tests/net/test_service_life.py", "tests/net/test_stamps_xdp.py",
-    "tests/net/test_tcp_conf.py", "tests/net/test_tcp_listener_home.py", LAST,
+    "tests/net/test_nat.py", "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py", "tests/net/test_service_life.py",
+    "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py",
+    "tests/net/test_tcp_conf.py", "tests/net/test_tcp_listener_home.py", "tests/sanitize/test_asan.py",
+    LAST,
 )
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
-SESSIONS = ("calm", "others", "late", "front")
+SESSIONS = ("calm", "quiet", "others", "front")
 
 
 def cache(name: str) -> Path:
@@ -83,16 +85,12 @@ def run_again(arguments: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     begun = time.monotonic()
-    ignored = [f"--ignore={path}" for path in (*CALM, *LATE) if path != LAST]
+    ignored = [f"--ignore={path}" for path in (*CALM, *QUIET) if path != LAST]
     with ExitStack() as stack:
-        others = beside(stack, "others", 19, ["-m", OTHERS, *arguments])
-        sessions = [beside(stack, "calm", 5, [*CALM, "-m", PRIVILEGED, *arguments]), others]
-        front = start("front", [*ignored, "-m", PRIVILEGED, *arguments])
-        stack.callback(front.wait)
-        stack.callback(front.terminate)
-        others[1].wait()
-        sessions.append(beside(stack, "late", 5, [*LATE, "-m", PRIVILEGED, *arguments]))
-        codes = [front.wait()]
+        sessions = [beside(stack, "calm", 5, [*CALM, "-m", PRIVILEGED, *arguments]),
+                    beside(stack, "quiet", 5, [*QUIET, "-m", PRIVILEGED, *arguments]),
+                    beside(stack, "others", 19, ["-m", OTHERS, *arguments])]
+        codes = [start("front", [*ignored, "-m", PRIVILEGED, *arguments]).wait()]
         for log, session in sessions:
             codes.append(session.wait())
             print(f"\nBeside ran ({log.name}):", flush=True)
