@@ -36,10 +36,9 @@ CALM = (
 QUIET = (
     "tests/apps/test_make_run.py", "tests/apps/test_path_mtu.py", "tests/apps/test_programs.py", "tests/compare",
     "tests/net/test_death_interface.py", "tests/net/test_death_program.py", "tests/net/test_death_service.py",
-    "tests/net/test_nat.py", "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py", "tests/net/test_service_life.py",
-    "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py",
-    "tests/net/test_tcp_conf.py", "tests/net/test_tcp_listener_home.py", "tests/sanitize/test_asan.py",
-    LAST,
+    "tests/net/test_nat.py", "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py",
+    "tests/net/test_service_life.py", "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py",
+    "tests/net/test_tcp_conf.py", "tests/net/test_tcp_listener_home.py", "tests/sanitize/test_asan.py", LAST,
 )
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
