@@ -93,8 +93,7 @@ def test_a_fork_in_the_middle_of_a_handshake(seconds: str, cookies: int) -> None
 
 
 def test_a_server_that_forks_for_each_connection() -> None:
-    """To adopt what the child gets would cost each of its clients 20 ms. What the server itself uses is adopted, and
-    from then on each connection again."""
+    """To adopt what the child gets would cost each of its clients 20 ms. What the server uses much is adopted."""
     with Sandbox("forks") as sandbox, Service(without_offloads(sandbox)) as service:
         know(sandbox, "4")
         with Calls(service, sandbox.b, True) as b, Calls(service, sandbox.a, False) as a:
@@ -118,12 +117,13 @@ def test_a_server_that_forks_for_each_connection() -> None:
             assert before <= 2
             visit()
             assert taken() == before
-            end = time.monotonic() + 10   # VMA_HYBRID_TCP_BUDGET
-            while taken() == before and time.monotonic() < end:
-                talk(a, b)
-            assert taken() == before + 1
-            visit()
-            assert taken() == before + 2
+            for more in (1, 2):
+                end = time.monotonic() + 10   # VMA_HYBRID_TCP_BUDGET
+                while taken() < before + more and time.monotonic() < end:
+                    talk(a, b)
+                assert taken() == before + more
+                visit()
+                assert taken() == before + more
             talk(a, b)
 
 
