@@ -13,27 +13,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from vmahybrid.contracts import addr_to_text
+from vmahybrid.net.tcpask import Names
 
 NETLINK_NETFILTER = 12
 NFTABLES_GROUP = 1 << 6     # NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h, as a bit
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")     # of the namespace of the thread
 _NONE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)  # no such entry, or the kernel has no such subsystem
 _LEGACY_TABLES = ("ip_tables_names", "ip6_tables_names")
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Of a connection, as its socket has them; addresses are 16 bytes."""
-
-    local: bytes
-    local_port: int
-    remote: bytes
-    remote_port: int
 
 
 def exists() -> bool:
@@ -95,23 +86,29 @@ def translates() -> bool:
                for chain in _nft_chains())
 
 
-def _ask(command: str, names: Names, **attributes: Any) -> list[Any]:
-    """The answer; nothing if there is no such entry."""
-    from pyroute2 import NFCTSocket
+def _answer(ask: Callable[[], Iterable[Any]]) -> list[Any]:
+    """Nothing where there is nothing to tell of; any other error is an OSError."""
     from pyroute2.netlink.exceptions import NetlinkError
-    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
 
-    local, remote = addr_to_text(names.local), addr_to_text(names.remote)
-    family = socket.AF_INET6 if ":" in local else socket.AF_INET
-    wanted = NFCTAttrTuple(family=family, saddr=local, daddr=remote, proto=socket.IPPROTO_TCP, sport=names.local_port,
-                           dport=names.remote_port)
     try:
-        with NFCTSocket(nfgen_family=family) as netlink:
-            return list(netlink.entry(command, tuple_orig=wanted, **attributes))
+        return list(ask())
     except NetlinkError as error:
         if error.code in _NONE:
             return []
         raise OSError(error.code, str(error)) from error
+
+
+def _ask(command: str, names: Names, **attributes: Any) -> list[Any]:
+    """The answer; nothing if there is no such entry."""
+    from pyroute2 import NFCTSocket
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
+
+    local, remote = addr_to_text(names.laddr), addr_to_text(names.raddr)
+    family = socket.AF_INET6 if ":" in local else socket.AF_INET
+    wanted = NFCTAttrTuple(family=family, saddr=local, daddr=remote, proto=socket.IPPROTO_TCP, sport=names.lport,
+                           dport=names.rport)
+    with NFCTSocket(nfgen_family=family) as netlink:
+        return _answer(lambda: netlink.entry(command, tuple_orig=wanted, **attributes))
 
 
 def _liberal() -> Any:
@@ -130,14 +127,7 @@ def _liberal() -> Any:
 def _nft_chains() -> list[Any]:
     """Of all families."""
     from pyroute2 import NFTSocket
-    from pyroute2.netlink.exceptions import NetlinkError
     from pyroute2.netlink.nfnetlink.nftsocket import NFT_MSG_GETCHAIN, nft_chain_msg
 
-    try:
-        with NFTSocket(nfgen_family=socket.AF_UNSPEC) as netlink:
-            return list(netlink.request_get(nft_chain_msg(), NFT_MSG_GETCHAIN))
-    except NetlinkError as error:
-        if error.code in _NONE:
-            return []
-        raise OSError(error.code, str(error)) from error
-
+    with NFTSocket(nfgen_family=socket.AF_UNSPEC) as netlink:
+        return _answer(lambda: netlink.request_get(nft_chain_msg(), NFT_MSG_GETCHAIN))

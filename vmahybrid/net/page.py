@@ -206,21 +206,19 @@ class NetPage:
 
     def set_policy(self, policy: bool) -> bool:
         """``policy``: there are ip rules beyond the default three."""
-        if policy == self._policy:
-            return False
-        self._policy = policy
-        with self._writing():
-            pass
-        return True
+        changed, self._policy = policy != self._policy, policy
+        return self._write_flags(changed)
 
     def set_translates(self, translates: bool) -> bool:
         """``translates``: there are rules of NAT."""
-        if translates == self._translates:
-            return False
-        self._translates = translates
-        with self._writing():
-            pass
-        return True
+        changed, self._translates = translates != self._translates, translates
+        return self._write_flags(changed)
+
+    def _write_flags(self, changed: bool) -> bool:
+        if changed:
+            with self._writing():
+                pass
+        return changed
 
     def set_neighbours(self, neighbours: Sequence[NeighbourInfo]) -> bool:
         """All of them anew."""

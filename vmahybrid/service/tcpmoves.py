@@ -294,7 +294,7 @@ class TcpMoves:
             parked.tracked.users += 1
             self._begin(self._forget_track(parked.tracked, _tracked_names(parked.flow)))
 
-    async def _forget_track(self, namespace: Namespace, names: conntrack.Names) -> None:
+    async def _forget_track(self, namespace: Namespace, names: tcpask.Names) -> None:
         try:
             await namespace.worker.call_async(conntrack.forget, names)
         except (OSError, RuntimeError) as error:
@@ -333,8 +333,8 @@ class _Steering:
         await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [fin_frame(state, link.mac)])
 
 
-def _tracked_names(flow: Flow) -> conntrack.Names:
-    return conntrack.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
+def _tracked_names(flow: Flow) -> tcpask.Names:
+    return tcpask.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
 
 
 def _names(flow: Flow) -> str:
