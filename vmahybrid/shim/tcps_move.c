@@ -23,6 +23,7 @@
 #define NEIGHBOUR_MS 100
 #define NAP_NS 50000
 #define NAPS 40
+#define NAPS_ORDERED 500    /* longer than a plain poll() is, interpose_iomux.c */
 #define LEFT_FRAMES 1024      /* of a ring, at the end of a move */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
@@ -195,14 +196,15 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 
 /* Is nobody in a call on the kernel socket? One that sleeps there would never wake up again. The state is ADOPTING:
  * none begins. The internal thread has the time to wait for one that does not sleep. */
-static bool left_alone(struct vmh_tcps *s)
+static bool left_alone(struct vmh_tcps *s, unsigned why)
 {
+	const int naps = why == VMH_R_OPERATOR ? NAPS_ORDERED : NAPS;
 	const struct timespec nap = { 0, NAP_NS };
 
 	if (!vmh_plain_stop(s->obj.fd))
 		return false;
 	for (int i = 0; atomic_load(&s->in_kernel) || vmh_plain_is_in(s->obj.fd); i++) {
-		if (!vmh_worker_is_me() || i == NAPS)
+		if (!vmh_worker_is_me() || i == naps)
 			return false;
 		vmh_sys(SYS_nanosleep, &nap, NULL);
 	}
@@ -245,7 +247,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 		vmh_tcps_ask_untold(s, fd, &a);
 		s->reuse = vmh_tcps_reuses(fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
-		reason = left_alone(s) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;
+		reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;
 	}
 	if (!reason) {
 		s->addr = a;
