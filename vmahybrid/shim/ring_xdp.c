@@ -23,7 +23,7 @@
 
 static inline uint32_t wanted(const struct xdp_ring *x, const struct xqueue *q)
 {
-	uint32_t n = x->share > q->posted ? x->share - q->posted : 0;
+	uint32_t goal = frames_wanted(x), n = goal > q->posted ? goal - q->posted : 0;
 
 	return n < x->rx_nfree ? n : x->rx_nfree;
 }

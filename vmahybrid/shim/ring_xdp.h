@@ -58,6 +58,7 @@ struct xdp_ring {
 	uint32_t *rx_free, rx_nfree, rx_frames;
 	uint32_t batch; /* free frames worth a write to the producer index, which the kernel's core reads */
 	uint32_t share, low; /* frames wanted per fill ring, VMA_RX_WRE at most; below `low` they are posted one by one */
+	uint32_t most;       /* the same with those of TCP connections */
 	struct xdp_clock clock; /* where r.hw_stamps */
 	unsigned char *chain; /* CHAIN_MAX bytes for a frame that came in several; NULL: none does */
 	/* transmit; guarded by r.tx_lock */
@@ -118,6 +119,15 @@ static inline uint64_t *addr_at(struct xring *g, uint32_t i)
 static inline struct xdp_desc *desc_at(struct xring *g, uint32_t i)
 {
 	return (struct xdp_desc *)g->desc + (i & g->mask);
+}
+
+/* All connections of TCP may send at the same time, and what finds no frame is sent again 10 ms later at best. */
+#define FRAMES_PER_CONN 2 /* a segment, and the ACK of ours */
+static inline uint32_t frames_wanted(const struct xdp_ring *x)
+{
+	uint64_t n = x->share + (uint64_t)FRAMES_PER_CONN * atomic_load_explicit(&x->r.conns, memory_order_relaxed);
+
+	return n < x->most ? (uint32_t)n : x->most;
 }
 
 static inline void free_rx_frame(struct xdp_ring *x, uint32_t frame)

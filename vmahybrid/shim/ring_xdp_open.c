@@ -78,7 +78,7 @@ static bool xdp_crowded(struct vmh_ring *r)
 
 	for (uint32_t i = 0; i < x->nq; i++) {
 		const struct xring *g = &x->q[i].rx;
-		uint32_t most = g->size < x->share ? g->size : x->share;
+		uint32_t goal = frames_wanted(x), most = g->size < goal ? g->size : goal;
 
 		if (kernel_index(g->prod) - g->here >= most / 2)
 			return true;
@@ -212,8 +212,8 @@ static void share_frames(struct xdp_ring *x, const struct vmh_msg_ring_reply *g,
 	if (x->tx_frames > g->tx_size + g->comp_size)
 		x->tx_frames = g->tx_size + g->comp_size;
 	x->rx_frames = limited(x->frames - x->tx_frames, l->rx_bufs, x->nq);
-	x->share = (x->rx_frames + x->nq - 1) / x->nq;
-	x->share = limited(x->share, l->posted, 1);
+	x->most = (x->rx_frames + x->nq - 1) / x->nq;
+	x->share = limited(x->most, l->posted, 1);
 	x->batch = x->tx_batch = vmh_ring_batching ? BATCH : 1;
 	if (vmh_ring_batching && l->batch)
 		x->batch = l->batch;

@@ -41,7 +41,6 @@ struct vmh_tring {
 	_Atomic bool news;                  /* for those who sleep */
 	uint32_t polls;
 	uint8_t polled;                     /* by the program, since the internal thread's last look */
-	_Atomic int conns;
 	bool closed;
 	bool told_long;                     /* the log of long frames; the internal thread's */
 	struct vmh_tring *next;
@@ -65,7 +64,7 @@ static _Atomic bool looked_after = false; /* by the internal thread, every look_
 /* A program that has one connection after the other must not wake it for each. */
 void vmh_tring_count(struct vmh_tring *t, int more)
 {
-	if (!atomic_fetch_add(&t->conns, more) && !atomic_load(&looked_after))
+	if (!atomic_fetch_add(&t->tr.ring->conns, (uint32_t)more) && !atomic_load(&looked_after))
 		vmh_worker_wake();
 }
 
@@ -450,7 +449,7 @@ static bool look_at_all(void)
 	bool any = false;
 
 	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
-		if (t->closed || (!atomic_load(&t->conns) && !conns(t)))
+		if (t->closed || (!atomic_load(&t->tr.ring->conns) && !conns(t)))
 			continue;
 		any = true;
 		if (!VMH_GET(t->polled)) {
