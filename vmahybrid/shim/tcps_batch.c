@@ -3,7 +3,8 @@
  * was answered, when BATCH frames wait, when the program next looks at a ring, and HOLD_CYCLES after the last push.
  *
  * A program that computes for long between two answers would delay the first one. It is found out by its next call, and
- * pushes each frame at once for a while. The internal thread pushes what a program leaves behind, every 10 ms. */
+ * pushes each frame at once for a while; a thread that is only preempted now and then does not, what it had sent would
+ * have been no earlier. The internal thread pushes what a program leaves behind, every 10 ms. */
 #include "vmh_tcps.h"
 
 #define BATCH 16
@@ -11,20 +12,26 @@
 #define LATE_CYCLES (1u << 20)  /* some 300 us */
 #define PENALTY_MIN 1024u       /* waits, doubled each time */
 #define PENALTY_MAX (1u << 20)
+#define IN_TIME_MAX 512u        /* waits, then the penalty begins anew */
+#define LATE_COST 32u           /* one in so many is late by the scheduler */
 
 __thread unsigned vmh_batch_left __attribute__((tls_model("initial-exec"))); /* answers that may still come */
 static __thread struct {
-	unsigned held, penalty, without;
+	unsigned held, penalty, without, in_time;
 	uint64_t since; /* the last push, in cycles */
 } my __attribute__((tls_model("initial-exec")));
 
 static void late(void)
 {
+	vmh_batch_left = 0;
+	if (my.in_time >= LATE_COST) {
+		my.in_time -= LATE_COST;
+		return;
+	}
 	my.penalty = my.penalty ? my.penalty * 2 : PENALTY_MIN;
 	if (my.penalty > PENALTY_MAX)
 		my.penalty = PENALTY_MAX;
 	my.without = my.penalty;
-	vmh_batch_left = 0;
 }
 
 void vmh_batch_slow(unsigned ready)
@@ -33,6 +40,10 @@ void vmh_batch_slow(unsigned ready)
 
 	if (vmh_unlikely(my.held && now - my.since > LATE_CYCLES))
 		late();
+	else if (my.in_time < IN_TIME_MAX)
+		my.in_time++;
+	else
+		my.penalty = 0;
 	my.held = 0;
 	vmh_batch_left = 0;
 	if (!ready || !now)
