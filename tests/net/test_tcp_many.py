@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -145,12 +147,12 @@ def service() -> Iterator[Service]:
 
 
 @contextmanager
-def server(service: Service, policy: str, **variables: str) -> Iterator[Program]:
+def server(service: Service, policy: str, cpu: int | None = None, **variables: str) -> Iterator[Program]:
     """An epoll program whose connections do not block."""
     side = service.sandbox.b
     argv = service.run_argv([bench_program("tcp_many"), "server", side.address, str(PORT)], "adaptive",
                             VMA_HYBRID_TCP=policy, **variables)
-    program = service.sandbox.start(side, argv, env=service.env)
+    program = service.sandbox.start(side, argv, cpu, service.env)
     try:
         program.wait_for("ready", 10)
         yield program
@@ -170,11 +172,11 @@ def answered(program: Program, connections: int) -> int:
     return int(said["messages"])
 
 
-def ring(service: Service, program: Program) -> Any:
-    """Counters of the program's one ring."""
+def ring(service: Service, program: Program, of: str = "stats") -> Any:
+    """Counters of the program's one ring: its own, or the kernel's."""
     rings = Api(service).call("GET", f"/v1/stats/{program.pid}")[1]["rings"]
     assert len(rings) == 1, rings
-    return rings[0]["stats"]
+    return rings[0][of]
 
 
 @pytest.mark.parametrize("how", ["select", "poll", "epoll"])
@@ -289,3 +291,35 @@ def test_answers_of_a_batch_are_pushed_together(service: Service) -> None:
     sent, kicks = (after[name] - before[name] for name in ("tx_packets", "kicks"))
     assert sent >= messages * 0.9
     assert kicks < sent, (kicks, sent)  # how many depends on who of the two is faster: a wait may return one each time
+
+
+def test_a_preempted_program_pushes_together(service: Service) -> None:
+    """By another program on its processor: that is not the program's pause between two answers."""
+    side = service.sandbox.b
+    with server(service, "offload", cpu=0) as program:
+        service.sandbox.start(side, ["sh", "-c", "while :; do :; done"], cpu=0)
+        client = clients(service, 200, 2)
+        client.wait_for("begun", 20)
+        before = ring(service, program)
+        answered(client, 200)
+        after = ring(service, program)
+    sent, kicks = (after[name] - before[name] for name in ("tx_packets", "kicks"))
+    assert kicks < sent / 2, (kicks, sent)
+
+
+def test_all_connections_may_send_at_once(service: Service) -> None:
+    """To a program that is elsewhere for a moment, on a ring of few posted frames."""
+    connections = 600
+    with server(service, "offload", VMA_RX_WRE="256") as program:
+        client = clients(service, connections, 2)
+        client.wait_for("begun", 20)
+        before, lost = ring(service, program), ring(service, program, "kernel")["rx_dropped"]
+        for _ in range(5):
+            os.kill(program.pid, signal.SIGSTOP)
+            time.sleep(0.05)
+            os.kill(program.pid, signal.SIGCONT)
+            time.sleep(0.1)
+        answered(client, connections)
+        after = ring(service, program)
+        assert ring(service, program, "kernel")["rx_dropped"] == lost
+    assert after["rx_packets"] - before["rx_packets"] > 5 * connections
