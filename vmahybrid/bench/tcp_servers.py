@@ -77,10 +77,14 @@ def parse_redis(text: str) -> Load:
     return Load(float(rows[0]["rps"]), float(rows[0]["p50_latency_ms"]) * 1000)
 
 
-def memcached(place: Place, seconds: float, clients: int) -> Load:
-    argv = ["memcached", "-u", "root", "-l", place.sandbox.b.address, "-p", str(PORT), "-U", "0", "-t", "1"]
+def _memcached(place: Place) -> list[str]:
+    return ["memcached", "-u", "root", "-l", place.sandbox.b.address, "-p", str(PORT), "-U", "0", "-t", "1"]
+
+
+def memcached_threads(place: Place, seconds: float, clients: int) -> Load:
+    """A thread for each connection, and a poll() for each answer."""
     each = max(int(MEMCACHED_REQUESTS * seconds / clients), 1)
-    with running(place, argv):
+    with running(place, _memcached(place)):
         return parse_memcslap(_generate(place, [
             "memcslap", f"--servers={place.sandbox.b.address}:{PORT}", "--test=get", f"--concurrency={clients}",
             "--initial-load=100", f"--execute-number={each}", "--tcp-nodelay"]), clients * each)
@@ -91,6 +95,35 @@ def parse_memcslap(text: str, requests: int) -> Load:
     if not took or not float(took[1]):
         raise SandboxError(f"memcslap measured nothing: {text[-500:]}")
     return Load(requests / float(took[1]))
+
+
+def memcached_events(place: Place, seconds: float, clients: int) -> Load:
+    """One thread with epoll; one set for nine gets, of 1024 bytes."""
+    with running(place, _memcached(place)):
+        return parse_memcaslap(_generate(place, [
+            "memcaslap", f"--servers={place.sandbox.b.address}:{PORT}", "--threads=1", f"--concurrency={clients}",
+            f"--time={max(round(seconds), 1)}s", "--stat_freq=1s"]))
+
+
+def parse_memcaslap(text: str) -> Load:
+    """Its latencies are counts by powers of two, of microseconds; p50 is interpolated between two of them."""
+    rate = re.search(r"^Run time: .* TPS: (\d+)", text, re.MULTILINE)
+    total = re.search(r"^Total Statistics \(\d+ events\)\n(?:.*\n)*?\s*Log2 Dist:((?:\n\s*\d+:[ \d]*)+)", text, re.MULTILINE)
+    if not (rate and total):
+        raise SandboxError(f"memcaslap measured nothing: {text[-500:]}")
+    rows = (line.partition(":") for line in total[1].split("\n") if line)
+    return Load(float(rate[1]), _median_of_powers(
+        {int(first) + i: int(count) for first, _, counts in rows for i, count in enumerate(counts.split())}))
+
+
+def _median_of_powers(counts: dict[int, int]) -> float:
+    """Of counts by the number of bits of the value."""
+    half, below = sum(counts.values()) / 2, 0
+    for bits, count in sorted(counts.items()):
+        if count and below + count >= half:
+            return float(2 ** (bits - 1 + (half - below) / count))
+        below += count
+    return 0.0
 
 
 def nginx(place: Place, seconds: float, clients: int) -> Load:
@@ -144,8 +177,12 @@ def measure_redis(repeats: int, seconds: float, say: Callable[[str], None]) -> P
 
 
 def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
-    _require("memcached", "memcslap")
-    runs: dict[str, Run] = {f"get, {clients} clients": partial(memcached, clients=clients) for clients in (8,)}
+    _require("memcached", "memcslap", "memcaslap")
+    runs: dict[str, Run] = {
+        "get, 8 threads": partial(memcached_threads, clients=8),
+        "get and set, 1 connection": partial(memcached_events, clients=1),
+        "get and set, 8 connections": partial(memcached_events, clients=8),
+    }
     return _measure("tcp-memcached", runs, repeats, seconds, say)
 
 
