@@ -125,8 +125,8 @@ def test_load_generators() -> None:
     assert tcp_servers.parse_memcslap(said, 41000) == tcp_servers.Load(25000)
     # 4, 3 and 1 of 16 to 31, 32 to 63, 128 to 255 us
     said = ("Get Statistics (7 events)\n   Log2 Dist:\n       4:       9     9    9   9\n\n"
-            "Total Statistics (8 events)\n   Min:        17\n   Log2 Dist:\n       4:      0   4   3   0\n       8:    1\n\n"
-            "cmd_get: 8\n\nRun time: 2.0s Ops: 5000 TPS: 2500 Net_rate: 123.8M/s\n")
+            "Total Statistics (8 events)\n   Min:        17\n   Log2 Dist:\n       4:      0   4   3   0\n"
+            "       8:    1\n\ncmd_get: 8\n\nRun time: 2.0s Ops: 5000 TPS: 2500 Net_rate: 123.8M/s\n")
     assert tcp_servers.parse_memcaslap(said) == tcp_servers.Load(2500, 32)
     for parse in (tcp_servers.parse_redis, tcp_servers.parse_wrk, tcp_servers.parse_memcaslap, tcp_bulk.parse_stream):
         with pytest.raises(SandboxError, match="measured nothing"):

@@ -108,7 +108,8 @@ def memcached_events(place: Place, seconds: float, clients: int) -> Load:
 def parse_memcaslap(text: str) -> Load:
     """Its latencies are counts by powers of two, of microseconds; p50 is interpolated between two of them."""
     rate = re.search(r"^Run time: .* TPS: (\d+)", text, re.MULTILINE)
-    total = re.search(r"^Total Statistics \(\d+ events\)\n(?:.*\n)*?\s*Log2 Dist:((?:\n\s*\d+:[ \d]*)+)", text, re.MULTILINE)
+    total = re.search(r"^Total Statistics \(\d+ events\)\n(?:.*\n)*?\s*Log2 Dist:((?:\n\s*\d+:[ \d]*)+)", text,
+                      re.MULTILINE)
     if not (rate and total):
         raise SandboxError(f"memcaslap measured nothing: {text[-500:]}")
     rows = (line.partition(":") for line in total[1].split("\n") if line)
