@@ -405,6 +405,8 @@ static long do_submit(const struct call *k)
 	X(execveat, true, do_exec(k)) \
 	X(exit_group, true, do_exit_group(k)) \
 	X(exit, vmh_worker_and_one(), do_exit_group(k)) /* the process would go on with the internal thread alone */ \
+	X(unshare, true, unshare(INT(a))) \
+	X(setns, true, setns(INT(a), INT(b))) \
 	X(io_submit, submits(k), do_submit(k)) \
 	X(io_uring_register, registers(k), do_register(k))
 

@@ -32,6 +32,7 @@ static unsigned head, count;
 static _Atomic int control_fd = -1;
 static _Atomic int lost;
 static _Atomic int behind; /* the first session came after sockets were bound: they are not on rings yet */
+static _Atomic int aside; /* ASKED to end for a moment, LEFT */
 static _Atomic int first_ended; /* pthread_exit() of the first thread: the last one to end ends the process */
 static int bell = -1;
 
@@ -344,6 +345,51 @@ static void turn(void)
 		vmh_rings_drain((unsigned)vmh_params.progress_engine_wce_max);
 }
 
+enum { NOT_ASKED, ASKED, LEFT };
+#define ASIDE_NAP_NS 100000
+#define ASIDE_NAPS 20000 /* 2 s: it may wait for the service */
+
+static bool leaves(void)
+{
+	int asked = ASKED;
+
+	if (vmh_likely(atomic_load_explicit(&aside, memory_order_relaxed) != ASKED))
+		return false;
+	if (!atomic_compare_exchange_strong(&aside, &asked, LEFT))
+		return false;
+	atomic_store(&vmh_worker_runs, 0);
+	atomic_store(&my_tid, 0);
+	return true;
+}
+
+/* No longer in the thread group, which is what the kernel looks at. */
+static bool is_alone(void)
+{
+	struct stat st;
+
+	return !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + 1;
+}
+
+bool vmh_worker_step_aside(void)
+{
+	const struct timespec nap = { 0, ASIDE_NAP_NS };
+	int asked = ASKED;
+
+	if (!vmh_worker_and_one() || vmh_worker_is_me())
+		return false;
+	atomic_store(&aside, ASKED);
+	vmh_worker_wake();
+	for (int i = 0; i < ASIDE_NAPS && !is_alone(); i++)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+	return !atomic_compare_exchange_strong(&aside, &asked, NOT_ASKED);
+}
+
+void vmh_worker_step_back(void)
+{
+	atomic_store(&aside, NOT_ASKED);
+	vmh_worker_start(atomic_load(&control_fd), atomic_load(&behind));
+}
+
 static void *loop(void *arg)
 {
 	(void)arg;
@@ -352,7 +398,7 @@ static void *loop(void *arg)
 	vmh_affinity_apply();
 	if (atomic_load(&behind))
 		vmh_sock_service_back();
-	for (;;)
+	while (!leaves())
 		turn();
 	return NULL;
 }
@@ -374,7 +420,8 @@ void vmh_worker_start(int fd, bool late)
 		vmh_worker_wake();
 		return;
 	}
-	bell = vmh_fd_hide((int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK));
+	if (bell < 0)
+		bell = vmh_fd_hide((int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK));
 	/* the program's handlers run in the program's threads */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -398,6 +445,7 @@ void vmh_worker_fork_child(void)
 	atomic_store(&vmh_worker_runs, 0);
 	atomic_store(&my_tid, 0);
 	atomic_store(&first_ended, 0);
+	atomic_store(&aside, NOT_ASKED);
 	head = count = 0;
 	vmh_lock_reset(&lock);
 	atomic_store(&control_fd, -1);

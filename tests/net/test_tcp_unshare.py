@@ -1,0 +1,88 @@
+"""unshare() and setns() that the kernel allows to a process of one thread only: the internal thread is out of the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from net.test_tcp_shim import introduce, offloaded, without_offloads
+
+from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PORT = 7480
+CALLS = {
+    "user": "call(libc.unshare, 0x10000000)",
+    "user, by syscall()": "call(libc.syscall, 272, 0x10000000)",
+    "own mount namespace": "call(libc.setns, os.open('/proc/self/ns/mnt', os.O_RDONLY), 0x20000)",
+    "what no process may": "call(libc.unshare, 1)",
+}
+SERVER = f"""
+import ctypes, errno, os, socket, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+def call(function, *arguments):
+    r = function(*arguments)
+    print(r and errno.errorcode[ctypes.get_errno()], flush=True)
+if sys.argv[3:]:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+listener = socket.create_server((sys.argv[1], {PORT}))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind((sys.argv[1], {PORT}))
+print("ready", flush=True)
+s = listener.accept()[0]
+for _ in range(50):
+    s.sendall(s.recv(100))
+exec(sys.argv[2])
+for _ in range(50):
+    s.sendall(s.recv(100))
+print("threads", len(os.listdir("/proc/self/task")), flush=True)
+data, peer = udp.recvfrom(100)
+udp.sendto(data, peer)
+while data := s.recv(100):
+    s.sendall(data)
+"""
+CLIENT = f"""
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], {PORT}), 5)
+for _ in range(100):
+    s.sendall(b"x" * 50)
+    assert len(s.recv(50, socket.MSG_WAITALL)) == 50
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.settimeout(5)
+udp.sendto(b"datagram", (sys.argv[1], {PORT}))
+assert udp.recv(100) == b"datagram"
+print("halfway", flush=True)
+time.sleep(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        introduce(sandbox)
+        yield running
+
+
+def visit(service: Service, argv: list[str], on_ring: bool) -> list[str]:
+    """What the server has printed."""
+    server = service.sandbox.start(service.sandbox.b, argv, env=service.env)
+    server.wait_for("ready", 15)
+    client = service.sandbox.start(service.sandbox.a, [sys.executable, "-c", CLIENT, service.sandbox.b.address])
+    client.wait_for("halfway", 20)
+    assert [s["pid"] for s in offloaded(service)] == ([server.pid] if on_ring else [])
+    client.result(5)
+    return server.result(10).splitlines()
+
+
+@pytest.mark.parametrize("threads", [[], ["more"]], ids=["one-thread", "more-threads"])
+@pytest.mark.parametrize("call", list(CALLS))
+def test_as_the_kernel_says(service: Service, call: str, threads: list[str]) -> None:
+    argv = [sys.executable, "-c", SERVER, service.sandbox.b.address, CALLS[call], *threads]
+    *plain, own = visit(service, argv, on_ring=False)
+    *shimmed, with_ours = visit(service, service.run_argv(argv, "latency"), on_ring=True)
+    assert own == f"threads {len(threads) + 1}"
+    assert with_ours == f"threads {len(threads) + 2}"
+    assert shimmed == plain
