@@ -1,4 +1,4 @@
-"""unshare() and setns() that the kernel allows to a process of one thread only: the internal thread is out of the way."""
+"""unshare() and setns() that only a process of one thread may call: the internal thread is out of the way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from net.test_tcp_shim import introduce, offloaded, without_offloads
 
-from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
