@@ -12,8 +12,8 @@
 #define LATE_CYCLES (1u << 20)  /* some 300 us */
 #define PENALTY_MIN 1024u       /* waits, doubled each time */
 #define PENALTY_MAX (1u << 20)
-#define IN_TIME_MAX 512u        /* waits, then the penalty begins anew */
-#define LATE_COST 32u           /* one in so many is late by the scheduler */
+#define IN_TIME_MAX 2048u       /* answers, then the penalty begins anew */
+#define LATE_COST 256u          /* one in so many is late by the scheduler */
 
 __thread unsigned vmh_batch_left __attribute__((tls_model("initial-exec"))); /* answers that may still come */
 static __thread struct {
@@ -40,10 +40,6 @@ void vmh_batch_slow(unsigned ready)
 
 	if (vmh_unlikely(my.held && now - my.since > LATE_CYCLES))
 		late();
-	else if (my.in_time < IN_TIME_MAX)
-		my.in_time++;
-	else
-		my.penalty = 0;
 	my.held = 0;
 	vmh_batch_left = 0;
 	if (!ready || !now)
@@ -60,6 +56,10 @@ bool vmh_batch_more(void)
 {
 	uint64_t now = vmh_cycles(), gone = now - my.since;
 
+	if (my.in_time < IN_TIME_MAX)
+		my.in_time++;
+	else
+		my.penalty = 0;
 	if (--vmh_batch_left && ++my.held < BATCH && gone < HOLD_CYCLES)
 		return true;
 	if (vmh_unlikely(my.held > 1 && gone > LATE_CYCLES))
