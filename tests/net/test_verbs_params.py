@@ -68,7 +68,7 @@ SIZES = [
      ["VMA_CQ_AIM_MAX_PERIOD_USEC = 2147483647 is not a number from 0 to 65535, {}, using [65535]"]),
     ({"VMA_CQ_AIM_MAX_PERIOD_USEC": "65535", "VMA_CQ_MODERATION_PERIOD_USEC": "65535"}, []),
     ({"VMA_RING_DEV_MEM_TX": "2147483647"},
-     ["VMA_RING_DEV_MEM_TX = 2147483647 is not a number from 0 to 0, {}, using [0]"]),
+     ["VMA_RING_DEV_MEM_TX = 2147483647 is not what {} can have, using [0]"]),
     ({"VMA_RX_BUFS": "8192", "VMA_TX_BUFS": "500", "VMA_TX_WRE": "1024", "VMA_TX_BUF_SIZE": "2000"}, []),
 ]
 

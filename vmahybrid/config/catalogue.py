@@ -120,10 +120,10 @@ class Parameter:
         return self._checked(int(word), text)
 
     def _checked(self, value: int, text: str) -> int:
-        if self.type == "bool":
-            return int(value != 0)
         low = -INT_LIMIT - 1 if self.minimum is None else self.minimum
         high = INT_LIMIT if self.maximum is None else self.maximum
+        if self.type == "bool":
+            low, high = 0, 1
         if not low <= value <= high and value not in self.also:
             raise ValueError(f"{self.name}: {text!r} is out of range, expected {self.expected()}")
         return self.zero if value == 0 and self.zero is not None else value

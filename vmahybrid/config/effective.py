@@ -219,7 +219,7 @@ def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:
     if number is None or not -(2**63) <= number < 2**63 or parameter.type == "enum":
         return default, False
     if parameter.type == "bool":
-        return int(number != 0), True
+        return int(number != 0), number in (0, 1) or None
     low = -INT_LIMIT - 1 if parameter.minimum is None else parameter.minimum
     high = INT_LIMIT if parameter.maximum is None else parameter.maximum
     if not low <= number <= high and number not in parameter.also:

@@ -183,6 +183,8 @@ static void take(unsigned param, const char *name, const char *text, enum vmh_pa
 		return;
 	}
 	if (d->type == VMH_PARAM_BOOL) {
+		if (value != 0 && value != 1)
+			warn_value(d, name, text, 1);
 		set_number(param, value != 0, origin);
 	} else if (d->type == VMH_PARAM_ENUM) {
 		warn_value(d, name, text, d->number);
@@ -546,7 +548,12 @@ void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t m
 	static _Atomic uint8_t said[VMH_PARAMS_COUNT];
 	int64_t asked = vmh_param_number(param);
 
-	if (used != asked && is_set(param) && !atomic_exchange(&said[param], 1))
+	if (used == asked || !is_set(param) || atomic_exchange(&said[param], 1))
+		return;
+	if (least >= most) /* of the others' making: there is no choice */
+		vmh_warn("%s = %lld is not what %s can have, using [%lld]", vmh_param_defs[param].name, (long long)asked,
+			 where, (long long)used);
+	else
 		vmh_warn("%s = %lld is not a number from %lld to %lld, which is what %s can have, using [%lld]",
 			 vmh_param_defs[param].name, (long long)asked, (long long)least, (long long)most, where,
 			 (long long)used);
