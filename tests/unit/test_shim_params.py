@@ -418,6 +418,9 @@ def test_banner_at_info_shows_what_is_not_the_default(driver: Path) -> None:
         " VMA INFO: TCP nodelay                    1                          [VMA_TCP_NODELAY]",
         " VMA INFO: Thread mode                    Multi mutex lock           [VMA_THREAD_MODE]",
         " VMA INFO: BF (Blue Flame)                Disabled                   [VMA_BF]"]  # fmt: skip
+    late = run(driver, BANNER="1", VMA_TIMER_RESOLUTION_MSEC="1200", VMA_TCP_TIMER_RESOLUTION_MSEC="1200")[1]
+    assert " VMA INFO: Timer Resolution (msec)        1200 (acts as 1000)        [VMA_TIMER_RESOLUTION_MSEC]\n" in late
+    assert " VMA INFO: TCP Timer Resolution (msec)    1200 (acts as 40)          [VMA_TCP_TIMER_RESOLUTION_MSEC]\n" in late
     assert run(driver, BANNER="1", VMA_TRACELEVEL="warn")[1] == ""
     log = run(driver, BANNER="1", VMA_SPEC="10", VMA_RX_POLL="x", VMA_TRACELEVEL="debug")[1].splitlines()
     after = log.index(next(line for line in log if "VMA_RX_POLL = x is not" in line))
@@ -507,11 +510,16 @@ PAIRS = [
     ({"VMA_TCP_TIMER_RESOLUTION_MSEC": "40"}, None),
     ({"VMA_TIMER_RESOLUTION_MSEC": "200"},
      "VMA_TCP_TIMER_RESOLUTION_MSEC = 100 does not go with VMA_TIMER_RESOLUTION_MSEC = 200 (at least 200), "
-     "using [200]"),
+     "using [200], which acts as 40"),
+    ({"VMA_TIMER_RESOLUTION_MSEC": "200", "VMA_TCP_TIMER_RESOLUTION_MSEC": "150"},
+     "VMA_TCP_TIMER_RESOLUTION_MSEC = 150 does not go with VMA_TIMER_RESOLUTION_MSEC = 200 (at least 200), "
+     "using [200], which acts as 40"),
+    ({"VMA_TIMER_RESOLUTION_MSEC": "30", "VMA_TCP_TIMER_RESOLUTION_MSEC": "20"},
+     "VMA_TCP_TIMER_RESOLUTION_MSEC = 20 does not go with VMA_TIMER_RESOLUTION_MSEC = 30 (at least 30), using [30]"),
     ({"VMA_TIMER_RESOLUTION_MSEC": "5000", "VMA_SPEC": "29west"},
      "VMA_TIMER_RESOLUTION_MSEC = 5000 acts as 1000: more makes no difference",
      "VMA_TCP_TIMER_RESOLUTION_MSEC = 100 does not go with VMA_TIMER_RESOLUTION_MSEC = 5000 (at least 5000), "
-     "using [5000]"),
+     "using [5000], which acts as 40"),
     ({"VMA_SPEC": "latency"}, None),
 ]  # fmt: skip
 
