@@ -171,6 +171,34 @@ def test_sent(ring: Lab, kernel: Lab) -> None:
     assert kernel.counted(lambda: kernel.do(act)) == {"tx_os_packets": N, "tx_os_bytes": N * SIZE}
 
 
+# what the kernel does on its own: such a call sends a connection home first
+ENDS_IN_KERNEL = {
+    "sendmmsg": (f"sendmmsg(c, {N}, {SIZE})", {"tx_os_packets": N, "tx_os_bytes": N * SIZE}),
+    "recvmmsg": (f"recvmmsg(c, {N}, {SIZE})", {"rx_os_packets": N, "rx_os_bytes": N * SIZE}),
+    "sendfile": (f"f = open(sys.executable, 'rb')\nos.sendfile(c.fileno(), f.fileno(), 0, {SIZE})",
+                 {"tx_os_packets": 1, "tx_os_bytes": SIZE}),
+    "splice": (f"r, w = os.pipe()\nos.splice(c.fileno(), w, {SIZE})\nos.splice(r, c.fileno(), {SIZE})",
+               dict.fromkeys(("rx_os_packets", "tx_os_packets"), 1) | dict.fromkeys(("rx_os_bytes", "tx_os_bytes"), SIZE)),
+    "pwritev2": (f"os.pwritev(c.fileno(), [bytes({SIZE})], -1, 0)", {"tx_os_packets": 1, "tx_os_bytes": SIZE}),
+    "nothing there": (f"fails(recvmmsg, c, 1, {SIZE}, socket.MSG_DONTWAIT)", {"rx_os_eagain": 1}),
+    "no file": ("fails(os.sendfile, c.fileno(), 999, 0, 1)", {"tx_os_errors": 1}),
+}
+
+
+@pytest.mark.parametrize("call", ENDS_IN_KERNEL)
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_calls_that_end_in_the_kernel(request: pytest.FixtureRequest, where: str, call: str) -> None:
+    """The one that sends the connection home, and the next one."""
+    lab: Lab = request.getfixturevalue(where)
+    code, expected = ENDS_IN_KERNEL[call]
+    peer = lab.connect()
+    for _ in range(2):
+        if any(name.startswith("rx_os_p") for name in expected):
+            lab.queued(peer, expected["rx_os_bytes"])
+        assert lab.counted(lambda: lab.do(code)) == expected
+    assert not lab.shown()["rx_offloaded"]
+
+
 def test_no_room(ring: Lab, kernel: Lab) -> None:
     """The peer does not read: what is accepted waits, and then no more is."""
     fill = "c.setblocking(False)\nwhile not fails(c.send, bytes(65536)):\n    pass"
