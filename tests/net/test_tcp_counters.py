@@ -39,11 +39,12 @@ class Lab:
         self.peers: list[socket.socket] = []
         self.fd = -1
 
-    def connect(self) -> socket.socket:
-        """The peer's end of a new connection, the program's is ``c``."""
+    def connect(self, mapped: bool = False) -> socket.socket:
+        """The peer's end of a new connection, the program's is ``c``; ``mapped``: an AF_INET6 socket of its own."""
         for _ in range(20):  # the first one may be the kernel's: the neighbour is not known yet
-            address = self._listener.getsockname()
-            self.do(f"c = socket.socket()\nc.connect({address!r})")
+            host, port = self._listener.getsockname()
+            address = (f"::ffff:{host}" if mapped else host, port)
+            self.do(f"c = socket.socket(socket.{'AF_INET6' if mapped else 'AF_INET'})\nc.connect({address!r})")
             peer = self._listener.accept()[0]
             peer.settimeout(3)
             self.peers.append(peer)
@@ -245,6 +246,18 @@ def test_queues(ring: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     counters = ring.shown()["counters"]
     assert (counters["rx_ready_bytes"], counters["rx_ready_packets"]) == (0, 0)
     assert counters["rx_ready_bytes_max"] == N * SIZE
+
+
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_names_of_both_families(request: pytest.FixtureRequest, world: tuple[Sandbox, Service], where: str,
+                                capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """View 5 has them as ss(8) does, whoever serves the connection."""
+    lab: Lab = request.getfixturevalue(where)
+    peer = lab.connect(mapped=True)
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(world[1].rundir))
+    assert main(["-F", "-p", str(lab.program.pid), "-v", "5"]) == 0
+    ends = [f"[::ffff:{host}]:{port}" for host, port in (peer.getpeername(), peer.getsockname())]
+    assert ends in [line.split()[4:6] for line in capsys.readouterr().out.splitlines()]
 
 
 def test_sent_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
