@@ -624,6 +624,25 @@ def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path,
         f" VMA WARNING: Configuration file {conf} can't be read: ENOENT"]  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "answer", "said"), [
+    (b"# caf\xe9\nuse os udp_sender *:53\n", CONF_RULE, None),
+    (b"use os udp_sender *:53\nuse os udp_sender b\xfcro:53\n", 0,
+     b"2: not an address (a.b.c.d, a.b.c.d/bits or *): \"b\xfcro\""),
+    (b"use os udp_sender *:53\nuse os udp_sender fe80::1:53\n", 0,
+     b"2: an IPv6 address: rules have IPv4 addresses, and * is for both: \"fe80::1:53\""),
+])  # fmt: skip
+def test_libvma_conf_is_judged_by_bytes(driver: Path, tmp_path: Path, text: bytes, answer: int,
+                                        said: bytes | None) -> None:
+    """As `config check` does, see test_cli_parameters.py."""
+    conf = tmp_path / "libvma.conf"
+    conf.write_bytes(text)
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="warn")
+    assert asked.ask(SENDER, "10.0.0.1 53") == answer
+    asked.process.communicate(timeout=10)
+    log = (tmp_path / "log").read_bytes()
+    assert log == (b" VMA ERROR: %s:%s. No rule of it applies\n" % (bytes(conf), said) if said else b"")
+
+
 def test_application_id_chooses_the_rules(driver: Path, tmp_path: Path) -> None:
     conf = tmp_path / "libvma.conf"
     conf.write_text("application-id test_p* feed\nuse os udp_connect *:53\n"
