@@ -177,7 +177,7 @@ def test_clients(service: Service, netns_pair: Sandbox, peer: object, conf: Path
 
 
 def test_clients_over_ipv6(service: Service, netns_pair: Sandbox, peer: object, conf: Path) -> None:
-    """IPv4 on an AF_INET6 socket is IPv4; an IPv6 address is 0.0.0.0 to the rules, so * has it, and its port decides."""
+    """IPv4 on an AF_INET6 socket is IPv4; an IPv6 address is 0.0.0.0 to the rules: that is, *."""
     there = netns_pair.b.address
     six, mapped = "fd77::" + there.rpartition(".")[2], f"::ffff:{there}"
     with asked(service, netns_pair, conf.parent, "offload") as ask:

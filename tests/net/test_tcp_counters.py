@@ -179,7 +179,7 @@ ENDS_IN_KERNEL = {
     "sendfile": (f"f = open(sys.executable, 'rb')\nos.sendfile(c.fileno(), f.fileno(), 0, {SIZE})",
                  {"tx_os_packets": 1, "tx_os_bytes": SIZE}),
     "splice": (f"r, w = os.pipe()\nos.splice(c.fileno(), w, {SIZE})\nos.splice(r, c.fileno(), {SIZE})",
-               dict.fromkeys(("rx_os_packets", "tx_os_packets"), 1) | dict.fromkeys(("rx_os_bytes", "tx_os_bytes"), SIZE)),
+               {"rx_os_packets": 1, "rx_os_bytes": SIZE, "tx_os_packets": 1, "tx_os_bytes": SIZE}),
     "pwritev2": (f"os.pwritev(c.fileno(), [bytes({SIZE})], -1, 0)", {"tx_os_packets": 1, "tx_os_bytes": SIZE}),
     "nothing there": (f"fails(recvmmsg, c, 1, {SIZE}, socket.MSG_DONTWAIT)", {"rx_os_eagain": 1}),
     "no file": ("fails(os.sendfile, c.fileno(), 999, 0, 1)", {"tx_os_errors": 1}),

@@ -210,7 +210,8 @@ def _of_page(socket: SocketView) -> Iterator[ExplainStep]:
     if socket.reason in UNBOUND_REASONS:
         yield _no("bind", reason)
     else:
-        remote = "" if socket.remote.startswith(("0.0.0.0", "*")) or socket.remote == "[::]:*" else f", connected to {socket.remote}"
+        none = socket.remote.startswith(("0.0.0.0", "*")) or socket.remote == "[::]:*"
+        remote = "" if none else f", connected to {socket.remote}"
         yield _ok("bind", f"bound to {socket.local}{remote}")
 
 
