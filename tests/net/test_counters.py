@@ -368,15 +368,25 @@ def test_ready_to_send_without_polling(small_lab: Callable[..., Lab]) -> None:
 
 
 def test_waits_that_fail(lab: Lab) -> None:
-    """select(2) with a descriptor that is closed, epoll_wait(2) without room."""
-    lab.ring()
+    """select(2) with a descriptor that is closed, epoll_wait(2) without room or with a bad address, where something is
+    ready: neither a hit nor a miss, and nothing that was ready."""
+    where = lab.ring()
     lab.do(DEFINE + "gone = os.dup(r)\nos.close(gone)")
     try:
         before = lab.iomux("select")
         lab.do(f"[fails(select.select, [s, gone], [], [], 0) for _ in range({N})]")
-        assert changes(before, lab.iomux("select"), "counter") == {"errors": N, "poll_miss": N}
+        assert changes(before, lab.iomux("select"), "counter") == {"errors": N}
+        before = lab.iomux("poll")
+        lab.do(f"[libc.poll(None, 1, 0) for _ in range({N})]")
+        assert changes(before, lab.iomux("poll"), "counter") == {"errors": N}
         before = lab.iomux("epoll")
         lab.do(f"[libc.epoll_wait(ep.fileno(), None, 0, 0) for _ in range({N})]")
+        assert changes(before, lab.iomux("epoll"), "counter") == {"errors": N}
+        lab.peer.send(where, 1, SIZE)
+        assert lab.do("len(ep.poll(1))") == 1
+        before = lab.iomux("epoll")
+        lab.do(f"[libc.epoll_wait(ep.fileno(), None, 1, 0) for _ in range({N})]")
+        assert lab.do("ctypes.get_errno()") in (0, 14)
         assert changes(before, lab.iomux("epoll"), "counter") == {"errors": N}
     finally:
         lab.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")

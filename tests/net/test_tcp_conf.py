@@ -24,6 +24,8 @@ PEER = """
 import select, socket, sys
 here, there, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 listeners = [socket.create_server((here, port)) for port in range(first, last)]
+six = "fd77::" + here.rpartition(".")[2]
+listeners += [socket.create_server((six, port), family=socket.AF_INET6) for port in range(first, last)]
 print("ready", flush=True)
 kept = []
 while True:
@@ -56,6 +58,10 @@ def client(port, bound=0):
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind((here, bound))
     s.connect((there, port))
+    return rounds(s)
+def client6(address, port):
+    s = socket.socket(socket.AF_INET6)
+    s.connect((address, port))
     return rounds(s)
 listeners = {}
 def server(port, address=here):
@@ -168,6 +174,20 @@ def test_clients(service: Service, netns_pair: Sandbox, peer: object, conf: Path
         assert verdict(ask("client(7400)")) == ON_RING
         conf.write_text("use os tcp_client *:7408\nuse os tcp_clint *:*\n")
         assert verdict(ask("client(7408)")) == ON_RING, "a wrong file changes nothing"
+
+
+def test_clients_over_ipv6(service: Service, netns_pair: Sandbox, peer: object, conf: Path) -> None:
+    """IPv4 on an AF_INET6 socket is IPv4; an IPv6 address is 0.0.0.0 to the rules: that is, *."""
+    there = netns_pair.b.address
+    six, mapped = "fd77::" + there.rpartition(".")[2], f"::ffff:{there}"
+    with asked(service, netns_pair, conf.parent, "offload") as ask:
+        for address in (six, mapped):
+            ask(f"client6({address!r}, 7409)")  # the first one may be too early for a ring
+            assert verdict(ask(f"client6({address!r}, 7409)")) == ON_RING
+        assert verdict(ask(f"client6({mapped!r}, 7400)")) == KEPT
+        assert verdict(ask(f"client6({six!r}, 7400)")) == ON_RING
+        assert verdict(ask(f"client6({mapped!r}, 7402)")) == ON_RING
+        assert verdict(ask(f"client6({six!r}, 7402)")) == KEPT  # not of the net of the first rule, but of *
 
 
 def test_the_application_id_chooses_the_group(service: Service, netns_pair: Sandbox, peer: object, conf: Path) -> None:

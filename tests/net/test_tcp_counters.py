@@ -39,11 +39,12 @@ class Lab:
         self.peers: list[socket.socket] = []
         self.fd = -1
 
-    def connect(self) -> socket.socket:
-        """The peer's end of a new connection, the program's is ``c``."""
+    def connect(self, mapped: bool = False) -> socket.socket:
+        """The peer's end of a new connection, the program's is ``c``; ``mapped``: an AF_INET6 socket of its own."""
         for _ in range(20):  # the first one may be the kernel's: the neighbour is not known yet
-            address = self._listener.getsockname()
-            self.do(f"c = socket.socket()\nc.connect({address!r})")
+            host, port = self._listener.getsockname()
+            address = (f"::ffff:{host}" if mapped else host, port)
+            self.do(f"c = socket.socket(socket.{'AF_INET6' if mapped else 'AF_INET'})\nc.connect({address!r})")
             peer = self._listener.accept()[0]
             peer.settimeout(3)
             self.peers.append(peer)
@@ -171,6 +172,34 @@ def test_sent(ring: Lab, kernel: Lab) -> None:
     assert kernel.counted(lambda: kernel.do(act)) == {"tx_os_packets": N, "tx_os_bytes": N * SIZE}
 
 
+# what the kernel does on its own: such a call sends a connection home first
+ENDS_IN_KERNEL = {
+    "sendmmsg": (f"sendmmsg(c, {N}, {SIZE})", {"tx_os_packets": N, "tx_os_bytes": N * SIZE}),
+    "recvmmsg": (f"recvmmsg(c, {N}, {SIZE})", {"rx_os_packets": N, "rx_os_bytes": N * SIZE}),
+    "sendfile": (f"f = open(sys.executable, 'rb')\nos.sendfile(c.fileno(), f.fileno(), 0, {SIZE})",
+                 {"tx_os_packets": 1, "tx_os_bytes": SIZE}),
+    "splice": (f"r, w = os.pipe()\nos.splice(c.fileno(), w, {SIZE})\nos.splice(r, c.fileno(), {SIZE})",
+               {"rx_os_packets": 1, "rx_os_bytes": SIZE, "tx_os_packets": 1, "tx_os_bytes": SIZE}),
+    "pwritev2": (f"os.pwritev(c.fileno(), [bytes({SIZE})], -1, 0)", {"tx_os_packets": 1, "tx_os_bytes": SIZE}),
+    "nothing there": (f"fails(recvmmsg, c, 1, {SIZE}, socket.MSG_DONTWAIT)", {"rx_os_eagain": 1}),
+    "no file": ("fails(os.sendfile, c.fileno(), 999, 0, 1)", {"tx_os_errors": 1}),
+}
+
+
+@pytest.mark.parametrize("call", ENDS_IN_KERNEL)
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_calls_that_end_in_the_kernel(request: pytest.FixtureRequest, where: str, call: str) -> None:
+    """The one that sends the connection home, and the next one."""
+    lab: Lab = request.getfixturevalue(where)
+    code, expected = ENDS_IN_KERNEL[call]
+    peer = lab.connect()
+    for _ in range(2):
+        if any(name.startswith("rx_os_p") for name in expected):
+            lab.queued(peer, expected["rx_os_bytes"])
+        assert lab.counted(lambda: lab.do(code)) == expected
+    assert not lab.shown()["rx_offloaded"]
+
+
 def test_no_room(ring: Lab, kernel: Lab) -> None:
     """The peer does not read: what is accepted waits, and then no more is."""
     fill = "c.setblocking(False)\nwhile not fails(c.send, bytes(65536)):\n    pass"
@@ -217,6 +246,18 @@ def test_queues(ring: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     counters = ring.shown()["counters"]
     assert (counters["rx_ready_bytes"], counters["rx_ready_packets"]) == (0, 0)
     assert counters["rx_ready_bytes_max"] == N * SIZE
+
+
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_names_of_both_families(request: pytest.FixtureRequest, world: tuple[Sandbox, Service], where: str,
+                                capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """View 5 has them as ss(8) does, whoever serves the connection."""
+    lab: Lab = request.getfixturevalue(where)
+    peer = lab.connect(mapped=True)
+    monkeypatch.setenv("VMAHYBRID_RUNDIR", str(world[1].rundir))
+    assert main(["-F", "-p", str(lab.program.pid), "-v", "5"]) == 0
+    ends = [f"[::ffff:{host}]:{port}" for host, port in (peer.getpeername(), peer.getsockname())]
+    assert ends in [line.split()[4:6] for line in capsys.readouterr().out.splitlines()]
 
 
 def test_sent_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from net.test_tcp_policy import NEVER, hot
@@ -62,8 +64,8 @@ def test_a_socket_that_is_there_already_is_shown(service: Service, asking: ShimP
     assert offloaded(service)
 
 
-def events(service: Service, pid: int) -> list[tuple[str, str]]:
-    """Kinds and reasons of what has happened to a program so far."""
+def event_log(service: Service, pid: int) -> list[dict[str, Any]]:
+    """What has happened to a program so far."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(0.5)
         sock.connect(str(service.rundir / "api.sock"))
@@ -73,7 +75,23 @@ def events(service: Service, pid: int) -> list[tuple[str, str]]:
             while chunk := sock.recv(65536):
                 text += chunk
     found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: ")]
-    return [(event["kind"], event["data"].get("reason", "")) for event in found if event["data"].get("pid") == pid]
+    return [event for event in found if event["data"].get("pid") == pid]
+
+
+def events(service: Service, pid: int) -> list[tuple[str, str]]:
+    """Kinds and reasons."""
+    return [(event["kind"], event["data"].get("reason", "")) for event in event_log(service, pid)]
+
+
+def test_explain_counts_calls_of_a_stream(service: Service, asking: ShimPeer) -> None:
+    """Nobody knows its messages, and segments are not counted for the socket."""
+    assert offloaded(service)
+    what = f"{asking.pid}:{tcp_fd(service, asking.pid)}"
+    steps = json.loads(service.ask("explain", what, "--json"))["steps"]
+    said = {step["step"]: step["text"] for step in steps}
+    assert "datagram" not in str(steps)
+    assert re.fullmatch(r"\d+ calls by the ring, \d+ by the kernel", said["sending"])
+    assert said["traffic"].startswith("received in ") and " calls by the ring and " in said["traffic"]
 
 
 def test_each_move_is_an_event_with_its_reason(service: Service, asking: ShimPeer) -> None:
@@ -81,6 +99,14 @@ def test_each_move_is_an_event_with_its_reason(service: Service, asking: ShimPee
     service.ask("adopt", str(asking.pid))
     moves = [event for event in events(service, asking.pid) if event[0] in ("tcp-home", "tcp-adopted")]
     assert moves[-2:] == [("tcp-home", "flow-deleted"), ("tcp-adopted", "operator")]
+    (sock,) = [s for s in offloaded(service) if s["pid"] == asking.pid]
+    found = [event for event in event_log(service, asking.pid) if event["kind"].startswith("tcp-")]
+    for event in found[-2:]:
+        # of one that began on its ring the program names no descriptor when it goes home
+        fd = -1 if len(found) == 2 and event["kind"] == "tcp-home" else sock["fd"]
+        assert event["data"].items() >= {"fd": fd, "local": sock["local"], "remote": sock["remote"]}.items()
+        assert f"{sock['local']} {sock['remote']} of process" in event["text"]
+        assert (f", fd {fd}: " in event["text"]) is (fd >= 0)
 
 
 ASLEEP = """

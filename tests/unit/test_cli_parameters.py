@@ -337,6 +337,23 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
     assert main(["config", "check", "/nonexistent"]) == 2
 
 
+@pytest.mark.parametrize(("data", "said"), [
+    (b"# caf\xe9\nuse os udp_connect *:53\n", None),
+    (b"application-id caf\xe9 *\nuse os udp_connect *:53\n", None),
+    (b"# x\nuse os udp_connect b\xfcro:53\n",
+     "2: not an address (a.b.c.d, a.b.c.d/bits or *): \"b\N{REPLACEMENT CHARACTER}ro\""),
+    (b"\xff\xfeu\0s\0e\0", "1: a zero byte: \"\\0\""),
+    (b"use os tcp_client [fe80::1]:80\n",
+     "1: an IPv6 address: rules have IPv4 addresses, and * is for both: \"[fe80::1]:80\""),
+])  # fmt: skip
+def test_check_judges_libvma_conf_by_bytes_as_the_shim_does(place: Path, capsys: pytest.CaptureFixture[str],
+                                                            data: bytes, said: str | None) -> None:
+    path = place / "libvma.conf"
+    path.write_bytes(data)
+    assert main(["config", "check", str(path)]) == (1 if said else 0)
+    assert capsys.readouterr().err == (f"{path}:{said}\n" if said else "")
+
+
 def test_from_the_command_line(place: Path) -> None:
     argv = [sys.executable, "-m", "vmahybrid.cli.main", "config", "show", "--changed", "--json"]
     env = {**os.environ, "VMA_MTU": "9000"}

@@ -418,6 +418,10 @@ def test_banner_at_info_shows_what_is_not_the_default(driver: Path) -> None:
         " VMA INFO: TCP nodelay                    1                          [VMA_TCP_NODELAY]",
         " VMA INFO: Thread mode                    Multi mutex lock           [VMA_THREAD_MODE]",
         " VMA INFO: BF (Blue Flame)                Disabled                   [VMA_BF]"]  # fmt: skip
+    late = run(driver, BANNER="1", VMA_TIMER_RESOLUTION_MSEC="1200", VMA_TCP_TIMER_RESOLUTION_MSEC="1200")[1]
+    assert [line for line in late.splitlines() if " INFO: " in line and "Timer" in line] == [
+        " VMA INFO: Timer Resolution (msec)        1200 (acts as 1000)        [VMA_TIMER_RESOLUTION_MSEC]",
+        " VMA INFO: TCP Timer Resolution (msec)    1200 (acts as 40)          [VMA_TCP_TIMER_RESOLUTION_MSEC]"]
     assert run(driver, BANNER="1", VMA_TRACELEVEL="warn")[1] == ""
     log = run(driver, BANNER="1", VMA_SPEC="10", VMA_RX_POLL="x", VMA_TRACELEVEL="debug")[1].splitlines()
     after = log.index(next(line for line in log if "VMA_RX_POLL = x is not" in line))
@@ -507,11 +511,16 @@ PAIRS = [
     ({"VMA_TCP_TIMER_RESOLUTION_MSEC": "40"}, None),
     ({"VMA_TIMER_RESOLUTION_MSEC": "200"},
      "VMA_TCP_TIMER_RESOLUTION_MSEC = 100 does not go with VMA_TIMER_RESOLUTION_MSEC = 200 (at least 200), "
-     "using [200]"),
+     "using [200], which acts as 40"),
+    ({"VMA_TIMER_RESOLUTION_MSEC": "200", "VMA_TCP_TIMER_RESOLUTION_MSEC": "150"},
+     "VMA_TCP_TIMER_RESOLUTION_MSEC = 150 does not go with VMA_TIMER_RESOLUTION_MSEC = 200 (at least 200), "
+     "using [200], which acts as 40"),
+    ({"VMA_TIMER_RESOLUTION_MSEC": "30", "VMA_TCP_TIMER_RESOLUTION_MSEC": "20"},
+     "VMA_TCP_TIMER_RESOLUTION_MSEC = 20 does not go with VMA_TIMER_RESOLUTION_MSEC = 30 (at least 30), using [30]"),
     ({"VMA_TIMER_RESOLUTION_MSEC": "5000", "VMA_SPEC": "29west"},
      "VMA_TIMER_RESOLUTION_MSEC = 5000 acts as 1000: more makes no difference",
      "VMA_TCP_TIMER_RESOLUTION_MSEC = 100 does not go with VMA_TIMER_RESOLUTION_MSEC = 5000 (at least 5000), "
-     "using [5000]"),
+     "using [5000], which acts as 40"),
     ({"VMA_SPEC": "latency"}, None),
 ]  # fmt: skip
 
@@ -614,6 +623,25 @@ def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path,
         f" VMA WARNING: Configuration file {conf} can't be read: EFBIG",
         f" VMA WARNING: {conf} is gone: no rules of libvma.conf apply",
         f" VMA WARNING: Configuration file {conf} can't be read: ENOENT"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer", "said"), [
+    (b"# caf\xe9\nuse os udp_sender *:53\n", CONF_RULE, None),
+    (b"use os udp_sender *:53\nuse os udp_sender b\xfcro:53\n", 0,
+     b"2: not an address (a.b.c.d, a.b.c.d/bits or *): \"b\xfcro\""),
+    (b"use os udp_sender *:53\nuse os udp_sender fe80::1:53\n", 0,
+     b"2: an IPv6 address: rules have IPv4 addresses, and * is for both: \"fe80::1:53\""),
+])  # fmt: skip
+def test_libvma_conf_is_judged_by_bytes(driver: Path, tmp_path: Path, text: bytes, answer: int,
+                                        said: bytes | None) -> None:
+    """As `config check` does, see test_cli_parameters.py."""
+    conf = tmp_path / "libvma.conf"
+    conf.write_bytes(text)
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="warn")
+    assert asked.ask(SENDER, "10.0.0.1 53") == answer
+    asked.process.communicate(timeout=10)
+    log = (tmp_path / "log").read_bytes()
+    assert log == (b" VMA ERROR: %s:%s. No rule of it applies\n" % (bytes(conf), said) if said else b"")
 
 
 def test_application_id_chooses_the_rules(driver: Path, tmp_path: Path) -> None:

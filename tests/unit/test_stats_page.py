@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmahybrid._contracts import ffi, lib
+from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.stats import counters
 from vmahybrid.stats.page import HEADER_SIZE, SOCKET_SIZE, PageError, StatsPage, decode_bytes, read_page
 from vmahybrid.stats.sockopts import option_name
@@ -67,6 +68,23 @@ def test_counter_tables_are_the_members_of_the_header(struct: str, table: tuple[
     assert body is not None
     members = [n.strip() for m in re.findall(r"unsigned long long ([^;]+);", body[1]) for n in m.split(",")]
     assert [m for m in members if m != "inode"] == [c.name for c in table]
+
+
+@pytest.mark.parametrize(("family", "address", "shown"), [
+    (4, mapped("10.0.0.1"), "10.0.0.1:80"),
+    (6, mapped("10.0.0.1"), "[::ffff:10.0.0.1]:80"),
+    (6, socket.inet_pton(socket.AF_INET6, "fe80::1"), "[fe80::1]:80"),
+    (6, bytes(16), "[::]:80"),
+])  # fmt: skip
+def test_names_are_those_of_ss(family: int, address: bytes, shown: str) -> None:
+    """And what the service makes of them is the address that it was."""
+    def fill(page: Any) -> None:
+        fill_socket(page)
+        page.socks[1].family, page.socks[1].local_addr, page.socks[1].local_port = family, address, socket.htons(80)
+
+    (view,) = decode_bytes(page_bytes(fill=fill)).sockets
+    assert view.local == shown
+    assert parse_endpoint("local", view.local) == (address, 80)
 
 
 def test_every_field_of_a_page() -> None:

@@ -165,12 +165,13 @@ def check_file(path: Path) -> tuple[str, list[str]]:
         from vmahybrid.config import service
 
         return "configuration of the service", [str(error).removeprefix(f"{path}:") for error in service.problems(path)]
-    text = paramfile.read(path)
-    if path.name.startswith("libvma") or libvma_conf.looks_like_it(text):
-        rules = libvma_conf.check(text)
+    data = paramfile.read_bytes(path)
+    if path.name.startswith("libvma") or libvma_conf.looks_like_it(data.decode("utf-8", "replace")):
+        rules = libvma_conf.check(data)
         if isinstance(rules, paramfile.Problem):
             return "libvma.conf", [str(rules)]
         return f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids", []
+    text = paramfile.decode(path, data)
     in_directory = path.parent.absolute() == profiles.directory().absolute()
     known = () if in_directory else tuple(profiles.files())
     return "values of parameters", [str(problem) for problem in paramfile.check(text, known)]

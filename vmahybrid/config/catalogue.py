@@ -160,6 +160,8 @@ class Parameter:
                 note = choice.text
         if not value and look.zero:
             return label, look.zero
+        if self.cap is not None and value > self.cap and value != self.default:
+            return label, f"{value} (acts as {self.cap})"
         return label, f"{value:<2d}{note}" if note else str(value)
 
 

@@ -166,8 +166,10 @@ class _Resolver:
         self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
 
     def _warn_pair(self, name: str, other: str, least: str, used: int) -> None:
+        cap = self.catalogue[name].cap
+        acts = f", which acts as {cap}" if cap is not None and used > cap else ""
         self._warn(f"{name} = {self.found[name]} does not go with {other} = {self.found[other]} ({least} {used}), "
-                   f"using [{used}]")
+                   f"using [{used}]{acts}")
 
     def implied(self) -> None:
         found = self.found
@@ -192,18 +194,19 @@ class _Resolver:
 
     def bounds(self) -> None:
         for name, held in self.found.values.items():
-            floor, ceiling = held.parameter.floor, held.parameter.ceiling
+            floor, ceiling, said = held.parameter.floor, held.parameter.ceiling, False
             for bound, least in ((floor, "at least"), (ceiling, "at most")):
                 limit = self._limit(bound) if bound else 0
                 if bound and (int(held.value) < limit if bound is floor else int(held.value) > limit):
                     if self._is_set(name) or held.parameter.bound_warns:
                         self._warn_pair(name, bound.other, least, limit)
+                        said = True
                     word = "raised" if bound is floor else "lowered"
                     by = f"{word} by {bound.other}"
                     held.source = by if held.origin == DEFAULT else f"{held.source}, {by}"
                     held.value = limit
             cap = held.parameter.cap
-            if cap is not None and self._is_set(name) and int(held.value) > cap:
+            if cap is not None and self._is_set(name) and int(held.value) > cap and not said:
                 self._warn(f"{name} = {held.value} acts as {cap}: more makes no difference")
 
 

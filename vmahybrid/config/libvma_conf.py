@@ -27,8 +27,8 @@ def looks_like_it(text: str) -> bool:
         difflib.get_close_matches(first, STATEMENTS) for first in firsts[:1])
 
 
-def check(text: str) -> Rules | Problem:
-    data = text.encode()
+def check(data: bytes) -> Rules | Problem:
+    """In any encoding, as the shim reads it: a name of a program may have any byte, as may a comment."""
     if len(data) > LIMIT:
         return Problem(1, f"longer than {LIMIT} bytes", "")
     if b"\0" in data:

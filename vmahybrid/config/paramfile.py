@@ -6,6 +6,7 @@ The shim reads them itself (vmahybrid/shim/paramfile.c); a test compares the two
 from __future__ import annotations
 
 import fnmatch
+import io
 import os
 import re
 import tempfile
@@ -124,12 +125,23 @@ def render(profile: Profile, catalogue: Catalogue) -> str:
     return "\n".join(lines)
 
 
-def read(path: Path) -> str:
-    """Raises UsageError where it is no readable text."""
+def read_bytes(path: Path) -> bytes:
+    """Raises UsageError."""
     try:
-        return path.read_text("utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(str(path), error.strerror or str(error), "name a file that can be read") from None
+
+
+def read(path: Path) -> str:
+    """Raises UsageError where it is no readable text."""
+    return decode(path, read_bytes(path))
+
+
+def decode(path: Path, data: bytes) -> str:
+    """``data`` of that file. Raises UsageError."""
+    try:
+        return io.TextIOWrapper(io.BytesIO(data), "utf-8").read()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}", f"not a text in UTF-8: byte 0x{error.object[error.start]:02x}") from None

@@ -17,7 +17,7 @@ from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import ExplainStep, SocketView
-from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind, endpoint
+from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind
 from vmahybrid.steering.keys import ANY_ADDR
 from vmahybrid.steering.reasons import Reason
 
@@ -166,8 +166,9 @@ def _own_packet_sockets(core: Core, session: Session) -> bool:
 
 
 def _sends_by_kernel(socket: SocketView) -> bool:
-    """It has sent, and nothing of that by a ring."""
-    return socket.counters.get("tx_os_packets", 0) > 0 and not socket.counters.get("tx_packets", 0)
+    """It has sent, and nothing of that by a ring; a connection sends where it lives, and may have moved since."""
+    moved = socket.proto == "tcp" and socket.offloaded
+    return not moved and socket.counters.get("tx_os_packets", 0) > 0 and not socket.counters.get("tx_packets", 0)
 
 
 def _socket(core: Core, pid: int, fd: int) -> Iterator[ExplainStep]:
@@ -204,12 +205,13 @@ def _of_page(socket: SocketView) -> Iterator[ExplainStep]:
     if socket.reason in FAMILY_REASONS:
         yield _no("family", reason)
         return
-    version = 6 if socket.local.startswith("[") else 4
+    version = 6 if socket.local.startswith("[") and not socket.local.startswith("[::ffff:") else 4
     yield _ok("family", f"{socket.proto} over IPv{version}: a socket that may be offloaded")
     if socket.reason in UNBOUND_REASONS:
         yield _no("bind", reason)
     else:
-        remote = "" if socket.remote.startswith(("0.0.0.0", "*")) else f", connected to {socket.remote}"
+        none = socket.remote.startswith(("0.0.0.0", "*")) or socket.remote == "[::]:*"
+        remote = "" if none else f", connected to {socket.remote}"
         yield _ok("bind", f"bound to {socket.local}{remote}")
 
 
@@ -345,6 +347,8 @@ def _traffic(socket: SocketView) -> ExplainStep:
     ring, kernel = count.get("rx_packets", 0), count.get("rx_os_packets", 0)
     sent, sent_kernel = count.get("tx_packets", 0), count.get("tx_os_packets", 0)
     text = f"received {ring} by the ring and {kernel} by the kernel; sent {sent} and {sent_kernel}"
+    if socket.proto == "tcp":   # a stream has no messages that one could count
+        text = f"received in {ring} calls by the ring and {kernel} by the kernel; sent in {sent} and {sent_kernel}"
     used = ring + sent > 0
     if not socket.offloaded:
         return ExplainStep("traffic", False, text)
@@ -355,11 +359,12 @@ def _traffic(socket: SocketView) -> ExplainStep:
 
 
 def _sending(core: Core, session: Session, socket: SocketView) -> Iterator[ExplainStep]:
-    """What is sent is decided per datagram, whatever the receiving flow does."""
+    """What is sent is decided per datagram, whatever the receiving flow does; of TCP it is who took each call."""
     ring, kernel = socket.counters.get("tx_packets", 0), socket.counters.get("tx_os_packets", 0)
     if not ring + kernel:
         return
-    text, remedy, slug = f"{ring} datagrams by the ring, {kernel} by the kernel", "", ""
+    unit = "calls" if socket.proto == "tcp" else "datagrams"
+    text, remedy, slug = f"{ring} {unit} by the ring, {kernel} by the kernel", "", ""
     reason = Reason.from_slug(socket.tx_os_reason)
     if kernel and reason is not Reason.NONE:
         text, remedy, slug = f"{text}, the last because {reason.text}", _now(core, session, reason)[1], reason.slug
@@ -424,11 +429,11 @@ def _places(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
     flows = [f for f in core.table.flows.values() if f.owner and _at(f, address, port)]
     if flows:
         return [(core.sessions[f.owner].pid, f.fd) for f in flows if f.owner in core.sessions]
-    text = endpoint(address, port)
+    ends = {(address, port), (ANY_ADDR, port)} if port else {(address, 0)} - {(ANY_ADDR, 0)}
     for session in core.sessions.values():
         page = views.read_stats(session)
         for socket in page.sockets if page is not None else ():
-            if socket.local in (text, f"0.0.0.0:{port}", f"*:{port}", f"[::]:{port}"):
+            if parse_endpoint("socket", socket.local) in ends:
                 return [(session.pid, socket.fd)]
     return []
 

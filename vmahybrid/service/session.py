@@ -482,23 +482,27 @@ class Session:
             raise proof.not_owner(f"flow {request.body.flow_id} is no TCP connection of this program")
         length = await core.tcp.take(flow, fd, file, self.id, self._namespace())
         core.counters["tcp_taken_total"] += 1
-        reason = Reason.from_code(request.body.hdr.reason)
-        core.events.add("tcp-adopted", f"{flow.local_text} {flow.remote_text} of {self}: {reason.slug}",
-                        flow_id=flow.flow_id, pid=self.pid, reason=reason.slug)
+        self._moved("tcp-adopted", flow, flow.flow_id, request.body.hdr.reason)
         return request.reply(len=length)
 
     async def _tcp_home(self, request: Request, fds: ReceivedFds) -> bytes:
         core, body = self.core, request.body
         fd, blob = fds.take(), fds.take()
         try:
-            names = await core.tcp.home(body.flow_id, body.ifindex, fd, blob, self.id, self._namespace())
+            flow = await core.tcp.home(body.flow_id, body.ifindex, fd, blob, self.id, self._namespace())
         finally:
             close_foreign([fd, blob])
         core.counters["tcp_homed_total"] += 1
-        reason = Reason.from_code(body.hdr.reason)
-        core.events.add("tcp-home", f"{names} of {self}: {reason.slug}", flow_id=body.flow_id, pid=self.pid,
-                        reason=reason.slug)
+        self._moved("tcp-home", flow, body.flow_id, body.hdr.reason)
         return request.reply()
+
+    def _moved(self, kind: str, flow: Flow, flow_id: int, code: int) -> None:
+        """The event of a connection's move. TCP_HOME names no descriptor: it is known of those that were attached."""
+        reason = Reason.from_code(code)
+        who = f"{self}, fd {flow.fd}" if flow.fd >= 0 else str(self)
+        self.core.events.add(kind, f"{flow.local_text} {flow.remote_text} of {who}: {reason.slug}", flow_id=flow_id,
+                             pid=self.pid, fd=flow.fd, local=flow.local_text, remote=flow.remote_text,
+                             reason=reason.slug)
 
     async def _tcp_show(self, request: Request, fds: ReceivedFds) -> bytes:
         body = request.body

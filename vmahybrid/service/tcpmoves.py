@@ -124,9 +124,9 @@ class TcpMoves:
         self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if translated is False else None)
         return _write(file, state.pack())
 
-    async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> str:
-        """Rebuild a parked socket. Borrows both descriptors. Returns its names. Raises Refused; the socket stays
-        parked then."""
+    async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> Flow:
+        """Rebuild a parked socket. Borrows both descriptors. Returns its flow; ``fd`` of that is -1 where the service
+        has not been told it. Raises Refused; the socket stays parked then."""
         flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
         parked = self.parked.get(flow_id)
         state = await asyncio.to_thread(_state_of, blob_fd)
@@ -148,7 +148,7 @@ class TcpMoves:
             if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, flow.ifindex):
                 self._fins[flow_id] = _Fin(state, flow, namespace, session)
             self._let_go_of(flow_id, parked)
-        return _names(flow)
+        return flow
 
     def _in_nic(self, owner: int, ifindex: int) -> bool:
         return any(ring.in_nic and ring.owner == owner and ring.port.ifindex == ifindex
@@ -173,7 +173,7 @@ class TcpMoves:
         except (Refused, OSError) as error:
             log.warning("TCP %s: %s", fin.flow.local_text, error)
 
-    async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> str:
+    async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> Flow:
         """A connection that began on the ring, at a port of this program, becomes that of a new socket. As soon as the
         kernel has it, the rule of the port leaves its frames to the kernel."""
         if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
@@ -188,7 +188,7 @@ class TcpMoves:
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
         if state.flags & TcpFlag.PEER_FIN and self._in_nic(port.owner, ifindex):
             self._begin(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
-        return _names(flow)
+        return flow
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
@@ -335,10 +335,6 @@ class _Steering:
 
 def _tracked_names(flow: Flow) -> tcpask.Names:
     return tcpask.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
-
-
-def _names(flow: Flow) -> str:
-    return f"{flow.local_text} {flow.remote_text}"
 
 
 def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:

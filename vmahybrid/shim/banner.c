@@ -73,6 +73,7 @@ static void number_line(int level, const struct vmh_param_def *d, int64_t value)
 	const struct vmh_param_banner *b = &d->banner;
 	const char *note = value ? b->note : b->zero_note, *label = value ? b->label : b->zero_label, *word = NULL;
 	const struct vmh_param_word *w;
+	char acts[64];
 
 	if (!b->number)
 		for (w = d->words; w->word && !word; w++)
@@ -80,6 +81,10 @@ static void number_line(int level, const struct vmh_param_def *d, int64_t value)
 	label = label ? label : d->label;
 	if (!word && !value)
 		word = b->zero;
+	if (d->has_cap && value > d->cap && value != d->number) { /* the default looks as in the manual */
+		snprintf(acts, sizeof(acts), "%lld (acts as %lld)", (long long)value, (long long)d->cap);
+		word = acts;
+	}
 	if (word)
 		note = word[0] == '(' ? word : NULL;
 	if (note)

@@ -142,10 +142,29 @@ static int colon(struct cursor *c)
 	return strcmp(text, ":") ? wrong(c, "not ':'", text) : 0;
 }
 
+/* [ADDR], or with more colons than a pair of IPv4 addresses with their ports; text: the whole of it, its port as well. */
+static bool is_ip6(const char *at, char text[VMH_CONF_NAME])
+{
+	size_t n = strspn(at, "0123456789abcdefABCDEF:"), all = strcspn(at, " \t\r\n#"), colons = 0;
+	bool two = false;
+
+	for (size_t i = 0; i < n; i++) {
+		colons += at[i] == ':';
+		two = two || (at[i] == ':' && at[i + 1] == ':');
+	}
+	if (*at != '[' && !two && colons < 6)
+		return false;
+	snprintf(text, VMH_CONF_NAME, "%.*s", (int)(all < VMH_CONF_NAME ? all : VMH_CONF_NAME - 1), at);
+	return true;
+}
+
 static int end_of_tuple(struct cursor *c, struct vmh_conf_end *e)
 {
 	char text[VMH_CONF_NAME];
 
+	skip_blanks(c);
+	if (is_ip6(c->at, text))
+		return wrong(c, "an IPv6 address: rules have IPv4 addresses, and * is for both", text);
 	if (word(c, text))
 		return -1;
 	if (!address(text, e))

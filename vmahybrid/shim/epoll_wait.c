@@ -253,17 +253,24 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		   const sigset_t *mask)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
+	bool faults = vmh_bad_ptr(evs);
+	struct epoll_event nowhere;
 	uint64_t start = 0;
 	int64_t left = timeout_ns;
 	int n;
 
 	if (max <= 0 || max > INT_MAX / (int)sizeof(*evs))
 		return libc_wait(epfd, evs, max, timeout_ns, mask); /* its error */
+	if (faults) { /* EFAULT, as from the kernel, when there is something to write */
+		evs = &nowhere;
+		max = 1;
+	}
 	while (!vmh_epoll_on_ring(ep)) {
 		if (timeout_ns > 0 && !start)
 			start = coarse_now_ns() + COARSE_NS;
 		n = wait_kernel(e, epfd, evs, max, left, mask);
 		if (n != LOOK_AT_RINGS) {
+			n = faults && n > 0 ? -EFAULT : n;
 			vmh_iomux_count_os(e->stats, n, rx_of(evs, n));
 			return n;
 		}
@@ -279,7 +286,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 	}
 	struct ep_waiter x = {
 		.w = { .collect = collect, .on_ring = on_ring, .nfds = 1, .closed_with = ep,
-		       .look = &e->look, .stats = e->stats },
+		       .look = &e->look, .stats = e->stats, .faults = faults },
 		.e = e, .epfd = epfd, .evs = evs, .max = max, .pfd = { .fd = epfd, .events = POLLIN },
 	};
 	x.w.fds = &x.pfd;

@@ -234,13 +234,8 @@ static void obj_drop(struct vmh_obj **o)
 static int wait_on(struct vmh_obj *o, int epfd, struct epoll_event *evs, int max, int64_t ns, const sigset_t *mask)
 {
 	__attribute__((cleanup(obj_drop))) struct vmh_obj *ep = o; /* also when the thread is cancelled */
-	struct epoll_event nowhere;
-	bool bad = vmh_bad_ptr(evs);
-	int r = vmh_epoll_wait(ep, epfd, bad ? &nowhere : evs, bad ? 1 : max, ns, mask);
 
-	if (bad && r > 0)
-		r = -EFAULT; /* as the kernel, which finds out when there is something to write */
-	RETURN(r);
+	RETURN(vmh_epoll_wait(ep, epfd, evs, max, ns, mask));
 }
 
 /* what the kernel refuses at once is the kernel's to say */

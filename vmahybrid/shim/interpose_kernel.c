@@ -43,51 +43,57 @@ int vmh_kernel_takes(int fd, unsigned reason)
 
 /* --- between descriptors --- */
 
+static ssize_t file_sent(int out, ssize_t r)
+{
+	vmh_kernel_called(out, 0, true, r);
+	return r;
+}
+
 VMH_EXPORT ssize_t sendfile(int out, int in, off_t *off, size_t n)
 {
 	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
-	return vmh_real()->sendfile(out, in, off, n);
+	return file_sent(out, vmh_real()->sendfile(out, in, off, n));
 }
 
 VMH_EXPORT ssize_t sendfile64(int out, int in, off64_t *off, size_t n)
 {
 	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
-	return vmh_real()->sendfile64(out, in, off, n);
+	return file_sent(out, vmh_real()->sendfile64(out, in, off, n));
 }
 
 VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags)
 {
 	if (vmh_kernel_takes(in, VMH_R_SENDFILE) || vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
-	return vmh_real()->splice(in, inoff, out, outoff, n, flags);
+	ssize_t r = vmh_real()->splice(in, inoff, out, outoff, n, flags);
+	vmh_kernel_called(in, 0, false, r);
+	return file_sent(out, r);
 }
 
 /* --- positions: a socket has none, and is read and written where it stands (-1) --- */
 
-#define VECTOR_AT(name, plain) \
+#define VECTOR_AT(name, plain, send) \
 	VMH_EXPORT ssize_t name(int fd, const struct iovec *iov, int n, off_t at, int flags) \
 	{ \
 		REAL(ssize_t, name, (int, const struct iovec *, int, off_t, int)); \
 		struct vmh_sock *s = sock_get(fd); \
-		if (vmh_likely(!s)) { \
-			if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
-				return -1; \
-			return real(fd, iov, n, at, flags); \
-		} \
-		sock_put(s); \
-		if (at == -1 && !flags) \
+		if (vmh_unlikely(s)) \
+			sock_put(s); \
+		if (vmh_unlikely(s) && at == -1 && !flags) \
 			return plain(fd, iov, n); \
-		if (at == -1 && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
+		if ((vmh_likely(!s) || at == -1) && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
 			return -1; \
-		return real(fd, iov, n, at, flags); \
+		ssize_t r = real(fd, iov, n, at, flags); \
+		vmh_kernel_called(fd, 0, send, r); \
+		return r; \
 	}
 
-VECTOR_AT(preadv2, readv)
-VECTOR_AT(pwritev2, writev)
-VECTOR_AT(preadv64v2, readv)
-VECTOR_AT(pwritev64v2, writev)
+VECTOR_AT(preadv2, readv, false)
+VECTOR_AT(pwritev2, writev, true)
+VECTOR_AT(preadv64v2, readv, false)
+VECTOR_AT(pwritev64v2, writev, true)
 
 /* --- stdio --- */
 

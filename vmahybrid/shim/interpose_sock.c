@@ -93,6 +93,29 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	return r;
 }
 
+void vmh_kernel_called(int fd, int flags, bool send, ssize_t r)
+{
+	int saved = errno;
+	SOCK_HELD s = sock_get(fd);
+
+	if (!s)
+		vmh_tcps_kernel_called(fd, flags, send, r);
+	else if (send)
+		sent(s, r);
+	else
+		received(s, flags, r);
+	errno = saved;
+}
+
+/* sendmmsg(2), recvmmsg(2): a message each, or how the first one failed */
+void vmh_kernel_called_many(int fd, int flags, bool send, const struct mmsghdr *v, int r)
+{
+	if (r < 0)
+		vmh_kernel_called(fd, flags, send, r);
+	for (int i = 0; i < r; i++)
+		vmh_kernel_called(fd, flags, send, v[i].msg_len);
+}
+
 #define PLAIN_TCP(flags, send, call) \
 	do { \
 		PLAIN_CALL call_ = vmh_plain_begin(fd); \
@@ -450,7 +473,10 @@ VMH_TRACED_DATA(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 	if (!s) {
 		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 			return -1;
-		return vmh_real()->recvmmsg(fd, v, n, flags, timeout);
+		int r = vmh_real()->recvmmsg(fd, v, n, flags, timeout);
+
+		vmh_kernel_called_many(fd, flags, false, v, r);
+		return r;
 	}
 	pthread_testcancel();
 	int r = vmh_sock_recvmmsg(s, fd, v, n, flags, timeout);
@@ -602,7 +628,9 @@ VMH_TRACED_DATA(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 				fds_leave(&v[i].msg_hdr);
 		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 			return -1;
-		return vmh_real()->sendmmsg(fd, v, n, flags);
+		r = vmh_real()->sendmmsg(fd, v, n, flags);
+		vmh_kernel_called_many(fd, flags, true, v, (int)r);
+		return (int)r;
 	}
 	pthread_testcancel();
 	if (n > 1024)

@@ -204,8 +204,11 @@ static int account(struct vmh_waiter *w, const struct run *r, int n)
 	for (unsigned i = 0; w->nval_fails && n > 0 && i < w->nfds; i++)
 		if (w->fds[i].revents & POLLNVAL)
 			n = -EBADF;
+	if (vmh_unlikely(w->faults && n > 0))
+		n = -EFAULT;
 	count_ready(s, alone, n, w->ring_n, w->os_n);
-	VMH_COUNT_BY(alone, *(r->hit && n > 0 ? &s->poll_hit : &s->poll_miss), 1);
+	if (n >= 0 || n == -EINTR) /* what a signal ended had polled in vain */
+		VMH_COUNT_BY(alone, *(r->hit && n > 0 ? &s->poll_hit : &s->poll_miss), 1);
 	cpu_usage(w, r);
 	return n;
 }

@@ -339,29 +339,37 @@ static bool is_set(unsigned param)
 /* `least`: "at least", "at most" or "only" */
 static void warn_pair(unsigned param, unsigned other, const char *least, int64_t used)
 {
-	warn("%s = %lld does not go with %s = %lld (%s %lld), using [%lld]", vmh_param_defs[param].name,
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+	char acts[48] = "";
+
+	if (d->has_cap && used > d->cap)
+		snprintf(acts, sizeof(acts), ", which acts as %lld", (long long)d->cap);
+	warn("%s = %lld does not go with %s = %lld (%s %lld), using [%lld]%s", d->name,
 	     (long long)vmh_param_number(param), vmh_param_defs[other].name, (long long)vmh_param_number(other), least,
-	     (long long)used, (long long)used);
+	     (long long)used, (long long)used, acts);
 }
 
-static void apply_bounds(unsigned param)
+/* True: said what acts. */
+static bool apply_bounds(unsigned param)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
+	bool says = is_set(param) || d->bound_warns;
 	int64_t asked, value;
 
 	if (d->type == VMH_PARAM_STRING)
-		return;
+		return false;
 	asked = value = *number_of(d);
 	if (d->floor.other >= 0 && value < bound_value(&d->floor))
 		value = bound_value(&d->floor);
 	if (d->ceiling.other >= 0 && value > bound_value(&d->ceiling))
 		value = bound_value(&d->ceiling);
 	if (value == asked)
-		return;
-	if (is_set(param) || d->bound_warns)
+		return false;
+	if (says)
 		warn_pair(param, (unsigned)(value > asked ? d->floor.other : d->ceiling.other),
 			  value > asked ? "at least" : "at most", value);
 	*number_of(d) = value;
+	return says;
 }
 
 /* The value stays what was asked for, as in the peer. */
@@ -473,10 +481,9 @@ void vmh_params_init(void)
 		if (i != VMH_PARAM_SPEC && i != VMH_PARAM_HYBRID_POLICY && i != VMH_PARAM_HYBRID_PROFILE_DIR)
 			from_environment(i);
 	apply_implied();
-	for (i = 0; i < VMH_PARAMS_COUNT; i++) {
-		apply_bounds(i);
-		warn_cap(i);
-	}
+	for (i = 0; i < VMH_PARAMS_COUNT; i++)
+		if (!apply_bounds(i))
+			warn_cap(i);
 	warn_obsolete();
 	warn_unknown();
 }

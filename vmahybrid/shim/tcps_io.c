@@ -98,6 +98,14 @@ void vmh_tcps_plain_done(int fd, int flags, bool send, ssize_t r)
 		vmh_plain_shut(fd);
 }
 
+void vmh_tcps_kernel_called(int fd, int flags, bool send, ssize_t r)
+{
+	TCPS_HELD s = vmh_tcps_get(fd);
+
+	if (s)
+		account(s, r < 0 ? -errno : r, flags, send, true);
+}
+
 static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
 	bool may = vmh_tcps_state(s) == VMH_TCPS_KERNEL;

@@ -46,6 +46,11 @@ static inline void sock_drop(struct vmh_sock **s)
 /* -1 and errno where VMA_EXCEPTION_HANDLING wants the call to fail */
 int vmh_kernel_takes(int fd, unsigned reason);
 
+/* Such a call is counted as one of a socket of the kernel's; r as libc has it, errno is kept. No socket of ours: nothing
+ * is. */
+void vmh_kernel_called(int fd, int flags, bool send, ssize_t r);
+void vmh_kernel_called_many(int fd, int flags, bool send, const struct mmsghdr *v, int r);
+
 /* The kernel has duplicated an fd; to is what it returned. */
 void vmh_duplicated(int from, int to);
 #endif

@@ -37,6 +37,7 @@ struct vmh_waiter {
 	struct vmh_iomux_stats *stats;
 	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
 	bool nval_fails;               /* POLLNVAL is EBADF: select */
+	bool faults;                   /* the caller has no room for what is ready: EFAULT */
 	bool fresh;                    /* the sleep has just filled in fds[].revents */
 	int ring_n, os_n;              /* of the last collect, for the statistics */
 };

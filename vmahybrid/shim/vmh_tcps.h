@@ -418,6 +418,7 @@ static inline struct vmh_plain_call *vmh_plain_begin(int fd)
 	atomic_store_explicit(&c->fd, 0, memory_order_relaxed);
 	return NULL;
 }
+void vmh_tcps_kernel_called(int fd, int flags, bool send, ssize_t r); /* a call that we don't make: it is counted */
 void vmh_tcps_plain_done(int fd, int flags, bool send, ssize_t r); /* as libc has it; errno is kept */
 
 /* tcps_io.c: bytes, or -errno */

@@ -221,9 +221,10 @@ def _address(field: Any) -> str:
 
 
 def _endpoint(field: Any, port: int, family: int) -> str:
+    """As ss(8) and /proc have it: of an AF_INET6 socket with IPv4 addresses ``[::ffff:10.0.0.1]:80``."""
     raw = bytes(field)
     text = "::" if family == 6 else "0.0.0.0"
     if any(raw):
-        text = _address(field)
+        text = socket.inet_ntop(socket.AF_INET6, raw) if family == 6 else _address(field)
     shown = str(socket.ntohs(port)) if port else "*"
     return f"[{text}]:{shown}" if ":" in text else f"{text}:{shown}"
