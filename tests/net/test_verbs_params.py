@@ -68,7 +68,7 @@ SIZES = [
      ["VMA_CQ_AIM_MAX_PERIOD_USEC = 2147483647 is not a number from 0 to 65535, {}, using [65535]"]),
     ({"VMA_CQ_AIM_MAX_PERIOD_USEC": "65535", "VMA_CQ_MODERATION_PERIOD_USEC": "65535"}, []),
     ({"VMA_RING_DEV_MEM_TX": "2147483647"},
-     ["VMA_RING_DEV_MEM_TX = 2147483647 is not what {} can have, using [0]"]),
+     ["VMA_RING_DEV_MEM_TX = 2147483647 is not what vb can have, using [0]"]),
     ({"VMA_RX_BUFS": "8192", "VMA_TX_BUFS": "500", "VMA_TX_WRE": "1024", "VMA_TX_BUF_SIZE": "2000"}, []),
 ]
 
@@ -78,7 +78,7 @@ def test_sizes_that_a_ring_cannot_have(lab: Lab, asked: dict[str, str], warnings
     program = lab.serve("echo", "block", lab.box.b.address, str(PORT), **asked)
     assert lab.ask([100] * 2)["wrong"] == {}
     assert lab.ring(program)["rx_packets"] == 2, "not on the QP"
-    said = [line.removeprefix(" VMA WARNING: ") for line in program.errors.splitlines() if " is not a number" in line]
+    said = [line.removeprefix(" VMA WARNING: ") for line in program.errors.splitlines() if " is not " in line]
     assert said == [text.format("which is what vb can have") for text in warnings]
 
 

@@ -54,6 +54,8 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ({"VMA_RX_POLL": "-1"}, {"rx_poll": "-1", "cq_moderation_enable": "0", "cq_aim_interval_msec": "0"}, []),
     ({"VMA_RX_POLL": "-2"}, {"rx_poll": "100000"}, [" Rx Poll loops should be between -1 and 100000000 [-2]"]),
     ({"VMA_RX_POLL": "abc"}, {"rx_poll": "100000"}, ["VMA_RX_POLL = abc is not a number from -1 to 100000000"]),
+    ({"VMA_HANDLE_SIGINTR": "7"}, {"handle_sigintr": "1"}, ["VMA_HANDLE_SIGINTR = 7 is not 0 or 1, using [1]"]),
+    ({"VMA_TX_MC_LOOPBACK": "-1"}, {"tx_mc_loopback": "1"}, ["VMA_TX_MC_LOOPBACK = -1 is not 0 or 1, using [1]"]),
     ({"VMA_RX_POLL": "10ms"}, {"rx_poll": "100000"}, ["VMA_RX_POLL = 10ms is not"]),
     ({"VMA_RX_POLL": "99999999999999999999"}, {"rx_poll": "100000"}, ["VMA_RX_POLL = 99999999999999999999 is not"]),
     ({"VMA_RX_POLL": " 5 "}, {"rx_poll": "5"}, []),
