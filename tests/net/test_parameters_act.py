@@ -217,6 +217,7 @@ def internal_thread(program: Program) -> Path:
 @pytest.mark.parametrize(
     ("asked", "allowed", "warned"),
     [("1", "1", False), ("0x1", "0", False), ("0-1", "0-1", False), ("0x3", "0-1", False), ("-1", "", False),
+     ("0-1:2", "0", False), ("1-9:8,", "0", True), ("0-1:0", "0", True),
      ("1,bogus", "0", True), ("0x", "0", True), ("99999999999", "0", True), ("1-0", "0", True), ("8000", "0", True)],
 )  # fmt: skip
 def test_processors_of_the_internal_thread(start: Run, asked: str, allowed: str, warned: bool) -> None:

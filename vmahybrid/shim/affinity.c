@@ -42,17 +42,24 @@ static bool number(const char **text, unsigned long *value)
 	return !isdigit((unsigned char)**text);
 }
 
+/* As taskset(1) has it: 0,2-5,8-15:2 */
 static bool list(const char *text, struct vmh_cpus *cpus)
 {
-	unsigned long first, last;
+	unsigned long first, last, step;
 
 	for (;;) {
 		if (!number(&text, &first))
 			return false;
 		last = first;
-		if (*text == '-' && (text++, !number(&text, &last) || last < first))
-			return false;
-		for (; first <= last; first++)
+		step = 1;
+		if (*text == '-') {
+			text++;
+			if (!number(&text, &last) || last < first)
+				return false;
+			if (*text == ':' && (text++, !number(&text, &step) || !step))
+				return false;
+		}
+		for (; first <= last; first += step)
 			if (!put(cpus, first))
 				return false;
 		if (!*text)
