@@ -613,6 +613,27 @@ static void listener_calls(int arg)
 	close(fd);
 }
 
+/* Data calls fail at once, also when rings listen. */
+static void listener_data(int blocking)
+{
+	int l = tcp_listener();
+	char c[8];
+
+	say_poll("poll", l, 0);
+	if (!blocking)
+		nonblock(l);
+	signal(SIGPIPE, SIG_IGN);
+	say("recv", recv(l, c, 8, 0)), say("send", send(l, c, 1, MSG_NOSIGNAL));
+	say("read", read(l, c, 8)), say("write", write(l, c, 1));
+	say("peek", recv(l, c, 8, MSG_PEEK | MSG_DONTWAIT)), say("nothing", recv(l, c, 0, 0));
+	tell("connect %d", my_port(l));
+	say_poll("poll", l, 200);
+	say("recv", recv(l, c, 8, 0)), say("send", send(l, c, 1, MSG_NOSIGNAL));
+	say_yes("accept", accept(l, NULL, NULL) >= 0);
+	signal(SIGPIPE, SIG_DFL);
+	close(l);
+}
+
 /* The peer has sent and closed before accept(). */
 static void accepted_late(int how)
 {
@@ -665,7 +686,8 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp adopted and ended by a reset", ended, 12 },
 	{ "tcp refused", refused, 0 }, { "tcp refused without blocking", refused, 1 },
 	{ "tcp connect without blocking", connect_later, 0 }, { "tcp never connected", never_connected, 0 },
-	{ "tcp listener", listener_calls, 0 }, { "tcp accepted late", accepted_late, 0 },
+	{ "tcp listener", listener_calls, 0 }, { "tcp listener, data calls", listener_data, 0 },
+	{ "tcp listener, data calls that block", listener_data, 1 }, { "tcp accepted late", accepted_late, 0 },
 	{ "tcp accepted late, reset", accepted_late, 1 },
 	{ 0 },
 };

@@ -125,6 +125,98 @@ static void interrupted_wait_all(int restart)
 	close(fd);
 }
 
+/* The signal comes while the shim opens its session and ring in the call, which takes some 20 ms in a program's first
+ * one (test_tcp_calls.py has a program for each). */
+enum { BY_ACCEPT, BY_POLL, BY_SELECT, BY_CONNECT, RESTARTED = 10 };
+
+static int first_wait(int fd, int how)
+{
+	struct sockaddr_in nobody = peer(TCP_PORT);
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	fd_set r;
+
+	if (how == BY_ACCEPT)
+		return accept(fd, NULL, NULL);
+	if (how == BY_POLL)
+		return poll(&p, 1, 1000);
+	nobody.sin_addr.s_addr ^= htonl(64);
+	if (how == BY_CONNECT)
+		return connect(fd, (void *)&nobody, sizeof(nobody));
+	FD_ZERO(&r);
+	FD_SET(fd, &r);
+	return select(fd + 1, &r, NULL, NULL, &(struct timeval){ 1, 0 });
+}
+
+static void interrupted_first(int how)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	struct timeval tv = { 1, 0 };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	if (how % RESTARTED != BY_CONNECT && (bind(fd, (void *)&a, sizeof(a)) || listen(fd, 4)))
+		say("listen", -1);
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
+	if (how < RESTARTED)
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
+	handle(SIGALRM, how >= RESTARTED ? SA_RESTART : 0);
+	alarm_in(5);
+	say("call", first_wait(fd, how % RESTARTED));
+	say("signals", signals);
+	alarm_back();
+	close(fd);
+}
+
+/* It goes on, and says what came. */
+static void restarted_first(int arg)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+	int l = socket(AF_INET, SOCK_STREAM, 0), fd;
+
+	(void)arg;
+	inet_pton(AF_INET, my_ip, &a.sin_addr);
+	if (bind(l, (void *)&a, sizeof(a)) || listen(l, 4))
+		say("listen", -1);
+	handle(SIGALRM, SA_RESTART);
+	tell("later 150 connect %d", my_port(l));
+	alarm_in(5);
+	fd = accept(l, NULL, NULL);
+	say_yes("accepted", fd >= 0);
+	say("signals", signals);
+	alarm_back();
+	close(fd), close(l);
+}
+
+/* What is ready is told before the mask lets a signal in, and what is not waits for none. */
+static void masked(int ready)
+{
+	int fd = tcp_client(), ep = epoll_create1(0);
+	struct epoll_event e = { .events = EPOLLIN };
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	struct timespec zero = { 0 };
+	sigset_t usr1, none;
+	fd_set r;
+
+	epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e);
+	sigemptyset(&none), sigemptyset(&usr1), sigaddset(&usr1, SIGUSR1);
+	handle(SIGUSR1, 0);
+	sigprocmask(SIG_BLOCK, &usr1, NULL);
+	if (ready)
+		tell("send 3");
+	settle();
+	raise(SIGUSR1);
+	say("ppoll", ppoll(&p, 1, &zero, &none)), say("signals", signals);
+	raise(SIGUSR1);
+	FD_ZERO(&r);
+	FD_SET(fd, &r);
+	say("pselect", pselect(fd + 1, &r, NULL, NULL, &zero, &none)), say("signals", signals);
+	raise(SIGUSR1);
+	say("epoll_pwait", epoll_pwait(ep, &e, 1, 0, &none)), say("signals", signals);
+	sigprocmask(SIG_UNBLOCK, &usr1, NULL);
+	say("signals", signals);
+	close(fd), close(ep);
+}
+
 static void polled(int accepted)
 {
 	char c[8];
@@ -375,6 +467,14 @@ const struct call_case tcp_wait_cases[] = {
 	{ "tcp EINTR with a timeout", interrupted_timed, 0 }, { "tcp SA_RESTART with a timeout", interrupted_timed, 1 },
 	{ "tcp EINTR in send", interrupted_send, 0 },
 	{ "tcp EINTR in MSG_WAITALL", interrupted_wait_all, 0 }, { "tcp SA_RESTART in MSG_WAITALL", interrupted_wait_all, 1 },
+	{ "tcp EINTR in the first accept", interrupted_first, BY_ACCEPT },
+	{ "tcp EINTR in the first poll", interrupted_first, BY_POLL },
+	{ "tcp EINTR in the first select", interrupted_first, BY_SELECT },
+	{ "tcp EINTR in the first connect", interrupted_first, BY_CONNECT },
+	{ "tcp SA_RESTART in the first accept with a timeout", interrupted_first, RESTARTED + BY_ACCEPT },
+	{ "tcp SA_RESTART in the first poll", interrupted_first, RESTARTED + BY_POLL },
+	{ "tcp SA_RESTART in the first accept", restarted_first, 0 },
+	{ "tcp masks, nothing ready", masked, 0 }, { "tcp masks, data ready", masked, 1 },
 	{ "tcp poll", polled, 0 }, { "tcp poll, accepted", polled, 1 },
 	{ "tcp poll waits", poll_waits, 0 }, { "tcp ppoll waits", poll_waits, 1 }, { "tcp select waits", poll_waits, 2 },
 	{ "tcp pselect waits", poll_waits, 3 }, { "tcp epoll waits", poll_waits, 4 },

@@ -137,3 +137,11 @@ def test_same_as_kernel(rig: Rig, case: str, tmp_path: Path) -> None:
     if got != expected and case in KNOWN:
         pytest.xfail(KNOWN[case])
     assert got == expected, rig.said
+
+
+@pytest.mark.parametrize("case", [case for case in case_names("tcp_calls") if " in the first " in case])
+def test_first_call_of_a_program(rig: Rig, case: str) -> None:
+    """The call opens the session and its ring, and is no less interruptible for that."""
+    expected, got = kernel_transcript().get(case), rig.run([case]).get(case)
+    assert expected is not None
+    assert got == expected, rig.said

@@ -169,11 +169,13 @@ static void accepted(const struct vmh_tcps *from, int fd, int flags)
 /* Of a listener on rings. */
 static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags)
 {
+	struct vmh_signals began = vmh_signals_now();
+
 	if (!t || (a && (vmh_bad_ptr(a) || vmh_bad_ptr(len))) || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
 		return VMH_TCPS_KERNELS;
 	pthread_testcancel();
 	vmh_tcps_waited_for(&t->obj, fd);
-	return vmh_tcps_accept(t, fd, a, len, flags);
+	return vmh_tcps_accept(t, fd, a, len, flags, &began);
 }
 
 static void accept_ends(struct vmh_tcps **t)

@@ -211,7 +211,8 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 {
 	struct entry st[STACK_ENTRIES];
 	__attribute__((cleanup(let_go))) struct poll_waiter x = {
-		.w = { .collect = collect, .on_ring = on_ring, .fds = fds, .nfds = n, .look = look, .stats = stats,
+		.w = { .collect = collect, .on_ring = on_ring, .fds = fds, .nfds = n,
+		       .sig0 = vmh_signals_any, .look = look, .stats = stats,
 		       .nval_fails = stats == &vmh_stats->select },
 		.ent = st,
 	};

@@ -215,16 +215,19 @@ static int account(struct vmh_waiter *w, const struct run *r, int n)
 
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask)
 {
-	struct run r = { .sig0 = vmh_signals_any, .deadline = UINT64_MAX };
+	struct run r = { .sig0 = w->sig0, .deadline = UINT64_MAX };
 	sigset_t old;
 	int n;
 
 	/* Look at both sides where that may be the end of it. As in the kernel, what is ready is returned before
 	 * the mask lets a signal in. */
-	w->os_mask = timeout_ns == 0 ? mask : NULL;
 	vmh_rings_catch_up(batch());
-	n = w->collect(w, timeout_ns == 0 || mask);
-	w->os_mask = NULL;
+	n = w->collect(w, timeout_ns == 0 || mask || vmh_signals_any != r.sig0);
+	if (!n && timeout_ns == 0 && mask) { /* and what is pending ends the call where the kernel says so */
+		w->os_mask = mask;
+		n = w->collect(w, true);
+		w->os_mask = NULL;
+	}
 	if (n || timeout_ns == 0) {
 		r.hit = n > 0;
 		return account(w, &r, n);

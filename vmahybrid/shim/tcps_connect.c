@@ -30,8 +30,16 @@ static void ask_neighbour(const struct vmh_way *hop)
 	vmh_session_neigh_of(hop->ifindex, &hop->via);
 }
 
+/* until it is resolved, or not worth waiting for */
+static bool resolving(const struct vmh_tcps *s, unsigned reason, const struct vmh_signals *began)
+{
+	return reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) &&
+	       !vmh_signals_end(began, VMH_GET(s->sndtimeo_ns) != 0);
+}
+
 /* The ring by which the kernel would send to a->raddr, and our address there; or why not. */
-static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
+static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_tcp_path *path,
+			 const struct vmh_signals *began)
 {
 	const struct vmh_ip any = { 0 };
 	struct vmh_way hop = { 0 };
@@ -44,7 +52,7 @@ static unsigned find_way(struct vmh_tcps *s, struct vmh_tcp_addr *a, struct vmh_
 	reason = vmh_net_way(&a->raddr, &any, &hop);
 	if (reason == VMH_R_NO_NEIGHBOUR && !vmh_ip_any(&hop.via) && !vmh_net_link_served(hop.ifindex))
 		ask_neighbour(&hop);
-	for (int i = 0; reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) && i < NEIGHBOUR_MS; i++) {
+	for (int i = 0; resolving(s, reason, began) && i < NEIGHBOUR_MS; i++) {
 		struct timespec ms = { 0, 1000000 };
 
 		vmh_sys(SYS_nanosleep, &ms, NULL);
@@ -85,7 +93,7 @@ static bool plain(const struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *t
 }
 
 /* Object lock held, state KERNEL. 0: the SYN is sent. */
-static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to)
+static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to, const struct vmh_signals *began)
 {
 	struct vmh_tcp_addr a = *to;
 	struct vmh_tcp_path path = { 0 };
@@ -95,7 +103,7 @@ static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to)
 	if (!plain(s, fd, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_not_plain(s))
 		return VMH_TCPS_KERNELS;
 	vmh_conf_refresh();
-	reason = find_way(s, &a, &path);
+	reason = find_way(s, &a, &path, began);
 	if (!reason)
 		reason = vmh_tcps_kept_client(s, &a);
 	rc = reason ? -EADDRNOTAVAIL : vmh_tport_connect(s->tring, s->ifindex, s, &a, &path);
@@ -161,12 +169,12 @@ static int outcome(struct vmh_tcps *s)
 	return rc;
 }
 
-static int wait_open(struct vmh_tcps *s)
+static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 {
 	struct vmh_twait w;
 	int rc, err;
 
-	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1);
+	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1, began);
 	for (;;) {
 		err = vmh_tcps_wait(s, &w);
 		if (atomic_load(&s->obj.closed))
@@ -183,6 +191,7 @@ static int wait_open(struct vmh_tcps *s)
 /* connect() on a connection that there is already. */
 static int again(struct vmh_tcps *s, const struct sockaddr *a)
 {
+	struct vmh_signals began = vmh_signals_now();
 	int rc;
 
 	if (a->sa_family == AF_UNSPEC) {
@@ -205,7 +214,7 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 	rc = outcome(s);
 	if (rc)
 		return rc > 0 ? 0 : rc;
-	return atomic_load(&s->nonblock) ? -EALREADY : wait_open(s);
+	return atomic_load(&s->nonblock) ? -EALREADY : wait_open(s, &began);
 }
 
 /* Before it is adopted. The first connect() after one without blocking says 0 when it is open, all others EISCONN: only the
@@ -238,12 +247,13 @@ static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
 /* The same of a send() with MSG_FASTOPEN, before it sends. */
 int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now)
 {
+	struct vmh_signals began = vmh_signals_now();
 	int rc;
 
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_rings_poll(1);
 		rc = outcome(s);
-		return rc ? rc > 0 ? 0 : rc : now ? -EALREADY : wait_open(s);
+		return rc ? rc > 0 ? 0 : rc : now ? -EALREADY : wait_open(s, &began);
 	}
 	if (!vmh_tcps_parked(s) && vmh_tcps_at_rest(fd))
 		return VMH_TCPS_KERNELS;
@@ -251,8 +261,21 @@ int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now)
 	return 0;
 }
 
+/* A signal came before the kernel was asked: it begins, and does not wait. */
+static int begin_at_kernel(int fd, const struct sockaddr *a, socklen_t len)
+{
+	int flags = (int)vmh_sys(SYS_fcntl, fd, F_GETFL), rc;
+
+	vmh_sys(SYS_fcntl, fd, F_SETFL, flags | O_NONBLOCK);
+	rc = (int)vmh_sys(SYS_connect, fd, a, len);
+	vmh_sys(SYS_fcntl, fd, F_SETFL, flags);
+	vmh_tcps_connected(fd, rc ? -1 : 0);
+	return rc == -EINPROGRESS || rc == -EALREADY ? -EINTR : rc;
+}
+
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len)
 {
+	struct vmh_signals began = vmh_signals_now();
 	struct vmh_tcp_addr to = { 0 };
 	int rc;
 
@@ -270,11 +293,14 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 	if (s->bound)
 		vmh_tcps_kernel_name(fd, false, &to.laddr, &to.lport);
 	vmh_tcps_policy_client(s, &to);
-	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, fd, &to) : VMH_TCPS_KERNELS;
+	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, fd, &to, &began) : VMH_TCPS_KERNELS;
 	vmh_unlock(&s->obj.lock);
+	if (rc == VMH_TCPS_KERNELS && !atomic_load(&s->nonblock) &&
+	    vmh_unlikely(vmh_signals_end(&began, VMH_GET(s->sndtimeo_ns) != 0)))
+		return begin_at_kernel(fd, a, len);
 	if (rc)
 		return rc;
-	return atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s);
+	return atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s, &began);
 }
 
 /* It has not begun, or nobody knows: the kernel begins anew. Object lock held. */

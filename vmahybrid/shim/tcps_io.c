@@ -486,6 +486,11 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			}
 			continue;
 		}
+		if (vmh_unlikely(state == VMH_TCPS_LISTEN)) { /* the kernel's listener says what is wrong */
+			r = kernel_call(fd, m, flags, send);
+			account(s, r, flags, send, true);
+			return r;
+		}
 		why = kernels(m, flags, send);
 		if (vmh_unlikely(why || is_wrong(m))) {
 			r = give_to_kernel(s, why);

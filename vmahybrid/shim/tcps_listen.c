@@ -381,16 +381,27 @@ static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t 
 	return r;
 }
 
-int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
+/* A signal came while the rings were asked to listen, and they don't: accept(2) would wait for another. */
+static bool ended_before(struct vmh_tcps *s, int fd, const struct vmh_signals *began)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	struct timespec zero = { 0 };
+
+	return vmh_unlikely(vmh_signals_end(began, VMH_GET(s->rcvtimeo_ns) != 0)) && !atomic_load(&s->nonblock) &&
+	       vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) == 0;
+}
+
+int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
+		    const struct vmh_signals *began)
 {
 	struct vmh_twait w;
 	int r, err;
 
 	if (a && (int)*len < 0)
 		return -EINVAL;
-	vmh_twait_init(&w, s, VMH_GET(s->rcvtimeo_ns), VMH_IN, fd);
+	vmh_twait_init(&w, s, VMH_GET(s->rcvtimeo_ns), VMH_IN, fd, began);
 	if (w.state != VMH_TCPS_LISTEN)
-		return VMH_TCPS_KERNELS;
+		return atomic_load(&s->listens) && ended_before(s, fd, began) ? -EINTR : VMH_TCPS_KERNELS;
 	vmh_rings_poll(1);
 	for (;;) {
 		if (atomic_load(&s->obj.closed))

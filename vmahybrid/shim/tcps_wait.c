@@ -9,10 +9,12 @@
 #define POLL_BUDGET 32
 #define LOOK_EVERY 64 /* loops: clock, cancellation, the kernel's socket */
 
-void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd)
+void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd,
+		    const struct vmh_signals *began)
 {
 	*w = (struct vmh_twait){ .wanted = wanted, .kfd = kfd };
 	vmh_waiting_begin(&w->w, timeout_ns);
+	w->w.began = *began;
 	w->state = (uint8_t)vmh_tcps_state(s);
 	w->now = atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 }

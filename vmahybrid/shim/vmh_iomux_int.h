@@ -30,6 +30,7 @@ struct vmh_waiter {
 	/* Fill in the caller's result. os: ask the kernel too. > 0 ready, 0 nothing, -errno. */
 	int (*collect)(struct vmh_waiter *w, bool os);
 	bool (*on_ring)(struct vmh_waiter *w); /* may a ring make it ready: is spinning worth it? */
+	sig_atomic_t sig0;             /* vmh_signals_any, when the call began */
 	struct pollfd *fds;            /* kernel fds to sleep on */
 	unsigned nfds;
 	struct vmh_obj *closed_with;   /* return EBADF when this was closed; may be NULL */

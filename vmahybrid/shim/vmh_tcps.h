@@ -241,7 +241,8 @@ static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
 	    vmh_tcps_state(vmh_tcps_of(o)) == VMH_TCPS_KERNEL)
 		vmh_tcps_accepts(vmh_tcps_of(o), fd);
 }
-int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags);
+int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
+		    const struct vmh_signals *began);
 void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
@@ -317,7 +318,8 @@ struct vmh_twait {
 	uint32_t wanted;           /* EPOLL* */
 	int kfd;                   /* readable ends the wait, too; -1: none */
 };
-void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd);
+void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd,
+		    const struct vmh_signals *began);
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look again; -EAGAIN, -EINTR */
 
 /* tcps_policy.c */

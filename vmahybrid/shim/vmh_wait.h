@@ -30,24 +30,40 @@ struct vmh_ring;
 int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
 		 int wakefd);
 
+/* Signals (signal.c wraps the handlers that the program installs): how many handlers without
+ * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
+extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
+extern __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
+
+/* The counters as they were when a call began. What it has to set up may take longer than the wait. */
+struct vmh_signals {
+	sig_atomic_t any, norestart;
+};
+
+static inline struct vmh_signals vmh_signals_now(void)
+{
+	return (struct vmh_signals){ vmh_signals_any, vmh_signals_norestart };
+}
+
+/* timed: the call has a timeout, and no handler restarts it (signal(7)) */
+static inline bool vmh_signals_end(const struct vmh_signals *began, bool timed)
+{
+	return vmh_signals_norestart != began->norestart || (timed && vmh_signals_any != began->any);
+}
+
 /* A call that blocks: what ends it besides that for which it waits. Both socket classes have it. */
 struct vmh_waiting {
 	uint64_t deadline;         /* 0: none */
-	sig_atomic_t any, norestart;
-	bool timed;                /* SO_RCVTIMEO: no handler restarts the call (signal(7)) */
+	struct vmh_signals began;
+	bool timed;                /* SO_RCVTIMEO */
 	struct vmh_ring *only;     /* the ring by which it comes; NULL: any */
 };
 VMH_HOT void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns); /* 0: for ever */
 /* One sleep, on `p` as well, unless ready(arg) after a poll of the rings. 0: look again. -EAGAIN: timed out. -EINTR. */
 VMH_COLD int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg);
 
-/* Signals (signal.c wraps the handlers that the program installs): how many handlers without
- * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
-extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
-extern __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
-
 static inline bool vmh_interrupted(const struct vmh_waiting *w)
 {
-	return vmh_signals_norestart != w->norestart || (w->timed && vmh_signals_any != w->any);
+	return vmh_signals_end(&w->began, w->timed);
 }
 #endif

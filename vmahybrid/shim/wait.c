@@ -221,7 +221,7 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
 
 void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns)
 {
-	*w = (struct vmh_waiting){ .any = vmh_signals_any, .norestart = vmh_signals_norestart };
+	*w = (struct vmh_waiting){ .began = vmh_signals_now() };
 	if (timeout_ns) {
 		w->deadline = vmh_now_ns() + (uint64_t)timeout_ns;
 		w->timed = true;
