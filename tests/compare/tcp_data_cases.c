@@ -389,6 +389,15 @@ static void full_blocking(int how)
 			;
 		say("then", r);
 		break;
+	case 4: /* the peer answers the probes */
+		setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(int){ 700 }, sizeof(int));
+		fill_window(fd);
+		now(&t);
+		say_yes("an end", poll(&(struct pollfd){ .fd = fd }, 1, 5000) == 1);
+		say_yes("in its time", elapsed_ms(&t) > 300 && elapsed_ms(&t) < 3000);
+		say_poll("poll", fd, 0);
+		say("recv", recv(fd, big, 1, MSG_DONTWAIT)), say("send", send(fd, big, 1, MSG_NOSIGNAL));
+		break;
 	}
 	close(fd);
 }
@@ -512,6 +521,7 @@ const struct call_case tcp_data_cases[] = {
 	{ "tcp full window", full_nonblock, 0 }, { "tcp full window, accepted", full_nonblock, 1 },
 	{ "tcp full window, send waits", full_blocking, 0 }, { "tcp full window, SO_SNDTIMEO", full_blocking, 1 },
 	{ "tcp full window, peer closes", full_blocking, 2 }, { "tcp full window, MSG_DONTWAIT", full_blocking, 3 },
+	{ "tcp full window, TCP_USER_TIMEOUT", full_blocking, 4 },
 	{ "tcp zero window of ours", zero_window_of_ours, 0 },
 	{ "tcp counts", counts, 0 }, { "tcp counts, accepted", counts, 1 },
 	{ "tcp sendfile", by_the_kernel, 0 }, { "tcp splice", by_the_kernel, 1 }, { "tcp dprintf", by_the_kernel, 2 },

@@ -149,6 +149,7 @@ struct vmh_tcp_conn {
 	uint32_t heap_at;         /* 0: not in the heap */
 	uint64_t resting_since;   /* nothing is on its way; 0: something is */
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
+	uint64_t probing_since;   /* first probe of a closed window, answered or not; 0: none */
 	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
 	uint32_t long_in;         /* bytes of long frames since the last data that was sent */
 	uint64_t answered_at;     /* the last segment that made no sense */

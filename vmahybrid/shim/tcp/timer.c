@@ -161,7 +161,7 @@ static uint64_t persist_wait(const struct vmh_tcp_conn *c)
 {
 	uint64_t wait = LWIP_MAX(c->srtt + 4ull * c->rttvar, PERSIST_MIN) << LWIP_MIN(c->persist_shift, 12);
 
-	return in_user_timeout(c, LWIP_MIN(wait, PERSIST_MAX), c->persist_shift, c->heard_at);
+	return in_user_timeout(c, LWIP_MIN(wait, PERSIST_MAX), c->persist_shift, c->probing_since);
 }
 
 /* After each visit to lwIP. */
@@ -173,7 +173,7 @@ void timer_sync(struct vmh_tcp_conn *c)
 
 	sync_flight(c);
 	if (!open || !pcb->unsent || pcb->unacked) {
-		c->due[T_PERSIST] = 0;
+		c->due[T_PERSIST] = c->probing_since = 0;
 	} else if (!c->due[T_PERSIST]) {
 		c->due[T_PERSIST] = now + persist_wait(c);
 	}
@@ -231,10 +231,13 @@ static void on_persist(struct vmh_tcp_conn *c)
 
 	if (!pcb->unsent || pcb->unacked)
 		return;
-	if (too_long(c, c->heard_at)) {
+	/* a peer that answers may keep its window closed for ever, but for TCP_USER_TIMEOUT */
+	if (too_long(c, c->opt.user_timeout_ms ? c->probing_since : c->heard_at)) {
 		core_drop(c, ETIMEDOUT, false);
 		return;
 	}
+	if (!c->probing_since)
+		c->probing_since = c->t->now;
 	if (c->persist_shift < 255)
 		c->persist_shift++;
 	if (pcb->snd_wnd == 0) {
