@@ -16,7 +16,7 @@
 
 #define LOOKS 8                 /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
-#define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
+#define SELDOM_NS 20000         /* who comes this long after his last call is no loop */
 
 /* recvmmsg has something already: that nothing more is there is no event of its own. */
 static __thread bool has_some __attribute__((tls_model("initial-exec")));
@@ -265,7 +265,10 @@ static bool os_due(struct vmh_sock *s)
 		return true;
 	if (!vmh_params.rx_udp_poll_os_ratio)
 		return false;
-	return vmh_due(&s->os_looked_ns, vmh_now_ns(), OS_LOOK_NS);
+	uint64_t now = vmh_now_ns(), last = VMH_GET(s->tried_ns);
+
+	VMH_SET(s->tried_ns, now);
+	return now - last >= SELDOM_NS;
 }
 
 static struct vmh_ring *only_ring(const struct vmh_sock *s)
