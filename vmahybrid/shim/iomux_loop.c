@@ -179,14 +179,14 @@ static void cpu_usage(struct vmh_waiter *w, const struct run *r)
 	busy = 0;
 }
 
-static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_n, int os_n)
+static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_rx, int os_rx)
 {
 	if (n > 0) {
-		VMH_COUNT_BY(alone, s->rx_ready, (unsigned)ring_n);
-		VMH_COUNT_BY(alone, s->os_rx_ready, (unsigned)os_n);
+		VMH_COUNT_BY(alone, s->rx_ready, (unsigned)ring_rx);
+		VMH_COUNT_BY(alone, s->os_rx_ready, (unsigned)os_rx);
 	} else if (n == 0) {
 		VMH_COUNT_BY(alone, s->timeouts, 1);
-	} else if (n != -EINTR) {
+	} else {
 		VMH_COUNT_BY(alone, s->errors, 1);
 	}
 }
@@ -206,7 +206,7 @@ static int account(struct vmh_waiter *w, const struct run *r, int n)
 			n = -EBADF;
 	if (vmh_unlikely(w->faults && n > 0))
 		n = -EFAULT;
-	count_ready(s, alone, n, w->ring_n, w->os_n);
+	count_ready(s, alone, n, w->ring_rx, w->os_rx);
 	if (n >= 0 || n == -EINTR) /* what a signal ended had polled in vain */
 		VMH_COUNT_BY(alone, *(r->hit && n > 0 ? &s->poll_hit : &s->poll_miss), 1);
 	cpu_usage(w, r);

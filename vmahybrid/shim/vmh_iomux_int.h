@@ -41,7 +41,8 @@ struct vmh_waiter {
 	bool faults;                   /* the caller has no room for what is ready: EFAULT */
 	bool fresh;                    /* the sleep has just filled in fds[].revents */
 	uint64_t began;                /* when the call had looked once, and waits; 0: it has not */
-	int ring_n, os_n;              /* of the last collect, for the statistics */
+	int ring_n;                    /* of the last collect: ready by rings */
+	int ring_rx, os_rx;            /* and those of either side that may have something to receive, for the statistics */
 };
 
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask);
