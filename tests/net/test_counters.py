@@ -170,8 +170,21 @@ def interrupted():
 """)
     assert lab.counted(lambda: lab.do(f"[interrupted() for _ in range({N})]")) == {"rx_errors": N, "rx_poll_miss": N}
     lab.peer.send(where, 1, SIZE)
-    assert lab.counted(lambda: lab.do("libc.recv(s.fileno(), None, 10, 0)")) == {
-        "rx_errors": 1, "rx_packets": 1, "rx_bytes": SIZE, "rx_poll_hit": 1}
+    assert lab.counted(lambda: lab.do("libc.recv(s.fileno(), None, 10, 0)")) == {"rx_errors": 1, "rx_poll_hit": 1}
+    lab.peer.send(where, 1, SIZE)  # what comes after it is received again
+    assert lab.counted(lambda: lab.do("s.recv(2048)")) == {"rx_packets": 1, "rx_bytes": SIZE, "rx_poll_hit": 1}
+
+
+def test_receiving_that_fails_beside_a_ring(lab: Lab) -> None:
+    """From the host itself, as in test_received_by_the_kernel."""
+    port = lab.program.on_ring(address="0.0.0.0")
+    lab.do(f"near = udp('127.0.0.1')\nnear.sendto(bytes({SIZE}), ('127.0.0.1', {port}))")
+    assert lab.counted(lambda: lab.do("libc.recv(s.fileno(), None, 10, 0)")) == {"rx_os_errors": 1}
+
+
+def test_receiving_that_fails_by_the_kernel(home: Lab) -> None:
+    home.peer.send((home.program.address, home.do("s.getsockname()[1]")), 1, SIZE)
+    assert home.counted(lambda: home.do("libc.recv(s.fileno(), None, 10, 0)")) == {"rx_os_errors": 1}
 
 
 def test_no_room(lab: Lab) -> None:
@@ -390,6 +403,39 @@ def test_waits_that_fail(lab: Lab) -> None:
         assert changes(before, lab.iomux("epoll"), "counter") == {"errors": N}
     finally:
         lab.do("ep.close()\nos.close(r)\nos.close(w)\ns.close()")
+
+
+def interrupted_waits(lab: Lab, expected: Values) -> None:
+    lab.do("""
+def stop(*_):
+    raise InterruptedError
+signal.signal(signal.SIGALRM, stop)
+p, ep = select.poll(), select.epoll()
+for one in (p, ep):
+    one.register(s.fileno(), select.POLLIN)
+def interrupted(wait):
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    return fails(wait)
+""")
+    waits = {"select": "lambda: select.select([s], [], [], 5)", "poll": "lambda: p.poll(5000)",
+             "epoll": "lambda: ep.poll(5)"}
+    try:
+        for kind, wait in waits.items():
+            before = lab.iomux(kind)
+            assert lab.do(f"[interrupted({wait}) for _ in range({N})]") == ["InterruptedError"] * N
+            assert changes(before, lab.iomux(kind), "counter") == expected, kind
+    finally:
+        lab.do("ep.close()\ns.close()")
+
+
+def test_waits_that_a_signal_ends(lab: Lab) -> None:
+    """An error, and what was polled, was so in vain."""
+    lab.ring()
+    interrupted_waits(lab, {"errors": N, "poll_miss": N})
+
+
+def test_waits_without_a_ring_that_a_signal_ends(home: Lab) -> None:
+    interrupted_waits(home, {"errors": N})
 
 
 def test_waits_without_a_ring(home: Lab) -> None:

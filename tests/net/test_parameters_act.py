@@ -530,6 +530,39 @@ def test_looks_at_the_kernel_while_spinning(start: Run, ratio: str, soon: bool) 
     assert (took > 0.95) is not soon
 
 
+CALLS_TILL_SEEN = """
+s = udp(5043, "")
+s.setblocking(False)
+k = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+def calls(until):
+    n = 0
+    while True:
+        n += 1
+        try:
+            s.recv(10)
+            found = True
+        except BlockingIOError:
+            found = False
+        if found is until:
+            return n
+
+taken = []
+for _ in range(20):
+    k.sendto(b"x", ("127.0.0.1", 5043))
+    taken.append(calls(True))   # until the kernel's socket is looked at
+    calls(False)                # which has no more
+tell(taken=taken)
+"""
+
+
+@on_both(["ratio"], [(2000,), (10,)], 1)
+def test_looks_of_calls_that_do_not_block(start: Run, ratio: int) -> None:
+    """As many calls as are asked, where none of them was interrupted for so long that the program came seldom."""
+    taken = told(start(CALLS_TILL_SEEN, VMA_RX_UDP_POLL_OS_RATIO=str(ratio)))["taken"]
+    assert ratio * 0.8 <= max(taken) <= ratio + 1, taken
+
+
 def loops_of_yield(start: Run, tmp_path: Path, **parameters: str) -> int:
     """How often a receive call of 50 ms that spins gave the processor to others."""
     trace = tmp_path / "trace"

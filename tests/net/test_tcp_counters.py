@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from net.counter_lab import Program, Values, changes
 from net.service_lab import until
+from net.test_counters import DEFINE_OUT, SENDS
 from net.test_tcp_shim import without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
@@ -61,6 +62,9 @@ class Lab:
         before = self.shown()["counters"]
         act()
         return changes(before, self.shown()["counters"], "counter")
+
+    def iomux(self, kind: str) -> Values:
+        return next(i["counters"] for i in self.program.stats()["iomux"] if i["kind"] == kind)
 
     def gauge(self, name: str) -> int:
         return int(self.shown()["counters"][name])
@@ -170,6 +174,27 @@ def test_sent(ring: Lab, kernel: Lab) -> None:
     assert ring.counted(lambda: ring.do(act)) == {"tx_packets": N, "tx_bytes": N * SIZE}
     kernel.connect()
     assert kernel.counted(lambda: kernel.do(act)) == {"tx_os_packets": N, "tx_os_bytes": N * SIZE}
+
+
+@pytest.mark.parametrize("kind", SENDS)
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_ready_to_send_is_not_received(request: pytest.FixtureRequest, where: str, kind: str) -> None:
+    """As of a UDP socket; see test_counters.py. Something that came is counted."""
+    lab: Lab = request.getfixturevalue(where)
+    peer = lab.connect()
+    lab.do("s = c" + DEFINE_OUT)
+
+    def counted(code: str) -> Values:
+        before = lab.iomux(kind)
+        lab.do(f"for _ in range({N}): assert len({code}) == 1")
+        grown = changes(before, lab.iomux(kind), "counter")
+        return {name: value for name, value in grown.items() if name.endswith("rx_ready")}
+
+    assert counted(SENDS[kind]) == {}
+    if kind == "select":
+        lab.queued(peer, SIZE)
+        assert counted("select.select([s], [s], [], 0.1)[0]") == {"rx_ready" if where == "ring" else "os_rx_ready": N}
+    lab.do("out.close()")
 
 
 # what the kernel does on its own: such a call sends a connection home first

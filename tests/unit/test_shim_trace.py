@@ -62,3 +62,46 @@ def test_calls_in_the_log(tmp_path: Path, level: str, calls: bool, data: bool, w
     assert bool(re.search("[\\s\\S]*".join(FINE), said)) is data, done.stderr
     said = "".join(re.findall(r"^ VMA FINER: (.*\n)", done.stderr, re.M))
     assert bool(re.search("[\\s\\S]*".join(FINER), said)) is waits, done.stderr
+
+
+REST = """
+import ctypes, fcntl, os, socket
+libc = ctypes.CDLL(None)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("127.0.0.1", 0))
+s.connect(s.getsockname())
+for of in libc.fcntl, libc.fcntl64:
+    of(s.fileno(), fcntl.F_SETFL, os.O_NONBLOCK)
+libc.ioctl(s.fileno(), 0x541b, bytes(4))        # FIONREAD
+pair = (ctypes.c_int * 2)()
+libc.socketpair(1, 2, 0, pair)
+with open("/proc/self/exe", "rb") as file:
+    libc.fcntl(file.fileno(), fcntl.F_GETFL)    # no socket
+    for of in libc.sendfile, libc.sendfile64:
+        of(s.fileno(), file.fileno(), None, 10)
+r, w = os.pipe()
+libc.splice(s.fileno(), None, w, None, 10, 0)
+fds, now = (ctypes.c_ulong * 16)(1 << s.fileno()), (ctypes.c_long * 2)(0, 0)
+libc.pselect(s.fileno() + 1, fds, None, None, now, None)
+events = ctypes.create_string_buffer(64)
+libc.epoll_pwait2(libc.epoll_create1(0), events, 4, now, None)
+print(s.fileno(), file.name)
+"""
+
+
+def test_calls_of_every_kind_in_the_log(tmp_path: Path) -> None:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
+    shim = {"LD_PRELOAD": str(library()), "VMA_HYBRID_SOCKET": str(tmp_path / "none"), "VMA_TRACELEVEL": "finer",
+            "VMA_LOG_DETAILS": "0"}
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", REST], env=clean | shim, capture_output=True, text=True,
+                          timeout=30, check=True)  # fmt: skip
+    fd = done.stdout.split()[0]
+    for level, call in (
+        ("DEBUG", rf"fcntl\({fd}, 0x4\) = 0"), ("DEBUG", rf"fcntl64\({fd}, 0x4\) = 0"),
+        ("DEBUG", rf"ioctl\({fd}, 0x541b\) = 0"), ("DEBUG", r"socketpair\(1, 0x2, 0\) = 0"),
+        ("FINE", rf"sendfile\({fd}, \d+\) = 10"), ("FINE", rf"sendfile64\({fd}, \d+\) = 10"),
+        ("FINE", rf"splice\({fd}, \d+\) = 10"), ("FINER", rf"pselect\({int(fd) + 1}\) = 1"),
+        ("FINER", r"epoll_pwait2\(\d+, 4\) = 0"),
+    ):  # fmt: skip
+        assert re.search(rf"^ VMA {level}: {call}$", done.stderr, re.M), (call, done.stderr)
+    assert len(re.findall(r": fcntl\(", done.stderr)) == 1, "a file is no socket"

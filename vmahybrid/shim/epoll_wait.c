@@ -143,7 +143,8 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	if (k < 0)
 		k = 0;
 	x->w.ring_n = n;
-	x->w.os_n = rx_of(evs + n, k);
+	x->w.ring_rx = rx_of(evs, n);
+	x->w.os_rx = rx_of(evs + n, k);
 	k = merge(evs, n, evs + n, k);
 	if (n + k == x->max) {
 		/* no room for more entries, but the kernel's may be ready by a ring as well */
@@ -153,6 +154,7 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	/* room is left: the rest of the rings */
 	m = vmh_ep_harvest(x->e, x->epfd, evs + n + k, x->max - n - k, call);
 	x->w.ring_n += m;
+	x->w.ring_rx += rx_of(evs + n + k, m);
 	return n + k + merge(evs + n, k, evs + n + k, m);
 }
 
@@ -163,7 +165,7 @@ static int collect(struct vmh_waiter *w, bool os)
 	uint64_t call;
 	int n;
 
-	w->ring_n = w->os_n = 0;
+	w->ring_n = w->ring_rx = w->os_rx = 0;
 	if (!ready && !os)
 		return 0;
 	call = atomic_fetch_add(&x->e->calls, 1) + 1;
@@ -171,10 +173,13 @@ static int collect(struct vmh_waiter *w, bool os)
 		os = vmh_os_skip_due(w) || atomic_exchange_explicit(&x->e->out_armed, 0, memory_order_relaxed);
 	if (ready && os)
 		return collect_both(x, call);
-	if (ready)
-		return w->ring_n = vmh_ep_harvest(x->e, x->epfd, x->evs, x->max, call);
+	if (ready) {
+		n = w->ring_n = vmh_ep_harvest(x->e, x->epfd, x->evs, x->max, call);
+		w->ring_rx = rx_of(x->evs, n);
+		return n;
+	}
 	n = kernel_now(x, x->evs, x->max);
-	w->os_n = rx_of(x->evs, n);
+	w->os_rx = rx_of(x->evs, n);
 	return n;
 }
 

@@ -252,8 +252,7 @@ static void forget_pair(int r, const int fds[2])
 	FORGET(fds[1]);
 }
 
-#define PAIR(name, params, args, pair) \
-	VMH_EXPORT int name params \
+#define PAIR_BODY(name, params, args, pair) \
 	{ \
 		static int(*real) params; \
 		if (vmh_unlikely(!real)) \
@@ -263,9 +262,13 @@ static void forget_pair(int r, const int fds[2])
 		return r; \
 	}
 
-PAIR(pipe, (int fds[2]), (fds), fds)
-PAIR(pipe2, (int fds[2], int flags), (fds, flags), fds)
-PAIR(socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds), fds)
+VMH_EXPORT int pipe(int fds[2])
+PAIR_BODY(pipe, (int[2]), (fds), fds)
+VMH_EXPORT int pipe2(int fds[2], int flags)
+PAIR_BODY(pipe2, (int[2], int), (fds, flags), fds)
+VMH_TRACED(socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds), "%d, %#x, %d",
+	   domain, type, protocol)
+PAIR_BODY(socketpair, (int, int, int, int[2]), (domain, type, protocol, fds), fds)
 
 static pid_t forked_now(pid_t pid)
 {

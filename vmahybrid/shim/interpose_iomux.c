@@ -157,8 +157,9 @@ VMH_TRACED_WAIT(select, (int nfds, fd_set *restrict r, fd_set *restrict w, fd_se
 	RETURN(ret);
 }
 
-VMH_EXPORT int pselect(int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
-		       const struct timespec *restrict timeout, const sigset_t *restrict mask)
+VMH_TRACED_WAIT(pselect, (int nfds, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e,
+			  const struct timespec *restrict timeout, const sigset_t *restrict mask),
+		(nfds, r, w, e, timeout, mask), "%d", nfds)
 {
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
@@ -276,8 +277,8 @@ VMH_TRACED_WAIT(epoll_pwait, (int epfd, struct epoll_event *evs, int max, int ti
 	return wait_on(ep, epfd, evs, max, from_ms(timeout), mask);
 }
 
-VMH_EXPORT int epoll_pwait2(int epfd, struct epoll_event *evs, int max, const struct timespec *timeout,
-			    const sigset_t *mask)
+VMH_TRACED_WAIT(epoll_pwait2, (int epfd, struct epoll_event *evs, int max, const struct timespec *timeout,
+			       const sigset_t *mask), (epfd, evs, max, timeout, mask), "%d, %d", epfd, max)
 {
 	struct vmh_obj *ep = bad_args(evs, max, mask) || bad_timespec(timeout) ? NULL : epoll_get(epfd);
 

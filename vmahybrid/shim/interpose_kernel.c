@@ -8,6 +8,7 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
+#include "vmh_trace.h"
 #include <aio.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -49,21 +50,25 @@ static ssize_t file_sent(int out, ssize_t r)
 	return r;
 }
 
-VMH_EXPORT ssize_t sendfile(int out, int in, off_t *off, size_t n)
+VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile, (int out, int in, off_t *off, size_t n), (out, in, off, n),
+	      vmh_trace_known(out), "%d, %d", out, in)
 {
 	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
 	return file_sent(out, vmh_real()->sendfile(out, in, off, n));
 }
 
-VMH_EXPORT ssize_t sendfile64(int out, int in, off64_t *off, size_t n)
+VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile64, (int out, int in, off64_t *off, size_t n), (out, in, off, n),
+	      vmh_trace_known(out), "%d, %d", out, in)
 {
 	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
 	return file_sent(out, vmh_real()->sendfile64(out, in, off, n));
 }
 
-VMH_EXPORT ssize_t splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags)
+VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, splice,
+	      (int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags),
+	      (in, inoff, out, outoff, n, flags), vmh_trace_known(in) || vmh_trace_known(out), "%d, %d", in, out)
 {
 	if (vmh_kernel_takes(in, VMH_R_SENDFILE) || vmh_kernel_takes(out, VMH_R_SENDFILE))
 		return -1;
@@ -242,6 +247,14 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 	return r;
 }
 
+/* Not VMH_TRACED, which passes no arguments on that vary. What may be a file, too, is logged where it is none. */
+static int traced(const char *name, int fd, unsigned long what, int r)
+{
+	if (vmh_traces(VMH_LOG_DEBUG) && vmh_trace_known(fd))
+		vmh_trace_said(VMH_LOG_DEBUG, name, r, "%d, %#lx", fd, what);
+	return r;
+}
+
 VMH_EXPORT int fcntl(int fd, int cmd, ...)
 {
 	va_list ap;
@@ -249,7 +262,7 @@ VMH_EXPORT int fcntl(int fd, int cmd, ...)
 	va_start(ap, cmd);
 	void *arg = va_arg(ap, void *);
 	va_end(ap);
-	return do_fcntl(vmh_real()->fcntl, fd, cmd, arg);
+	return traced("fcntl", fd, (unsigned int)cmd, do_fcntl(vmh_real()->fcntl, fd, cmd, arg));
 }
 
 VMH_EXPORT int fcntl64(int fd, int cmd, ...)
@@ -259,7 +272,7 @@ VMH_EXPORT int fcntl64(int fd, int cmd, ...)
 	va_start(ap, cmd);
 	void *arg = va_arg(ap, void *);
 	va_end(ap);
-	return do_fcntl(vmh_real()->fcntl64, fd, cmd, arg);
+	return traced("fcntl64", fd, (unsigned int)cmd, do_fcntl(vmh_real()->fcntl64, fd, cmd, arg));
 }
 
 /* The kernel knows no datagram that a ring delivered. For the last one before the homecoming we say what it says of a
@@ -307,13 +320,8 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 	return r;
 }
 
-VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
+static int do_ioctl(int fd, unsigned long request, void *arg)
 {
-	va_list ap;
-
-	va_start(ap, request);
-	void *arg = va_arg(ap, void *);
-	va_end(ap);
 	SOCK_HELD s = sock_get(fd);
 	if (vmh_likely(!s)) {
 		TCPS_HELD t = vmh_tcps_get(fd);
@@ -343,4 +351,14 @@ VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
 	if (!r && request == FIONBIO && arg)
 		nonblock_changed(s, *(int *)arg != 0);
 	return r;
+}
+
+VMH_EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+	va_list ap;
+
+	va_start(ap, request);
+	void *arg = va_arg(ap, void *);
+	va_end(ap);
+	return traced("ioctl", fd, request, do_ioctl(fd, request, arg));
 }

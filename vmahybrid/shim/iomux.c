@@ -122,6 +122,7 @@ static int add_ring_bits(struct poll_waiter *x)
 		more += p->revents == 0;
 		p->revents = (short)(p->revents | bits);
 		x->w.ring_n++;
+		x->w.ring_rx += (bits & ~(int)VMH_NOT_RX) != 0;
 	}
 	return more;
 }
@@ -150,7 +151,7 @@ static int collect(struct vmh_waiter *w, bool os)
 	struct timespec t = { 0 }; /* the kernel writes to it */
 	int n = 0;
 
-	w->ring_n = w->os_n = 0;
+	w->ring_n = w->ring_rx = w->os_rx = 0;
 	hide_parked(x);
 	if (!os) {
 		if (!any_ready(x))
@@ -170,7 +171,7 @@ static int collect(struct vmh_waiter *w, bool os)
 			w->fds[i].revents = 0;
 	}
 	if (n > 0)
-		w->os_n = vmh_poll_rx(w->fds, w->nfds);
+		w->os_rx = vmh_poll_rx(w->fds, w->nfds);
 	return vmh_os_reported(n) + add_ring_bits(x);
 }
 

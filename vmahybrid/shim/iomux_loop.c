@@ -7,7 +7,7 @@
 /* With VMA_SELECT_POLL_OS_RATIO=0 or VMA_SELECT_SKIP_OS=0 the manual never asks the kernel while rings
  * are polled or ready. A pipe in such a set would starve for ever; once in 10 ms costs nothing. */
 #define OS_LOOK_NS 10000000u
-#define SELDOM_NS 20000u
+#define SELDOM_NS 20000 /* from the end of a call to the next one */
 
 struct run {
 	sig_atomic_t sig0;
@@ -38,13 +38,13 @@ static bool os_ratio_due(struct vmh_waiter *w, uint64_t now)
 
 bool vmh_os_skip_due(struct vmh_waiter *w)
 {
-	uint64_t now = vmh_now_ns();
+	uint64_t now = vmh_now_ns(), came = w->began ? w->began : now;
+	int64_t pause = (int64_t)(came - VMH_GET(w->look->called_ns)); /* below 0: another thread called meanwhile */
 
-	/* the ratio is for those who call in a tight loop; who comes seldom sees both sides each time */
-	if (vmh_params.select_skip_os > 0 && now - VMH_GET(w->look->last_ns) >= SELDOM_NS) {
-		VMH_SET(w->look->last_ns, now);
+	VMH_SET(w->look->called_ns, now);
+	/* the count is for those who call in a tight loop; who comes seldom sees both sides each time */
+	if (vmh_params.select_skip_os > 0 && pause >= SELDOM_NS)
 		return true;
-	}
 	return look_due(&w->look->skip_left, vmh_params.select_skip_os, w->look, now);
 }
 
@@ -143,7 +143,7 @@ static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
 {
 	int n = 0;
 
-	r->start = r->now = vmh_now_ns();
+	w->began = r->start = r->now = vmh_now_ns();
 	r->deadline = timeout_ns < 0 || (uint64_t)timeout_ns >= UINT64_MAX / 2 - r->now ?
 		UINT64_MAX : r->now + (uint64_t)timeout_ns;
 	if (vmh_params.select_poll != 0)
@@ -179,14 +179,14 @@ static void cpu_usage(struct vmh_waiter *w, const struct run *r)
 	busy = 0;
 }
 
-static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_n, int os_n)
+static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_rx, int os_rx)
 {
 	if (n > 0) {
-		VMH_COUNT_BY(alone, s->rx_ready, (unsigned)ring_n);
-		VMH_COUNT_BY(alone, s->os_rx_ready, (unsigned)os_n);
+		VMH_COUNT_BY(alone, s->rx_ready, (unsigned)ring_rx);
+		VMH_COUNT_BY(alone, s->os_rx_ready, (unsigned)os_rx);
 	} else if (n == 0) {
 		VMH_COUNT_BY(alone, s->timeouts, 1);
-	} else if (n != -EINTR) {
+	} else {
 		VMH_COUNT_BY(alone, s->errors, 1);
 	}
 }
@@ -206,7 +206,7 @@ static int account(struct vmh_waiter *w, const struct run *r, int n)
 			n = -EBADF;
 	if (vmh_unlikely(w->faults && n > 0))
 		n = -EFAULT;
-	count_ready(s, alone, n, w->ring_n, w->os_n);
+	count_ready(s, alone, n, w->ring_rx, w->os_rx);
 	if (n >= 0 || n == -EINTR) /* what a signal ended had polled in vain */
 		VMH_COUNT_BY(alone, *(r->hit && n > 0 ? &s->poll_hit : &s->poll_miss), 1);
 	cpu_usage(w, r);

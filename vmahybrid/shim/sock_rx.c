@@ -6,6 +6,7 @@
 #include "vmh_sock.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
+#include <limits.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -16,10 +17,16 @@
 
 #define LOOKS 8                 /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64          /* spins between looks at the clock */
-#define OS_LOOK_NS 20000        /* a caller that never blocks sees the kernel's datagrams this fresh */
+#define SELDOM_NS 20000         /* who comes this long after his last call is no loop */
+
+#define NOT_TAKEN (MSG_PEEK | MSG_ERRQUEUE)
 
 /* recvmmsg has something already: that nothing more is there is no event of its own. */
 static __thread bool has_some __attribute__((tls_model("initial-exec")));
+
+/* Of a call with a bad address: the longest datagram that ends before it, -1 where none does. A longer one is lost: an
+ * error, and nothing that was received. */
+static __thread ssize_t fits __attribute__((tls_model("initial-exec"))) = SSIZE_MAX;
 
 /* What is peeked at, or read from the error queue, is no datagram that came. */
 VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
@@ -28,9 +35,9 @@ VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 
 	if (r == -EAGAIN && has_some)
 		return;
-	if (r >= 0) {
-		if (flags & (MSG_PEEK | MSG_ERRQUEUE))
-			return;
+	if (r >= 0 && (flags & NOT_TAKEN))
+		return;
+	if (vmh_likely(r >= 0 && r <= fits)) {
 		VMH_COUNT_BY(alone, s->stats->rx_os_packets, 1);
 		VMH_COUNT_BY(alone, s->stats->rx_os_bytes, (uint64_t)r);
 	} else if (r == -EAGAIN) {
@@ -146,8 +153,12 @@ VMH_HOT static ssize_t consume(struct vmh_sock *s, struct msghdr *m, int flags, 
 
 	bool alone = vmh_rx_alone(s->stats);
 
-	VMH_COUNT_BY(alone, s->stats->rx_packets, 1);
-	VMH_COUNT_BY(alone, s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
+	if (vmh_likely(r <= fits)) {
+		VMH_COUNT_BY(alone, s->stats->rx_packets, 1);
+		VMH_COUNT_BY(alone, s->stats->rx_bytes, b->len < (uint64_t)r ? b->len : (uint64_t)r);
+	} else {
+		VMH_COUNT_BY(alone, s->stats->rx_errors, 1);
+	}
 	VMH_SET(s->heard, 1);
 	VMH_SET(s->tx_since_rx, 0);
 	vmh_ring_put_later(b);
@@ -265,7 +276,10 @@ static bool os_due(struct vmh_sock *s)
 		return true;
 	if (!vmh_params.rx_udp_poll_os_ratio)
 		return false;
-	return vmh_due(&s->os_looked_ns, vmh_now_ns(), OS_LOOK_NS);
+	uint64_t now = vmh_now_ns(), last = VMH_GET(s->tried_ns);
+
+	VMH_SET(s->tried_ns, now);
+	return now - last >= SELDOM_NS;
 }
 
 static struct vmh_ring *only_ring(const struct vmh_sock *s)
@@ -568,11 +582,14 @@ VMH_COLD static ssize_t recv_to_bad(struct vmh_sock *s, int fd, struct msghdr *m
 		c.msg_control = NULL;
 		c.msg_controllen = 0;
 	}
+	fits = bad_name ? -1 : good < m->msg_iovlen ? (ssize_t)room : SSIZE_MAX;
 	r = recv_some(s, fd, &c, flags | MSG_TRUNC);
+	bool fault = r > fits;
+	fits = SSIZE_MAX;
 	if (r < 0)
 		return r;
-	if (bad_name || (good < m->msg_iovlen && (size_t)r > room))
-		return vmh_sock_recv_failed(s, -EFAULT);
+	if (fault) /* counted where it was taken */
+		return (flags & NOT_TAKEN) ? vmh_sock_recv_failed(s, -EFAULT) : -EFAULT;
 	m->msg_namelen = c.msg_namelen;
 	m->msg_controllen = c.msg_controllen;
 	m->msg_flags = c.msg_flags;

@@ -23,7 +23,8 @@
 /* iomux_loop.c: spin, sleep, and the rules of when the kernel is asked */
 struct vmh_oslook {            /* relaxed: a lost count shifts one look by one loop */
 	int64_t ratio_left, skip_left;
-	uint64_t last_ns;
+	uint64_t last_ns;   /* when there was a look that no count asked for */
+	uint64_t called_ns; /* when a call last found rings ready */
 };
 
 struct vmh_waiter {
@@ -40,7 +41,9 @@ struct vmh_waiter {
 	bool nval_fails;               /* POLLNVAL is EBADF: select */
 	bool faults;                   /* the caller has no room for what is ready: EFAULT */
 	bool fresh;                    /* the sleep has just filled in fds[].revents */
-	int ring_n, os_n;              /* of the last collect, for the statistics */
+	uint64_t began;                /* when the call had looked once, and waits; 0: it has not */
+	int ring_n;                    /* of the last collect: ready by rings */
+	int ring_rx, os_rx;            /* and those of either side that may have something to receive, for the statistics */
 };
 
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask);

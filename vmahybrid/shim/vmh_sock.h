@@ -94,7 +94,7 @@ struct vmh_sock {
 	uint32_t rcvbuf;          /* kernel's doubled value */
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
-	uint64_t os_looked_ns;    /* when the kernel socket was last read, for callers that never block */
+	uint64_t tried_ns;        /* when a call that never blocks last found nothing on rings */
 	uint32_t os_reports;      /* vmh_os_reports when it was last seen empty */
 	uint8_t os_more;          /* the last look at it found something */
 	uint8_t next_from;        /* VMH_NEXT_*: what was peeked at or measured is what the next call gets */
