@@ -199,6 +199,7 @@ class Process(View):
     comm: str = note("name of the process")
     cmdline: str = note("command line, shortened")
     profile: str = note("VMA_SPEC profile; empty if none")
+    application_id: str = note("VMA_APPLICATION_ID; empty if not set")
     netns: str = note(NETNS)
     session: int = identifier("the service's number of the connection")
     started: float = quantity("when it connected, since the epoch", "seconds")

@@ -40,8 +40,9 @@ def interface(**changes: Any) -> InterfaceView:
 def process(pid: int = 4711, **changes: Any) -> ProcessView:
     values: dict[str, Any] = {
         "pid": pid, "uid": 1000, "comm": "sockperf", "cmdline": "sockperf server -i 10.0.0.1", "profile": "latency",
-        "netns": "host", "session": 7, "started": 1_795_000_000.0, "offloaded_sockets": 1, "sockets": 2, "rings": [2],
-        "flows": [9], "reason": "none", "log_level": 3, "log_details": 0, "sockets_over": 0, "homecomings": 1,
+        "application_id": "", "netns": "host", "session": 7, "started": 1_795_000_000.0, "offloaded_sockets": 1,
+        "sockets": 2, "rings": [2], "flows": [9], "reason": "none", "log_level": 3,
+        "log_details": 0, "sockets_over": 0, "homecomings": 1,
     }  # fmt: skip
     return ProcessView(**values | changes)
 

@@ -846,3 +846,12 @@ def test_the_profile_of_run_is_shown(start: Run, service: Service) -> None:
     told(start("s = udp(5014); tell(bound=1); wait()", VMA_HYBRID_PROFILE="trading", VMA_SPEC="latency"))
     with Client(service.rundir / "api.sock") as client:
         assert [process["profile"] for process in client.get("v1", "processes")] == ["trading"]
+
+
+@xdp_only("no ring has a part in it")
+@pytest.mark.parametrize(("given", "shown"), [({}, ""), ({"VMA_APPLICATION_ID": "feed%d"}, "feed{pid}")])
+def test_the_application_id_is_shown(start: Run, service: Service, given: dict[str, str], shown: str) -> None:
+    pid = told(start("s = udp(5044); tell(pid=os.getpid()); wait()", **given))["pid"]
+    with Client(service.rundir / "api.sock") as client:
+        assert [process["application_id"] for process in client.get("v1", "processes")] == [shown.format(pid=pid)]
+        assert [p["application_id"] for p in client.get("v1", "status")["processes"]] == [shown.format(pid=pid)]

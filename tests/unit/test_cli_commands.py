@@ -83,6 +83,13 @@ def test_status_of_what_is_not_attached(view: FakeView, run: Run) -> None:
         "veth1: generic XDP, off: no rule", "veth2: held by 1. To change it: stop 1", "veth3: not asked for"]
 
 
+def test_status_of_a_program_that_has_a_name(view: FakeView, run: Run) -> None:
+    view.readings[99] = [ProcessStats(process(99, application_id="feed7"), 1.0, [], [], [])]
+    rows = [line.split() for line in run()[1].splitlines()]
+    assert ["99", "sockperf", "(feed7)", "latency"] in [row[:4] for row in rows]
+    assert ["4711", "sockperf", "latency"] in [row[:3] for row in rows]
+
+
 def test_status_json(run: Run) -> None:
     body = json.loads(run("--json")[1])
     assert (body["schema"], body["pid"], body["flows"][0]["flow_id"]) == (1, 42, 9)

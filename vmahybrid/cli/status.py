@@ -115,8 +115,9 @@ def interface_row(i: dict[str, Any]) -> list[object]:
 
 
 def process_row(p: dict[str, Any]) -> list[object]:
+    name = f"{p['comm']} ({p['application_id']})" if p["application_id"] else p["comm"]
     return [
-        p["pid"], p["comm"], p["profile"] or "-", p["netns"], p["sockets"], p["offloaded_sockets"], len(p["rings"]),
+        p["pid"], name, p["profile"] or "-", p["netns"], p["sockets"], p["offloaded_sockets"], len(p["rings"]),
         p["homecomings"], since(p["started"]), "" if p["reason"] == "none" else p["reason"],
     ]  # fmt: skip
 

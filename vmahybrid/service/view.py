@@ -145,6 +145,7 @@ class ProcessView:
     comm: str
     cmdline: str
     profile: str
+    application_id: str             # empty where the program has set none
     netns: str
     session: int
     started: float

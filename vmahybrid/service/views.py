@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from vmahybrid.config.catalogue import load
 from vmahybrid.contracts import addr_to_text
 from vmahybrid.errors import VmahybridError
 from vmahybrid.service.backend_verbs import VerbsRingHandle
@@ -20,6 +21,7 @@ from vmahybrid.steering.flow import PROTO_NAMES, Flow, FlowAction, Source
 from vmahybrid.steering.reasons import Reason
 
 log = logging.getLogger("vmahybrid.service")
+NO_APPLICATION_ID = load()["VMA_APPLICATION_ID"].default  # what a program says that has none
 
 
 def rung_views(ladder: Ladder) -> list[RungView]:
@@ -138,6 +140,7 @@ def process_view(core: Core, session: Session, page: StatsPage | None) -> Proces
     rings = [grant.ring_id for grant in core.grants.of_session(session.id)]
     return ProcessView(
         pid=session.pid, uid=session.uid, comm=session.comm, cmdline=session.cmdline, profile=session.profile,
+        application_id="" if session.app_id == NO_APPLICATION_ID else session.app_id,
         netns=session.namespace.name if session.namespace else "", session=session.id, started=session.started,
         offloaded_sockets=sum(socket.offloaded for socket in page.sockets) if page else len(flows),
         sockets=len(page.sockets) if page else len(flows), rings=rings, flows=flows,

@@ -72,7 +72,7 @@ def _reading(page: StatsPage, uid: int) -> ProcessStats:
         words = []
     process = ProcessView(
         pid=page.pid, uid=uid, comm=page.comm, cmdline=b" ".join(words).decode("utf-8", "replace").strip(), profile="",
-        netns="", session=page.session, started=page.started,
+        application_id="", netns="", session=page.session, started=page.started,
         offloaded_sockets=sum(sock.offloaded for sock in page.sockets), sockets=len(page.sockets),
         rings=[ring.ring_id for ring in page.rings], flows=[], reason=page.reason, log_level=page.log_level,
         log_details=page.log_details, sockets_over=page.sockets_over, homecomings=page.homecomings,
