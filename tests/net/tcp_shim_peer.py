@@ -54,6 +54,9 @@ class Peer:
     def do_nodelay(self) -> None:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def do_user_timeout(self, ms: int) -> None:
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ms)
+
     def do_echo(self, how: str = "block") -> None:
         """In a thread: everything comes back, until the end of the stream."""
         self.thread = threading.Thread(target=getattr(self, "_echo_" + how), daemon=True)
@@ -168,6 +171,15 @@ class Peer:
             if timeout:
                 self.sock.settimeout(None)
         return got if raw else got.decode()
+
+    def do_ended(self) -> tuple[str, float]:
+        """The error of a recv() that waits for the end, and the seconds until then."""
+        start = time.monotonic()
+        try:
+            self.sock.recv(1)
+        except OSError as error:
+            return errno.errorcode[error.errno or 0], time.monotonic() - start
+        return "", time.monotonic() - start
 
     def do_peek(self, size: int) -> str:
         return self.sock.recv(size, socket.MSG_PEEK).decode()

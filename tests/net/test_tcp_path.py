@@ -69,7 +69,7 @@ def mute(side: Side) -> Iterator[None]:
 
 @contextmanager
 def conversation(service: Service, policy: str, ip: str = "4", server: bool = False,
-                 to: Side | None = None) -> Iterator[ShimPeer]:
+                 to: Side | None = None, ends: bool = True) -> Iterator[ShimPeer]:
     """A program on side a whose connection to an echo server on the kernel, or from a client there, is on a ring."""
     a_side, b_side = over(service.sandbox.a, ip), to or over(service.sandbox.b, ip)
     with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
@@ -85,7 +85,7 @@ def conversation(service: Service, policy: str, ip: str = "4", server: bool = Fa
         until(lambda: [s["pid"] for s in offloaded(service)] == [a.pid], what=lambda: str(offloaded(service)))
         yield a
         a.do("close")
-        assert b.do("echo_ended")
+        assert not ends or b.do("echo_ended")
 
 
 def goes_on(a: ShimPeer, size: int = 20000) -> None:
@@ -206,6 +206,18 @@ def test_nobody_answers_for_a_while(service: Service, policy: str) -> None:
             is_home(service, a, "tcp-stuck")
         assert a.do("read", size=5) == "hello"
         goes_on(a)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_user_timeout_is_not_measured_anew(service: Service, policy: str) -> None:
+    """The kernel would begin at zero: a connection that is to end within seconds ends on its ring."""
+    with conversation(service, policy, ends=False) as a:
+        a.do("user_timeout", ms=2500)
+        with mute(service.sandbox.b):
+            a.do("send", data="hello")
+            error, seconds = a.do("ended")
+        assert error == "ETIMEDOUT"
+        assert 2.2 < seconds < 3.2
 
 
 @pytest.fixture(scope="module")

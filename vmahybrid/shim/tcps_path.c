@@ -21,6 +21,7 @@
 #define DOUBT_MS 200             /* the kernel is asked */
 #define NARROW_MS 300            /* it gets one that sends long segments by a gateway */
 #define STUCK_MS 1000            /* any */
+#define PATIENT_MS 10000         /* with TCP_USER_TIMEOUT: at least, or it ends here; the kernel would measure anew */
 #define AGAIN_NS 1000000000u     /* until it may come back */
 #define STUCK_NS 10000000000u    /* the same, doubled each time */
 #define NARROWEST 552            /* what the kernel learns at least (route.min_pmtu): then it sends without DF */
@@ -206,6 +207,8 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 		set_path(s, &p);
 		return 0;
 	}
+	if (limit == STUCK_MS && s->opt.user_timeout_ms && s->opt.user_timeout_ms < PATIENT_MS)
+		return 0;
 	return i.pcb.rtime_ms < limit ? 0 : VMH_R_TCP_STUCK;
 }
 
