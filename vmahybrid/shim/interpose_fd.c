@@ -169,7 +169,7 @@ static void accepted(const struct vmh_tcps *from, int fd, int flags)
 /* Of a listener on rings. */
 static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags)
 {
-	if (!t || (a && (vmh_bad_ptr(a) || vmh_bad_ptr(len))) || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
+	if (!t || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
 		return VMH_TCPS_KERNELS;
 	pthread_testcancel();
 	vmh_tcps_waited_for(&t->obj, fd);
