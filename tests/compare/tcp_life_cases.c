@@ -634,6 +634,55 @@ static void listener_data(int blocking)
 	close(l);
 }
 
+/* A name that can't be told: the connection is taken all the same. */
+static void accept_nowhere(int blocking)
+{
+	struct sockaddr_in a;
+	socklen_t negative = (socklen_t)-1, whole = sizeof(a), none = 0;
+	const struct {
+		const char *what;
+		void *a;
+		socklen_t *len;
+	} tries[] = { { "negative length", &a, &negative }, { "bad address", (void *)8, &whole },
+		      { "bad length", &a, (void *)8 }, { "no length", &a, NULL }, { "bad address, nothing", (void *)8, &none } };
+	int l = tcp_listener();
+
+	if (!blocking)
+		nonblock(l);
+	for (unsigned i = 0; i < sizeof(tries) / sizeof(tries[0]); i++) {
+		int fd;
+
+		if (!blocking)
+			say("none", accept(l, tries[i].a, tries[i].len));
+		tell("connect %d", my_port(l));
+		say_poll("poll", l, 500);
+		fd = accept(l, tries[i].a, tries[i].len);
+		say(tries[i].what, fd < 0 ? fd : 0);
+		say_poll("poll", l, 0);
+		if (fd >= 0)
+			close(fd);
+	}
+	say("is", none);
+	close(l);
+}
+
+static void connect_lengths(int arg)
+{
+	struct sockaddr_storage to = { 0 };
+	struct sockaddr_in a = peer(TCP_PORT);
+	const socklen_t lengths[] = { (socklen_t)-1, sizeof(to) + 1, 0, 1, 15 };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	(void)arg;
+	memcpy(&to, &a, sizeof(a));
+	for (unsigned i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+		say("connect", connect(fd, (void *)&to, lengths[i]));
+	say("128", connect(fd, (void *)&to, sizeof(to)));
+	tell("accept");
+	say("129", connect(fd, (void *)&to, sizeof(to) + 1));
+	close(fd);
+}
+
 /* The peer has sent and closed before accept(). */
 static void accepted_late(int how)
 {
@@ -653,6 +702,8 @@ static void accepted_late(int how)
 }
 
 const struct call_case tcp_life_cases[] = {
+	{ "tcp accept to nowhere", accept_nowhere, 0 }, { "tcp accept to nowhere, blocking", accept_nowhere, 1 },
+	{ "tcp connect lengths", connect_lengths, 0 },
 	{ "tcp SHUT_RD", shut, SHUT_RD }, { "tcp SHUT_WR", shut, SHUT_WR }, { "tcp SHUT_RDWR", shut, SHUT_RDWR },
 	{ "tcp half closed by the peer", half_closed, 0 }, { "tcp half closed, accepted", half_closed, 1 },
 	{ "tcp close", closed, 0 }, { "tcp close with unread data", closed, 1 },

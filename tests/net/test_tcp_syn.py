@@ -343,6 +343,48 @@ def test_options(stage: Stage, who: str) -> None:
     stage.compare(scenario, who)
 
 
+INHERITED = [("IPPROTO_TCP", "TCP_NODELAY", 1), ("SOL_SOCKET", "SO_KEEPALIVE", 1), ("IPPROTO_TCP", "TCP_KEEPIDLE", 33),
+             ("IPPROTO_TCP", "TCP_KEEPINTVL", 3), ("IPPROTO_TCP", "TCP_KEEPCNT", 4),
+             ("IPPROTO_TCP", "TCP_USER_TIMEOUT", 3300), ("IPPROTO_TCP", "TCP_SYNCNT", 3),
+             ("SOL_SOCKET", "SO_RCVBUF", 33333), ("SOL_SOCKET", "SO_SNDBUF", 44444), ("SOL_SOCKET", "SO_BROADCAST", 1),
+             ("SOL_SOCKET", "SO_PRIORITY", 3), ("IPPROTO_IP", "IP_TOS", 16), ("IPPROTO_IP", "IP_TTL", 9),
+             ("IPPROTO_IPV6", "IPV6_TCLASS", 32), ("IPPROTO_IPV6", "IPV6_UNICAST_HOPS", 9)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "while it listens on rings"])
+@pytest.mark.parametrize("ip", ["4", "6", "mapped"])
+def test_options_of_the_listener(service: Service, netns_pair: Sandbox, ip: str, late: bool) -> None:
+    """A connection has them, on the ring and at home."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        def give() -> None:
+            for level, option, value in INHERITED:
+                b.do("option", name="l", level=level, option=option, value=value)
+            b.do("linger", name="l", seconds=3)
+            b.do("timeout", name="l", which="SO_RCVTIMEO", seconds=0.08)
+            b.do("timeout", name="l", which="SO_SNDTIMEO", seconds=0.12)
+
+        def has() -> list[Any]:
+            names = [(level, option) for level, option, _ in INHERITED]
+            names += [("SOL_SOCKET", "SO_LINGER"), ("SOL_SOCKET", "SO_RCVTIMEO"), ("SOL_SOCKET", "SO_SNDTIMEO"),
+                      ("SOL_SOCKET", "SO_REUSEADDR"), ("IPPROTO_IPV6", "IPV6_V6ONLY")]
+            return [(option, b.do("option", name="s", level=level, option=option)) for level, option in names]
+
+        port = int(b.do("listen", name="l", address=to.address))
+        if not late:
+            give()
+        b.do("poll", name="l")
+        if late:
+            give()
+        a.do("new", name="c")
+        a.call("c", "connect", [to.address, port])
+        b.do("accept", name="l", new="s")
+        here = has()
+        b.do("dup", name="s", new="home")
+        return here, has(), b.call("s", "recv", 1)
+
+    Stage(service, netns_pair, ip).compare(scenario, "server")
+
+
 @pytest.mark.parametrize("who", WHO)
 def test_interrupted_accept(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
@@ -615,6 +657,28 @@ def test_a_listener_of_both_families(service: Service, netns_pair: Sandbox, who:
         return [*seen, a.call("c", "send", "six"), b.call("s6", "recv", 9)]
 
     Stage(service, netns_pair, "6").compare(scenario, who)
+
+
+@pytest.mark.parametrize("only", [0, 1])
+@pytest.mark.parametrize("bound", [False, True], ids=["from the SYN", "adopted"])
+def test_only_v6_stays(service: Service, netns_pair: Sandbox, bound: bool, only: int) -> None:
+    """The service binds the kernel socket on the way home, and that sets IPV6_V6ONLY."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        def is_only() -> Any:
+            return [p.do("option", name=name, level="IPPROTO_IPV6", option="IPV6_V6ONLY")
+                    for p, name in ((a, "c"), (b, "s"))]
+
+        port = listening(b, to, address="::", only_v6=only)
+        a.do("new", name="c")
+        a.do("option", name="c", level="IPPROTO_IPV6", option="IPV6_V6ONLY", value=only)
+        if bound:
+            a.call("c", "bind", ["::", 0])
+        seen = [a.call("c", "connect", [to.address, port]), b.do("accept", name="l", new="s"), is_only()]
+        a.do("dup", name="c", new="d")
+        b.do("dup", name="s", new="d")
+        return [*seen, is_only()]
+
+    Stage(service, netns_pair, "6").compare(scenario, "both")
 
 
 @pytest.mark.parametrize("who", WHO)

@@ -171,7 +171,7 @@ static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *l
 {
 	struct vmh_signals began = vmh_signals_now();
 
-	if (!t || (a && (vmh_bad_ptr(a) || vmh_bad_ptr(len))) || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
+	if (!t || flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC))
 		return VMH_TCPS_KERNELS;
 	pthread_testcancel();
 	vmh_tcps_waited_for(&t->obj, fd);

@@ -279,7 +279,7 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 	struct vmh_tcp_addr to = { 0 };
 	int rc;
 
-	if (len < sizeof(a->sa_family))
+	if (len < sizeof(a->sa_family) || len > sizeof(struct sockaddr_storage))
 		return VMH_TCPS_KERNELS;
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
 		return again(s, a);

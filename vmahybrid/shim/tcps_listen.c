@@ -10,6 +10,7 @@
 #include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_inherit.h"
 #include "vmh_tcps_param.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -45,6 +46,7 @@ struct vmh_tlisten {
 		struct vmh_tcp_conn *conn;
 		uint32_t ifindex;
 	} r[RINGS_MAX];
+	struct vmh_inherited inherited; /* io */
 	/* the kernel's by now, accepted by nobody yet; io */
 	unsigned first, nwaiting;
 	int waiting[WAITING_MAX];
@@ -133,6 +135,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	l->families = !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
 	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
 	s->opt.syn_cookies = vmh_tcps_syn_cookies();
+	vmh_inherited_read(&l->inherited, fd, s->v6);
 	memcpy(s->stats->local_addr, name.addr.b, 16);
 	VMH_SET(s->stats->local_port, name.port);
 	vmh_conf_refresh();
@@ -190,7 +193,11 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 
 void vmh_tlisten_options(struct vmh_tcps *s)
 {
+	struct vmh_inherited now;
+
+	vmh_inherited_read(&now, s->obj.fd, s->v6);
 	vmh_lock(&s->io);
+	s->listening->inherited = now;
 	for (unsigned i = 0; i < s->listening->nrings; i++)
 		vmh_tcp_set_options(s->listening->r[i].conn, &s->opt);
 	vmh_unlock(&s->io);
@@ -268,17 +275,16 @@ static int next_conn(struct vmh_tcps *s, struct vmh_tcps *n)
 /* A descriptor, -EAGAIN, or an error of socket(2). */
 static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 {
-	const int one = 1;
+	struct vmh_inherited of_listener;
 	struct vmh_tcps *n;
 	int fd, rc = -EAGAIN;
 
 	if (!(vmh_tcps_bits(s) & VMH_IN))
 		return -EAGAIN;
+	of_listener.n = 0; /* the rest is large */
 	fd = (int)vmh_sys(SYS_socket, s->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | (flags & (SOCK_NONBLOCK | SOCK_CLOEXEC)), IPPROTO_TCP);
 	if (fd < 0)
 		return fd;
-	if (s->v6 && VMH_GET(s->listening->families) == VMH_TCP_IPV6)
-		vmh_sys(SYS_setsockopt, fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one)); /* as its listener */
 	vmh_fd_close(fd); /* closed behind our back */
 	n = vmh_tcps_install(fd, s->v6, flags & SOCK_NONBLOCK);
 	if (!n) {
@@ -291,10 +297,13 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && vmh_tcps_state(n) == VMH_TCPS_KERNEL) {
 		rc = next_conn(s, n);
 		vmh_tlisten_refresh(s);
+		if (s->listening->inherited.n)
+			of_listener = s->listening->inherited;
 	}
 	vmh_unlock(&s->io);
 	if (!rc) {
 		*a = n->addr;
+		vmh_inherited_write(&of_listener, fd);
 		vmh_tpath_accepted(n);
 		vmh_tcps_publish(n);
 	}
@@ -338,11 +347,19 @@ static bool os_due(struct vmh_tcps *s)
 	return vmh_due(&s->os_looked_ns, vmh_now_ns(), OS_LOOK_NS);
 }
 
+/* As accept(2): a name that can't be told costs the connection. */
+static int untold(int fd, int err)
+{
+	vmh_fd_close(fd);
+	vmh_sys(SYS_close, fd);
+	return err;
+}
+
 /* One that went home before anybody had accepted it. */
 static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, int flags)
 {
 	struct vmh_tlisten *l;
-	int fd = -EAGAIN;
+	int fd = -EAGAIN, err;
 
 	vmh_lock(&s->io);
 	l = s->listening;
@@ -360,25 +377,35 @@ static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, 
 		vmh_sys(SYS_fcntl, fd, F_SETFD, 0);
 	if (flags & SOCK_NONBLOCK)
 		vmh_sys(SYS_fcntl, fd, F_SETFL, O_RDWR | O_NONBLOCK);
-	if (a)
-		vmh_sys(SYS_getpeername, fd, a, len);
-	return fd;
+	err = a ? (int)vmh_sys(SYS_getpeername, fd, a, len) : 0;
+	return err == -EFAULT || err == -EINVAL ? untold(fd, err) : fd;
+}
+
+static int told(bool v6, const struct vmh_tcp_addr *from, struct sockaddr *a, socklen_t *len)
+{
+	if (vmh_bad_ptr(len))
+		return -EFAULT;
+	if ((int)*len < 0)
+		return -EINVAL;
+	if (*len && vmh_bad_ptr(a))
+		return -EFAULT;
+	vmh_tcps_tell(v6, &from->raddr, from->rport, a, len);
+	return 0;
 }
 
 static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
 {
 	struct vmh_tcp_addr from;
 	bool kernel_first = ++s->accepts % KERNEL_EVERY == 0;
-	int r = VMH_GET(s->listening->nwaiting) ? from_waiting(s, a, len, flags) : -EAGAIN;
+	int err, r = VMH_GET(s->listening->nwaiting) ? from_waiting(s, a, len, flags) : -EAGAIN;
 
 	if (r == -EAGAIN && kernel_first)
 		r = from_kernel(s, fd, a, len, flags);
 	if (r != -EAGAIN)
 		return r;
 	r = from_ring(s, flags, &from);
-	if (r >= 0 && a)
-		vmh_tcps_tell(s->v6, &from.raddr, from.rport, a, len);
-	return r;
+	err = r >= 0 && a ? told(s->v6, &from, a, len) : 0;
+	return err ? untold(r, err) : r;
 }
 
 /* A signal came while the rings were asked to listen, and they don't: accept(2) would wait for another. */
@@ -397,8 +424,6 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 	struct vmh_twait w;
 	int r, err;
 
-	if (a && (int)*len < 0)
-		return -EINVAL;
 	vmh_twait_init(&w, s, VMH_GET(s->rcvtimeo_ns), VMH_IN, fd, began);
 	if (w.state != VMH_TCPS_LISTEN)
 		return atomic_load(&s->listens) && ended_before(s, fd, began) ? -EINTR : VMH_TCPS_KERNELS;

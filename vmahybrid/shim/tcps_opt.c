@@ -261,28 +261,24 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 		*len = sizeof(err);
 		return 0;
 	}
+	if (level == IPPROTO_IPV6 && name == IPV6_V6ONLY && VMH_GET(s->only_v6))
+		return vmh_tcps_give(val, len, &(int){ s->only_v6 == VMH_TCPS_ONLY_V6 }, sizeof(int));
 	if (vmh_tcps_state(s) == VMH_TCPS_RING)
 		r = of_ring(s, level, name, val, len);
 	return r == VMH_TCPS_KERNELS ? (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len) : r;
 }
 
-/* What the state of the connection does not carry. */
+/* Before the service makes a connection of it: what that would change, or has to know. */
 void vmh_tcps_dress(struct vmh_tcps *s, int fd)
 {
-	struct linger l = { s->linger, (int)s->linger_s };
-	const struct {
-		int name;
-		int64_t ns;
-	} times[] = { { SO_RCVTIMEO, VMH_GET(s->rcvtimeo_ns) }, { SO_SNDTIMEO, VMH_GET(s->sndtimeo_ns) } };
-
 	if (s->reuse) /* in TIME_WAIT, too: a server is started again */
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
-	if (s->linger)
-		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
-	for (int i = 0; i < 2; i++) {
-		struct timeval tv = { times[i].ns / 1000000000, times[i].ns % 1000000000 / 1000 };
+	vmh_tcps_note_only_v6(s, fd);
+}
 
-		if (times[i].ns)
-			vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, times[i].name, &tv, sizeof(tv));
-	}
+/* bind() to an IPv6 address, as of the service, sets it for ever. */
+void vmh_tcps_note_only_v6(struct vmh_tcps *s, int fd)
+{
+	if (s->v6 && !VMH_GET(s->only_v6))
+		VMH_SET(s->only_v6, vmh_tcps_only_v6(fd) ? VMH_TCPS_ONLY_V6 : VMH_TCPS_NOT_ONLY_V6);
 }

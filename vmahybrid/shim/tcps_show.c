@@ -180,9 +180,8 @@ static bool show_some(void)
 	collect(&b);
 	if (!b.req.n)
 		return true;
-	for (unsigned i = 0; i < b.req.n; i++) /* the service gives it back at the end of repair mode */
-		if (b.s[i]->reuse)
-			vmh_sys(SYS_setsockopt, b.fds[i], SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
+	for (unsigned i = 0; i < b.req.n; i++) /* the service gives SO_REUSEADDR back at the end of repair mode */
+		vmh_tcps_dress(b.s[i], b.fds[i]);
 	err = vmh_session_tcp_show(&b.req, b.fds, &rep);
 	for (unsigned i = 0; i < b.req.n; i++) {
 		struct vmh_tcps *s = b.s[i];

@@ -35,6 +35,8 @@ struct vmh_tlisten;
 /* Of one that the program's connect() has begun: has it said that it is open? */
 enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
 
+enum vmh_tcps_only { VMH_TCPS_NOT_ONLY_V6 = 1, VMH_TCPS_ONLY_V6 };
+
 /* VMA_HYBRID_TCP, of the program or of a rule. */
 enum vmh_tcps_policy { VMH_TCPS_PLAIN, VMH_TCPS_ADAPTIVE, VMH_TCPS_OFFLOAD };
 
@@ -85,6 +87,7 @@ struct vmh_tcps {
 	uint8_t accepted;                 /* by a listener */
 	uint8_t v6;                       /* AF_INET6: its names, also where it is connected over IPv4 */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
+	uint8_t only_v6;                  /* VMH_TCPS_*ONLY_V6: IPV6_V6ONLY before a service bound it; 0 none has */
 	uint8_t secret;                   /* segments are signed (TCP_MD5SIG, TCP_AO), which only the kernel does */
 	uint16_t accepts;
 	uint32_t linger_s;
@@ -430,7 +433,8 @@ ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int fl
 int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value);
 
 /* tcps_opt.c */
-void vmh_tcps_dress(struct vmh_tcps *s, int fd); /* the kernel socket gets the options that a fresh one was given */
+void vmh_tcps_dress(struct vmh_tcps *s, int fd); /* a kernel socket that was never connected, before the service has it */
+void vmh_tcps_note_only_v6(struct vmh_tcps *s, int fd); /* the same, of any */
 unsigned vmh_tcps_tagged(const struct vmh_tcps *s, unsigned ifindex); /* VMH_R_PRIORITY: a tag that rings don't make */
 int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const void *val, socklen_t len);
 int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len);
