@@ -294,7 +294,7 @@ def test_sent_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
         monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
         try:
             lossy(lab, lab.connect())
-            until(lambda: lab.gauge("retransmits") == lab.do(total))   # an ACK that was lost has a segment sent once more
+            until(lambda: lab.gauge("retransmits") == lab.do(total))   # a lost ACK has a segment sent once more
             again = lab.do(total)
             assert again > 0
             assert main(["-F", "-p", str(lab.program.pid), "-v", "3", "--once", "-s", str(lab.fd)]) == 0
