@@ -60,7 +60,9 @@ def test_out_of_range(driver: Path, p: Parameter) -> None:
     assert outside(p)
     for bad, used in outside(p):
         _, value, warnings = outcome(driver, p.name, str(bad))
-        (warning,) = own(warnings)
+        warning, *more = own(warnings)
+        acts = f"{p.name} = {used} acts as {p.cap}: more makes no difference"
+        assert [line.strip() for line in more] == ([acts] if p.cap is not None and p.clamps and used > p.cap else [])
         if p.name in PEERS and not (p.warns_above and used == p.minimum):
             assert warning == PEERS[p.name].format(bad)
         else:
