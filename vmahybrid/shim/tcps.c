@@ -128,6 +128,7 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 	vmh_tcps_refresh(s);
 	atomic_store(&s->state, VMH_TCPS_RING);
 	vmh_unlock(&s->io);
+	vmh_tcps_unfit_from_birth(s);
 	vmh_tpath_begun(s);
 	if (__atomic_load_n(&s->obj.items, __ATOMIC_RELAXED)) {
 		vmh_epoll_member_parked(&s->obj, true);

@@ -129,6 +129,14 @@ static void is_unfit(struct vmh_tcps *s, uint8_t reason)
 	vmh_worker_wake();
 }
 
+void vmh_tcps_unfit_from_birth(struct vmh_tcps *s)
+{
+	if (vmh_likely(!atomic_load(&s->unfit)))
+		return;
+	atomic_store(&any_unfit, 1);
+	vmh_worker_wake();
+}
+
 /* Stack lock held: so no older state ever overwrites a newer one. */
 static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a)
 {

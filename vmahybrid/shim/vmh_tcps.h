@@ -453,6 +453,7 @@ void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
 void vmh_tcps_unfit_home(void);             /* the internal thread: connections that the stack can't serve go home */
+void vmh_tcps_unfit_from_birth(struct vmh_tcps *s); /* it is on a ring now: the thread may have looked too early */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);
