@@ -227,9 +227,6 @@ VMH_TRACED(listen, (int fd, int backlog), (fd, backlog), "%d, %d", fd, backlog)
 static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
-	struct sockaddr_storage name;
-	socklen_t size = sizeof(name);
-	int r;
 
 	if (!t)
 		return VMH_TCPS_KERNELS;
@@ -238,19 +235,7 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 		return -ENOTCONN; /* a parked socket is connected for ever */
 	if (!vmh_tcps_is_fresh(t) && !vmh_tcps_has_ended(t))
 		return VMH_TCPS_KERNELS;
-	r = vmh_tcps_name(t, peer, (struct sockaddr *)&name, &size);
-	if (r)
-		return r;
-	if (vmh_bad_ptr(len))
-		return -EFAULT;
-	if ((int)*len < 0)
-		return -EINVAL;
-	if (*len && vmh_bad_ptr(a))
-		return -EFAULT;
-	if (*len)
-		memcpy(a, &name, *len < size ? *len : size);
-	*len = size;
-	return 0;
+	return vmh_tcps_name(t, peer, a, len);
 }
 
 VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)

@@ -389,14 +389,11 @@ int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *
 {
 	struct vmh_tcp_info info = { 0 };
 
-	if ((int)*len < 0)
-		return -EINVAL;
 	vmh_lock(&s->io);
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
 	if (peer && (!s->conn || info.state == SYN_SENT || info.state == CLOSE || info.state == TIME_WAIT))
 		return -ENOTCONN;
-	vmh_tcps_tell(s->v6, peer ? &s->addr.raddr : &s->addr.laddr, peer ? s->addr.rport : s->addr.lport, a, len);
-	return 0;
+	return vmh_tcps_tell(s->v6, peer ? &s->addr.raddr : &s->addr.laddr, peer ? s->addr.rport : s->addr.lport, a, len);
 }

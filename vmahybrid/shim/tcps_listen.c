@@ -381,18 +381,6 @@ static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, 
 	return err == -EFAULT || err == -EINVAL ? untold(fd, err) : fd;
 }
 
-static int told(bool v6, const struct vmh_tcp_addr *from, struct sockaddr *a, socklen_t *len)
-{
-	if (vmh_bad_ptr(len))
-		return -EFAULT;
-	if ((int)*len < 0)
-		return -EINVAL;
-	if (*len && vmh_bad_ptr(a))
-		return -EFAULT;
-	vmh_tcps_tell(v6, &from->raddr, from->rport, a, len);
-	return 0;
-}
-
 static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
 {
 	struct vmh_tcp_addr from;
@@ -404,7 +392,7 @@ static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t 
 	if (r != -EAGAIN)
 		return r;
 	r = from_ring(s, flags, &from);
-	err = r >= 0 && a ? told(s->v6, &from, a, len) : 0;
+	err = r >= 0 && a ? vmh_tcps_tell(s->v6, &from.raddr, from.rport, a, len) : 0;
 	return err ? untold(r, err) : r;
 }
 

@@ -38,13 +38,21 @@ socklen_t vmh_tcps_compose(bool v6, const struct vmh_ip *ip, in_port_t port, str
 	return sizeof(in6);
 }
 
-void vmh_tcps_tell(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr *a, socklen_t *len)
+int vmh_tcps_tell(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr *a, socklen_t *len)
 {
 	struct sockaddr_storage name;
 	socklen_t size = vmh_tcps_compose(v6, ip, port, &name);
 
-	memcpy(a, &name, *len < size ? *len : size);
+	if (vmh_bad_ptr(len))
+		return -EFAULT;
+	if ((int)*len < 0)
+		return -EINVAL;
+	if (*len && vmh_bad_ptr(a))
+		return -EFAULT;
+	if (*len)
+		memcpy(a, &name, *len < size ? *len : size);
 	*len = size;
+	return 0;
 }
 
 bool vmh_tcps_kernel_name(int fd, bool peer, struct vmh_ip *ip, in_port_t *port)

@@ -275,7 +275,8 @@ void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock 
 /* tcps_name.c */
 bool vmh_tcps_parse(const struct sockaddr *a, socklen_t len, struct vmh_ip *ip, in_port_t *port); /* false: neither family */
 socklen_t vmh_tcps_compose(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr_storage *out);
-void vmh_tcps_tell(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr *a, socklen_t *len); /* as much as fits */
+/* As much as fits. 0, or what getsockname(2) says of such a place. */
+int vmh_tcps_tell(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr *a, socklen_t *len);
 bool vmh_tcps_kernel_name(int fd, bool peer, struct vmh_ip *ip, in_port_t *port);
 bool vmh_tcps_only_v6(int fd);                                   /* IPV6_V6ONLY */
 struct vmh_ip vmh_tcps_source(const struct vmh_ip *to);          /* what the kernel would send from; any: it would not */

@@ -218,11 +218,17 @@ static void look_at_verbs(void)
 
 #define LAST_MS 100
 
-bool vmh_worker_and_one(void)
+/* In the thread group, which is what the kernel looks at; ours counts. */
+static bool has_threads(unsigned n)
 {
 	struct stat st;
 
-	return atomic_load(&vmh_worker_runs) && !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + 2;
+	return !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + n;
+}
+
+bool vmh_worker_and_one(void)
+{
+	return atomic_load(&vmh_worker_runs) && has_threads(2);
 }
 
 void vmh_worker_first_ends(void)
@@ -362,14 +368,6 @@ static bool leaves(void)
 	return true;
 }
 
-/* No longer in the thread group, which is what the kernel looks at. */
-static bool is_alone(void)
-{
-	struct stat st;
-
-	return !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + 1;
-}
-
 bool vmh_worker_step_aside(void)
 {
 	const struct timespec nap = { 0, ASIDE_NAP_NS };
@@ -379,7 +377,7 @@ bool vmh_worker_step_aside(void)
 		return false;
 	atomic_store(&aside, ASKED);
 	vmh_worker_wake();
-	for (int i = 0; i < ASIDE_NAPS && !is_alone(); i++)
+	for (int i = 0; i < ASIDE_NAPS && !has_threads(1); i++)
 		vmh_sys(SYS_nanosleep, &nap, NULL);
 	return !atomic_compare_exchange_strong(&aside, &asked, NOT_ASKED);
 }
