@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import select
 import socket
 import struct
 import sys
@@ -151,6 +152,41 @@ def options(address: str) -> object:
         with contextlib.suppress(OSError):
             os.close(992)
         return {"nodelay": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)}
+
+
+def both(sock: socket.socket) -> list[int]:
+    return [sock.getsockopt(socket.IPPROTO_TCP, name) for name in (socket.TCP_NODELAY, socket.TCP_CORK)]
+
+
+def own_options(address: str) -> object:
+    """TCP_NODELAY and TCP_CORK where the stack alone is told: on the ring, and when the kernel has the connection."""
+    told = {}
+    with connected(address, b"e") as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
+        told["ring"] = both(sock)
+        os.close(os.dup(sock.fileno()))
+        told["home"] = both(sock)
+    with socket.socket() as sock:       # the peer refuses it, and the kernel would connect it again
+        sock.setblocking(False)
+        sock.connect_ex((address, PORT + 1))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        select.select([], [sock], [], 2)
+        told["error"] = [sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)]
+        sock.connect_ex((address, 0))
+        told["refused"] = both(sock)
+    return told
+
+
+def own_listener(address: str) -> object:
+    """TCP_NODELAY of a connection that a listener's ring accepted, there and when the kernel has it."""
+    with socket.create_server((address, PORT + 2)) as listener:
+        print("ready", flush=True)
+        sock, _ = listener.accept()
+        with sock:
+            ring = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            os.close(os.dup(sock.fileno()))
+            return [ring, sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)]
 
 
 def switches() -> dict[str, int]:

@@ -170,6 +170,24 @@ def test_merged_segments(served: tuple[Sandbox, Service], tmp_path: Path) -> Non
         assert got[value]["answers"] < got["0"]["answers"] * 3 / 4, got
 
 
+def test_options_of_the_stack_alone(served: tuple[Sandbox, Service]) -> None:
+    """VMA_AVOID_SYS_CALLS_ON_TCP_FD: the kernel's socket is told when it serves the connection."""
+    variables = {"VMA_AVOID_SYS_CALLS_ON_TCP_FD": "1", "VMA_TCP_NODELAY": "1"}
+    assert experiment(served, "own_options", **variables) == {
+        "ring": [0, 0], "home": [0, 0], "error": [111], "refused": [0, 1]}  # fmt: skip
+
+
+def test_nodelay_of_an_accepted_one(served: tuple[Sandbox, Service]) -> None:
+    sandbox, service = served
+    settings = {"VMA_HYBRID_TCP": "offload", "VMA_AVOID_SYS_CALLS_ON_TCP_FD": "1", "VMA_TCP_NODELAY": "1"}
+    argv = service.run_argv([*PROGRAM, "own_listener", sandbox.a.address], profile="none", **settings)
+    program = sandbox.start(sandbox.a, argv, env=service.env)
+    program.wait_for("ready")
+    connect = f"import socket; socket.create_connection(('{sandbox.a.address}', 7302)).recv(1)"
+    sandbox.start(sandbox.b, [sys.executable, "-c", connect]).wait(20)
+    assert json.loads(program.result(20).splitlines()[-1]) == [1, 1]
+
+
 @pytest.mark.parametrize("avoid", [0, 1])
 def test_no_system_calls(served: tuple[Sandbox, Service], tmp_path: Path, avoid: int) -> None:
     """strace between the two marks of the experiment."""

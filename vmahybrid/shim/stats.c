@@ -333,7 +333,6 @@ struct vmh_sock_stats *vmh_stats_sock_new(int fd)
 {
 	int slot = claim(sock_claims, vmh_stats->nsocks < SOCKS_MAX ? vmh_stats->nsocks : SOCKS_MAX);
 	struct vmh_sock_stats *s;
-	struct stat st;
 
 	if (slot < 0 || !page_size) {
 		if (!vmh_stats->socks_over++)
@@ -344,10 +343,16 @@ struct vmh_sock_stats *vmh_stats_sock_new(int fd)
 	s = &vmh_stats->socks[slot];
 	CLEAR_SLOT(s);
 	s->fd = fd;
-	if (!vmh_sys(SYS_fstat, fd, &st))
-		s->inode = st.st_ino;
 	SHOW_SLOT(s);
 	return s;
+}
+
+void vmh_stats_sock_name(struct vmh_sock_stats *s)
+{
+	struct stat st;
+
+	if (s != &dummy_sock && !vmh_sys(SYS_fstat, s->fd, &st))
+		VMH_SET(s->inode, st.st_ino);
 }
 
 void vmh_stats_sock_free(struct vmh_sock_stats *s)

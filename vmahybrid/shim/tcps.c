@@ -96,6 +96,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	atomic_store(&s->nonblock, nonblock);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
+	s->unnamed = 1;
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
@@ -104,6 +105,12 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	vmh_fd_install(fd, &s->obj);
 	vmh_plain_open(s);
 	return s;
+}
+
+void vmh_tcps_ask_inode(struct vmh_tcps *s)
+{
+	VMH_SET(s->unnamed, 0);
+	vmh_stats_sock_name(s->stats);
 }
 
 /* Object lock held, state KERNEL, conn and addr are set. */
@@ -142,13 +149,17 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 
 void vmh_tcps_created(int fd, int domain, int type, int protocol)
 {
+	struct vmh_tcps *s;
+
 	if ((domain != AF_INET && domain != AF_INET6) || (type & 0xf) != SOCK_STREAM ||
 	    (protocol && protocol != IPPROTO_TCP))
 		return;
 	vmh_tcps_defaults_kernel(fd, domain == AF_INET6);
 	if (!atomic_load(&vmh_tcps_on))
 		return;
-	vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
+	s = vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
+	if (s && VMH_GET(s->policy) != VMH_TCPS_OFFLOAD)
+		vmh_tcps_name_it(s);
 }
 
 bool vmh_tcps_at_rest(int fd)
@@ -181,6 +192,7 @@ void vmh_tcps_connected(int fd, int r)
 
 	if (!s)
 		return;
+	vmh_tcps_name_it(s);
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !vmh_tcps_at_rest(fd));
 	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
@@ -212,6 +224,7 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 	TCPS_HELD s = vmh_tcps_get(fd);
 	if (!s)
 		return;
+	vmh_tcps_name_it(s);
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
 	vmh_tcps_note_names(s, fd, &a);

@@ -11,6 +11,7 @@
 #include "vmh_wait.h"
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 
 #define NEIGHBOUR_MS 100
 #define ASK_NS 50000000u
@@ -118,6 +119,15 @@ static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to, cons
 	return 0;
 }
 
+/* What the program has set meanwhile and the kernel socket was not told. */
+static void tell_options(const struct vmh_tcps *s)
+{
+	if (!vmh_params.avoid_sys_calls_on_tcp_fd)
+		return;
+	vmh_sys(SYS_setsockopt, s->obj.fd, IPPROTO_TCP, TCP_NODELAY, &(int){ s->opt.nodelay }, sizeof(int));
+	vmh_sys(SYS_setsockopt, s->obj.fd, IPPROTO_TCP, TCP_CORK, &(int){ s->opt.cork }, sizeof(int));
+}
+
 /* Object lock held: the kernel socket is as it was made, and may be connected again. */
 static void undo(struct vmh_tcps *s)
 {
@@ -134,6 +144,7 @@ static void undo(struct vmh_tcps *s)
 	vmh_unlock(&s->io);
 	vmh_tring_flush(s->tring);
 	vmh_tring_count(s->tring, -1);
+	tell_options(s);
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->tx_offloaded, 0);

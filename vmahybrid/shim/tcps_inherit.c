@@ -2,6 +2,7 @@
  * and few programs set anything on a listener but SO_REUSEADDR: what differs from a new socket is found out once, so that
  * each accept() pays for that alone. */
 #include "vmh_tcps_inherit.h"
+#include "vmh_params.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -81,6 +82,8 @@ void vmh_inherited_write(const struct vmh_inherited *i, int fd)
 	for (unsigned k = 0; k < i->n; k++) {
 		unsigned which = i->o[k].which;
 
+		if (is(which, IPPROTO_TCP, TCP_NODELAY) && vmh_params.avoid_sys_calls_on_tcp_fd)
+			continue; /* the stack answers, and its state carries it home */
 		vmh_sys(SYS_setsockopt, fd, options[which].level, options[which].name, i->o[k].value, options[which].size);
 		if (is(which, IPPROTO_IP, IP_TOS)) /* sets it as well, and accept(2) sets it to 0 */
 			vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_PRIORITY, &(int){ 0 }, sizeof(int));

@@ -168,6 +168,7 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 {
 	struct vmh_tcp_addr a;
 
+	vmh_tcps_name_it(s);
 	vmh_tcps_note_names(s, s->obj.fd, &a);
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
 	vmh_lock(&s->obj.lock);

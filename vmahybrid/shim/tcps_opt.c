@@ -151,6 +151,18 @@ static bool stack_alone(const struct vmh_tcps *s, int level, int name, socklen_t
 	       (name == TCP_NODELAY || name == TCP_QUICKACK || name == TCP_CORK);
 }
 
+/* TCP_NODELAY of a new socket that has it, by VMA_TCP_NODELAY. */
+static bool has_already(const struct vmh_tcps *s, int level, int name, const void *val, socklen_t len)
+{
+	int on = 0;
+
+	if (level != IPPROTO_TCP || name != TCP_NODELAY || len < sizeof(on) || !s->opt.nodelay || s->opt.cork ||
+	    vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->connecting))
+		return false;
+	memcpy(&on, val, sizeof(on));
+	return on != 0;
+}
+
 /* Has it a connection of which the kernel socket does not know? */
 static bool is_open(struct vmh_tcps *s)
 {
@@ -177,7 +189,8 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 			return r;
 	}
 	vmh_lock(&s->obj.lock);
-	r = stack_alone(s, level, name, len) ? 0 : (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+	r = stack_alone(s, level, name, len) || has_already(s, level, name, val, len) ? 0 :
+		(int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
 	if (!r) {
 		s->secret |= secret;
 		taken(s, level, name, val, len);

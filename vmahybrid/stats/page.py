@@ -121,6 +121,16 @@ def _sockets(body: bytes, pid: int, comm: str) -> list[SocketView]:
     return [_socket(slot, pid, comm) for slot in slots if slot.used]
 
 
+def _inode(slot: Any, pid: int) -> int:
+    """0 if nobody knows. The shim asks for that of a TCP socket when the program first waits for it."""
+    if slot.inode or slot.proto != socket.IPPROTO_TCP:
+        return int(slot.inode)
+    try:
+        return os.stat(f"/proc/{pid}/fd/{slot.fd}").st_ino
+    except OSError:
+        return 0
+
+
 def _socket(slot: Any, pid: int, comm: str) -> SocketView:
     proto = PROTOCOLS.get(slot.proto, str(slot.proto))
     reason = Reason.from_code(slot.reason)
@@ -131,7 +141,7 @@ def _socket(slot: Any, pid: int, comm: str) -> SocketView:
         pid=pid,
         comm=comm,
         fd=slot.fd,
-        inode=int(slot.inode),
+        inode=_inode(slot, pid),
         proto=proto,
         offloaded=bool(slot.offloaded),
         rx_offloaded=bool(slot.rx_offloaded),
