@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
-from vmahybrid.bench import bench, figures, sockperf, tcp_bulk, tcp_servers, ways
-from vmahybrid.bench.sandbox import Program, SandboxError
+from vmahybrid.bench import bench, figures, sockperf, tcp_bulk, tcp_servers, turns, ways
+from vmahybrid.bench.sandbox import Program, Sandbox, SandboxError
 
 PING_PONG = """\
 sockperf: [Total Run] RunTime=1.001 sec; Warm up time=400 msec; SentMessages=12587; ReceivedMessages=12586
@@ -136,3 +138,24 @@ def test_load_generators() -> None:
 def test_iperf3_without_its_beginning() -> None:
     text = '{"intervals": [{"sum": {"bytes": 9, "seconds": 0.1}}, {"sum": {"bytes": 125000000, "seconds": 0.5}}]}'
     assert tcp_bulk.parse_stream(text) == pytest.approx(2.0)
+
+
+def _states(pid: int) -> set[str]:
+    return {Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] for one in turns.family(pid)}
+
+
+def test_a_pair_is_stopped_and_goes_on_with_its_children() -> None:
+    programs = [Program(["sh", "-c", "sleep 30 & sleep 30"]) for _ in range(2)]
+    pair = turns.Pair(ways.Started(programs[0], None), ways.Started(programs[1], None), Sandbox().a)
+    try:
+        for program in programs:
+            while len(list(turns.family(program.pid))) < 3:
+                time.sleep(0.01)
+        for signum, seen in ((signal.SIGSTOP, {"T"}), (signal.SIGCONT, {"S"})):
+            pair.signal(signum)
+            time.sleep(0.1)
+            assert [_states(program.pid) for program in programs] == [seen, seen]
+    finally:
+        pair.signal(signal.SIGKILL)
+        for program in programs:
+            program.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
-from vmahybrid.bench import sockperf
+from vmahybrid.bench import sockperf, turns
 from vmahybrid.bench.figures import Part, interleave, median_figure
 from vmahybrid.bench.lossy import LossySandbox
 from vmahybrid.bench.sandbox import Sandbox, SandboxError
@@ -15,6 +16,7 @@ from vmahybrid.bench.ways import ADAPTIVE, KERNEL, KERNEL_NO_GSO, OFFLOAD, MakeS
 
 LOSS = 0.01
 BEGINNING = 0.1     # seconds that do not count
+STREAMS = 8         # of which the losses, and the timers that some of them need, even out
 
 
 def stream(place: Place, seconds: float, options: Sequence[str] = ()) -> float:
@@ -32,6 +34,17 @@ def stream(place: Place, seconds: float, options: Sequence[str] = ()) -> float:
     if place.way.policy == "offload":
         client.require_ring(0.8)
     return rate
+
+
+def begin(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
+    """A stream that goes on, for :mod:`turns`."""
+    a, b = place.sandbox.sides
+    server = place.start(b, ["iperf3", "-s", "-1", "-4"], sockperf.SERVER_CPU)
+    stack.callback(server.program.stop, signal.SIGINT)
+    sockperf.wait_bound(b, 5201, "tcp", 15)
+    client = place.start(a, ["iperf3", "-c", b.address, "-t", f"{seconds:g}"], sockperf.CLIENT_CPU)
+    stack.callback(client.program.stop, signal.SIGKILL)
+    return turns.Pair(client, server, a, turns.BYTES)
 
 
 def parse_stream(text: str) -> float:
@@ -60,7 +73,8 @@ def _measure(part: str, ways: Sequence[Way], make: MakeSandbox, repeats: int, se
 def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     ways = (KERNEL, KERNEL_NO_GSO, ADAPTIVE, OFFLOAD)
     part, rates = _measure("tcp-bulk", ways, lambda: Sandbox("bench"), repeats, seconds, say)
-    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.95)
+    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name])
+    turns.add_adaptive(part, "tcp-bulk", "iperf3", begin, repeats, say, at_least=0.95)
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name])
     part.ratio("offload / kernel without GSO", rates[OFFLOAD.name], rates[KERNEL_NO_GSO.name])
     return part
@@ -71,5 +85,15 @@ def measure_loss(repeats: int, seconds: float, say: Callable[[str], None]) -> Pa
     ways = (KERNEL_NO_GSO, ADAPTIVE, OFFLOAD)
     part, rates = _measure("tcp-loss", ways, lambda: LossySandbox("bench", LOSS), repeats, seconds, say)
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL_NO_GSO.name], at_least=0.5)
-    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL_NO_GSO.name], at_least=0.95)
+    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL_NO_GSO.name])
+    many = (KERNEL_NO_GSO, ADAPTIVE)
+    with places(many, lambda: LossySandbox("bench", LOSS)) as found:
+        variants = {way.name: partial(stream, found[way.name], seconds, ["-C", "cubic", "-P", str(STREAMS)])
+                    for way in many}
+        runs = interleave(variants, repeats, lambda text: say(f"{STREAMS} streams, {text}"))
+    part.failures.update({f"{STREAMS} streams, {name}": text for name, text in runs.failures.items()})
+    of = {name: runs.of(name, float) for name in variants}
+    part.figures += [median_figure("tcp-loss", f"{STREAMS} streams, {name}", rate, "Gbit/s")
+                     for name, rate in of.items() if rate]
+    part.ratio(f"{STREAMS} streams, adaptive / kernel", of[ADAPTIVE.name], of[KERNEL_NO_GSO.name], at_least=0.95)
     return part

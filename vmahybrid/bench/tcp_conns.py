@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
-from vmahybrid.bench import sockperf
+from vmahybrid.bench import sockperf, turns
 from vmahybrid.bench.figures import Part, interleave, median_figure
 from vmahybrid.bench.latency import bench_program
 from vmahybrid.bench.sandbox import SandboxError
@@ -23,25 +24,40 @@ IDLE_SECONDS = 120.0    # until all idle ones are there
 SETTLE_SECONDS = 90     # then until the service has given the kernel those that `ss` shows
 
 
-def run_pair(place: Place, seconds: float, connections: int, patience: float, *idle: str) -> list[float]:
-    """Messages per second, there and back being one, of each line that the client says; SandboxError if the
-    connections were not on rings under policy offload."""
+def _start(place: Place, seconds: float, connections: int, *idle: str) -> turns.Pair:
     a, b = place.sandbox.sides
     program, target = bench_program("tcp_many"), [b.address, str(PORT)]
     server = place.start(b, [program, "server", *target], sockperf.SERVER_CPU)
     try:
         server.program.wait_for("ready", 15)
-        argv = [program, "client", *target, str(connections), f"{seconds:g}", *idle]
-        client = place.start(a, argv, sockperf.CLIENT_CPU)
-        text = client.program.result(seconds * (2 if idle else 1) + patience)
+    except SandboxError:
+        server.program.stop(signal.SIGINT)
+        raise
+    argv = [program, "client", *target, str(connections), f"{seconds:g}", *idle]
+    return turns.Pair(place.start(a, argv, sockperf.CLIENT_CPU), server, a)
+
+
+def begin(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
+    pair = _start(place, seconds, CONNECTIONS)
+    stack.callback(pair.server.program.stop, signal.SIGINT, 20)
+    stack.callback(pair.client.program.stop, signal.SIGKILL)
+    return pair
+
+
+def run_pair(place: Place, seconds: float, connections: int, patience: float, *idle: str) -> list[float]:
+    """Messages per second, there and back being one, of each line that the client says; SandboxError if the
+    connections were not on rings under policy offload."""
+    pair = _start(place, seconds, connections, *idle)
+    try:
+        text = pair.client.program.result(seconds * (2 if idle else 1) + patience)
         said = [json.loads(line) for line in text.splitlines()]
     finally:
-        server.program.stop(signal.SIGINT, 20)
+        pair.server.program.stop(signal.SIGINT, 20)
     if any(line["connections"] < connections for line in said):
         raise SandboxError(f"not all of {connections} connections were answered: {said}")
     if place.way.policy == "offload":
-        client.require_ring()
-        server.require_ring()
+        pair.client.require_ring()
+        pair.server.require_ring()
     return [float(line["rate"]) for line in said]
 
 
@@ -70,7 +86,8 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     part = Part(figures, runs.failures)
     part.failures.update({f"beside idle ones, {name}": text for name, text in idle.failures.items()})
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name], at_least=1.8)
-    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.97)
+    part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name])
+    turns.add_adaptive(part, PART, f"{CONNECTIONS} active", begin, repeats, say)
     for name in found:
         alone, beside = (idle.of(name, lambda run, at=at: run[at]) for at in (0, 1))  # type: ignore[misc]
         if alone:

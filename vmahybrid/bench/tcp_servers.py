@@ -9,12 +9,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vmahybrid.bench import sockperf
+from vmahybrid.bench import sockperf, turns
 from vmahybrid.bench.figures import Part, interleave, median_figure
 from vmahybrid.bench.sandbox import SandboxError
 from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, WAYS, Place, Started, places
@@ -44,29 +44,51 @@ class Load:
     p50: float = 0.0
 
 
-@contextmanager
-def running(place: Place, argv: Sequence[str], stop: int = signal.SIGTERM) -> Iterator[Started]:
-    """A server on side b that listens on PORT."""
-    server = place.start(place.sandbox.b, argv, sockperf.SERVER_CPU)
-    try:
-        sockperf.wait_bound(place.sandbox.b, PORT, "tcp", 15)
-        yield server
-    finally:
-        server.program.stop(stop, 10)
+@dataclass(frozen=True)
+class Server:
+    """On side b, listening on PORT, and its load generator. ``server`` takes a directory for its files; ``client`` the
+    seconds for which it is to go on; ``parse`` what it has printed, and those seconds."""
+
+    server: Callable[[Place, Path], list[str]]
+    client: Callable[[Place, float], list[str]]
+    parse: Callable[[str, float], Load]
+    stop: int = signal.SIGTERM
+
+    @contextmanager
+    def running(self, place: Place) -> Iterator[Started]:
+        where = Path(tempfile.mkdtemp(prefix="vmh-bench-server-"))
+        try:
+            server = place.start(place.sandbox.b, self.server(place, where), sockperf.SERVER_CPU)
+            try:
+                sockperf.wait_bound(place.sandbox.b, PORT, "tcp", 15)
+                yield server
+            finally:
+                server.program.stop(self.stop, 10)
+        finally:
+            shutil.rmtree(where)
+
+    def generate(self, place: Place, seconds: float) -> Started:
+        return place.start(place.sandbox.a, self.client(place, seconds), sockperf.CLIENT_CPU)
+
+    def run(self, place: Place, seconds: float) -> Load:
+        with self.running(place):
+            return self.parse(self.generate(place, seconds).program.result(LIMIT), seconds)
+
+    def begin(self, place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
+        server = stack.enter_context(self.running(place))
+        client = self.generate(place, seconds)
+        stack.callback(client.program.stop, signal.SIGKILL)
+        return turns.Pair(client, server, place.sandbox.a)
 
 
-def _generate(place: Place, argv: Sequence[str]) -> str:
-    return place.start(place.sandbox.a, argv, sockperf.CLIENT_CPU).program.result(LIMIT)
-
-
-def redis(place: Place, seconds: float, command: str, clients: int) -> Load:
-    argv = ["redis-server", "--port", str(PORT), "--bind", place.sandbox.b.address, "--protected-mode", "no",
-            "--save", "", "--appendonly", "no"]
-    count = int((REDIS_REQUESTS if clients == 1 else REDIS_REQUESTS_MANY) * seconds)
-    with running(place, argv):
-        return parse_redis(_generate(place, [
-            "redis-benchmark", "-h", place.sandbox.b.address, "-p", str(PORT), "-t", command, "-c", str(clients),
-            "-n", str(count), "--csv"]))
+def redis(command: str, clients: int) -> Server:
+    each = REDIS_REQUESTS if clients == 1 else REDIS_REQUESTS_MANY
+    return Server(
+        lambda place, _: ["redis-server", "--port", str(PORT), "--bind", place.sandbox.b.address,
+                          "--protected-mode", "no", "--save", "", "--appendonly", "no"],
+        lambda place, seconds: ["redis-benchmark", "-h", place.sandbox.b.address, "-p", str(PORT), "-t", command,
+                                "-c", str(clients), "-n", str(int(each * seconds)), "--csv"],
+        lambda text, _: parse_redis(text))  # fmt: skip
 
 
 def parse_redis(text: str) -> Load:
@@ -77,17 +99,21 @@ def parse_redis(text: str) -> Load:
     return Load(float(rows[0]["rps"]), float(rows[0]["p50_latency_ms"]) * 1000)
 
 
-def _memcached(place: Place) -> list[str]:
+def _memcached(place: Place, _: Path) -> list[str]:
     return ["memcached", "-u", "root", "-l", place.sandbox.b.address, "-p", str(PORT), "-U", "0", "-t", "1"]
 
 
-def memcached_threads(place: Place, seconds: float, clients: int) -> Load:
+def memcached_threads(clients: int) -> Server:
     """A thread for each connection, and a poll() for each answer."""
-    each = max(int(MEMCACHED_REQUESTS * seconds / clients), 1)
-    with running(place, _memcached(place)):
-        return parse_memcslap(_generate(place, [
-            "memcslap", f"--servers={place.sandbox.b.address}:{PORT}", "--test=get", f"--concurrency={clients}",
-            "--initial-load=100", f"--execute-number={each}", "--tcp-nodelay"]), clients * each)
+    def each(seconds: float) -> int:
+        return max(int(MEMCACHED_REQUESTS * seconds / clients), 1)
+
+    return Server(
+        _memcached,
+        lambda place, seconds: ["memcslap", f"--servers={place.sandbox.b.address}:{PORT}", "--test=get",
+                                f"--concurrency={clients}", "--initial-load=100", f"--execute-number={each(seconds)}",
+                                "--tcp-nodelay"],
+        lambda text, seconds: parse_memcslap(text, clients * each(seconds)))  # fmt: skip
 
 
 def parse_memcslap(text: str, requests: int) -> Load:
@@ -97,12 +123,13 @@ def parse_memcslap(text: str, requests: int) -> Load:
     return Load(requests / float(took[1]))
 
 
-def memcached_events(place: Place, seconds: float, clients: int) -> Load:
+def memcached_events(clients: int) -> Server:
     """One thread with epoll; one set for nine gets, of 1024 bytes."""
-    with running(place, _memcached(place)):
-        return parse_memcaslap(_generate(place, [
-            "memcaslap", f"--servers={place.sandbox.b.address}:{PORT}", "--threads=1", f"--concurrency={clients}",
-            f"--time={max(round(seconds), 1)}s", "--stat_freq=1s"]))
+    return Server(
+        _memcached,
+        lambda place, seconds: ["memcaslap", f"--servers={place.sandbox.b.address}:{PORT}", "--threads=1",
+                                f"--concurrency={clients}", f"--time={max(round(seconds), 1)}s", "--stat_freq=1s"],
+        lambda text, _: parse_memcaslap(text))  # fmt: skip
 
 
 def parse_memcaslap(text: str) -> Load:
@@ -127,17 +154,17 @@ def _median_of_powers(counts: dict[int, int]) -> float:
     return 0.0
 
 
-def nginx(place: Place, seconds: float, clients: int) -> Load:
-    where = Path(tempfile.mkdtemp(prefix="vmh-bench-nginx-"))
-    address = place.sandbox.b.address
-    (where / "conf").write_text(NGINX_CONF.format(where=where, address=address, port=PORT, body="x" * 600))
-    try:
-        with running(place, ["nginx", "-p", str(where), "-c", str(where / "conf")], signal.SIGQUIT):
-            return parse_wrk(_generate(place, [
-                "wrk", "-t", "1", "-c", str(clients), "-d", f"{max(round(seconds), 1)}", "--latency",
-                f"http://{address}:{PORT}/"]))
-    finally:
-        shutil.rmtree(where)
+def nginx(clients: int) -> Server:
+    def server(place: Place, where: Path) -> list[str]:
+        address = place.sandbox.b.address
+        (where / "conf").write_text(NGINX_CONF.format(where=where, address=address, port=PORT, body="x" * 600))
+        return ["nginx", "-p", str(where), "-c", str(where / "conf")]
+
+    return Server(
+        server,
+        lambda place, seconds: ["wrk", "-t", "1", "-c", str(clients), "-d", f"{max(round(seconds), 1)}", "--latency",
+                                f"http://{place.sandbox.b.address}:{PORT}/"],
+        lambda text, _: parse_wrk(text), signal.SIGQUIT)
 
 
 def parse_wrk(text: str) -> Load:
@@ -147,14 +174,14 @@ def parse_wrk(text: str) -> Load:
     return Load(float(rate[1]), float(p50[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[p50[2]])
 
 
-Run = Callable[[Place, float], Load]
-
-
-def _measure(part: str, runs_of: dict[str, Run], repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+def _measure(part: str, servers: dict[str, Server], repeats: int, seconds: float, say: Callable[[str], None],
+             by_turns: Sequence[str] = ()) -> Part:
+    """``by_turns``: those whose connections `adaptive` leaves to the kernel. What the two differ by is less than what
+    runs of one of them do."""
     made = Part()
     with places() as found:
-        for what, run in runs_of.items():
-            variants = {way.name: partial(run, found[way.name], seconds) for way in WAYS}
+        for what, server in servers.items():
+            variants = {way.name: partial(server.run, found[way.name], seconds) for way in WAYS}
             runs = interleave(variants, repeats, lambda text, what=what: say(f"{what}, {text}"))  # type: ignore[misc]
             made.failures.update({f"{what}, {name}": text for name, text in runs.failures.items()})
             rates = {name: runs.of(name, lambda load: load.rate) for name in variants}
@@ -164,33 +191,35 @@ def _measure(part: str, runs_of: dict[str, Run], repeats: int, seconds: float, s
                     made.figures.append(median_figure(part, f"{what}, {name}", rates[name], "1/s"))
                 if p50:
                     made.figures.append(median_figure(part, f"{what}, {name}, p50", p50, "us"))
-            made.ratio(f"{what}, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.97)
+            made.ratio(f"{what}, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name],
+                       at_least=None if what in by_turns else 0.97)
             made.ratio(f"{what}, offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name])
+    for what in by_turns:
+        turns.add_adaptive(made, part, what, servers[what].begin, repeats, say)
     return made
 
 
 def measure_redis(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     _require("redis-server", "redis-benchmark")
-    runs: dict[str, Run] = {f"{command.upper()}, {clients} clients" if clients > 1 else f"{command.upper()}, 1 client":
-                            partial(redis, command=command, clients=clients)
-                            for clients in (1, 50) for command in ("get", "set")}
-    return _measure("tcp-redis", runs, repeats, seconds, say)
+    servers = {f"{command.upper()}, {clients} {'clients' if clients > 1 else 'client'}": redis(command, clients)
+                for clients in (1, 50) for command in ("get", "set")}
+    return _measure("tcp-redis", servers, repeats, seconds, say, ["GET, 50 clients", "SET, 50 clients"])
 
 
 def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     _require("memcached", "memcslap", "memcaslap")
-    runs: dict[str, Run] = {
-        "get, 8 threads": partial(memcached_threads, clients=8),
-        "get and set, 1 connection": partial(memcached_events, clients=1),
-        "get and set, 8 connections": partial(memcached_events, clients=8),
+    servers = {
+        "get, 8 threads": memcached_threads(8),
+        "get and set, 1 connection": memcached_events(1),
+        "get and set, 8 connections": memcached_events(8),
     }
-    return _measure("tcp-memcached", runs, repeats, seconds, say)
+    return _measure("tcp-memcached", servers, repeats, seconds, say, ["get and set, 8 connections"])
 
 
 def measure_nginx(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     _require("nginx", "wrk")
-    runs: dict[str, Run] = {f"600 bytes, {clients} connections": partial(nginx, clients=clients) for clients in (1, 50)}
-    return _measure("tcp-nginx", runs, repeats, seconds, say)
+    servers = {f"600 bytes, {clients} connections": nginx(clients) for clients in (1, 50)}
+    return _measure("tcp-nginx", servers, repeats, seconds, say, ["600 bytes, 50 connections"])
 
 
 def _require(*programs: str) -> None:
