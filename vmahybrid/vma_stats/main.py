@@ -97,7 +97,7 @@ def run(options: Options) -> int:
 
 
 def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
-    """The service and its processes; with -k, where no service answers, the files of that directory."""
+    """The service and its processes; with -k, where none answers us, the files of that directory."""
     try:
         return service, service.get("v1", "processes")
     except ServiceUnreachable as why:
@@ -106,8 +106,16 @@ def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
         from vmahybrid.vma_stats.pages import Pages
 
         pages = Pages(options.directory, why)
-        error(f"no service answers: what is in {options.directory} is shown, and nothing can be changed")
-        return pages, pages.get("v1", "processes")
+        instead = f"what is in {options.directory} is shown, and nothing can be changed"
+        if isinstance(why.__cause__, PermissionError):  # there is one, for others
+            error(f"{why.what}: {why.why}: {instead}. {why.remedy}")
+        else:
+            error(f"no service answers: {instead}")
+        found = pages.get("v1", "processes")
+        if pages.refused:
+            pids = ", ".join(map(str, sorted(pages.refused)))
+            error(f"the files of other users' processes there may not be read: {pids}")
+        return pages, found
 
 
 def look_into_directory(options: Options) -> set[int]:
