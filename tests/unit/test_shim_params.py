@@ -630,7 +630,8 @@ def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path,
 @pytest.mark.parametrize(("what", "said"), [
     ("directory", "is a directory: give the name of a file in VMA_CONFIG_FILE"), ("null", "is not a regular file"),
     ("zero", "is no text: there is a zero byte in it"), ("long", "is longer than 65535 bytes"),
-    ("loop", "can't be read: ELOOP"), ("missing", "can't be read: ENOENT"), ("below", "can't be read: ENOTDIR")])  # fmt: skip
+    ("loop", "can't be read: ELOOP"), ("missing", "can't be read: ENOENT"), ("below", "can't be read: ENOTDIR"),
+])  # fmt: skip
 def test_a_libvma_conf_that_is_none_is_told_of_once(driver: Path, tmp_path: Path, what: str, said: str) -> None:
     """However often it is looked at, and whatever comes and goes in a directory; a file in its place is read."""
     conf = tmp_path / "libvma.conf"
