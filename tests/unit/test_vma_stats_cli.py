@@ -213,6 +213,9 @@ def test_actions(view: FakeView, run: Run) -> None:
     code, out, _ = run("-S", "17", "info")
     assert code == 0
     assert out.splitlines()[1:] == ["vmastat: Dumping Fd 17 to VMA using log level = INFO..."]
+    assert run("-S", "14", "info")[1].splitlines()[2:] == ["vmastat: Fd 14, udp 10.0.0.1:11111: on a ring"]
+    assert run("-S", "14", "info", "--json")[1] == ""
+    view.calls[-2:] = []
     assert "Dumping all Fd's to VMA using log level = INFO..." in run("-S", "0")[1]
     assert view.calls == [("zero", 4711), ("set_log", 4711, 5, 2), ("dump_fd", 4711, 17, 3), ("dump_fd", 4711, 0, 3)]
 

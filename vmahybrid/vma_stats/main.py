@@ -169,10 +169,19 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
         what = f"Fd {options.dump_fd}" if options.dump_fd else "all Fd's"
         tell(options, f"Dumping {what} to VMA using log level = {level_name(options.dump_level)}...")
         client.post("v1", "processes", pid, "dump-fd", body={"fd": options.dump_fd, "level": options.dump_level})
+        tell_where(client, pid, options)
         now = process["log_level"] if options.log_level is None else options.log_level
         if now < options.dump_level:
             error(f"nothing will be seen: process {pid} logs up to {level_name(now)} only. "
                   f"Give a lower level, or -l {level_name(options.dump_level).lower()}")
+
+
+def tell_where(client: Any, pid: int, options: Options) -> None:
+    """Of the one socket that is dumped: its program may write its lines later, with its first accept() or ring."""
+    for sock in client.get("v1", "stats", pid)["sockets"]:
+        if sock["fd"] == options.dump_fd:
+            where = "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}"
+            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
 
 
 def tell(options: Options, text: str) -> None:
