@@ -545,6 +545,13 @@ def test_a_policy_file_that_is_not_there(driver: Path) -> None:
     assert warning.startswith("/nonexistent can't be read")
 
 
+@pytest.mark.parametrize(("name", "rest"), [("VMA_SPEC", ", using none"), ("VMA_HYBRID_POLICY", "")])
+def test_a_directory_is_called_one(driver: Path, tmp_path: Path, name: str, rest: str) -> None:
+    log = run(driver, **{name: f"{tmp_path}/."})[1]
+    assert re.findall(r"VMA WARNING: (.*can't be read.*)", log) == [
+        f"{name} = {tmp_path}/. can't be read (EISDIR){rest}"]
+
+
 SENDER, RECEIVER, CONNECT = 2, 3, 4
 CONF_RULE = 59
 

@@ -33,14 +33,14 @@ static bool changed(const struct stat *now)
 /* Another look tells nothing new while the file is the same. What kept us from it otherwise may have gone without that. */
 static bool is_its_own(int err)
 {
-	return !err || err == -EINVAL || err == -EFBIG;
+	return !err || err == -EISDIR || err == -EINVAL || err == -EFBIG;
 }
 
 static void unreadable(int err)
 {
 	const char *path = vmh_params.config_file, *now = loaded ? "The rules stay as they were" : "No rules apply";
 
-	if (err == -EINVAL && S_ISDIR(seen.st_mode))
+	if (err == -EISDIR)
 		vmh_warn("Configuration file %s is a directory: give the name of a file in VMA_CONFIG_FILE. %s", path, now);
 	else if (err == -EINVAL && !S_ISREG(seen.st_mode))
 		vmh_warn("Configuration file %s is not a regular file. %s", path, now);
