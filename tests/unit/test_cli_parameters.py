@@ -244,6 +244,47 @@ def test_diff(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "profile rti and profile rti: no difference" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("number", "name"), [("15", "latency"), ("7750", "7750"), ("4242", "4242")])
+def test_a_number_is_a_pid_to_diff(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                   number: str, name: str) -> None:  # fmt: skip
+    """15 is the profile latency to VMA_SPEC, and 7750 has no other name: the error says how they are written."""
+    (place / "profiles" / "4242.conf").write_text(OWN)
+
+    def absent(pid: int) -> effective.Effective:
+        raise (FileNotFoundError if pid != 7750 else ProcessLookupError)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(effective, "of_process", absent)
+        assert main(["config", "diff", number]) == 2
+        why = "it has no environment: it has ended, or is the kernel's" if number == "7750" else "no such process"
+        assert capsys.readouterr().err == (f"vmahybrid: process {number}: {why}; a number is a PID here. "
+                                           f"the profile {name} is written profile:{number}\n")
+        assert main(["config", "diff", "16"]) == 2
+        assert capsys.readouterr().err == (
+            "vmahybrid: process 16: no such process; a number is a PID here. "
+            "vmahybrid status lists those with the shim, vmahybrid config profiles the profiles\n")
+    assert body(capsys, "diff", f"profile:{number}", f"profile:{name}")["differences"] == {}
+    assert body(capsys, "diff", f"profile:{number}")["right"] == f"profile {name}"
+
+
+def test_a_process_that_a_profile_goes_by_as_well(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        plain = body(capsys, "diff", str(program.pid))["warnings"]
+        (place / "profiles" / f"{program.pid}.conf").write_text(OWN)
+        found = body(capsys, "diff", str(program.pid))["warnings"]
+        program.stdin.close()
+    name = f"process {program.pid}"
+    assert f"{name}: {name} runs without the shim: these values would be used with it" in plain
+    assert [text for text in found if text not in plain] == [
+        f"{name}: a number is a PID here: the profile {program.pid} is written profile:{program.pid}"]
+
+
+def test_digits_that_are_none_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "٣"]) == 2
+    assert capsys.readouterr().err == "vmahybrid: ٣: no such parameter. docs/parameters.md lists them\n"
+
+
 def test_diff_says_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str],
                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """As `config show` does: a bad value, and a policy that a running program has not read."""

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import resource
 import socket
 import struct
 import subprocess
@@ -544,6 +545,13 @@ def test_a_policy_file_that_is_not_there(driver: Path) -> None:
     assert warning.startswith("/nonexistent can't be read")
 
 
+@pytest.mark.parametrize(("name", "rest"), [("VMA_SPEC", ", using none"), ("VMA_HYBRID_POLICY", "")])
+def test_a_directory_is_called_one(driver: Path, tmp_path: Path, name: str, rest: str) -> None:
+    log = run(driver, **{name: f"{tmp_path}/."})[1]
+    assert re.findall(r"VMA WARNING: (.*can't be read.*)", log) == [
+        f"{name} = {tmp_path}/. can't be read (EISDIR){rest}"]
+
+
 SENDER, RECEIVER, CONNECT = 2, 3, 4
 CONF_RULE = 59
 
@@ -617,14 +625,55 @@ def test_libvma_conf_is_read_again_and_a_wrong_one_changes_nothing(driver: Path,
     assert asked.ask(SENDER, "11.0.0.1 53") == 0
     log = asked.close()
     assert [line for line in log if "libvma.conf" in line] == [
-        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT",
+        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT. No rules apply",
         f" VMA ERROR: {conf}:2: not a role (tcp_server, tcp_client, udp_sender, udp_receiver, udp_connect): "
         '"udp_sendr". '
         "The rules stay as they were",
-        f" VMA WARNING: Configuration file {conf} is not a regular file, or no text",
-        f" VMA WARNING: Configuration file {conf} can't be read: EFBIG",
-        f" VMA WARNING: {conf} is gone: no rules of libvma.conf apply",
-        f" VMA WARNING: Configuration file {conf} can't be read: ENOENT"]  # fmt: skip
+        f" VMA WARNING: Configuration file {conf} is no text: there is a zero byte in it. The rules stay as they were",
+        f" VMA WARNING: Configuration file {conf} is longer than 65535 bytes. The rules stay as they were",
+        f" VMA WARNING: {conf} is gone: no rules of libvma.conf apply"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "said"), [
+    ("directory", "is a directory: give the name of a file in VMA_CONFIG_FILE"), ("null", "is not a regular file"),
+    ("zero", "is no text: there is a zero byte in it"), ("long", "is longer than 65535 bytes"),
+    ("loop", "can't be read: ELOOP"), ("missing", "can't be read: ENOENT"), ("below", "can't be read: ENOTDIR"),
+])  # fmt: skip
+def test_a_libvma_conf_that_is_none_is_told_of_once(driver: Path, tmp_path: Path, what: str, said: str) -> None:
+    """However often it is looked at, and whatever comes and goes in a directory; a file in its place is read."""
+    conf = tmp_path / "libvma.conf"
+    {"directory": conf.mkdir, "null": lambda: conf.symlink_to("/dev/null"), "zero": lambda: conf.write_bytes(b"\0"),
+     "long": lambda: conf.write_text("#" * 65536), "loop": lambda: conf.symlink_to(conf), "missing": lambda: None,
+     "below": lambda: None}[what]()  # fmt: skip
+    (tmp_path / "file").write_text("")
+    name = tmp_path / "file" / "conf" if what == "below" else conf
+    asked = Asked(driver, tmp_path / "log", VMA_CONFIG_FILE=str(name), VMA_TRACELEVEL="warn")
+    assert asked.ask(SENDER, "10.0.0.1 53") == 0
+    if what == "directory":
+        (conf / "something").write_text("")
+    assert [asked.ask(SENDER, "10.0.0.1 53") for _ in range(3)] == [0] * 3
+    if what == "directory":
+        (conf / "something").unlink()
+        conf.rmdir()
+    if what != "below":
+        conf.unlink(missing_ok=True)
+        conf.write_text("use os udp_sender *:53\n")
+        assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE
+    assert asked.close() == [f" VMA WARNING: Configuration file {name} {said}. No rules apply"]
+
+
+def test_a_libvma_conf_that_may_not_be_read_at_first(driver: Path, tmp_path: Path) -> None:
+    """What stood in the way may go without a change of the file: programs become other users."""
+    conf, log = tmp_path / "libvma.conf", tmp_path / "log"
+    conf.write_text("use os udp_sender *:53\n")
+    asked = Asked(driver, log, VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="warn")
+    limits = resource.prlimit(asked.process.pid, resource.RLIMIT_NOFILE)
+    log_is_open = 4     # stdin, stdout, stderr, the log
+    resource.prlimit(asked.process.pid, resource.RLIMIT_NOFILE, (log_is_open, limits[1]))
+    assert [asked.ask(SENDER, "10.0.0.1 53") for _ in range(3)] == [0] * 3
+    resource.prlimit(asked.process.pid, resource.RLIMIT_NOFILE, limits)
+    assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE
+    assert asked.close() == [f" VMA WARNING: Configuration file {conf} can't be read: EMFILE. No rules apply"]
 
 
 @pytest.mark.parametrize(("text", "answer", "said"), [

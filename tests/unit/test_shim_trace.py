@@ -85,7 +85,20 @@ fds, now = (ctypes.c_ulong * 16)(1 << s.fileno()), (ctypes.c_long * 2)(0, 0)
 libc.pselect(s.fileno() + 1, fds, None, None, now, None)
 events = ctypes.create_string_buffer(64)
 libc.epoll_pwait2(libc.epoll_create1(0), events, 4, now, None)
-print(s.fileno(), file.name)
+t, u, iov = socket.socket(), socket.socket(), (ctypes.c_void_p * 2)(ctypes.cast(b"abc", ctypes.c_void_p), 3)
+t.bind(("127.0.0.1", 0))
+t.listen()
+u.connect(t.getsockname())
+v = libc.accept(t.fileno(), None, None)
+u.setblocking(False)
+at = ctypes.c_long(-1)
+for of in libc.preadv2, libc.preadv64v2, libc.pwritev2, libc.pwritev64v2:
+    of(s.fileno(), iov, 1, at, 0)
+for of in libc.pwritev2, libc.pwritev64v2:
+    of(u.fileno(), iov, 1, at, 0)
+libc.writev(s.fileno(), iov, 1)
+libc.readv(s.fileno(), iov, 1)
+print(s.fileno(), t.fileno(), u.fileno(), file.name)
 """
 
 
@@ -95,13 +108,19 @@ def test_calls_of_every_kind_in_the_log(tmp_path: Path) -> None:
             "VMA_LOG_DETAILS": "0"}
     done = subprocess.run([sys.executable, "-S", "-E", "-c", REST], env=clean | shim, capture_output=True, text=True,
                           timeout=30, check=True)  # fmt: skip
-    fd = done.stdout.split()[0]
+    fd, listener, connection = done.stdout.split()[:3]
     for level, call in (
         ("DEBUG", rf"fcntl\({fd}, 0x4\) = 0"), ("DEBUG", rf"fcntl64\({fd}, 0x4\) = 0"),
         ("DEBUG", rf"ioctl\({fd}, 0x541b\) = 0"), ("DEBUG", r"socketpair\(1, 0x2, 0\) = 0"),
         ("FINE", rf"sendfile\({fd}, \d+\) = 10"), ("FINE", rf"sendfile64\({fd}, \d+\) = 10"),
         ("FINE", rf"splice\({fd}, \d+\) = 10"), ("FINER", rf"pselect\({int(fd) + 1}\) = 1"),
-        ("FINER", r"epoll_pwait2\(\d+, 4\) = 0"),
+        ("FINER", r"epoll_pwait2\(\d+, 4\) = 0"), ("DEBUG", rf"accept\({listener}\) = \d+"),
+        ("FINE", rf"preadv2\({fd}\) = 3"), ("FINE", rf"preadv64v2\({fd}\) = -1 EAGAIN"),
+        ("FINE", rf"pwritev2\({fd}\) = 3"), ("FINE", rf"pwritev64v2\({fd}\) = 3"),
+        ("FINE", rf"pwritev2\({connection}\) = 3"), ("FINE", rf"pwritev64v2\({connection}\) = 3"),
+        ("FINE", rf"writev\({fd}\) = 3"), ("FINE", rf"readv\({fd}\) = 3"),
     ):  # fmt: skip
         assert re.search(rf"^ VMA {level}: {call}$", done.stderr, re.M), (call, done.stderr)
     assert len(re.findall(r": fcntl\(", done.stderr)) == 1, "a file is no socket"
+    for call in ("accept4", "readv", "writev"):
+        assert len(re.findall(rf": {call}\(", done.stderr)) == (call != "accept4"), "only what the program called"

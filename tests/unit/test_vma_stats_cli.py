@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -212,6 +213,9 @@ def test_actions(view: FakeView, run: Run) -> None:
     code, out, _ = run("-S", "17", "info")
     assert code == 0
     assert out.splitlines()[1:] == ["vmastat: Dumping Fd 17 to VMA using log level = INFO..."]
+    assert run("-S", "14", "info")[1].splitlines()[2:] == ["vmastat: Fd 14, udp 10.0.0.1:11111: on a ring"]
+    assert run("-S", "14", "info", "--json")[1] == ""
+    view.calls[-2:] = []
     assert "Dumping all Fd's to VMA using log level = INFO..." in run("-S", "0")[1]
     assert view.calls == [("zero", 4711), ("set_log", 4711, 5, 2), ("dump_fd", 4711, 17, 3), ("dump_fd", 4711, 0, 3)]
 
@@ -356,6 +360,50 @@ def test_the_files_without_a_service(
     code, _, err = run("-z", "--once")
     assert (code, err) == (
         1, f"{note}vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n")
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """Unlike tmp_path it is everybody's."""
+    with tempfile.TemporaryDirectory(prefix="vmh-test-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("group", "mode", "who"), [
+    (0, 0o660, "ask as root, or set api.mode of the service"), (1, 0o660, "ask as root, or join the group daemon"),
+    (1, 0o600, "ask as root, or set api.mode of the service"), (60999, 0o660, "ask as root, or set api.mode of the "
+                                                                              "service")])  # fmt: skip
+def test_a_service_that_this_user_may_not_ask(open_directory: Path, view: FakeView, group: int, mode: int,
+                                              who: str) -> None:  # fmt: skip
+    """It answers, for others: that, and who may, is said; with -k also which files can't be read."""
+    mine, rundir = os.getpid(), open_directory
+    command = [sys.executable, "-P", "-m", "vmahybrid.vma_stats.main", "-F", "--once"]
+
+    def ask(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *argv], capture_output=True, text=True, user=65534, group=65534,
+                              extra_groups=[], env=os.environ | {"VMAHYBRID_RUNDIR": str(rundir)}, cwd="/",
+                              timeout=30)  # fmt: skip
+
+    (rundir / f"vmastat.{mine}").write_bytes(page_bytes(fill=fill_socket))
+    (rundir / f"vmastat.{mine}").chmod(0o600)
+    with serve(view, rundir / "api.sock"):
+        os.chown(rundir / "api.sock", 0, group)
+        (rundir / "api.sock").chmod(mode)
+        refused = f"vmastat: service at {rundir}/api.sock: permission denied"
+        for argv in ([], ["-p", str(mine), "-z"], ["-v", "5"]):
+            done = ask(*argv)
+            assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{refused}. {who}\n")
+        note = f"{refused}: what is in {rundir} is shown, and nothing can be changed. {who}\n"
+        done = ask("-k", str(rundir))
+        assert (done.returncode, done.stderr) == (
+            1, f"{note}vmastat: the files of other users' processes there may not be read: {mine}\n"
+               "vmastat: Failed to identify process...\n")
+        (rundir / f"vmastat.{mine}").chmod(0o644)
+        done = ask("-k", str(rundir))
+        assert (done.returncode, done.stderr) == (0, note)
+        assert f"with pid: {mine}\n" in done.stdout
 
 
 def test_broken_pipe_and_ctrl_c(view: FakeView, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ http.client rather than httpx: a third of the start-up time, the exact errno of 
 the socket of a failed connect open.
 """
 
+import grp
 import http.client
 import json
 import socket
@@ -102,12 +103,22 @@ class Client:
             case FileNotFoundError():
                 return ServiceUnreachable(what, "no such socket", "start it: vmahybrid start")
             case PermissionError():
-                return ServiceUnreachable(what, "permission denied", "ask as root, or join the group of the socket")
+                return ServiceUnreachable(what, "permission denied", _who_may(self.path))
             case TimeoutError():
                 return ServiceUnreachable(what, f"no answer within {TIMEOUT:g} s", "look at its log, or start it again")
             case OSError(strerror=str(why)) if why:
                 return ServiceUnreachable(what, why.lower(), "start it: vmahybrid start")
         return ServiceUnreachable(what, str(error) or "it hung up", "start it: vmahybrid start")
+
+
+def _who_may(path: Path) -> str:
+    """Who is not let in hears who is; the group is root's own unless somebody has changed it."""
+    try:
+        held = path.stat()
+        group = grp.getgrgid(held.st_gid).gr_name if held.st_mode & 0o020 and held.st_gid else ""
+    except (OSError, KeyError):
+        group = ""
+    return f"ask as root, or join the group {group}" if group else "ask as root, or set api.mode of the service"
 
 
 def _failed(status: int, content: bytes, request: str) -> VmahybridError:

@@ -125,7 +125,8 @@ def _config(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--program", metavar="NAME", default="", help="program name, for the policy file's sections")
     diff = verbs.add_parser("diff", help="parameters that differ between two of: default, env, PID, PROFILE, FILE",
                             allow_abbrev=False)  # fmt: skip
-    diff.add_argument("sources", metavar="SOURCE", nargs="*", help="one: against default; none: env against default")
+    diff.add_argument("sources", metavar="SOURCE", nargs="*", help="one: against default; none: env "
+                      "against default. A number is a PID: profile:15 is the profile of that number")  # fmt: skip
     check = verbs.add_parser("check", help="check files: libvma.conf, profiles, the policy, the service's TOML",
                              allow_abbrev=False)  # fmt: skip
     check.add_argument("files", metavar="FILE", nargs="+", help="what is wrong is printed with line and token")

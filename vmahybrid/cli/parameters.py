@@ -14,6 +14,7 @@ from vmahybrid.config.catalogue import Parameter
 from vmahybrid.errors import UsageError, VmahybridError
 
 SCHEMA = 1
+PROFILE = "profile:"  # before a name that would be taken for a PID
 VERBS = ("show", "diff", "check", "import", "profiles")
 LIVE = {"VMA_TRACELEVEL": "log_level", "VMA_LOG_DETAILS": "log_details"}
 SHOW = [Column("PARAMETER"), Column("VALUE", shrink=1), Column("ORIGIN", shrink=2, floor=20, keep_end=True),
@@ -43,19 +44,26 @@ def effect(parameter: Parameter, value: int | str = 0) -> str:
     return f"no effect on {', '.join(missing)}" if missing else ""
 
 
+def has_shim(pid: int) -> bool:
+    """Also where nobody can tell."""
+    try:
+        return b"libvmahybrid" in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return True
+
+
 def of_pid(pid: int) -> effective.Effective:
     """What a running program's shim uses; log level and details as they are now. Raises VmahybridError."""
     try:
         found = effective.of_process(pid)
     except FileNotFoundError:
         raise UsageError(f"process {pid}", "no such process", "vmahybrid status lists those with the shim") from None
+    except ProcessLookupError:
+        raise UsageError(f"process {pid}", "it has no environment: it has ended, or is the kernel's",
+                         "vmahybrid status lists those with the shim") from None
     except OSError as error:
         raise VmahybridError(f"process {pid}", str(error.strerror).lower(), "ask as its user, or as root") from None
-    try:
-        shim = b"libvmahybrid" in Path(f"/proc/{pid}/maps").read_bytes()
-    except OSError:
-        shim = True
-    if not shim:
+    if not has_shim(pid):
         found.warnings.append(f"process {pid} runs without the shim: these values would be used with it")
     _live(found, pid)
     return found
@@ -99,22 +107,40 @@ def _live(found: effective.Effective, pid: int) -> None:
             held.value, held.source = now, "changed while it runs"
 
 
+def is_pid(text: str) -> bool:
+    return text.isdecimal() and text.isascii()
+
+
+def _process(text: str) -> effective.Effective:
+    """A number is a process, also where a profile goes by it: that is said where it may have been meant."""
+    known = profiles.is_builtin(text) or text in profiles.files()
+    hint = f"the profile {profiles.find(text)[1]} is written {PROFILE}{text}" if known else ""
+    try:
+        found = of_pid(int(text))
+    except UsageError as error:
+        remedy = hint or f"{error.remedy}, vmahybrid config profiles the profiles"
+        raise UsageError(error.what, f"{error.why}; a number is a PID here", remedy) from None
+    if hint and not has_shim(int(text)):
+        found.warnings.append(f"a number is a PID here: {hint}")
+    return found
+
+
 def _source(text: str) -> tuple[str, effective.Effective]:
     """Of a word of `config diff`: a process, ``env``, ``default``, a profile, a file."""
-    if text.isdecimal() and text.isascii():
-        return f"process {text}", of_pid(int(text))
+    if is_pid(text):
+        return f"process {text}", _process(text)
     if text == "env":
         return "the environment", effective.resolve(os.environ, pid=os.getpid())
     none = {"VMA_HYBRID_POLICY": "", "VMA_HYBRID_PROFILE_DIR": str(profiles.directory())}
     if text == "default":
         return "the defaults", effective.resolve(none)
-    spec, name = profiles.find(text)
+    spec, name = profiles.find(text.removeprefix(PROFILE))
     return f"profile {name}", effective.resolve(none | {"VMA_SPEC": spec})
 
 
 def _show(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     what = args.what
-    pid = int(what[0]) if what and what[0].isdecimal() else None
+    pid = int(what[0]) if what and is_pid(what[0]) else None
     wanted = [name.upper() for name in what[pid is not None:]]
     known = catalogue.load()
     names = {alias: p.name for p in known.parameters for alias in (p.name, *p.aliases)}

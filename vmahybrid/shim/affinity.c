@@ -15,6 +15,11 @@ static bool put(struct vmh_cpus *cpus, unsigned long cpu)
 	return true;
 }
 
+static bool has(const struct vmh_cpus *cpus, unsigned cpu)
+{
+	return cpus->words[cpu / 64] >> cpu % 64 & 1;
+}
+
 static bool mask(const char *text, struct vmh_cpus *cpus)
 {
 	size_t digits = strlen(text);
@@ -81,18 +86,55 @@ bool vmh_cpus_parse(const char *text, struct vmh_cpus *cpus)
 	return any;
 }
 
+/* As a list: 0,2-5. What does not fit is left out. */
+static const char *text_of(const struct vmh_cpus *cpus, char *text, size_t size)
+{
+	int used = 0;
+
+	text[0] = 0;
+	for (unsigned i = 0, last; i < VMH_CPUS; i = last + 1) {
+		last = i;
+		if (!has(cpus, i))
+			continue;
+		while (last + 1 < VMH_CPUS && has(cpus, last + 1))
+			last++;
+		if ((size_t)used + 16 > size)
+			break;
+		used += snprintf(text + used, size - (size_t)used, i == last ? "%s%u" : "%s%u-%u", used ? "," : "", i, last);
+	}
+	return text;
+}
+
+/* Where it may run now, which a cpuset decides as well. */
+static const char *acting(char *text, size_t size)
+{
+	struct vmh_cpus cpus = { 0 };
+
+	if (vmh_sys(SYS_sched_getaffinity, 0, sizeof(cpus.words), cpus.words) < 0)
+		return "unknown";
+	return text_of(&cpus, text, size);
+}
+
+static bool set(const struct vmh_cpus *cpus)
+{
+	return vmh_sys(SYS_sched_setaffinity, 0, sizeof(cpus->words), cpus->words) >= 0;
+}
+
 static void pin(void)
 {
+	static const struct vmh_cpus first = { { 1 } };
+	const char *asked = vmh_params.internal_thread_affinity;
 	struct vmh_cpus cpus;
+	char text[128];
 
-	if (!strcmp(vmh_params.internal_thread_affinity, "-1"))
-		return;
-	if (vmh_cpus_parse(vmh_params.internal_thread_affinity, &cpus) &&
-	    vmh_sys(SYS_sched_setaffinity, 0, sizeof(cpus.words), cpus.words) >= 0)
-		return;
-	vmh_warn(" Failed to set internal thread affinity: %s...  deferring to cpu-0.", vmh_params.internal_thread_affinity);
-	cpus = (struct vmh_cpus){ { 1 } };
-	vmh_sys(SYS_sched_setaffinity, 0, sizeof(cpus.words), cpus.words);
+	if (strcmp(asked, "-1") && !(vmh_cpus_parse(asked, &cpus) && set(&cpus))) {
+		if (set(&first))
+			vmh_warn(" Failed to set internal thread affinity: %s...  deferring to cpu-0.", asked);
+		else
+			vmh_warn(" Failed to set internal thread affinity: %s...  its cpuset decides: cpus %s.", asked,
+				 acting(text, sizeof(text)));
+	}
+	vmh_debug("the internal thread runs on cpus %s", acting(text, sizeof(text)));
 }
 
 static long write_to(const char *path, const char *text, size_t len)

@@ -23,29 +23,44 @@ static char text[TEXT];
 
 static bool changed(const struct stat *now)
 {
+	if (S_ISDIR(now->st_mode) && now->st_ino == seen.st_ino && now->st_dev == seen.st_dev)
+		return false; /* what comes and goes in it is no news */
 	return now->st_ino != seen.st_ino || now->st_dev != seen.st_dev || now->st_size != seen.st_size ||
 	       now->st_mtim.tv_sec != seen.st_mtim.tv_sec || now->st_mtim.tv_nsec != seen.st_mtim.tv_nsec ||
 	       now->st_ctim.tv_sec != seen.st_ctim.tv_sec || now->st_ctim.tv_nsec != seen.st_ctim.tv_nsec;
 }
 
-static void forget(void)
+/* Another look tells nothing new while the file is the same. What kept us from it otherwise may have gone without that. */
+static bool is_its_own(int err)
 {
-	if (loaded)
-		vmh_warn("%s is gone: no rules of libvma.conf apply", vmh_params.config_file);
-	block = -1;
-	VMH_SET(loaded, false);
+	return !err || err == -EISDIR || err == -EINVAL || err == -EFBIG;
 }
 
 static void unreadable(int err)
 {
-	static const char file[] = "Configuration file";
+	const char *path = vmh_params.config_file, *now = loaded ? "The rules stay as they were" : "No rules apply";
 
-	if (err == -ENOENT && vmh_params_origin(VMH_PARAM_CONFIG_FILE) == VMH_FROM_DEFAULT)
-		return;
-	if (err == -EINVAL)
-		vmh_warn("%s %s is not a regular file, or no text", file, vmh_params.config_file);
+	if (err == -EISDIR)
+		vmh_warn("Configuration file %s is a directory: give the name of a file in VMA_CONFIG_FILE. %s", path, now);
+	else if (err == -EINVAL && !S_ISREG(seen.st_mode))
+		vmh_warn("Configuration file %s is not a regular file. %s", path, now);
+	else if (err == -EINVAL)
+		vmh_warn("Configuration file %s is no text: there is a zero byte in it. %s", path, now);
+	else if (err == -EFBIG)
+		vmh_warn("Configuration file %s is longer than %d bytes. %s", path, TEXT - 1, now);
 	else
-		vmh_warn("%s %s can't be read: %s", file, vmh_params.config_file, strerrorname_np(-err));
+		vmh_warn("Configuration file %s can't be read: %s. %s", path, strerrorname_np(-err), now);
+}
+
+/* By default there may be none. */
+static void missing(void)
+{
+	if (loaded)
+		vmh_warn("%s is gone: no rules of libvma.conf apply", vmh_params.config_file);
+	else if (vmh_params_origin(VMH_PARAM_CONFIG_FILE) != VMH_FROM_DEFAULT)
+		unreadable(-ENOENT);
+	block = -1;
+	VMH_SET(loaded, false);
 }
 
 static const char *end_text(const struct vmh_conf_end *e, char *out, size_t size)
@@ -119,19 +134,25 @@ static void take(struct vmh_conf *fresh)
 		tell(fresh);
 }
 
-static void load(void)
+/* The file is as in now, which is NULL where there is none. */
+static void load(int err, const struct stat *now)
 {
 	struct vmh_conf_error error;
-	int err = vmh_file_load(vmh_params.config_file, text, sizeof(text), &seen);
+	bool told;
 
+	if (!err)
+		err = vmh_file_load(vmh_params.config_file, text, sizeof(text), NULL);
+	told = err && err == seen_err && (!now || !changed(now));
 	seen_err = err;
-	if (err == -ENOENT)
-		forget();
-	if (err) {
-		unreadable(err);
+	if (now)
+		seen = *now;
+	if (told)
 		return;
-	}
-	if (vmh_conf_parse(text, &sets[!current], &error) == 0)
+	if (err == -ENOENT)
+		missing();
+	else if (err)
+		unreadable(err);
+	else if (vmh_conf_parse(text, &sets[!current], &error) == 0)
 		take(&sets[!current]);
 	else
 		vmh_error("%s:%u: %s: \"%s\". %s", vmh_params.config_file, error.line, error.what, error.token,
@@ -142,14 +163,14 @@ void vmh_conf_refresh(void)
 {
 	static uint64_t looked;
 	struct stat now;
-	long err;
+	int err;
 
 	if (!vmh_params.config_file[0] || !vmh_due(&looked, vmh_now_ns(), LOOK_NS))
 		return;
 	vmh_lock(&lock);
-	err = vmh_sys(SYS_newfstatat, AT_FDCWD, vmh_params.config_file, &now, 0);
-	if (err ? err != seen_err : seen_err || changed(&now))
-		load();
+	err = (int)vmh_sys(SYS_newfstatat, AT_FDCWD, vmh_params.config_file, &now, 0);
+	if (err || !is_its_own(seen_err) || changed(&now))
+		load(err, err ? NULL : &now);
 	vmh_unlock(&lock);
 }
 

@@ -67,8 +67,10 @@ int vmh_file_load(const char *path, char *buf, size_t size, struct stat *st)
 		return (int)fd;
 	if (!st)
 		st = &own;
-	if (!identify((int)fd, st) || !S_ISREG(st->st_mode))
+	if (!identify((int)fd, st))
 		n = -EINVAL;
+	else if (!S_ISREG(st->st_mode))
+		n = S_ISDIR(st->st_mode) ? -EISDIR : -EINVAL;
 	while (n >= 0 && have < size) {
 		n = vmh_sys(SYS_read, (int)fd, buf + have, size - have);
 		if (n == 0)

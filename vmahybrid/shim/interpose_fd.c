@@ -184,11 +184,6 @@ static void accept_ends(struct vmh_tcps **t)
 		atomic_fetch_sub(&(*t)->in_kernel, 1);
 }
 
-VMH_EXPORT int accept(int fd, struct sockaddr *restrict a, socklen_t *restrict len)
-{
-	return accept4(fd, a, len, 0);
-}
-
 VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags), (fd, a, len, flags),
 	   "%d, %#x", fd, flags)
 {
@@ -206,6 +201,11 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	FORGET(r);
 	accepted(t, r, flags);
 	return r;
+}
+
+VMH_TRACED(accept, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
+{
+	return accept4_call(fd, a, len, 0);
 }
 
 #define OPENER(name, params, args) \

@@ -80,7 +80,8 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, splice,
 /* --- positions: a socket has none, and is read and written where it stands (-1) --- */
 
 #define VECTOR_AT(name, plain, send) \
-	VMH_EXPORT ssize_t name(int fd, const struct iovec *iov, int n, off_t at, int flags) \
+	VMH_TRACED_DATA(ssize_t, name, (int fd, const struct iovec *iov, int n, off_t at, int flags), \
+			(fd, iov, n, at, flags)) \
 	{ \
 		REAL(ssize_t, name, (int, const struct iovec *, int, off_t, int)); \
 		struct vmh_sock *s = sock_get(fd); \
@@ -95,10 +96,10 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, splice,
 		return r; \
 	}
 
-VECTOR_AT(preadv2, readv, false)
-VECTOR_AT(pwritev2, writev, true)
-VECTOR_AT(preadv64v2, readv, false)
-VECTOR_AT(pwritev64v2, writev, true)
+VECTOR_AT(preadv2, vmh_readv, false)
+VECTOR_AT(pwritev2, vmh_writev, true)
+VECTOR_AT(preadv64v2, vmh_readv, false)
+VECTOR_AT(pwritev64v2, vmh_writev, true)
 
 /* --- stdio --- */
 

@@ -502,6 +502,11 @@ VMH_TRACED_DATA(ssize_t, readv, (int fd, const struct iovec *iov, int n), (fd, i
 	RETURN(r);
 }
 
+ssize_t vmh_readv(int fd, const struct iovec *iov, int n)
+{
+	return readv_call(fd, iov, n);
+}
+
 /* --- send --- */
 
 static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
@@ -531,7 +536,6 @@ VMH_TRACED_DATA(ssize_t, send, (int fd, const void *buf, size_t len, int flags),
 	RETURN(r);
 }
 
-/* A connected stream socket takes no address, and looks at it all the same. */
 /* A connected stream socket takes no address; MSG_FASTOPEN connects it to that one. */
 static ssize_t tcp_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, int flags, const struct sockaddr *to,
 		      socklen_t tolen)
@@ -665,6 +669,11 @@ VMH_TRACED_DATA(ssize_t, writev, (int fd, const struct iovec *iov, int n), (fd, 
 	/* writev(2) of nothing sends nothing, unlike write(2) */
 	ssize_t r = len ? vmh_sock_sendmsg(s, fd, &m, 0, false) : 0;
 	RETURN(r);
+}
+
+ssize_t vmh_writev(int fd, const struct iovec *iov, int n)
+{
+	return writev_call(fd, iov, n);
 }
 
 /* --- fortified entry points: the check is libc's, and so is the abort --- */

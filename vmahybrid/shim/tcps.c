@@ -79,6 +79,14 @@ void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason)
 	VMH_SET(s->stats->reason, reason);
 }
 
+void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason)
+{
+	unsigned was = VMH_GET(s->stats->reason);
+
+	if (was == VMH_R_NOT_TRIED || was == VMH_R_TCP_KERNEL || was == VMH_R_TYPE || was == VMH_R_TCP_ACCEPT)
+		vmh_tcps_set_reason(s, reason);
+}
+
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 {
 	const size_t from = offsetof(struct vmh_tcps, state), to = offsetof(struct vmh_tcps, io);

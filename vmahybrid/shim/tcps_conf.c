@@ -30,7 +30,14 @@ unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a)
 
 static void follow(struct vmh_tcps *s, int policy)
 {
-	VMH_SET(s->policy, (uint8_t)(policy < 0 ? vmh_params.hybrid_tcp : policy));
+	static const unsigned reasons[] = {
+		[VMH_TCPS_PLAIN] = VMH_R_TYPE, [VMH_TCPS_ADAPTIVE] = VMH_R_TCP_KERNEL, [VMH_TCPS_OFFLOAD] = VMH_R_NOT_TRIED,
+	};
+
+	if (policy < 0)
+		policy = (int)vmh_params.hybrid_tcp;
+	VMH_SET(s->policy, (uint8_t)policy);
+	vmh_tcps_suppose(s, reasons[policy]);
 }
 
 void vmh_tcps_policy_client(struct vmh_tcps *s, const struct vmh_tcp_addr *a)

@@ -117,14 +117,25 @@ static unsigned backlog_of(int backlog)
 	return backlog < 0 || backlog > SOMAXCONN_MAX ? SOMAXCONN_MAX : (unsigned)backlog;
 }
 
+/* 0, or why this socket is the kernel's whatever the program does. */
+static unsigned kernels(const struct vmh_tcps *s)
+{
+	if (s->odd)
+		return VMH_R_SOCKOPT;
+	return atomic_load(&s->obj.nfds) != 1 ? VMH_R_DUP : 0;
+}
+
 static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 {
 	struct vmh_tname name = { .v6 = s->v6 };
 	struct vmh_tlisten *l;
 	unsigned reason;
 
-	if (s->odd || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 ||
-	    !vmh_tcps_kernel_name(fd, false, &name.addr, &name.port) || !vmh_tcps_not_plain(s))
+	reason = kernels(s);
+	if (reason)
+		vmh_tcps_suppose(s, reason);
+	if (reason || atomic_load(&s->in_kernel) || !vmh_tcps_kernel_name(fd, false, &name.addr, &name.port) ||
+	    !vmh_tcps_not_plain(s))
 		return;
 	l = s->listening; /* of before */
 	if (!l && !(l = calloc(1, sizeof(*l))))
@@ -174,6 +185,8 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 	vmh_lock(&s->obj.lock);
 	atomic_store(&s->listens, 1);
 	VMH_SET(s->backlog, backlog);
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD && vmh_tcps_state(s) == VMH_TCPS_KERNEL)
+		vmh_tcps_suppose(s, kernels(s) ? kernels(s) : VMH_R_TCP_ACCEPT);
 	vmh_lock(&s->io);
 	for (unsigned i = 0; vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
 		vmh_tcp_set_backlog(s->listening->r[i].conn, backlog_of(backlog));

@@ -29,7 +29,7 @@ bool vmh_file_is_ours(const struct vmh_file *f);
 int vmh_file_write(struct vmh_file *f, const char *buf, size_t len);
 void vmh_file_close(struct vmh_file *f);
 /* The text of a regular file, with a 0 behind it; *st (may be NULL) as of that moment. 0 or -errno: -EFBIG where it
- * does not fit, -EINVAL where it is no regular file or holds a 0. */
+ * does not fit, -EISDIR of a directory, -EINVAL where it is no regular file either or holds a 0. */
 int vmh_file_load(const char *path, char *buf, size_t size, struct stat *st);
 /* Moves an fd to a high number (close-on-exec), so that programs that count on low ones get them.
  * The fd itself where there is no room. */

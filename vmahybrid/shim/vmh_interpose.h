@@ -51,6 +51,10 @@ int vmh_kernel_takes(int fd, unsigned reason);
 void vmh_kernel_called(int fd, int flags, bool send, ssize_t r);
 void vmh_kernel_called_many(int fd, int flags, bool send, const struct mmsghdr *v, int r);
 
+/* readv(2) and writev(2) on behalf of another call, which is the one that is logged */
+ssize_t vmh_readv(int fd, const struct iovec *iov, int n);
+ssize_t vmh_writev(int fd, const struct iovec *iov, int n);
+
 /* The kernel has duplicated an fd; to is what it returned. */
 void vmh_duplicated(int from, int to);
 #endif

@@ -209,6 +209,8 @@ void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
+/* The same, of a socket with which nothing has been tried yet: what was found out stays. */
+void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason);
 bool vmh_tcps_at_rest(int fd); /* the kernel socket is neither connected nor about to be */
 /* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);

@@ -97,7 +97,7 @@ def run(options: Options) -> int:
 
 
 def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
-    """The service and its processes; with -k, where no service answers, the files of that directory."""
+    """The service and its processes; with -k, where none answers us, the files of that directory."""
     try:
         return service, service.get("v1", "processes")
     except ServiceUnreachable as why:
@@ -106,8 +106,16 @@ def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
         from vmahybrid.vma_stats.pages import Pages
 
         pages = Pages(options.directory, why)
-        error(f"no service answers: what is in {options.directory} is shown, and nothing can be changed")
-        return pages, pages.get("v1", "processes")
+        instead = f"what is in {options.directory} is shown, and nothing can be changed"
+        if isinstance(why.__cause__, PermissionError):  # there is one, for others
+            error(f"{why.what}: {why.why}: {instead}. {why.remedy}")
+        else:
+            error(f"no service answers: {instead}")
+        found = pages.get("v1", "processes")
+        if pages.refused:
+            pids = ", ".join(map(str, sorted(pages.refused)))
+            error(f"the files of other users' processes there may not be read: {pids}")
+        return pages, found
 
 
 def look_into_directory(options: Options) -> set[int]:
@@ -161,10 +169,19 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
         what = f"Fd {options.dump_fd}" if options.dump_fd else "all Fd's"
         tell(options, f"Dumping {what} to VMA using log level = {level_name(options.dump_level)}...")
         client.post("v1", "processes", pid, "dump-fd", body={"fd": options.dump_fd, "level": options.dump_level})
+        tell_where(client, pid, options)
         now = process["log_level"] if options.log_level is None else options.log_level
         if now < options.dump_level:
             error(f"nothing will be seen: process {pid} logs up to {level_name(now)} only. "
                   f"Give a lower level, or -l {level_name(options.dump_level).lower()}")
+
+
+def tell_where(client: Any, pid: int, options: Options) -> None:
+    """Of the one socket that is dumped: its program may write its lines later, with its first accept() or ring."""
+    for sock in client.get("v1", "stats", pid)["sockets"]:
+        if sock["fd"] == options.dump_fd:
+            where = "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}"
+            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
 
 
 def tell(options: Options, text: str) -> None:

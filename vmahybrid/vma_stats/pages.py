@@ -22,6 +22,7 @@ class Pages:
 
     def __init__(self, directory: str, why: ServiceUnreachable) -> None:
         self._directory, self._why = directory, why
+        self.refused: set[int] = set()  # processes whose files are there, and not for this user
 
     def get(self, *path: str | int) -> Any:
         match path:
@@ -53,6 +54,8 @@ class Pages:
             owner = os.stat(f"/proc/{pid}").st_uid
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as why:
+            if isinstance(why, PermissionError):
+                self.refused.add(pid)
             raise NotFound(f"process {pid}", why.strerror or str(why)) from None
         try:
             info = os.fstat(fd)
