@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from net.service_lab import until
+from net.service_lab import Refusal, until
 from net.test_tcp_shim import ShimPeer, offloaded, over, with_ipv6, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
@@ -256,6 +256,26 @@ def test_path_is_narrower_than_both_ends(beyond: tuple[Service, Side], policy: s
         goes_on(a)
         assert time.monotonic() - begin < 0.2
         assert on_ring(service, a)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_peer_of_a_dead_connection_is_reset(service: Service, policy: str) -> None:
+    """It sends again what was never acknowledged, to a program that has closed its socket and looks at nothing."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
+        a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address))
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=40, size=100) == ""
+        until(lambda: on_ring(service, a), what=lambda: str(offloaded(service)))
+        a.do("user_timeout", ms=600)
+        with mute(b_side):
+            with pytest.raises(Refusal, match="TimeoutError"):
+                a.do("ask", count=1, size=100)
+            a.do("close")
+        begin = time.monotonic()
+        assert b.do("echo_ended")
+        assert time.monotonic() - begin < SOON
 
 
 REFUSED = """
