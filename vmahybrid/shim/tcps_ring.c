@@ -366,6 +366,7 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 			t = NULL;
 		} else {
 			compare_mss(r);
+			vmh_ticmp_begin();
 			vmh_lock(&r->lock);
 			t->tr.level = level;
 			t->tr.stray = unknown;
