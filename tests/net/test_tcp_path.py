@@ -296,7 +296,8 @@ def test_a_router_that_refuses(service: Service, net: str, host: str, via: str, 
     a, b = service.sandbox.sides
     a.ip("route", "add", net, "via", over(b, via).address)
     b.ip("route", "add", "unreachable", net)
-    run_command(*b.command(["sysctl", "-qw", f"{forwarding}=1", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"]))
+    unlimited = "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"
+    run_command(*b.command(["sysctl", "-qw", f"{forwarding}=1", *unlimited]))
     try:
         argv = service.run_argv([sys.executable, "-c", REFUSED, host], "latency", VMA_HYBRID_TCP="offload")
         said, seconds = service.sandbox.start(a, argv, env=service.env).result(20).split()
