@@ -294,6 +294,8 @@ except OSError as error:
 def test_a_router_that_refuses(service: Service, net: str, host: str, via: str, forwarding: str, error: str) -> None:
     """The kernel alone is told of it, and counts it, so that a connection that nobody answers begins anew there."""
     a, b = service.sandbox.sides
+    for number, side in enumerate((a, b), 1):   # a link that was down has lost it
+        side.ip("address", "replace", f"fd77::{number}/64", "dev", side.device, "nodad")
     a.ip("route", "add", net, "via", over(b, via).address)
     b.ip("route", "add", "unreachable", net)
     unlimited = "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"
