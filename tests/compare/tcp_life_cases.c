@@ -124,7 +124,8 @@ static void killed_by_sigpipe(int arg)
 	say("signal", WIFSIGNALED(status) ? WTERMSIG(status) : -2);
 }
 
-/* A reset of the peer in a state: 0 idle, 1 unread data, 2 we have shut down, 3 it has shut down, 4 both */
+/* A reset of the peer in a state: 0 idle, 1 unread data, 2 we have shut down, 3 it has shut down, 4 both, 5 as 2, and
+ * send() learns of it */
 static void peer_resets(int state)
 {
 	char c[16];
@@ -134,12 +135,14 @@ static void peer_resets(int state)
 		tell("send 5");
 	if (state == 3 || state == 4)
 		tell("shut 1");
-	if (state == 2)
+	if (state == 2 || state == 5)
 		say("shutdown", shutdown(fd, SHUT_WR));
 	settle();
 	tell("reset");
 	settle();
 	say_poll("poll", fd, 0);
+	if (state == 5)
+		say("send", send(fd, "x", 1, MSG_NOSIGNAL));
 	say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT));
 	say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT));
 	say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &(socklen_t){ sizeof(e) })), say("value", e);
@@ -275,6 +278,44 @@ static void ended(int how)
 	say("shutdown", shutdown(fd, SHUT_WR)), say("bad", shutdown(fd, 7)), say("shutdown", shutdown(fd, SHUT_RD));
 	say_state(fd);
 	say_names(fd);
+	close(fd);
+}
+
+/* Data of the peer after both halves were shut: 0 reading first, 1 writing first, 2 at once, 3 as 0, but reading again.
+ * + 10: something is unread then. + 20: a send() first learns of it. + 30: SO_ERROR does. + 40: an accepted one. + 50: all
+ * that the peer sends comes with its end */
+static void shut_both(int how)
+{
+	int fd = tcp_pair(how / 10 == 4), e = -1;
+	char c[16];
+
+	if (how / 10 == 1) {
+		tell("send 7");
+		settle();
+	}
+	if (how % 10 == 2)
+		say("shutdown", shutdown(fd, SHUT_RDWR));
+	else
+		say("shutdown", shutdown(fd, how % 10 == 1 ? SHUT_WR : SHUT_RD)), settle();
+	if (how % 10 != 2)
+		say("shutdown", shutdown(fd, how % 10 == 1 ? SHUT_RD : SHUT_WR));
+	if (how % 10 == 3)
+		say("shutdown", shutdown(fd, SHUT_RD));
+	settle();
+	say_poll("before", fd, 0);
+	tell_said("peer sends", how / 10 == 5 ? "last 5" : "send 5");
+	settle();
+	say_poll("after", fd, 0);
+	say_state(fd);
+	if (how / 10 == 2)
+		say("send", send(fd, "x", 1, MSG_NOSIGNAL)), say("send", send(fd, "x", 1, MSG_NOSIGNAL));
+	if (how / 10 == 3)
+		say("SO_ERROR", getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &(socklen_t){ sizeof(e) })), say("value", e);
+	for (int i = 0; i < 3; i++)
+		say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT));
+	say_poll("then", fd, 0);
+	tell_said("peer", "read"), tell_said("peer sends", "send 1");
+	say("shutdown", shutdown(fd, SHUT_RDWR));
 	close(fd);
 }
 
@@ -705,6 +746,11 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp accept to nowhere", accept_nowhere, 0 }, { "tcp accept to nowhere, blocking", accept_nowhere, 1 },
 	{ "tcp connect lengths", connect_lengths, 0 },
 	{ "tcp SHUT_RD", shut, SHUT_RD }, { "tcp SHUT_WR", shut, SHUT_WR }, { "tcp SHUT_RDWR", shut, SHUT_RDWR },
+	{ "tcp data after SHUT_RD, SHUT_WR", shut_both, 0 }, { "tcp data after SHUT_WR, SHUT_RD", shut_both, 1 },
+	{ "tcp data after SHUT_RDWR", shut_both, 2 }, { "tcp data after SHUT_RD, SHUT_WR, SHUT_RD", shut_both, 3 },
+	{ "tcp data after both, unread data", shut_both, 10 }, { "tcp data after both, then send", shut_both, 20 },
+	{ "tcp data after both, then SO_ERROR", shut_both, 30 }, { "tcp data after both, accepted", shut_both, 40 },
+	{ "tcp data with the end after both", shut_both, 50 },
 	{ "tcp half closed by the peer", half_closed, 0 }, { "tcp half closed, accepted", half_closed, 1 },
 	{ "tcp close", closed, 0 }, { "tcp close with unread data", closed, 1 },
 	{ "tcp SO_LINGER 0", lingered, 0 }, { "tcp SO_LINGER 2", lingered, 2 },
@@ -713,6 +759,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp SIGPIPE of writev", sigpipe, 4 }, { "tcp killed by SIGPIPE", killed_by_sigpipe, 0 },
 	{ "tcp reset, idle", peer_resets, 0 }, { "tcp reset, unread data", peer_resets, 1 },
 	{ "tcp reset, after SHUT_WR", peer_resets, 2 }, { "tcp reset, after their end", peer_resets, 3 },
+	{ "tcp reset, after SHUT_WR, then send", peer_resets, 5 },
 	{ "tcp reset, while recv waits", peer_resets_waiter, 0 }, { "tcp reset, while poll waits", peer_resets_waiter, 1 },
 	{ "tcp reset, while send waits", peer_resets_waiter, 2 },
 	{ "tcp close while recv waits", close_while, 0 }, { "tcp close while send waits", close_while, 1 },

@@ -2,6 +2,7 @@
  *
  *   accept | connect PORT           the connection; a reset ends the one before
  *   send N | recv N | read          N bytes of the pattern; N bytes; all up to the end, and how it ended
+ *   last N                          N bytes, and its FIN in the same segment
  *   shut HOW | close | reset | oob  shutdown(2) 0 to 2; close; SO_LINGER 0 and close; one urgent byte
  *   echo N                          N bytes come back as they came
  *   rcvbuf N                        of the next connections
@@ -177,6 +178,10 @@ static void run(char *line, char *out)
 		answer(out, "connect", do_connect((int)n));
 	} else if (!strcmp(verb, "send")) {
 		answer(out, "sent", do_send(n));
+	} else if (!strcmp(verb, "last")) {
+		setsockopt(conn, IPPROTO_TCP, TCP_CORK, &(int){ 1 }, sizeof(int));
+		answer(out, "sent", do_send(n));
+		shutdown(conn, SHUT_WR);
 	} else if (!strcmp(verb, "recv")) {
 		do_read(out, n, 0);
 	} else if (!strcmp(verb, "read")) {

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from net.service_lab import until
+from net.service_lab import Refusal, until
 from net.test_tcp_shim import ShimPeer, offloaded, over, with_ipv6, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
@@ -258,24 +258,53 @@ def test_path_is_narrower_than_both_ends(beyond: tuple[Service, Side], policy: s
         assert on_ring(service, a)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_peer_of_a_dead_connection_is_reset(service: Service, policy: str) -> None:
+    """It sends again what was never acknowledged, to a program that has closed its socket and looks at nothing."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
+        a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address))
+        b.do("accept")
+        b.do("echo")
+        assert a.do("ask", count=40, size=100) == ""
+        until(lambda: on_ring(service, a), what=lambda: str(offloaded(service)))
+        a.do("user_timeout", ms=600)
+        with mute(b_side):
+            with pytest.raises(Refusal, match="TimeoutError"):
+                a.do("ask", count=1, size=100)
+            a.do("close")
+        begin = time.monotonic()
+        assert b.do("echo_ended")
+        assert time.monotonic() - begin < SOON
+
+
 REFUSED = """
-import errno, socket, sys
+import errno, socket, sys, time
+begin = time.monotonic()
 try:
     socket.create_connection((sys.argv[1], 80))
 except OSError as error:
-    print(errno.errorcode[error.errno], flush=True)
+    print(errno.errorcode[error.errno], time.monotonic() - begin, flush=True)
 """
 
 
-def test_a_router_that_refuses(service: Service) -> None:
-    """The kernel alone is told of it, so a connection that nobody answers begins anew there."""
+@pytest.mark.parametrize(("net", "host", "via", "forwarding", "error"),
+                         [("10.99.0.0/24", "10.99.0.9", "4", "net.ipv4.ip_forward", "EHOSTUNREACH"),
+                          ("fd99::/64", "fd99::9", "6", "net.ipv6.conf.all.forwarding", "ENETUNREACH")], ids=["4", "6"])
+def test_a_router_that_refuses(service: Service, net: str, host: str, via: str, forwarding: str, error: str) -> None:
+    """The kernel alone is told of it, and counts it, so that a connection that nobody answers begins anew there."""
     a, b = service.sandbox.sides
-    a.ip("route", "add", "10.99.0.0/24", "via", b.address)
-    b.ip("route", "add", "unreachable", "10.99.0.0/24")
-    run_command(*b.command(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.icmp_ratelimit=0"]))
+    for number, side in enumerate((a, b), 1):   # a link that was down has lost it
+        side.ip("address", "replace", f"fd77::{number}/64", "dev", side.device, "nodad")
+    a.ip("route", "add", net, "via", over(b, via).address)
+    b.ip("route", "add", "unreachable", net)
+    unlimited = "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"
+    run_command(*b.command(["sysctl", "-qw", f"{forwarding}=1", *unlimited]))
     try:
-        argv = service.run_argv([sys.executable, "-c", REFUSED, "10.99.0.9"], "latency", VMA_HYBRID_TCP="offload")
-        assert service.sandbox.start(a, argv, env=service.env).result(20).strip() == "EHOSTUNREACH"
+        argv = service.run_argv([sys.executable, "-c", REFUSED, host], "latency", VMA_HYBRID_TCP="offload")
+        said, seconds = service.sandbox.start(a, argv, env=service.env).result(20).split()
+        assert said == error
+        assert 0.9 < float(seconds) < 3     # the SYN is sent again after a second; so is the kernel's
     finally:
-        a.ip("route", "del", "10.99.0.0/24")
-        b.ip("route", "del", "unreachable", "10.99.0.0/24")
+        a.ip("route", "del", net)
+        b.ip("route", "del", "unreachable", net)

@@ -17,7 +17,7 @@
 #define MOVES_MAX 4              /* homecomings in one look */
 #define ASKS_MAX 4               /* of the service, in one look */
 #define RETRIES 3                /* of one segment, and so long without an answer: */
-#define SYNS 2                   /* sent again: then it begins anew in the kernel */
+#define SYNS 2                   /* sent again, or one and an ICMP error came: then it begins anew in the kernel */
 #define DOUBT_MS 200             /* the kernel is asked */
 #define NARROW_MS 300            /* it gets one that sends long segments by a gateway */
 #define STUCK_MS 1000            /* any */
@@ -196,7 +196,7 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 	doubt(s);
 	if (i.state == SYN_SENT) { /* a router may have said why, to the kernel */
 		ask_neighbour(l, hop);
-		return i.retries >= SYNS ? VMH_R_TCP_STUCK : 0;
+		return i.retries >= SYNS || vmh_ticmp_heard(!vmh_ip_is4(to), l->now) ? VMH_R_TCP_STUCK : 0;
 	}
 	if (i.retries < RETRIES || i.pcb.rtime_ms < DOUBT_MS)
 		return 0;

@@ -159,24 +159,26 @@ static int reserve(struct block *b, unsigned count)
 	return 0;
 }
 
-/* All ports have a connection to that peer. Some now; and more, ahead of the next calls, by the internal thread. */
-static int reserve_more(struct block *b)
+/* All n ports have a connection to that peer. Some now; and more, ahead of the next calls, by the internal thread. True:
+ * there are others than those, also where fewer were to be had than wished, or that thread was first. */
+static bool reserve_more(struct block *b, unsigned n)
 {
-	unsigned n = ports_of(b);
 	int rc = reserve(b, n < 8 ? 1 : 8);
 
-	if (rc)
-		return rc;
 	vmh_lock(&lock);
+	if (b->dead || b->n <= n) {
+		vmh_unlock(&lock);
+		return false;
+	}
 	b->at = n; /* the new ones */
-	if (n >= 8 && b->wanted < b->n + n / 4) {
+	if (!rc && n >= 8 && b->wanted < b->n + n / 4) {
 		b->wanted = b->n + n / 4 < PORTS_MAX ? b->n + n / 4 : PORTS_MAX;
 		atomic_store(&work, 1);
 	}
 	vmh_unlock(&lock);
-	if (n >= 8)
+	if (!rc && n >= 8)
 		vmh_worker_wake();
-	return 0;
+	return true;
 }
 
 static struct block *block_of(struct vmh_tring *t, const struct vmh_ip *laddr, unsigned ifindex)
@@ -194,11 +196,14 @@ static struct block *block_of(struct vmh_tring *t, const struct vmh_ip *laddr, u
 	return b;
 }
 
-static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a, const struct vmh_tcp_path *path)
+/* *n: of so many */
+static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a, const struct vmh_tcp_path *path,
+		     unsigned *n)
 {
 	int rc = -EADDRNOTAVAIL;
 
 	vmh_lock(&lock);
+	*n = b->n;
 	for (unsigned i = 0; i < b->n && rc == -EADDRNOTAVAIL; i++) {
 		unsigned k = b->at % b->n;
 
@@ -222,13 +227,14 @@ int vmh_tport_connect(struct vmh_tring *t, unsigned ifindex, struct vmh_tcps *s,
 		      const struct vmh_tcp_path *path)
 {
 	struct block *b = block_of(t, &a->laddr, ifindex);
+	unsigned n;
 	int rc;
 
 	if (!b)
 		return -ENOMEM;
-	rc = try_ports(b, s, a, path);
-	if (rc == -EADDRNOTAVAIL && !reserve_more(b))
-		rc = try_ports(b, s, a, path);
+	rc = try_ports(b, s, a, path, &n);
+	if (rc == -EADDRNOTAVAIL && reserve_more(b, n))
+		rc = try_ports(b, s, a, path, &n);
 	return rc;
 }
 

@@ -26,6 +26,8 @@
 #define LOOK_MAX_MS 1000
 #define LONG_LOSS_NS 200000000u /* what the loss of a long frame costs at worst: the peer's retransmission timeout */
 #define LOOKS_IN_VAIN 100 /* until the internal thread sleeps for as long as there is no connection */
+#define STRAYS_NS 130000000000ull /* and so long peers of the last one may send: Linux' TCP_RTO_MAX is 120 s */
+#define STRAYS_MS 1000      /* such a ring is looked at so often at least */
 
 struct vmh_tcps_stash {
 	struct vmh_tcps_stash *next;
@@ -41,8 +43,10 @@ struct vmh_tring {
 	_Atomic bool news;                  /* for those who sleep */
 	uint32_t polls;
 	uint8_t polled;                     /* by the program, since the internal thread's last look */
+	uint8_t used;                       /* a connection began or ended since then */
 	bool closed;
-	bool told_long;                     /* the log of long frames; the internal thread's */
+	bool told_long;                     /* the log of long frames; the internal thread's, as the next */
+	uint64_t used_ns;                   /* when it last had a connection */
 	struct vmh_tring *next;
 };
 
@@ -64,6 +68,7 @@ static _Atomic bool looked_after = false; /* by the internal thread, every look_
 /* A program that has one connection after the other must not wake it for each. */
 void vmh_tring_count(struct vmh_tring *t, int more)
 {
+	VMH_SET(t->used, 1);
 	if (!atomic_fetch_add(&t->tr.ring->conns, (uint32_t)more) && !atomic_load(&looked_after))
 		vmh_worker_wake();
 }
@@ -361,6 +366,7 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 			t = NULL;
 		} else {
 			compare_mss(r);
+			vmh_ticmp_begin();
 			vmh_lock(&r->lock);
 			t->tr.level = level;
 			t->tr.stray = unknown;
@@ -450,36 +456,59 @@ static int look_ms(void)
 	return vmh_params.timer_resolution_msec < LOOK_MAX_MS ? (int)vmh_params.timer_resolution_msec : LOOK_MAX_MS;
 }
 
-/* A ring at which the program looks itself is left to it: each lock that this thread takes costs the program more than
- * it costs here, and with VMA_THREAD_MODE=0 a system call. */
-static bool look_at_all(void)
+static void look_at_ring(struct vmh_tring *t)
 {
-	bool any = false;
+	if (!VMH_GET(t->polled)) {
+		vmh_ring_poll(t->tr.ring, POLL_BUDGET);
+		vmh_tring_acks_now(t);
+	}
+	VMH_SET(t->polled, 0);
+	look_at_clock(t);
+	vmh_tring_flush(t);
+}
+
+enum { NOTHING, STRAYS, CONNECTIONS };
+
+/* A ring at which the program looks itself is left to it: each lock that this thread takes costs the program more than
+ * it costs here, and with VMA_THREAD_MODE=0 a system call. Without connections it may get what their peers send again, and
+ * the program, which has none, need not look any more. What was found. */
+static int look_at_all(void)
+{
+	uint64_t now = vmh_now_ns();
+	int found = NOTHING;
 
 	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
-		if (t->closed || (!atomic_load(&t->tr.ring->conns) && !conns(t)))
+		if (t->closed)
 			continue;
-		any = true;
-		if (!VMH_GET(t->polled)) {
-			vmh_ring_poll(t->tr.ring, POLL_BUDGET);
-			vmh_tring_acks_now(t);
+		if (atomic_load(&t->tr.ring->conns) || conns(t)) {
+			VMH_SET(t->used, 1);
+			found = CONNECTIONS;
 		}
-		VMH_SET(t->polled, 0);
-		look_at_clock(t);
-		vmh_tring_flush(t);
+		if (VMH_GET(t->used)) {
+			VMH_SET(t->used, 0);
+			t->used_ns = now;
+		}
+		if (now - t->used_ns >= STRAYS_NS)
+			continue;
+		if (!found)
+			found = STRAYS;
+		look_at_ring(t);
 	}
-	return any;
+	return found;
 }
 
 int vmh_trings_progress(void)
 {
 	static unsigned in_vain;
+	int found = look_at_all();
 
-	in_vain = look_at_all() ? 0 : in_vain + 1;
+	in_vain = found == CONNECTIONS ? 0 : in_vain + 1;
 	atomic_store(&looked_after, trings && in_vain < LOOKS_IN_VAIN);
-	if (!atomic_load(&looked_after) && look_at_all()) { /* the first one of a new burst, that has not seen it */
+	if (!atomic_load(&looked_after) && look_at_all() == CONNECTIONS) { /* the first one of a new burst, that has not seen it */
 		in_vain = 0;
 		atomic_store(&looked_after, true);
 	}
-	return atomic_load(&looked_after) ? look_ms() : -1;
+	if (atomic_load(&looked_after))
+		return look_ms();
+	return found ? STRAYS_MS : -1;
 }

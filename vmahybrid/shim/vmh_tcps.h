@@ -388,6 +388,10 @@ void vmh_tpath_begun(struct vmh_tcps *s);                /* it is on the ring no
 VMH_COLD void vmh_tpath_sent_again(struct vmh_tcps *s);  /* stack lock held */
 void vmh_tpath_look(void);                               /* by the internal thread */
 
+/* tcps_icmp.c: has a router or the peer refused a SYN of ours? */
+void vmh_ticmp_begin(void);                              /* before the first one of a ring */
+bool vmh_ticmp_heard(bool v6, uint64_t now);             /* the internal thread's: lately, some SYN */
+
 /* tcps_plain.c: calls on a connection that is the kernel's, as long as the policy does not want it. */
 struct vmh_plain_call {
 	_Atomic int fd;                          /* + 1; 0: in no such call */

@@ -609,6 +609,46 @@ static void test_reset_of_unread(void)
 	wire_close(&w);
 }
 
+/* Data for a program that has shut both halves, or closed: a reset where the peer expects it, at once, also behind a hole
+ * and with a FIN. What came before, and an ACK, are answered as ever. */
+static void test_unwanted(void)
+{
+	static const struct {
+		int at;
+		uint8_t flags;
+		bool close, resets;
+	} cases[] = {{0, ACK, false, true}, {3, ACK, false, true},  {0, ACK | FIN, false, true}, {0, ACK, true, true},
+		     {0, ACK | FIN, true, true}, {-5, ACK, false, false}, {100000, ACK, false, false}, {-5, ACK, true, false}};
+
+	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		for (enum state state = CLOSED_FIRST; state <= HALF_CLOSED; state++) {
+			struct vmh_tcp_conn *l, *p;
+			struct seen seen = {0};
+			struct wire w;
+			uint32_t seq, ack;
+			int err;
+
+			p = bring(&w, &l, state, &seen, &seq, &ack);
+			if (cases[i].close)
+				vmh_tcp_close(p);
+			else
+				vmh_tcp_shutdown(p, SHUT_RD);
+			seen = (struct seen){0};
+			inject(&w, 4000, 80, seq + (uint32_t)cases[i].at, ack, cases[i].flags, "12345", 5);
+			err = cases[i].close ? 0 : vmh_tcp_error(p);
+			CHECK(!(seen.flags & RST) == !cases[i].resets && (!cases[i].resets || seen.seq == ack),
+			      "%u: flags %x, at %d", i, seen.flags, (int)(seen.seq - ack));
+			CHECK(cases[i].close || err == (cases[i].resets ? ECONNRESET : 0), "%u: error %d", i, err);
+			CHECK(stats(&w, 1).conns == !cases[i].resets, "%u: %u left", i, stats(&w, 1).conns);
+			if (!cases[i].resets)
+				inject(&w, 4000, 80, seq, ack, RST, NULL, 0);
+			if (!cases[i].close)
+				vmh_tcp_close(p);
+			vmh_tcp_close(l);
+			wire_close(&w);
+		}
+}
+
 /* One end has lost its connection and the other does not know: it learns of it when it sends, or when the name is used
  * again. */
 static void test_half_open(void)
@@ -752,6 +792,7 @@ int main(void)
 	test_path_mtu();
 	test_paws_and_isn();
 	test_reset_of_unread();
+	test_unwanted();
 	test_half_open();
 	test_cut();
 	test_take_and_give();

@@ -174,7 +174,7 @@ static int may_write(struct vmh_tcp_conn *c)
 
 	if (c->listening)
 		return -ENOTCONN;
-	if (err && !c->shut_wr) {
+	if (err) { /* also after SHUT_WR */
 		c->error = 0;
 		return -err;
 	}
@@ -345,7 +345,7 @@ int core_shutdown(struct vmh_tcp_conn *c, int how)
 	if (c->listening || (!c->established && c->pcb) || !c->pcb)
 		return -ENOTCONN;
 	inside(c);
-	c->shut_rd |= rd; /* what came, and what comes, can be read all the same, as in Linux */
+	c->shut_rd |= rd; /* what came, and what comes before SHUT_WR, can be read all the same, as in Linux */
 	if (wr && !c->shut_wr) {
 		c->shut_wr = true;
 		if (c->pcb) {
@@ -354,8 +354,6 @@ int core_shutdown(struct vmh_tcp_conn *c, int how)
 			tcp_shutdown(c->pcb, 0, 1);
 		}
 	}
-	if (c->pcb && c->shut_rd && c->shut_wr)
-		tcp_set_flags(c->pcb, TF_RXCLOSED); /* data that comes from now on is answered by a reset */
 	outside(c);
 	return 0;
 }
@@ -410,7 +408,6 @@ void core_close(struct vmh_tcp_conn *c, bool reset)
 		core_drop(c, 0, true);
 	} else {
 		c->shut_wr = true;
-		tcp_set_flags(c->pcb, TF_RXCLOSED); /* data that comes from now on is answered by a reset */
 		if (c->recovery == OPEN && !c->sacked_any)
 			c->pcb->cwnd = c->cwnd;
 		tcp_shutdown(c->pcb, 0, 1);

@@ -299,6 +299,24 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 	return first;
 }
 
+/* New data for a program that neither reads nor writes any more: RFC 1122, 4.2.2.13, where Linux has it, also behind a hole.
+ * lwIP would do so without an error for the program, and without a reset for data that comes with a FIN. */
+static bool unwanted(const struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+
+	return c->shut_wr && (c->shut_rd || c->app_closed) && !c->eof && in->payload &&
+	       (in->flags & (TCP_ACK | TCP_SYN | TCP_RST)) == TCP_ACK &&
+	       TCP_SEQ_GT(in->seq + in->payload, pcb->rcv_nxt) && TCP_SEQ_LEQ(in->seq, pcb->rcv_nxt + pcb->rcv_wnd);
+}
+
+/* Inside. The peer takes a reset at once that is where it expects the next byte. */
+static void reset_unwanted(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	core_send_segment(c->t, &c->path, &c->key, in->ack, 0, TCP_RST, 0, 0, false);
+	core_drop(c, ECONNRESET, false);
+}
+
 void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct vmh_tcp *t = c->t;
@@ -323,6 +341,11 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	}
 	core_enter(t, c);
 	if (storm(c, &in) || paws_refuses(c, &in)) {
+		core_leave(t, c);
+		return;
+	}
+	if (unwanted(c, &in)) {
+		reset_unwanted(c, &in);
 		core_leave(t, c);
 		return;
 	}
