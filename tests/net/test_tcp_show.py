@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from net.service_lab import Api, until
 from net.test_tcp_shim import introduce, without_offloads
-from net.test_tcp_syn import Calls, opened
+from net.test_tcp_syn import Calls, listening, opened
 
 from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
@@ -97,6 +97,44 @@ def test_ss_and_flows_show_it_and_it_goes_on_by_the_ring(service: Service, both:
     assert b.do("close", name="s") is None
     assert ss(b.side) == []
     until(lambda: not flows(service, a.pid) and not flows(service, b.pid))
+
+
+def test_one_that_was_opened_without_blocking(service: Service) -> None:
+    """Its program may never call connect() a second time; if it does, it hears what the kernel's says."""
+    a_side, b_side = service.sandbox.sides
+
+    def scenario(shim: bool) -> list[Any]:
+        with Calls(service, b_side, shim) as b, Calls(service, a_side, shim) as a:
+            to = [b_side.address, listening(b, b_side)]
+            a.do("new", name="c", blocking=False)
+            seen = [a.call("c", "connect", to), a.do("until", name="c", wanted="POLLOUT")]
+            b.do("accept", name="l", new="s")
+            shown(service, a, "c")
+            seen += [a.call("c", "connect", to), a.call("c", "connect", to)]
+            return [*seen, a.call("c", "send", "x"), b.call("s", "recv", 10)]
+
+    assert scenario(True) == scenario(False)
+
+
+@pytest.mark.parametrize("asked", ["at once", "later"])
+def test_a_reset_of_one_that_was_opened_without_blocking(service: Service, asked: str) -> None:
+    """connect() says it, if that comes first, and does not open another."""
+    a_side, b_side = service.sandbox.sides
+    with Calls(service, b_side, True) as b, Calls(service, a_side, True) as a:
+        to = [b_side.address, listening(b, b_side)]
+        a.do("new", name="c", blocking=False)
+        assert a.call("c", "connect", to) == "EINPROGRESS"
+        b.do("accept", name="l", new="s")
+        shown(service, a, "c")
+        b.do("linger", name="s", seconds=0)
+        b.do("close", name="s")
+        assert a.do("until", name="c", wanted="POLLERR")
+        if asked == "later":
+            until(lambda: ss(a_side) == [], 5)
+        said = a.call("c", "connect", to)
+        assert said == "EISCONN" or (asked, said) == ("at once", "ECONNRESET")  # the internal thread may have been first
+        assert a.call("c", "connect", to) == "EISCONN"
+        assert a.call("c", "send", "x") == ("EPIPE" if said == "ECONNRESET" else "ECONNRESET")
 
 
 def test_short_ones_are_not_shown(service: Service) -> None:

@@ -171,10 +171,13 @@ static int outcome(struct vmh_tcps *s)
 			err = vmh_tcp_error(s->conn);
 		vmh_unlock(&s->io);
 		rc = info.state == CLOSE ? (err ? -err : -ECONNABORTED) : info.state != SYN_SENT;
-		if (rc < 0)
+		if (rc < 0 && s->shown) {
+			vmh_tshow_end(s); /* it was open, and nobody has asked until now */
+		} else if (rc < 0) {
 			undo(s);
-		else if (rc)
+		} else if (rc) {
 			s->opening = VMH_TCPS_OPEN;
+		}
 	}
 	vmh_unlock(&s->obj.lock);
 	return rc;

@@ -79,6 +79,7 @@ void vmh_tshow_end(struct vmh_tcps *s)
 		return;
 	/* not by close(2): a child may have the socket, too */
 	vmh_sys(SYS_connect, s->obj.fd, &none, sizeof(none));
+	s->opening = VMH_TCPS_OPEN; /* it stays in repair mode: connect() can't begin another */
 	note_gone(s->shown_inode);
 	vmh_tshow_home(s);
 	vmh_worker_wake();
@@ -126,7 +127,7 @@ static bool add(struct batch *b, struct vmh_tcps *s)
 	struct vmh_tcp_info info = { 0 };
 	struct stat st;
 
-	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING || s->shown || s->opening ||
+	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING || s->shown ||
 	    s->lived != LIVED || atomic_load(&s->obj.nfds) != 1)
 		return false;
 	vmh_lock(&s->io);
