@@ -145,6 +145,7 @@ class Link:
     master: int = 0
     kind: str = ""
     bond: Bond | None = None
+    lower: int = 0
 
 
 @pytest.mark.parametrize(("link", "interfaces", "address", "reason"), [
@@ -170,24 +171,37 @@ def bond(mode: int, fail_over_mac: int = 0) -> Link:
     return Link("bond0", kind="bond", bond=Bond(mode, fail_over_mac))
 
 
-@pytest.mark.parametrize(("link", "lower", "reason"), [
-    (bond(1), None, Reason.NONE),
-    (bond(1, 1), None, Reason.NONE),
-    (bond(4), None, Reason.NONE),
-    (bond(1, 2), None, Reason.BOND_MODE),
-    *((bond(mode), None, Reason.BOND_MODE) for mode in (0, 2, 3, 5, 6)),
-    (Link("bond0.10", kind="vlan"), bond(1), Reason.NONE),
-    (Link("bond0.10", kind="vlan"), bond(4, 1), Reason.BOND_VLAN),
-    (Link("bond0.10", kind="vlan"), bond(0), Reason.BOND_MODE),
-    (Link("eth0.10", kind="vlan"), Link("eth0"), Reason.NONE),
-    (Link("macvlan0", kind="macvlan"), bond(0), Reason.NONE),
+def attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+VLAN, MACVLAN = Link("bond0.10", kind="vlan"), Link("macvlan0", kind="macvlan")
+
+
+@pytest.mark.parametrize(("layers", "reason"), [
+    ([bond(1)], Reason.NONE),
+    ([bond(1, 1)], Reason.NONE),
+    ([bond(4)], Reason.NONE),
+    ([bond(1, 2)], Reason.BOND_MODE),
+    *(([bond(mode)], Reason.BOND_MODE) for mode in (0, 2, 3, 5, 6)),
+    ([VLAN, bond(1)], Reason.NONE),
+    ([VLAN, bond(4, 1)], Reason.BOND_VLAN),
+    ([VLAN, bond(0)], Reason.BOND_MODE),
+    ([VLAN, Link("eth0")], Reason.NONE),
+    ([VLAN, VLAN, bond(1)], Reason.NONE),
+    ([VLAN, VLAN, bond(1, 1)], Reason.BOND_VLAN),
+    ([VLAN, VLAN, bond(0)], Reason.BOND_MODE),
+    ([MACVLAN, bond(1, 1)], Reason.NONE),  # with an address of its own
+    ([MACVLAN, bond(0)], Reason.BOND_MODE),
+    ([MACVLAN, VLAN, bond(1, 1)], Reason.BOND_VLAN),
+    ([VLAN, MACVLAN, bond(3)], Reason.BOND_MODE),
 ])
-def test_bonds(link: Link, lower: Link | None, reason: Reason) -> None:
-    assert serving(load(), "host", link, True, lower) is reason
+def test_bonds(layers: list[Link], reason: Reason) -> None:
+    assert serving(load(), "host", layers[0], True, layers) is reason
 
 
-def test_a_vlan_is_judged_with_the_device_under_it() -> None:
-    """Recorded links in the mirror that the service has: asking for the lower device asks for no other verdict."""
+def test_an_interface_is_judged_with_the_devices_under_it() -> None:
+    """Recorded links in the mirror that the service has: asking for a lower device asks for no other verdict."""
     async def verdicts() -> list[Reason]:
         def mirror(worker: Any, served: Any, changed: Any) -> NetWatcher:
             return NetWatcher(worker, asyncio.get_running_loop(), served, changed)
@@ -195,21 +209,31 @@ def test_a_vlan_is_judged_with_the_device_under_it() -> None:
         worker: Any = SimpleNamespace(netns=SimpleNamespace(name="host"))
         namespace = Namespace(worker, load, cast(Any, None), mirror, lambda *_: None)
         watcher = cast(NetWatcher, namespace.watcher)
-        mode = Bond(0, 0)
+
+        def link(ifindex: int, kind: str, lower: int = 0, bond: Bond | None = None) -> LinkInfo:
+            return LinkInfo(ifindex, f"if{ifindex}", 1500, bytes(6), True, False, 1, kind=kind, lower=lower, bond=bond)
+
         watcher._raw_links = [
-            LinkInfo(2, "eth0", 1500, bytes(6), True, False, 1), LinkInfo(3, "bond0", 1500, bytes(6), True, False, 1,
-                                                                          kind="bond", bond=mode),
-            LinkInfo(4, "eth0.5", 1500, bytes(6), True, False, 1, kind="vlan", lower=2),
-            LinkInfo(5, "bond0.5", 1500, bytes(6), True, False, 1, kind="vlan", lower=3),
-            LinkInfo(6, "far.5", 1500, bytes(6), True, False, 1, kind="vlan", lower=99)]  # of another namespace
+            link(2, ""), link(3, "bond", bond=Bond(0, 0)), link(4, "vlan", 2), link(5, "vlan", 3),
+            link(6, "vlan", 99),  # just gone
+            link(7, "bond", bond=Bond(1, 1)), link(8, "vlan", 7), link(9, "vlan", 8), link(10, "macvlan", 3),
+            link(11, "macvlan", 9), link(12, "veth", 3),  # a peer is not what it is made on
+            link(13, "vlan", 14), link(14, "vlan", 13)]   # half read
         return [Reason(link.reason) for link in watcher.links()]
 
     without = Reason.NOT_OFFLOADABLE_ADDR  # nobody has an address here
-    assert asyncio.run(verdicts()) == [without, Reason.BOND_MODE, without, Reason.BOND_MODE, without]
+    assert asyncio.run(verdicts()) == [
+        without, Reason.BOND_MODE, without, Reason.BOND_MODE, without, without, Reason.BOND_VLAN, Reason.BOND_VLAN,
+        Reason.BOND_MODE, Reason.BOND_VLAN, without, without, without]
 
 
-def attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+@pytest.mark.parametrize(("foreign", "lower"), [(b"", 5), (attribute(37, b"\0\0\0\0"), 0)])
+def test_a_lower_device_of_another_namespace_is_none_of_this_one(foreign: bytes, lower: int) -> None:
+    """IFLA_LINK_NETNSID: a macvlan in a container; the number may be that of another device there."""
+    body = struct.pack("=BxHiII", 0, 1, 7, 0x11043, 0) + attribute(3, b"eth0\0") + attribute(5, b"\5\0\0\0") + foreign
+    message = ifinfmsg(struct.pack("=IHHII", 16 + len(body), 16, 0, 1, 0) + body)
+    message.decode()
+    assert link_info(message).lower == lower
 
 
 @pytest.mark.parametrize(("data", "expected"), [

@@ -42,7 +42,7 @@ class LinkInfo:
     arphrd: int             # ARPHRD_* of linux/if_arp.h; 1 is Ethernet
     kind: str = ""          # "veth", "bond", ...; "" for hardware
     master: int = 0         # ifindex of the bond, bridge or VRF it is part of
-    lower: int = 0          # ifindex of the device under it (VLAN) or its peer (veth)
+    lower: int = 0          # ifindex of the device under it (VLAN) or its peer (veth); 0: none in this namespace
     reason: int = 0
     bond: Bond | None = None  # of a bond
 

@@ -237,7 +237,8 @@ def link_info(message: Any) -> LinkInfo:
         arphrd=message["ifi_type"],
         kind=kind,
         master=message.get_attr("IFLA_MASTER") or 0,
-        lower=message.get_attr("IFLA_LINK") or 0,
+        # of a device in another namespace the number means nothing here
+        lower=0 if message.get_attr("IFLA_LINK_NETNSID") is not None else message.get_attr("IFLA_LINK") or 0,
         bond=Bond.of(data) if data is not None else None,
     )
 

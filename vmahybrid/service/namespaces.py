@@ -15,6 +15,7 @@ from typing import Protocol
 
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused, VmahybridError
+from vmahybrid.net.bond import stack
 from vmahybrid.net.netns import Netns, NetnsWorker
 from vmahybrid.service.backend import Backend
 from vmahybrid.service.ports import LinkLike, Port, serving
@@ -36,10 +37,6 @@ class LinkRow(LinkLike, Protocol):
     def mtu(self) -> int: ...
     @property
     def mac(self) -> bytes: ...
-    @property
-    def lower(self) -> int:
-        """ifindex of the device under it, or 0."""
-        ...
 
 
 class AddressRow(Protocol):
@@ -98,8 +95,8 @@ class Namespace:
         return [row.address for row in self.watcher.addresses(ifindex)]
 
     def _serving(self, link: LinkRow) -> Reason:
-        lower = self.watcher.device(link.lower) if link.kind == "vlan" and link.lower else None
-        return serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)), lower)
+        return serving(self._config(), self.name, link, bool(self.addresses(link.ifindex)),
+                       stack(link, self.watcher.device))
 
     def served(self, link: LinkRow) -> Reason:
         """The policy, then what was found out when the interface was asked for."""

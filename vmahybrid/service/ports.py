@@ -10,7 +10,7 @@ from typing import Protocol
 from vmahybrid.config.interface_glob import InterfaceGlob
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
-from vmahybrid.net.bond import Bond
+from vmahybrid.net.bond import Layer, refusal
 from vmahybrid.service.backend import PortHandle
 from vmahybrid.service.ladder import Ladder
 from vmahybrid.steering.keys import PortId
@@ -21,7 +21,7 @@ ARPHRD_ETHER = 1
 OWN_VETHS = ("vmhr", "vmhf")  # how the names of our ring veths and far ends begin
 
 
-class LinkLike(Protocol):
+class LinkLike(Layer, Protocol):
     """What the policy looks at of an interface."""
 
     @property
@@ -40,12 +40,6 @@ class LinkLike(Protocol):
     def master(self) -> int:
         """ifindex of the bridge, bond, team or VRF it is part of, or 0."""
         ...
-    @property
-    def kind(self) -> str:
-        """IFLA_INFO_KIND, "" of hardware."""
-        ...
-    @property
-    def bond(self) -> Bond | None: ...
 
 
 def named(config: ServiceConfig, netns: str, link: LinkLike) -> bool:
@@ -58,11 +52,11 @@ def named(config: ServiceConfig, netns: str, link: LinkLike) -> bool:
 
 
 def serving(
-    config: ServiceConfig, netns: str, link: LinkLike, has_address: bool, lower: LinkLike | None = None
+    config: ServiceConfig, netns: str, link: LinkLike, has_address: bool, layers: Sequence[Layer] = ()
 ) -> Reason:
     """NONE if rings may be asked for on this interface of the namespace called ``netns``, else why not.
 
-    ``lower`` is the device under it, of a VLAN.
+    ``layers``: it and what it is made on (vmahybrid.net.bond.stack).
     """
     if link.loopback:
         return Reason.LOOPBACK
@@ -77,9 +71,7 @@ def serving(
         return Reason.BACKEND_CONFIG
     if not link.up:
         return Reason.IF_DOWN
-    bonded = link.bond.refusal if link.bond else Reason.NONE
-    if link.kind == "vlan" and lower and lower.bond:
-        bonded = lower.bond.vlan_refusal
+    bonded = refusal(layers or (link,))
     if bonded is not Reason.NONE:
         return bonded
     if not globs and not has_address:
