@@ -62,6 +62,21 @@ def recvmmsg(sock: socket.socket, count: int, size: int, flags: int = 0) -> int:
                                                                  for one in iov]), count, flags, None))
 
 
+BAD = ctypes.c_void_p(8)
+
+
+def refused(name: str, sock: socket.socket, *arguments: object) -> bool:
+    """Does libc's call of that name fail?"""
+    ctypes.set_errno(0)
+    return getattr(libc, name)(sock.fileno(), *arguments) == -1 and ctypes.get_errno() != 0
+
+
+def vector(count: int = 1, size: int = 1) -> object:
+    """So many buffers, for readv and writev."""
+    room = ctypes.create_string_buffer(size)
+    return (ctypes.c_size_t * (2 * count))(*[ctypes.addressof(room), size] * count)
+
+
 def told(code: str, names: dict[str, object]) -> object:
     tree = ast.parse(code)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None

@@ -27,6 +27,25 @@ Values = dict[str, int]
 OPTIONS = {"SO_RCVBUFFORCE": 33}  # not in the socket module
 
 
+# calls that fail whatever the socket is like, for refused() of counted_program.py; whether one sends
+REFUSED = {
+    "recvmsg": ("'recvmsg', {0}, None, 0", False),
+    "sendmsg": ("'sendmsg', {0}, None, 0", True),
+    "recvmmsg": ("'recvmmsg', {0}, None, 2, 0, None", False),
+    "recvmmsg until": ("'recvmmsg', {0}, ctypes.byref(Message()), 1, 0, BAD", False),
+    "sendmmsg": ("'sendmmsg', {0}, None, 2, 0", True),
+    "readv": ("'readv', {0}, BAD, 1", False),
+    "writev": ("'writev', {0}, BAD, 1", True),
+    "writev of many": ("'writev', {0}, vector(2000), 2000", True),
+    "readv of many": ("'readv', {0}, vector(2000), 2000", False),
+    "readv of -1": ("'readv', {0}, vector(), -1", False),
+    "preadv2": ("'preadv2', {0}, BAD, 1, ctypes.c_long(-1), 0", False),
+    "send": ("'send', {0}, BAD, 9, 0x4000", True),
+    "write": ("'write', {0}, BAD, 9", True),
+    "write of -1": ("'write', {0}, bytes(1), ctypes.c_ssize_t(-1)", True),
+}
+
+
 class Program:
     """counted_program.py on side b under the shim, with VMA_* variables."""
 

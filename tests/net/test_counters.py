@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.counter_lab import Peer, Program, Values, changes
+from net.counter_lab import REFUSED, Peer, Program, Values, changes
 from net.service_lab import until, xdp_only
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -185,6 +185,47 @@ def test_receiving_that_fails_beside_a_ring(lab: Lab) -> None:
 def test_receiving_that_fails_by_the_kernel(home: Lab) -> None:
     home.peer.send((home.program.address, home.do("s.getsockname()[1]")), 1, SIZE)
     assert home.counted(lambda: home.do("libc.recv(s.fileno(), None, 10, 0)")) == {"rx_os_errors": 1}
+
+
+OF_UDP = {
+    "sendto": ("'sendto', {0}, b'x', 1, 0, BAD, 16", True),
+    "sendto, short": ("'sendto', {0}, b'x', 1, 0, bytes([2, 0]), 2", True),
+    "recvmmsg in the past": ("'recvmmsg', {0}, ctypes.byref(Message()), 1, 0, (ctypes.c_long * 2)(-1, 0)", False),
+}
+
+
+@pytest.mark.parametrize("call", {**REFUSED, **OF_UDP})
+def test_refused_calls(lab: Lab, call: str) -> None:
+    """The kernel refuses them at the sight of their arguments; the socket stays on its ring."""
+    lab.ring()
+    lab.do(f"s.connect({lab.peer.udp().getsockname()!r})\ns.send(b'x')")
+    until(lambda: lab.do("s.send(b'x')") and lab.program.socket()["tx_offloaded"], 5)
+    code, sends = {**REFUSED, **OF_UDP}[call]
+    found = lab.counted(lambda: lab.do(f"assert all(refused({code.format('s')}) for _ in range({N}))"))
+    ours = call == "recvmmsg in the past"
+    assert found == {"tx_os_errors" if sends else "rx_errors" if ours else "rx_os_errors": N}
+    assert lab.program.socket()["rx_offloaded"]
+    lab.do("s.close()")
+
+
+def test_shut_for_reading(lab: Lab) -> None:
+    """Zero bytes are its end then, and no datagram."""
+    lab.ring()
+    lab.do(f"s.connect({lab.peer.udp().getsockname()!r})\ns.shutdown(socket.SHUT_RD)")
+    assert lab.counted(lambda: lab.do(f"assert [s.recv(10) for _ in range({N})] == [b''] * {N}")) == {}
+
+
+def test_shut_for_reading_by_the_kernel(home: Lab) -> None:
+    home.do(f"s.connect({home.peer.udp().getsockname()!r})\ns.shutdown(socket.SHUT_RD)")
+    assert home.counted(lambda: home.do(f"assert [s.recv(10) for _ in range({N})] == [b''] * {N}")) == {}
+
+
+def test_empty_datagrams(lab: Lab, home: Lab) -> None:
+    lab.do("near = udp('127.0.0.1')\nfar = udp('127.0.0.1')")
+    assert lab.counted(lambda: lab.do(
+        f"for _ in range({N}): near.sendto(b'', far.getsockname()) or far.recv(10)"), "far") == {"rx_os_packets": N}
+    home.peer.send((home.program.address, home.do("s.getsockname()[1]")), N, 0)
+    assert home.counted(lambda: home.do(f"for _ in range({N}): s.recv(10)")) == {"rx_os_packets": N}
 
 
 def test_no_room(lab: Lab) -> None:

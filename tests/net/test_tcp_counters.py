@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from net.counter_lab import Program, Values, changes
+from net.counter_lab import REFUSED, Program, Values, changes
 from net.service_lab import until
 from net.test_counters import DEFINE_OUT, SENDS
 from net.test_tcp_shim import introduce, without_offloads
@@ -252,6 +252,69 @@ def test_errors(ring: Lab, kernel: Lab) -> None:
         assert lab.counted(lambda: lab.do("fails(c.recv, 10)")).items() >= {f"rx_{os}errors": 1}.items()  # noqa: B023
         found = lab.counted(lambda: lab.do(f"[fails(c.send, b'x', socket.MSG_NOSIGNAL) for _ in range({N})]"))  # noqa: B023
         assert found == {f"tx_{os}errors": N}
+
+
+OF_TCP = {
+    "recv": ("'recv', {0}, BAD, 9, 0", False),
+    "read of -1": ("'read', {0}, bytes(1), ctypes.c_ssize_t(-1)", False),
+    "sendto": ("'sendto', {0}, b'x', 1, 0, BAD, 16", True),
+    "sendto, long": ("'sendto', {0}, b'x', 1, 0, bytes(200), 200", True),
+    "sendmsg of many": ("'sendmsg', {0}, ctypes.byref(Message(iov=8, iovlen=2000)), 0", True),
+    "sendmsg of nowhere": ("'sendmsg', {0}, ctypes.byref(Message(iov=8, iovlen=1)), 0", True),
+    "writev of -1": ("'writev', {0}, (ctypes.c_size_t * 2)(4096, 1 << 63), 1", True),
+}
+
+
+@pytest.mark.parametrize("call", {**REFUSED, **OF_TCP})
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_refused_calls(request: pytest.FixtureRequest, where: str, call: str) -> None:
+    """Nothing moves, and the connection stays where it is."""
+    lab: Lab = request.getfixturevalue(where)
+    code, sends = {**REFUSED, **OF_TCP}[call]
+    lab.queued(peer := lab.connect(), SIZE)
+    found = lab.counted(lambda: lab.do(f"assert all(refused({code.format('c')}) for _ in range({N}))"))
+    found.pop("rx_poll_hit", 0)
+    assert found == {f"{'tx' if sends else 'rx'}_{'' if lab.on_ring else 'os_'}errors": N}
+    assert bool(lab.shown()["rx_offloaded"]) is lab.on_ring
+    assert lab.do("len(c.recv(1000))") == SIZE
+    lab.do("c.send(b'x')")
+    assert peer.recv(10) == b"x"
+
+
+def test_the_address_is_met_last(ring: Lab, kernel: Lab) -> None:
+    """recvfrom(2): the bytes are gone by then."""
+    for lab, error in ((ring, "rx_errors"), (kernel, "rx_os_errors")):
+        lab.queued(lab.connect(), SIZE)
+        act = f"assert all(refused('recvfrom', c, bytes(1), 1, 0, bytes(16), BAD) for _ in range({N}))"
+        assert lab.counted(lambda: lab.do(act))[error] == N  # noqa: B023  called at once
+        assert lab.do("len(c.recv(1000))") == SIZE - N
+
+
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_refused_by_the_connection_first(request: pytest.FixtureRequest, where: str) -> None:
+    """As in Linux: nothing there, and nothing may be sent, come before a bad address."""
+    lab: Lab = request.getfixturevalue(where)
+    peer, os = lab.connect(), "" if where == "ring" else "os_"
+    told = "[libc.{}(c.fileno(), BAD, 9, 0x4040), ctypes.get_errno()]"
+    found = lab.counted(lambda: lab.do(f"assert {told.format('recv')} == [-1, 11], ctypes.get_errno()"))
+    assert found.pop("rx_poll_miss", 1) == 1
+    assert found == {f"rx_{os}eagain": 1}
+    peer.close()
+    until(lambda: lab.do("select.select([c], [], [], 0)[0] != []"))
+    assert lab.do(f"{told.format('recv')}[0]") == 0
+    lab.do("c.shutdown(socket.SHUT_WR)")
+    now = "" if lab.shown()["rx_offloaded"] else "os_"
+    found = lab.counted(lambda: lab.do(f"assert {told.format('send')} == [-1, 32], ctypes.get_errno()"))
+    assert found == {f"tx_{now}errors": 1}
+
+
+@pytest.mark.parametrize("where", ["ring", "kernel"])
+def test_the_end_is_nothing(request: pytest.FixtureRequest, where: str) -> None:
+    """Neither a packet nor, unlike with libvma, an error: docs/vma_stats.md."""
+    lab: Lab = request.getfixturevalue(where)
+    lab.connect().close()
+    until(lambda: lab.do("select.select([c], [], [], 0)[0] != []"))
+    assert lab.counted(lambda: lab.do(f"assert [c.recv(10) for _ in range({N})] == [b''] * {N}")) == {}
 
 
 def test_queues(ring: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

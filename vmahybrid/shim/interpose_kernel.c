@@ -89,7 +89,7 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, splice,
 			sock_put(s); \
 		if (vmh_unlikely(s) && at == -1 && !flags) \
 			return plain(fd, iov, n); \
-		if ((vmh_likely(!s) || at == -1) && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
+		if ((vmh_likely(!s) || at == -1) && !vmh_bad_ptr(iov) && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
 			return -1; \
 		ssize_t r = real(fd, iov, n, at, flags); \
 		vmh_kernel_called(fd, 0, send, r); \

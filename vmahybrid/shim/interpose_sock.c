@@ -53,8 +53,6 @@ static ssize_t tcp_vector(struct vmh_tcps *t, int fd, const struct iovec *iov, i
 
 	size_t len = 0;
 
-	if (n < 0 || n > 1024)
-		return -EINVAL;
 	for (int i = 0; i < n; i++)
 		len |= iov[i].iov_len;
 	if (!len)
@@ -82,12 +80,12 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
 	bool alone = vmh_rx_alone(st);
 
-	if (vmh_likely(r >= 0)) {
+	if (vmh_likely(r > 0) || (!r && !vmh_sock_at_end(s))) {
 		if (vmh_unlikely(flags & (MSG_PEEK | MSG_ERRQUEUE)))
 			return r;
 		VMH_COUNT_BY(alone, st->rx_os_packets, 1);
 		VMH_COUNT_BY(alone, st->rx_os_bytes, (uint64_t)r);
-	} else {
+	} else if (r) {
 		VMH_COUNT_BY(alone, *(errno == EAGAIN ? &st->rx_os_eagain : &st->rx_os_errors), 1);
 	}
 	return r;
@@ -114,6 +112,15 @@ void vmh_kernel_called_many(int fd, int flags, bool send, const struct mmsghdr *
 		vmh_kernel_called(fd, flags, send, r);
 	for (int i = 0; i < r; i++)
 		vmh_kernel_called(fd, flags, send, v[i].msg_len);
+}
+
+/* A call that the kernel refuses at the sight of its arguments: it fails, nothing moves, and the socket stays where it
+ * is. r as libc has it. */
+VMH_COLD static ssize_t refused(int fd, int flags, bool send, ssize_t r)
+{
+	if (r < 0)
+		vmh_kernel_called(fd, flags, send, r);
+	return r;
 }
 
 #define PLAIN_TCP(flags, send, call) \
@@ -410,9 +417,9 @@ static ssize_t tcp_from(struct vmh_tcps *t, int fd, void *buf, size_t len, int f
 	if (r < 0)
 		return r;
 	if (vmh_bad_ptr(fromlen)) /* met last, when the bytes are gone */
-		return -EFAULT;
+		return vmh_tcps_failed(t, false, -EFAULT);
 	if ((int)*fromlen < 0)
-		return -EINVAL;
+		return vmh_tcps_failed(t, false, -EINVAL);
 	*fromlen = 0; /* as the kernel: a stream names nobody */
 	return r;
 }
@@ -441,8 +448,9 @@ VMH_TRACED_DATA(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m,
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s) {
-		if (!vmh_bad_ptr(m))
-			TCP(vmh_tcps_recv(t, fd, m, flags));
+		if (vmh_bad_ptr(m))
+			return refused(fd, flags, false, vmh_real()->recvmsg(fd, m, flags));
+		TCP(vmh_tcps_recv(t, fd, m, flags));
 		return vmh_real()->recvmsg(fd, m, flags);
 	}
 	pthread_testcancel();
@@ -453,10 +461,11 @@ VMH_TRACED_DATA(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m,
 VMH_TRACED_DATA(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned int n, int flags, struct timespec *timeout),
 		(fd, v, n, flags, timeout))
 {
-	SOCK_HELD s = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)) ? sock_get(fd) : NULL;
+	bool sound = n && !vmh_bad_ptr(v) && !(timeout && vmh_bad_ptr(timeout)); /* else nothing moves */
+	SOCK_HELD s = sound ? sock_get(fd) : NULL;
 
 	if (!s) {
-		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
+		if (sound && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 			return -1;
 		int r = vmh_real()->recvmmsg(fd, v, n, flags, timeout);
 
@@ -474,7 +483,7 @@ VMH_TRACED_DATA(ssize_t, read, (int fd, void *buf, size_t len), (fd, buf, len))
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
-		TCP((ssize_t)len > 0 ? tcp_buffer(t, fd, buf, len, 0, false) : len ? -EFAULT : 0);
+		TCP((ssize_t)len > 0 ? tcp_buffer(t, fd, buf, len, 0, false) : len ? vmh_tcps_failed(t, false, -EFAULT) : 0);
 		return vmh_real()->read(fd, buf, len);
 	}
 	pthread_testcancel();
@@ -491,8 +500,9 @@ VMH_TRACED_DATA(ssize_t, readv, (int fd, const struct iovec *iov, int n), (fd, i
 	size_t len = 0;
 
 	if (!s) {
-		if (!vmh_bad_ptr(iov))
-			TCP(tcp_vector(t, fd, iov, n, false));
+		if (vmh_unlikely(n <= 0 || n > 1024 || vmh_bad_ptr(iov)))
+			return refused(fd, 0, false, vmh_real()->readv(fd, iov, n));
+		TCP(tcp_vector(t, fd, iov, n, false));
 		return vmh_real()->readv(fd, iov, n);
 	}
 	for (int i = 0; i < n; i++)
@@ -518,7 +528,7 @@ static ssize_t do_send(struct vmh_sock *s, int fd, const void *buf, size_t len, 
 	/* sendmsg(2) takes some of these lengths of an address, and has another error for a negative one of data */
 	if (vmh_unlikely((ssize_t)len < 0 ||
 			 (to && (tolen < sizeof(struct sockaddr_in) || tolen > sizeof(struct sockaddr_storage)))))
-		return vmh_sys(SYS_sendto, fd, buf, len, flags, to, tolen);
+		return vmh_sock_send_refused(s, vmh_sys(SYS_sendto, fd, buf, len, flags, to, tolen));
 	return vmh_sock_sendmsg(s, fd, &m, flags, false);
 }
 
@@ -544,9 +554,9 @@ static ssize_t tcp_to(struct vmh_tcps *t, int fd, const void *buf, size_t len, i
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_name = (void *)to, .msg_namelen = tolen };
 
 	if (to && tolen > sizeof(struct sockaddr_storage))
-		return -EINVAL;
+		return vmh_tcps_failed(t, true, -EINVAL);
 	if (to && tolen && vmh_bad_ptr(to))
-		return -EFAULT;
+		return vmh_tcps_failed(t, true, -EFAULT);
 	return to && flags & MSG_FASTOPEN ? vmh_tcps_send(t, fd, &m, flags)
 					  : tcp_buffer(t, fd, (void *)buf, len, flags, true);
 }
@@ -593,10 +603,11 @@ VMH_TRACED_DATA(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (
 	SOCK_HELD s = !vmh_bad_ptr(m) ? sock_get(fd) : NULL;
 
 	if (!s) {
-		if (!vmh_bad_ptr(m) && vmh_unlikely(!vmh_bad_ptr(m->msg_control) && m->msg_controllen >= CMSG_LEN(sizeof(int))))
+		if (vmh_bad_ptr(m))
+			return refused(fd, flags, true, vmh_real()->sendmsg(fd, m, flags));
+		if (vmh_unlikely(!vmh_bad_ptr(m->msg_control) && m->msg_controllen >= CMSG_LEN(sizeof(int))))
 			fds_leave(m);
-		if (!vmh_bad_ptr(m))
-			TCP(vmh_tcps_send(t, fd, m, flags));
+		TCP(vmh_tcps_send(t, fd, m, flags));
 		return vmh_real()->sendmsg(fd, m, flags);
 	}
 	pthread_testcancel();
@@ -606,16 +617,17 @@ VMH_TRACED_DATA(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (
 
 VMH_TRACED_DATA(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned int n, int flags), (fd, v, n, flags))
 {
-	SOCK_HELD s = n && !vmh_bad_ptr(v) ? sock_get(fd) : NULL;
+	bool sound = n && !vmh_bad_ptr(v); /* else nothing moves */
+	SOCK_HELD s = sound ? sock_get(fd) : NULL;
 	ssize_t r = 0;
 	unsigned done = 0;
 
 	if (!s) {
-		for (unsigned i = 0; !vmh_bad_ptr(v) && i < n && i < 1024; i++)
+		for (unsigned i = 0; sound && i < n && i < 1024; i++)
 			if (vmh_unlikely(!vmh_bad_ptr(v[i].msg_hdr.msg_control) &&
 					 v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
 				fds_leave(&v[i].msg_hdr);
-		if (vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
+		if (sound && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
 			return -1;
 		r = vmh_real()->sendmmsg(fd, v, n, flags);
 		vmh_kernel_called_many(fd, flags, true, v, (int)r);
@@ -643,7 +655,7 @@ VMH_TRACED_DATA(ssize_t, write, (int fd, const void *buf, size_t len), (fd, buf,
 	SOCK_HELD s = sock_get(fd);
 
 	if (vmh_likely(!s)) {
-		TCP((ssize_t)len < 0 ? -EFAULT : tcp_buffer(t, fd, (void *)buf, len, 0, true));
+		TCP((ssize_t)len < 0 ? vmh_tcps_failed(t, true, -EFAULT) : tcp_buffer(t, fd, (void *)buf, len, 0, true));
 		return vmh_real()->write(fd, buf, len);
 	}
 	pthread_testcancel();
@@ -658,8 +670,9 @@ VMH_TRACED_DATA(ssize_t, writev, (int fd, const struct iovec *iov, int n), (fd, 
 	struct msghdr m = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n };
 
 	if (!s) {
-		if (!vmh_bad_ptr(iov))
-			TCP(tcp_vector(t, fd, iov, n, true));
+		if (vmh_unlikely(n <= 0 || n > 1024 || vmh_bad_ptr(iov)))
+			return refused(fd, 0, true, vmh_real()->writev(fd, iov, n));
+		TCP(tcp_vector(t, fd, iov, n, true));
 		return vmh_real()->writev(fd, iov, n);
 	}
 	size_t len = 0;

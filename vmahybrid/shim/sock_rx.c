@@ -33,7 +33,7 @@ VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 {
 	bool alone = vmh_rx_alone(s->stats);
 
-	if (r == -EAGAIN && has_some)
+	if (r <= 0 && (r ? r == -EAGAIN && has_some : vmh_sock_at_end(s)))
 		return;
 	if (r >= 0 && (flags & NOT_TAKEN))
 		return;
@@ -639,7 +639,7 @@ int vmh_sock_recvmmsg(struct vmh_sock *s, int fd, struct mmsghdr *v, unsigned n,
 
 	if (timeout) {
 		if (timeout->tv_sec < 0 || (unsigned long)timeout->tv_nsec >= 1000000000ul)
-			return -EINVAL;
+			return (int)vmh_sock_recv_failed(s, -EINVAL);
 		deadline = vmh_now_ns() + (uint64_t)timeout->tv_sec * 1000000000u + (uint64_t)timeout->tv_nsec;
 	}
 	if (n > 1024)

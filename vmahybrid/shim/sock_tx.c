@@ -44,6 +44,13 @@ VMH_COLD static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghd
 	return r;
 }
 
+ssize_t vmh_sock_send_refused(struct vmh_sock *s, ssize_t r)
+{
+	if (r < 0)
+		VMH_COUNT_BY(vmh_tx_alone(s->stats), s->stats->tx_os_errors, 1);
+	return r;
+}
+
 static bool is_multicast(in_addr_t a)
 {
 	return IN_MULTICAST(ntohl(a));
@@ -354,7 +361,7 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 			int refused = s->home ? 0 : vmh_exception(fd, VMH_R_UNKNOWN_CALL);
 
 			if (refused)
-				return refused;
+				return vmh_sock_send_refused(s, refused);
 			vmh_sock_home(s, VMH_R_UNKNOWN_CALL, MSG_MORE);
 		}
 		return by_kernel(s, fd, m, flags, s->home ? s->home : VMH_R_SEND_FLAGS);

@@ -57,13 +57,13 @@ static ssize_t counted_call(struct vmh_tcps *s, int fd, struct msghdr *m, int fl
 	return kernel_call(fd, m, flags, send);
 }
 
-/* Of one call: what it moved, or how it failed. A look (MSG_PEEK) moves nothing. */
+/* Of one call: what it moved, or how it failed. A look (MSG_PEEK) moves nothing, nor does the end of the stream. */
 static void account(struct vmh_tcps *s, ssize_t r, int flags, bool send, bool kernel)
 {
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
 	bool alone = send ? vmh_tx_alone(st) : vmh_rx_alone(st);
 
-	if (r >= 0) {
+	if (vmh_likely(r > 0)) {
 		if (vmh_unlikely(flags & MSG_PEEK))
 			return;
 		if (kernel) {
@@ -73,6 +73,8 @@ static void account(struct vmh_tcps *s, ssize_t r, int flags, bool send, bool ke
 			VMH_COUNT_BY(alone, *(send ? &st->tx_packets : &st->rx_packets), 1);
 			VMH_COUNT_BY(alone, *(send ? &st->tx_bytes : &st->rx_bytes), (uint64_t)r);
 		}
+	} else if (!r) {
+		return;
 	} else if (r == -EAGAIN) {
 		VMH_COUNT_BY(alone, *(kernel ? send ? &st->tx_os_eagain : &st->rx_os_eagain
 					     : send ? &st->tx_eagain : &st->rx_eagain), 1);
@@ -102,8 +104,14 @@ void vmh_tcps_kernel_called(int fd, int flags, bool send, ssize_t r)
 {
 	TCPS_HELD s = vmh_tcps_get(fd);
 
-	if (s)
-		account(s, r < 0 ? -errno : r, flags, send, true);
+	if (s) /* one that fails may have left it on its ring */
+		account(s, r < 0 ? -errno : r, flags, send, r >= 0 || vmh_tcps_state(s) != VMH_TCPS_RING);
+}
+
+ssize_t vmh_tcps_failed(struct vmh_tcps *s, bool send, ssize_t err)
+{
+	account(s, err, 0, send, vmh_tcps_state(s) != VMH_TCPS_RING);
+	return err;
 }
 
 static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
@@ -414,7 +422,7 @@ static unsigned kernels(const struct msghdr *m, int flags, bool send)
 	return 0;
 }
 
-/* One that fails, in the kernel's way. */
+/* One that fails, or one buffer that is too long for us. */
 static bool is_wrong(const struct msghdr *m)
 {
 	if (m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
@@ -441,6 +449,52 @@ static ssize_t give_to_kernel(struct vmh_tcps *s, unsigned why)
 	case VMH_TCPS_STRANDED: return -EAGAIN;
 	}
 	return 0;
+}
+
+static bool begins_nowhere(const struct msghdr *m)
+{
+	for (size_t i = 0; i < m->msg_iovlen; i++)
+		if (m->msg_iov[i].iov_len)
+			return vmh_bad_ptr(m->msg_iov[i].iov_base);
+	return false;
+}
+
+/* Of a call that begins nowhere: EFAULT, unless the connection has something else to say first. Nothing moves. */
+static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool send)
+{
+	char byte;
+	struct iovec one = { &byte, 1 };
+	struct rest t = { &one, !send, 0, !send };
+	ssize_t r;
+
+	if (m->msg_name != &vmh_tcps_buffer && length_of(m) == SIZE_MAX)
+		return -EINVAL;
+	r = by_stack(s, &t, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
+	return r > 0 || (send && !r) ? -EFAULT : r;
+}
+
+/* A call that the stack can't do as it is (why), or that is wrong: one that fails leaves the connection where it is. GO_ON:
+ * it is home, or somewhere else now. */
+VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send, unsigned why)
+{
+	ssize_t r;
+
+	if (m->msg_iovlen > 1024) {
+		r = -EMSGSIZE;
+	} else if (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)) {
+		r = -EFAULT;
+	} else if (!why && begins_nowhere(m)) {
+		r = fault(s, m, flags, send);
+	} else {
+		r = give_to_kernel(s, why);
+		if (!r)
+			return GO_ON;
+		if (r == VMH_TCPS_KERNELS)
+			r = kernel_call(fd, m, flags, send);
+	}
+	if (r != GO_ON)
+		account(s, r, flags, send, vmh_tcps_state(s) != VMH_TCPS_RING);
+	return r;
 }
 
 /* The rest of a call whose connection went home in between. */
@@ -494,15 +548,15 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		}
 		why = kernels(m, flags, send);
 		if (vmh_unlikely(why || is_wrong(m))) {
-			r = give_to_kernel(s, why);
-			if (r)
-				return r == VMH_TCPS_KERNELS ? kernel_call(fd, m, flags, send) : r;
+			r = unfit(s, fd, m, flags, send, why);
+			if (r != GO_ON)
+				return r;
 			continue;
 		}
 		if (!t.iov)
 			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m) };
 		if (vmh_unlikely(t.left == SIZE_MAX))
-			return -EINVAL;
+			return vmh_tcps_failed(s, send, -EINVAL);
 		r = by_stack(s, &t, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);

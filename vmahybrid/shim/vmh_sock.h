@@ -161,6 +161,11 @@ static inline bool vmh_sock_ready(const struct vmh_sock *s)
 {
 	return atomic_load_explicit(&s->rxq_len, memory_order_acquire) != 0;
 }
+/* Reading is shut down: zero bytes are its end, and an empty datagram only by a rare chance. */
+static inline bool vmh_sock_at_end(const struct vmh_sock *s)
+{
+	return atomic_load_explicit(&s->rd_shut, memory_order_relaxed);
+}
 /* May packets arrive on a ring for this socket (so: spin and sleep on rings)? */
 static inline bool vmh_sock_on_ring(const struct vmh_sock *s)
 {
@@ -244,6 +249,7 @@ void vmh_sock_shutdown(struct vmh_sock *s, int how);
 struct vmh_buf *vmh_sock_pop(struct vmh_sock *s);     /* the oldest queued datagram, the caller's; NULL */
 void vmh_sock_unpop(struct vmh_sock *s, struct vmh_buf *b);
 int vmh_sock_fionread(struct vmh_sock *s, int fd, int *value);
+VMH_COLD ssize_t vmh_sock_send_refused(struct vmh_sock *s, ssize_t r); /* by the kernel: counts; r */
 VMH_HOT ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, bool more);
 void vmh_sock_tx_flush(struct vmh_sock *s);           /* kick what `more` left behind */
 void vmh_sock_dummy_send(struct vmh_sock *s, int fd); /* warms the path of a connected socket's sends */

@@ -447,6 +447,7 @@ void vmh_tcps_plain_done(int fd, int flags, bool send, ssize_t r); /* as libc ha
 /* tcps_io.c: bytes, or -errno */
 extern char vmh_tcps_buffer; /* as msg_name: one buffer and nothing else, of send() or recv() */
 ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags);
+VMH_COLD ssize_t vmh_tcps_failed(struct vmh_tcps *s, bool send, ssize_t err); /* a call of whoever serves it: counts; err */
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags);
 int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value);
 
