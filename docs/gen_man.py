@@ -78,7 +78,8 @@ def library(catalogue: Catalogue) -> list[str]:
         "has no ring stays on the kernel, with a reason that `vmahybrid explain` shows. Without a service the program "
         "runs as without the library. It is set up at the program's first socket. Values are taken in this order, "
         "later ones win: default, profile (`VMA_SPEC`), policy file, environment; `vmahybrid config show` says which "
-        "won. A value that can't be used is warned about by name and replaced; it never ends the program."))
+        "won. A value that can't be used is warned about by name and replaced, or, in a file, left out; it never ends "
+        "the program."))
     lines += paragraph("A number is a decimal number; a switch is 0 or 1, or true, yes, on, false, no, off. The first "
                        "%d in names of files and directories and in the application id becomes the process id.")
     lines += [".SH PROFILES", *profiles(catalogue)]
@@ -152,7 +153,9 @@ def files() -> list[str]:
         "VALUE; # begins a comment at the start of a line or behind a blank; a value that has one, or is empty, stands "
         "in double quotes. What follows `[program GLOB]` is for programs of that name only; it belongs into the "
         "policy. `VMA_SPEC = NAME` in a profile starts from a built-in one. A line that is wrong is warned about and "
-        "left out.")]
+        "left out: what earlier lines and the profile say stays. A number out of range is no such line where "
+        "libvmahybrid(7) says `else the nearest limit`: that limit is taken, and warned about. A `VMA_SPEC` that names "
+        "no profile stands for none.")]
     lines += example(PARAMETER_FILE)
     lines += [".SH RULES OF A PROGRAM: /etc/libvma.conf", roff(
         "Which sockets and destinations stay on the kernel (`VMA_CONFIG_FILE`). A file with an error changes nothing. "
