@@ -345,6 +345,17 @@ def test_a_wrong_line_of_a_file_is_left_out(driver: Path, tmp_path: Path, line: 
             assert not [text for text in says if "was set to" in text]
 
 
+@pytest.mark.parametrize("text", [
+    "VMA_RX_POLL = 5\rVMA_RX_POLL = 6\n", "VMA_RX_POLL = 5\r\n", "\vVMA_RX_POLL = 5\n", "VMA_RX_POLL\v= 5\f\n",
+    "VMA_APPLICATION_ID = a\N{NO-BREAK SPACE}#b\n", "VMA_APPLICATION_ID = a\v#b\n", "VMA_APPLICATION_ID = a\" #b\n",
+    "VMA_APPLICATION_ID = \N{NO-BREAK SPACE}b\N{NO-BREAK SPACE}\n", "[program\N{NO-BREAK SPACE}x]\nVMA_RX_POLL = 5\n",
+    "[program \N{NO-BREAK SPACE}test*]\nVMA_RX_POLL = 5\n", "VMA_APPLICATION_ID = \"a\"b\"  # c\n",
+])  # fmt: skip
+def test_both_readers_know_the_same_blanks(driver: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "policy.conf").write_bytes(text.encode())
+    same_as_the_shim(driver, {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf"})
+
+
 @pytest.mark.parametrize(("newer", "said"), [
     ("5", "Parameter VMA_RX_UDP_POLL_OS_RATIO is set as well, and wins"),
     (" ", "Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 8 instead"),

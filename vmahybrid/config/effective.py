@@ -101,7 +101,7 @@ class _Resolver:
     def _file(self, path: Path, origin: int, label: str) -> bool:
         place = self._place(path)
         try:
-            text = place.read_text("utf-8")
+            text = place.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
             if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
@@ -123,7 +123,7 @@ class _Resolver:
     def spec_of(self, path: Path) -> tuple[str, str]:
         """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
-            text = self._place(path).read_text("utf-8")
+            text = self._place(path).read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError):
             return "", ""
         found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)
