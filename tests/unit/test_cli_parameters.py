@@ -183,6 +183,19 @@ def test_import_list_and_use(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert effective.resolve(dict(os.environ))["VMA_RX_POLL"] == 50
 
 
+def test_a_profile_is_replaced_by_force_only(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = place / "profiles" / "own.conf"
+    assert main(["config", "import", str(place / "own.conf")]) == 0
+    (place / "own.conf").write_text("VMA_RX_POLL = 51\n")
+    capsys.readouterr()
+    assert main(["config", "import", str(place / "own.conf")]) == 2
+    assert capsys.readouterr().err == (f"vmahybrid: profile name 'own': there is one, {target}. give another name "
+                                       "(config import FILE NAME), or --force to replace it\n")
+    assert target.read_text() == OWN
+    assert main(["config", "import", "--force", str(place / "own.conf")]) == 0
+    assert target.read_text() == "VMA_RX_POLL = 51\n"
+
+
 def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
     capsys.readouterr()
     return capsys

@@ -205,7 +205,7 @@ def check_file(path: Path) -> tuple[str, list[str]]:
 
 def _import(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     source = Path(args.file)
-    target = profiles.import_file(source, args.name or source.stem)
+    target = profiles.import_file(source, args.name or source.stem, args.force)
     return {"schema": SCHEMA, "profile": target.stem, "file": str(target)}, 0
 
 
