@@ -250,6 +250,7 @@ def test_set_writes_the_policy(place: Path, capsys: pytest.CaptureFixture[str]) 
     (["VMA_TX_BUFS=64", "--program", "x]\n[program *"], r"--program 'x]\n[program *': a line [program GLOB] can't"),
     (["VMA_TX_BUFS=64", "--program", "x\nVMA_TX_BUFS = 1\n[program *"], "--program 'x"),
     (["VMA_TX_BUFS=64", "--program", "x #y"], "--program 'x #y': "),
+    (["VMA_TX_BUFS=64", "--program", "x\udcff"], r"--program 'x\udcff': not a text in UTF-8"),
     (["VMA_TX_BUFS=64", "--program", " x"], "--program ' x': "),
 ])  # fmt: skip
 def test_what_would_not_be_read_back_is_not_written(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str],

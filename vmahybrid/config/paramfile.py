@@ -154,6 +154,9 @@ def decode(path: Path, data: bytes) -> str:
 def replace_values(text: str, changes: Sequence[tuple[str, str]], glob: str | None) -> str:
     """With the values set in the part for ``glob``; comments and the rest stay. A line with an older name becomes one
     with the present name. Raises UsageError where the shim would not read the values back as they are."""
+    for what, word in (("--program", glob or ""), *changes):
+        if word.encode(errors="replace").decode() != word:
+            raise UsageError(f"{what} {word!r}", "not a text in UTF-8", "the policy file is one")
     present = {alias: p.name for p in load().parameters for alias in p.aliases}
     lines = text.split("\n")
     section: str | None = None
