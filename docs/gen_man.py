@@ -1,14 +1,17 @@
-"""Writes the man pages that come from catalogues: vmahybrid.conf(5), libvmahybrid(7), and the profiles in vmahybrid(1).
+"""Writes the man pages made from catalogues: vmahybrid.conf(5), libvmahybrid(7); profiles, options in vmahybrid(1).
 
     .venv/bin/python docs/gen_man.py
 
-Parameters and profiles are those of parameters.toml, keys those of config/service.py, reasons those of reasons.def.
+Parameters and profiles are those of parameters.toml, keys those of config/service.py, reasons those of reasons.def,
+options those of the command's parser.
 """
 
+import argparse
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vmahybrid.cli.main import build_parser
 from vmahybrid.config import gen_params
 from vmahybrid.config.catalogue import ACTS, Catalogue, Parameter, load
 from vmahybrid.config.rule import FIELDS
@@ -17,7 +20,7 @@ from vmahybrid.steering.reasons import ROWS
 
 MAN = Path(__file__).resolve().parent / "man"
 DATE = "2026-11-22"
-BEGIN, END = '.\\" profiles: made by gen_man.py', '.\\" end of profiles'
+MARKS = ('.\\" {}: made by gen_man.py\n', '.\\" end of {}\n')
 
 
 def roff(text: str) -> str:
@@ -78,7 +81,8 @@ def library(catalogue: Catalogue) -> list[str]:
         "has no ring stays on the kernel, with a reason that `vmahybrid explain` shows. Without a service the program "
         "runs as without the library. It is set up at the program's first socket. Values are taken in this order, "
         "later ones win: default, profile (`VMA_SPEC`), policy file, environment; `vmahybrid config show` says which "
-        "won. A value that can't be used is warned about by name and replaced; it never ends the program."))
+        "won. A value that can't be used is warned about by name and replaced, or, in a file, left out; it never ends "
+        "the program."))
     lines += paragraph("A number is a decimal number; a switch is 0 or 1, or true, yes, on, false, no, off. The first "
                        "%d in names of files and directories and in the application id becomes the process id.")
     lines += [".SH PROFILES", *profiles(catalogue)]
@@ -152,7 +156,9 @@ def files() -> list[str]:
         "VALUE; # begins a comment at the start of a line or behind a blank; a value that has one, or is empty, stands "
         "in double quotes. What follows `[program GLOB]` is for programs of that name only; it belongs into the "
         "policy. `VMA_SPEC = NAME` in a profile starts from a built-in one. A line that is wrong is warned about and "
-        "left out.")]
+        "left out: what earlier lines and the profile say stays. A number out of range is no such line where "
+        "libvmahybrid(7) says `else the nearest limit`: that limit is taken, and warned about. A `VMA_SPEC` that names "
+        "no profile stands for none.")]
     lines += example(PARAMETER_FILE)
     lines += [".SH RULES OF A PROGRAM: /etc/libvma.conf", roff(
         "Which sockets and destinations stay on the kernel (`VMA_CONFIG_FILE`). A file with an error changes nothing. "
@@ -171,10 +177,35 @@ def files() -> list[str]:
     return [*lines, ".SH SEE ALSO", ".BR vmahybrid (1),", ".BR libvmahybrid (7)"]
 
 
-def with_profiles(page: str, catalogue: Catalogue) -> str:
-    """vmahybrid.1 with the present profiles between its two marks."""
-    before, rest = page.split(BEGIN + "\n")
-    return before + BEGIN + "\n" + "\n".join(profiles(catalogue)) + "\n" + END + rest.split(END, 1)[1]
+def options(parser: argparse.ArgumentParser, command: str = "") -> Iterator[tuple[str, argparse.Action]]:
+    """Every option with its command (``config set``), but --help, which all have."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from options(inner, f"{command} {name}".lstrip())
+        elif action.option_strings and not isinstance(action, argparse._HelpAction):
+            yield command, action
+
+
+def option_entries(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """What several commands have alike comes once, and first."""
+    commands: dict[tuple[str, str, str], list[str]] = {}
+    for command, action in options(parser):
+        value = action.metavar or "|".join(action.choices or [action.dest.upper()]) if action.nargs != 0 else ""
+        commands.setdefault((", ".join(action.option_strings), str(value), str(action.help)), []).append(command)
+    for (words, value, text), users in sorted(commands.items(), key=lambda item: len(item[1]) < 2):
+        tag = words if len(users) > 1 else f"{users[0]} {words}".lstrip()
+        yield ".TP"
+        yield f"\\fB{roff(tag)}\\fR" + (f" \\fI{roff(value)}\\fR" if value else "")
+        of = f" Of {', '.join(f'`{user}`' for user in users)}." if len(users) > 1 else ""
+        yield roff(f"{text[0].upper()}{text[1:]}.{of}")
+
+
+def between_marks(page: str, name: str, lines: Iterable[str]) -> str:
+    """The page with these lines between its two marks of that name."""
+    begin, end = (mark.format(name) for mark in MARKS)
+    before, rest = page.split(begin)
+    return before + begin + text(lines) + end + rest.split(end, 1)[1]
 
 
 def text(lines: Iterable[str]) -> str:
@@ -186,7 +217,8 @@ def pages() -> dict[str, str]:
     catalogue = load()
     first = (MAN / "vmahybrid.1").read_text("ascii")
     return {"libvmahybrid.7": text(library(catalogue)), "vmahybrid.conf.5": text(files()),
-            "vmahybrid.1": with_profiles(first, catalogue)}  # fmt: skip
+            "vmahybrid.1": between_marks(between_marks(first, "profiles", profiles(catalogue)), "options",
+                                         option_entries(build_parser()))}  # fmt: skip
 
 
 if __name__ == "__main__":

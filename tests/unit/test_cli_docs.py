@@ -25,20 +25,29 @@ def page(name: str) -> str:
     return (DOCS / "man" / name).read_text().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
 
 
-def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+def options(parser: argparse.ArgumentParser, command: str = "") -> Iterator[tuple[str, str]]:
+    """Command and option."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from options(inner)
-        yield from action.option_strings
+            for name, inner in action.choices.items():
+                yield from options(inner, f"{command} {name}".strip())
+        yield from ((command, option) for option in action.option_strings)
 
 
 def test_man_page_of_vmahybrid() -> None:
+    """Each option of each command, below OPTIONS with what it does; those that several have may name them."""
     text = page("vmahybrid.1")
-    missing = {option for option in options(build_parser(with_start=False)) if option not in text}
-    # in each, as everywhere
-    assert missing - {"-h", "--help", "--version", "--profile", "--env"} == set()
     assert [command for command in COMMANDS if command not in text] == []
+    listed = text.partition(".SH OPTIONS\n")[2].partition(".SH PROFILES")[0]
+    entries = [entry.replace("\\fI", "").split("\n") for entry in listed.split(".TP\n")[1:]]
+    found = {(command, option) for tag, meaning, *_ in entries if meaning
+             for commands in re.findall(r" Of (.*)\.$", meaning) or [re.split(r" ?--?\b", tag)[0]]
+             for command in commands.split(", ") for option in re.findall(r"(?<!\S)--?[\w-]+", tag)}  # fmt: skip
+    everywhere = {"-h", "--help"}
+    assert all(option in listed for option in everywhere)
+    needed = {(command, option) for command, option in options(build_parser()) if option not in everywhere}
+    assert ("start", "--log-level") in needed and ("", "--version") in needed
+    assert (needed - found, found - needed) == (set(), set())
 
 
 def test_man_pages_are_those_of_the_catalogue() -> None:

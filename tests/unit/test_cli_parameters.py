@@ -183,6 +183,19 @@ def test_import_list_and_use(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert effective.resolve(dict(os.environ))["VMA_RX_POLL"] == 50
 
 
+def test_a_profile_is_replaced_by_force_only(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = place / "profiles" / "own.conf"
+    assert main(["config", "import", str(place / "own.conf")]) == 0
+    (place / "own.conf").write_text("VMA_RX_POLL = 51\n")
+    capsys.readouterr()
+    assert main(["config", "import", str(place / "own.conf")]) == 2
+    assert capsys.readouterr().err == (f"vmahybrid: profile name 'own': there is one, {target}. give another name "
+                                       "(config import FILE NAME), or --force to replace it\n")
+    assert target.read_text() == OWN
+    assert main(["config", "import", "--force", str(place / "own.conf")]) == 0
+    assert target.read_text() == "VMA_RX_POLL = 51\n"
+
+
 def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
     capsys.readouterr()
     return capsys
@@ -227,6 +240,65 @@ def test_set_writes_the_policy(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert policy.read_text() == before
     assert main(["config", "set", "VMA_RX_POLL=1", "--pid", "1"]) == 2
     assert "VMA_RX_POLL: it does not change while a program runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "token"), [
+    (["VMA_APPLICATION_ID=a\nVMA_RX_POLL = 1"], r"VMA_APPLICATION_ID: a line of the policy file can't hold 'a\nV"),
+    (["VMA_APPLICATION_ID=a\n"], r"VMA_APPLICATION_ID: a line of the policy file can't hold 'a\n'"),
+    (["VMA_RX_POLL=5\n"], r"VMA_RX_POLL: a line of the policy file can't hold '5\n'"),
+    (["VMA_BF=0", 'VMA_APPLICATION_ID= a" #b'], "VMA_APPLICATION_ID: a line of the policy file can't hold ' a\""),
+    (["VMA_TX_BUFS=64", "--program", "x]\n[program *"], r"--program 'x]\n[program *': a line [program GLOB] can't"),
+    (["VMA_TX_BUFS=64", "--program", "x\nVMA_TX_BUFS = 1\n[program *"], "--program 'x"),
+    (["VMA_TX_BUFS=64", "--program", "x #y"], "--program 'x #y': "),
+    (["VMA_TX_BUFS=64", "--program", "x\udcff"], r"--program 'x\udcff': not a text in UTF-8"),
+    (["VMA_TX_BUFS=64", "--program", " x"], "--program ' x': "),
+])  # fmt: skip
+def test_what_would_not_be_read_back_is_not_written(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str],
+                                                    token: str) -> None:  # fmt: skip
+    (place / "policy.conf").write_text("VMA_RX_POLL = 9\n")
+    assert main(["config", "set", *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"vmahybrid: {token}") and err.count("\n") == 1
+    assert (place / "policy.conf").read_text() == "VMA_RX_POLL = 9\n"
+
+
+@pytest.mark.parametrize("value", ['a" #b', 'a"b', '"', '""', '"a"', "", " a ", "a #b", "#", "a\rb", "a=b", "[x]",
+                                   "é\u00a0"])  # fmt: skip
+@pytest.mark.parametrize("before", ["", "VMA_APPLICATION_ID = old  # why\n", "VMA_APPLICATION_ID = x\n[what]\n"])
+def test_what_is_written_is_read_back(place: Path, value: str, before: str) -> None:
+    policy = place / "policy.conf"
+    policy.write_text(before + "[what]\nVMA_APPLICATION_ID = ignored\n")
+    for argv in ([], ["--program", "pi[mn]g"]):
+        assert main(["config", "set", f"VMA_APPLICATION_ID={value}", *argv]) == 0
+        found = effective.resolve(dict(os.environ), "ping" if argv else "pong")
+        assert found["VMA_APPLICATION_ID"] == value
+        assert "VMA_APPLICATION_ID = ignored\n" in policy.read_bytes().decode()
+    assert policy.read_text().count("# why") == before.count("# why")
+
+
+def test_a_policy_that_begins_with_a_section(place: Path) -> None:
+    policy = place / "policy.conf"
+    policy.write_text("[program ping]\nVMA_RX_POLL = 6\n")
+    assert main(["config", "set", "VMA_RX_POLL=5"]) == 0
+    assert policy.read_text() == "VMA_RX_POLL = 5\n[program ping]\nVMA_RX_POLL = 6\n"
+
+
+def test_an_older_name_in_the_policy_becomes_the_present_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place / "policy.conf"
+    policy.write_text("VMA_RX_SKIP_OS = 3  # old\n")
+    assert main(["config", "set", "VMA_RX_UDP_POLL_OS_RATIO=4"]) == 0
+    assert policy.read_text() == "VMA_RX_UDP_POLL_OS_RATIO = 4  # old\n"
+    assert main(["config", "set", "VMA_RX_POLL_OS_RATIO=5"]) == 0
+    assert policy.read_text() == "VMA_RX_UDP_POLL_OS_RATIO = 5  # old\n"
+    assert "VMA_RX_POLL_OS_RATIO: no longer in use. VMA_RX_UDP_POLL_OS_RATIO is set to 5" in capsys.readouterr().err
+
+
+def test_the_policy_stays_short_enough_to_be_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place / "policy.conf"
+    policy.write_text("#" * (paramfile.LIMIT - 5) + "\n")
+    assert main(["config", "set", "VMA_RX_POLL=4"]) == 2
+    assert f"{policy}: it would be longer than the {paramfile.LIMIT} bytes" in capsys.readouterr().err
+    assert policy.stat().st_size == paramfile.LIMIT - 4
 
 
 def test_diff(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

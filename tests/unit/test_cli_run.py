@@ -11,7 +11,7 @@ import pytest
 
 from vmahybrid.cli.elf import SOFTVERBS, preload_problem
 from vmahybrid.cli.run import assignment, environment, library
-from vmahybrid.config import catalogue
+from vmahybrid.config import catalogue, effective
 from vmahybrid.errors import NotPossibleHere, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +149,9 @@ def test_the_locale_is_as_without_us(shim: Path, locale: dict[str, str]) -> None
 @pytest.mark.parametrize(("argv", "code", "text"), [
     (["-p", "lat", "--", "x"], 2, "profile 'lat': unknown. the profiles are none, safe, adaptive, throughput"),
     (["-e", "VMA_RX_POL=1", "--", "x"], 2, "-e VMA_RX_POL: no such parameter. did you mean VMA_RX_POLL?"),
-    (["-e", "PATH=/x", "--", "x"], 2, "-e PATH: no such parameter"),
+    (["-e", "PATH=/x", "--", "x"], 2, "-e PATH: no such parameter. docs/parameters.md lists them"),
+    (["-e", "VMA_NOPE=1", "--", "x"], 2, "-e VMA_NOPE: no such parameter. docs/parameters.md lists them"),
+    (["-e", "VMA_RXPOLL=1", "--", "x"], 2, "-e VMA_RXPOLL: no such parameter. did you mean VMA_RX_POLL?"),
     (["-e", "VMA_RX_POLL", "--", "x"], 2, "-e 'VMA_RX_POLL': not VMA_NAME=VALUE"),
     (["-e", "VMA_RX_POLL=fast", "--", "x"], 2, "-e VMA_RX_POLL: 'fast' is not a number from -1"),
     (["-e", "VMA_SPEC=lat", "--", "x"], 2, "profile 'lat': unknown"),
@@ -194,6 +196,15 @@ def test_an_alias_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment("15", [], Path("/x.so"))["VMA_SPEC"] == "latency"
     with pytest.raises(UsageError, match="unknown"):
         environment("16", [], Path("/x.so"))
+
+
+def test_an_older_name_wins_over_the_environment_too(shim: Path) -> None:
+    done = vmahybrid_run(shim, "-e", "VMA_RX_SKIP_OS=8", "--", "env", VMA_RX_UDP_POLL_OS_RATIO="5")
+    found = environment_of(done)
+    assert found["VMA_RX_UDP_POLL_OS_RATIO"] == "8" and "VMA_RX_SKIP_OS" not in found
+    assert effective.resolve(found).values["VMA_RX_UDP_POLL_OS_RATIO"].source == "-e"
+    assert done.stderr == ("vmahybrid: -e VMA_RX_SKIP_OS: no longer in use. VMA_RX_UDP_POLL_OS_RATIO is set to 8 "
+                           "instead\n")  # fmt: skip
 
 
 @pytest.fixture

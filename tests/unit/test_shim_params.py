@@ -318,6 +318,58 @@ def same_as_the_shim(driver: Path, env: dict[str, str]) -> None:
     assert ours == shown, env
 
 
+LEFT_OUT = ("VMA_RX_POLL = 1 2", "VMA_RX_POLL = abc", "VMA_RX_POLL = -2", "VMA_RX_POLL =", "VMA_RX_POLL 1",
+            "VMA_HYBRID_TCP = 9", "VMA_HYBRID_TCP = bogus", "VMA_RX_SKIP_OS = x", "VMA_APPLICATION_ID = " + "x" * 64)
+
+
+@pytest.mark.parametrize("line", LEFT_OUT)
+def test_a_wrong_line_of_a_file_is_left_out(driver: Path, tmp_path: Path, line: str) -> None:
+    """What the profile and earlier lines say stays; each layer alone, and the environment as before."""
+    good = "VMA_RX_POLL = 7\nVMA_HYBRID_TCP = kernel\nVMA_RX_UDP_POLL_OS_RATIO = 8\nVMA_APPLICATION_ID = mine\n"
+    files = {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf", "VMA_HYBRID_PROFILE_DIR": str(tmp_path)}
+    (tmp_path / "own.conf").write_text(f"VMA_SPEC = latency\n{line}\n")
+    for policy in ("", good + "[program test_*]\n"):
+        (tmp_path / "policy.conf").write_text(policy)
+        plain, _ = run(driver, "all", **files, VMA_SPEC="own" if policy else "latency")
+        (tmp_path / "policy.conf").write_text(policy + line + "\n")
+        env = {**files, "VMA_SPEC": "own"}
+        shown, log = run(driver, "all", **env)
+        assert {k: v for k, v in shown.items() if k != "VMA_SPEC"} == {
+            k: v for k, v in plain.items() if k != "VMA_SPEC"}  # fmt: skip
+        same_as_the_shim(driver, env)
+        ours = effective.resolve(env, "test_params").warnings
+        for says in (log.splitlines(), ours):
+            said = [text for text in says if "policy.conf:" in text]
+            assert len(said) == (line != "VMA_RX_POLL =")
+            assert all("ignored" in text and "default" not in text for text in said)
+            assert not [text for text in says if "was set to" in text]
+
+
+@pytest.mark.parametrize("text", [
+    "VMA_RX_POLL = 5\rVMA_RX_POLL = 6\n", "VMA_RX_POLL = 5\r\n", "\vVMA_RX_POLL = 5\n", "VMA_RX_POLL\v= 5\f\n",
+    "VMA_APPLICATION_ID = a\N{NO-BREAK SPACE}#b\n", "VMA_APPLICATION_ID = a\v#b\n", "VMA_APPLICATION_ID = a\" #b\n",
+    "VMA_APPLICATION_ID = \N{NO-BREAK SPACE}b\N{NO-BREAK SPACE}\n", "[program\N{NO-BREAK SPACE}x]\nVMA_RX_POLL = 5\n",
+    "[program \N{NO-BREAK SPACE}test*]\nVMA_RX_POLL = 5\n", "VMA_APPLICATION_ID = \"a\"b\"  # c\n",
+])  # fmt: skip
+def test_both_readers_know_the_same_blanks(driver: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "policy.conf").write_bytes(text.encode())
+    same_as_the_shim(driver, {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf"})
+
+
+@pytest.mark.parametrize(("newer", "said"), [
+    ("5", "Parameter VMA_RX_UDP_POLL_OS_RATIO is set as well, and wins"),
+    (" ", "Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 8 instead"),
+])
+def test_an_older_name_beside_the_present_one(driver: Path, newer: str, said: str) -> None:
+    env = {"VMA_RX_SKIP_OS": "8", "VMA_RX_UDP_POLL_OS_RATIO": newer}
+    shown, log = run(driver, **env)
+    assert shown["rx_udp_poll_os_ratio"] == ("8" if newer == " " else "5")
+    same_as_the_shim(driver, env)
+    said = f"The parameter VMA_RX_SKIP_OS is no longer in use. {said}"
+    assert [line for line in log.splitlines() if "VMA_RX_SKIP_OS" in line] == [f" VMA WARNING: {said}"]
+    assert effective.resolve(env).warnings == [said]
+
+
 @pytest.mark.parametrize("env", [case[0] for case in CASES], ids=lambda env: str(env)[:60])
 def test_the_command_line_says_what_the_shim_does(driver: Path, env: dict[str, str]) -> None:
     same_as_the_shim(driver, env)

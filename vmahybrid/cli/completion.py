@@ -75,8 +75,10 @@ _vmahybrid() {{
     case "$place:$prev" in
         run:-p|run:--profile)
             COMPREPLY=($(compgen -W "$(_vmahybrid_profiles)" -- "$cur") $(compgen -f -- "$cur")); return ;;
-        "config check":*|"config import":*)
+        "config check":*)
             COMPREPLY=($(compgen -f -- "$cur") $(compgen -W "--json" -- "$cur")); return ;;
+        "config import":*)
+            COMPREPLY=($(compgen -f -- "$cur") $(compgen -W "--force --json" -- "$cur")); return ;;
         run:-e|run:--env)
             compopt -o nospace 2>/dev/null; COMPREPLY=($(compgen -S = -W "{parameters}" -- "$cur")); return ;;
         doctor:*)

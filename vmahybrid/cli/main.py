@@ -134,6 +134,7 @@ def _config(parser: argparse.ArgumentParser) -> None:
                                 allow_abbrev=False)  # fmt: skip
     imported.add_argument("file", metavar="FILE", help="lines VMA_X = VALUE")
     imported.add_argument("name", metavar="NAME", nargs="?", help="name of the profile (default: that of the file)")
+    imported.add_argument("--force", action="store_true", help="replace a profile of that name")
     listed = verbs.add_parser("profiles", help="list profiles, or print one as a commented file", allow_abbrev=False)
     listed.add_argument("name", metavar="NAME", nargs="?", help="profile")
     for verb in (change, show, diff, check, imported, listed):

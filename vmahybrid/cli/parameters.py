@@ -205,7 +205,7 @@ def check_file(path: Path) -> tuple[str, list[str]]:
 
 def _import(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     source = Path(args.file)
-    target = profiles.import_file(source, args.name or source.stem)
+    target = profiles.import_file(source, args.name or source.stem, args.force)
     return {"schema": SCHEMA, "profile": target.stem, "file": str(target)}, 0
 
 
@@ -230,6 +230,9 @@ def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     path = Path(os.environ.get("VMA_HYBRID_POLICY") or str(catalogue.load()["VMA_HYBRID_POLICY"].default))
     text = paramfile.read(path) if path.exists() else "# Values of the operator for programs: see vmahybrid.conf(5).\n"
     text = paramfile.replace_values(text, changes, args.program)
+    if len(text.encode()) > paramfile.LIMIT:
+        raise UsageError(str(path), f"it would be longer than the {paramfile.LIMIT} bytes that programs read",
+                         "take lines out of it first")
     paramfile.write(path, text)
     return {"schema": SCHEMA, "file": str(path), "program": args.program, "set": dict(changes)}, 0
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import vmahybrid
@@ -20,6 +21,7 @@ from vmahybrid.vma_stats import directory
 
 LIBRARY = "libvmahybrid.so"
 DEFAULT_PROFILE = "safe"
+NEAR = 0.7  # of 1: how alike a name must be to be suggested
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as env(1)
 
 
@@ -133,7 +135,8 @@ def library() -> Path:
 
 
 def assignment(text: str, option: str = "-e ") -> tuple[str, str]:
-    """``VMA_RX_POLL=-1``, checked against the catalogue of parameters. Raises UsageError."""
+    """``VMA_RX_POLL=-1``, checked against the catalogue of parameters; an older name becomes the present one, and that
+    is said. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{option}{text!r}", "not VMA_NAME=VALUE", f"for example {option}VMA_RX_POLL=-1")
@@ -144,12 +147,21 @@ def assignment(text: str, option: str = "-e ") -> tuple[str, str]:
         if name == obsolete.name:
             raise UsageError(f"{option}{name}", "no parameter any more", " ".join(obsolete.lines))
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UsageError(f"{option}{name}", "no such parameter", f"{hint}docs/parameters.md lists them")
+        raise UsageError(f"{option}{name}", "no such parameter", f"{_near(name, known)}docs/parameters.md lists them")
     try:
         known[name].parse(value)
     except ValueError as error:
         why = str(error).removeprefix(f"{known[name].name}: ")
         raise UsageError(f"{option}{name}", why, "docs/parameters.md describes it") from None
-    return name, value
+    present = known[name].name
+    if name != present:
+        # Under the older name the environment's value, or another line of the policy, would win over this one.
+        _say(f"vmahybrid: {option}{name}: no longer in use. {present} is set to {value} instead")
+    return present, value
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """The prefix that all have makes no name near."""
+    names = [each.removeprefix("VMA_") for each in known]
+    close = difflib.get_close_matches(name.removeprefix("VMA_"), names, n=1, cutoff=NEAR)
+    return f"did you mean VMA_{close[0]}? " if close else ""

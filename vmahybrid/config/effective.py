@@ -64,28 +64,44 @@ class _Resolver:
     def _set(self, parameter: Parameter, value: int | str, origin: int, source: str) -> None:
         self.found.values[parameter.name] = Value(parameter, value, origin, source if origin else "default")
 
-    def take(self, parameter: Parameter, name: str, text: str, origin: int, source: str) -> None:
-        """A value as a user writes it."""
-        where = f"{source}: " if origin in (PROFILE, POLICY) else ""
+    def take(self, parameter: Parameter, name: str, text: str, origin: int, source: str) -> bool:
+        """A value as a user writes it. One that can't be used becomes the default; in a file it is left out, and what
+        lower layers and earlier lines say stays. False: nothing was set."""
+        in_file = origin in (PROFILE, POLICY)
+        where = f"{source}: " if in_file else ""
         if parameter.type == "string":
             value = self._expand(parameter, text)
-            if len(value.encode()) > parameter.max_length:
-                self._warn(f"{where}{name}: the text is longer than {parameter.max_length} bytes, using the default")
-                value, origin = self._expand(parameter, str(parameter.default)), DEFAULT
-            self._set(parameter, value, origin, source)
-            return
+            fits = len(os.fsencode(value)) <= parameter.max_length
+            if fits:
+                self._set(parameter, value, origin, source)
+            else:
+                used = "ignored" if in_file else "using the default"
+                self._warn(f"{where}{name}: the text is longer than {parameter.max_length} bytes, {used}")
+                if not in_file:
+                    self._set(parameter, self._expand(parameter, str(parameter.default)), DEFAULT, source)
+            return fits or not in_file
+        if _is_blank(text):
+            return False
         text = text.lstrip(" \t")
-        if text:
-            used, kept = _number(parameter, text)
-            if kept is not True:
-                self._warn(f"{where}{name} = {text} is not {parameter.expected()}, using "
-                           f"[{parameter.show(used)}]")
-            self._set(parameter, used, DEFAULT if kept is False else origin, source)
+        number, kept = _number(parameter, text)
+        left_out = in_file and kept is False
+        if kept is not True:
+            says = "ignored" if left_out else f"using [{parameter.show(number)}]"
+            self._warn(f"{where}{name} = {text} is not {parameter.expected()}, {says}")
+        if not left_out:
+            self._set(parameter, number, DEFAULT if kept is False else origin, source)
+        return not left_out
+
+    def take_alias(self, parameter: Parameter, name: str, text: str, origin: int, source: str) -> None:
+        """By a name that was in use once: as take_alias() of the shim."""
+        if self.take(parameter, name, text, origin, source):
+            self._warn(f"The parameter {name} is no longer in use. Parameter {parameter.name} was set to "
+                       f"{self.found[parameter.name]} instead")
 
     def _file(self, path: Path, origin: int, label: str) -> bool:
         place = self._place(path)
         try:
-            text = place.read_text("utf-8")
+            text = place.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
             if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
@@ -99,13 +115,15 @@ class _Resolver:
             elif line.name not in self.names:
                 self._warn(f"{path}:{line.number}: {line.name} is not a parameter, ignored")
             elif line.name != "VMA_SPEC":
-                self.take(self.names[line.name], line.name, line.value, origin, source)
+                parameter = self.names[line.name]
+                take = self.take if line.name == parameter.name else self.take_alias
+                take(parameter, line.name, line.value, origin, source)
         return True
 
     def spec_of(self, path: Path) -> tuple[str, str]:
         """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
-            text = self._place(path).read_text("utf-8")
+            text = self._place(path).read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError):
             return "", ""
         found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)
@@ -147,9 +165,16 @@ class _Resolver:
         return "run" if by_run and name in ("VMA_SPEC", "VMA_HYBRID_PROFILE") else "environment"
 
     def environment(self, parameter: Parameter) -> None:
-        for name in (*parameter.aliases, parameter.name):
-            if (text := self.environ.get(name)) is not None:
-                self.take(parameter, name, text, ENVIRONMENT, self.who_set(name))
+        newer = self.environ.get(parameter.name)
+        for name in parameter.aliases:
+            text = self.environ.get(name)
+            if text is not None and newer is not None and not _is_blank(newer):
+                self._warn(f"The parameter {name} is no longer in use. Parameter {parameter.name} is set as well, and "
+                           "wins")
+            elif text is not None:
+                self.take_alias(parameter, name, text, ENVIRONMENT, self.who_set(name))
+        if newer is not None:
+            self.take(parameter, parameter.name, newer, ENVIRONMENT, self.who_set(parameter.name))
 
     def _is_set(self, name: str) -> bool:
         return self.found.values[name].origin in (POLICY, ENVIRONMENT)
@@ -208,6 +233,10 @@ class _Resolver:
             cap = held.parameter.cap
             if cap is not None and self._is_set(name) and int(held.value) > cap and not said:
                 self._warn(f"{name} = {held.value} acts as {cap}: more makes no difference")
+
+
+def _is_blank(text: str) -> bool:
+    return not text.lstrip(" \t")
 
 
 def _number(parameter: Parameter, text: str) -> tuple[int, bool | None]:

@@ -184,7 +184,8 @@ MARKDOWN_HEAD = """\
 Set them in the environment of the program, or with `vmahybrid run -e NAME=VALUE`. Precedence: default, then the
 profile of `VMA_SPEC`, then the operator's policy file (`VMA_HYBRID_POLICY`), then the environment, then `run -e`;
 `vmahybrid config show` says where each value came from. A value that can't be used is warned about by name and
-replaced as the table says; it never ends the program. *verbs*: it has no effect on AF_XDP rings.
+replaced as the table says, but left out where a file (profile, policy) says it: what earlier lines and the profile
+say stays. It never ends the program. *verbs*: it has no effect on AF_XDP rings.
 
 Where this differs from libvma:
 - A number must be a decimal number. libvma reads `abc` as 0 and `10ms` as 10; here both are warned about and the
@@ -196,7 +197,8 @@ Where this differs from libvma:
   what the device has, and 65536 on AF_XDP rings, which have no inline room.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 
-`%d` in file and directory names and in the application id (first occurrence) becomes the process id.
+`%d` in file and directory names and in the application id (first occurrence) becomes the process id. Where an older
+name and the present one are both set, the present one wins.
 """
 
 

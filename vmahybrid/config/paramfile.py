@@ -6,7 +6,6 @@ The shim reads them itself (vmahybrid/shim/paramfile.c); a test compares the two
 from __future__ import annotations
 
 import fnmatch
-import io
 import os
 import re
 import tempfile
@@ -18,8 +17,8 @@ from vmahybrid.config.catalogue import Catalogue, Profile, load
 from vmahybrid.errors import UsageError, VmahybridError
 
 LIMIT = 32767  # bytes that the shim reads
-_COMMENT = re.compile(r"#(?:.*)$")
-_SECTION = re.compile(r"\[program\s(?P<glob>.*)\]")
+_BLANKS = " \t\n\v\f\r"  # isspace() of the shim; Python knows more
+_SECTION = re.compile(r"\[program\s(?P<glob>.*)\]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,17 @@ class Problem:
         return f'{self.number}: {self.what}: "{self.token}"'
 
 
+def _trim(text: str) -> str:
+    """As trim() of the shim."""
+    return text.rstrip(_BLANKS).lstrip(" \t")
+
+
 def _without_comment(line: str) -> str:
     quoted = False
     for place, letter in enumerate(line):
         if letter == '"':
             quoted = not quoted
-        elif letter == "#" and not quoted and (not place or line[place - 1].isspace()):
+        elif letter == "#" and not quoted and (not place or line[place - 1] in _BLANKS):
             return line[:place]
     return line
 
@@ -57,7 +61,7 @@ def parse(text: str) -> Iterator[Line | Problem]:
     glob: str | None = None
     ignored = False
     for number, raw in enumerate(text.split("\n"), 1):
-        line = _without_comment(raw).strip(" \t\n\v\f\r")
+        line = _trim(_without_comment(raw))
         if not line:
             continue
         if line.startswith("["):
@@ -66,11 +70,11 @@ def parse(text: str) -> Iterator[Line | Problem]:
             if section is None:
                 yield Problem(number, "not [program GLOB], what follows is ignored", line)
             else:
-                glob = section["glob"].strip()
+                glob = _trim(section["glob"])
         elif "=" not in line:
             yield Problem(number, "not NAME = VALUE, ignored", line)
         elif not ignored:
-            name, _, value = (part.strip(" \t\v\f\r") for part in line.partition("="))
+            name, _, value = map(_trim, line.partition("="))
             if len(value) > 1 and value[0] == value[-1] == '"':
                 value = value[1:-1]
             yield Line(number, name, value, glob)
@@ -139,41 +143,69 @@ def read(path: Path) -> str:
 
 
 def decode(path: Path, data: bytes) -> str:
-    """``data`` of that file. Raises UsageError."""
+    """``data`` of that file; a line ends at \\n alone, as in the shim. Raises UsageError."""
     try:
-        return io.TextIOWrapper(io.BytesIO(data), "utf-8").read()
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}", f"not a text in UTF-8: byte 0x{error.object[error.start]:02x}") from None
 
 
 def replace_values(text: str, changes: Sequence[tuple[str, str]], glob: str | None) -> str:
-    """With the values set in the part for ``glob``; comments and the rest stay."""
+    """With the values set in the part for ``glob``; comments and the rest stay. A line with an older name becomes one
+    with the present name. Raises UsageError where the shim would not read the values back as they are."""
+    for what, word in (("--program", glob or ""), *changes):
+        if word.encode(errors="replace").decode() != word:
+            raise UsageError(f"{what} {word!r}", "not a text in UTF-8", "the policy file is one")
+    present = {alias: p.name for p in load().parameters for alias in p.aliases}
     lines = text.split("\n")
     section: str | None = None
+    ignored = False
     places: dict[str, int] = {}
     end = None  # behind the last line of the part
     for number, raw in enumerate(lines):
-        line = _without_comment(raw).strip()
-        if match := _SECTION.fullmatch(line):
-            section = match["glob"].strip()
-        if section == glob:
+        line = _trim(_without_comment(raw))
+        if line.startswith("["):
+            match = _SECTION.fullmatch(line)
+            section, ignored = (_trim(match["glob"]), False) if match else (None, True)
+        if section == glob and not ignored:
             end = number + 1 if line or end is None else end
-            places[line.partition("=")[0].strip()] = number
-    if end is None:
+            name = _trim(line.partition("=")[0])
+            places[present.get(name, name)] = number
+    if end is None and glob is None:
+        end = 0  # the file begins with a section
+    elif end is None:
+        lines += [_heading(str(glob))]
         end = len(lines)
-        if glob is not None:
-            lines += [f"[program {glob}]"]
-            end += 1
     for name, value in changes:
-        shown = f'"{value}"' if not value or re.search(r"[#\"]|^\s|\s$", value) else value
         if name in places:
-            comment = lines[places[name]][len(_without_comment(lines[places[name]])):]
-            lines[places[name]] = f"{name} = {shown}" + (f"  {comment}" if comment else "")
+            old = lines[places[name]]
+            lines[places[name]] = _setting(name, value, old[len(_without_comment(old)):])
         else:
-            lines.insert(end, f"{name} = {shown}")
+            lines.insert(end, _setting(name, value))
             places[name], end = end, end + 1
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _heading(glob: str) -> str:
+    line = f"[program {glob}]"
+    if [found.glob for found in parse(f"{line}\nVMA_BF = 0") if isinstance(found, Line)] != [glob]:
+        raise UsageError(f"--program {glob!r}", "a line [program GLOB] can't hold it",
+                         "leave out line breaks, blanks around it, and # behind a blank")
+    return line
+
+
+def _setting(name: str, value: str, comment: str = "") -> str:
+    """The line that is read back as that, with the comment behind it if it can be there, else above it."""
+    plain, quoted = f"{name} = {value}", f'{name} = "{value}"'
+    if not value or re.search(r"[#\"]|^\s|\s$", value):
+        plain, quoted = quoted, plain
+    for line in (plain, quoted):
+        for text in (f"{line}  {comment}", f"{comment}\n{line}") if comment else (line,):
+            if [(found.name, found.value) for found in parse(text) if isinstance(found, Line)] == [(name, value)]:
+                return text
+    raise UsageError(name, f"a line of the policy file can't hold {value!r}",
+                     "leave out line breaks, and # behind a blank where there are quotes as well")
 
 
 def write(path: Path, text: str) -> None:

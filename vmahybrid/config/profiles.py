@@ -58,8 +58,9 @@ def text_of(name: str) -> str:
     return paramfile.read(Path(spec) if "/" in spec else files()[spec])
 
 
-def import_file(source: Path, name: str) -> Path:
-    """Copies a checked file into the profile directory. Raises UsageError, VmahybridError."""
+def import_file(source: Path, name: str, replace: bool = False) -> Path:
+    """Copies a checked file into the profile directory. ``replace``: also where there is one of that name. Raises
+    UsageError, VmahybridError."""
     if not NAME.fullmatch(name):
         raise UsageError(f"profile name {name!r}", "not letters, digits, _ . and -, at most 31", "give another name")
     if is_builtin(name):
@@ -71,5 +72,8 @@ def import_file(source: Path, name: str) -> Path:
     if any(isinstance(line, paramfile.Line) and line.glob is not None for line in paramfile.parse(text)):
         raise UsageError(str(source), "a profile has no [program GLOB]", "that belongs into the policy file")
     target = directory() / f"{name}.conf"
+    if target.exists() and not replace:
+        raise UsageError(f"profile name {name!r}", f"there is one, {target}",
+                         "give another name (config import FILE NAME), or --force to replace it")
     paramfile.write(target, text)
     return target

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--foreground", action="store_true",
                         help="stay in the foreground and log to stderr (default: return when programs may be "
                              f"offloaded, and log to syslog, or to {LOG_FILE} where there is no /dev/log)")
-    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+    parser.add_argument("--log-level", metavar="LEVEL", help="what is logged: debug, info, warning or error")
 
 
 def main(args: argparse.Namespace) -> int:

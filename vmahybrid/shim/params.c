@@ -83,22 +83,31 @@ static int expand(const struct vmh_param_def *d, const char *text, char *out)
 	return n > d->max_length ? -E2BIG : 0;
 }
 
-static void set_string(unsigned param, const char *text, enum vmh_param_origin origin)
+/* False: of a file, and left out. */
+static bool set_string(unsigned param, const char *text, enum vmh_param_origin origin)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
+	char fits[sizeof(vmh_params.log_file)];
 
-	if (expand(d, text, string_of(d))) {
+	if (!expand(d, text, fits)) {
+		strcpy(string_of(d), fits);
+	} else if (reading) {
+		warn("%s: the text is longer than %u bytes, ignored", d->name, d->max_length);
+		return false;
+	} else {
 		warn("%s: the text is longer than %u bytes, using the default [%s]", d->name, d->max_length, d->string);
 		expand(d, d->string, string_of(d));
 		origin = VMH_FROM_DEFAULT;
 	}
 	origins[param] = origin;
+	return true;
 }
 
-static void set_number(unsigned param, int64_t value, enum vmh_param_origin origin)
+static bool set_number(unsigned param, int64_t value, enum vmh_param_origin origin)
 {
 	*number_of(&vmh_param_defs[param]) = value;
 	origins[param] = origin;
+	return true;
 }
 
 /* A value as a user writes it: an enum's first word. */
@@ -158,45 +167,59 @@ static bool parse_word(const struct vmh_param_def *d, const char *text, int64_t 
 	return false;
 }
 
-/* A value as a user writes it, in the environment or in a file. */
-static void take(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
+/* The environment's becomes the default, as in the peer. A line of a file is left out: what lower layers and earlier
+ * lines say stays, which nobody took back. The peer's texts, which say "default", would be wrong then; and of garbage,
+ * which it does not notice. */
+static bool refuse(unsigned param, const char *name, const char *text, bool peer_says)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
-	int64_t value;
 
-	if (d->type == VMH_PARAM_STRING) {
-		set_string(param, text, origin);
-		return;
+	if (reading) {
+		warn("%s = %s is not %s, ignored", name, shorten(text).text, d->expected);
+		return false;
 	}
-	text += strspn(text, " \t");
-	if (!*text)
-		return;
-	if (parse_word(d, text, &value)) {
-		set_number(param, value, origin);
-		return;
-	}
-	if (!parse_number(text, &value)) {
-		/* The peer's range texts would be wrong here: it does not notice garbage. */
+	if (peer_says)
+		warn_value(d, name, text, d->number);
+	else
 		warn("%s = %s is not %s, using the default [%s]", name, shorten(text).text, d->expected,
 		     show(d, d->number).text);
-		set_number(param, d->number, VMH_FROM_DEFAULT);
-		return;
-	}
+	return set_number(param, d->number, VMH_FROM_DEFAULT);
+}
+
+static bool is_blank(const char *text)
+{
+	return !text[strspn(text, " \t")];
+}
+
+/* A value as a user writes it, in the environment or in a file. False: nothing was set. */
+static bool take(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
+{
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+	int64_t value, used;
+
+	if (d->type == VMH_PARAM_STRING)
+		return set_string(param, text, origin);
+	if (is_blank(text))
+		return false;
+	text += strspn(text, " \t");
+	if (parse_word(d, text, &value))
+		return set_number(param, value, origin);
+	if (!parse_number(text, &value))
+		return refuse(param, name, text, false);
+	if (d->type == VMH_PARAM_ENUM)
+		return refuse(param, name, text, true);
 	if (d->type == VMH_PARAM_BOOL) {
 		if (value != 0 && value != 1)
 			warn_value(d, name, text, 1);
-		set_number(param, value != 0, origin);
-	} else if (d->type == VMH_PARAM_ENUM) {
-		warn_value(d, name, text, d->number);
-		set_number(param, d->number, VMH_FROM_DEFAULT);
-	} else if ((value < d->min || value > d->max) && !(d->has_also && value == d->also)) {
-		int64_t used = !d->clamps ? d->number : value < d->min ? d->min : d->max;
-
-		warn_value(d, name, text, used);
-		set_number(param, used, d->clamps ? origin : VMH_FROM_DEFAULT);
-	} else {
-		set_number(param, d->has_zero && !value ? d->zero : value, origin);
+		return set_number(param, value != 0, origin);
 	}
+	if ((value >= d->min && value <= d->max) || (d->has_also && value == d->also))
+		return set_number(param, d->has_zero && !value ? d->zero : value, origin);
+	if (!d->clamps)
+		return refuse(param, name, text, true);
+	used = value < d->min ? d->min : d->max;
+	warn_value(d, name, text, used);
+	return set_number(param, used, origin);
 }
 
 static bool apply_builtin(const char *name)
@@ -231,7 +254,8 @@ static void use_spec(const struct vmh_paramfile *f, const char *name, const char
 /* The manual's line, of a name that was in use once. */
 static void take_alias(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
 {
-	take(param, name, text, origin);
+	if (!take(param, name, text, origin))
+		return;
 	warn("The parameter %s is no longer in use. Parameter %s was set to %lld instead", name, vmh_param_defs[param].name,
 	     (long long)vmh_param_number(param));
 }
@@ -243,9 +267,10 @@ static void use_value(const struct vmh_paramfile *f, const char *name, const cha
 	reading = f;
 	if (param < 0)
 		warn("%.64s is not a parameter, ignored", name);
+	else if (param != VMH_PARAM_SPEC && strcmp(name, vmh_param_defs[param].name))
+		take_alias((unsigned)param, name, value, *(const enum vmh_param_origin *)f->arg);
 	else if (param != VMH_PARAM_SPEC)
-		(strcmp(name, vmh_param_defs[param].name) ? take_alias : take)((unsigned)param, name, value,
-									       *(const enum vmh_param_origin *)f->arg);
+		take((unsigned)param, name, value, *(const enum vmh_param_origin *)f->arg);
 	reading = NULL;
 }
 
@@ -311,7 +336,8 @@ static void apply_policy(bool spec_is_set)
 		warn("VMA_HYBRID_POLICY = %s can't be read (%s)", vmh_params.hybrid_policy, strerrorname_np(-err));
 }
 
-static void apply_aliases(unsigned param)
+/* `newer`: what the environment has by the present name, or NULL. That wins, and the warning says so. */
+static void apply_aliases(unsigned param, const char *newer)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
 	const char *const *alias;
@@ -319,9 +345,10 @@ static void apply_aliases(unsigned param)
 
 	for (alias = d->aliases; *alias; alias++) {
 		text = getenv(*alias);
-		if (!text)
-			continue;
-		take_alias(param, *alias, text, VMH_FROM_ENV);
+		if (text && newer && !is_blank(newer))
+			warn("The parameter %s is no longer in use. Parameter %s is set as well, and wins", *alias, d->name);
+		else if (text)
+			take_alias(param, *alias, text, VMH_FROM_ENV);
 	}
 }
 
@@ -450,7 +477,7 @@ static void from_environment(unsigned param)
 {
 	const char *text = getenv(vmh_param_defs[param].name);
 
-	apply_aliases(param);
+	apply_aliases(param, text);
 	if (text)
 		take(param, vmh_param_defs[param].name, text, VMH_FROM_ENV);
 }
