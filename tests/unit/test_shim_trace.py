@@ -129,7 +129,8 @@ def test_calls_of_every_kind_in_the_log(tmp_path: Path) -> None:
 def test_time_is_from_the_start_of_the_program(tmp_path: Path) -> None:
     """VMA_LOG_DETAILS=3, in milliseconds: not from the first socket, with which the log begins."""
     shim = {"LD_PRELOAD": str(library()), "VMA_HYBRID_SOCKET": str(tmp_path / "none"), "VMA_LOG_DETAILS": "3"}
-    program = "import time; time.sleep(0.3)\nimport socket; socket.socket(type=socket.SOCK_DGRAM).bind(('127.0.0.1', 0))"
+    program = "import time; time.sleep(0.3)\nimport socket\n"
+    program += "socket.socket(type=socket.SOCK_DGRAM).bind(('127.0.0.1', 0))"
     done = subprocess.run([sys.executable, "-c", program], env=os.environ | shim, capture_output=True, text=True,
                           timeout=30, check=True)  # fmt: skip
     first = re.match(r" Time: +(\d+)\.\d{3} Pid: ", done.stderr)
