@@ -42,6 +42,7 @@ def test_two_interfaces_on_one_network(service: Service, netns_pair: Sandbox) ->
         log = said(netns_pair, service)
         assert TEXT in log and log.count("(ARP flux)") == 1
         assert "net.ipv4.conf.[DEVICE].arp_announce=1 net.ipv4.conf.[DEVICE].arp_ignore=2" in log
+        assert "sysctl -w net.ipv4.conf.[DEVICE].rp_filter=0\n" in log
         do("sysctl -qw net.ipv4.conf.vmhx.arp_ignore=2 net.ipv4.conf.va.arp_ignore=2")
         assert "ARP flux" not in said(netns_pair, service), "the manual's remedy"
         do("sysctl -qw net.ipv4.conf.vmhx.arp_ignore=0 net.ipv4.conf.va.arp_ignore=0")

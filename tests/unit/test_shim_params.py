@@ -200,6 +200,7 @@ def test_statistics(driver: Path, tmp_path: Path) -> None:
     ]
     assert " VMA INFO: ============ DUMPING FD 10 STATISTICS ============\n" in log
     assert " VMA INFO: Bind info : 10.1.2.3:11111\n" in log
+    assert " VMA INFO: Connection info : [fd00:77::2]:7950\n" in log
     assert " VMA INFO: Tx Offload : 455 / 233020 / 0 / 0 [kilobytes/packets/drops/errors]\n" in log
     assert "Fd number : 11" not in log
 
@@ -488,7 +489,8 @@ def on_a_terminal(driver: Path, **env: str) -> str:
     """The log, where stderr is a terminal."""
     ours, theirs = os.openpty()
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("VMA_", "NO_COLOR"))}
-    with subprocess.Popen([driver, "logs"], env=clean | env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+    env = clean | {"TERM": "linux"} | env
+    with subprocess.Popen([driver, "logs"], env=env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
         os.close(theirs)
         process.wait(10)
         text = os.read(ours, 65536).decode()
@@ -500,7 +502,7 @@ def test_colours_on_a_terminal_only(driver: Path, tmp_path: Path) -> None:
     text = on_a_terminal(driver)
     assert "\x1b[0;31m VMA ERROR: x" in text and "\x1b[2;35m VMA WARNING: before\x1b[0m\r\n" in text
     assert "\n VMA INFO: " in "\n" + text
-    for off in ({"VMA_LOG_COLORS": "0"}, {"NO_COLOR": "1"}):
+    for off in ({"VMA_LOG_COLORS": "0"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "WARNING: before" in on_a_terminal(driver, **off) and "\x1b" not in on_a_terminal(driver, **off)
     assert "\x1b" not in run(driver, "logs")[1]
     path = tmp_path / "log"

@@ -124,3 +124,14 @@ def test_calls_of_every_kind_in_the_log(tmp_path: Path) -> None:
     assert len(re.findall(r": fcntl\(", done.stderr)) == 1, "a file is no socket"
     for call in ("accept4", "readv", "writev"):
         assert len(re.findall(rf": {call}\(", done.stderr)) == (call != "accept4"), "only what the program called"
+
+
+def test_time_is_from_the_start_of_the_program(tmp_path: Path) -> None:
+    """VMA_LOG_DETAILS=3, in milliseconds: not from the first socket, with which the log begins."""
+    shim = {"LD_PRELOAD": str(library()), "VMA_HYBRID_SOCKET": str(tmp_path / "none"), "VMA_LOG_DETAILS": "3"}
+    program = "import time; time.sleep(0.3)\nimport socket\n"
+    program += "socket.socket(type=socket.SOCK_DGRAM).bind(('127.0.0.1', 0))"
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | shim, capture_output=True, text=True,
+                          timeout=30, check=True)  # fmt: skip
+    first = re.match(r" Time: +(\d+)\.\d{3} Pid: ", done.stderr)
+    assert first and 300 <= int(first[1]) < 20000, done.stderr

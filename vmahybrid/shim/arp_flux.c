@@ -40,6 +40,7 @@ void vmh_warn_arp_flux(void)
 	vmh_warn("Interfaces %s and %s are on the same network, and Linux answers ARP requests for the", one, other);
 	vmh_warn("addresses of both from either (ARP flux): neighbours may send to the wrong one.");
 	vmh_warn("sysctl -w net.ipv4.conf.[DEVICE].arp_announce=1 net.ipv4.conf.[DEVICE].arp_ignore=2");
+	vmh_warn("sysctl -w net.ipv4.conf.[DEVICE].rp_filter=0");
 	vmh_warn("Read more about this issue in the VMA's User Manual");
 	vmh_warn("%s", stars);
 }

@@ -15,7 +15,8 @@ static void crashed(int sig)
 
 	(void)sig;
 	vmh_error("Segmentation Fault");
-	backtrace_symbols_fd(frames, backtrace(frames, DEPTH), 2);
+	if (vmh_log_stderr_usable())
+		backtrace_symbols_fd(frames, backtrace(frames, DEPTH), 2);
 }
 
 void vmh_crash_init(void)

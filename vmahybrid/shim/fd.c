@@ -39,6 +39,16 @@ static bool identify(int fd, struct stat *st)
 	return vmh_sys(SYS_fstat, fd, st) == 0;
 }
 
+int vmh_file_of(struct vmh_file *f, int fd)
+{
+	struct stat st;
+
+	if (!identify(fd, &st))
+		return -EBADF;
+	*f = (struct vmh_file){ .fd = fd, .dev = st.st_dev, .ino = st.st_ino };
+	return 0;
+}
+
 int vmh_file_open(struct vmh_file *f, const char *path, int flags, unsigned mode, bool regular)
 {
 	/* O_NONBLOCK: a FIFO at that path must not hang the program */

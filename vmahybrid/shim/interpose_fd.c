@@ -2,6 +2,7 @@
 #include "vmh_control.h"
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
+#include "vmh_log.h"
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
@@ -113,6 +114,14 @@ static int refuse_hidden(int fd)
 	return -1;
 }
 
+/* Put there on purpose: the log follows. The child of a vfork has the descriptor for itself, and not the memory. */
+static int laid_over(int newfd)
+{
+	if (vmh_unlikely(newfd == STDERR_FILENO) && !vmh_fdtab_borrowed())
+		vmh_log_stderr_moved();
+	return newfd;
+}
+
 /* Two descriptors of one connection are the kernel's, and so is what dup2() closes. 0 or -errno. */
 static int dup_over(int oldfd, int newfd)
 {
@@ -132,7 +141,7 @@ VMH_TRACED(dup2, (int oldfd, int newfd), (oldfd, newfd), "%d, %d", oldfd, newfd)
 		RETURN(r);
 	r = vmh_real()->dup2(oldfd, newfd);
 	vmh_duplicated(oldfd, r);
-	return r;
+	return laid_over(r);
 }
 
 VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, %d, %#x", oldfd, newfd, flags)
@@ -144,7 +153,7 @@ VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, 
 		RETURN(r);
 	r = vmh_real()->dup3(oldfd, newfd, flags);
 	vmh_duplicated(oldfd, r);
-	return r;
+	return laid_over(r);
 }
 
 /* Numbers that the kernel hands out anew: forget an object that was closed without our seeing it. */
@@ -316,7 +325,10 @@ VMH_EXPORT pid_t forkpty(int *master, char *name, const struct termios *tio, con
 		vmh_real_find(&real, "forkpty");
 	vmh_before_fork();
 	errno = saved;
-	return forked_now(real(master, name, tio, win));
+	pid_t pid = forked_now(real(master, name, tio, win));
+	if (pid == 0)
+		vmh_log_stderr_moved(); /* onto the new terminal */
+	return pid;
 }
 
 /* libc's daemon() forks inside: the parent ends at once, so the child owns the sockets alone. */

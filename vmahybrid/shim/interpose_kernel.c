@@ -125,7 +125,10 @@ STREAM_OF(_IO_fdopen)
 		if (f) \
 			vmh_fd_close(fileno(f)); \
 		errno = saved; \
-		return real(path, mode, f); \
+		f = real(path, mode, f); \
+		if (f && f == stderr && fileno(f) == STDERR_FILENO && !vmh_fdtab_borrowed()) \
+			vmh_log_stderr_moved(); \
+		return f; \
 	}
 
 REOPEN(freopen)

@@ -372,8 +372,8 @@ static long do_submit(const struct call *k)
 	X(ioctl, ours(k->a), ioctl(INT(a), (unsigned long)UINT(b), PTR(c))) \
 	X(fcntl, ours(k->a) && changes_flags(INT(b)), fcntl(INT(a), INT(b), PTR(c))) \
 	X(dup, ours(k->a), dup(INT(a))) \
-	X(dup2, ours(k->a) || ours(k->b) || hidden(k->b), dup2(INT(a), INT(b))) \
-	X(dup3, ours(k->a) || ours(k->b) || hidden(k->b), dup3(INT(a), INT(b), INT(c))) \
+	X(dup2, ours(k->a) || ours(k->b) || hidden(k->b) || k->b == STDERR_FILENO, dup2(INT(a), INT(b))) \
+	X(dup3, ours(k->a) || ours(k->b) || hidden(k->b) || k->b == STDERR_FILENO, dup3(INT(a), INT(b), INT(c))) \
 	X(close, ours(k->a) || hidden(k->a), close(INT(a))) \
 	X(close_range, vmh_fdtab_size > 0, close_range(UINT(a), UINT(b), INT(c))) \
 	X(poll, poll_wanted(k), poll(PTR(a), (nfds_t)UINT(b), INT(c))) \

@@ -22,6 +22,7 @@ static bool to_file, colours;
 static void (*callback)(int level, const char *line);
 static __thread bool in_callback; /* the program's function may make calls that are logged */
 static uint64_t started_ns;
+static struct vmh_file program_stderr = { .fd = -1 }; /* what the program means by 2; fd -1: it began without one */
 
 static const struct {
 	const char *name, *colour; /* red, magenta, plain, dim */
@@ -32,6 +33,12 @@ static const struct {
 	[VMH_LOG_FINE] = { "FINE", "\033[2m" },          [VMH_LOG_FINER] = { "FINER", "\033[2m" },
 	[VMH_LOG_ALL] = { "ALL", "\033[2m" },
 };
+
+__attribute__((constructor)) static void loaded(void)
+{
+	started_ns = vmh_now_ns();
+	vmh_file_of(&program_stderr, 2);
+}
 
 static bool is_terminal(int fd)
 {
@@ -60,18 +67,24 @@ static void find_callback(void)
 		vmh_warn("VMA_LOG_CB_FUNC_PTR = %s is not the address of a function of this process, logging as without it", text);
 }
 
+/* https://no-color.org, and a terminal that knows no escape sequences (in Emacs) */
+static bool colours_wanted(void)
+{
+	const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+
+	return vmh_params.log_colors && !(no_color && *no_color) && !(term && !strcmp(term, "dumb"));
+}
+
 void vmh_log_init(void)
 {
-	const char *no_color = getenv("NO_COLOR");
 	int err = 0;
 
-	started_ns = vmh_now_ns();
 	atomic_store(&vmh_log_level_now, (int)vmh_params.tracelevel);
 	atomic_store(&vmh_log_details_now, (int)vmh_params.log_details);
 	to_file = vmh_params.log_file[0] != 0;
 	if (to_file)
 		err = open_file(O_TRUNC);
-	colours = vmh_params.log_colors && !(no_color && *no_color) && is_terminal(to_file && !err ? file.fd : 2);
+	colours = colours_wanted() && is_terminal(to_file && !err ? file.fd : 2);
 	if (err) {
 		to_file = false;
 		vmh_error("Failed to open logfile: %s (%s), logging to stderr", vmh_params.log_file, strerrorname_np(-err));
@@ -89,7 +102,18 @@ void vmh_log_reopen(void)
 		to_file = false;
 }
 
-/* The program may have closed its stderr, and the number is a connection now. */
+void vmh_log_stderr_moved(void)
+{
+	struct vmh_file now;
+
+	if (program_stderr.fd < 0 || vmh_file_of(&now, 2))
+		return;
+	program_stderr = now;
+	if (!to_file && colours)
+		colours = is_terminal(2);
+}
+
+/* A stderr may be one since the start (inetd), and what is said there is the protocol's. */
 static bool stderr_is_a_connection(void)
 {
 	int domain = 0;
@@ -99,12 +123,18 @@ static bool stderr_is_a_connection(void)
 	       (domain == AF_INET || domain == AF_INET6);
 }
 
+/* A program that has closed its stderr gets the number for its next file, which our lines would spoil. */
+bool vmh_log_stderr_usable(void)
+{
+	return vmh_file_is_ours(&program_stderr) && !stderr_is_a_connection();
+}
+
 static void to_stderr(const char *line, size_t len)
 {
 	struct vmh_quiet q;
 	long r;
 
-	if (stderr_is_a_connection())
+	if (!vmh_log_stderr_usable())
 		return;
 	q = vmh_quiet_begin();
 	do

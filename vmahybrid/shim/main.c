@@ -25,6 +25,7 @@ __attribute__((constructor)) static void library_loaded(void)
 {
 	vmh_real_init();
 	vmh_fdtab_init();
+	vmh_fdtab_own();
 }
 
 /* Nothing is made (no file, no connection) for a program that never opens a socket. */
@@ -127,10 +128,10 @@ void vmh_after_fork_parent(void)
 
 void vmh_after_fork_child(void)
 {
+	vmh_fdtab_own();
 	if (!forking)
 		return;
 	own_pid = vmh_sys(SYS_getpid);
-	vmh_fdtab_own();
 	forking = false;
 	vmh_lock_fork_child();
 	vmh_wait_fork_child();

@@ -25,7 +25,7 @@ static const char *endpoint(const struct vmh_sock_stats *s, const unsigned char 
 	char ip[INET6_ADDRSTRLEN] = "";
 
 	inet_ntop(s->family == 6 ? AF_INET6 : AF_INET, s->family == 6 ? addr : addr + 12, ip, sizeof(ip));
-	snprintf(text, size, "%s:%u", ip, ntohs(port));
+	snprintf(text, size, s->family == 6 ? "[%s]:%u" : "%s:%u", ip, ntohs(port));
 	return text;
 }
 

@@ -23,6 +23,7 @@ struct vmh_file {
 /* O_CLOEXEC, O_NOCTTY and O_NONBLOCK are added; 0 or -errno. -EINVAL where regular is asked for and
  * it is something else (then nothing was truncated: the caller passes no O_TRUNC, see truncate). */
 int vmh_file_open(struct vmh_file *f, const char *path, int flags, unsigned mode, bool regular);
+int vmh_file_of(struct vmh_file *f, int fd); /* what fd is now; 0 or -EBADF, *f is as it was then */
 int vmh_file_truncate(struct vmh_file *f);
 bool vmh_file_is_ours(const struct vmh_file *f);
 /* Writes all of it as far as possible; forgets f where the fd is no longer ours. 0 or -errno. */

@@ -22,6 +22,9 @@ extern _Atomic int vmh_log_details_now;
 
 void vmh_log_init(void);    /* after vmh_params_init */
 void vmh_log_reopen(void);  /* in the child of a fork */
+/* The program has put another file under 2, with dup2() and the like: its lines go there, and ours. */
+void vmh_log_stderr_moved(void);
+bool vmh_log_stderr_usable(void); /* false: 2 is something else by now, a file or a connection of the program */
 /* keeps errno; one write(2) per line; at most 512 bytes */
 void vmh_log_write(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

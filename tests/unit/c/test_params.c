@@ -105,6 +105,11 @@ static void stats(void)
 	vmh_stats_dump_fd(10, VMH_LOG_INFO);
 	vmh_stats_file_dump(a);
 	vmh_stats_file_dump(b);
+	b->fd = 13;
+	b->family = 6;
+	memcpy(b->remote_addr, "\xfd\0\0\x77\0\0\0\0\0\0\0\0\0\0\0\x02", 16);
+	b->remote_port = htons(7950);
+	vmh_stats_dump_fd(13, VMH_LOG_INFO);
 	vmh_stats_sock_free(b);
 	printf("reused=%d\n", vmh_stats_sock_new(12) == b);
 	vmh_stats_zero();
