@@ -757,6 +757,15 @@ def test_polling_share(lab: Lab) -> None:
     assert 4 <= lab.iomux("select")["polling_percent"] <= 25
 
 
+def test_polling_share_of_each(lab: Lab) -> None:
+    """Those that take turns have their own."""
+    lab.ring()
+    lab.do("ep, end = select.epoll(), time.monotonic() + 2.6\nep.register(s, 1)\n"
+           "while time.monotonic() < end: ep.poll(0.001); select.select([s], [], [], 0.001)")
+    shares = [lab.iomux(kind)["polling_percent"] for kind in ("select", "epoll")]
+    assert all(3 <= share <= 15 for share in shares), shares
+
+
 VERBS = "of rings on raw packet QPs: tests/net/test_verbs_ring.py, tests/unit/c/test_ring_verbs.c"
 NOT_DRIVEN = {
     "tx_drops": "nothing that was accepted is dropped: the kernel sends what a ring has no room for",

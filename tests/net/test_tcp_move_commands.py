@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from net.test_tcp_policy import NEVER, hot
 from net.test_tcp_shim import ShimPeer, at_home, flows, offloaded, on_ring, without_offloads
+from net.test_tcp_syn import nobody
 
 from vmahybrid.bench.sandbox import Sandbox, SandboxError
 from vmahybrid.bench.served import Service
@@ -40,6 +42,35 @@ def tcp_fd(service: Service, pid: int) -> int:
     found = [s for s in offloaded(service) if s["pid"] == pid]
     assert len(found) == 1
     return int(found[0]["fd"])
+
+
+CONNECTING = """
+import select, socket, sys, time
+socks = [socket.socket() for _ in range(40)]
+one = select.epoll() if sys.argv[1] == "epoll" else select.poll()
+for sock in socks:
+    sock.setblocking(False)
+    sock.connect_ex((sys.argv[2], 4000))
+    one.register(sock, select.POLLOUT)
+print("connecting", flush=True)
+end, seen = time.monotonic() + 3, []
+while time.monotonic() < end and not seen:
+    seen = one.poll(0.05 if sys.argv[1] == "epoll" else 50)
+print(len(seen), {sock.connect_ex((sys.argv[2], 4000)) for sock in socks})
+"""
+
+
+@pytest.mark.parametrize("by", ["epoll", "poll"])
+def test_home_while_it_connects(service: Service, by: str) -> None:
+    """The peer has not answered: nobody is told anything, before or after."""
+    side = service.sandbox.a
+    argv = service.run_argv([sys.executable, "-c", CONNECTING, by, nobody(side, 97)], "latency", VMA_RX_POLL="0")
+    program = service.sandbox.start(side, argv, env=service.env)
+    program.wait_for("connecting")
+    for _ in range(4):
+        time.sleep(0.3)
+        service.ask("home", str(program.pid))
+    assert program.result(20).splitlines()[-1] == f"0 {{{errno.EALREADY}}}"
 
 
 def test_home_and_back_again(service: Service, asking: ShimPeer) -> None:

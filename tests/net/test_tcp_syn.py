@@ -218,6 +218,11 @@ def test_nobody_answers(stage: Stage, who: str) -> None:
         seen += [a.do("interrupted", name="i", method="connect", arguments=[at], restart=False, after=0.2)]
         a.do("new", name="u", blocking=False)
         seen += [a.call("u", "connect", at), a.do("connect_unspec", name="u")]
+        a.do("new", name="g", blocking=False)
+        seen += [a.call("g", "connect", at), a.call("g", "setblocking", True)]
+        seen += [a.do("timeout", name="g", which="SO_SNDTIMEO", seconds=0.3), a.call("g", "connect", at)]
+        begun = time.monotonic()
+        seen += [a.do("linger", name="g", seconds=2), a.do("close", name="g"), time.monotonic() - begun < 1]
         seen += [a.do("end", thread="t", seconds=6)]
         return seen
 

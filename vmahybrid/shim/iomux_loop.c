@@ -7,6 +7,7 @@
 /* With VMA_SELECT_POLL_OS_RATIO=0 or VMA_SELECT_SKIP_OS=0 the manual never asks the kernel while rings
  * are polled or ready. A pipe in such a set would starve for ever; once in 10 ms costs nothing. */
 #define OS_LOOK_NS 10000000u
+#define USAGES 4 /* of one thread */
 #define SELDOM_NS 20000 /* from the end of a call to the next one */
 
 struct run {
@@ -156,27 +157,49 @@ static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
 	return n;
 }
 
-/* Share of the last second or more that this thread spent in calls that spun. */
+struct usage {
+	const struct vmh_iomux_stats *of;
+	uint64_t since, busy;
+};
+
+/* Of select, poll or an epoll set; that of the one which was told of longest ago, if there are too many. */
+static struct usage *usage_of(const struct vmh_iomux_stats *s)
+{
+	static __thread struct usage all[USAGES] __attribute__((tls_model("initial-exec")));
+	struct usage *oldest = all;
+
+	for (unsigned i = 0; i < USAGES; i++) {
+		if (all[i].of == s)
+			return &all[i];
+		if (all[i].since < oldest->since)
+			oldest = &all[i];
+	}
+	*oldest = (struct usage){ .of = s };
+	return oldest;
+}
+
+/* Share of the last second or more that this thread spent in such calls that spun. */
 static void cpu_usage(struct vmh_waiter *w, const struct run *r)
 {
-	static __thread uint64_t since, busy __attribute__((tls_model("initial-exec")));
+	struct usage *u;
 	uint64_t now;
 
 	if (!vmh_params.cpu_usage_stats || !r->start)
 		return;
+	u = usage_of(w->stats);
 	now = vmh_now_ns();
-	if (!since)
-		since = r->start;
+	if (!u->since)
+		u->since = r->start;
 	if (r->spun) {
 		uint64_t end = spin_end(&(struct run){ .now = r->start, .deadline = r->deadline });
 
-		busy += (now < end ? now : end) - r->start;
+		u->busy += (now < end ? now : end) - r->start;
 	}
-	if (now - since < 1000000000u)
+	if (now - u->since < 1000000000u)
 		return;
-	VMH_SET(w->stats->polling_percent, busy * 100 / (now - since));
-	since = now;
-	busy = 0;
+	VMH_SET(w->stats->polling_percent, u->busy * 100 / (now - u->since));
+	u->since = now;
+	u->busy = 0;
 }
 
 static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_rx, int os_rx)

@@ -128,8 +128,8 @@ static void tell_options(const struct vmh_tcps *s)
 	vmh_sys(SYS_setsockopt, s->obj.fd, IPPROTO_TCP, TCP_CORK, &(int){ s->opt.cork }, sizeof(int));
 }
 
-/* Object lock held: the kernel socket is as it was made, and may be connected again. */
-static void undo(struct vmh_tcps *s)
+/* Object lock held: the ring's part is over. state: KERNEL or HOME. */
+static void undo_to(struct vmh_tcps *s, unsigned state)
 {
 	vmh_lock(&s->io);
 	if (s->conn)
@@ -140,7 +140,7 @@ static void undo(struct vmh_tcps *s)
 	s->opening = VMH_TCPS_OPEN;
 	atomic_store(&s->bits, 0);
 	atomic_store(&s->fresh, 0);
-	atomic_store(&s->state, VMH_TCPS_KERNEL);
+	atomic_store(&s->state, state);
 	vmh_unlock(&s->io);
 	vmh_tring_flush(s->tring);
 	vmh_tring_count(s->tring, -1);
@@ -151,6 +151,12 @@ static void undo(struct vmh_tcps *s)
 	VMH_SET(s->stats->flow_id, 0);
 	vmh_epoll_member_parked(&s->obj, false);
 	vmh_wake_all();
+}
+
+/* Object lock held: the kernel socket is as it was made, and may be connected again. */
+static void undo(struct vmh_tcps *s)
+{
+	undo_to(s, VMH_TCPS_KERNEL);
 }
 
 /* How far it is: 1 connected, 0 not yet, or -errno, once: the socket is new again then. */
@@ -226,9 +232,11 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 		return -EISCONN;
 	vmh_rings_poll(1);
 	rc = outcome(s);
-	if (rc)
-		return rc > 0 ? 0 : rc;
-	return atomic_load(&s->nonblock) ? -EALREADY : wait_open(s, &began);
+	if (!rc && !atomic_load(&s->nonblock)) {
+		rc = wait_open(s, &began);
+		return rc == -EINPROGRESS ? -EALREADY : rc;
+	}
+	return rc > 0 ? 0 : rc ? rc : -EALREADY;
 }
 
 /* Before it is adopted. The first connect() after one without blocking says 0 when it is open, all others EISCONN: only the
@@ -317,18 +325,17 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 	return atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s, &began);
 }
 
-/* It has not begun, or nobody knows: the kernel begins anew. Object lock held. */
+/* It has not begun, or nobody knows: the kernel begins anew, before anybody is told to ask it. Object lock held. */
 void vmh_tcps_restart(struct vmh_tcps *s)
 {
 	struct sockaddr_storage to;
 	socklen_t len = vmh_tcps_compose(s->v6, &s->addr.raddr, s->addr.rport, &to);
 	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFL);
 
-	undo(s);
-	atomic_store(&s->state, VMH_TCPS_HOME);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags | O_NONBLOCK);
 	vmh_sys(SYS_connect, s->obj.fd, &to, len);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
+	undo_to(s, VMH_TCPS_HOME);
 }
 
 /* Has it come to its end? */

@@ -37,14 +37,15 @@ static void linger(struct vmh_tcps *s)
 static void close_fresh(struct vmh_tcps *s, bool wait)
 {
 	struct vmh_tcp_conn *c;
+	bool open;
 
 	if (wait && s->linger && s->linger_s) {
 		vmh_lock(&s->io);
-		if (s->conn)
-			vmh_tcp_shutdown(s->conn, SHUT_WR);
+		open = s->conn && !vmh_tcp_shutdown(s->conn, SHUT_WR); /* else there is nothing to wait for */
 		vmh_unlock(&s->io);
 		vmh_tring_flush(s->tring);
-		linger(s);
+		if (open)
+			linger(s);
 	}
 	vmh_lock(&s->io);
 	c = s->conn;
@@ -69,6 +70,8 @@ void vmh_tcps_close(struct vmh_tcps *s)
 		vmh_tcps_home(s, VMH_R_CLOSED, true); /* first: who is in a call goes on at the kernel */
 		return;
 	}
+	if (s->opening) /* the peer may have answered: it gets a connection that ends */
+		vmh_rings_poll(1);
 	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
