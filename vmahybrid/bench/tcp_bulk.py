@@ -59,15 +59,17 @@ def parse_stream(text: str) -> float:
 
 
 def _measure(part: str, ways: Sequence[Way], make: MakeSandbox, repeats: int, seconds: float,
-             say: Callable[[str], None]) -> tuple[Part, dict[str, list[float]]]:
+             say: Callable[[str], None], streams: int = 1) -> tuple[Part, dict[str, list[float]]]:
+    what, several = ("iperf3", []) if streams == 1 else (f"{streams} streams", ["-P", str(streams)])
     with places(ways, make) as found:
         options = ["-C", "cubic"] if part == "tcp-loss" else []
-        variants = {way.name: partial(stream, found[way.name], seconds, options if way.policy != "offload" else [])
-                    for way in ways}
-        runs = interleave(variants, repeats, say)
+        variants = {way.name: partial(stream, found[way.name], seconds,
+                                      [*several, *(options if way.policy != "offload" else [])]) for way in ways}
+        runs = interleave(variants, repeats, say if streams == 1 else lambda text: say(f"{what}, {text}"))
     rates = {name: runs.of(name, float) for name in variants}
-    figures = [median_figure(part, f"iperf3, {name}", rate, "Gbit/s") for name, rate in rates.items() if rate]
-    return Part(figures, runs.failures), rates
+    figures = [median_figure(part, f"{what}, {name}", rate, "Gbit/s") for name, rate in rates.items() if rate]
+    failures = runs.failures if streams == 1 else {f"{what}, {name}": text for name, text in runs.failures.items()}
+    return Part(figures, failures), rates
 
 
 def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
@@ -86,14 +88,8 @@ def measure_loss(repeats: int, seconds: float, say: Callable[[str], None]) -> Pa
     part, rates = _measure("tcp-loss", ways, lambda: LossySandbox("bench", LOSS), repeats, seconds, say)
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL_NO_GSO.name], at_least=0.5)
     part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL_NO_GSO.name])
-    many = (KERNEL_NO_GSO, ADAPTIVE)
-    with places(many, lambda: LossySandbox("bench", LOSS)) as found:
-        variants = {way.name: partial(stream, found[way.name], seconds, ["-C", "cubic", "-P", str(STREAMS)])
-                    for way in many}
-        runs = interleave(variants, repeats, lambda text: say(f"{STREAMS} streams, {text}"))
-    part.failures.update({f"{STREAMS} streams, {name}": text for name, text in runs.failures.items()})
-    of = {name: runs.of(name, float) for name in variants}
-    part.figures += [median_figure("tcp-loss", f"{STREAMS} streams, {name}", rate, "Gbit/s")
-                     for name, rate in of.items() if rate]
-    part.ratio(f"{STREAMS} streams, adaptive / kernel", of[ADAPTIVE.name], of[KERNEL_NO_GSO.name], at_least=0.95)
+    several, rates = _measure("tcp-loss", ways[:2], lambda: LossySandbox("bench", LOSS), repeats, seconds, say, STREAMS)
+    part.figures += several.figures
+    part.failures.update(several.failures)
+    part.ratio(f"{STREAMS} streams, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL_NO_GSO.name], at_least=0.95)
     return part

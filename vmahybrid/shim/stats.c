@@ -129,17 +129,15 @@ static int link_file(void)
 
 static int open_memfd(void)
 {
-	struct stat st;
 	long fd = vmh_sys(SYS_memfd_create, "vmastat", MFD_CLOEXEC);
 
 	if (fd < 0)
 		return (int)fd;
 	fd = vmh_fd_high((int)fd);
-	if (vmh_sys(SYS_fstat, (int)fd, &st)) {
+	if (vmh_file_of(&file, (int)fd)) {
 		vmh_sys(SYS_close, (int)fd);
 		return -EIO;
 	}
-	file = (struct vmh_file){ .fd = (int)fd, .dev = st.st_dev, .ino = st.st_ino };
 	return 0;
 }
 
