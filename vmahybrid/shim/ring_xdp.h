@@ -121,11 +121,14 @@ static inline struct xdp_desc *desc_at(struct xring *g, uint32_t i)
 	return (struct xdp_desc *)g->desc + (i & g->mask);
 }
 
-/* All connections of TCP may send at the same time, and what finds no frame is sent again 10 ms later at best. */
+/* All connections of TCP may send at the same time, and what finds no frame is sent again 10 ms later at best. Those that
+ * are silent have none: the kernel takes frames in turn, and as many as there are come from memory, not from the cache. */
 #define FRAMES_PER_CONN 2 /* a segment, and the ACK of ours */
 static inline uint32_t frames_wanted(const struct xdp_ring *x)
 {
-	uint64_t n = x->share + (uint64_t)FRAMES_PER_CONN * atomic_load_explicit(&x->r.conns, memory_order_relaxed);
+	uint32_t conns = atomic_load_explicit(&x->r.conns, memory_order_relaxed);
+	uint32_t talkers = x->r.talkers < conns ? x->r.talkers : conns; /* the others have been closed */
+	uint64_t n = x->share + (uint64_t)FRAMES_PER_CONN * talkers;
 
 	return n < x->most ? (uint32_t)n : x->most;
 }

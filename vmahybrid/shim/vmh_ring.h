@@ -102,7 +102,8 @@ struct vmh_ring {
 	uint32_t rx_frames;         /* that circulate for receiving; 0: not this kind of ring's to count */
 	_Atomic int gone;           /* set by the control thread; read anywhere */
 	bool hw_stamps;             /* datagrams come with the adapter's time */
-	_Atomic uint32_t conns;     /* of TCP, listeners too: each may have frames on the way */
+	_Atomic uint32_t conns;     /* of TCP, listeners too */
+	uint32_t talkers;           /* connections of TCP that may all send at once; under lock */
 	/* own cache lines: a sender and a receiver thread shall not disturb each other */
 	_Alignas(64) struct vmh_lock lock;
 	const struct vmh_sock *taker; /* whose next datagram the poller wants in hand, not queued; under lock */

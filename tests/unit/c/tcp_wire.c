@@ -153,6 +153,11 @@ static void copied(void *ctx, unsigned frames)
 	((struct wire_end *)ctx)->copied += frames;
 }
 
+static void talkers(void *ctx, uint32_t n)
+{
+	((struct wire_end *)ctx)->talkers = n;
+}
+
 static struct vmh_ip address(int end)
 {
 	struct vmh_ip v6 = { .b = { 0xfd, 0, 0x12, 0x34, 0xab, 0xcd, [15] = (uint8_t)(1 + end) } };
@@ -175,7 +180,7 @@ void wire_open_share(struct wire *w, const struct wire_faults *both, unsigned ho
 	w->streams = getenv("WIRE_STREAMS") ? (unsigned)atoi(getenv("WIRE_STREAMS")) : STREAMS;
 	for (int i = 0; i < 2; i++) {
 		struct vmh_tcp_env env = {.ctx = &w->end[i], .now_ns = now_ns, .send = send_frame, .release = release,
-					  .ready = ready, .copied = copied, .hold_max = hold_max,
+					  .ready = ready, .copied = copied, .talkers = talkers, .hold_max = hold_max,
 					  .hold_share = hold_share, .merge_max = w->streams, .verify = true, .reset_unknown = true};
 
 		w->end[i].w = w;

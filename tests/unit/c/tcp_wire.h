@@ -32,6 +32,7 @@ struct wire_end {
 	int (*watch)(void *arg, const uint8_t *frame, size_t len);
 	void *arg;
 	unsigned ready;            /* calls of env.ready */
+	unsigned talkers;
 };
 
 struct wire_frame;

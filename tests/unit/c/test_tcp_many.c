@@ -89,6 +89,41 @@ static void test_open_and_close(unsigned total)
 	wire_close(&w);
 }
 
+static void talk(struct wire *w, struct vmh_tcp_conn **c, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		CHECK(wire_write(c[i], "x", 1) == 1, "write");
+	wire_run(w, NS);
+}
+
+/* Who has said nothing for a while gets no frames for what it may send. */
+static void test_talkers(void)
+{
+	struct vmh_tcp_conn *l, *c[100], *p;
+	struct wire w;
+
+	wire_open(&w, &(struct wire_faults){.delay_ns = 10000}, 256);
+	l = wire_listen(&w, 80, 4096, NULL);
+	for (unsigned i = 0; i < 100; i++)
+		c[i] = wire_connect(&w, (uint16_t)(1000 + i), 80, NULL);
+	wire_run(&w, NS);
+	while (vmh_tcp_accept(l, NULL, &p) == 0)
+		;
+	CHECK(w.end[0].talkers == 100 && w.end[1].talkers == 100, "%u, %u", w.end[0].talkers, w.end[1].talkers);
+	for (uint64_t ns = 0; ns <= 2 * VMH_TCP_LATELY_NS + NS; ns += NS)
+		talk(&w, c, 3);
+	CHECK(w.end[1].talkers == 3, "%u of 3", w.end[1].talkers);
+	talk(&w, c, 50);
+	CHECK(w.end[1].talkers == 50, "%u of 50", w.end[1].talkers);
+	for (uint64_t ns = 0; ns < VMH_TCP_LATELY_NS - 2 * NS; ns += NS)
+		talk(&w, c, 3);
+	CHECK(w.end[1].talkers == 50, "%u of 50, lately", w.end[1].talkers);
+	wire_run(&w, 5 * VMH_TCP_LATELY_NS);
+	talk(&w, c, 2);
+	CHECK(w.end[1].talkers == 2, "%u of 2 after a pause", w.end[1].talkers);
+	wire_close(&w);
+}
+
 /* A request and reply on one connection, beside `idle` others. */
 static double round_trip(unsigned idle)
 {
@@ -133,6 +168,7 @@ int main(int argc, char **argv)
 	test_open_and_close(argc > 1 ? (unsigned)atoi(argv[1]) : 100000);
 	if (argc > 2)
 		return check_result();
+	test_talkers();
 	alone = round_trip(0);
 	among = round_trip(20000);
 	printf("a round trip: %.2f us of CPU alone, %.2f us beside 20000 idle connections\n", alone, among);

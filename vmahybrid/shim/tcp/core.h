@@ -150,6 +150,7 @@ struct vmh_tcp_conn {
 	uint64_t resting_since;   /* nothing is on its way; 0: something is */
 	uint64_t first_sent_at, heard_at; /* oldest unacknowledged went out; last segment came */
 	uint64_t probing_since;   /* first probe of a closed window, answered or not; 0: none */
+	uint32_t talked;          /* in this period of struct vmh_tcp */
 	uint32_t out_then;        /* data segments sent when the last one came: as many now, and it went without an answer */
 	uint32_t long_in;         /* bytes of long frames since the last data that was sent */
 	uint64_t answered_at;     /* the last segment that made no sense */
@@ -226,6 +227,11 @@ struct vmh_tcp {
 	uint32_t isn_floor;            /* of the next sequence number, if `reusing` */
 	bool reusing;
 	bool recalling;                /* a SYN that was answered by a cookie, isn_floor: no second answer */
+	struct {
+		uint64_t until;        /* us */
+		uint32_t period;       /* from 1 */
+		uint32_t now, before;  /* connections that had a segment in this one, in the last one */
+	} talkers;
 	struct vmh_tcp_stats stats;
 };
 

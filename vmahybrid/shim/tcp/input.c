@@ -9,6 +9,7 @@
 #define TCP_LEN 20
 #define INVALID_US (500 * MS)
 #define LONG_MOST (16u << 20) /* bytes: a ring takes some 10 ms more for them than the kernel, as a move does */
+#define LATELY_US (VMH_TCP_LATELY_NS / 1000)
 #define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
 
 static inline uint16_t get16(const uint8_t *p)
@@ -317,6 +318,28 @@ static void reset_unwanted(struct vmh_tcp_conn *c, const struct seg_in *in)
 	core_drop(c, ECONNRESET, false);
 }
 
+static void tell_talkers(const struct vmh_tcp *t)
+{
+	if (t->env.talkers)
+		t->env.talkers(t->env.ctx, t->talkers.now > t->talkers.before ? t->talkers.now : t->talkers.before);
+}
+
+/* Periods are counted, not compared with heard_at: that of a connection which came from the kernel is not its own. */
+static inline void count_talker(struct vmh_tcp *t, struct vmh_tcp_conn *c)
+{
+	if (t->now >= t->talkers.until) {
+		t->talkers.before = t->now - t->talkers.until < LATELY_US ? t->talkers.now : 0;
+		t->talkers.now = 0;
+		t->talkers.period++;
+		t->talkers.until = t->now + LATELY_US;
+	}
+	if (c->talked == t->talkers.period)
+		return;
+	c->talked = t->talkers.period;
+	t->talkers.now++;
+	tell_talkers(t);
+}
+
 void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct vmh_tcp *t = c->t;
@@ -350,6 +373,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		return;
 	}
 	c->heard_at = t->now;
+	count_talker(t, c);
 	c->keep_sent = 0;
 	cut_to_window(c->pcb, &in, s);
 	first = count_segment(c, &in, frames(s));

@@ -51,6 +51,14 @@ static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)
 		tr->ready(tr->arg, user, c);
 }
 
+/* Of an input, so under the ring's lock. */
+static void talkers(void *ctx, uint32_t n)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	VMH_SET(tr->ring->talkers, n);
+}
+
 static void soon(void *ctx)
 {
 	struct vmh_tcp_ring *tr = ctx;
@@ -125,7 +133,7 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, 
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .copied = copied, .soon = soon, .hold_max = frames / 2, .hold_share = frames / 8,
+				  .copied = copied, .soon = soon, .talkers = talkers, .hold_max = frames / 2, .hold_share = frames / 8,
 				  .merge_max = merge_max, .verify = verify};
 	int rc;
 

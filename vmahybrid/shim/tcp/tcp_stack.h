@@ -31,6 +31,8 @@ struct vmh_tcp_amounts {
 	uint32_t resent;                /* segments that this instance sent again */
 };
 
+#define VMH_TCP_LATELY_NS 10000000000ull /* at least, and at most twice as long */
+
 struct vmh_tcp_env {
 	void *ctx;
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
@@ -43,6 +45,8 @@ struct vmh_tcp_env {
 	 * write any more; may be NULL. */
 	void (*soon)(void *ctx);
 	void (*copied)(void *ctx, unsigned frames); /* whose payload was copied, at once or later; may be NULL */
+	/* How many connections had a segment lately; once for each of them in VMH_TCP_LATELY_NS; may be NULL */
+	void (*talkers)(void *ctx, uint32_t n);
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
 	unsigned hold_share; /* of them, for one connection; 0: all */
 	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
