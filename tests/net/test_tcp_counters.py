@@ -3,6 +3,7 @@ VMA."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ N, SIZE = 7, 100
 class Lab:
     """A program on side b, and the kernel on side a at the other end of its connection ``c``."""
 
-    def __init__(self, sandbox: Sandbox, service: Service, policy: str) -> None:
+    def __init__(self, sandbox: Sandbox, service: Service, policy: str, **variables: str) -> None:
         self._worker = NetnsWorker.open_path(sandbox.a.netns)
         self._listener = self._worker.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -35,7 +36,7 @@ class Lab:
         self._listener.listen()
         self.on_ring = policy == "offload"
         self.program = Program(sandbox, service, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="10000",
-                               VMA_RX_POLL="2000", VMA_SELECT_POLL="0")
+                               VMA_RX_POLL="2000", VMA_SELECT_POLL="0", **variables)
         self.do = self.program.do
         self.peers: list[socket.socket] = []
         self.fd = -1
@@ -99,6 +100,13 @@ def ring(world: tuple[Sandbox, Service]) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def kernel(world: tuple[Sandbox, Service]) -> Iterator[Lab]:
     made = Lab(*world, "adaptive")  # by the kernel until it has proved itself
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def strict(world: tuple[Sandbox, Service]) -> Iterator[Lab]:
+    made = Lab(*world, "offload", VMA_EXCEPTION_HANDLING="2")
     yield made
     made.close()
 
@@ -279,6 +287,36 @@ def test_refused_calls(request: pytest.FixtureRequest, where: str, call: str) ->
     assert lab.do("len(c.recv(1000))") == SIZE
     lab.do("c.send(b'x')")
     assert peer.recv(10) == b"x"
+
+
+# what only the kernel can do, with the descriptor of the connection; whether it sends
+OF_KERNEL = {
+    "recvmmsg": ("libc.recvmmsg({}, bytes(200), 1, 0, None)", False),
+    "sendmmsg": ("libc.sendmmsg({}, bytes(200), 1, 0)", True),
+    "sendfile": ("libc.sendfile({}, zero, None, 9)", True),
+    "sendfile64": ("libc.sendfile64({}, zero, None, 9)", True),
+    "splice to": ("libc.splice(pipe[0], None, {}, None, 9, 0)", True),
+    "splice from": ("libc.splice({}, None, pipe[1], None, 9, 0)", False),
+    "pwritev2": ("libc.pwritev2({}, vector(), 1, ctypes.c_long(-1), 0)", True),
+    "preadv2": ("libc.preadv2({}, vector(), 1, ctypes.c_long(-1), 0)", False),
+}
+
+
+@pytest.mark.parametrize("call", OF_KERNEL)
+def test_refused_by_exception_handling(strict: Lab, call: str) -> None:
+    code, sends = OF_KERNEL[call]
+    strict.queued(peer := strict.connect(), SIZE)
+    strict.do("import os\nzero, pipe = os.open('/dev/zero', os.O_RDONLY), os.pipe()\nos.write(pipe[1], bytes(9))")
+    act = f"[({code.format('c.fileno()')}, ctypes.get_errno()) for _ in range({N})]"
+    found = strict.counted(lambda: check_refused(strict.do(act)))
+    assert found == {f"{'tx' if sends else 'rx'}_errors": N}
+    assert strict.do("len(c.recv(1000))") == SIZE
+    strict.do("c.send(b'x')\nos.close(zero)\nfor end in pipe: os.close(end)")
+    assert peer.recv(10) == b"x"
+
+
+def check_refused(said: list[list[int]]) -> None:
+    assert said == [[-1, errno.EINVAL]] * N
 
 
 def test_the_address_is_met_last(ring: Lab, kernel: Lab) -> None:

@@ -357,6 +357,17 @@ def test_both_readers_know_the_same_blanks(driver: Path, tmp_path: Path, text: s
     same_as_the_shim(driver, {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf"})
 
 
+@pytest.mark.parametrize(("glob", "meant"), [
+    ("test_[[:alpha:]]arams", True), ("test_[![:alpha:]]arams", False), (r"test\_params", True), ("test_[^p]*", False),
+    ("test_[!p]*", False), ("test_[]p]arams", True), ("test_[", False), ("TEST_*", False), ("*", True), ("", False),
+])  # fmt: skip
+def test_both_readers_mean_the_same_programs(driver: Path, tmp_path: Path, glob: str, meant: bool) -> None:
+    (tmp_path / "policy.conf").write_text(f"[program {glob}]\nVMA_RX_POLL = 5\n")
+    env = {"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf"}
+    assert (run(driver, **env)[0]["rx_poll"] == "5") is meant
+    same_as_the_shim(driver, env)
+
+
 @pytest.mark.parametrize(("newer", "said"), [
     ("5", "Parameter VMA_RX_UDP_POLL_OS_RATIO is set as well, and wins"),
     (" ", "Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 8 instead"),

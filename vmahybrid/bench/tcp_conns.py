@@ -6,13 +6,14 @@ import json
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from vmahybrid.bench import sockperf, turns
 from vmahybrid.bench.figures import Part, interleave, median_figure
 from vmahybrid.bench.latency import bench_program
 from vmahybrid.bench.sandbox import SandboxError
-from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, WAYS, Place, places
+from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, WAYS, Place, Way, places
 
 PART = "tcp-conns"
 CONNECTIONS = 1000
@@ -22,6 +23,7 @@ PORT = 12346
 SETUP_SECONDS = 40.0    # until every connection had its first answer
 IDLE_SECONDS = 120.0    # until all idle ones are there
 SETTLE_SECONDS = 90     # then until the service has given the kernel those that `ss` shows
+BESIDE = {way.name: replace(way, name=f"{way.name} beside {IDLE} idle") for way in (KERNEL, OFFLOAD)}
 
 
 def _start(place: Place, seconds: float, connections: int, *idle: str) -> turns.Pair:
@@ -44,53 +46,65 @@ def begin(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
     return pair
 
 
-def run_pair(place: Place, seconds: float, connections: int, patience: float, *idle: str) -> list[float]:
-    """Messages per second, there and back being one, of each line that the client says; SandboxError if the
-    connections were not on rings under policy offload."""
-    pair = _start(place, seconds, connections, *idle)
-    try:
-        text = pair.client.program.result(seconds * (2 if idle else 1) + patience)
-        said = [json.loads(line) for line in text.splitlines()]
-    finally:
-        pair.server.program.stop(signal.SIGINT, 20)
-    if any(line["connections"] < connections for line in said):
-        raise SandboxError(f"not all of {connections} connections were answered: {said}")
-    if place.way.policy == "offload":
-        pair.client.require_ring()
-        pair.server.require_ring()
-    return [float(line["rate"]) for line in said]
+def begin_few(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
+    """Whose way says so, beside the idle ones. SandboxError at the end of the stack if they were not on rings."""
+    beside = place.way.name in (way.name for way in BESIDE.values())
+    pair = _start(place, seconds, FEW, *((str(IDLE), str(SETTLE_SECONDS)) if beside else ()))
+
+    def end() -> None:
+        pair.client.program.stop(signal.SIGINT, 60)
+        pair.server.program.stop(signal.SIGINT, 60)
+        if place.way.policy == "offload":
+            pair.client.require_ring()
+            pair.server.require_ring()
+
+    stack.callback(end)
+    pair.client.program.wait_for("begun", SETUP_SECONDS + (IDLE_SECONDS + SETTLE_SECONDS if beside else 0))
+    return pair
 
 
 def exchange(place: Place, seconds: float) -> float:
-    return run_pair(place, seconds, CONNECTIONS, SETUP_SECONDS)[0]
+    """Messages per second, there and back being one; SandboxError if the connections were not on rings under policy
+    offload."""
+    pair = _start(place, seconds, CONNECTIONS)
+    try:
+        said = json.loads(pair.client.program.result(seconds + SETUP_SECONDS))
+    finally:
+        pair.server.program.stop(signal.SIGINT, 20)
+    if said["connections"] < CONNECTIONS:
+        raise SandboxError(f"not all of {CONNECTIONS} connections were answered: {said}")
+    if place.way.policy == "offload":
+        pair.client.require_ring()
+        pair.server.require_ring()
+    return float(said["rate"])
 
 
-def beside_idle(place: Place, seconds: float) -> tuple[float, float]:
-    """The rate of a few connections, alone and beside the idle ones, in one process."""
-    patience = SETUP_SECONDS + IDLE_SECONDS + SETTLE_SECONDS
-    alone, beside = run_pair(place, seconds, FEW, patience, str(IDLE), str(SETTLE_SECONDS))
-    return alone, beside
+def add_idle(part: Part, way: Way, repeats: int, say: Callable[[str], None]) -> None:
+    """A few connections beside idle ones and without, by turns. Such small messages suit a ring's turns, too: what was
+    on its way when both ends stopped is still there when they go on."""
+    beside, again = BESIDE[way.name], replace(way, name=f"{way.name} again")
+    say(f"{FEW} active beside {IDLE} idle, {way.name}")
+    try:
+        found = turns.rates(begin_few, (beside, way, again), repeats * turns.TURNS)
+    except SandboxError as error:
+        part.failures[beside.name] = str(error)
+        return
+    part.figures.append(median_figure(PART, f"{FEW} active, {way.name}", found[way.name], "packet/s"))
+    for other, target in ((again, None), (beside, 0.97)):
+        turns.add_ratio(part, PART, f"{FEW} active, {other.name}", found, other, way, target)
 
 
 def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     with places() as found:
         variants = {way.name: partial(exchange, found[way.name], seconds) for way in WAYS}
         runs = interleave(variants, repeats, say)
-    with places((KERNEL, OFFLOAD)) as found:
-        # once: a kernel client's 10,000 names stay in TIME_WAIT for a minute
-        idle = interleave({name: partial(beside_idle, place, seconds) for name, place in found.items()}, 1,
-                          lambda text: say(f"beside {IDLE} idle connections, {text}"))
     rates = {name: runs.of(name, float) for name in variants}
     figures = [median_figure(PART, f"{CONNECTIONS} active, {name}", rate, "msg/s")
                for name, rate in rates.items() if rate]
     part = Part(figures, runs.failures)
-    part.failures.update({f"beside idle ones, {name}": text for name, text in idle.failures.items()})
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name], at_least=1.8)
     part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name])
     turns.add_adaptive(part, PART, f"{CONNECTIONS} active", begin, repeats, say)
-    for name in found:
-        alone, beside = (idle.of(name, lambda run, at=at: run[at]) for at in (0, 1))  # type: ignore[misc]
-        if alone:
-            part.figures.append(median_figure(PART, f"{FEW} active, {name}", alone, "msg/s"))
-            part.ratio(f"beside {IDLE} idle / alone, {name}", beside, alone)
+    for way in (KERNEL, OFFLOAD):
+        add_idle(part, way, repeats, say)
     return part

@@ -2,9 +2,8 @@
  *
  *   tcp_many server ADDRESS PORT                          echoes until SIGINT or SIGTERM, prints "ready" first
  *   tcp_many client ADDRESS PORT CONNECTIONS SECONDS [IDLE SETTLE]
- *                prints {"connections":N,"messages":N,"seconds":S,"rate":R}, and with IDLE a second line: the same beside
- *                so many further connections that are open, in the same epoll sets, and never used; SETTLE seconds after
- *                they came
+ *                prints {"connections":N,"messages":N,"seconds":S,"rate":R}; with IDLE, beside so many further
+ *                connections that are open, in the same epoll sets, and never used, SETTLE seconds after they came
  *
  * The client's clock begins when every connection has had its first answer.
  */
@@ -164,17 +163,18 @@ static void exchange(int ep, unsigned connections, double seconds)
 
 static void run_client(const struct sockaddr_in *address, unsigned connections, double seconds, unsigned idle, double settle)
 {
+	static int fds[CONNECTIONS_MAX];
 	int ep = epoll_create1(0);
 
 	for (unsigned i = 0; i < connections; i++)
-		send_message(connect_one(ep, address));
-	exchange(ep, connections, seconds);
+		fds[i] = connect_one(ep, address);
 	for (unsigned i = 0; i < idle && !stopped; i++)
 		answered[connect_one(ep, address)] = true;
-	if (idle) {
+	if (idle)
 		nanosleep(&(struct timespec){.tv_sec = (time_t)settle}, NULL);
-		exchange(ep, connections, seconds);
-	}
+	for (unsigned i = 0; i < connections; i++)
+		send_message(fds[i]);
+	exchange(ep, connections, seconds);
 	for (int fd = 0; fd < CONNECTIONS_MAX * 2; fd++)
 		if (answered[fd])
 			close(fd);

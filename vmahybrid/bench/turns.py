@@ -115,9 +115,15 @@ def add_adaptive(made: Part, part: str, what: str, begin: Begin, repeats: int, s
         made.failures[f"{what}, by turns"] = str(error)
         return
     for way, target in ((AGAIN, None), (ADAPTIVE, at_least)):
-        samples = [over / under for over, under in zip(found[way.name], found[KERNEL.name], strict=True) if under]
-        if not samples:
-            made.failures[f"{what}, by turns"] = f"the client of {KERNEL.name} sends nothing"
-            return
-        made.figures.append(Figure(part, f"{what}, {way.name} / kernel, by turns", statistics.median(samples), "x",
-                                   at_least=target, samples=samples))
+        add_ratio(made, part, f"{what}, {way.name}", found, way, KERNEL, target)
+
+
+def add_ratio(made: Part, part: str, what: str, found: Mapping[str, Sequence[float]], over: Way, under: Way,
+              at_least: float | None) -> None:  # fmt: skip
+    """Adds the median of the ratios of neighbours among what ``rates`` has found."""
+    samples = [a / b for a, b in zip(found[over.name], found[under.name], strict=True) if b]
+    if not samples:
+        made.failures[what] = f"the client of {under.name} sends nothing"
+        return
+    made.figures.append(Figure(part, f"{what} / {under.name}, by turns", statistics.median(samples), "x",
+                               at_least=at_least, samples=samples))

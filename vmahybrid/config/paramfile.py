@@ -5,7 +5,7 @@ The shim reads them itself (vmahybrid/shim/paramfile.c); a test compares the two
 
 from __future__ import annotations
 
-import fnmatch
+import ctypes
 import os
 import re
 import tempfile
@@ -80,10 +80,18 @@ def parse(text: str) -> Iterator[Line | Problem]:
             yield Line(number, name, value, glob)
 
 
+_libc = ctypes.CDLL(None)
+
+
+def matches(program: str, glob: str) -> bool:
+    """As fnmatch(3), which the shim calls: that of Python knows no [[:alpha:]] and no backslash."""
+    return bool(_libc.fnmatch(os.fsencode(glob), os.fsencode(program), 0) == 0)
+
+
 def for_program(text: str, program: str) -> Iterator[Line | Problem]:
     """What the program of that name takes of the file."""
     for found in parse(text):
-        if isinstance(found, Problem) or found.glob is None or fnmatch.fnmatchcase(program, found.glob):
+        if isinstance(found, Problem) or found.glob is None or matches(program, found.glob):
             yield found
 
 

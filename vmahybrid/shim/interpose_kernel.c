@@ -54,7 +54,7 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile, (int out, int in, off_t *off, siz
 	      vmh_trace_known(out), "%d, %d", out, in)
 {
 	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
-		return -1;
+		return file_sent(out, -1);
 	return file_sent(out, vmh_real()->sendfile(out, in, off, n));
 }
 
@@ -62,7 +62,7 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile64, (int out, int in, off64_t *off,
 	      vmh_trace_known(out), "%d, %d", out, in)
 {
 	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
-		return -1;
+		return file_sent(out, -1);
 	return file_sent(out, vmh_real()->sendfile64(out, in, off, n));
 }
 
@@ -70,9 +70,9 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, splice,
 	      (int in, off64_t *inoff, int out, off64_t *outoff, size_t n, unsigned int flags),
 	      (in, inoff, out, outoff, n, flags), vmh_trace_known(in) || vmh_trace_known(out), "%d, %d", in, out)
 {
-	if (vmh_kernel_takes(in, VMH_R_SENDFILE) || vmh_kernel_takes(out, VMH_R_SENDFILE))
-		return -1;
-	ssize_t r = vmh_real()->splice(in, inoff, out, outoff, n, flags);
+	bool refused = vmh_kernel_takes(in, VMH_R_SENDFILE) || vmh_kernel_takes(out, VMH_R_SENDFILE);
+	ssize_t r = refused ? -1 : vmh_real()->splice(in, inoff, out, outoff, n, flags);
+
 	vmh_kernel_called(in, 0, false, r);
 	return file_sent(out, r);
 }
@@ -89,9 +89,9 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, splice,
 			sock_put(s); \
 		if (vmh_unlikely(s) && at == -1 && !flags) \
 			return plain(fd, iov, n); \
-		if ((vmh_likely(!s) || at == -1) && !vmh_bad_ptr(iov) && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL)) \
-			return -1; \
-		ssize_t r = real(fd, iov, n, at, flags); \
+		bool refused = (vmh_likely(!s) || at == -1) && !vmh_bad_ptr(iov) && \
+			       vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL); \
+		ssize_t r = refused ? -1 : real(fd, iov, n, at, flags); \
 		vmh_kernel_called(fd, 0, send, r); \
 		return r; \
 	}

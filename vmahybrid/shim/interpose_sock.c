@@ -114,8 +114,8 @@ void vmh_kernel_called_many(int fd, int flags, bool send, const struct mmsghdr *
 		vmh_kernel_called(fd, flags, send, v[i].msg_len);
 }
 
-/* A call that the kernel refuses at the sight of its arguments: it fails, nothing moves, and the socket stays where it
- * is. r as libc has it. */
+/* A call that the kernel refuses at the sight of its arguments, or VMA_EXCEPTION_HANDLING: it fails, nothing moves, and the
+ * socket stays where it is. r as libc has it. */
 VMH_COLD static ssize_t refused(int fd, int flags, bool send, ssize_t r)
 {
 	if (r < 0)
@@ -466,7 +466,7 @@ VMH_TRACED_DATA(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 
 	if (!s) {
 		if (sound && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
-			return -1;
+			return (int)refused(fd, flags, false, -1);
 		int r = vmh_real()->recvmmsg(fd, v, n, flags, timeout);
 
 		vmh_kernel_called_many(fd, flags, false, v, r);
@@ -628,7 +628,7 @@ VMH_TRACED_DATA(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned int n, int f
 					 v[i].msg_hdr.msg_controllen >= CMSG_LEN(sizeof(int))))
 				fds_leave(&v[i].msg_hdr);
 		if (sound && vmh_kernel_takes(fd, VMH_R_UNKNOWN_CALL))
-			return -1;
+			return (int)refused(fd, flags, true, -1);
 		r = vmh_real()->sendmmsg(fd, v, n, flags);
 		vmh_kernel_called_many(fd, flags, true, v, (int)r);
 		return (int)r;
