@@ -281,8 +281,9 @@ def test_a_few_among_many_go_home(service: Service) -> None:
         assert answered(one, 1) > 100
 
 
-def test_answers_of_a_batch_are_pushed_together(service: Service) -> None:
-    with server(service, "offload") as program:
+@pytest.mark.parametrize("mode", ["0", "1"])
+def test_answers_of_a_batch_are_pushed_together(service: Service, mode: str) -> None:
+    with server(service, "offload", VMA_THREAD_MODE=mode) as program:
         client = clients(service, 64, 1)
         client.wait_for("begun", 20)
         before = ring(service, program)

@@ -320,6 +320,11 @@ void vmh_tring_flush(struct vmh_tring *t)
 		vmh_wake_all();
 }
 
+void vmh_tring_at_once(struct vmh_tring *t, bool on)
+{
+	VMH_SET(t->tr.at_once, on);
+}
+
 void vmh_tring_acks_now(struct vmh_tring *t)
 {
 	vmh_tcp_ring_acks(&t->tr, true);

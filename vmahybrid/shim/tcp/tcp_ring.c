@@ -22,9 +22,12 @@ static uint64_t now_ns(void *ctx)
 static int send_frame(void *ctx, const void *frame, size_t len)
 {
 	struct vmh_tcp_ring *tr = ctx;
-	int rc = vmh_ring_send_frame(tr->ring, frame, len, true);
+	bool at_once = VMH_GET(tr->at_once);
+	int rc = vmh_ring_send_frame(tr->ring, frame, len, !at_once);
 
-	if (!rc)
+	if (at_once)
+		VMH_SET(tr->at_once, false);
+	else if (!rc)
 		atomic_store_explicit(&tr->posted, true, memory_order_relaxed);
 	return rc;
 }

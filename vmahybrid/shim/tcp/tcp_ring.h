@@ -14,6 +14,7 @@ struct vmh_tcp_ring {
 	struct vmh_ring *ring;
 	struct vmh_tcp *tcp;
 	_Atomic bool posted;        /* frames that flush has to push */
+	bool at_once;               /* the next frame does not wait for it */
 	_Atomic uint64_t due;       /* ns of the next timer */
 	_Atomic uint64_t soon;      /* vmh_cycles() at which ACKs go that wait for company; 0: there are none */
 	uint64_t cycles, ns;        /* stack lock: the last reading of the clock */
