@@ -56,6 +56,17 @@ def test_sockets_that_are_closed_and_such_that_are_open_at_the_end(tmp_path: Pat
     assert sorted((sent, received) for _, sent, received in blocks(path)) == [(0, 3), (0, 5), (3, 0), (5, 0)]
 
 
+def test_sockets_that_found_no_slot(tmp_path: Path) -> None:
+    """Of VMA_STATS_FD_NUM: the file has them all the same, closed or not, each once, and with what is theirs."""
+    path = tmp_path / "stats"
+    code = "pairs = [talk(n) for n in range(1, 6)]\nfor a, b in pairs[1:3]: a.close(), b.close()\nc, d = talk(9)"
+    done = run(tmp_path, code + "\nif not os.fork(): d.recv\nelse: os.wait()", VMA_STATS_FILE=str(path),
+               VMA_STATS_FD_NUM="3")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted((sent, received) for _, sent, received in blocks(path)) == sorted(
+        [(0, n) for n in (1, 2, 3, 4, 5, 9)] + [(n, 0) for n in (1, 2, 3, 4, 5, 9)])  # fmt: skip
+
+
 def test_a_child_of_a_fork(tmp_path: Path) -> None:
     """Its own file where the name has %d; else both write to one. Nothing is lost, and nothing told twice."""
     code = "talk(2)\na, b = talk(5)\nif not os.fork(): talk(3); sys.exit()\nos.wait()\n"

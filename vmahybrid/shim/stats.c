@@ -10,6 +10,7 @@
 #include "vmh_params.h"
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -30,6 +31,14 @@ static pid_t made_by;
 static _Atomic uint64_t sock_claims[WORDS(SOCKS_MAX)];
 static _Atomic uint64_t ring_claims[WORDS(VMH_STATS_RINGS)];
 static _Atomic uint64_t epoll_claims[WORDS(VMH_STATS_EPOLLS)];
+
+/* Of a socket that found no slot, where VMA_STATS_FILE is to have its counters all the same. Never freed. */
+struct spare {
+	struct vmh_sock_stats s; /* first: what is given out */
+	struct spare *next, *next_free;
+};
+static struct vmh_lock spare_lock;
+static struct spare *spares, *free_spares;
 
 /* Written by everybody who found no slot, read by nobody. */
 static struct vmh_sock_stats dummy_sock;
@@ -285,6 +294,7 @@ void vmh_stats_fork_child(void)
 
 	if (!old)
 		return;
+	vmh_lock_reset(&spare_lock);
 	made_by = (pid_t)vmh_sys(SYS_getpid);
 	vmh_file_close(&file);
 	path[0] = 0;
@@ -327,6 +337,51 @@ void vmh_stats_fini(void)
 #define SHOW_SLOT(s) __atomic_store_n(&(s)->used, 1, __ATOMIC_RELEASE)
 #define HIDE_SLOT(s) __atomic_store_n(&(s)->used, 0, __ATOMIC_RELEASE)
 
+static struct vmh_sock_stats *spare_new(int fd)
+{
+	struct spare *x;
+
+	vmh_lock(&spare_lock);
+	x = free_spares;
+	if (x) {
+		free_spares = x->next_free;
+		CLEAR_SLOT(&x->s);
+	} else if ((x = calloc(1, sizeof(*x)))) {
+		x->next = spares;
+		__atomic_store_n(&spares, x, __ATOMIC_RELEASE);
+	}
+	vmh_unlock(&spare_lock);
+	if (!x)
+		return &dummy_sock;
+	x->s.fd = fd;
+	SHOW_SLOT(&x->s);
+	return &x->s;
+}
+
+static void spare_free(struct vmh_sock_stats *s)
+{
+	struct spare *x = (struct spare *)s;
+
+	HIDE_SLOT(s);
+	vmh_lock(&spare_lock);
+	x->next_free = free_spares;
+	free_spares = x;
+	vmh_unlock(&spare_lock);
+}
+
+static bool in_page(const struct vmh_sock_stats *s)
+{
+	return s >= vmh_stats->socks && s < vmh_stats->socks + vmh_stats->nsocks;
+}
+
+void vmh_stats_each_sock(void (*f)(struct vmh_sock_stats *s))
+{
+	for (unsigned i = 0; i < vmh_stats->nsocks; i++)
+		f(&vmh_stats->socks[i]);
+	for (struct spare *x = __atomic_load_n(&spares, __ATOMIC_ACQUIRE); x; x = x->next)
+		f(&x->s);
+}
+
 struct vmh_sock_stats *vmh_stats_sock_new(int fd)
 {
 	int slot = claim(sock_claims, vmh_stats->nsocks < SOCKS_MAX ? vmh_stats->nsocks : SOCKS_MAX);
@@ -336,7 +391,7 @@ struct vmh_sock_stats *vmh_stats_sock_new(int fd)
 		if (!vmh_stats->socks_over++)
 			vmh_info("VMA Statistics can monitor up to %lld sockets - increase VMA_STATS_FD_NUM",
 				 (long long)vmh_params.stats_fd_num);
-		return &dummy_sock;
+		return vmh_params.stats_file[0] ? spare_new(fd) : &dummy_sock;
 	}
 	s = &vmh_stats->socks[slot];
 	CLEAR_SLOT(s);
@@ -357,6 +412,10 @@ void vmh_stats_sock_free(struct vmh_sock_stats *s)
 {
 	if (!s || s == &dummy_sock)
 		return;
+	if (!in_page(s)) {
+		spare_free(s);
+		return;
+	}
 	HIDE_SLOT(s);
 	unclaim(sock_claims, (size_t)(s - vmh_stats->socks));
 }
@@ -427,17 +486,19 @@ static void zero_iomux(struct vmh_iomux_stats *s)
 	zero_range(&s->rx_ready, &s->polling_percent);
 }
 
+static void zero_sock(struct vmh_sock_stats *s)
+{
+	zero_range(&s->rx_packets, &s->rx_ready_packets);
+	VMH_SET(s->rx_ready_packets_max, VMH_GET(s->rx_ready_packets));
+	VMH_SET(s->rx_ready_bytes_max, VMH_GET(s->rx_ready_bytes));
+}
+
 void vmh_stats_zero(void)
 {
 	unsigned i;
 
-	for (i = 0; i < vmh_stats->nsocks && page_size; i++) {
-		struct vmh_sock_stats *s = &vmh_stats->socks[i];
-
-		zero_range(&s->rx_packets, &s->rx_ready_packets);
-		VMH_SET(s->rx_ready_packets_max, VMH_GET(s->rx_ready_packets));
-		VMH_SET(s->rx_ready_bytes_max, VMH_GET(s->rx_ready_bytes));
-	}
+	if (page_size)
+		vmh_stats_each_sock(zero_sock);
 	for (i = 0; i < VMH_STATS_RINGS; i++) {
 		struct vmh_ring_stats *r = &vmh_stats->rings[i];
 

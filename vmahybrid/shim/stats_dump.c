@@ -221,11 +221,15 @@ void vmh_stats_file_dump(const struct vmh_sock_stats *s)
 	write_stats_file(text);
 }
 
+static void dump_copy(struct vmh_sock_stats *s)
+{
+	struct vmh_sock_stats copy = *s; /* another thread may still close it */
+
+	vmh_stats_file_dump(&copy);
+}
+
 void vmh_stats_file_dump_all(void)
 {
-	for (unsigned i = 0; vmh_params.stats_file[0] && i < vmh_stats->nsocks; i++) {
-		struct vmh_sock_stats s = vmh_stats->socks[i]; /* another thread may still close it */
-
-		vmh_stats_file_dump(&s);
-	}
+	if (vmh_params.stats_file[0])
+		vmh_stats_each_sock(dump_copy);
 }

@@ -42,6 +42,7 @@ void vmh_stats_fini(void);              /* unlinks the file if this process made
 struct vmh_sock_stats *vmh_stats_sock_new(int fd);  /* zeroed, used = 1 */
 void vmh_stats_sock_name(struct vmh_sock_stats *s); /* its inode, by which others know it */
 void vmh_stats_sock_free(struct vmh_sock_stats *s);
+void vmh_stats_each_sock(void (*f)(struct vmh_sock_stats *s)); /* unused slots, too */
 struct vmh_ring_stats *vmh_stats_ring_new(void);
 void vmh_stats_ring_free(struct vmh_ring_stats *s);
 struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd);
