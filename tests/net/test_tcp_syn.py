@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, until
+from net.service_lab import Api, Peer, under_shim, until
 from net.test_tcp_shim import bare_pair, offloaded, over, served, with_ipv6, without_offloads  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
@@ -32,8 +32,8 @@ class Calls(Peer):
     def __init__(self, service: Service, side: Side, shim: bool, **variables: str) -> None:
         argv, env = [sys.executable, str(PROGRAM), "6" if ":" in side.address else "4"], dict(service.env)
         if shim:
-            argv = service.run_argv(argv, VMA_HYBRID_TCP="offload", VMA_RX_POLL="200", VMA_TRACELEVEL="warning",
-                                    **variables)
+            argv = under_shim(service, argv, VMA_HYBRID_TCP="offload", VMA_RX_POLL="200", VMA_TRACELEVEL="warning",
+                              **variables)
         self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         bufsize=1, env={**os.environ, **env})
         self.side = side
