@@ -1,9 +1,10 @@
 """Runs the whole test suite, `make test`: four pytest sessions side by side, which takes half the time of one.
 
 The tests that need root work with namespaces, rings and real programs; they wait a lot. Those that look at the clock,
-or spin, run in front. Those in CALM and QUIET only compare what is said, done or left, whenever it comes: they run
-beside, at a lower priority. The others compile and compute, at the lowest. The output of all that ran beside follows.
-Arguments go to all.
+or spin, run in front. Those in CALM, QUIET and LATER only compare what is said, done or left, whenever it comes: they
+run beside, at a lower priority. The others compile and compute, at the lowest, and end long before all: LATER comes
+after them. Of the four none should end much before another: move files where one does. The output of all that ran
+beside follows. Arguments go to all.
 
 With CI=true in the environment, what failed runs once more at the end, alone: side by side on two busy cores a test may
 be late. A test that fails alone has failed; the others are named.
@@ -25,24 +26,33 @@ PRIVILEGED = "(root or apps) and not vm"
 OTHERS = "not root and not apps and not vm"
 LAST = "tests/test_zz_leftovers.py"  # of each session
 CALM = (
-    "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf", "tests/fuzz",
-    "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py", "tests/net/test_service_reinject.py",
-    "tests/net/test_service_sessions.py", "tests/net/test_tcp_show.py", "tests/net/test_tcp_syn.py",
-    "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py", "tests/net/test_tcprepair.py",
-    "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py", "tests/net/test_verbs_shared.py",
-    "tests/net/test_vma_stats_options.py", "tests/net/test_xdp_rings.py", "tests/net/test_xdp_switch.py",
-    "tests/softverbs", LAST,
+    "tests/apps/test_path_mtu.py", "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf",
+    "tests/fuzz", "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py",
+    "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py", "tests/net/test_tcp_show.py",
+    "tests/net/test_tcp_syn.py", "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py",
+    "tests/net/test_tcprepair.py", "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py",
+    "tests/net/test_verbs_shared.py", "tests/net/test_vma_stats_options.py", "tests/net/test_xdp_rings.py",
+    "tests/net/test_xdp_switch.py", "tests/softverbs", LAST,
 )
 QUIET = (
-    "tests/apps/test_make_run.py", "tests/apps/test_path_mtu.py", "tests/apps/test_programs.py", "tests/compare",
+    "tests/apps/test_make_run.py", "tests/apps/test_programs.py", "tests/compare",
     "tests/net/test_death_interface.py", "tests/net/test_death_program.py", "tests/net/test_death_service.py",
-    "tests/net/test_nat.py", "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py",
-    "tests/net/test_service_life.py", "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py",
-    "tests/net/test_tcp_conf.py", "tests/net/test_tcp_listener_home.py", "tests/sanitize/test_asan.py", LAST,
+    "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py", "tests/net/test_service_life.py",
+    "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py", "tests/net/test_tcp_conf.py",
+    "tests/net/test_tcp_listener_home.py", "tests/sanitize/test_asan.py", LAST,
+)
+LATER = (
+    "tests/net/test_address_gone.py", "tests/net/test_arp_flux.py", "tests/net/test_death_life.py",
+    "tests/net/test_death_refused.py", "tests/net/test_groups_seen.py", "tests/net/test_libvma_conf.py",
+    "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py", "tests/net/test_sandbox.py",
+    "tests/net/test_splice_udp.py", "tests/net/test_tcp_death.py", "tests/net/test_tcp_fastopen.py",
+    "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py",
+    "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py",
+    "tests/net/test_verbs_pyverbs.py", "tests/sanitize/test_tcp_concurrency.py", LAST,
 )
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
-SESSIONS = ("calm", "quiet", "others", "front")
+SESSIONS = ("calm", "quiet", "others", "later", "front")
 
 
 def cache(name: str) -> Path:
@@ -56,21 +66,41 @@ def failed_tests(name: str) -> list[str]:
     return list(json.loads(path.read_text())) if path.is_file() else []
 
 
-def start(name: str, arguments: list[str], nice: int = 0, **options: object) -> subprocess.Popen[str]:
+def session(name: str, arguments: list[str], nice: int = 0) -> list[str]:
+    """The command of a pytest session."""
     shutil.rmtree(cache(name), ignore_errors=True)
-    command = ["nice", "-n", str(nice), sys.executable, "-P", "-m", "pytest", "-o", f"cache_dir={cache(name)}",
-               *arguments]
-    return subprocess.Popen(command, cwd=ROOT, text=True, **options)  # type: ignore[call-overload,no-any-return]
+    return ["nice", "-n", str(nice), sys.executable, "-P", "-m", "pytest", "-o", f"cache_dir={cache(name)}", *arguments]
 
 
-def beside(stack: ExitStack, name: str, nice: int, arguments: list[str]) -> tuple[Path, subprocess.Popen[str]]:
-    """Its log and the session, which ends with ``stack``."""
-    log = ROOT / "build" / f"test-{name}.log"
-    output = stack.enter_context(log.open("w"))
-    session = start(name, arguments, nice, stdout=output, stderr=subprocess.STDOUT)
-    stack.callback(session.wait)
-    stack.callback(session.terminate)  # nothing to one that has ended
-    return log, session
+class Lane:
+    """Sessions one after another, the output of each in a log. They end with ``stack``."""
+
+    def __init__(self, stack: ExitStack, **commands: list[str]) -> None:
+        self.codes: dict[str, int] = {}
+        self._stack, self._waiting = stack, list(commands.items())
+        self._start()
+
+    def _start(self) -> None:
+        self._name, command = self._waiting.pop(0)
+        output = self._stack.enter_context(log(self._name).open("w"))
+        self._session = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        self._stack.callback(self._session.wait)
+        self._stack.callback(self._session.terminate)  # nothing to one that has ended
+
+    def goes_on(self) -> bool:
+        """Whether one runs still; to be asked now and then, the next one begins here."""
+        code = self._session.poll()
+        if code is None:
+            return True
+        self.codes[self._name] = code
+        if self._waiting:
+            self._start()
+            return True
+        return False
+
+
+def log(name: str) -> Path:
+    return ROOT / "build" / f"test-{name}.log"
 
 
 def run_again(arguments: list[str]) -> int:
@@ -79,22 +109,32 @@ def run_again(arguments: list[str]) -> int:
     if not tests:
         return TESTS_FAILED     # pytest remembers none
     print(f"\nOnce more, alone ({len(tests)} failed beside others):", *tests, sep="\n  ", flush=True)
-    return start("again", [*tests, "-m", "", *arguments]).wait()
+    return subprocess.run(session("again", [*tests, "-m", "", *arguments]), cwd=ROOT, check=False).returncode
 
 
 def main(arguments: list[str]) -> int:
     begun = time.monotonic()
-    ignored = [f"--ignore={path}" for path in (*CALM, *QUIET) if path != LAST]
+    ignored = [f"--ignore={path}" for path in (*CALM, *QUIET, *LATER) if path != LAST]
+    # three sessions need what the sanitizers build: none waits for it when it is made first
+    sanitizers = ["nice", "-n", "19", sys.executable, "-P", "tests/sanitize/build.py"]
     with ExitStack() as stack:
-        sessions = [beside(stack, "calm", 5, [*CALM, "-m", PRIVILEGED, *arguments]),
-                    beside(stack, "quiet", 5, [*QUIET, "-m", PRIVILEGED, *arguments]),
-                    beside(stack, "others", 19, ["-m", OTHERS, *arguments])]
-        codes = [start("front", [*ignored, "-m", PRIVILEGED, *arguments]).wait()]
-        for log, session in sessions:
-            codes.append(session.wait())
-            print(f"\nBeside ran ({log.name}):", flush=True)
-            print(log.read_text(), end="", flush=True)
-    failed = [code for code in codes if code not in (0, NOTHING_COLLECTED)]
+        lanes = [
+            Lane(stack, calm=session("calm", [*CALM, "-m", PRIVILEGED, *arguments], 5)),
+            Lane(stack, quiet=session("quiet", [*QUIET, "-m", PRIVILEGED, *arguments], 5)),
+            Lane(stack, sanitizers=sanitizers, others=session("others", ["-m", OTHERS, *arguments], 19),
+                 later=session("later", [*LATER, "-m", PRIVILEGED, *arguments], 5)),
+        ]
+        front = subprocess.Popen(session("front", [*ignored, "-m", PRIVILEGED, *arguments]), cwd=ROOT)
+        stack.callback(front.wait)
+        stack.callback(front.terminate)
+        while sum(lane.goes_on() for lane in lanes) or front.poll() is None:  # any() would not ask each
+            time.sleep(0.2)
+    codes = {"front": front.returncode, **{name: code for lane in lanes for name, code in lane.codes.items()}}
+    for name in [name for name in codes if name != "front"]:
+        print(f"\nBeside ran ({log(name).name}):", flush=True)
+        print(log(name).read_text(), end="", flush=True)
+    codes.pop("sanitizers")  # the tests that need it say what is wrong
+    failed = [code for code in codes.values() if code not in (0, NOTHING_COLLECTED)]
     code = failed[0] if failed else 0
     if set(failed) == {TESTS_FAILED} and os.environ.get("CI") == "true":
         code = run_again(arguments)

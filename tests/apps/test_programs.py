@@ -79,11 +79,11 @@ def test_iperf_udp(stage: Stage) -> None:
     serving = stage.serve("iperf", "-s", "-u", "-B", stage.sandbox.b.address, "-p", "5501")
     stage.wait_bound(stage.sandbox.b, 5501)
     stage.require_rings(serving, None)  # it is bound before it has its ring, and does not read until then
-    asking = stage.client("iperf", "-u", "-c", stage.sandbox.b.address, "-p", "5501", "-b", "50M", "-t", "2")
+    asking = stage.client("iperf", "-u", "-c", stage.sandbox.b.address, "-p", "5501", "-b", "50M", "-t", "1")
     said = asking.result(30)
     report = re.search(r"(\d+)/\s*(\d+) \(([\d.e+-]+)%\)", said)
     assert report, said + serving.output
-    assert int(report[2]) > 5000
+    assert int(report[2]) > 2500
     assert float(report[3]) < 10, said  # a receiver that does not get the processor for 60 ms overruns its buffer
     stop(serving)
 
@@ -124,11 +124,12 @@ def test_socat(stage: Stage, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", SIDES, indirect=True)
 def test_dnsmasq_and_dig(stage: Stage) -> None:
     address = stage.sandbox.b.address
-    names = [f"--address=/host{n}.test/10.1.2.{n}" for n in range(1, 20)]
+    numbers = range(1, 7)
+    names = [f"--address=/host{n}.test/10.1.2.{n}" for n in numbers]
     options = ["--no-daemon", "--no-resolv", "--no-hosts", "--conf-file=/dev/null", "--user=root", "--port=5353"]
     serving = stage.serve("dnsmasq", *options, f"--listen-address={address}", "--bind-interfaces", *names)
     stage.wait_bound(stage.sandbox.b, 5353)
-    for n in range(1, 20):
+    for n in numbers:
         argv = ["dig", "+short", "+tries=1", "+time=3", "-p", "5353", f"@{address}", f"host{n}.test"]
         assert stage.client(*argv).result(10).split() == [f"10.1.2.{n}"]
     stop(serving)

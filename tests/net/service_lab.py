@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -60,6 +61,20 @@ def on_both(names: Sequence[str], values: Sequence[tuple[object, ...]], few: int
     """A slow test: with every row of ``values`` on AF_XDP rings, with the first ``few`` on raw packet QPs as well."""
     rows = [("xdp", *row) for row in values] + [("softverbs", *row) for row in values[:few]]
     return pytest.mark.parametrize(("softverbs", *names), rows, indirect=["softverbs"], scope="module")
+
+
+def under_shim(service: Service, argv: Sequence[str], **variables: str) -> list[str]:
+    """As service.run_argv(), without the command itself, which takes longer than a small program: what it sets is asked
+    once."""
+    return ["env", *_set_by_run(tuple(service.run_argv(["env", "-0"], **variables)), *service.env.items()), *argv]
+
+
+@functools.cache
+def _set_by_run(argv: tuple[str, ...], *env: tuple[str, str]) -> list[str]:
+    before = {**os.environ, **dict(env)}
+    told = subprocess.run(argv, env=before, stdout=subprocess.PIPE, text=True, check=True, timeout=20).stdout
+    settings = [entry.split("=", 1) for entry in told.split("\0") if entry]
+    return [f"{name}={value}" for name, value in settings if before.get(name) != value]
 
 
 class Refusal(Exception):

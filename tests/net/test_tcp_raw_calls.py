@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, under_shim, until
 from net.test_tcp_shim import introduce, offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Program, Sandbox
@@ -86,8 +86,8 @@ def begin(service: Service, program: Path, case: str, shim: bool = True, **varia
     box = service.sandbox
     argv = [str(program), case, box.b.address, str(PORT)]
     if shim:
-        argv = service.run_argv(argv, "none", VMA_RX_POLL="100", VMA_SELECT_POLL="100", VMA_TRACELEVEL="warn",
-                                **{"VMA_HYBRID_TCP": "offload", **variables})
+        argv = under_shim(service, argv, profile="none", VMA_RX_POLL="100", VMA_SELECT_POLL="100",
+                          VMA_TRACELEVEL="warn", **{"VMA_HYBRID_TCP": "offload", **variables})
     return box.start(box.a, argv, env=service.env if shim else None)
 
 

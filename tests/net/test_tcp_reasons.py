@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, under_shim, until
 from net.test_tcp_move_commands import events
 from net.test_tcp_shim import offloaded, without_offloads
 
@@ -92,8 +92,8 @@ def service() -> Iterator[Service]:
 
 def begin(service: Service, policy: str, *calls: str, **variables: str) -> Program:
     box = service.sandbox
-    argv = service.run_argv([sys.executable, "-uc", PROGRAM, box.b.address, str(PORT), *calls], "none",
-                            VMA_HYBRID_TCP=policy, VMA_RX_POLL="100", **({"VMA_HYBRID_TCP_ROUNDS": "8"} | variables))
+    argv = under_shim(service, [sys.executable, "-uc", PROGRAM, box.b.address, str(PORT), *calls], profile="none",
+                      VMA_HYBRID_TCP=policy, VMA_RX_POLL="100", **({"VMA_HYBRID_TCP_ROUNDS": "8"} | variables))
     return box.start(box.a, argv, env=service.env)
 
 

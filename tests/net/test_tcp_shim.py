@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, Refusal, until
+from net.service_lab import Api, Peer, Refusal, under_shim, until
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
@@ -29,8 +29,8 @@ class ShimPeer(Peer):
     def __init__(self, service: Service, side: Side, policy: str, rounds: int = 8, **variables: str) -> None:
         argv, env = [sys.executable, str(PROGRAM), "6" if ":" in side.address else "4"], dict(service.env)
         if policy:
-            argv = service.run_argv(argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
-                                    VMA_RX_POLL="1000", **variables)
+            argv = under_shim(service, argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
+                              VMA_RX_POLL="1000", **variables)
         self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         bufsize=1, env={**os.environ, **env})
         self.side = side

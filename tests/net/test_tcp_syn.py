@@ -3,6 +3,7 @@ then with the client, the server or both under the shim, and what they see must 
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, until
+from net.service_lab import Api, Peer, under_shim, until
 from net.test_tcp_shim import bare_pair, offloaded, over, served, with_ipv6, without_offloads  # noqa: F401
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
@@ -31,8 +32,8 @@ class Calls(Peer):
     def __init__(self, service: Service, side: Side, shim: bool, **variables: str) -> None:
         argv, env = [sys.executable, str(PROGRAM), "6" if ":" in side.address else "4"], dict(service.env)
         if shim:
-            argv = service.run_argv(argv, VMA_HYBRID_TCP="offload", VMA_RX_POLL="200", VMA_TRACELEVEL="warning",
-                                    **variables)
+            argv = under_shim(service, argv, VMA_HYBRID_TCP="offload", VMA_RX_POLL="200", VMA_TRACELEVEL="warning",
+                              **variables)
         self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         bufsize=1, env={**os.environ, **env})
         self.side = side
@@ -56,11 +57,19 @@ def known(service: Service, netns_pair: Sandbox) -> None:
 
 
 Scenario = Callable[[Calls, Calls, Side], Any]
+ON_KERNEL: dict[tuple[object, ...], Any] = {}   # what two programs on it saw, by scenario and what it depends on
+
+
+def depends_on(scenario: Scenario, *conditions: object) -> tuple[object, ...]:
+    """Its name, its parameters (not the objects that it is played with), and the conditions around it."""
+    given = inspect.getclosurevars(scenario).nonlocals
+    return scenario.__qualname__, *conditions, *((name, value) for name, value in sorted(given.items())
+                                                 if isinstance(value, str | int | float))
 
 
 class Stage:
-    def __init__(self, service: Service, sandbox: Sandbox, ip: str = "4") -> None:
-        self.service, self.sandbox = service, sandbox
+    def __init__(self, service: Service, sandbox: Sandbox, ip: str = "4", cookies: bool = False) -> None:
+        self.service, self.sandbox, self.ip, self.cookies = service, sandbox, ip, cookies
         self.a, self.b = (over(side, ip) for side in sandbox.sides)
 
     def play(self, scenario: Scenario, who: str) -> Any:
@@ -69,7 +78,12 @@ class Stage:
             return scenario(a, b, self.b)
 
     def compare(self, scenario: Scenario, who: str) -> None:
-        assert self.play(scenario, who) == self.play(scenario, "nobody")
+        """The kernel plays it once, for all who and for both kinds of rings: it knows of neither."""
+        seen = self.play(scenario, who)
+        case = depends_on(scenario, self.ip, self.cookies)
+        if seen != ON_KERNEL.get(case):     # the first to ask, or a difference: as on the same machine as busy as now
+            ON_KERNEL[case] = self.play(scenario, "nobody")
+        assert seen == ON_KERNEL[case]
 
 
 @pytest.fixture
@@ -479,7 +493,7 @@ def test_visits(stage: Stage, who: str) -> None:
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
         port = listening(b, to, backlog=128)
         b.do("serve", name="l")
-        count = 300 if stage.service.softverbs and who != "client" else 1500     # each one is adopted, and goes home
+        count = 100 if stage.service.softverbs and who != "client" else 1500     # each one is adopted, and goes home
         a.do("visits", address=to.address, port=port, count=50)
         time.sleep(0.3)
         before = a.do("fds"), b.do("fds")
@@ -628,7 +642,7 @@ def cookies_always(netns_pair: Sandbox) -> Iterator[None]:
 def test_with_a_cookie_for_each(service: Service, netns_pair: Sandbox, test: Callable[[Stage, str], None], ip: str,
                                 who: str) -> None:
     """The kernel's are answered when its port has come to a ring, and the ring's when it is the kernel's again."""
-    test(Stage(service, netns_pair, ip), who)
+    test(Stage(service, netns_pair, ip, cookies=True), who)
 
 
 @pytest.mark.parametrize("what", ["dup", "fork"])

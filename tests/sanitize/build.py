@@ -91,3 +91,8 @@ def compile_program(source: str, target: Path, *flags: str) -> Path:
     command = ["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(HERE / source)]
     subprocess.run([*command, "-lpthread", *flags], check=True, timeout=60)
     return target
+
+
+if __name__ == "__main__":  # ahead of the tests (scripts/run_tests.py)
+    variables()
+    tsan_library()

@@ -1,7 +1,9 @@
 """The TCP stack: two instances on a wire made of memory, as released and with the sanitizers."""
 
+import functools
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,22 @@ def run(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """A program of a test on the wire: made once, run over both families."""
+    @functools.cache
+    def make(compiler: str, test: str) -> Path:
+        return build(tmp_path_factory.mktemp("stack") / "program", compiler, HERE / test, HERE / "tcp_wire.c")
+
+    return make
+
+
 @pytest.mark.parametrize("ip", ["4", "6"])
 @pytest.mark.parametrize("compiler", BOTH)
 @pytest.mark.parametrize("test", ["test_tcp_basic.c", "test_tcp_states.c", "test_tcp_ports.c", "test_tcp_threads.c",
                                   "test_tcp_hold.c", "test_tcp_cookies.c", "test_tcp_merge.c"])
-def test_stack(tmp_path: Path, compiler: str, test: str, ip: str) -> None:
-    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / test, HERE / "tcp_wire.c"), ip=ip)
+def test_stack(built: Callable[[str, str], Path], compiler: str, test: str, ip: str) -> None:
+    assert ", 0 failed" in run(built(compiler, test), ip=ip)
 
 
 @pytest.mark.parametrize("compiler", BOTH)
