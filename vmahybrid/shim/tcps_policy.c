@@ -162,12 +162,12 @@ void vmh_tcps_adoption_took(uint64_t ns)
 /* ---- on a ring; the internal thread's ---- */
 
 /* On a long way a connection carries no more than its buffer in each round trip, and the kernel's buffers grow. Half of
- * that is bulk, too. */
+ * that is bulk, too. (By the shortest round trip: queues make others longer.) */
 static uint64_t carried_at_most(const struct vmh_tcp_info *info)
 {
 	uint64_t window_us = (uint64_t)vmh_params.hybrid_tcp_window * 1000;
 
-	return info->rtt_us ? VMH_TCP_SNDBUF / 2 * window_us / info->rtt_us : UINT64_MAX;
+	return info->min_rtt_us ? VMH_TCP_SNDBUF / 2 * window_us / info->min_rtt_us : UINT64_MAX;
 }
 
 static bool is_bulk(const struct vmh_tcps_watch *was, const struct vmh_tcps_watch *is, const struct vmh_tcp_info *info)
