@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from net.service_lab import until
 from net.test_tcp_shim import ShimPeer, at_home, flows, on_ring, without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
-from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
@@ -182,6 +183,48 @@ def test_a_lossy_connection_goes_home(least: str, stays: bool) -> None:
         else:
             at_home(service)
             assert "tcp-loss" in why(service, a)
+
+
+WIRE = """
+import collections, select, socket, sys, time
+ports = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0x0300) for _ in range(2)]
+for port, name in zip(ports, sys.argv[2:]):
+    port.bind((name, 3))
+    port.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)     # SO_RCVBUFFORCE
+late, wire = float(sys.argv[1]), collections.deque()
+print("ready", flush=True)
+while True:
+    for port in select.select(ports, [], [], max(wire[0][0] - time.monotonic(), 0) if wire else None)[0]:
+        frame, whence = port.recvfrom(65536)
+        if whence[2] != socket.PACKET_OUTGOING:
+            wire.append((time.monotonic() + late, ports[port is ports[0]], frame))
+    while wire and wire[0][0] <= time.monotonic():
+        _, port, frame = wire.popleft()
+        port.send(frame)
+"""
+
+
+class LongSandbox(LossySandbox):
+    """A way of ``seconds`` between the two sides."""
+
+    def __init__(self, tag: str, seconds: float) -> None:
+        super().__init__(tag, 0)
+        self._seconds, self._ports = seconds, list[Side]()
+
+    def _attach(self, port: Side, other: Side) -> None:
+        self._ports.append(port)
+        if len(self._ports) == 2:
+            argv = [sys.executable, "-c", WIRE, str(self._seconds), *(port.device for port in self._ports)]
+            self.start(port, argv).wait_for("ready")
+
+
+def test_bulk_on_a_long_way() -> None:
+    """On a ring it would never be a MiB in 100 ms."""
+    with LongSandbox("test", 0.08) as sandbox, Service(without_offloads(sandbox)) as service, \
+            hot(service, VMA_HYBRID_TCP_BULK="1024") as (a, _b):
+        assert a.do("bulk", 40, size=4_000_000) == ""
+        at_home(service)
+        assert "tcp-bulk" in why(service, a)
 
 
 def goes_home_in_its_set(service: Service, a: ShimPeer) -> None:

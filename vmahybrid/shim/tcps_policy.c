@@ -161,29 +161,30 @@ void vmh_tcps_adoption_took(uint64_t ns)
 
 /* ---- on a ring; the internal thread's ---- */
 
-static bool is_bulk(const struct vmh_tcps_watch *was, const struct vmh_tcps_watch *is)
+/* On a long way a connection carries no more than its buffer in each round trip, and the kernel's buffers grow. Half of
+ * that is bulk, too. (By the shortest round trip: queues make others longer.) */
+static uint64_t carried_at_most(const struct vmh_tcp_info *info)
 {
-	uint64_t bytes = is->bytes - was->bytes, turns = is->turns - was->turns;
-	uint64_t limit = (uint64_t)vmh_params.hybrid_tcp_bulk << 10, turn = (uint64_t)vmh_params.hybrid_tcp_turn << 10;
+	uint64_t window_us = (uint64_t)vmh_params.hybrid_tcp_window * 1000;
 
-	return limit && bytes >= limit && bytes / (turns + 1) >= turn;
+	return info->min_rtt_us ? VMH_TCP_SNDBUF / 2 * window_us / info->min_rtt_us : UINT64_MAX;
 }
 
-static bool is_lossy(struct vmh_tcps *s)
+static bool is_bulk(const struct vmh_tcps_watch *was, const struct vmh_tcps_watch *is, const struct vmh_tcp_info *info)
 {
-	struct vmh_tcp_info info = { 0 };
-	uint32_t sent, again;
-	bool begun;
+	uint64_t bytes = is->bytes - was->bytes, turns = is->turns - was->turns, most = carried_at_most(info);
+	uint64_t limit = (uint64_t)vmh_params.hybrid_tcp_bulk << 10, turn = (uint64_t)vmh_params.hybrid_tcp_turn << 10;
 
-	vmh_lock(&s->io);
-	if (s->conn)
-		vmh_tcp_get_info(s->conn, &info);
-	vmh_unlock(&s->io);
-	begun = s->seen_out != 0;
-	sent = info.segs_out - s->seen_out;
-	again = info.retransmits - s->seen_again;
-	s->seen_out = info.segs_out;
-	s->seen_again = info.retransmits;
+	return limit && bytes >= (limit < most ? limit : most) && bytes / (turns + 1) >= turn;
+}
+
+static bool is_lossy(struct vmh_tcps *s, const struct vmh_tcp_info *info)
+{
+	bool begun = s->seen_out != 0;
+	uint32_t sent = info->segs_out - s->seen_out, again = info->retransmits - s->seen_again;
+
+	s->seen_out = info->segs_out;
+	s->seen_again = info->retransmits;
 	return begun && sent >= (uint64_t)vmh_params.hybrid_tcp_loss_segments &&
 	       again * 100ull >= (uint64_t)vmh_params.hybrid_tcp_loss * sent;
 }
@@ -218,6 +219,7 @@ static void look_at(struct vmh_tcps *s, void *arg)
 {
 	struct look *l = arg;
 	struct vmh_tcps_watch is, was = s->seen;
+	struct vmh_tcp_info info = { 0 };
 	unsigned reason = 0;
 	bool quiet;
 
@@ -228,13 +230,19 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	quiet = is.bytes == was.bytes;
 	s->seen = is;
 	l->ring_turns += is.turns - was.turns;
+	if (!quiet) {
+		vmh_lock(&s->io);
+		if (s->conn)
+			vmh_tcp_get_info(s->conn, &info);
+		vmh_unlock(&s->io);
+	}
 	if (l->crowded)
 		reason = VMH_R_TCP_MANY;
 	else if (is_idle(s, quiet, l->now))
 		reason = VMH_R_TCP_IDLE;
-	else if (is_bulk(&was, &is))
+	else if (!quiet && is_bulk(&was, &is, &info))
 		reason = VMH_R_TCP_BULK;
-	else if (!quiet && vmh_params.hybrid_tcp_loss && is_lossy(s))
+	else if (!quiet && vmh_params.hybrid_tcp_loss && is_lossy(s, &info))
 		reason = VMH_R_TCP_LOSS;
 	if (!reason)
 		return;

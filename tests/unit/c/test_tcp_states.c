@@ -468,12 +468,34 @@ static void test_lone_segment(void)
 	close_pair(&w, l, c, p);
 }
 
+/* Of 20,000 bytes in small writes, with the ACKs of the first ones between them. */
+static uint64_t segments_of_a_cork(struct wire *w, struct vmh_tcp_conn *c, bool nodelay)
+{
+	uint64_t before = w->end[0].sent;
+	struct vmh_tcp_options o;
+	char buf[100] = { 0 };
+
+	vmh_tcp_get_options(c, &o);
+	o.nodelay = nodelay;
+	o.cork = true;
+	vmh_tcp_set_options(c, &o);
+	for (int k = 0; k < 200; k++) {
+		wire_write(c, buf, sizeof(buf));
+		wire_run(w, 1000);
+	}
+	o.cork = false;
+	vmh_tcp_set_options(c, &o);
+	wire_run(w, NS);
+	return w->end[0].sent - before;
+}
+
 static void test_nagle_cork_quickack(void)
 {
 	struct vmh_tcp_conn *l, *c, *p;
 	struct vmh_tcp_options o;
 	struct wire w;
 	uint64_t before;
+	uint64_t sent[2];
 
 	open_pair(&w, &l, &c, &p, NULL);
 	before = w.end[0].sent;
@@ -498,6 +520,10 @@ static void test_nagle_cork_quickack(void)
 	o.cork = false;
 	vmh_tcp_set_options(c, &o);
 	CHECK(w.end[0].sent == before + 1, "uncorked: %lu segments", w.end[0].sent - before);
+	wire_run(&w, NS);
+	for (int k = 0; k < 2; k++)
+		sent[k] = segments_of_a_cork(&w, c, k);
+	CHECK(sent[1] == sent[0] && sent[0] < 25, "%lu segments; with TCP_NODELAY %lu", sent[0], sent[1]);
 	wire_run(&w, NS);
 	vmh_tcp_get_options(p, &o);
 	o.quickack = true;

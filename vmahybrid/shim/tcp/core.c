@@ -250,7 +250,7 @@ void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb)
 	tcp_err(pcb, on_error);
 	pcb->ttl = key_ttl(&c->key, &c->opt);
 	pcb->tos = key_tos(&c->key, &c->opt);
-	if (c->opt.nodelay)
+	if (c->opt.nodelay && !c->opt.cork)
 		tcp_set_flags(pcb, TF_NODELAY);
 }
 

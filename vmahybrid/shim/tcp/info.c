@@ -35,7 +35,7 @@ int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 	core_enter(c->t, c);
 	pcb->ttl = key_ttl(&c->key, o);
 	pcb->tos = key_tos(&c->key, o);
-	if (o->nodelay)
+	if (o->nodelay && !o->cork) /* as in Linux the cork is stronger */
 		tcp_set_flags(pcb, TF_NODELAY);
 	else
 		tcp_clear_flags(pcb, TF_NODELAY);

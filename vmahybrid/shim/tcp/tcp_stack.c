@@ -49,7 +49,7 @@ static inline struct vmh_lock *lock_of(const struct vmh_tcp *t)
 void vmh_tcp_options_init(struct vmh_tcp_options *o)
 {
 	*o = (struct vmh_tcp_options){.ttl = 64, .hops = 64, .keep_cnt = 9, .keep_idle_s = 7200, .keep_intvl_s = 75,
-				      .cc = VMH_TCP_CC_CUBIC, .sndbuf = 512u << 10, .rcvbuf = 1u << 20, .syn_retries = 6,
+				      .cc = VMH_TCP_CC_CUBIC, .sndbuf = VMH_TCP_SNDBUF, .rcvbuf = 1u << 20, .syn_retries = 6,
 				      .syn_cookies = 1};
 }
 

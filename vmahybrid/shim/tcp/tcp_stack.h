@@ -71,6 +71,8 @@ struct vmh_tcp_path {
 
 enum vmh_tcp_cc { VMH_TCP_CC_LWIP, VMH_TCP_CC_CUBIC, VMH_TCP_CC_NONE }; /* as VMA_TCP_CC_ALGO */
 
+#define VMH_TCP_SNDBUF (512u << 10) /* bytes, where the program asks for nothing */
+
 struct vmh_tcp_options {
 	bool nodelay, cork, quickack, keepalive;
 	bool no_timestamps, no_sack, no_wscale; /* before the SYN */
