@@ -199,6 +199,7 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 /* tcps.c: life */
 void vmh_tcps_init(void);
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
+void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on);
 void vmh_tcps_created(int fd, int domain, int type, int protocol); /* after socket(2) */
 void vmh_tcps_connected(int fd, int r);                            /* after connect(2) */
 /* after accept(2); from: the listener, NULL: none of ours */
