@@ -6,7 +6,6 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from net.counter_lab import Program
