@@ -67,6 +67,11 @@ def run(
     (["-p", "٣"], "'-p' Invalid pid val: ٣"),
     (["-l", "loud"], "'-l' Invalid log level val: loud"),
     (["-l", "9"], "'-l' Invalid log level val: 9"),
+    (["-l", "0"], "'-l' Invalid log level val: 0"),
+    (["-l", "00"], "'-l' Invalid log level val: 00"),
+    (["-l", "8"], "'-l' Invalid log level val: 8"),
+    (["--log_level=-1"], "'-l' Invalid log level val: -1"),
+    (["-S", "1", "0"], "'-S' Invalid log level val: 0"),
     (["-D", "4"], "'-D' Invalid details level val: 4"),
     (["-S", "x"], "'-S' Invalid fd val: x"),
     (["-S", "1", "loud"], "'-S' Invalid log level val: loud"),
@@ -112,7 +117,8 @@ def test_options() -> None:
     assert (options.deltas, options.interval, options.log_level, options.name) == (True, 5, 5, "app")
     assert (options.dump_fd, options.dump_level) == (17, 6)
     assert parse([]).shows(12345)
-    assert [parse(["-l", level]).log_level for level in "01234567"] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [parse(["-l", level]).log_level for level in "1234567"] == [1, 2, 3, 5, 6, 7, 8]
+    assert [parse(["-l", level]).log_level for level in ("none", "panic", "all")] == [-1, 0, 8]
     assert (parse(["-p", "1", "-n", "x"]).pid, parse(["-n", "x", "-p", "1"]).name) == (None, None)
     assert parse(["-n", "x", "-f"]).name is None
 
