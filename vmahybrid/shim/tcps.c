@@ -83,7 +83,8 @@ void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason)
 {
 	unsigned was = VMH_GET(s->stats->reason);
 
-	if (was == VMH_R_NOT_TRIED || was == VMH_R_TCP_KERNEL || was == VMH_R_TYPE || was == VMH_R_TCP_ACCEPT)
+	if (was == VMH_R_NOT_TRIED || was == VMH_R_TCP_KERNEL || was == VMH_R_TYPE || was == VMH_R_TCP_ACCEPT ||
+	    was == VMH_R_TCP_BOUND || was == VMH_R_TCP_REFUSED || was == VMH_R_TCP_NO_ANSWER)
 		vmh_tcps_set_reason(s, reason);
 }
 

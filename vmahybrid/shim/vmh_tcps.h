@@ -282,6 +282,7 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now);
 void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a);
 int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
+void vmh_tcps_bound(struct vmh_tcps *s, int fd);                 /* by the kernel, as it is shown */
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */
