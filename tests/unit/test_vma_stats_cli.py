@@ -276,6 +276,28 @@ def test_passthrough_sockets(view: FakeView, run: Run, monkeypatch: pytest.Monke
             (server.fileno(), "LISTEN", False)]
 
 
+def test_sockets_that_nobody_counts(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every view says that there are some, and where they are listed."""
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", sockets_of)
+    mine = os.getpid()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        fds = f"{server.fileno()},{client.fileno()}"
+        view.readings[mine] = [ProcessStats(process(mine, comm="me"), 1.0, [], [], [])]
+        for number in "1234":
+            code, out, err = run("-v", number, "-p", str(mine), "-s", fds, "--once")
+            assert (code, err) == (0, "vmastat: 2 sockets that the kernel alone serves are not counted: vma_stats -v 5 "
+                                      "lists them\n"), out
+        local = ":".join(map(str, client.getsockname()))
+        _, out, _ = run("-p", str(mine), "-S", str(client.fileno()))
+        assert f"Fd {client.fileno()}, tcp {local}: on the kernel alone, nothing is counted (vma_stats -v 5 " in out
+        _, out, _ = run("--top", "-p", str(mine), "-s", fds, "--once")
+        assert "0 sockets, 0 on rings, 2 not counted, every 1 s" in out
+        assert "no socket that is counted; 2 of the kernel alone: vma_stats -v 5\n" in out
+        known = sock(client.fileno(), mine, inode=0)
+        view.readings[mine] = [ProcessStats(process(mine, comm="me"), 1.0, [known], [], [])]
+        assert "1 sockets that the kernel alone" in run("-p", str(mine), "-s", fds, "--once")[2]
+
+
 def test_passthrough_of_somebody_else(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int, _known: set[int]) -> list[dict[str, object]]:
         raise PermissionError
