@@ -31,7 +31,8 @@ def roff(text: str) -> str:
 
 
 def head(name: str, section: int, kind: str, title: str) -> list[str]:
-    return [f'.TH {name.upper()} {section} {DATE} "vmahybrid 0.1" "{kind}"', ".SH NAME", f"{name} \\- {roff(title)}"]
+    return [f'.TH {name.upper()} {section} {DATE} "vmahybrid 0.1" "{kind}"', ".nh", ".SH NAME",
+            f"{name} \\- {roff(title)}"]
 
 
 def entry(tag: str, text: str) -> list[str]:

@@ -113,6 +113,16 @@ def test_a_socket_that_is_the_kernels_for_good(make: Make, tmp_path: Path, how: 
     assert f"- UDP, Blocked, MC Loop Disabled, MC IF = [{lab.here}]\n" in lab.view(3)
 
 
+@pytest.mark.parametrize("how", ["ring", "switched-off"])
+def test_interface_by_its_index(make: Make, how: str) -> None:
+    """Its first address is shown; none, once the choice is taken back."""
+    lab = make(VMA_OFFLOADED_SOCKETS=str(int(how == "ring")))
+    lab.does("ip(socket.IP_MULTICAST_IF, inet('0.0.0.0') + bytes(4) + struct.pack('@i', index))")
+    assert f", MC IF = [{lab.here}]\n" in lab.view(3)
+    lab.does("ip(socket.IP_MULTICAST_IF, inet('0.0.0.0') + bytes(4) + struct.pack('@i', 0))")
+    assert "MC IF" not in lab.view(3)
+
+
 def test_groups_with_sources(make: Make) -> None:
     """The first such call sends the socket home. Who drops the last source of a group leaves it."""
     lab = make()

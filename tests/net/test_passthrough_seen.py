@@ -56,6 +56,27 @@ def test_offloading_switched_off(capsys: pytest.CaptureFixture[str], monkeypatch
         until(lambda: program.socket()["counters"]["rx_os_packets"] == 0, 3)
 
 
+@pytest.mark.parametrize("how", ["switched-off", "policy"])
+def test_a_busy_connection_of_the_kernel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                         how: str) -> None:
+    """Nothing counts it, and no view lets one believe that there is none."""
+    variables = {"VMA_OFFLOADED_SOCKETS": "0"} if how == "switched-off" else {"VMA_HYBRID_TCP": "kernel"}
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, **variables) as program:
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        fd = program.do(f"u = udp('127.0.0.1')\n{LISTEN}\nc = socket.create_connection(tcp.getsockname())\nc.fileno()")
+        name = ["-F", "-p", str(program.pid), "--once"]
+        for view in "123":
+            assert main([*name, "-v", view]) == 0
+            assert "2 sockets that the kernel alone serves are not counted: " in capsys.readouterr().err
+        assert main([*name, "--top"]) == 0
+        assert " 2 not counted," in capsys.readouterr().out
+        assert main([*name, "-S", str(fd)]) == 0
+        assert f"Fd {fd}, tcp 127.0.0.1:" in capsys.readouterr().out
+        rows = [line.split() for line in shown(capsys, program, "-v", "5")[1:]]
+        assert sorted(row[:2] for row in rows) == [["tcp", "No"], ["tcp", "No"], ["udp", "No"]]
+
+
 def test_service_that_comes_later(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
             Program(sandbox, service, VMA_OFFLOADED_SOCKETS="0") as program:

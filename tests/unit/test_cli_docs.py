@@ -70,9 +70,9 @@ def test_man_pages_are_those_of_the_catalogue() -> None:
 def test_man_page_is_roff(name: str) -> None:
     """Known requests only, balanced, and no text that begins as a request by accident."""
     lines = (DOCS / "man" / name).read_text("ascii").splitlines()
-    assert lines[0].startswith(".TH ") and lines[1] == ".SH NAME"
+    assert lines[0].startswith(".TH ") and lines[1:3] == [".nh", ".SH NAME"]
     requests = [line.split()[0] for line in lines if line.startswith((".", "'"))]
-    known = ".TH .SH .TP .PP .B .I .BR .RB .RI .IR .BI .br .nf .fi .RS .RE"
+    known = ".TH .SH .TP .PP .B .I .BR .RB .RI .IR .BI .br .nf .fi .nh .RS .RE"
     assert set(requests) <= {*known.split(), '.\\"'}
     assert requests.count(".nf") == requests.count(".fi") and requests.count(".RS") == requests.count(".RE")
     assert not [line for line in lines if re.search(r"\\(?![-e&\"]|f[BIR])", line.removesuffix("\\"))]
@@ -80,6 +80,17 @@ def test_man_page_is_roff(name: str) -> None:
         command = ["groff", "-man", "-Tascii", "-ww", "-z"]
         done = subprocess.run(command, input="\n".join(lines), text=True, capture_output=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="no groff that formats pages")
+@pytest.mark.parametrize("width", range(60, 100, 8))
+def test_names_of_parameters_can_be_searched_for(width: int) -> None:
+    """Whatever the width of the terminal: none is broken at the end of a line."""
+    page = (DOCS / "man" / "libvmahybrid.7").read_text("ascii")
+    done = subprocess.run(["groff", "-man", "-Tascii", "-P-cbou", f"-rLL={width}n"], input=page, text=True,
+                          capture_output=True, check=True)
+    assert re.findall(r"^.*[A-Z0-9]_?-\n.*$", done.stdout, re.M) == []
+    assert "VMA_SELECT_POLL" in done.stdout
 
 
 def test_man_page_and_help_of_vma_stats() -> None:

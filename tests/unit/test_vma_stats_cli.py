@@ -67,6 +67,11 @@ def run(
     (["-p", "٣"], "'-p' Invalid pid val: ٣"),
     (["-l", "loud"], "'-l' Invalid log level val: loud"),
     (["-l", "9"], "'-l' Invalid log level val: 9"),
+    (["-l", "0"], "'-l' Invalid log level val: 0"),
+    (["-l", "00"], "'-l' Invalid log level val: 00"),
+    (["-l", "8"], "'-l' Invalid log level val: 8"),
+    (["--log_level=-1"], "'-l' Invalid log level val: -1"),
+    (["-S", "1", "0"], "'-S' Invalid log level val: 0"),
     (["-D", "4"], "'-D' Invalid details level val: 4"),
     (["-S", "x"], "'-S' Invalid fd val: x"),
     (["-S", "1", "loud"], "'-S' Invalid log level val: loud"),
@@ -112,7 +117,8 @@ def test_options() -> None:
     assert (options.deltas, options.interval, options.log_level, options.name) == (True, 5, 5, "app")
     assert (options.dump_fd, options.dump_level) == (17, 6)
     assert parse([]).shows(12345)
-    assert [parse(["-l", level]).log_level for level in "01234567"] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [parse(["-l", level]).log_level for level in "1234567"] == [1, 2, 3, 5, 6, 7, 8]
+    assert [parse(["-l", level]).log_level for level in ("none", "panic", "all")] == [-1, 0, 8]
     assert (parse(["-p", "1", "-n", "x"]).pid, parse(["-n", "x", "-p", "1"]).name) == (None, None)
     assert parse(["-n", "x", "-f"]).name is None
 
@@ -268,6 +274,28 @@ def test_passthrough_sockets(view: FakeView, run: Run, monkeypatch: pytest.Monke
         body = json.loads(run("-v5", "-p", str(mine), "-s", str(server.fileno()), "--json")[1])
         assert [(row["fd"], row["state"], row["offloaded"]) for row in body["passthrough"]] == [
             (server.fileno(), "LISTEN", False)]
+
+
+def test_sockets_that_nobody_counts(view: FakeView, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every view says that there are some, and where they are listed."""
+    monkeypatch.setattr("vmahybrid.vma_stats.passthrough.sockets_of", sockets_of)
+    mine = os.getpid()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        fds = f"{server.fileno()},{client.fileno()}"
+        view.readings[mine] = [ProcessStats(process(mine, comm="me"), 1.0, [], [], [])]
+        for number in "1234":
+            code, out, err = run("-v", number, "-p", str(mine), "-s", fds, "--once")
+            assert (code, err) == (0, "vmastat: 2 sockets that the kernel alone serves are not counted: vma_stats -v 5 "
+                                      "lists them\n"), out
+        local = ":".join(map(str, client.getsockname()))
+        _, out, _ = run("-p", str(mine), "-S", str(client.fileno()))
+        assert f"Fd {client.fileno()}, tcp {local}: on the kernel alone, nothing is counted (vma_stats -v 5 " in out
+        _, out, _ = run("--top", "-p", str(mine), "-s", fds, "--once")
+        assert "0 sockets, 0 on rings, 2 not counted, every 1 s" in out
+        assert "no socket that is counted; 2 of the kernel alone: vma_stats -v 5\n" in out
+        known = sock(client.fileno(), mine, inode=0)
+        view.readings[mine] = [ProcessStats(process(mine, comm="me"), 1.0, [known], [], [])]
+        assert "1 sockets that the kernel alone" in run("-p", str(mine), "-s", fds, "--once")[2]
 
 
 def test_passthrough_of_somebody_else(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

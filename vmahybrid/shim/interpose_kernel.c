@@ -245,7 +245,7 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 			TCPS_HELD t = vmh_tcps_get(fd);
 
 			if (t)
-				atomic_store(&t->nonblock, ((long)arg & O_NONBLOCK) != 0);
+				vmh_tcps_set_nonblock(t, ((long)arg & O_NONBLOCK) != 0);
 		}
 	}
 	return r;
@@ -320,7 +320,7 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 	}
 	int r = vmh_real()->ioctl(fd, request, arg);
 	if (!r && request == FIONBIO && arg)
-		atomic_store(&t->nonblock, *(int *)arg != 0);
+		vmh_tcps_set_nonblock(t, *(int *)arg != 0);
 	return r;
 }
 

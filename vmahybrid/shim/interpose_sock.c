@@ -181,7 +181,7 @@ VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr
 			RETURN(r);
 		r = vmh_real()->bind(fd, addr, len);
 		if (t && !r)
-			VMH_SET(t->bound, 1);
+			vmh_tcps_bound(t, fd);
 		return r;
 	}
 	r = vmh_real()->bind(fd, addr, len);

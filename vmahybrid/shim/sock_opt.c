@@ -63,10 +63,28 @@ static void read_mc_if(struct vmh_sock *s, int fd)
 
 	vmh_sys(SYS_getsockopt, fd, IPPROTO_IP, IP_MULTICAST_IF, &a, &len);
 	s->mc_if_addr = a.s_addr;
+}
+
+/* The first address of an interface, 0 if it has none: the net page may be there later, or never. */
+static in_addr_t address_of(int fd, unsigned ifindex)
+{
+	struct ifreq r = { .ifr_ifindex = (int)ifindex };
+	struct sockaddr_in a;
+
+	if (vmh_sys(SYS_ioctl, fd, SIOCGIFNAME, &r) || vmh_sys(SYS_ioctl, fd, SIOCGIFADDR, &r))
+		return 0;
+	memcpy(&a, &r.ifr_addr, sizeof(a));
+	return a.sin_addr.s_addr;
+}
+
+/* As libvma, which shows an interface that was chosen by its index by its address, too. */
+static void show_mc_if(struct vmh_sock *s, int fd)
+{
+	in_addr_t a = s->mc_if_addr || !s->mc_if ? s->mc_if_addr : address_of(fd, s->mc_if);
+
 	memset(s->stats->mc_if, 0, sizeof(s->stats->mc_if));
-	if (!a.s_addr) {
+	if (!a)
 		return;
-	}
 	s->stats->mc_if[10] = s->stats->mc_if[11] = 0xff;
 	memcpy(s->stats->mc_if + 12, &a, 4);
 }
@@ -179,6 +197,7 @@ static void set_mc_if(struct vmh_sock *s, int fd, const void *val, socklen_t len
 		vmh_session_open();
 		vmh_net_is_local(s->mc_if_addr, &s->mc_if);
 	}
+	show_mc_if(s, fd);
 }
 
 static void group_req(struct vmh_sock *s, int fd, const void *val, socklen_t len, bool join)

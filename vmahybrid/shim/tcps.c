@@ -83,8 +83,15 @@ void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason)
 {
 	unsigned was = VMH_GET(s->stats->reason);
 
-	if (was == VMH_R_NOT_TRIED || was == VMH_R_TCP_KERNEL || was == VMH_R_TYPE || was == VMH_R_TCP_ACCEPT)
+	if (was == VMH_R_NOT_TRIED || was == VMH_R_TCP_KERNEL || was == VMH_R_TYPE || was == VMH_R_TCP_ACCEPT ||
+	    was == VMH_R_TCP_BOUND || was == VMH_R_TCP_REFUSED || was == VMH_R_TCP_NO_ANSWER)
 		vmh_tcps_set_reason(s, reason);
+}
+
+void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
+{
+	atomic_store(&s->nonblock, on);
+	VMH_SET(s->stats->blocking, !on);
 }
 
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
@@ -102,13 +109,12 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	vmh_tcps_defaults(&s->opt, v6);
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
-	atomic_store(&s->nonblock, nonblock);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
 	s->unnamed = 1;
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
-	VMH_SET(s->stats->blocking, !nonblock);
+	vmh_tcps_set_nonblock(s, nonblock);
 	vmh_tcps_set_reason(s, vmh_params.hybrid_tcp == 1 ? VMH_R_TCP_KERNEL : VMH_R_NOT_TRIED);
 	vmh_fd_install(fd, &s->obj);
 	vmh_plain_open(s);

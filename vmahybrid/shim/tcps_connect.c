@@ -9,6 +9,7 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -159,6 +160,11 @@ static void undo(struct vmh_tcps *s)
 	undo_to(s, VMH_TCPS_KERNEL);
 }
 
+static unsigned why_not(const struct vmh_tcp_info *i)
+{
+	return i->why == ETIMEDOUT ? VMH_R_TCP_NO_ANSWER : VMH_R_TCP_REFUSED;
+}
+
 /* How far it is: 1 connected, 0 not yet, or -errno, once: the socket is new again then. */
 static int outcome(struct vmh_tcps *s)
 {
@@ -181,6 +187,7 @@ static int outcome(struct vmh_tcps *s)
 			vmh_tshow_end(s); /* it was open, and nobody has asked until now */
 		} else if (rc < 0) {
 			undo(s);
+			vmh_tcps_set_reason(s, why_not(&info));
 		} else if (rc) {
 			s->opening = VMH_TCPS_OPEN;
 		}
@@ -224,6 +231,7 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 			s->conn = NULL;
 			vmh_unlock(&s->io);
 			undo(s);
+			vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
 		}
 		vmh_unlock(&s->obj.lock);
 		return 0;
@@ -378,6 +386,20 @@ int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
 	return is_ours(a, len) ? -EINVAL : -EADDRNOTAVAIL;
 }
 
+void vmh_tcps_bound(struct vmh_tcps *s, int fd)
+{
+	struct vmh_ip addr;
+	in_port_t port;
+
+	VMH_SET(s->bound, 1);
+	if (vmh_tcps_kernel_name(fd, false, &addr, &port)) {
+		memcpy(s->stats->local_addr, addr.b, 16);
+		VMH_SET(s->stats->local_port, port);
+	}
+	if (VMH_GET(s->stats->reason) == VMH_R_NOT_TRIED)
+		vmh_tcps_set_reason(s, VMH_R_TCP_BOUND);
+}
+
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 {
 	struct vmh_tcp_info info;
@@ -396,10 +418,12 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 		vmh_tcps_refresh(s);
 		vmh_unlock(&s->io);
 		vmh_tring_flush(s->tring);
-		if (info.state == SYN_SENT)
+		if (info.state == SYN_SENT) {
 			undo(s);
-		else if (vmh_tcps_bits(s))
+			vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
+		} else if (vmh_tcps_bits(s)) {
 			vmh_epoll_notify(&s->obj);
+		}
 		vmh_wake_all();
 	}
 	vmh_unlock(&s->obj.lock);

@@ -5,13 +5,17 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
+#include <errno.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <sys/ioctl.h>
 
 #define POLL_BUDGET 32
+#define STAMP_BYTES 12u /* of each segment, which an MSS in a SYN does not count */
 #define TIME_WAIT 6 /* linux/tcp_states.h */
 #define CLOSE 7
+#define SYN_SENT 2
+#define LISTEN 10
 
 /* False: it is not on a ring. */
 bool vmh_tcps_info(struct vmh_tcps *s, struct vmh_tcp_info *i)
@@ -159,9 +163,17 @@ static const char *sock_state(unsigned state)
 	return "TCP_SOCK_BOUND";
 }
 
-static const char *conn_state(unsigned state)
+static const char *conn_state(const struct vmh_tcp_info *i)
 {
-	return state == 2 ? "TCP_CONN_CONNECTING" : state == 7 ? "TCP_CONN_FAILED" : "TCP_CONN_CONNECTED";
+	if (i->state != CLOSE)
+		return i->state == SYN_SENT ? "TCP_CONN_CONNECTING" : i->state == LISTEN ? "TCP_CONN_INIT" : "TCP_CONN_CONNECTED";
+	switch (i->why) {
+	case 0: return "TCP_CONN_INIT"; /* both ends have closed it, and there is none any more */
+	case EPIPE: case ECONNRESET: return "TCP_CONN_RESETED";
+	case ETIMEDOUT: return "TCP_CONN_TIMEOUT";
+	case ECONNREFUSED: return "TCP_CONN_ERROR";
+	}
+	return "TCP_CONN_FAILED";
 }
 
 static void dump_segment(int level, const char *what, const struct vmh_tcp_span *s)
@@ -179,7 +191,7 @@ static void dump_windows(int level, const struct vmh_tcp_info *i)
 
 	vmh_log(level, "PCB state : %s", state_name(i->state));
 	vmh_log(level, "PCB flags : 0x%x", p->flags);
-	vmh_log(level, "Segment size : mss %u, advtsd_mss %u", i->snd_mss, i->adv_mss);
+	vmh_log(level, "Segment size : mss %u, advtsd_mss %u", i->snd_mss, i->adv_mss + (i->timestamps ? STAMP_BYTES : 0));
 	if (i->wscale)
 		vmh_log(level, "Window scaling : ENABLED, rcv_scale %u, snd_scale %u", rs, ss);
 	else
@@ -212,15 +224,31 @@ static void dump_pcb(int level, const struct vmh_tcp_info *i)
 	vmh_log(level, "Acknowledge : lastack %u", p->lastack);
 }
 
+static void dump_states(int level, const struct vmh_tcp_info *i)
+{
+	vmh_log(level, "Socket state : %s", sock_state(i->state));
+	vmh_log(level, "Connection state : %s", conn_state(i));
+}
+
+/* A listener has no buffers and no windows. */
+static void dump_listener(int level)
+{
+	const struct vmh_tcp_info i = { .state = LISTEN };
+
+	dump_states(level, &i);
+	vmh_log(level, "PCB state : %s", state_name(i.state));
+}
+
 void vmh_tcps_dump(int fd, int level)
 {
 	TCPS_HELD s = vmh_tcps_get(fd);
 	struct vmh_tcp_info i;
 
+	if (s && vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		dump_listener(level);
 	if (!s || !vmh_tcps_info(s, &i))
 		return;
-	vmh_log(level, "Socket state : %s", sock_state(i.state));
-	vmh_log(level, "Connection state : %s", conn_state(i.state));
+	dump_states(level, &i);
 	vmh_log(level, "Receive buffer : m_rcvbuff_current %u, m_rcvbuff_max %u, m_rcvbuff_non_tcp_recved 0", i.unread,
 		i.pcb.rcvbuf);
 	vmh_log(level, "Rx lists size : m_rx_pkt_ready_list %u, m_rx_ctl_packets_list 0, m_rx_ctl_reuse_list 0",

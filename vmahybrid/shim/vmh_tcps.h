@@ -199,6 +199,7 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 /* tcps.c: life */
 void vmh_tcps_init(void);
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
+void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on);
 void vmh_tcps_created(int fd, int domain, int type, int protocol); /* after socket(2) */
 void vmh_tcps_connected(int fd, int r);                            /* after connect(2) */
 /* after accept(2); from: the listener, NULL: none of ours */
@@ -281,6 +282,7 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now);
 void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a);
 int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
+void vmh_tcps_bound(struct vmh_tcps *s, int fd);                 /* by the kernel, as it is shown */
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */

@@ -178,10 +178,22 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
 
 def tell_where(client: Any, pid: int, options: Options) -> None:
     """Of the one socket that is dumped: its program may write its lines later, with its first accept() or ring."""
-    for sock in client.get("v1", "stats", pid)["sockets"]:
+    reading = client.get("v1", "stats", pid)
+    for sock in reading["sockets"]:
         if sock["fd"] == options.dump_fd:
             where = "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}"
             tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
+    for sock in passthrough.uncounted(reading):
+        if sock["fd"] == options.dump_fd:
+            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: on the kernel alone, nothing is counted "
+                          "(vma_stats -v 5 lists it)")
+
+
+def tell_uncounted(reading: Reading, options: Options) -> None:
+    """Beside the report, for programs read that as libvma's."""
+    others = [sock for sock in passthrough.uncounted(reading) if options.shows(sock["fd"])]
+    if others:
+        error(f"{len(others)} sockets that the kernel alone serves are not counted: vma_stats -v 5 lists them")
 
 
 def tell(options: Options, text: str) -> None:
@@ -199,6 +211,8 @@ def watch(client: Any, pid: int, options: Options) -> None:
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             now = client.get("v1", "stats", pid)
+            if not cycle and not options.json:
+                tell_uncounted(now, options)
             screen.show(delta(before, now, options.interval) if before else now)
             before = now if before else None
             cycle += 1
@@ -277,7 +291,8 @@ def show_top(client: Any, processes: list[dict[str, Any]], options: Options) -> 
         wanted = {process["pid"] for process in processes}
 
     def fetch() -> list[Reading]:
-        return [reading | {"sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])]}
+        return [reading | {"sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])],
+                           "uncounted": sum(options.shows(sock["fd"]) for sock in passthrough.uncounted(reading))}
                 for reading in client.get("v1", "stats") if wanted is None or reading["process"]["pid"] in wanted]
 
     top.run(fetch, options.interval, options.cycles)

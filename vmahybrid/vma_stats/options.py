@@ -162,8 +162,10 @@ def _number(letter: str, what: str, value: str, low: int, high: int) -> int:
 
 
 def level_value(letter: str, value: str) -> int:
-    """Names and numbers of VMA_TRACELEVEL; 7, the manual's highest number, is everything."""
+    """Names of VMA_TRACELEVEL, and the manual's numbers 1 to 7: those of VMA_TRACELEVEL, where 7 is everything."""
     try:
+        if value.strip().isdecimal() and int(value) not in range(1, 8):
+            raise ValueError(value)
         number = catalogue.load()["VMA_TRACELEVEL"].parse("all" if value == "7" else value)
     except ValueError:
         raise OptionError(f"'-{letter}' Invalid log level val: {value}") from None

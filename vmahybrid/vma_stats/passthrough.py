@@ -30,8 +30,21 @@ def sockets_of(pid: int, known: set[int]) -> list[dict[str, Any]]:
         fds = {inode: fd for fd, inode in _descriptors(pid) if inode not in known}
     except FileNotFoundError:
         return []
+    if not fds:
+        return []
     rows = [row | {"fd": fds[row["inode"]]} for table in _TABLES for row in _table(pid, table) if row["inode"] in fds]
     return sorted(rows, key=lambda row: int(row["fd"]))
+
+
+def uncounted(reading: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a reading of /v1/stats that the kernel alone serves, so that nothing counts their traffic. None where
+    the descriptors are another user's."""
+    shown = {sock["fd"] for sock in reading["sockets"]}
+    try:
+        others = sockets_of(reading["process"]["pid"], {sock["inode"] for sock in reading["sockets"]})
+    except PermissionError:
+        return []
+    return [sock for sock in others if sock["fd"] not in shown]
 
 
 def _descriptors(pid: int) -> Iterator[tuple[int, int]]:

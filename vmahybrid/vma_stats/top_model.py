@@ -130,6 +130,10 @@ class Top:
     def shown(self) -> list[Reading]:
         return self.readings if self.totals else self.rates
 
+    def uncounted(self) -> int:
+        """Sockets that the kernel alone serves."""
+        return sum(reading.get("uncounted", 0) for reading in self.readings)
+
     def rows(self) -> list[Sock]:
         """Filtered and sorted; equal ones by process and descriptor."""
         socks = [sock for reading in self.shown() for sock in reading["sockets"]]

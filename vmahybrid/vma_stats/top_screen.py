@@ -41,8 +41,9 @@ def _head(top: Top, rows: list[Sock], clock: str) -> Iterator[Line]:
     on_ring = sum(sock["offloaded"] for sock in rows)
     state = " paused," if top.paused else ""
     found = f" with {top.filter!r}" if top.filter else ""
-    yield Line(f"vma_stats {clock}: {len(readings)} programs, {len(rows)} sockets{found}, {on_ring} on rings,{state} "
-               f"every {top.interval} s", "bold")
+    others = f" {top.uncounted()} not counted," if top.uncounted() else ""
+    yield Line(f"vma_stats {clock}: {len(readings)} programs, {len(rows)} sockets{found}, {on_ring} on rings,"
+               f"{others}{state} every {top.interval} s", "bold")
     yield Line(top.message, "warn") if top.message else Line(_sums(rows, "" if top.totals else "/s"))
 
 
@@ -72,7 +73,10 @@ def _body(top: Top, rows: list[Sock], width: int, height: int) -> Iterator[Line]
     table = [Line(_row(sock, chosen).ljust(width), "reverse" if sock is rows[at] else
                   "plain" if sock["offloaded"] else "dim") for sock in rows[first : first + page]]
     if not rows:
-        table = [Line("no socket" + (f" with {top.filter!r}: Esc shows all" if top.filter else " yet"), "dim")]
+        others = top.uncounted()
+        table = [Line("no socket" + (f" with {top.filter!r}: Esc shows all" if top.filter else
+                                     f" that is counted; {others} of the kernel alone: vma_stats -v 5" if others else
+                                     " yet"), "dim")]
     yield from table
     if pane:
         yield from [Line("")] * (page - len(table))

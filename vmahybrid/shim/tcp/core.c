@@ -119,6 +119,7 @@ static void on_error(void *arg, err_t err)
 		c->fin_acked = true;
 	else if (err == ERR_RST)
 		c->error = state == SYN_SENT ? ECONNREFUSED : state == CLOSE_WAIT ? EPIPE : ECONNRESET;
+	c->count.why = (uint32_t)c->error;
 	c->changed = true;
 }
 
@@ -296,6 +297,7 @@ void core_drop(struct vmh_tcp_conn *c, int err, bool reset)
 		return;
 	if (err && !c->error)
 		c->error = err;
+	c->count.why = (uint32_t)c->error;
 	c->changed = true;
 	tcp_abandon(c->pcb, reset);
 }

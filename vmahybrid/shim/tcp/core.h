@@ -135,6 +135,7 @@ struct vmh_tcp_conn {
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
 	int error;
+	uint16_t offered;         /* MSS in our SYN; 0: it was another stack's, or a cookie's */
 	unsigned events;
 	/* received and unread; pbuf->next links them, tot_len is void */
 	struct pbuf *rx_head, *rx_tail;

@@ -151,6 +151,15 @@ static void get_pcb(struct vmh_tcp_conn *c, struct vmh_tcp_pcb_info *i)
 	span(&i->last_unacked, last(pcb->unacked));
 }
 
+static uint32_t offered(const struct vmh_tcp_conn *c)
+{
+	uint32_t path = c->path.mtu - key_headers(&c->key);
+
+	if (c->offered)
+		return c->offered;
+	return c->opt.mss_max ? LWIP_MIN(c->opt.mss_max, path) : path;
+}
+
 void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 {
 	const struct tcp_pcb *pcb = c->pcb;
@@ -179,7 +188,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	get_pcb(c, &i->pcb);
 	i->snd_mss = pcb->mss - (pcb->flags & TF_TIMESTAMP ? 12 : 0);
 	i->mtu = c->path.mtu;
-	i->rcv_mss = i->adv_mss = c->path.mtu - key_headers(&c->key);
+	i->rcv_mss = i->adv_mss = offered(c);
 	if (pcb->flags & TF_TIMESTAMP)
 		i->rcv_mss = i->adv_mss = i->adv_mss - 12;
 	i->snd_wnd = pcb->snd_wnd;

@@ -135,6 +135,8 @@ u32_t *core_options_out(struct pbuf *p, struct tcp_hdr *hdr, const struct tcp_pc
 		options[2] = (uint8_t)(mss >> 8);
 		options[3] = (uint8_t)mss;
 	}
+	if (*options == 2)
+		c->offered = (uint16_t)(options[2] << 8 | options[3]);
 	if (c->opt.no_timestamps)
 		hide_option(options, (uint8_t *)end, 8);
 	if (c->opt.no_wscale)
