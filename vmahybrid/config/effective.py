@@ -16,7 +16,7 @@ from vmahybrid.config import paramfile
 from vmahybrid.config.catalogue import FALSE_WORDS, INT_LIMIT, TRUE_WORDS, Bound, Catalogue, Parameter, load
 
 RUN_E = "VMAHYBRID_RUN_E"  # names that `run -e` set, for those who ask where a value came from
-DEFAULT, PROFILE, POLICY, DERIVED, ENVIRONMENT = range(5)  # enum vmh_param_origin
+DEFAULT, BUILTIN, PROFILE, POLICY, DERIVED, ENVIRONMENT = range(6)  # enum vmh_param_origin
 _NUMBER = re.compile(r"\s*[+-]?[0-9]+[ \t]*", re.ASCII)
 
 
@@ -138,7 +138,7 @@ class _Resolver:
         for key, value in profile.values.items():
             parameter = self.catalogue[key]
             shown = self._expand(parameter, value) if isinstance(value, str) else value
-            self._set(parameter, shown, PROFILE, f"profile {profile.name}")
+            self._set(parameter, shown, BUILTIN, f"profile {profile.name}")
         spec = "" if profile is self.catalogue.profiles[0] else profile.name
         self._set(self.catalogue["VMA_SPEC"], spec, ENVIRONMENT, source)
         return True
@@ -177,7 +177,8 @@ class _Resolver:
             self.take(parameter, parameter.name, newer, ENVIRONMENT, self.who_set(parameter.name))
 
     def _is_set(self, name: str) -> bool:
-        return self.found.values[name].origin in (POLICY, ENVIRONMENT)
+        """By a person: a built-in profile is ours, a profile that is a file its user's."""
+        return self.found.values[name].origin in (PROFILE, POLICY, ENVIRONMENT)
 
     def imply(self, name: str, value: int, by: str) -> None:
         """As imply() of the shim: unless that one was set as explicitly."""

@@ -27,6 +27,7 @@ static const struct vmh_paramfile *reading; /* the file that values come from no
 static char profile_title[64];
 
 #define warn vmh_params_warn
+#define is_set vmh_params_is_set
 
 void vmh_params_warn(const char *fmt, ...)
 {
@@ -233,9 +234,9 @@ static bool apply_builtin(const char *name)
 			continue;
 		for (k = 0; k < p->nvalues; k++) {
 			if (p->values[k].string)
-				set_string(p->values[k].param, p->values[k].string, VMH_FROM_PROFILE);
+				set_string(p->values[k].param, p->values[k].string, VMH_FROM_BUILTIN);
 			else
-				set_number(p->values[k].param, p->values[k].number, VMH_FROM_PROFILE);
+				set_number(p->values[k].param, p->values[k].number, VMH_FROM_BUILTIN);
 		}
 		set_string(VMH_PARAM_SPEC, i ? p->name : "", VMH_FROM_ENV);
 		snprintf(profile_title, sizeof(profile_title), "%s", i ? p->title : "");
@@ -357,10 +358,9 @@ static int64_t bound_value(const struct vmh_param_bound *b)
 	return *number_of(&vmh_param_defs[b->other]) * b->times / b->divisor;
 }
 
-/* The operator, or who started the program, has said it. */
-static bool is_set(unsigned param)
+bool vmh_params_is_set(unsigned param)
 {
-	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY;
+	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY || origins[param] == VMH_FROM_PROFILE;
 }
 
 /* `least`: "at least", "at most" or "only" */
