@@ -467,6 +467,23 @@ def test_check_judges_libvma_conf_by_bytes_as_the_shim_does(place: Path, capsys:
     assert capsys.readouterr().err == (f"{path}:{said}\n" if said else "")
 
 
+@pytest.mark.parametrize("name", ["VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR"])
+def test_where_files_are_is_for_the_environment(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Such a line in a file would be read and forgotten."""
+    why = f"{name} says where files are, so it is for the environment"
+    assert main(["config", "set", f"{name}=/x"]) == 2
+    assert capsys.readouterr().err == (f"vmahybrid: {name}: {why.removeprefix(f'{name} ')}. "
+                                       f"export {name}=/x, or vmahybrid run -e {name}=/x\n")
+    assert not (place / "policy.conf").exists()
+    (place / "policy.conf").write_text(f"\n{name} = /x\n")
+    assert main(["config", "check", str(place / "policy.conf")]) == 1
+    assert capsys.readouterr().err == f'{place}/policy.conf:2: {why}: "/x"\n'
+    assert main(["config", "import", str(place / "policy.conf"), "mine"]) == 2
+    assert why in capsys.readouterr().err
+    (row,) = body(capsys, "show", name)["parameters"].values()
+    assert (row["value"], row["origin"]) == (os.environ[name], "environment")
+
+
 def test_from_the_command_line(place: Path) -> None:
     argv = [sys.executable, "-m", "vmahybrid.cli.main", "config", "show", "--changed", "--json"]
     env = {**os.environ, "VMA_MTU": "9000"}

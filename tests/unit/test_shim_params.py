@@ -632,6 +632,22 @@ def test_a_profile_that_is_a_file_is_what_its_user_says(driver: Path, tmp_path: 
     test_what_does_not_go_together_is_said(driver, ({"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf"}, *warnings))
 
 
+@pytest.mark.parametrize("name", ["VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR"])
+def test_where_the_files_are_is_not_said_in_one(driver: Path, tmp_path: Path, name: str) -> None:
+    """It would come too late: what acts stays, and is what is shown."""
+    policy, own = tmp_path / "policy.conf", tmp_path / "own.conf"
+    policy.write_text(f"VMA_SPEC = own\n{name} = /x\n")
+    own.write_text(f"\n\n{name} = /y\n")
+    env = {"VMA_HYBRID_POLICY": str(policy), "VMA_HYBRID_PROFILE_DIR": str(tmp_path)}
+    shown, log = run(driver, "all", **env)
+    assert shown[name] == f"{effective.ENVIRONMENT} {env[name]}"
+    said = [line.removeprefix(" VMA WARNING: ") for line in log.splitlines() if " VMA WARNING: " in line]
+    why = f"{name} says where files are, so it is for the environment, ignored"
+    assert said == [f"{own}:3: {why}", f"{policy}:2: {why}"]
+    assert [text.removeprefix("profile ") for text in effective.resolve(env, "test_params", 4711).warnings] == said
+    same_as_the_shim(driver, env)
+
+
 def test_a_policy_file_that_is_not_there(driver: Path) -> None:
     env = {"VMA_HYBRID_POLICY": "/nonexistent"}
     assert "/nonexistent can't be read (ENOENT)" in run(driver, **env)[1]

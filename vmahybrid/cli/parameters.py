@@ -227,6 +227,9 @@ def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     changes = [assignment(text, "") for text in args.changes]
     if args.pid is not None:
         return _set_live(args.pid, changes), 0
+    for name, value in changes:
+        if name in paramfile.OF_ENVIRONMENT:
+            raise UsageError(name, paramfile.TOO_LATE, f"export {name}={value}, or vmahybrid run -e {name}={value}")
     path = Path(os.environ.get("VMA_HYBRID_POLICY") or str(catalogue.load()["VMA_HYBRID_POLICY"].default))
     text = paramfile.read(path) if path.exists() else "# Values of the operator for programs: see vmahybrid.conf(5).\n"
     text = paramfile.replace_values(text, changes, args.program)

@@ -114,6 +114,8 @@ class _Resolver:
                 self._warn(f"{path}:{line}")
             elif line.name not in self.names:
                 self._warn(f"{path}:{line.number}: {line.name} is not a parameter, ignored")
+            elif line.name in paramfile.OF_ENVIRONMENT:
+                self._warn(f"{path}:{line.number}: {line.name} {paramfile.TOO_LATE}, ignored")
             elif line.name != "VMA_SPEC":
                 parameter = self.names[line.name]
                 take = self.take if line.name == parameter.name else self.take_alias
@@ -266,8 +268,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     where others do."""
     made = _Resolver(environ, program, pid, root, catalogue or load())
     made.here = here
-    early = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")
-    for name in early:
+    for name in paramfile.OF_ENVIRONMENT:
         made.environment(made.catalogue[name])
     policy = Path(str(made.found["VMA_HYBRID_POLICY"]) or "/")
     has_policy = policy != Path("/")
@@ -280,7 +281,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     if has_policy:
         made._file(policy, POLICY, "")
     for parameter in made.catalogue.parameters:
-        if parameter.name not in (*early, "VMA_SPEC"):
+        if parameter.name not in (*paramfile.OF_ENVIRONMENT, "VMA_SPEC"):
             made.environment(parameter)
     made.implied()
     made.bounds()

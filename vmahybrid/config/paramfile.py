@@ -17,6 +17,8 @@ from vmahybrid.config.catalogue import Catalogue, Profile, load
 from vmahybrid.errors import UsageError, VmahybridError
 
 LIMIT = 32767  # bytes that the shim reads
+OF_ENVIRONMENT = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")  # in a file that is read by then they come too late
+TOO_LATE = "says where files are, so it is for the environment"
 _BLANKS = " \t\n\v\f\r"  # isspace() of the shim; Python knows more
 _SECTION = re.compile(r"\[program\s(?P<glob>.*)\]", re.ASCII)
 
@@ -106,6 +108,8 @@ def check(text: str, profiles: Collection[str] = ()) -> list[Problem]:
             problems.append(found)
         elif found.name not in names:
             problems.append(Problem(found.number, "no such parameter", found.name))
+        elif found.name in OF_ENVIRONMENT:
+            problems.append(Problem(found.number, f"{found.name} {TOO_LATE}", found.value))
         elif found.name == "VMA_SPEC":
             if not _builtin(catalogue, found.value) and found.value not in profiles:
                 what = "no such profile" if profiles else "VMA_SPEC is no built-in profile"

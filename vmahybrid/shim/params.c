@@ -261,6 +261,12 @@ static void take_alias(unsigned param, const char *name, const char *text, enum 
 	     (long long)vmh_param_number(param));
 }
 
+/* They say which files are read: in one of those it is too late. */
+static bool is_of_environment(unsigned param)
+{
+	return param == VMH_PARAM_HYBRID_POLICY || param == VMH_PARAM_HYBRID_PROFILE_DIR;
+}
+
 static void use_value(const struct vmh_paramfile *f, const char *name, const char *value)
 {
 	int param = vmh_param_find(name, strlen(name));
@@ -268,6 +274,8 @@ static void use_value(const struct vmh_paramfile *f, const char *name, const cha
 	reading = f;
 	if (param < 0)
 		warn("%.64s is not a parameter, ignored", name);
+	else if (is_of_environment((unsigned)param))
+		warn("%s says where files are, so it is for the environment, ignored", name);
 	else if (param != VMH_PARAM_SPEC && strcmp(name, vmh_param_defs[param].name))
 		take_alias((unsigned)param, name, value, *(const enum vmh_param_origin *)f->arg);
 	else if (param != VMH_PARAM_SPEC)
@@ -505,7 +513,7 @@ void vmh_params_init(void)
 		apply_profile(text);
 	apply_policy(text && *text);
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (i != VMH_PARAM_SPEC && i != VMH_PARAM_HYBRID_POLICY && i != VMH_PARAM_HYBRID_PROFILE_DIR)
+		if (i != VMH_PARAM_SPEC && !is_of_environment(i))
 			from_environment(i);
 	apply_implied();
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
