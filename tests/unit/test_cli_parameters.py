@@ -56,7 +56,7 @@ def test_every_origin_is_shown(place: Path, capsys: pytest.CaptureFixture[str],
     assert found["VMA_RX_WRE"] == ("512", f"{place}/policy.conf:4")
     assert found["VMA_STATS_FD_NUM"] == ("8", "environment")
     assert found["VMA_TX_WRE"] == ("1024", "-e")
-    assert found["VMA_CQ_MODERATION_ENABLE"] == ("0", "derived from VMA_SELECT_POLL")
+    assert found["VMA_CQ_MODERATION_ENABLE"] == ("0", "profile latency")
 
 
 def test_effects(capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,6 +387,12 @@ def test_diff_says_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str]
      "profile latency, raised by VMA_RX_WRE_BATCHING"),
     ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "256"}, "128", "lowered by VMA_RX_WRE"),
     ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "2000"}, "560", "default"),
+    ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1"}, "0", "derived from VMA_RX_POLL"),
+    ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "0"}, "0", "environment"),
+    ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "1"}, "0", "derived from VMA_RX_POLL"),
+    ("CQ_AIM_INTERVAL_MSEC", {"VMA_SPEC": "latency"}, "0", "profile latency"),
+    ("SELECT_SKIP_OS", {"VMA_SPEC": "latency", "VMA_SELECT_POLL_OS_FORCE": "1"}, "1", "profile latency"),
+    ("SELECT_SKIP_OS", {"VMA_SELECT_POLL_OS_FORCE": "1"}, "1", "derived from VMA_SELECT_POLL_OS_FORCE"),
 ])  # fmt: skip
 def test_the_origin_of_what_another_value_bounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
                                                  name: str, env: dict[str, str], value: str, origin: str) -> None:

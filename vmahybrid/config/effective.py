@@ -182,16 +182,21 @@ class _Resolver:
         """By a person: a built-in profile is ours, a profile that is a file its user's."""
         return self.found.values[name].origin in (PROFILE, POLICY, ENVIRONMENT)
 
+    def _derive(self, name: str, value: int, by: str) -> None:
+        """What is so already stays where it was said."""
+        if self.found.values[name].origin == DEFAULT or self.found[name] != value:
+            self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+
     def imply(self, name: str, value: int, by: str) -> None:
         """As imply() of the shim: unless that one was set as explicitly."""
         if self.found.values[name].origin < self.found.values[by].origin and not self._is_set(name):
-            self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+            self._derive(name, value, by)
 
     def compel(self, name: str, value: int, by: str) -> None:
         """As compel() of the shim: whatever set it."""
         if self._is_set(name) and self.found[name] != value:
             self._warn_pair(name, by, "only", value)
-        self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+        self._derive(name, value, by)
 
     def _warn_pair(self, name: str, other: str, least: str, used: int) -> None:
         cap = self.catalogue[name].cap

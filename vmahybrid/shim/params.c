@@ -417,11 +417,18 @@ static void warn_cap(unsigned param)
 		     (long long)d->cap);
 }
 
+/* What is so already stays where it was said. */
+static void derive(unsigned param, int64_t value)
+{
+	if (origins[param] == VMH_FROM_DEFAULT || vmh_param_number(param) != value)
+		set_number(param, value, VMH_FROM_DERIVED);
+}
+
 /* One switch implies the value of another parameter, unless that one was set as explicitly. */
 static void imply(unsigned param, int64_t value, unsigned by)
 {
 	if (origins[param] < origins[by] && !is_set(param))
-		set_number(param, value, VMH_FROM_DERIVED);
+		derive(param, value);
 }
 
 /* One value leaves no other for another parameter, whoever set it. */
@@ -429,7 +436,7 @@ static void compel(unsigned param, int64_t value, unsigned by)
 {
 	if (is_set(param) && vmh_param_number(param) != value)
 		warn_pair(param, by, "only", value);
-	set_number(param, value, VMH_FROM_DERIVED);
+	derive(param, value);
 }
 
 static void apply_implied(void)
