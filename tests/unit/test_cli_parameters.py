@@ -473,6 +473,35 @@ def test_check_judges_libvma_conf_by_bytes_as_the_shim_does(place: Path, capsys:
     assert capsys.readouterr().err == (f"{path}:{said}\n" if said else "")
 
 
+@pytest.mark.parametrize("what", ["FIFO", "/dev/zero"])
+@pytest.mark.parametrize("name", ["x.conf", "libvma.conf", "x.toml"])
+def test_what_is_no_regular_file_is_not_read(place: Path, capsys: pytest.CaptureFixture[str],
+                                             monkeypatch: pytest.MonkeyPatch, what: str, name: str) -> None:
+    """It would be waited for, or never end: nobody reads it, as the shim does not."""
+    path = place / "profiles" / name
+    if what == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(what)
+    said = f"vmahybrid: {path}: is not a regular file"
+    assert main(["config", "check", str(path)]) == (1 if name == "x.toml" else 2)
+    assert f"{path}: is not a regular file" in capsys.readouterr().err
+    for argv in (["import", str(path), "mine"], ["diff", "default", str(path)]):
+        assert main(["config", *argv]) == 2
+        assert capsys.readouterr().err.startswith(said), argv
+    if name == "x.conf":
+        for argv in (["profiles", "x"], ["profiles"], ["diff", "x"]):
+            assert main(["config", *argv]) == 2
+            assert capsys.readouterr().err.startswith(said), argv
+        monkeypatch.setenv("VMA_SPEC", "x")
+        assert f"{path} can't be read (is not a regular file)" in body(capsys, "show")["warnings"]
+        monkeypatch.delenv("VMA_SPEC")
+    monkeypatch.setenv("VMA_HYBRID_POLICY", str(path))
+    assert f"{path} can't be read (is not a regular file)" in body(capsys, "show")["warnings"]
+    assert main(["config", "set", "VMA_BF=0"]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize("name", ["VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR"])
 def test_where_files_are_is_for_the_environment(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """Such a line in a file would be read and forgotten."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmahybrid.config import paramfile
+from vmahybrid.config import paramfile, regular_file
 from vmahybrid.config.catalogue import FALSE_WORDS, INT_LIMIT, TRUE_WORDS, Bound, Catalogue, Parameter, load
 
 RUN_E = "VMAHYBRID_RUN_E"  # names that `run -e` set, for those who ask where a value came from
@@ -101,11 +101,12 @@ class _Resolver:
     def _file(self, path: Path, origin: int, label: str) -> bool:
         place = self._place(path)
         try:
-            text = place.read_bytes().decode("utf-8")
+            text = regular_file.read(place).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
             if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
-                self._warn(f"{path} can't be read ({error})")
+                why = error.strerror if isinstance(error, OSError) else error
+                self._warn(f"{path} can't be read ({why})")
             return False
         self.found.files.append((path, place))
         for line in paramfile.for_program(text, self.program):
@@ -125,7 +126,7 @@ class _Resolver:
     def spec_of(self, path: Path) -> tuple[str, str]:
         """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
-            text = self._place(path).read_bytes().decode("utf-8")
+            text = regular_file.read(self._place(path)).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             return "", ""
         found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)

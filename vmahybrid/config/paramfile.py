@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmahybrid.config import regular_file
 from vmahybrid.config.catalogue import Catalogue, Profile, load
 from vmahybrid.errors import UsageError, VmahybridError
 
@@ -144,7 +145,7 @@ def render(profile: Profile, catalogue: Catalogue) -> str:
 def read_bytes(path: Path) -> bytes:
     """Raises UsageError."""
     try:
-        return path.read_bytes()
+        return regular_file.read(path)
     except OSError as error:
         raise UsageError(str(path), error.strerror or str(error), "name a file that can be read") from None
 
