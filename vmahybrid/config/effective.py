@@ -243,6 +243,14 @@ class _Resolver:
             if cap is not None and self._is_set(name) and int(held.value) > cap and not said:
                 self._warn(f"{name} = {held.value} acts as {cap}: more makes no difference")
 
+    def small_mtu(self) -> None:
+        """As warn_small_mtu() of the shim."""
+        mtu, least = int(self.found["VMA_MTU"]), self.catalogue["VMA_MSS"].minimum or 0
+        if not mtu or mtu >= least + 60 or not self._is_set("VMA_MTU"):
+            return
+        acts = f"{least + 40} for TCP (as {least + 60} over IPv6)" if mtu < least + 40 else f"{least + 60} for TCP over IPv6"
+        self._warn(f"VMA_MTU = {mtu} acts as {acts}: a segment has room for {least} bytes at least")
+
 
 def _is_blank(text: str) -> bool:
     return not text.lstrip(" \t")
@@ -291,6 +299,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
             made.environment(parameter)
     made.implied()
     made.bounds()
+    made.small_mtu()
     known = made.names.keys() | {obsolete.name for obsolete in made.catalogue.obsolete}
     for name in environ:
         if name.startswith("VMA_") and name not in known:

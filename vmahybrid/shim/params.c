@@ -439,6 +439,21 @@ static void compel(unsigned param, int64_t value, unsigned by)
 	derive(param, value);
 }
 
+/* The kernel's least MSS is ours: TCP's packets stay above a smaller VMA_MTU. */
+static void warn_small_mtu(void)
+{
+	long long least = vmh_param_defs[VMH_PARAM_MSS].min, mtu = vmh_params.mtu;
+
+	if (!mtu || mtu >= least + 60 || !is_set(VMH_PARAM_MTU))
+		return;
+	if (mtu < least + 40)
+		warn("VMA_MTU = %lld acts as %lld for TCP (as %lld over IPv6): a segment has room for %lld bytes at least",
+		     mtu, least + 40, least + 60, least);
+	else
+		warn("VMA_MTU = %lld acts as %lld for TCP over IPv6: a segment has room for %lld bytes at least", mtu,
+		     least + 60, least);
+}
+
 static void apply_implied(void)
 {
 	if (vmh_params.select_poll_os_force) {
@@ -526,6 +541,7 @@ void vmh_params_init(void)
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
 		if (!apply_bounds(i))
 			warn_cap(i);
+	warn_small_mtu();
 	warn_obsolete();
 	warn_unknown();
 }
