@@ -599,8 +599,12 @@ PAIRS = [
      "VMA_TCP_TIMER_RESOLUTION_MSEC = 100 does not go with VMA_TIMER_RESOLUTION_MSEC = 5000 (at least 5000), "
      "using [5000], which acts as 40"),
     ({"VMA_SPEC": "latency"}, None),
-    ({"VMA_MTU": "67"}, "VMA_MTU = 67 acts as 128 for TCP (as 148 over IPv6): a segment has room for 88 bytes at least"),
-    ({"VMA_MTU": "127"}, "VMA_MTU = 127 acts as 128 for TCP (as 148 over IPv6): a segment has room for 88 bytes at least"),
+    ({"VMA_MTU": "67"},
+     "VMA_MTU = 67 acts as 128 for TCP (as 148 over IPv6): "
+     "a segment has room for 88 bytes at least"),
+    ({"VMA_MTU": "127"},
+     "VMA_MTU = 127 acts as 128 for TCP (as 148 over IPv6): "
+     "a segment has room for 88 bytes at least"),
     ({"VMA_MTU": "128"}, "VMA_MTU = 128 acts as 148 for TCP over IPv6: a segment has room for 88 bytes at least"),
     ({"VMA_MTU": "148"}, None),
     ({"VMA_MTU": "0"}, None),

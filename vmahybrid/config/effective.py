@@ -248,7 +248,8 @@ class _Resolver:
         mtu, least = int(self.found["VMA_MTU"]), self.catalogue["VMA_MSS"].minimum or 0
         if not mtu or mtu >= least + 60 or not self._is_set("VMA_MTU"):
             return
-        acts = f"{least + 40} for TCP (as {least + 60} over IPv6)" if mtu < least + 40 else f"{least + 60} for TCP over IPv6"
+        v4, v6 = least + 40, least + 60
+        acts = f"{v4} for TCP (as {v6} over IPv6)" if mtu < v4 else f"{v6} for TCP over IPv6"
         self._warn(f"VMA_MTU = {mtu} acts as {acts}: a segment has room for {least} bytes at least")
 
 
