@@ -484,9 +484,7 @@ def test_what_is_no_regular_file_is_not_read(place: Path, capsys: pytest.Capture
     else:
         path.symlink_to(what)
     said = f"vmahybrid: {path}: is not a regular file"
-    assert main(["config", "check", str(path)]) == (1 if name == "x.toml" else 2)
-    assert f"{path}: is not a regular file" in capsys.readouterr().err
-    for argv in (["import", str(path), "mine"], ["diff", "default", str(path)]):
+    for argv in (["check", str(path)], ["import", str(path), "mine"], ["diff", "default", str(path)]):
         assert main(["config", *argv]) == 2
         assert capsys.readouterr().err.startswith(said), argv
     if name == "x.conf":

@@ -187,11 +187,11 @@ def check_file(path: Path) -> tuple[str, list[str]]:
     """What the file is, and what is wrong, each as ``LINE: WHAT: "TOKEN"``. Raises UsageError."""
     from vmahybrid.config import libvma_conf
 
-    if path.suffix == ".toml" and path.exists():
+    data = paramfile.read_bytes(path)
+    if path.suffix == ".toml":
         from vmahybrid.config import service
 
         return "configuration of the service", [str(error).removeprefix(f"{path}:") for error in service.problems(path)]
-    data = paramfile.read_bytes(path)
     if path.name.startswith("libvma") or libvma_conf.looks_like_it(data.decode("utf-8", "replace")):
         rules = libvma_conf.check(data)
         if isinstance(rules, paramfile.Problem):

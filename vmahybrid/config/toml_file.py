@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vmahybrid.config import regular_file
 from vmahybrid.errors import UsageError
 
 _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
@@ -30,7 +29,7 @@ class TomlFile:
         """Raises UsageError for what can't be read or is no TOML."""
         self.path = path
         try:
-            raw = regular_file.read(path)
+            raw = path.read_bytes()
         except OSError as error:
             raise UsageError(str(path), error.strerror or str(error)) from None
         try:
