@@ -203,6 +203,17 @@ def test_sizes_that_a_ring_cannot_have(netns_pair: Sandbox, service: Service, as
         assert said == ([text] if text else [])
 
 
+def test_sizes_of_a_profile_that_is_a_file(netns_pair: Sandbox, service: Service, tmp_path: Path) -> None:
+    """Its user has said them: what can't be had is warned about as in the environment."""
+    (tmp_path / "own.conf").write_text("VMA_TX_WRE = 100000\nVMA_RX_BUFS = 10\n")
+    with Program(netns_pair, service, VMA_SPEC=f"{tmp_path}/own.conf") as program:
+        program.on_ring()
+        said = {line for line in program.log.read_text().splitlines() if "WARNING" in line}
+    both = ("VMA_TX_WRE = 100000", "16 to 65536", 65536), ("VMA_RX_BUFS = 10", "64 to 131008", 64)
+    assert said == {f" VMA WARNING: {line} is not a number from {span}, which is what vb can have, using [{used}]"
+                    for line, span, used in both}  # fmt: skip
+
+
 def test_fewer_buffers_than_asked_for(netns_pair: Sandbox, service: Service, peer: Peer) -> None:
     """The limit of the service is reached: the program gets what anybody gets, and says so."""
     api = Api(service)

@@ -56,7 +56,7 @@ def test_every_origin_is_shown(place: Path, capsys: pytest.CaptureFixture[str],
     assert found["VMA_RX_WRE"] == ("512", f"{place}/policy.conf:4")
     assert found["VMA_STATS_FD_NUM"] == ("8", "environment")
     assert found["VMA_TX_WRE"] == ("1024", "-e")
-    assert found["VMA_CQ_MODERATION_ENABLE"] == ("0", "derived from VMA_SELECT_POLL")
+    assert found["VMA_CQ_MODERATION_ENABLE"] == ("0", "profile latency")
 
 
 def test_effects(capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,6 +387,12 @@ def test_diff_says_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str]
      "profile latency, raised by VMA_RX_WRE_BATCHING"),
     ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "256"}, "128", "lowered by VMA_RX_WRE"),
     ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "2000"}, "560", "default"),
+    ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1"}, "0", "derived from VMA_RX_POLL"),
+    ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "0"}, "0", "environment"),
+    ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "1"}, "0", "derived from VMA_RX_POLL"),
+    ("CQ_AIM_INTERVAL_MSEC", {"VMA_SPEC": "latency"}, "0", "profile latency"),
+    ("SELECT_SKIP_OS", {"VMA_SPEC": "latency", "VMA_SELECT_POLL_OS_FORCE": "1"}, "1", "profile latency"),
+    ("SELECT_SKIP_OS", {"VMA_SELECT_POLL_OS_FORCE": "1"}, "1", "derived from VMA_SELECT_POLL_OS_FORCE"),
 ])  # fmt: skip
 def test_the_origin_of_what_another_value_bounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
                                                  name: str, env: dict[str, str], value: str, origin: str) -> None:
@@ -465,6 +471,50 @@ def test_check_judges_libvma_conf_by_bytes_as_the_shim_does(place: Path, capsys:
     path.write_bytes(data)
     assert main(["config", "check", str(path)]) == (1 if said else 0)
     assert capsys.readouterr().err == (f"{path}:{said}\n" if said else "")
+
+
+@pytest.mark.parametrize("what", ["FIFO", "/dev/zero"])
+@pytest.mark.parametrize("name", ["x.conf", "libvma.conf", "x.toml"])
+def test_what_is_no_regular_file_is_not_read(place: Path, capsys: pytest.CaptureFixture[str],
+                                             monkeypatch: pytest.MonkeyPatch, what: str, name: str) -> None:
+    """It would be waited for, or never end: nobody reads it, as the shim does not."""
+    path = place / "profiles" / name
+    if what == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(what)
+    said = f"vmahybrid: {path}: is not a regular file"
+    for argv in (["check", str(path)], ["import", str(path), "mine"], ["diff", "default", str(path)]):
+        assert main(["config", *argv]) == 2
+        assert capsys.readouterr().err.startswith(said), argv
+    if name == "x.conf":
+        for argv in (["profiles", "x"], ["profiles"], ["diff", "x"]):
+            assert main(["config", *argv]) == 2
+            assert capsys.readouterr().err.startswith(said), argv
+        monkeypatch.setenv("VMA_SPEC", "x")
+        assert f"{path} can't be read (is not a regular file)" in body(capsys, "show")["warnings"]
+        monkeypatch.delenv("VMA_SPEC")
+    monkeypatch.setenv("VMA_HYBRID_POLICY", str(path))
+    assert f"{path} can't be read (is not a regular file)" in body(capsys, "show")["warnings"]
+    assert main(["config", "set", "VMA_BF=0"]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("name", ["VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR"])
+def test_where_files_are_is_for_the_environment(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Such a line in a file would be read and forgotten."""
+    why = f"{name} says where files are, so it is for the environment"
+    assert main(["config", "set", f"{name}=/x"]) == 2
+    assert capsys.readouterr().err == (f"vmahybrid: {name}: {why.removeprefix(f'{name} ')}. "
+                                       f"export {name}=/x, or vmahybrid run -e {name}=/x\n")
+    assert not (place / "policy.conf").exists()
+    (place / "policy.conf").write_text(f"\n{name} = /x\n")
+    assert main(["config", "check", str(place / "policy.conf")]) == 1
+    assert capsys.readouterr().err == f'{place}/policy.conf:2: {why}: "/x"\n'
+    assert main(["config", "import", str(place / "policy.conf"), "mine"]) == 2
+    assert why in capsys.readouterr().err
+    (row,) = body(capsys, "show", name)["parameters"].values()
+    assert (row["value"], row["origin"]) == (os.environ[name], "environment")
 
 
 def test_from_the_command_line(place: Path) -> None:

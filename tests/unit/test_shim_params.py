@@ -95,7 +95,7 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
         ["The parameter VMA_RX_SKIP_OS is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead"],
     ),
     ({"VMA_TX_WRE": "16"}, {"tx_wre": "128"}, ["VMA_TX_WRE = 16 does not go with VMA_TX_WRE_BATCHING = 64"]),
-    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "4"}, ["VMA_RX_WRE = 0 is not"]),
+    ({"VMA_RX_WRE": "0"}, {"rx_wre": "128", "origin.rx_wre": "5"}, ["VMA_RX_WRE = 0 is not"]),
     ({"VMA_SPEC": "latency"}, {"origin.rx_wre": "1"}, []),
     ({"VMA_RX_WRE": "128"}, {"cq_moderation_count": "48", "rx_wre": "128"}, []),
     ({"VMA_TCP_TIMER_RESOLUTION_MSEC": "5"}, {"tcp_timer_resolution_msec": "10"}, ["VMA_TIMER_RESOLUTION_MSEC = 10"]),
@@ -402,7 +402,7 @@ def test_every_profile_acts(driver: Path, profile: Profile) -> None:
         assert "is no profile" not in log
         changed = {name: value for name, value in profile.values.items() if value != load()[name].default}
         for name, value in changed.items():
-            assert shown[name] in (f"1 {value}", f"3 {value}"), name
+            assert shown[name] in (f"1 {value}", f"{effective.DERIVED} {value}"), name
             if name == "VMA_CQ_MODERATION_ENABLE":
                 continue
             same_as_the_shim(driver, {"VMA_SPEC": spec, name: load()[name].show(load()[name].default)})
@@ -534,6 +534,15 @@ def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) ->
     assert "VMA_RX_POLL_OS_RATIO is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead" in log
 
 
+def test_what_has_no_effect_is_said_of_a_profile_that_is_a_file(driver: Path, tmp_path: Path) -> None:
+    """Not of what only the built-in one has that it starts from: nobody has set that."""
+    own = tmp_path / "own.conf"
+    own.write_text("VMA_SPEC = latency\nVMA_TX_WRE_BATCHING = 32\nVMA_TSO = 0\n")
+    for spec, named in ((str(own), {"VMA_TX_WRE_BATCHING", "VMA_TSO"}), ("latency", set())):
+        log = run(driver, "effect", VMA_TRACELEVEL="details", VMA_SPEC=spec)[1]
+        assert set(re.findall("DETAILS: (.*) has no effect on xdp", log)) == named
+
+
 def test_each_bad_value_is_named(driver: Path) -> None:
     """All of them at once, and long ones with range and what is used; what is beyond any sense is counted."""
     wrong = {p.name: "x" * 600 for p in load().parameters if p.type != "string" and p.name != "VMA_TRACELEVEL"}
@@ -590,6 +599,15 @@ PAIRS = [
      "VMA_TCP_TIMER_RESOLUTION_MSEC = 100 does not go with VMA_TIMER_RESOLUTION_MSEC = 5000 (at least 5000), "
      "using [5000], which acts as 40"),
     ({"VMA_SPEC": "latency"}, None),
+    ({"VMA_MTU": "67"},
+     "VMA_MTU = 67 acts as 128 for TCP (as 148 over IPv6): "
+     "a segment has room for 88 bytes at least"),
+    ({"VMA_MTU": "127"},
+     "VMA_MTU = 127 acts as 128 for TCP (as 148 over IPv6): "
+     "a segment has room for 88 bytes at least"),
+    ({"VMA_MTU": "128"}, "VMA_MTU = 128 acts as 148 for TCP over IPv6: a segment has room for 88 bytes at least"),
+    ({"VMA_MTU": "148"}, None),
+    ({"VMA_MTU": "0"}, None),
 ]  # fmt: skip
 
 
@@ -601,6 +619,42 @@ def test_what_does_not_go_together_is_said(driver: Path, case: tuple[Any, ...]) 
     found = effective.resolve(env, "test_params", 4711).warnings
     said = [line.removeprefix(" VMA WARNING: ") for line in log.splitlines() if " VMA WARNING: " in line]
     assert said == found == list(filter(None, warnings))
+
+
+OWN_PROFILE = [
+    *[case for case in PAIRS if all(name not in case[0] for name in ("VMA_SPEC", "VMA_SOCKETXTREME"))],
+    ({"VMA_GRO_STREAMS_MAX": "100"}, "VMA_GRO_STREAMS_MAX = 100 acts as 64: more makes no difference"),
+    ({"VMA_SPEC": "latency", "VMA_CQ_MODERATION_ENABLE": "1"},
+     "VMA_CQ_MODERATION_ENABLE = 1 does not go with VMA_RX_POLL = -1 (only 0), using [0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN_PROFILE, ids=lambda case: str(case)[:60])
+def test_a_profile_that_is_a_file_is_what_its_user_says(driver: Path, tmp_path: Path, case: tuple[Any, ...]) -> None:
+    """What does not go together is said of it, as of the policy file; a built-in profile is ours."""
+    values, *warnings = case
+    lines = "".join(f"{name} = {value}\n" for name, value in values.items())
+    (tmp_path / "own.conf").write_text(lines)
+    test_what_does_not_go_together_is_said(driver, ({"VMA_SPEC": f"{tmp_path}/own.conf"}, *warnings))
+    same_as_the_shim(driver, {"VMA_SPEC": f"{tmp_path}/own.conf"})
+    (tmp_path / "policy.conf").write_text(lines)
+    test_what_does_not_go_together_is_said(driver, ({"VMA_HYBRID_POLICY": f"{tmp_path}/policy.conf"}, *warnings))
+
+
+@pytest.mark.parametrize("name", ["VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR"])
+def test_where_the_files_are_is_not_said_in_one(driver: Path, tmp_path: Path, name: str) -> None:
+    """It would come too late: what acts stays, and is what is shown."""
+    policy, own = tmp_path / "policy.conf", tmp_path / "own.conf"
+    policy.write_text(f"VMA_SPEC = own\n{name} = /x\n")
+    own.write_text(f"\n\n{name} = /y\n")
+    env = {"VMA_HYBRID_POLICY": str(policy), "VMA_HYBRID_PROFILE_DIR": str(tmp_path)}
+    shown, log = run(driver, "all", **env)
+    assert shown[name] == f"{effective.ENVIRONMENT} {env[name]}"
+    said = [line.removeprefix(" VMA WARNING: ") for line in log.splitlines() if " VMA WARNING: " in line]
+    why = f"{name} says where files are, so it is for the environment, ignored"
+    assert said == [f"{own}:3: {why}", f"{policy}:2: {why}"]
+    assert [text.removeprefix("profile ") for text in effective.resolve(env, "test_params", 4711).warnings] == said
+    same_as_the_shim(driver, env)
 
 
 def test_a_policy_file_that_is_not_there(driver: Path) -> None:

@@ -187,11 +187,11 @@ def check_file(path: Path) -> tuple[str, list[str]]:
     """What the file is, and what is wrong, each as ``LINE: WHAT: "TOKEN"``. Raises UsageError."""
     from vmahybrid.config import libvma_conf
 
-    if path.suffix == ".toml" and path.exists():
+    data = paramfile.read_bytes(path)
+    if path.suffix == ".toml":
         from vmahybrid.config import service
 
         return "configuration of the service", [str(error).removeprefix(f"{path}:") for error in service.problems(path)]
-    data = paramfile.read_bytes(path)
     if path.name.startswith("libvma") or libvma_conf.looks_like_it(data.decode("utf-8", "replace")):
         rules = libvma_conf.check(data)
         if isinstance(rules, paramfile.Problem):
@@ -227,6 +227,9 @@ def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     changes = [assignment(text, "") for text in args.changes]
     if args.pid is not None:
         return _set_live(args.pid, changes), 0
+    for name, value in changes:
+        if name in paramfile.OF_ENVIRONMENT:
+            raise UsageError(name, paramfile.TOO_LATE, f"export {name}={value}, or vmahybrid run -e {name}={value}")
     path = Path(os.environ.get("VMA_HYBRID_POLICY") or str(catalogue.load()["VMA_HYBRID_POLICY"].default))
     text = paramfile.read(path) if path.exists() else "# Values of the operator for programs: see vmahybrid.conf(5).\n"
     text = paramfile.replace_values(text, changes, args.program)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmahybrid.config import paramfile
+from vmahybrid.config import paramfile, regular_file
 from vmahybrid.config.catalogue import FALSE_WORDS, INT_LIMIT, TRUE_WORDS, Bound, Catalogue, Parameter, load
 
 RUN_E = "VMAHYBRID_RUN_E"  # names that `run -e` set, for those who ask where a value came from
-DEFAULT, PROFILE, POLICY, DERIVED, ENVIRONMENT = range(5)  # enum vmh_param_origin
+DEFAULT, BUILTIN, PROFILE, POLICY, DERIVED, ENVIRONMENT = range(6)  # enum vmh_param_origin
 _NUMBER = re.compile(r"\s*[+-]?[0-9]+[ \t]*", re.ASCII)
 
 
@@ -101,11 +101,12 @@ class _Resolver:
     def _file(self, path: Path, origin: int, label: str) -> bool:
         place = self._place(path)
         try:
-            text = place.read_bytes().decode("utf-8")
+            text = regular_file.read(place).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
             if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
-                self._warn(f"{path} can't be read ({error})")
+                why = error.strerror if isinstance(error, OSError) else error
+                self._warn(f"{path} can't be read ({why})")
             return False
         self.found.files.append((path, place))
         for line in paramfile.for_program(text, self.program):
@@ -114,6 +115,8 @@ class _Resolver:
                 self._warn(f"{path}:{line}")
             elif line.name not in self.names:
                 self._warn(f"{path}:{line.number}: {line.name} is not a parameter, ignored")
+            elif line.name in paramfile.OF_ENVIRONMENT:
+                self._warn(f"{path}:{line.number}: {line.name} {paramfile.TOO_LATE}, ignored")
             elif line.name != "VMA_SPEC":
                 parameter = self.names[line.name]
                 take = self.take if line.name == parameter.name else self.take_alias
@@ -123,7 +126,7 @@ class _Resolver:
     def spec_of(self, path: Path) -> tuple[str, str]:
         """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
-            text = self._place(path).read_bytes().decode("utf-8")
+            text = regular_file.read(self._place(path)).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             return "", ""
         found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)
@@ -138,7 +141,7 @@ class _Resolver:
         for key, value in profile.values.items():
             parameter = self.catalogue[key]
             shown = self._expand(parameter, value) if isinstance(value, str) else value
-            self._set(parameter, shown, PROFILE, f"profile {profile.name}")
+            self._set(parameter, shown, BUILTIN, f"profile {profile.name}")
         spec = "" if profile is self.catalogue.profiles[0] else profile.name
         self._set(self.catalogue["VMA_SPEC"], spec, ENVIRONMENT, source)
         return True
@@ -177,18 +180,24 @@ class _Resolver:
             self.take(parameter, parameter.name, newer, ENVIRONMENT, self.who_set(parameter.name))
 
     def _is_set(self, name: str) -> bool:
-        return self.found.values[name].origin in (POLICY, ENVIRONMENT)
+        """By a person: a built-in profile is ours, a profile that is a file its user's."""
+        return self.found.values[name].origin in (PROFILE, POLICY, ENVIRONMENT)
+
+    def _derive(self, name: str, value: int, by: str) -> None:
+        """What is so already stays where it was said."""
+        if self.found.values[name].origin == DEFAULT or self.found[name] != value:
+            self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
 
     def imply(self, name: str, value: int, by: str) -> None:
         """As imply() of the shim: unless that one was set as explicitly."""
         if self.found.values[name].origin < self.found.values[by].origin and not self._is_set(name):
-            self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+            self._derive(name, value, by)
 
     def compel(self, name: str, value: int, by: str) -> None:
         """As compel() of the shim: whatever set it."""
         if self._is_set(name) and self.found[name] != value:
             self._warn_pair(name, by, "only", value)
-        self._set(self.catalogue[name], value, DERIVED, f"derived from {by}")
+        self._derive(name, value, by)
 
     def _warn_pair(self, name: str, other: str, least: str, used: int) -> None:
         cap = self.catalogue[name].cap
@@ -234,6 +243,15 @@ class _Resolver:
             if cap is not None and self._is_set(name) and int(held.value) > cap and not said:
                 self._warn(f"{name} = {held.value} acts as {cap}: more makes no difference")
 
+    def small_mtu(self) -> None:
+        """As warn_small_mtu() of the shim."""
+        mtu, least = int(self.found["VMA_MTU"]), self.catalogue["VMA_MSS"].minimum or 0
+        if not mtu or mtu >= least + 60 or not self._is_set("VMA_MTU"):
+            return
+        v4, v6 = least + 40, least + 60
+        acts = f"{v4} for TCP (as {v6} over IPv6)" if mtu < v4 else f"{v6} for TCP over IPv6"
+        self._warn(f"VMA_MTU = {mtu} acts as {acts}: a segment has room for {least} bytes at least")
+
 
 def _is_blank(text: str) -> bool:
     return not text.lstrip(" \t")
@@ -265,8 +283,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     where others do."""
     made = _Resolver(environ, program, pid, root, catalogue or load())
     made.here = here
-    early = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")
-    for name in early:
+    for name in paramfile.OF_ENVIRONMENT:
         made.environment(made.catalogue[name])
     policy = Path(str(made.found["VMA_HYBRID_POLICY"]) or "/")
     has_policy = policy != Path("/")
@@ -279,10 +296,11 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     if has_policy:
         made._file(policy, POLICY, "")
     for parameter in made.catalogue.parameters:
-        if parameter.name not in (*early, "VMA_SPEC"):
+        if parameter.name not in (*paramfile.OF_ENVIRONMENT, "VMA_SPEC"):
             made.environment(parameter)
     made.implied()
     made.bounds()
+    made.small_mtu()
     known = made.names.keys() | {obsolete.name for obsolete in made.catalogue.obsolete}
     for name in environ:
         if name.startswith("VMA_") and name not in known:

@@ -13,10 +13,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmahybrid.config import regular_file
 from vmahybrid.config.catalogue import Catalogue, Profile, load
 from vmahybrid.errors import UsageError, VmahybridError
 
 LIMIT = 32767  # bytes that the shim reads
+OF_ENVIRONMENT = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")  # in a file that is read by then they come too late
+TOO_LATE = "says where files are, so it is for the environment"
 _BLANKS = " \t\n\v\f\r"  # isspace() of the shim; Python knows more
 _SECTION = re.compile(r"\[program\s(?P<glob>.*)\]", re.ASCII)
 
@@ -106,6 +109,8 @@ def check(text: str, profiles: Collection[str] = ()) -> list[Problem]:
             problems.append(found)
         elif found.name not in names:
             problems.append(Problem(found.number, "no such parameter", found.name))
+        elif found.name in OF_ENVIRONMENT:
+            problems.append(Problem(found.number, f"{found.name} {TOO_LATE}", found.value))
         elif found.name == "VMA_SPEC":
             if not _builtin(catalogue, found.value) and found.value not in profiles:
                 what = "no such profile" if profiles else "VMA_SPEC is no built-in profile"
@@ -140,7 +145,7 @@ def render(profile: Profile, catalogue: Catalogue) -> str:
 def read_bytes(path: Path) -> bytes:
     """Raises UsageError."""
     try:
-        return path.read_bytes()
+        return regular_file.read(path)
     except OSError as error:
         raise UsageError(str(path), error.strerror or str(error), "name a file that can be read") from None
 

@@ -27,6 +27,7 @@ static const struct vmh_paramfile *reading; /* the file that values come from no
 static char profile_title[64];
 
 #define warn vmh_params_warn
+#define is_set vmh_params_is_set
 
 void vmh_params_warn(const char *fmt, ...)
 {
@@ -233,9 +234,9 @@ static bool apply_builtin(const char *name)
 			continue;
 		for (k = 0; k < p->nvalues; k++) {
 			if (p->values[k].string)
-				set_string(p->values[k].param, p->values[k].string, VMH_FROM_PROFILE);
+				set_string(p->values[k].param, p->values[k].string, VMH_FROM_BUILTIN);
 			else
-				set_number(p->values[k].param, p->values[k].number, VMH_FROM_PROFILE);
+				set_number(p->values[k].param, p->values[k].number, VMH_FROM_BUILTIN);
 		}
 		set_string(VMH_PARAM_SPEC, i ? p->name : "", VMH_FROM_ENV);
 		snprintf(profile_title, sizeof(profile_title), "%s", i ? p->title : "");
@@ -260,6 +261,12 @@ static void take_alias(unsigned param, const char *name, const char *text, enum 
 	     (long long)vmh_param_number(param));
 }
 
+/* They say which files are read: in one of those it is too late. */
+static bool is_of_environment(unsigned param)
+{
+	return param == VMH_PARAM_HYBRID_POLICY || param == VMH_PARAM_HYBRID_PROFILE_DIR;
+}
+
 static void use_value(const struct vmh_paramfile *f, const char *name, const char *value)
 {
 	int param = vmh_param_find(name, strlen(name));
@@ -267,6 +274,8 @@ static void use_value(const struct vmh_paramfile *f, const char *name, const cha
 	reading = f;
 	if (param < 0)
 		warn("%.64s is not a parameter, ignored", name);
+	else if (is_of_environment((unsigned)param))
+		warn("%s says where files are, so it is for the environment, ignored", name);
 	else if (param != VMH_PARAM_SPEC && strcmp(name, vmh_param_defs[param].name))
 		take_alias((unsigned)param, name, value, *(const enum vmh_param_origin *)f->arg);
 	else if (param != VMH_PARAM_SPEC)
@@ -357,10 +366,9 @@ static int64_t bound_value(const struct vmh_param_bound *b)
 	return *number_of(&vmh_param_defs[b->other]) * b->times / b->divisor;
 }
 
-/* The operator, or who started the program, has said it. */
-static bool is_set(unsigned param)
+bool vmh_params_is_set(unsigned param)
 {
-	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY;
+	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY || origins[param] == VMH_FROM_PROFILE;
 }
 
 /* `least`: "at least", "at most" or "only" */
@@ -409,11 +417,18 @@ static void warn_cap(unsigned param)
 		     (long long)d->cap);
 }
 
+/* What is so already stays where it was said. */
+static void derive(unsigned param, int64_t value)
+{
+	if (origins[param] == VMH_FROM_DEFAULT || vmh_param_number(param) != value)
+		set_number(param, value, VMH_FROM_DERIVED);
+}
+
 /* One switch implies the value of another parameter, unless that one was set as explicitly. */
 static void imply(unsigned param, int64_t value, unsigned by)
 {
 	if (origins[param] < origins[by] && !is_set(param))
-		set_number(param, value, VMH_FROM_DERIVED);
+		derive(param, value);
 }
 
 /* One value leaves no other for another parameter, whoever set it. */
@@ -421,7 +436,22 @@ static void compel(unsigned param, int64_t value, unsigned by)
 {
 	if (is_set(param) && vmh_param_number(param) != value)
 		warn_pair(param, by, "only", value);
-	set_number(param, value, VMH_FROM_DERIVED);
+	derive(param, value);
+}
+
+/* The kernel's least MSS is ours: TCP's packets stay above a smaller VMA_MTU. */
+static void warn_small_mtu(void)
+{
+	long long least = vmh_param_defs[VMH_PARAM_MSS].min, mtu = vmh_params.mtu;
+
+	if (!mtu || mtu >= least + 60 || !is_set(VMH_PARAM_MTU))
+		return;
+	if (mtu < least + 40)
+		warn("VMA_MTU = %lld acts as %lld for TCP (as %lld over IPv6): a segment has room for %lld bytes at least",
+		     mtu, least + 40, least + 60, least);
+	else
+		warn("VMA_MTU = %lld acts as %lld for TCP over IPv6: a segment has room for %lld bytes at least", mtu,
+		     least + 60, least);
 }
 
 static void apply_implied(void)
@@ -505,12 +535,13 @@ void vmh_params_init(void)
 		apply_profile(text);
 	apply_policy(text && *text);
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (i != VMH_PARAM_SPEC && i != VMH_PARAM_HYBRID_POLICY && i != VMH_PARAM_HYBRID_PROFILE_DIR)
+		if (i != VMH_PARAM_SPEC && !is_of_environment(i))
 			from_environment(i);
 	apply_implied();
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
 		if (!apply_bounds(i))
 			warn_cap(i);
+	warn_small_mtu();
 	warn_obsolete();
 	warn_unknown();
 }

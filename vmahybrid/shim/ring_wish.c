@@ -9,24 +9,23 @@
 #define SIZE_LEAST 16
 #define SIZE_MOST (1 << 16)
 
-/* 0: as many as the service gives. So is a profile that names no fewer than the default. */
+/* 0: as many as the service gives. So is a built-in profile that names no fewer than the default. */
 static uint32_t buffers(unsigned param, int64_t value)
 {
 	enum vmh_param_origin origin = vmh_params_origin(param);
 
-	if (origin == VMH_FROM_DEFAULT || (origin == VMH_FROM_PROFILE && value >= vmh_param_def(param)->number))
+	if (origin == VMH_FROM_DEFAULT || (origin == VMH_FROM_BUILTIN && value >= vmh_param_def(param)->number))
 		return 0;
 	if (value > VMH_FRAMES_MAX)
 		value = VMH_FRAMES_MAX;
 	return value > BUFS_LEAST ? (uint32_t)value : BUFS_LEAST;
 }
 
-/* Of received frames, before they are posted again; 0: our own number, which is measured, also where a profile has one. */
+/* Of received frames, before they are posted again; 0: our own number, which is measured, also where a built-in profile
+ * has one. */
 static uint32_t batch(void)
 {
-	enum vmh_param_origin origin = vmh_params_origin(VMH_PARAM_RX_WRE_BATCHING);
-
-	return origin == VMH_FROM_ENV || origin == VMH_FROM_POLICY ? (uint32_t)vmh_params.rx_wre_batching : 0;
+	return vmh_params_is_set(VMH_PARAM_RX_WRE_BATCHING) ? (uint32_t)vmh_params.rx_wre_batching : 0;
 }
 
 static uint32_t power_of_two_from(uint32_t v)

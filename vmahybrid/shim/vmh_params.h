@@ -7,8 +7,10 @@
 #include "vmh_base.h"
 #include "params_gen.h" /* struct vmh_params: int64_t for numbers and booleans, char[N] for strings */
 
-/* ascending: a later one wins over an earlier one */
-enum vmh_param_origin { VMH_FROM_DEFAULT, VMH_FROM_PROFILE, VMH_FROM_POLICY, VMH_FROM_DERIVED, VMH_FROM_ENV };
+/* ascending: a later one wins over an earlier one. A built-in profile is ours, a profile that is a file its user's. */
+enum vmh_param_origin {
+	VMH_FROM_DEFAULT, VMH_FROM_BUILTIN, VMH_FROM_PROFILE, VMH_FROM_POLICY, VMH_FROM_DERIVED, VMH_FROM_ENV
+};
 
 extern struct vmh_params vmh_params;
 /* Reads the environment; never fails: a bad value is warned about by name and the default used. The
@@ -17,6 +19,8 @@ void vmh_params_init(void);
 void vmh_params_report(void);
 /* Where a value came from; the parameter as VMH_PARAM_RX_WRE of params_gen.h. */
 enum vmh_param_origin vmh_params_origin(unsigned param);
+/* A person has said it, in the environment or a file: it is never changed without a word. */
+bool vmh_params_is_set(unsigned param);
 /* Again the environment's VMA_LOG_FILE etc., with the present pid for %d: for the child of a fork.
  * 1 if the text changed. */
 int vmh_params_expand_again(unsigned param);
