@@ -522,3 +522,10 @@ def test_from_the_command_line(place: Path) -> None:
     env = {**os.environ, "VMA_MTU": "9000"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["parameters"]["VMA_MTU"]["origin"] == "environment"
+
+
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0"])
+def test_what_the_shell_has_opened_is_read(name: str) -> None:
+    argv = [sys.executable, "-m", "vmahybrid.cli.main", "config", "check", name]
+    done = subprocess.run(argv, input="VMA_BF = 1\nVMA_RX_POLL = x\n", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.startswith(f"{name}:2: VMA_RX_POLL: 'x' is not a number")) == (1, True)
