@@ -8,7 +8,6 @@ import re
 import stat
 from pathlib import Path
 
-
 _OF_THE_SHELL = re.compile(r"/dev/(stdin|fd/\d+)|/proc/self/fd/\d+")
 _LIMIT = 1 << 16     # more than any of our files may have
 
