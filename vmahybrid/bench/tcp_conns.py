@@ -39,6 +39,12 @@ def _start(place: Place, seconds: float, connections: int, *idle: str) -> turns.
     return turns.Pair(place.start(a, argv, sockperf.CLIENT_CPU), server, a)
 
 
+def _require_rings(place: Place, pair: turns.Pair) -> None:
+    if place.way.policy == "offload":
+        pair.client.require_ring()
+        pair.server.require_ring()
+
+
 def begin(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
     pair = _start(place, seconds, CONNECTIONS)
     stack.callback(pair.server.program.stop, signal.SIGINT, 20)
@@ -48,15 +54,13 @@ def begin(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
 
 def begin_few(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
     """Whose way says so, beside the idle ones. SandboxError at the end of the stack if they were not on rings."""
-    beside = place.way.name in (way.name for way in BESIDE.values())
+    beside = place.way in BESIDE.values()
     pair = _start(place, seconds, FEW, *((str(IDLE), str(SETTLE_SECONDS)) if beside else ()))
 
     def end() -> None:
         pair.client.program.stop(signal.SIGINT, 60)
         pair.server.program.stop(signal.SIGINT, 60)
-        if place.way.policy == "offload":
-            pair.client.require_ring()
-            pair.server.require_ring()
+        _require_rings(place, pair)
 
     stack.callback(end)
     pair.client.program.wait_for("begun", SETUP_SECONDS + (IDLE_SECONDS + SETTLE_SECONDS if beside else 0))
@@ -73,9 +77,7 @@ def exchange(place: Place, seconds: float) -> float:
         pair.server.program.stop(signal.SIGINT, 20)
     if said["connections"] < CONNECTIONS:
         raise SandboxError(f"not all of {CONNECTIONS} connections were answered: {said}")
-    if place.way.policy == "offload":
-        pair.client.require_ring()
-        pair.server.require_ring()
+    _require_rings(place, pair)
     return float(said["rate"])
 
 

@@ -16,9 +16,6 @@
 
 #define NEIGHBOUR_MS 100
 #define ASK_NS 50000000u
-#define SYN_SENT 2 /* linux/tcp_states.h */
-#define TIME_WAIT 6
-#define CLOSE 7
 
 /* The service resolves it; asked seldom, as a program may try again in a loop. */
 static void ask_neighbour(const struct vmh_way *hop)
@@ -179,10 +176,10 @@ static int outcome(struct vmh_tcps *s)
 	if (s->opening) {
 		vmh_lock(&s->io);
 		vmh_tcp_get_info(s->conn, &info);
-		if (info.state == CLOSE)
+		if (info.state == VMH_TCP_CLOSE)
 			err = vmh_tcp_error(s->conn);
 		vmh_unlock(&s->io);
-		rc = info.state == CLOSE ? (err ? -err : -ECONNABORTED) : info.state != SYN_SENT;
+		rc = info.state == VMH_TCP_CLOSE ? (err ? -err : -ECONNABORTED) : info.state != VMH_TCP_SYN_SENT;
 		if (rc < 0 && s->shown) {
 			vmh_tshow_end(s); /* it was open, and nobody has asked until now */
 		} else if (rc < 0) {
@@ -349,13 +346,13 @@ void vmh_tcps_restart(struct vmh_tcps *s)
 /* Has it come to its end? */
 static bool is_over(struct vmh_tcps *s)
 {
-	struct vmh_tcp_info info = { .state = CLOSE };
+	struct vmh_tcp_info info = { .state = VMH_TCP_CLOSE };
 
 	vmh_lock(&s->io);
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	return info.state == CLOSE || info.state == TIME_WAIT;
+	return info.state == VMH_TCP_CLOSE || info.state == VMH_TCP_TIME_WAIT;
 }
 
 /* Could a socket be bound to the address? */
@@ -414,11 +411,11 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_lock(&s->io);
 		vmh_tcp_get_info(s->conn, &info);
-		rc = info.state == SYN_SENT ? 0 : vmh_tcp_shutdown(s->conn, how);
+		rc = info.state == VMH_TCP_SYN_SENT ? 0 : vmh_tcp_shutdown(s->conn, how);
 		vmh_tcps_refresh(s);
 		vmh_unlock(&s->io);
 		vmh_tring_flush(s->tring);
-		if (info.state == SYN_SENT) {
+		if (info.state == VMH_TCP_SYN_SENT) {
 			undo(s);
 			vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
 		} else if (vmh_tcps_bits(s)) {
@@ -438,7 +435,7 @@ int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	if (peer && (!s->conn || info.state == SYN_SENT || info.state == CLOSE || info.state == TIME_WAIT))
+	if (peer && (!s->conn || info.state == VMH_TCP_SYN_SENT || info.state == VMH_TCP_CLOSE || info.state == VMH_TCP_TIME_WAIT))
 		return -ENOTCONN;
 	return vmh_tcps_tell(s->v6, peer ? &s->addr.raddr : &s->addr.laddr, peer ? s->addr.rport : s->addr.lport, a, len);
 }

@@ -12,10 +12,6 @@
 
 #define POLL_BUDGET 32
 #define STAMP_BYTES 12u /* of each segment, which an MSS in a SYN does not count */
-#define TIME_WAIT 6 /* linux/tcp_states.h */
-#define CLOSE 7
-#define SYN_SENT 2
-#define LISTEN 10
 
 /* False: it is not on a ring. */
 bool vmh_tcps_info(struct vmh_tcps *s, struct vmh_tcp_info *i)
@@ -40,7 +36,7 @@ static void fill(const struct vmh_tcp_info *i, struct tcp_info *t)
 	uint32_t mss = i->snd_mss;
 
 	/* TIME_WAIT is none of the program's socket in the kernel */
-	*t = (struct tcp_info){ .tcpi_state = i->state == TIME_WAIT ? CLOSE : i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
+	*t = (struct tcp_info){ .tcpi_state = i->state == VMH_TCP_TIME_WAIT ? VMH_TCP_CLOSE : i->state, .tcpi_ca_state = i->ca_state, .tcpi_retransmits = i->retries,
 				.tcpi_probes = i->probing, .tcpi_backoff = i->retries, .tcpi_snd_wscale = i->snd_wscale & 15,
 				.tcpi_rcv_wscale = i->rcv_wscale & 15, .tcpi_rto = i->rto_us, .tcpi_ato = 40000,
 				.tcpi_snd_mss = mss, .tcpi_rcv_mss = i->rcv_mss, .tcpi_advmss = i->adv_mss,
@@ -165,8 +161,8 @@ static const char *sock_state(unsigned state)
 
 static const char *conn_state(const struct vmh_tcp_info *i)
 {
-	if (i->state != CLOSE)
-		return i->state == SYN_SENT ? "TCP_CONN_CONNECTING" : i->state == LISTEN ? "TCP_CONN_INIT" : "TCP_CONN_CONNECTED";
+	if (i->state != VMH_TCP_CLOSE)
+		return i->state == VMH_TCP_SYN_SENT ? "TCP_CONN_CONNECTING" : i->state == VMH_TCP_LISTEN ? "TCP_CONN_INIT" : "TCP_CONN_CONNECTED";
 	switch (i->why) {
 	case 0: return "TCP_CONN_INIT"; /* both ends have closed it, and there is none any more */
 	case EPIPE: case ECONNRESET: return "TCP_CONN_RESETED";
@@ -233,7 +229,7 @@ static void dump_states(int level, const struct vmh_tcp_info *i)
 /* A listener has no buffers and no windows. */
 static void dump_listener(int level)
 {
-	const struct vmh_tcp_info i = { .state = LISTEN };
+	const struct vmh_tcp_info i = { .state = VMH_TCP_LISTEN };
 
 	dump_states(level, &i);
 	vmh_log(level, "PCB state : %s", state_name(i.state));

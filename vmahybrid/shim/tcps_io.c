@@ -6,6 +6,7 @@
 #include "vmh_params.h"
 #include "vmh_real.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include <limits.h>
 #include <netinet/in.h>
@@ -622,16 +623,10 @@ ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int fl
 int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
 {
 	struct vmh_tcp_info info;
-	bool here;
 
 	vmh_tcps_await_move(s);
 	vmh_rings_poll(POLL_BUDGET);
-	vmh_lock(&s->io);
-	here = s->conn && vmh_tcps_state(s) == VMH_TCPS_RING;
-	if (here)
-		vmh_tcp_get_info(s->conn, &info);
-	vmh_unlock(&s->io);
-	if (!here)
+	if (!vmh_tcps_info(s, &info))
 		return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
 	memcpy(value, &(int){ (int)info.unread }, sizeof(*value)); /* ioctl(2) asks for no alignment */
 	return 0;

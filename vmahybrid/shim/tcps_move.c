@@ -384,7 +384,7 @@ static bool restart(struct vmh_tcps *s)
 	vmh_lock(&s->io);
 	vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	if (info.state != 2) /* SYN_SENT of linux/tcp_states.h */
+	if (info.state != VMH_TCP_SYN_SENT)
 		return false;
 	vmh_tcps_restart(s);
 	return true;

@@ -27,7 +27,6 @@
 #define NARROWEST 552            /* what the kernel learns at least (route.min_pmtu): then it sends without DF */
 #define LEAST 576                /* that a path has room for */
 #define LEAST6 1280
-#define SYN_SENT 2               /* linux/tcp_states.h */
 
 static _Atomic int doubts;       /* about some connection */
 
@@ -194,7 +193,7 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 	if (!vmh_tcps_info(s, &i) || !i.retries)
 		return 0;
 	doubt(s);
-	if (i.state == SYN_SENT) { /* a router may have said why, to the kernel */
+	if (i.state == VMH_TCP_SYN_SENT) { /* a router may have said why, to the kernel */
 		ask_neighbour(l, hop);
 		return i.retries >= SYNS || vmh_ticmp_heard(!vmh_ip_is4(to), l->now) ? VMH_R_TCP_STUCK : 0;
 	}

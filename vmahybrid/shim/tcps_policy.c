@@ -11,6 +11,7 @@
 #include "vmh_control.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
 #include "vmh_worker.h"
 
 /* What decides whether a connection moves is a parameter (VMA_HYBRID_TCP_*). These only say how soon and how many at a
@@ -219,9 +220,9 @@ static void look_at(struct vmh_tcps *s, void *arg)
 {
 	struct look *l = arg;
 	struct vmh_tcps_watch is, was = s->seen;
-	struct vmh_tcp_info info = { 0 };
+	struct vmh_tcp_info info;
 	unsigned reason = 0;
-	bool quiet;
+	bool quiet, busy;
 
 	if (vmh_tcps_state(s) != VMH_TCPS_RING || VMH_GET(s->policy) != VMH_TCPS_ADAPTIVE || l->moves == MOVES_MAX ||
 	    l->now < s->rest_at)
@@ -230,19 +231,14 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	quiet = is.bytes == was.bytes;
 	s->seen = is;
 	l->ring_turns += is.turns - was.turns;
-	if (!quiet) {
-		vmh_lock(&s->io);
-		if (s->conn)
-			vmh_tcp_get_info(s->conn, &info);
-		vmh_unlock(&s->io);
-	}
+	busy = !quiet && vmh_tcps_info(s, &info);
 	if (l->crowded)
 		reason = VMH_R_TCP_MANY;
 	else if (is_idle(s, quiet, l->now))
 		reason = VMH_R_TCP_IDLE;
-	else if (!quiet && is_bulk(&was, &is, &info))
+	else if (busy && is_bulk(&was, &is, &info))
 		reason = VMH_R_TCP_BULK;
-	else if (!quiet && vmh_params.hybrid_tcp_loss && is_lossy(s, &info))
+	else if (busy && vmh_params.hybrid_tcp_loss && is_lossy(s, &info))
 		reason = VMH_R_TCP_LOSS;
 	if (!reason)
 		return;

@@ -17,8 +17,6 @@
 #include <stdlib.h>
 
 #define STASH_FRAMES 32
-#define CLOSE 7 /* linux/tcp_states.h */
-#define LISTEN 10
 #define STASH_BYTES 2048
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
@@ -151,7 +149,7 @@ static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_a
 	(void)arg;
 	if (!s)
 		return;
-	if (vmh_unlikely(events >> 8 == LISTEN) && vmh_tlisten_holds(s))
+	if (vmh_unlikely(events >> 8 == VMH_TCP_LISTEN) && vmh_tlisten_holds(s))
 		bits |= VMH_IN;
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
@@ -159,7 +157,7 @@ static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_a
 	vmh_tcps_note_amounts(s, a);
 	if (vmh_unlikely(events & (VMH_TCP_URGENT | VMH_TCP_LONG)))
 		is_unfit(s, events & VMH_TCP_LONG ? VMH_R_TCP_LONG_FRAMES : VMH_R_TCP_URGENT);
-	if (vmh_unlikely(events >> 8 == CLOSE) && !vmh_tcps_is_fresh(s) && !atomic_exchange(&s->ended, 1)) {
+	if (vmh_unlikely(events >> 8 == VMH_TCP_CLOSE) && !vmh_tcps_is_fresh(s) && !atomic_exchange(&s->ended, 1)) {
 		atomic_store(&any_unfit, 1);
 		vmh_worker_wake();
 	}

@@ -107,8 +107,11 @@ struct vmh_tcp_pcb_info { /* for who looks into the machine: vma_stats --fd_dump
 	struct vmh_tcp_span first_unsent, last_unsent, first_unacked, last_unacked;
 };
 
+/* as in linux/tcp_states.h; those that somebody asks for */
+enum { VMH_TCP_SYN_SENT = 2, VMH_TCP_TIME_WAIT = 6, VMH_TCP_CLOSE = 7, VMH_TCP_LISTEN = 10 };
+
 struct vmh_tcp_info {
-	uint8_t state;            /* as in linux/tcp_states.h */
+	uint8_t state;            /* VMH_TCP_SYN_SENT and so on */
 	uint8_t ca_state;         /* TCP_CA_Open 0, Recovery 3, Loss 4 */
 	uint8_t snd_wscale, rcv_wscale, retries, timestamps, sack, wscale;
 	uint32_t rto_us, rtt_us, rttvar_us, min_rtt_us, snd_mss, rcv_mss, cwnd, ssthresh, snd_wnd, rcv_wnd;
