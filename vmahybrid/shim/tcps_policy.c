@@ -23,6 +23,7 @@
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
 #define ORDERS_CALLS 64
+#define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
@@ -163,12 +164,13 @@ void vmh_tcps_adoption_took(uint64_t ns)
 /* ---- on a ring; the internal thread's ---- */
 
 /* On a long way a connection carries no more than its buffer in each round trip, and the kernel's buffers grow. Half of
- * that is bulk, too. (By the shortest round trip: queues make others longer.) */
+ * that is bulk, too. (By the shortest round trip: queues make others longer, by milliseconds also that of a connection
+ * which has just been adopted.) */
 static uint64_t carried_at_most(const struct vmh_tcp_info *info)
 {
 	uint64_t window_us = (uint64_t)vmh_params.hybrid_tcp_window * 1000;
 
-	return info->min_rtt_us ? VMH_TCP_SNDBUF / 2 * window_us / info->min_rtt_us : UINT64_MAX;
+	return info->min_rtt_us < LONG_WAY_US ? UINT64_MAX : VMH_TCP_SNDBUF / 2 * window_us / info->min_rtt_us;
 }
 
 static bool is_bulk(const struct vmh_tcps_watch *was, const struct vmh_tcps_watch *is, const struct vmh_tcp_info *info)
