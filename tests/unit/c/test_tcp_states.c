@@ -51,12 +51,18 @@ static struct vmh_tcp_stats stats(struct wire *w, int end)
 	return s;
 }
 
-static void inject(struct wire *w, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack, uint8_t flags,
-		   const void *data, size_t len)
+static void inject_window(struct wire *w, uint16_t wnd, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack,
+			  uint8_t flags, const void *data, size_t len)
 {
 	uint8_t frame[1600];
 
-	wire_inject(w, 1, frame, wire_segment(w, frame, 0, sport, dport, seq, ack, flags, 1000, NULL, 0, data, len));
+	wire_inject(w, 1, frame, wire_segment(w, frame, 0, sport, dport, seq, ack, flags, wnd, NULL, 0, data, len));
+}
+
+static void inject(struct wire *w, uint16_t sport, uint16_t dport, uint32_t seq, uint32_t ack, uint8_t flags,
+		   const void *data, size_t len)
+{
+	inject_window(w, 1000, sport, dport, seq, ack, flags, data, len);
 }
 
 /* End 1 is brought to a state by hand-made segments of end 0; returns the next numbers. */
@@ -802,6 +808,76 @@ static void test_beyond_the_window(void)
 	}
 }
 
+struct edge { /* what goes out, beside the peer's window */
+	uint32_t una, end;
+	unsigned acks, data, beyond;
+	uint32_t highest;
+};
+
+static int look_at_edge(void *arg, const uint8_t *frame, size_t len)
+{
+	struct edge *e = arg;
+	struct seen s = {0};
+
+	look(&s, frame, len);
+	*(s.payload ? &e->data : &e->acks) += 1;
+	e->beyond += (int32_t)(s.seq + s.payload - e->end) > 0 && (s.seq != e->una || e->una != e->end);
+	if ((int32_t)(s.seq + s.payload - e->highest) > 0)
+		e->highest = s.seq + (uint32_t)s.payload;
+	return 1;
+}
+
+/* A peer short of memory takes its window back and looks at nothing that goes beyond it, not even at the ACK. */
+static void test_a_window_that_shrank(void)
+{
+	struct seen seen = {0};
+	struct edge e = {0};
+	struct vmh_tcp_conn *l, *c;
+	struct vmh_tcp_info i;
+	uint8_t data[5000] = "";
+	uint32_t seq, ack;
+	struct wire w;
+
+	c = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	inject_window(&w, 5360, 4000, 80, seq, ack, ACK, NULL, 0);
+	w.end[1].watch = look_at_edge;
+	w.end[1].arg = &e;
+	e.una = e.highest = ack;
+	e.end = ack + 5360;
+	CHECK(wire_write(c, data, sizeof(data)) == sizeof(data) && e.highest >= ack + 4000, "%u sent", e.highest - ack);
+	e.una = ack += 536;
+	e.end = ack + 300;
+	e.acks = e.data = 0;
+	inject_window(&w, 300, 4000, 80, seq, ack, ACK, NULL, 0);
+	for (int k = 0; k < 2; k++, seq += 100)
+		inject_window(&w, 300, 4000, 80, seq, ack, ACK, data, 100);
+	wire_run(&w, 1000000000);
+	CHECK(e.acks && e.data && !e.beyond, "%u ACKs, %u of data, %u beyond the window", e.acks, e.data, e.beyond);
+	e.una = ack += 300; /* and with all of it taken it is shut */
+	e.end = ack;
+	e.acks = e.data = 0;
+	for (int k = 0; k < 2; k++, seq += 100)
+		inject_window(&w, 0, 4000, 80, seq, ack, ACK, data, 100);
+	wire_run(&w, 1000000000);
+	CHECK(e.acks && e.data && !e.beyond, "%u ACKs, %u probes, %u beyond the window", e.acks, e.data, e.beyond);
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.snd_wnd == 0 && i.retries > 2, "window %u, %u retries", i.snd_wnd, i.retries);
+	e.end = ack + 5000; /* it opens: all goes at once, in as many segments as the congestion window has */
+	e.data = 0;
+	inject_window(&w, 5000, 4000, 80, seq, ack, ACK, NULL, 0);
+	CHECK(e.data, "nothing");
+	while ((int32_t)(ack - e.highest) < 0) {
+		ack = (int32_t)(ack + 500 - e.highest) < 0 ? ack + 500 : e.highest;
+		inject_window(&w, 5000, 4000, 80, seq, ack, ACK, NULL, 0);
+	}
+	vmh_tcp_get_info(c, &i);
+	CHECK(ack == e.una + sizeof(data) - 836 && i.unsent == 0 && i.pcb.first_unacked.len == 0,
+	      "%u of %zu, %u unsent", ack - e.una, sizeof(data) - 836, i.unsent);
+	vmh_tcp_abort(c);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 int main(void)
 {
 	test_any_segment();
@@ -823,5 +899,6 @@ int main(void)
 	test_cut();
 	test_take_and_give();
 	test_beyond_the_window();
+	test_a_window_that_shrank();
 	return check_result();
 }

@@ -169,6 +169,7 @@ struct vmh_tcp_conn {
 	uint32_t dupacks, pipe;
 	uint8_t recovery, probed;
 	bool sacked_any, cwnd_limited;
+	bool shut_out;            /* something was to be sent again for which the window has no room any more */
 	struct cubic cubic;
 	struct vmh_tcp_info count; /* only its counters */
 	uint32_t resent;           /* of count.retransmits, by us: the rest was another stack's */

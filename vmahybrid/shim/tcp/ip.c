@@ -256,6 +256,22 @@ static void count_sent(struct vmh_tcp_conn *c, size_t payload)
 	}
 }
 
+/* A segment without data is numbered within the peer's window: if that has shrunk, snd_nxt lies beyond it, and the peer
+ * looks at nothing of such a segment. With data stopped in both directions its own would never be acknowledged. */
+static void number_within_window(struct tcp_hdr *tcp, const struct tcp_pcb *pcb)
+{
+	uint32_t next = lwip_htonl(pcb->snd_nxt), end = pcb->lastack + pcb->snd_wnd;
+	uint32_t sum = (uint16_t)~tcp->chksum;
+
+	if (pcb->state < ESTABLISHED || TCP_SEQ_LEQ(pcb->snd_nxt, end) || tcp->seqno != next)
+		return;
+	tcp->seqno = lwip_htonl(end);
+	sum += (uint16_t)~(next & 0xffff) + (uint16_t)~(next >> 16) + (tcp->seqno & 0xffff) + (tcp->seqno >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	tcp->chksum = (u16_t)~sum;
+}
+
 /* lwIP's way down; p's payload begins with the TCP header. */
 err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
 		    struct netif *netif)
@@ -276,6 +292,8 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 		return ERR_BUF;
 	if (!key_is4(k))
 		mend_sum(tcp, k);
+	if (core_conn && core_conn->pcb && tcp_len == 4u * TCPH_HDRLEN(tcp))
+		number_within_window(tcp, core_conn->pcb);
 	fill_headers(t, core_conn ? &core_conn->path : &t->reply, p->payload, tcp_len, k, ttl, tos);
 	if (TCPH_FLAGS(tcp) & TCP_RST)
 		t->stats.resets_out++;

@@ -88,22 +88,44 @@ void recovery_before(struct vmh_tcp_conn *c)
 	}
 }
 
-/* Sends the segment at *at, which is unacked, again. It keeps its place. False: not possible now. */
+/* The window may have shrunk since a segment went out, and a peer short of memory throws away, whole, what ends beyond it
+ * (seen of Linux 6.18). */
+static uint32_t room_for(const struct tcp_pcb *pcb, const struct tcp_seg *s)
+{
+	uint32_t end = pcb->lastack + pcb->snd_wnd;
+
+	return pcb->state < ESTABLISHED ? UINT32_MAX : TCP_SEQ_LT(seq_of(s), end) ? end - seq_of(s) : 0;
+}
+
+/* Sends the segment at *at, which is unacked, again, or what the window has room for, and the first one as a probe if it
+ * has none. It keeps its place. False: not possible now. */
 bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 {
 	struct tcp_pcb *pcb = c->pcb;
 	struct tcp_seg *s = *at, *unsent = pcb->unsent;
-	u16_t oversize = pcb->unsent_oversize;
-	uint32_t cwnd = pcb->cwnd, wnd = pcb->snd_wnd;
+	u16_t oversize = pcb->unsent_oversize, owed = pcb->flags & (TF_ACK_DELAY | TF_ACK_NOW);
+	uint32_t cwnd = pcb->cwnd, wnd = pcb->snd_wnd, room = room_for(pcb, s);
 
+	if (s->len > room) {
+		c->shut_out = true;
+		if (!room && s != pcb->unacked)
+			return false;
+	}
 	*at = s->next;
 	s->next = NULL;
 	pcb->unsent = s;
+	if (room && s->len > room && tcp_split_unsent_seg(pcb, (u16_t)LWIP_MIN(room, pcb->mss)) == ERR_OK) {
+		s->next->next = *at;
+		*at = s->next;
+		s->next = NULL;
+	}
 	pcb->cwnd = pcb->snd_wnd = UINT32_MAX / 2;
 	tcp_set_flags(pcb, TF_NAGLEMEMERR); /* no Nagle */
 	tcp_output(pcb);
 	pcb->cwnd = cwnd;
 	pcb->snd_wnd = wnd;
+	if (!room) /* nor is the ACK of a probe looked at */
+		tcp_set_flags(pcb, owed);
 	c->rtt_at = 0; /* Karn */
 	if (pcb->unsent == s) {
 		s->next = *at;
@@ -239,6 +261,18 @@ static void output(struct vmh_tcp_conn *c, bool force)
 		c->due[T_REORDER] = c->t->now + LWIP_MAX(c->srtt / 4, REORDER_MIN);
 }
 
+/* What had no room is sent again as soon as it has, not when the timer says so. */
+static void after_shut_out(struct vmh_tcp_conn *c)
+{
+	struct tcp_seg *s = c->pcb->unacked;
+
+	if (s && s->len > room_for(c->pcb, s))
+		return;
+	c->shut_out = false;
+	for (; s; s = s->next)
+		s->flags &= (u8_t)~SEG_RETRANS;
+}
+
 /* After lwIP saw a segment: `acked` new bytes, or `dup`. */
 void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acked, bool dup)
 {
@@ -248,6 +282,8 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 
 	if (in->nsacks && pcb->flags & TF_SACK)
 		mark_sacked(c, in);
+	if (c->shut_out)
+		after_shut_out(c);
 	if (acked)
 		c->dupacks = 0;
 	else if (dup && !(pcb->flags & TF_SACK))

@@ -214,7 +214,7 @@ static void on_rto(struct vmh_tcp_conn *c)
 	if (!c->pcb->unacked)
 		return;
 	if ((state == SYN_SENT && c->retries >= c->opt.syn_retries) || (state == SYN_RCVD && c->retries >= SYN_ACK_RETRIES) ||
-	    too_long(c, c->first_sent_at)) {
+	    too_long(c, c->pcb->snd_wnd ? c->first_sent_at : c->heard_at)) { /* a peer that answers may shut its window */
 		core_drop(c, ETIMEDOUT, false);
 		return;
 	}
