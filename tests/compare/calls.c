@@ -174,8 +174,8 @@ int main(int argc, char **argv)
 #ifdef TCP_CALLS
 	const struct call_case *tables[] = { tcp_data_cases, tcp_wait_cases, tcp_opt_cases, tcp_life_cases };
 #else
-	const struct call_case *tables[] = { recv_cases, send_cases, mux_cases, opt_cases, life_cases, odd_cases,
-					     stamp_cases };
+	const struct call_case *tables[] = { recv_cases, send_cases, mux_cases, opt_cases, life_cases, stamp_cases,
+					     odd_cases };
 #endif
 
 	if (argc == 2 && !strcmp(argv[1], "--names")) {

@@ -46,7 +46,7 @@ class Rig:
     counted: str = ""
     said: str = ""
 
-    def run(self, cases: list[str], settle_ms: int = 30, **variables: str) -> Transcript:
+    def run(self, cases: list[str], settle_ms: int = 15, **variables: str) -> Transcript:
         # no banner, no box about huge pages: what a program says before it dies is compared, too
         quiet = {"VMA_TRACELEVEL": "warn", "VMA_MEM_ALLOC_TYPE": "1"}
         argv = self.service.run_argv(command(self.sandbox, cases), profile=self.profile, **quiet, **variables)
@@ -75,7 +75,7 @@ def read(program: Program) -> Transcript:
     return parse(out)
 
 
-def transcript(sandbox: Sandbox, cases: list[str], settle_ms: int = 30) -> Transcript:
+def transcript(sandbox: Sandbox, cases: list[str], settle_ms: int = 15) -> Transcript:
     """On the kernel, without the shim."""
     return read(sandbox.start(sandbox.a, command(sandbox, cases), env=settled(settle_ms)))
 

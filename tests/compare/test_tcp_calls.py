@@ -61,7 +61,7 @@ class Rig:
     statistics: Path | None = None
     said: str = ""
 
-    def run(self, cases: list[str], settle_ms: int = 30, **variables: str) -> Transcript:
+    def run(self, cases: list[str], settle_ms: int = 15, **variables: str) -> Transcript:
         """What follows a case that hung, or killed the program, is run by another one."""
         names, told = cases or case_names("tcp_calls"), {}
         while names:
@@ -82,7 +82,7 @@ class Rig:
         return told
 
 
-def on_kernel(cases: list[str], at: Path, settle_ms: int = 30) -> Transcript:
+def on_kernel(cases: list[str], at: Path, settle_ms: int = 15) -> Transcript:
     with Sandbox("tcpk") as sandbox:
         prepared(sandbox)
         sandbox.start(sandbox.b, peer_command(sandbox, at)).wait_for("ready")

@@ -76,7 +76,7 @@ def test_socket_calls(served: tuple[Sandbox, Service], reports: Path, profile: s
     sandbox, service = served
     names = [name for name in case_names() if not name.startswith(NOT_SANITIZED)]
     rig = Rig(sandbox, service, profile)
-    ran = rig.run(names)
+    ran = rig.run(names, 10)
     missing = [name for name in names if name not in ran]
     assert not missing, f"{missing} did not run after {list(ran.items())[-1]}: {rig.said}"
     assert not [line for lines in ran.values() for line in lines if "ended with" in line]
