@@ -28,7 +28,7 @@ LAST = "tests/test_zz_leftovers.py"  # of each session
 CALM = (
     "tests/apps/test_path_mtu.py", "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf",
     "tests/fuzz", "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py",
-    "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py", "tests/net/test_tcp_show.py",
+    "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py",
     "tests/net/test_tcp_syn.py", "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py",
     "tests/net/test_tcprepair.py", "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py",
     "tests/net/test_verbs_shared.py", "tests/net/test_vma_stats_options.py", "tests/net/test_xdp_rings.py",
@@ -47,7 +47,7 @@ LATER = (
     "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py", "tests/net/test_sandbox.py",
     "tests/net/test_splice_udp.py", "tests/net/test_tcp_death.py", "tests/net/test_tcp_fastopen.py",
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py",
-    "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py",
+    "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_show.py", "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py",
     "tests/net/test_verbs_pyverbs.py", "tests/sanitize/test_tcp_concurrency.py", LAST,
 )
 NOTHING_COLLECTED = 5

@@ -123,7 +123,10 @@ def on_ring(service: Service, *programs: ShimPeer) -> None:
         pids = sorted(socket["pid"] for socket in offloaded(service))
         return pids == sorted(p.pid for p in programs) and hit >= set(pids)
 
-    until(all_there, what=lambda: f"{offloaded(service)}, {flows(service)}")
+    def why() -> str:
+        return "\n".join(service.ask("explain", str(program.process.pid)) for program in programs)
+
+    until(all_there, what=lambda: f"{offloaded(service)}, {flows(service)}\n{why()}")
 
 
 def at_home(service: Service) -> None:
