@@ -18,7 +18,7 @@ struct scenario {
 static const struct scenario scenarios[] = {
 	{"clean", {.delay_ns = 20000}, 4 * MB, 5, .hold = 256, .least = 5000},
 	{"loss 1 %", {.delay_ns = 20000, .loss = 0.01, .gbit = 10}, 6 * MB, 60, .hold = 256, .least = 1000},
-	{"loss 5 %", {.delay_ns = 20000, .loss = 0.05, .gbit = 10}, 4 * MB, 120, .hold = 256, .least = 150},
+	{"loss 5 %", {.delay_ns = 20000, .loss = 0.05, .gbit = 10}, 4 * MB, 120, .hold = 256, .least = 50},
 	{"loss 20 %", {.delay_ns = 20000, .loss = 0.2, .gbit = 10}, MB / 2, 600, .hold = 64},
 	{"reordering", {.delay_ns = 20000, .reorder = 0.05, .reorder_ns = 60000, .gbit = 10}, 4 * MB, 20, .hold = 256, .least = 400},
 	{"heavy reordering", {.delay_ns = 20000, .reorder = 0.3, .reorder_ns = 200000, .gbit = 10}, 2 * MB, 60, .hold = 0},

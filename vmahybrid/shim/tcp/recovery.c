@@ -37,10 +37,14 @@ uint32_t recovery_flight(const struct vmh_tcp_conn *c)
 
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
 {
-	uint64_t rto = c->srtt ? (uint64_t)c->srtt + 4ull * c->rttvar : SEC;
-	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : RTO_MIN_LONE;
+	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : RTO_MIN_LONE, late = 4 * c->rttvar;
+	uint64_t rto = SEC;
 
-	rto = LWIP_MAX(rto, least) << LWIP_MIN(c->retries, 16);
+	/* round trips that hardly vary have a small variance, and then a queue begins to fill: so the last segment is
+	 * probed first */
+	if (c->srtt)
+		rto = (uint64_t)c->srtt + LWIP_MAX(late, LWIP_MAX(least, c->srtt + 2 * PROBE_MIN));
+	rto <<= LWIP_MIN(c->retries, 16);
 	return (uint32_t)LWIP_MIN(rto, RTO_MAX);
 }
 
@@ -221,12 +225,20 @@ static void enter(struct vmh_tcp_conn *c)
 	cc_loss(c, false);
 }
 
-static void leave(struct vmh_tcp_conn *c)
+/* True: of what was sent meanwhile something was lost as well, and has gone out again. */
+static bool leave(struct vmh_tcp_conn *c)
 {
-	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next)
-		s->flags &= (u8_t)~(SEG_LOST | SEG_RETRANS);
+	bool again = false;
+
+	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next) {
+		if (c->pcb->flags & TF_SACK && (s->flags & (SEG_SACKED | SEG_LOST | SEG_RETRANS)) == (SEG_LOST | SEG_RETRANS))
+			again = true;
+		else
+			s->flags &= (u8_t)~(SEG_LOST | SEG_RETRANS);
+	}
 	c->recovery = OPEN;
 	c->dupacks = 0;
+	return again;
 }
 
 /* What RFC 6675 calls NextSeg(): lost segments first, then new data, while the pipe has room. */
@@ -278,7 +290,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 {
 	struct tcp_pcb *pcb = c->pcb;
 	struct board b;
-	bool force = false;
+	bool force = false, again = false;
 
 	if (in->nsacks && pcb->flags & TF_SACK)
 		mark_sacked(c, in);
@@ -299,7 +311,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		return;
 	}
 	if (acked && c->recovery != OPEN && TCP_SEQ_GEQ(pcb->lastack, c->recover))
-		leave(c);
+		again = leave(c);
 	else if (acked && c->recovery == LOSS)
 		cc_ack(c, acked, 0);
 	if (pcb->unacked && !(pcb->flags & TF_SACK) &&
@@ -310,7 +322,9 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		enter(c);
 	}
 	b = scan(c);
-	if (b.sacked && mark_lost(c, &b, c->probed && c->recovery == OPEN && TCP_SEQ_GEQ(c->fack, c->probe_end))) {
+	if (b.sacked && mark_lost(c, &b, c->probed && c->recovery == OPEN && TCP_SEQ_GEQ(c->fack, c->probe_end)))
+		again = true;
+	if (again) {
 		force = c->recovery == OPEN;
 		enter(c);
 	}
