@@ -319,6 +319,8 @@ static void test_zero_window(void)
 		vmh_tcp_get_info(p, &i);
 		CHECK(i.unread <= 20000, "%u unread in a buffer of 20000", i.unread);
 	}
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.rtt_us < 50000, "a round trip of %u us: the time of a shut window is none", i.rtt_us);
 	w.end[1].watch = mute; /* the news that the window is open is lost: only a probe finds out */
 	w.end[1].arg = &seen;
 	while ((n = wire_read(p, buf, sizeof(buf))) > 0)

@@ -243,6 +243,7 @@ static void on_persist(struct vmh_tcp_conn *c)
 	if (pcb->snd_wnd == 0) {
 		c->count.probes++;
 		tcp_zero_window_probe(pcb);
+		c->nxt = pcb->snd_nxt; /* no sample: it is acknowledged when the peer reads again */
 	} else {
 		if (pcb->unsent->len > pcb->snd_wnd)
 			tcp_split_unsent_seg(pcb, (u16_t)pcb->snd_wnd);
