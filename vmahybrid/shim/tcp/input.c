@@ -269,6 +269,15 @@ static void take_window(struct tcp_pcb *pcb, const struct seg_in *in, const stru
 	pcb->snd_wnd_max = LWIP_MAX(pcb->snd_wnd_max, pcb->snd_wnd);
 }
 
+/* lwIP keeps the wider one of two windows that are equally new, also where the later one is shut: a peer short of memory
+ * takes it back so (Linux takes that, too). */
+static void take_shut_window(struct tcp_pcb *pcb, const struct seg_in *in, const struct segment *s)
+{
+	if (in->flags & TCP_ACK && in->seq == pcb->snd_wl1 && in->ack == pcb->snd_wl2 && !get16(s->tcp + 14) &&
+	    pcb->state >= ESTABLISHED)
+		pcb->snd_wnd = 0;
+}
+
 /* A frame of several segments, which counts as two at least. True: what the peer sends is bulk, and the kernel's. */
 static bool count_long(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
@@ -380,6 +389,8 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	c->hold_ack = has_company(c, &in);
 	if (s->next)
 		take_window(c->pcb, &in, s);
+	else
+		take_shut_window(c->pcb, &in, s);
 	recovery_before(c);
 	to_lwip(t, c, &in, s, &c->key);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
