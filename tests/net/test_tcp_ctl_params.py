@@ -39,9 +39,34 @@ print(len(select.select([], kept, [], 0)[1]))
 """
 ONE_BY_ONE = """
 import socket, sys, time
-begin = time.monotonic()
-kept = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(4)]
-print(time.monotonic() - begin)
+kept, took = [], 0.0
+for _ in range(4):
+    time.sleep(0.02)  # until the other side looks seldom again
+    begin = time.monotonic()
+    kept.append(socket.create_connection((sys.argv[1], int(sys.argv[2]))))
+    took += time.monotonic() - begin
+print(took)
+"""
+SENDER = """
+import socket, sys, time
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("ready", flush=True)
+for _ in range(2):  # of the second the listener has a ring
+    sock, _ = listener.accept()
+    sock.recv(1)
+    sock.sendall(bytes(400000))
+time.sleep(5)
+"""
+READER = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
+    sock.sendall(b"1")
+    sock.recv(400000, socket.MSG_WAITALL)
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
+    begin = time.monotonic()
+    sock.sendall(b"2")
+    sock.recv(400000, socket.MSG_WAITALL)
+    print(time.monotonic() - begin)
 """
 FILL = """
 import json, socket, sys, time
@@ -69,12 +94,12 @@ time.sleep(20)
 """
 
 
-def told(served: Served, client: str, port: int, **variables: str) -> float:
+def told(served: Served, client: str, port: int, server_program: str = SERVER, **variables: str) -> float:
     """What the kernel's client on side b says to a listener under the shim on side a, which sleeps."""
     sandbox, service = served
     a, b = sandbox.sides
     settings = {"VMA_HYBRID_TCP": "offload", "VMA_TRACELEVEL": "warn", "VMA_PROGRESS_ENGINE_INTERVAL": "0", **variables}
-    argv = service.run_argv([sys.executable, "-c", SERVER, a.address, str(port)], "none", **settings)
+    argv = service.run_argv([sys.executable, "-c", server_program, a.address, str(port)], "none", **settings)
     server = sandbox.start(a, argv, env=service.env)
     server.wait_for("ready")
     try:
@@ -95,6 +120,12 @@ def test_the_internal_thread_handles_control_packets(served: Served) -> None:
     assert told(served, ONE_BY_ONE, 7393, VMA_TCP_CTL_THREAD="0", **rarely) > 0.3
     assert told(served, ONE_BY_ONE, 7394, VMA_TCP_CTL_THREAD="2", **rarely) > 0.3
     assert told(served, ONE_BY_ONE, 7395, VMA_TCP_CTL_THREAD="1", **rarely) < 0.1
+
+
+def test_a_full_buffer_of_a_program_that_sleeps(served: Served) -> None:
+    """The internal thread looks seldom, and often once it has had something to answer for the program."""
+    took = told(served, READER, 7396, SENDER, VMA_TIMER_RESOLUTION_MSEC="300")
+    assert took < 1, took
 
 
 def test_timers_in_the_internal_thread(served: Served) -> None:

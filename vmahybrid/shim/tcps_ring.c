@@ -451,10 +451,22 @@ struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c)
 	return NULL;
 }
 
+static uint64_t frames_out(const struct vmh_tring *t)
+{
+	struct vmh_tcp_stats st;
+
+	vmh_tcp_get_stats(t->tr.tcp, &st);
+	return st.out;
+}
+
+/* A ring at which the program does not look had something to answer, and may soon again: with its buffer full and the
+ * program asleep, each window of it waits for a look. */
+static bool busy_alone;
+
 /* Of the internal thread: a timer that came to be since its last look is found after this. */
 static int look_ms(void)
 {
-	if (vmh_params.internal_thread_tcp_timer_handling)
+	if (vmh_params.internal_thread_tcp_timer_handling || busy_alone)
 		return 1;
 	return vmh_params.timer_resolution_msec < LOOK_MAX_MS ? (int)vmh_params.timer_resolution_msec : LOOK_MAX_MS;
 }
@@ -462,8 +474,11 @@ static int look_ms(void)
 static void look_at_ring(struct vmh_tring *t)
 {
 	if (!VMH_GET(t->polled)) {
+		uint64_t before = frames_out(t);
+
 		vmh_ring_poll(t->tr.ring, POLL_BUDGET);
 		vmh_tring_acks_now(t);
+		busy_alone |= frames_out(t) != before;
 	}
 	VMH_SET(t->polled, 0);
 	look_at_clock(t);
@@ -480,6 +495,7 @@ static int look_at_all(void)
 	uint64_t now = vmh_now_ns();
 	int found = NOTHING;
 
+	busy_alone = false;
 	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
 		if (t->closed)
 			continue;
