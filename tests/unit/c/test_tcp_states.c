@@ -360,6 +360,38 @@ static void test_time_of_a_shut_window(void)
 	wire_close(&w);
 }
 
+/* A whole segment after a pause may have been sent again, by a peer with nothing else under way. */
+static void test_ack_after_a_pause(void)
+{
+	struct seen seen = {0};
+	struct vmh_tcp_conn *l, *c;
+	uint8_t data[536] = "";
+	uint32_t seq, ack;
+	struct wire w;
+	unsigned before;
+
+	c = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	for (int k = 0; k < 2; k++, seq += sizeof(data))
+		inject(&w, 4000, 80, seq, ack, ACK, data, sizeof(data));
+	for (int k = 0; k < 2; k++) { /* the second one comes at once: it waits for another */
+		wire_run(&w, k ? 0 : 200000000);
+		before = seen.n;
+		inject(&w, 4000, 80, seq, ack, ACK, data, sizeof(data));
+		seq += sizeof(data);
+		CHECK(seen.n == before + !k && (k || seen.ack == seq), "%u segments, ACK of %u", seen.n - before, seen.ack);
+	}
+	wire_run(&w, 200000000);
+	CHECK(wire_write(c, "answer", 6) == 6, "write"); /* so that the next is none of a stream */
+	inject(&w, 4000, 80, seq, ack + 6, ACK, NULL, 0);
+	wire_run(&w, 200000000);
+	before = seen.n;
+	inject(&w, 4000, 80, seq, ack + 6, ACK, data, 80);
+	CHECK(seen.n == before, "a short request: its answer carries the ACK");
+	vmh_tcp_abort(c);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 static void test_keepalive_and_user_timeout(void)
 {
 	struct vmh_tcp_conn *l, *c, *p;
@@ -913,6 +945,7 @@ int main(void)
 	test_refused_and_timed_out();
 	test_zero_window();
 	test_time_of_a_shut_window();
+	test_ack_after_a_pause();
 	test_keepalive_and_user_timeout();
 	test_end_of_user_timeout();
 	test_user_timeout_of_a_slow_reader();

@@ -7,7 +7,9 @@
 #define IP_LEN 20
 #define IP6_LEN 40
 #define TCP_LEN 20
+#define OPTIONS_MOST 40
 #define INVALID_US (500 * MS)
+#define PAUSE_US (100 * MS)
 #define LONG_MOST (16u << 20) /* bytes: a ring takes some 10 ms more for them than the kernel, as a move does */
 #define LATELY_US (VMH_TCP_LATELY_NS / 1000)
 #define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
@@ -289,7 +291,7 @@ static bool count_long(struct vmh_tcp_conn *c, const struct seg_in *in)
 /* Says whether the ACK of this segment is to go at once (TF_ACK_DELAY); else the second one's is. True: it goes soon. */
 static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
 {
-	bool one_way, first;
+	bool one_way, first, late;
 
 	c->count.segs_in += n;
 	if (!in->payload)
@@ -299,12 +301,14 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
 	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
 	first = one_way && !c->count.data_segs_in && n == 1 && !c->opt.quickack; /* a request: its answer carries the ACK */
+	/* after a pause, perhaps sent again: the peer may have nothing else under way until it is acknowledged */
+	late = in->payload + OPTIONS_MOST >= c->pcb->mss && c->t->now - c->received_at > PAUSE_US;
 	c->count.data_segs_in += n;
 	if (n == 1 && in->payload > c->pcb->mss && count_long(c, in) && !c->long_frames)
 		c->long_frames = c->changed = true;
 	c->received_at = c->t->now;
 	c->out_then = c->count.data_segs_out;
-	if (c->opt.quickack || (one_way && !first) || n > 1)
+	if (c->opt.quickack || (one_way && !first) || n > 1 || late)
 		tcp_set_flags(c->pcb, TF_ACK_DELAY); /* so that this one is answered at once */
 	return first;
 }
