@@ -168,10 +168,10 @@ static void test_streams(bool timestamps)
 	CHECK(p, "no connection");
 	if (p) {
 		both[0].to = both[1].from = p;
+		vmh_tcp_get_info(p, &info);
 		CHECK(stream_run(&w, both, 2, 600 * NS), "not at the end");
 		CHECK(!both[0].bad && !both[1].bad && both[0].read == 3000000 && both[1].read == 3000000, "%lu %lu", both[0].read,
 		      both[1].read);
-		vmh_tcp_get_info(p, &info);
 		CHECK(info.sack == timestamps && info.wscale == timestamps && info.timestamps == timestamps, "%d %d %d", info.sack,
 		      info.wscale, info.timestamps);
 	}
