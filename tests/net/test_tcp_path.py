@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 from net.service_lab import Refusal, until
-from net.test_tcp_shim import ShimPeer, offloaded, over, with_ipv6, without_offloads
+from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, over, with_ipv6, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
@@ -81,8 +81,7 @@ def conversation(service: Service, policy: str, ip: str = "4", server: bool = Fa
         other.do("accept")
         a.do("nodelay")
         b.do("echo")
-        assert a.do("ask", count=40, size=100) == ""
-        until(lambda: [s["pid"] for s in offloaded(service)] == [a.pid], what=lambda: str(offloaded(service)))
+        comes_to_ring(service, a)
         yield a
         a.do("close")
         assert not ends or b.do("echo_ended")

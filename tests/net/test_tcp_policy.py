@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from net.service_lab import until
-from net.test_tcp_shim import ShimPeer, at_home, flows, on_ring, without_offloads
+from net.test_tcp_shim import ShimPeer, at_home, comes_to_ring, flows, on_ring, without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
 from vmahybrid.bench.sandbox import Sandbox, Side
@@ -42,7 +42,7 @@ def hot(service: Service, policy: str = "adaptive", before: Callable[[ShimPeer, 
         a.do("nodelay")
         b.do("accept")
         b.do("echo")
-        assert a.do("ask", count=40, size=100) == ""
+        comes_to_ring(service, a)
         on_ring(service, a)
         yield a, b
         assert a.do("ask", count=5, size=5000) == ""

@@ -129,6 +129,12 @@ def on_ring(service: Service, *programs: ShimPeer) -> None:
     until(all_there, what=lambda: f"{offloaded(service)}, {flows(service)}\n{why()}")
 
 
+def comes_to_ring(service: Service, program: ShimPeer) -> None:
+    """By small rounds, more of them where the first came before the service knew the neighbour."""
+    until(lambda: program.do("ask", count=40, size=100) == "" and program.pid in {s["pid"] for s in offloaded(service)},
+          what=lambda: service.ask("explain", str(program.pid)))
+
+
 def at_home(service: Service) -> None:
     """No connection is on a ring; the rule of a port may be there still."""
     until(lambda: not offloaded(service) and all(flow["kind"] == "3-tuple" for flow in flows(service)),
