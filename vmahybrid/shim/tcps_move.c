@@ -150,6 +150,15 @@ static void publish(struct vmh_tcps *s, int fd)
 	vmh_debug("fd %d: the TCP connection is on the ring of %s", fd, vmh_tring_ring(s->tring)->ifname);
 }
 
+/* The kernel keeps the connection: what came to the ring meanwhile is its, too. */
+static void left_at_home(struct vmh_tcps *s, struct vmh_tcps_stash *st)
+{
+	if (s->flow_id)
+		vmh_ring_poll(vmh_tring_ring(s->tring), LEFT_FRAMES);
+	s->flow_id = 0;
+	vmh_tring_stash_home(s->tring, st, s);
+}
+
 /* Object lock held, state ADOPTING. 0, or why not; the connection is the kernel's then. */
 static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *path,
 		     unsigned why)
@@ -175,20 +184,20 @@ static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, c
 	else if (s->flow_id)
 		vmh_session_detach(s->flow_id, reason);
 	if (reason) {
-		vmh_tring_unstash(s->tring, st, false);
-		s->flow_id = 0;
+		left_at_home(s, st);
 		return reason;
 	}
 	err = import(s, &state, path);
-	vmh_tring_unstash(s->tring, st, !err);
 	if (err) {
 		vmh_debug("fd %d: the stack does not take the connection: %s", fd, strerror(-err));
 		err = vmh_session_tcp_home(fd, &state, s->flow_id, s->ifindex, VMH_R_TCP_STATE);
 		vmh_verbs_detach(s->flow_id);
 		if (err)
 			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
-		s->flow_id = 0;
+		left_at_home(s, st);
 		reason = VMH_R_TCP_STATE;
+	} else {
+		vmh_tring_unstash(s->tring, st, true);
 	}
 	vmh_tcp_blob_free(&state);
 	return reason;
@@ -416,7 +425,7 @@ static void at_home(struct vmh_tcps *s, unsigned reason, struct vmh_tcps_stash *
 		vmh_ring_poll(vmh_tring_ring(s->tring), LEFT_FRAMES);
 	leave(s, VMH_TCPS_HOME, reason, false);
 	if (st)
-		vmh_tring_stash_home(st, s);
+		vmh_tring_stash_home(s->tring, st, s);
 }
 
 static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)

@@ -16,8 +16,8 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 
-#define STASH_FRAMES 32
-#define STASH_BYTES 2048
+#define STASH_BYTES (256u << 10) /* a page is there when it is written to */
+#define HOME_FRAMES 32  /* a message each, and the program waits */
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
@@ -27,12 +27,16 @@
 #define STRAYS_NS 130000000000ull /* and so long peers of the last one may send: Linux' TCP_RTO_MAX is 120 s */
 #define STRAYS_MS 1000      /* such a ring is looked at so often at least */
 
+struct stashed {
+	_Alignas(8) uint32_t len;
+	unsigned char frame[];
+};
+
 struct vmh_tcps_stash {
 	struct vmh_tcps_stash *next;
 	struct vmh_tcp_addr addr;
-	unsigned n;
-	uint32_t len[STASH_FRAMES];
-	unsigned char frame[STASH_FRAMES][STASH_BYTES];
+	uint32_t used;
+	_Alignas(8) unsigned char bytes[STASH_BYTES]; /* struct stashed, one behind the other */
 };
 
 struct vmh_tring {
@@ -178,26 +182,49 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
-/* Ring lock held: a frame of no connection may be one of those that are being moved; else, at a port that is the
- * ring's, nobody has that connection. */
-static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, bool frozen)
+/* Ring lock held: at a port that is the ring's, nobody has that connection. */
+static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
 {
-	struct vmh_tring *t = (struct vmh_tring *)tr;
 	struct vmh_tcp_addr a;
 
-	if (len > STASH_BYTES || !vmh_tcp_name(t->tr.tcp, frame, len, &a))
+	if (vmh_tcp_name(tr->tcp, frame, len, &a) && vmh_tport_is(a.lport))
+		vmh_tcp_refuse(tr->tcp, frame, len);
+}
+
+static void put_aside(struct vmh_tcps_stash *st, const unsigned char *frame, uint32_t len)
+{
+	struct stashed *f = (struct stashed *)(st->bytes + st->used);
+
+	if (sizeof(*f) + len > STASH_BYTES - st->used)
 		return;
-	for (struct vmh_tcps_stash *st = t->stashes; st; st = st->next) {
-		if (memcmp(&st->addr, &a, sizeof(a)))
-			continue;
-		if (st->n < STASH_FRAMES) {
-			memcpy(st->frame[st->n], frame, len);
-			st->len[st->n++] = len;
-		}
-		return;
-	}
-	if (!frozen && vmh_tport_is(a.lport))
-		vmh_tcp_refuse(t->tr.tcp, frame, len);
+	f->len = len;
+	memcpy(f->frame, frame, len);
+	st->used += (uint32_t)(sizeof(*f) + len + 7) & ~7u;
+}
+
+/* The next one after f, the first after NULL. */
+static struct stashed *next_of(struct vmh_tcps_stash *st, struct stashed *f)
+{
+	unsigned char *at = f ? (unsigned char *)f + ((sizeof(*f) + f->len + 7) & ~7u) : st->bytes;
+
+	return at < st->bytes + st->used ? (struct stashed *)at : NULL;
+}
+
+/* Ring lock held. The stack must not see it: to a listener of that port, or what remembers that the connection has left,
+ * it would be nobody's. */
+static bool is_moving(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
+{
+	struct vmh_tring *t = (struct vmh_tring *)tr;
+	struct vmh_tcps_stash *st = t->stashes;
+	struct vmh_tcp_addr a;
+
+	if (!vmh_tcp_name(tr->tcp, frame, len, &a))
+		return false;
+	while (st && memcmp(&st->addr, &a, sizeof(a)))
+		st = st->next;
+	if (st)
+		put_aside(st, frame, len);
+	return st != NULL;
 }
 
 struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a)
@@ -210,27 +237,31 @@ struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp
 	vmh_lock(&t->tr.ring->lock);
 	st->next = t->stashes;
 	t->stashes = st;
+	t->tr.aside = is_moving;
 	vmh_unlock(&t->tr.ring->lock);
 	return st;
 }
 
+/* Ring lock held. */
 static void take_off(struct vmh_tring *t, struct vmh_tcps_stash *st)
 {
 	struct vmh_tcps_stash **p = &t->stashes;
 
-	vmh_lock(&t->tr.ring->lock);
-	while (*p && *p != st)
+	while (*p != st)
 		p = &(*p)->next;
-	if (*p)
-		*p = st->next;
-	vmh_unlock(&t->tr.ring->lock);
+	*p = st->next;
+	if (!t->stashes)
+		t->tr.aside = NULL;
 }
 
+/* None that comes now overtakes those that came before. */
 void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed)
 {
+	vmh_lock(&t->tr.ring->lock);
+	for (struct stashed *f = next_of(st, NULL); feed && f; f = next_of(st, f))
+		vmh_tcp_input(t->tr.tcp, f->frame, f->len, NULL);
 	take_off(t, st);
-	for (unsigned i = 0; feed && i < st->n; i++)
-		vmh_tcp_input(t->tr.tcp, st->frame[i], st->len[i], NULL);
+	vmh_unlock(&t->tr.ring->lock);
 	vmh_scratch_free(st, sizeof(*st));
 }
 
@@ -268,26 +299,29 @@ static uint32_t packet_of(unsigned char *ip, uint32_t there, bool complete)
 	return len;
 }
 
-void vmh_tring_stash_home(struct vmh_tcps_stash *st, struct vmh_tcps *s)
+void vmh_tring_stash_home(struct vmh_tring *t, struct vmh_tcps_stash *st, const struct vmh_tcps *s)
 {
 	struct vmh_msg_reinject m = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .proto = IPPROTO_TCP,
-				      .family = s->v6 ? 6 : 4, .local_port = s->addr.lport,
-				      .remote_port = s->addr.rport };
+				      .family = s->v6 ? 6 : 4, .local_port = st->addr.lport,
+				      .remote_port = st->addr.rport };
+	struct stashed *f = NULL;
 	int err = 0;
 
-	take_off(s->tring, st);
-	memcpy(m.local_addr, s->addr.laddr.b, sizeof(m.local_addr));
-	memcpy(m.remote_addr, s->addr.raddr.b, sizeof(m.remote_addr));
-	for (unsigned i = 0; i < st->n && !err; i++) {
-		unsigned char *ip = st->frame[i] + ETHER_HDR_LEN;
+	vmh_lock(&t->tr.ring->lock);
+	take_off(t, st);
+	vmh_unlock(&t->tr.ring->lock);
+	memcpy(m.local_addr, st->addr.laddr.b, sizeof(m.local_addr));
+	memcpy(m.remote_addr, st->addr.raddr.b, sizeof(m.remote_addr));
+	for (unsigned i = 0; i < HOME_FRAMES && !err && (f = next_of(st, f)); i++) {
+		unsigned char *ip = f->frame + ETHER_HDR_LEN;
 
-		m.len = packet_of(ip, st->len[i] - ETHER_HDR_LEN, !verifies(s->tring->tr.ring));
-		if (!m.len) /* the headers of a long one */
+		m.len = packet_of(ip, f->len - ETHER_HDR_LEN, !verifies(t->tr.ring));
+		if (!m.len || m.len > sizeof(m.data)) /* the headers of a long one, or a long one */
 			continue;
 		memcpy(m.data, ip, m.len);
 		err = vmh_session_reinject(&m, s->obj.fd);
 		if (err)
-			vmh_debug("fd %d: the peer has to send %u segments again: %s", s->obj.fd, st->n - i, strerror(-err));
+			vmh_debug("fd %d: the peer has to send again what came meanwhile: %s", s->obj.fd, strerror(-err));
 	}
 	vmh_scratch_free(st, sizeof(*st));
 }

@@ -467,7 +467,8 @@ struct vmh_ring *vmh_tring_ring(struct vmh_tring *t);
 struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t);
 struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a);
 void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed);
-void vmh_tring_stash_home(struct vmh_tcps_stash *st, struct vmh_tcps *s); /* to the kernel, which has it now */
+/* to the kernel, which has it now */
+void vmh_tring_stash_home(struct vmh_tring *t, struct vmh_tcps_stash *st, const struct vmh_tcps *s);
 void vmh_tring_flush(struct vmh_tring *t);
 void vmh_tring_at_once(struct vmh_tring *t, bool on); /* the next frame is pushed before the call that sends it returns */
 void vmh_tring_acks_now(struct vmh_tring *t); /* the program waits: none goes with data any more */

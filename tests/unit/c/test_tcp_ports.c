@@ -132,6 +132,37 @@ static void test_an_orphan_goes_elsewhere(void)
 	wire_close(&w);
 }
 
+/* What is remembered of a connection that lives elsewhere ends when it is back. */
+static void test_back_again(void)
+{
+	struct vmh_tcp_conn *l, *c, *s, *again = NULL;
+	struct vmh_tcp_path path = wire_path(0);
+	struct vmh_tcp_stats st;
+	static char blob[4000];
+	struct wire w;
+	ssize_t len;
+
+	wire_open(&w, PERFECT, 64);
+	l = wire_listen(&w, 80, 10, NULL);
+	c = open_pair(&w, 4000, l, &s);
+	CHECK(vmh_tcp_freeze(c) == 0, "freeze");
+	len = vmh_tcp_export(c, blob, sizeof(blob));
+	vmh_tcp_forget(c);
+	CHECK(vmh_tcp_import(w.end[0].t, blob, (size_t)len, &path, NULL, &again) == 0, "import");
+	vmh_tcp_get_stats(w.end[0].t, &st);
+	CHECK(st.conns == 1 && st.time_wait == 0, "%u %u", st.conns, st.time_wait);
+	vmh_tcp_thaw(again);
+	vmh_tcp_abort(again);
+	wire_run(&w, MS);
+	vmh_tcp_abort(s);
+	c = open_pair(&w, 4000, l, &s);
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(s);
+	vmh_tcp_close(l);
+	wire_run(&w, MS);
+	wire_close(&w);
+}
+
 static void test_a_smaller_backlog(void)
 {
 	struct vmh_tcp_conn *l, *c[4], *s;
@@ -162,6 +193,7 @@ int main(void)
 	test_a_name_used_again();
 	test_refused();
 	test_an_orphan_goes_elsewhere();
+	test_back_again();
 	test_a_smaller_backlog();
 	return check_result();
 }

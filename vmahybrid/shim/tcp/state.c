@@ -398,6 +398,15 @@ static struct key import_key(const struct vmh_tcp_state *s)
 	return k;
 }
 
+/* It lived elsewhere since it was forgotten, and its name is its own again. */
+static void back_again(struct vmh_tcp *t, const struct key *k)
+{
+	struct tw *w = demux_tw(t, k);
+
+	if (w && w->moved)
+		demux_tw_remove(t, w);
+}
+
 /* Nothing is sent before the first frame or timer, or the holder's next call: vmh_tcp_thaw begins at once. */
 int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,
 		struct vmh_tcp_conn **out)
@@ -434,6 +443,7 @@ int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vm
 		core_drop(c, 0, false);
 	} else {
 		c->frozen = true;
+		back_again(t, &k);
 	}
 	core_leave(t, c);
 	if (!rc)

@@ -90,8 +90,8 @@ static int taken(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, in
 		VMH_COUNT(tr->ring->stats->rx_tcp_kept, 1);
 	} else if (vmh_unlikely(rc < 0)) {
 		VMH_COUNT(tr->unwanted, 1);
-		if ((rc == -ENOENT || rc == -EBUSY) && tr->stray)
-			tr->stray(tr, frame, len, rc == -EBUSY);
+		if (rc == -ENOENT && tr->stray)
+			tr->stray(tr, frame, len);
 	}
 	return rc > 0;
 }
@@ -118,6 +118,8 @@ static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct v
 	bool may_stay = atomic_load_explicit(&r->bufs_out, memory_order_relaxed) < tr->most_out;
 	void *token = may_stay ? b : NULL;
 
+	if (vmh_unlikely(tr->aside != NULL) && tr->aside(tr, frame, len))
+		return 0;
 	if (vmh_unlikely(!b)) { /* it lies where the next one of its kind will: what came before goes first */
 		take_together(r);
 		return taken(tr, frame, len, vmh_tcp_input(tr->tcp, frame, len, NULL));

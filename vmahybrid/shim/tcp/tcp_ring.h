@@ -23,8 +23,10 @@ struct vmh_tcp_ring {
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
 	/* may be set after vmh_tcp_ring_open */
 	void (*level)(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a);
-	/* of no connection, or (frozen) of one that is being moved; ring lock held */
-	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, bool frozen);
+	/* ring lock held: of no connection */
+	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len);
+	/* ring lock, and held: true if the frame is not the stack's, since its connection is being moved; NULL: none is */
+	bool (*aside)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len);
 	void *arg;
 	/* ring lock: frames of this look, which the stack gets together; none between two looks */
 	unsigned waiting, merge_max;
