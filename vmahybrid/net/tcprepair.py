@@ -35,6 +35,7 @@ from vmahybrid.steering.reasons import Reason
 
 _READS = 8                      # attempts at a state that does not change while it is read
 _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive buffer is made for
+_SMALL_WINDOW = 536             # TCP_MSS_DEFAULT: one segment may fill it
 _WHAT = "TCP connection"
 _FROZEN = (TcpPhase.ESTABLISHED, TcpPhase.CLOSE_WAIT, TcpPhase.FIN_WAIT2)
 
@@ -470,7 +471,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     tcpsock.set_seq(sock, SEND_QUEUE, state.snd_una)
     tcpsock.set_seq(sock, RECV_QUEUE, state.copied_seq)
     # The segment size is computed on connecting, from this alone; TCP_REPAIR_OPTIONS comes too late for it.
-    sock.setsockopt(TCP, socket.TCP_MAXSEG, min(state.mss, tcpsock.MAX_TCP_WINDOW))
+    sock.setsockopt(TCP, socket.TCP_MAXSEG, _segment(state))
     sock.connect(kept.peer)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
@@ -479,6 +480,14 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     tcpsock.fill(sock, RECV_QUEUE, state.receive)
     tcpsock.fill(sock, SEND_QUEUE, state.send[:len(state.send) - state.unsent])
     tcpsock.set_window(sock, _window(state))
+
+
+def _segment(state: TcpState) -> int:
+    """At most half of the largest window, as tcp_bound_to_half_wnd() has it, which knows of none yet: a longer segment
+    would wait for a probe each time."""
+    largest = max(state.max_window, state.snd_wnd)
+    half = largest // 2 if largest > _SMALL_WINDOW else largest
+    return min(state.mss, tcpsock.MAX_TCP_WINDOW, max(half, MIN_MSS) if half else state.mss)
 
 
 def _bind(sock: socket.socket, local: Any) -> None:
