@@ -4,7 +4,7 @@
 - :func:`park` keeps a frozen socket in repair mode, without data and timers, while a user-space stack owns the stream:
   `ss` shows it, the port stays taken, close() is silent, send() and recv() are refused (EINVAL, EPERM).
 - :func:`rebuild` writes a newer state into the same socket and makes it the kernel's again; :func:`nudge` makes the
-  peer tell what it has.
+  peer tell what it has; :func:`end` closes our side, if that was closed.
 
 Every call works in the socket's own network namespace, needs CAP_NET_ADMIN there (and CAP_NET_BIND_SERVICE for a local
 port below 1024) and never waits but for the grace period of freeze().
@@ -327,7 +327,7 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
 
     ``kept`` is what freeze() gave; without, it is guessed. Returned is what was used. With TcpFlag.PEER_FIN the caller
     promises by ``fin_follows`` to give the kernel :func:`vmahybrid.net.tcpfin.fin_frame` as well: the peer does not
-    repeat what was acknowledged.
+    repeat what was acknowledged. Our FIN comes last, by :func:`end`.
 
     Raises Refused (TCP_STATE), the socket being as it was; MoveFailed: it is parked again, or closed if that can't be,
     and the user-space stack keeps the connection.
@@ -412,7 +412,7 @@ def _name(sock: socket.socket, address: bytes, port: int) -> tuple[str, int]:
 
 def _check_state(state: TcpState) -> None:
     state.check()
-    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_SENT:
+    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_ACKED:
         raise _refuse("both sides have closed it")
     if state.error:
         raise _refuse(f"it has failed: errno {state.error}")
@@ -432,7 +432,7 @@ def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_fol
         raise _refuse(f"the socket is not parked: {error.strerror}") from error
     if not kept.is_of(state) or (ends and not ends.is_of(state)):
         raise _refuse("the state is of another connection than the socket")
-    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_SENT:
+    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_ACKED:
         raise _refuse("both sides have closed it")
     if state.flags & TcpFlag.PEER_FIN and not fin_follows:
         raise _refuse("the peer's FIN can't be repeated")
@@ -528,8 +528,6 @@ def _finish(sock: socket.socket, state: TcpState, kept: Kept, unsent: bytes) -> 
     _restore_options(sock, state)
     if state.flags & TcpFlag.SHUT_RD:
         sock.shutdown(socket.SHUT_RD)
-    if state.flags & TcpFlag.FIN_WANTED:
-        sock.shutdown(socket.SHUT_WR)
 
 
 def _restore_options(sock: socket.socket, state: TcpState) -> None:
@@ -541,6 +539,14 @@ def _restore_options(sock: socket.socket, state: TcpState) -> None:
         number = getattr(state, field)
         if number and sock.getsockopt(*option) != number:
             sock.setsockopt(*option, number)
+
+
+def end(sock: socket.socket, state: TcpState) -> None:
+    """Our FIN, if the program has closed its side: after nudge(), for which the connection has to be whole, and after
+    the peer's FIN, so that the one who closed first has TIME_WAIT."""
+    if state.flags & TcpFlag.FIN_WANTED:
+        with contextlib.suppress(OSError):  # ENOTCONN: the peer has reset it
+            sock.shutdown(socket.SHUT_WR)
 
 
 def nudge(sock: socket.socket, kept: Kept) -> None:
