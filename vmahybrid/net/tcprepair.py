@@ -36,6 +36,7 @@ from vmahybrid.steering.reasons import Reason
 _READS = 8                      # attempts at a state that does not change while it is read
 _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive buffer is made for
 _SMALL_WINDOW = 536             # TCP_MSS_DEFAULT: one segment may fill it
+_SEGMENT_COSTS = 2048           # bytes of a send buffer, beside the data
 _WHAT = "TCP connection"
 _FROZEN = (TcpPhase.ESTABLISHED, TcpPhase.CLOSE_WAIT, TcpPhase.FIN_WAIT2)
 
@@ -443,8 +444,9 @@ def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_fol
 
 def _write_and_finish(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     lasting = _lasting(Buffers.of(sock), state)
-    # The kernel counts its own structures, too.
-    dataclasses.replace(lasting, send=max(lasting.send, 2 * len(state.send) + (1 << 17)),
+    # The kernel counts its own structures, too, of each segment.
+    send = 2 * len(state.send) + len(state.send) // _segment(state) * _SEGMENT_COSTS + (1 << 17)
+    dataclasses.replace(lasting, send=max(lasting.send, send),
                         receive=max(lasting.receive, 2 * len(state.receive) + (1 << 17))).apply(sock)
     try:
         _write(sock, state, kept)
