@@ -22,7 +22,7 @@ from vmahybrid.net import tcpsock
 from vmahybrid.net.tcpfin import fin_frame
 from vmahybrid.net.tcpmove import MoveCounts, Mover
 from vmahybrid.net.tcprepair import MoveFailed
-from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState
+from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState, seq
 from vmahybrid.steering.keys import Act, Action
 
 pytestmark = pytest.mark.root
@@ -117,6 +117,26 @@ def test_the_peer_has_ended_its_stream(pair: Pair, steered: Steered, mover: Move
     assert receive(peer, 6) == b"answer"
     moving.shutdown(socket.SHUT_WR)
     assert peer.recv(1) == b""
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_both_have_closed(pair: Pair, steered: Steered, mover: Mover, sent: bool) -> None:
+    """LAST_ACK of the other stack, and CLOSE_WAIT where our FIN waits behind the data: what the peer has not
+    acknowledged is sent, and our side is gone without TIME_WAIT, since the peer closed first."""
+    peer, moving = pair
+    peer.shutdown(socket.SHUT_WR)
+    time.sleep(0.1)
+    state = mover.adopt(moving.fileno(), steered)
+    flags = state.flags | TcpFlag.FIN_WANTED | (TcpFlag.FIN_SENT if sent else TcpFlag(0))
+    ours = dataclasses.replace(state, send=b"last words", flags=flags, snd_nxt=seq(state.snd_nxt + 10 * sent))
+    mover.home(moving.fileno(), ours, steered)
+    assert receive(peer, 10) == b"last words" and peer.recv(1) == b""
+    deadline = time.monotonic() + 1
+    while (phase := tcpsock.info(moving).state) != TcpPhase.CLOSE and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert phase == TcpPhase.CLOSE
+    with pytest.raises(OSError, match="not connected"):
+        moving.getpeername()
 
 
 def test_prepare_says_no(pair: Pair, steered: Steered, mover: Mover) -> None:

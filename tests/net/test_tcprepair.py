@@ -67,6 +67,7 @@ def move(steering: Drop, sock: socket.socket, change: Change = same, *, frozen: 
     tcprepair.rebuild(sock, newer, kept, fin_follows=bool(newer.flags & TcpFlag.PEER_FIN))
     steering.unsteer()
     tcprepair.nudge(sock, kept)
+    tcprepair.end(sock, newer)
     return state
 
 
@@ -600,7 +601,7 @@ def test_states_of_other_connections_are_refused(pair: tuple[socket.socket, sock
     for change, why in (({"lport": 22}, "another connection"), ({"raddr": state.laddr}, "another connection"),
                         ({"mss": 1}, "no connection can be so"), ({"error": 104}, "failed"),
                         ({"flags": state.flags | TcpFlag.PEER_FIN}, "FIN can't be repeated"),
-                        ({"flags": state.flags | TcpFlag(0xB0)}, "both sides")):
+                        ({"flags": state.flags | TcpFlag(0xF0)}, "both sides")):
         with pytest.raises(Refused, match=why):
             tcprepair.rebuild(moving, dataclasses.replace(state, **change))     # type: ignore[arg-type]
     tcprepair.rebuild(moving, state)    # without what was kept: after a restart of the service

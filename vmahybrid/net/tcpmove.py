@@ -158,11 +158,13 @@ class Mover:
         """The socket is the kernel's again: so are the frames."""
         try:
             self._persist(steering.unsteer)
+            tcprepair.nudge(sock, kept)
             if state.flags & TcpFlag.PEER_FIN:
                 self._persist(lambda: steering.give_fin(state))
-            tcprepair.nudge(sock, kept)
         except Exception as error:
             raise MoveFailed("giving frames to the kernel", error, alive=True) from error
+        finally:
+            tcprepair.end(sock, state)
 
     def _persist(self, step: Callable[[], _T]) -> _T:
         """Until it succeeds, or ``timeout`` is over. A refusal is final."""

@@ -4,7 +4,7 @@
 - :func:`park` keeps a frozen socket in repair mode, without data and timers, while a user-space stack owns the stream:
   `ss` shows it, the port stays taken, close() is silent, send() and recv() are refused (EINVAL, EPERM).
 - :func:`rebuild` writes a newer state into the same socket and makes it the kernel's again; :func:`nudge` makes the
-  peer tell what it has.
+  peer tell what it has; :func:`end` closes our side, if that was closed.
 
 Every call works in the socket's own network namespace, needs CAP_NET_ADMIN there (and CAP_NET_BIND_SERVICE for a local
 port below 1024) and never waits but for the grace period of freeze().
@@ -35,6 +35,8 @@ from vmahybrid.steering.reasons import Reason
 
 _READS = 8                      # attempts at a state that does not change while it is read
 _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive buffer is made for
+_SMALL_WINDOW = 536             # TCP_MSS_DEFAULT: one segment may fill it
+_SEGMENT_COSTS = 2048           # bytes of a send buffer, beside the data
 _WHAT = "TCP connection"
 _FROZEN = (TcpPhase.ESTABLISHED, TcpPhase.CLOSE_WAIT, TcpPhase.FIN_WAIT2)
 
@@ -326,7 +328,7 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
 
     ``kept`` is what freeze() gave; without, it is guessed. Returned is what was used. With TcpFlag.PEER_FIN the caller
     promises by ``fin_follows`` to give the kernel :func:`vmahybrid.net.tcpfin.fin_frame` as well: the peer does not
-    repeat what was acknowledged.
+    repeat what was acknowledged. Our FIN comes last, by :func:`end`.
 
     Raises Refused (TCP_STATE), the socket being as it was; MoveFailed: it is parked again, or closed if that can't be,
     and the user-space stack keeps the connection.
@@ -411,7 +413,7 @@ def _name(sock: socket.socket, address: bytes, port: int) -> tuple[str, int]:
 
 def _check_state(state: TcpState) -> None:
     state.check()
-    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_SENT:
+    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_ACKED:
         raise _refuse("both sides have closed it")
     if state.error:
         raise _refuse(f"it has failed: errno {state.error}")
@@ -431,7 +433,7 @@ def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_fol
         raise _refuse(f"the socket is not parked: {error.strerror}") from error
     if not kept.is_of(state) or (ends and not ends.is_of(state)):
         raise _refuse("the state is of another connection than the socket")
-    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_SENT:
+    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_ACKED:
         raise _refuse("both sides have closed it")
     if state.flags & TcpFlag.PEER_FIN and not fin_follows:
         raise _refuse("the peer's FIN can't be repeated")
@@ -442,8 +444,9 @@ def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_fol
 
 def _write_and_finish(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     lasting = _lasting(Buffers.of(sock), state)
-    # The kernel counts its own structures, too.
-    dataclasses.replace(lasting, send=max(lasting.send, 2 * len(state.send) + (1 << 17)),
+    # The kernel counts its own structures, too, of each segment.
+    send = 2 * len(state.send) + len(state.send) // _segment(state) * _SEGMENT_COSTS + (1 << 17)
+    dataclasses.replace(lasting, send=max(lasting.send, send),
                         receive=max(lasting.receive, 2 * len(state.receive) + (1 << 17))).apply(sock)
     try:
         _write(sock, state, kept)
@@ -470,7 +473,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     tcpsock.set_seq(sock, SEND_QUEUE, state.snd_una)
     tcpsock.set_seq(sock, RECV_QUEUE, state.copied_seq)
     # The segment size is computed on connecting, from this alone; TCP_REPAIR_OPTIONS comes too late for it.
-    sock.setsockopt(TCP, socket.TCP_MAXSEG, min(state.mss, tcpsock.MAX_TCP_WINDOW))
+    sock.setsockopt(TCP, socket.TCP_MAXSEG, _segment(state))
     sock.connect(kept.peer)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
@@ -479,6 +482,14 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     tcpsock.fill(sock, RECV_QUEUE, state.receive)
     tcpsock.fill(sock, SEND_QUEUE, state.send[:len(state.send) - state.unsent])
     tcpsock.set_window(sock, _window(state))
+
+
+def _segment(state: TcpState) -> int:
+    """At most half of the largest window, as tcp_bound_to_half_wnd() has it, which knows of none yet: a longer segment
+    would wait for a probe each time."""
+    largest = max(state.max_window, state.snd_wnd)
+    half = largest // 2 if largest > _SMALL_WINDOW else largest
+    return min(state.mss, tcpsock.MAX_TCP_WINDOW, max(half, MIN_MSS) if half else state.mss)
 
 
 def _bind(sock: socket.socket, local: Any) -> None:
@@ -519,8 +530,6 @@ def _finish(sock: socket.socket, state: TcpState, kept: Kept, unsent: bytes) -> 
     _restore_options(sock, state)
     if state.flags & TcpFlag.SHUT_RD:
         sock.shutdown(socket.SHUT_RD)
-    if state.flags & TcpFlag.FIN_WANTED:
-        sock.shutdown(socket.SHUT_WR)
 
 
 def _restore_options(sock: socket.socket, state: TcpState) -> None:
@@ -532,6 +541,14 @@ def _restore_options(sock: socket.socket, state: TcpState) -> None:
         number = getattr(state, field)
         if number and sock.getsockopt(*option) != number:
             sock.setsockopt(*option, number)
+
+
+def end(sock: socket.socket, state: TcpState) -> None:
+    """Our FIN, if the program has closed its side: after nudge(), for which the connection has to be whole, and after
+    the peer's FIN, so that the one who closed first has TIME_WAIT."""
+    if state.flags & TcpFlag.FIN_WANTED:
+        with contextlib.suppress(OSError):  # ENOTCONN: the peer has reset it
+            sock.shutdown(socket.SHUT_WR)
 
 
 def nudge(sock: socket.socket, kept: Kept) -> None:

@@ -97,18 +97,20 @@ static void let_them_end(void)
 {
 	struct pollfd none = { .fd = -1 };
 	uint64_t now = vmh_now_ns(), end = now + QUIET_NS, last = now + FINISH_NS;
-	unsigned left = vmh_trings_closing(), was = left;
+	uint64_t left, was;
+	unsigned n = vmh_trings_closing(&was), before = n;
 
-	for (; left && now < end && now < last; now = vmh_now_ns()) {
+	for (; n && now < end && now < last; now = vmh_now_ns()) {
 		int wakefd = vmh_sleep_begin();
 
 		if (!vmh_rings_poll(64))
 			vmh_sleep(&none, 1, 1000000, NULL, wakefd);
 		vmh_sleep_end();
 		vmh_rings_poll(64);
-		left = vmh_trings_closing();
-		if (left != was)
+		n = vmh_trings_closing(&left);
+		if (n != before || left != was)
 			end = vmh_now_ns() + QUIET_NS;
+		before = n;
 		was = left;
 	}
 }
@@ -125,8 +127,19 @@ static int socket_for(const struct vmh_tcp_addr *a)
 	return (int)fd;
 }
 
+/* Nobody goes on with it: a peer that waits for the rest, or the end, is told. */
+static void orphan_lost(struct vmh_tring *t, struct vmh_tcp_conn *c)
+{
+	if (vmh_tcp_poll(c) & VMH_TCP_DRAINED) {
+		vmh_tcp_forget(c);
+		return;
+	}
+	vmh_tcp_abort(c);
+	vmh_tring_flush(t);
+}
+
 /* One that is still closing: the kernel goes on with it, and sends what is left. */
-static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
+static void orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 {
 	struct vmh_tcp_addr a;
 	struct vmh_tcp_blob state = { 0 };
@@ -147,13 +160,15 @@ static bool orphan_home(struct vmh_tring *t, struct vmh_tcp_conn *c, int *tries)
 		(*tries)--;
 	else
 		vmh_tport_went_home(t, vmh_tport_flow(a.lport), &a);
-	vmh_tcp_forget(c);
-	return err == 0;
+	if (err && err != -ENOTCONN) /* else the kernel has it, or may have */
+		orphan_lost(t, c);
+	else
+		vmh_tcp_forget(c);
 }
 
 void vmh_tcps_finish(bool exiting)
 {
-	uint64_t end;
+	uint64_t end, left;
 	struct vmh_tcp_conn *c;
 	struct vmh_tring *t;
 	int tries = 8;
@@ -163,9 +178,11 @@ void vmh_tcps_finish(bool exiting)
 	if (exiting)
 		vmh_tcps_each(close_one, NULL);
 	let_them_end();
-	if (vmh_trings_closing())
+	if (vmh_trings_closing(&left))
 		vmh_tshow_flush();
 	end = vmh_now_ns() + FINISH_NS;
 	while (tries && vmh_now_ns() < end && (t = vmh_trings_orphan(&c)))
 		orphan_home(t, c, &tries);
+	while ((t = vmh_trings_orphan(&c)))
+		orphan_lost(t, c);
 }

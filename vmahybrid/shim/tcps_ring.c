@@ -468,12 +468,16 @@ static unsigned conns(const struct vmh_tring *t)
 	return st.conns;
 }
 
-unsigned vmh_trings_closing(void)
+unsigned vmh_trings_closing(uint64_t *left)
 {
 	unsigned n = 0;
+	uint64_t part = 0;
 
-	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
-		n += t->closed ? 0 : vmh_tcp_closing(t->tr.tcp);
+	*left = 0;
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next) {
+		n += t->closed ? 0 : vmh_tcp_closing(t->tr.tcp, &part);
+		*left += t->closed ? 0 : part;
+	}
 	return n;
 }
 

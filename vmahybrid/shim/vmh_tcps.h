@@ -482,6 +482,6 @@ bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);
 unsigned vmh_trings_port_users(in_port_t lport);
 unsigned vmh_tring_port_names(struct vmh_tring *t, in_port_t lport, struct vmh_tcp_addr *out, unsigned max);
-unsigned vmh_trings_closing(void);          /* connections that the program has closed, and that are not through yet */
+unsigned vmh_trings_closing(uint64_t *left); /* connections that the program has closed, and that are not through yet; bytes */
 struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c);
 #endif

@@ -2,6 +2,7 @@
  * closed connections that go elsewhere, and what still comes for those that went. */
 #include "tcp_wire.h"
 #include "check.h"
+#include "tcp_state.h"
 #include <sys/socket.h>
 
 #define PERFECT &(struct wire_faults){.delay_ns = 10000}
@@ -100,6 +101,7 @@ static void test_an_orphan_goes_elsewhere(void)
 	struct vmh_tcp_stats st;
 	static char data[3000], blob[4000];
 	struct wire w;
+	uint64_t left;
 	unsigned before;
 
 	wire_open(&w, PERFECT, 64);
@@ -109,9 +111,9 @@ static void test_an_orphan_goes_elsewhere(void)
 	CHECK(vmh_tcp_reclaim(w.end[0].t, NULL, &o) == -ENOENT, "nobody has closed");
 	wire_write(c, data, sizeof(data));
 	vmh_tcp_close(c);
-	CHECK(vmh_tcp_closing(w.end[0].t) == 1, "%u", vmh_tcp_closing(w.end[0].t));
+	CHECK(vmh_tcp_closing(w.end[0].t, &left) == 1 && left == 3000, "%lu", left);
 	CHECK(vmh_tcp_reclaim(w.end[0].t, NULL, &o) == 0 && o == c, "reclaim");
-	CHECK(vmh_tcp_closing(w.end[0].t) == 0, "it has a holder again");
+	CHECK(vmh_tcp_closing(w.end[0].t, &left) == 0 && left == 0, "it has a holder again");
 	CHECK(vmh_tcp_freeze(o) == 0, "freeze");
 	CHECK(vmh_tcp_export(o, blob, sizeof(blob)) == 200 + 3000, "%zd", vmh_tcp_export(o, NULL, 0));
 	vmh_tcp_forget(o);
@@ -163,6 +165,39 @@ static void test_back_again(void)
 	wire_close(&w);
 }
 
+/* The peer has closed first: its FIN is told, and ours goes with the data or waits behind it. */
+static void test_an_orphan_of_a_peer_that_closed(void)
+{
+	static char data[300000], blob[310000];
+	struct vmh_tcp_conn *l, *c, *s, *o = NULL;
+	struct vmh_tcp_state state;
+	struct wire w;
+	uint64_t left;
+
+	for (int sent = 0; sent < 2; sent++) {
+		size_t len = sent ? 100 : sizeof(data);
+
+		wire_open(&w, PERFECT, 64);
+		l = wire_listen(&w, 80, 10, NULL);
+		c = open_pair(&w, 4000, l, &s);
+		vmh_tcp_shutdown(s, SHUT_WR);
+		wire_run(&w, 60 * MS);
+		CHECK(wire_write(c, data, len) == (ssize_t)len, "write");
+		vmh_tcp_close(c);
+		CHECK(vmh_tcp_closing(w.end[0].t, &left) == 1 && left >= len, "%lu", left);
+		CHECK(vmh_tcp_reclaim(w.end[0].t, NULL, &o) == 0 && o == c && vmh_tcp_freeze(o) == 0, "reclaim");
+		CHECK(vmh_tcp_export(o, blob, sizeof(blob)) == (ssize_t)(sizeof(state) + len), "export");
+		memcpy(&state, blob, sizeof(state));
+		CHECK((state.flags & 0xf0) == (VMH_TCP_F_PEER_FIN | VMH_TCP_F_FIN_WANTED | (sent ? VMH_TCP_F_FIN_SENT : 0)), "%x",
+		      state.flags);
+		vmh_tcp_forget(o);
+		vmh_tcp_abort(s);
+		vmh_tcp_close(l);
+		wire_run(&w, MS);
+		wire_close(&w);
+	}
+}
+
 static void test_a_smaller_backlog(void)
 {
 	struct vmh_tcp_conn *l, *c[4], *s;
@@ -194,6 +229,7 @@ int main(void)
 	test_refused();
 	test_an_orphan_goes_elsewhere();
 	test_back_again();
+	test_an_orphan_of_a_peer_that_closed();
 	test_a_smaller_backlog();
 	return check_result();
 }

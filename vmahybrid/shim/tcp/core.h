@@ -289,7 +289,7 @@ struct vmh_tcp_conn *demux_taken(struct vmh_tcp *t, const struct vmh_ip *laddr, 
 struct tw *demux_tw(struct vmh_tcp *t, const struct key *k);
 void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved);
 struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t);
-unsigned demux_closing(struct vmh_tcp *t);
+unsigned demux_closing(struct vmh_tcp *t, uint64_t *left);
 unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
@@ -347,6 +347,7 @@ uint8_t core_state(const struct vmh_tcp_conn *c);
 /* state.c */
 int core_freeze(struct vmh_tcp_conn *c, bool frozen);
 void core_nudge(struct vmh_tcp_conn *c);
+bool core_movable(const struct vmh_tcp_conn *c);
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 void core_forget(struct vmh_tcp_conn *c);
 int core_import(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,

@@ -219,10 +219,9 @@ uint64_t demux_tw_expire(struct vmh_tcp *t)
 	return t->tw_first ? t->tw_first->until : UINT64_MAX;
 }
 
-/* The peer has not closed yet: else there is little left to do, and the kernel takes no such connection. */
 static struct vmh_tcp_conn *orphan_in(struct vmh_tcp_conn *c)
 {
-	while (c && !(c->app_closed && c->pcb && (c->pcb->state == FIN_WAIT_1 || c->pcb->state == FIN_WAIT_2)))
+	while (c && !(c->app_closed && core_movable(c)))
 		c = c->hash_next;
 	return c;
 }
@@ -236,13 +235,17 @@ struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t)
 	return c;
 }
 
-unsigned demux_closing(struct vmh_tcp *t)
+unsigned demux_closing(struct vmh_tcp *t, uint64_t *left)
 {
 	unsigned n = 0;
 
+	*left = 0;
 	for (uint32_t i = 0; i <= t->table_mask; i++)
 		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
-			n += c->app_closed && c->pcb && c->pcb->state != FIN_WAIT_2;
+			if (c->app_closed && c->pcb && c->pcb->state != FIN_WAIT_2) {
+				*left += c->pcb->snd_lbb - c->pcb->lastack;
+				n++;
+			}
 	return n;
 }
 

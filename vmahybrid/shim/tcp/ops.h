@@ -17,7 +17,7 @@ struct vmh_tcp_ops {
 	unsigned (*half_open)(struct vmh_tcp_conn *l);
 	void (*refuse)(struct vmh_tcp *t, void *frame, size_t len);
 	int (*reclaim)(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
-	unsigned (*closing)(struct vmh_tcp *t);
+	unsigned (*closing)(struct vmh_tcp *t, uint64_t *left);
 	void (*let_go)(struct vmh_tcp *t);
 	unsigned (*port_users)(struct vmh_tcp *t, uint16_t lport);
 	unsigned (*port_names)(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);

@@ -159,12 +159,11 @@ static void fill_rest(const struct vmh_tcp_conn *c, struct vmh_tcp_state *s)
 	s->retransmits = c->count.retransmits;
 }
 
-static bool can_move(const struct vmh_tcp_conn *c)
+bool core_movable(const struct vmh_tcp_conn *c)
 {
 	unsigned s = c->pcb ? c->pcb->state : CLOSED;
 
-	return c->frozen && (s == ESTABLISHED || s == CLOSE_WAIT || s == FIN_WAIT_1 || s == FIN_WAIT_2 || s == CLOSING ||
-			     s == LAST_ACK);
+	return s == ESTABLISHED || s == CLOSE_WAIT || s == FIN_WAIT_1 || s == FIN_WAIT_2 || s == CLOSING || s == LAST_ACK;
 }
 
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size)
@@ -177,7 +176,7 @@ ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size)
 	struct iovec unread;
 	size_t needed;
 
-	if (!can_move(c))
+	if (!c->frozen || !core_movable(c))
 		return -ENOTSUP;
 	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
 	memcpy(s.laddr, c->key.laddr.b + at, 16 - at);

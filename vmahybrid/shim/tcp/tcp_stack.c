@@ -139,9 +139,9 @@ int vmh_tcp_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out)
 	return WITH(t, int, reclaim(t, user, out));
 }
 
-unsigned vmh_tcp_closing(struct vmh_tcp *t)
+unsigned vmh_tcp_closing(struct vmh_tcp *t, uint64_t *left)
 {
-	return WITH(t, unsigned, closing(t));
+	return WITH(t, unsigned, closing(t, left));
 }
 
 unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport)

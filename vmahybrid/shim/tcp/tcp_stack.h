@@ -177,7 +177,8 @@ int vmh_tcp_shutdown(struct vmh_tcp_conn *c, int how); /* SHUT_RD, SHUT_WR, SHUT
 void vmh_tcp_refuse(struct vmh_tcp *t, void *frame, size_t len);
 /* A connection that was closed and goes on closing becomes its holder's again, to be moved. -ENOENT: there is none. */
 int vmh_tcp_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
-unsigned vmh_tcp_closing(struct vmh_tcp *t); /* that were closed, and have sent or acknowledged not all yet */
+/* Connections that were closed, and have sent or acknowledged not all yet; left: what their peers have not acknowledged. */
+unsigned vmh_tcp_closing(struct vmh_tcp *t, uint64_t *left);
 unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport); /* connections, but for those in TIME_WAIT */
 /* Their names, those in TIME_WAIT left out; how many, at most `max`. */
 unsigned vmh_tcp_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
