@@ -85,7 +85,9 @@ def library(catalogue: Catalogue) -> list[str]:
         "won. A value that can't be used is warned about by name and replaced, or, in a file, left out; it never ends "
         "the program."))
     lines += paragraph("A number is a decimal number; a switch is 0 or 1, or true, yes, on, false, no, off. The first "
-                       "%d in names of files and directories and in the application id becomes the process id.")
+                       "%d in names of files and directories and in the application id becomes the process id. "
+                       "A relative path begins in the directory that the program is in at its first socket or "
+                       "epoll instance.")
     lines += [".SH PROFILES", *profiles(catalogue)]
     for acts, meaning in ACTS.items():
         lines += [f".SH PARAMETERS: {meaning.upper()}"]
@@ -156,8 +158,9 @@ def files() -> list[str]:
         "`/etc/vmahybrid/profiles/NAME.conf` (`VMA_HYBRID_PROFILE_DIR`) is the profile NAME. Both have lines NAME = "
         "VALUE; # begins a comment at the start of a line or behind a blank; a value that has one, or is empty, stands "
         "in double quotes. What follows `[program GLOB]` is for programs of that name only; it belongs into the "
-        "policy. `VMA_SPEC = NAME` in a profile starts from a built-in one. A line that is wrong is warned about and "
-        "left out: what earlier lines and the profile say stays. A number out of range is no such line where "
+        "policy. `VMA_SPEC = NAME` in a profile starts from a built-in one. Comments and texts may have any byte but "
+        "zero; a file with a zero byte, or of more than 32767 bytes, is not read. A line that is wrong is warned about "
+        "and left out: what earlier lines and the profile say stays. A number out of range is no such line where "
         "libvmahybrid(7) says `else the nearest limit`: that limit is taken, and warned about. A `VMA_SPEC` that names "
         "no profile stands for none.")]
     lines += example(PARAMETER_FILE)

@@ -57,7 +57,8 @@ def ask(service: Service, netns_pair: Sandbox, tmp_path: Path) -> Callable[[str]
     here, there = netns_pair.a.address, netns_pair.b.address
     (tmp_path / "conf").write_text(CONF.format(here=here, there=there))
     device = ["--softverbs"] if service.softverbs else []
-    options = ["-e", f"VMA_CONFIG_FILE={tmp_path}/conf", "-e", "VMA_TRACELEVEL=details", "-e", "VMA_BF=1"]
+    options = ["-e", f"VMA_CONFIG_FILE={tmp_path}/conf", "-e", "VMA_TRACELEVEL=details", "-e", "VMA_BF=1", "-e",
+               "VMA_TCP_MAX_SYN_RATE=9"]
     program_words = [sys.executable, "-uc", PROGRAM, here, there]
     argv = [*run_words(*device, *options, "-e", "VMA_MTU=1000"), "--", *program_words]
     (tmp_path / "in").touch()
@@ -110,3 +111,4 @@ def test_each_role_and_a_new_file(ask: Callable[[str], dict[str, Any]], tmp_path
     assert f"{tmp_path}/conf:2: not a role" in last["log"]
     assert "VMA WARNING: Mismatch between interface va MTU=1500 and VMA_MTU=1000. Make sure VMA_MTU" in last["log"]
     assert last["log"].count("VMA_BF has no effect on xdp") == int(not softverbs)
+    assert last["log"].count("VMA_TCP_MAX_SYN_RATE has no effect on verbs") == int(softverbs)

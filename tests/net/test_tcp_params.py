@@ -83,6 +83,18 @@ def test_mss_beyond_the_mtu(served: tuple[Sandbox, Service], asked: str, warned:
     assert (text in program.errors) is warned and ("is not a number" in program.errors) is warned
 
 
+@pytest.mark.parametrize("policy", ["offload", "kernel"])
+def test_mss_beyond_vma_mtu(served: tuple[Sandbox, Service], policy: str) -> None:
+    sandbox, service = served
+    argv = service.run_argv([*PROGRAM, "echo", sandbox.b.address], profile="none", VMA_HYBRID_TCP=policy,
+                            VMA_TRACELEVEL="info", VMA_MTU="1000", VMA_MSS="1200")  # fmt: skip
+    program = sandbox.start(sandbox.a, argv, env=service.env)
+    assert json.loads(program.result(20).splitlines()[-1])["snd_mss"] in (960, 948)
+    said = "VMA_MSS = 1200 does not go with VMA_MTU = 1000 (88 to 960, over IPv6 to 940), using [960]"
+    assert said in program.errors
+    assert re.search(r"MSS +960 +\[VMA_MSS\]", program.errors)
+
+
 def test_nodelay(served: tuple[Sandbox, Service]) -> None:
     """Nagle's algorithm joins small writes."""
     assert experiment(served, "echo", VMA_TCP_NODELAY="0")["nodelay"] == 0

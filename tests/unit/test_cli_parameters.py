@@ -1,5 +1,6 @@
 """vmahybrid config show, diff, check, import, profiles, set: parameters, profiles and the policy file."""
 
+import contextlib
 import json
 import os
 import re
@@ -60,10 +61,11 @@ def test_every_origin_is_shown(place: Path, capsys: pytest.CaptureFixture[str],
 
 
 def test_effects(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = body(capsys, "show", "VMA_BF", "RX_POLL", "VMA_CLOSE_ON_DUP2", "vma_tx_prefetch_bytes")["parameters"]
+    shown = body(capsys, "show", "VMA_BF", "RX_POLL", "VMA_CLOSE_ON_DUP2", "vma_tx_prefetch_bytes",
+                 "TCP_MAX_SYN_RATE")["parameters"]
     assert {name: row["effect"] for name, row in shown.items()} == {
         "VMA_BF": "no effect on xdp", "VMA_RX_POLL": "", "VMA_CLOSE_ON_DUP2": "no effect",
-        "VMA_TX_PREFETCH_BYTES": "no effect on xdp"}  # fmt: skip
+        "VMA_TX_PREFETCH_BYTES": "no effect on xdp", "VMA_TCP_MAX_SYN_RATE": "no effect on verbs"}  # fmt: skip
     shown = body(capsys, "show", "VMA_TCP_TIMER_RESOLUTION_MSEC", "TIMER_RESOLUTION_MSEC")["parameters"]
     assert {row["value"]: row["effect"] for row in shown.values()} == {"100": "acts as 40", "10": ""}
     assert main(["config", "show", "VMA_BF"]) == 0
@@ -301,6 +303,101 @@ def test_the_policy_stays_short_enough_to_be_read(place: Path, capsys: pytest.Ca
     assert policy.stat().st_size == paramfile.LIMIT - 4
 
 
+def setting(*changes: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "vmahybrid.cli.main", "config", "set", *changes]
+
+
+def test_nothing_is_lost_where_many_set_values(place: Path) -> None:
+    policy = place / "policy.conf"
+    policy.write_text("# mine\n")
+    names = ("RX_POLL", "SELECT_POLL", "TX_BUFS", "RX_BUFS", "TX_WRE", "RX_WRE", "MTU", "STATS_FD_NUM")
+    with contextlib.ExitStack() as all_of_them:
+        for name in names:
+            all_of_them.enter_context(subprocess.Popen(setting(f"VMA_{name}=1000"), stdout=subprocess.DEVNULL))
+    assert sorted(policy.read_text().splitlines()) == sorted(["# mine", *(f"VMA_{name} = 1000" for name in names)])
+    assert {path.name for path in place.iterdir()} == {"own.conf", "policy.conf", "profiles"}
+
+
+def test_set_waits_for_another_but_not_for_ever(place: Path, capsys: pytest.CaptureFixture[str],
+                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(paramfile, "PATIENCE", 0.05)
+    with paramfile.changing(place / "policy.conf"):
+        assert main(["config", "set", "VMA_BF=0"]) == 1
+    assert f"{place}/policy.conf: another process holds the lock of {place}" in capsys.readouterr().err
+    assert not (place / "policy.conf").exists()
+    assert main(["config", "set", "VMA_BF=0"]) == 0
+
+
+def test_set_keeps_link_owner_and_permissions(place: Path) -> None:
+    policy, kept = place / "policy.conf", place / "kept" / "real.conf"
+    kept.parent.mkdir()
+    policy.symlink_to("kept/real.conf")
+    for mode in (None, 0o640, 0o600):
+        if mode is not None:
+            kept.chmod(mode)
+            if os.geteuid() == 0:
+                os.chown(kept, 4711, 4712)
+        before = kept.stat() if mode else None
+        assert main(["config", "set", f"VMA_RX_POLL={mode or 1}"]) == 0
+        assert os.readlink(policy) == "kept/real.conf"
+        now = kept.stat()
+        assert kept.read_text().endswith(f"VMA_RX_POLL = {mode or 1}\n")
+        assert before is None or (now.st_mode, now.st_uid, now.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_set_at_a_link_that_leads_nowhere(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place / "policy.conf"
+    policy.symlink_to("policy.conf")
+    assert main(["config", "set", "VMA_BF=0"]) == 1
+    assert "Too many levels of symbolic links" in capsys.readouterr().err
+    assert policy.is_symlink()
+
+
+def test_any_byte_of_a_file_is_kept_and_shown(place: Path, capsys: pytest.CaptureFixture[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """What programs take, every command takes: a comment in Latin-1 harms nobody."""
+    policy, comment = place / "policy.conf", b"# caf\xe9\n"
+    policy.write_bytes(comment + b"VMA_RX_POLL = 77\n")
+    (place / "profiles" / "old.conf").write_bytes(comment + b"VMA_SELECT_POLL = 66  # \xff\n")
+    monkeypatch.setenv("VMA_SPEC", "old")
+    found = body(capsys, "show")
+    assert found["warnings"] == []
+    values = {name: row["value"] for name, row in found["parameters"].items()}
+    assert (values["VMA_RX_POLL"], values["VMA_SELECT_POLL"]) == ("77", "66")
+    assert main(["config", "check", str(policy), str(place / "profiles" / "old.conf")]) == 0
+    assert main(["config", "set", "VMA_RX_POLL=78"]) == 0
+    assert policy.read_bytes() == comment + b"VMA_RX_POLL = 78\n"
+    assert environment("old", [], Path("/x.so"))["VMA_SPEC"] == "old"
+    assert main(["config", "import", str(place / "profiles" / "old.conf"), "new"]) == 0
+    assert (place / "profiles" / "new.conf").read_bytes() == (place / "profiles" / "old.conf").read_bytes()
+    capsys.readouterr()
+    assert [row["profile"] for row in body(capsys, "profiles")["profiles"]][-2:] == ["new", "old"]
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    (b"VMA_RX_POLL = 77\n" + b"#" * 70000, '1: longer than 32767 bytes: ""'),
+    (b"\n# x\0\nVMA_RX_POLL = 77\n", '2: a zero byte: "\\0"'),
+])  # fmt: skip
+def test_what_programs_do_not_read_no_command_does(place: Path, capsys: pytest.CaptureFixture[str],
+                                                   monkeypatch: pytest.MonkeyPatch, data: bytes, said: str) -> None:
+    policy, why = place / "policy.conf", said.split(": ")[1]
+    policy.write_bytes(data)
+    found = body(capsys, "show", "RX_POLL")
+    assert found["parameters"]["VMA_RX_POLL"]["origin"] == "default"
+    assert found["warnings"] == [f"{policy} can't be read ({why})"]
+    assert main(["config", "check", str(policy)]) == 1
+    assert capsys.readouterr().err == f"{policy}:{said}\n"
+    for argv in (["set", "VMA_BF=0"], ["import", str(policy), "mine"], ["diff", "default", str(policy)]):
+        assert main(["config", *argv]) == 2
+        assert capsys.readouterr().err.startswith(f"vmahybrid: {policy}:{said[0]}: {why}"), argv
+    assert policy.read_bytes() == data
+    with pytest.raises(UsageError, match=why):
+        environment(str(policy), [], Path("/x.so"))
+    monkeypatch.setenv("VMA_SPEC", str(policy))
+    assert f"{policy} can't be read ({why})" in body(capsys, "show")["warnings"]
+
+
 def test_diff(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {name: str(value) for name, value in catalogue.load().profile("rti").values.items()}
     found = body(capsys, "diff", "rti")["differences"]
@@ -388,6 +485,8 @@ def test_diff_says_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str]
     ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "256"}, "128", "lowered by VMA_RX_WRE"),
     ("CQ_AIM_MAX_COUNT", {"VMA_RX_WRE": "2000"}, "560", "default"),
     ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1"}, "0", "derived from VMA_RX_POLL"),
+    ("MSS", {"VMA_MTU": "1000", "VMA_MSS": "1200"}, "960", "environment, lowered by VMA_MTU"),
+    ("MSS", {"VMA_MTU": "1000", "VMA_MSS": "950"}, "950", "environment"),
     ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "0"}, "0", "environment"),
     ("CQ_MODERATION_ENABLE", {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "1"}, "0", "derived from VMA_RX_POLL"),
     ("CQ_AIM_INTERVAL_MSEC", {"VMA_SPEC": "latency"}, "0", "profile latency"),

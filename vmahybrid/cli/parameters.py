@@ -14,6 +14,7 @@ from vmahybrid.config.catalogue import Parameter
 from vmahybrid.errors import UsageError, VmahybridError
 
 SCHEMA = 1
+NEW_POLICY = "# Values of the operator for programs: see vmahybrid.conf(5).\n"
 PROFILE = "profile:"  # before a name that would be taken for a PID
 VERBS = ("show", "diff", "check", "import", "profiles")
 LIVE = {"VMA_TRACELEVEL": "log_level", "VMA_LOG_DETAILS": "log_details"}
@@ -197,7 +198,7 @@ def check_file(path: Path) -> tuple[str, list[str]]:
         if isinstance(rules, paramfile.Problem):
             return "libvma.conf", [str(rules)]
         return f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids", []
-    text = paramfile.decode(path, data)
+    text = os.fsdecode(data)
     in_directory = path.parent.absolute() == profiles.directory().absolute()
     known = () if in_directory else tuple(profiles.files())
     return "values of parameters", [str(problem) for problem in paramfile.check(text, known)]
@@ -231,12 +232,13 @@ def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         if name in paramfile.OF_ENVIRONMENT:
             raise UsageError(name, paramfile.TOO_LATE, f"export {name}={value}, or vmahybrid run -e {name}={value}")
     path = Path(os.environ.get("VMA_HYBRID_POLICY") or str(catalogue.load()["VMA_HYBRID_POLICY"].default))
-    text = paramfile.read(path) if path.exists() else "# Values of the operator for programs: see vmahybrid.conf(5).\n"
-    text = paramfile.replace_values(text, changes, args.program)
-    if len(text.encode()) > paramfile.LIMIT:
-        raise UsageError(str(path), f"it would be longer than the {paramfile.LIMIT} bytes that programs read",
-                         "take lines out of it first")
-    paramfile.write(path, text)
+    with paramfile.changing(path) as target:
+        text = paramfile.read(path) if path.exists() else NEW_POLICY
+        text = paramfile.replace_values(text, changes, args.program)
+        if len(os.fsencode(text)) > paramfile.LIMIT:
+            raise UsageError(str(path), f"it would be longer than the {paramfile.LIMIT} bytes that programs read",
+                             "take lines out of it first")
+        paramfile.write(target, text)
     return {"schema": SCHEMA, "file": str(path), "program": args.program, "set": dict(changes)}, 0
 
 

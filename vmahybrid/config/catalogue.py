@@ -3,6 +3,7 @@
 Standard library only, because the build runs it (gen_params.py) before anything is installed.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Parameter:
     def parse(self, text: str) -> int | str:
         """The value of ``text`` as the shim would take it; raises ValueError that names parameter, text and range."""
         if self.type == "string":
-            if len(text.encode()) > self.max_length:
+            if len(os.fsencode(text)) > self.max_length:
                 raise ValueError(f"{self.name}: {text!r} is longer than {self.max_length} bytes")
             return text
         word = text.strip().lower()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmahybrid.config import paramfile, regular_file
+from vmahybrid.config import paramfile
 from vmahybrid.config.catalogue import FALSE_WORDS, INT_LIMIT, TRUE_WORDS, Bound, Catalogue, Parameter, load
 
 RUN_E = "VMAHYBRID_RUN_E"  # names that `run -e` set, for those who ask where a value came from
@@ -101,12 +101,11 @@ class _Resolver:
     def _file(self, path: Path, origin: int, label: str) -> bool:
         place = self._place(path)
         try:
-            text = regular_file.read(place).decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = paramfile.load_text(place)
+        except OSError as error:
             asked = self.found.values["VMA_HYBRID_POLICY"].origin == ENVIRONMENT
             if not isinstance(error, FileNotFoundError) or origin == PROFILE or asked:
-                why = error.strerror if isinstance(error, OSError) else error
-                self._warn(f"{path} can't be read ({why})")
+                self._warn(f"{path} can't be read ({error.strerror})")
             return False
         self.found.files.append((path, place))
         for line in paramfile.for_program(text, self.program):
@@ -126,8 +125,8 @@ class _Resolver:
     def spec_of(self, path: Path) -> tuple[str, str]:
         """What the file says of VMA_SPEC, and where: ``/etc/vmahybrid/policy.conf:3``; empty texts: nothing."""
         try:
-            text = regular_file.read(self._place(path)).decode("utf-8")
-        except (OSError, UnicodeDecodeError):
+            text = paramfile.load_text(self._place(path))
+        except OSError:
             return "", ""
         found = [(line.value, f"{path}:{line.number}") for line in paramfile.for_program(text, self.program)
                  if isinstance(line, paramfile.Line) and line.name == "VMA_SPEC"]
@@ -243,6 +242,20 @@ class _Resolver:
             if cap is not None and self._is_set(name) and int(held.value) > cap and not said:
                 self._warn(f"{name} = {held.value} acts as {cap}: more makes no difference")
 
+    def bound_mss(self) -> None:
+        """As bound_mss() of the shim."""
+        held, mtu = self.found.values["VMA_MSS"], int(self.found["VMA_MTU"])
+        mss, least = int(held.value), held.parameter.minimum or 0
+        v4, v6 = max(mtu - 40, least), max(mtu - 60, least)
+        if not mtu or mss <= v6:
+            return
+        begin = f"VMA_MSS = {mss} does not go with VMA_MTU = {mtu}"
+        if mss <= v4:
+            self._warn(f"{begin} over IPv6 ({least} to {v6}), using [{v6}] there")
+            return
+        self._warn(f"{begin} ({least} to {v4}, over IPv6 to {v6}), using [{v4}]")
+        held.value, held.source = v4, f"{held.source}, lowered by VMA_MTU"
+
     def small_mtu(self) -> None:
         """As warn_small_mtu() of the shim."""
         mtu, least = int(self.found["VMA_MTU"]), self.catalogue["VMA_MSS"].minimum or 0
@@ -300,6 +313,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
             made.environment(parameter)
     made.implied()
     made.bounds()
+    made.bound_mss()
     made.small_mtu()
     known = made.names.keys() | {obsolete.name for obsolete in made.catalogue.obsolete}
     for name in environ:

@@ -185,7 +185,7 @@ Set them in the environment of the program, or with `vmahybrid run -e NAME=VALUE
 profile of `VMA_SPEC`, then the operator's policy file (`VMA_HYBRID_POLICY`), then the environment, then `run -e`;
 `vmahybrid config show` says where each value came from. A value that can't be used is warned about by name and
 replaced as the table says, but left out where a file (profile, policy) says it: what earlier lines and the profile
-say stays. It never ends the program. *verbs*: it has no effect on AF_XDP rings.
+say stays. It never ends the program. *verbs*: it has no effect on AF_XDP rings; *xdp*: it has none on verbs.
 
 Where this differs from libvma:
 - A number must be a decimal number. libvma reads `abc` as 0 and `10ms` as 10; here both are warned about and the
@@ -198,7 +198,9 @@ Where this differs from libvma:
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 
 `%d` in file and directory names and in the application id (first occurrence) becomes the process id. Where an older
-name and the present one are both set, the present one wins.
+name and the present one are both set, the present one wins. Everything is read, and VMA_LOG_FILE and VMA_STATS_FILE are
+made, at the program's first socket or epoll instance: a relative path begins in the directory that the program is in by
+then.
 """
 
 

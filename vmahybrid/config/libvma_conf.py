@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from vmahybrid._contracts import ffi, lib
-from vmahybrid.config.paramfile import Problem
+from vmahybrid.config.paramfile import Problem, refused
 
 LIMIT = 65535  # bytes that the shim reads
 STATEMENTS = ("application-id", "use", "log")
@@ -29,10 +29,8 @@ def looks_like_it(text: str) -> bool:
 
 def check(data: bytes) -> Rules | Problem:
     """In any encoding, as the shim reads it: a name of a program may have any byte, as may a comment."""
-    if len(data) > LIMIT:
-        return Problem(1, f"longer than {LIMIT} bytes", "")
-    if b"\0" in data:
-        return Problem(data[: data.index(b"\0")].count(b"\n") + 1, "a zero byte", "\\0")
+    if problem := refused(data, LIMIT):
+        return problem
     found, error = ffi.new("struct vmh_conf *"), ffi.new("struct vmh_conf_error *")
     if lib.vmh_conf_parse(data, found, error):
         token = ffi.string(error.token).decode(errors="replace")

@@ -5,10 +5,14 @@ The shim reads them itself (vmahybrid/shim/paramfile.c); a test compares the two
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import re
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +22,8 @@ from vmahybrid.config.catalogue import Catalogue, Profile, load
 from vmahybrid.errors import UsageError, VmahybridError
 
 LIMIT = 32767  # bytes that the shim reads
+PATIENCE = 10.0  # seconds for another who changes the file
+_ACL = "system.posix_acl_access"
 OF_ENVIRONMENT = ("VMA_HYBRID_POLICY", "VMA_HYBRID_PROFILE_DIR")  # in a file that is read by then they come too late
 TOO_LATE = "says where files are, so it is for the environment"
 _BLANKS = " \t\n\v\f\r"  # isspace() of the shim; Python knows more
@@ -103,7 +109,9 @@ def check(text: str, profiles: Collection[str] = ()) -> list[Problem]:
     ones; in a profile, nothing."""
     catalogue = load()
     names = {alias: p for p in catalogue.parameters for alias in (p.name, *p.aliases)}
-    problems = [Problem(1, f"longer than {LIMIT} bytes", "")] if len(text.encode()) > LIMIT else []
+    if nothing := refused(os.fsencode(text)):
+        return [nothing]
+    problems: list[Problem] = []
     for found in parse(text):
         if isinstance(found, Problem):
             problems.append(found)
@@ -150,18 +158,28 @@ def read_bytes(path: Path) -> bytes:
         raise UsageError(str(path), error.strerror or str(error), "name a file that can be read") from None
 
 
+def refused(data: bytes, limit: int = LIMIT) -> Problem | None:
+    """Why the shim takes nothing of a file with that in it, as vmh_file_load() has it. Any other byte may be there."""
+    if len(data) > limit:
+        return Problem(1, f"longer than {limit} bytes", "")
+    if b"\0" in data:
+        return Problem(data[: data.index(b"\0")].count(b"\n") + 1, "a zero byte", "\\0")
+    return None
+
+
+def load_text(path: Path) -> str:
+    """As the shim reads it; a byte that is no letter stays what it is (PEP 383). Raises OSError."""
+    data = regular_file.read(path)
+    if problem := refused(data):
+        raise OSError(errno.EFBIG if len(data) > LIMIT else errno.EILSEQ, problem.what, str(path))
+    return os.fsdecode(data)
+
+
 def read(path: Path) -> str:
-    """Raises UsageError where it is no readable text."""
-    return decode(path, read_bytes(path))
-
-
-def decode(path: Path, data: bytes) -> str:
-    """``data`` of that file; a line ends at \\n alone, as in the shim. Raises UsageError."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}:{line}", f"not a text in UTF-8: byte 0x{error.object[error.start]:02x}") from None
+    """Raises UsageError where programs take nothing of it."""
+    if problem := refused(data := read_bytes(path)):
+        raise UsageError(f"{path}:{problem.number}", problem.what, "programs do not read such a file")
+    return os.fsdecode(data)
 
 
 def replace_values(text: str, changes: Sequence[tuple[str, str]], glob: str | None) -> str:
@@ -221,14 +239,68 @@ def _setting(name: str, value: str, comment: str = "") -> str:
                      "leave out line breaks, and # behind a blank where there are quotes as well")
 
 
-def write(path: Path, text: str) -> None:
-    """Whole or not at all. Raises VmahybridError."""
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[Path]:
+    """The file to read and to write(), with nobody else between the two; of a symlink its target. The lock is the
+    directory's: the file itself is replaced. Raises VmahybridError."""
+    target = Path(os.path.realpath(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as new:
-            new.write(text)
-        os.chmod(new.name, mode)
-        os.replace(new.name, path)
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise VmahybridError(str(path), error.strerror or str(error), "do it as a user who may write there") from None
+        raise _may_not(path, error) from None
+    try:
+        _lock(directory, target)
+        yield target
+    finally:
+        os.close(directory)
+
+
+def _lock(directory: int, path: Path) -> None:
+    """Not for ever: everybody who may read the directory can hold it."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise VmahybridError(str(path), f"another process holds the lock of {path.parent}",
+                                     "lslocks says which") from None
+            time.sleep(0.01)
+        except OSError:  # NFS has none for directories
+            return
+
+
+def _may_not(path: Path, error: OSError) -> VmahybridError:
+    return VmahybridError(str(path), error.strerror or str(error), "do it as a user who may write there")
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all; owner and permissions stay. ``path`` is from changing(). Raises VmahybridError."""
+    name = None
+    try:
+        fd, name = tempfile.mkstemp(dir=path.parent)
+        with open(fd, "wb") as new:
+            new.write(os.fsencode(text))
+            _make_like(fd, path)
+        os.replace(name, path)
+    except OSError as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        raise _may_not(path, error) from None
+
+
+def _make_like(fd: int, path: Path) -> None:
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        os.fchmod(fd, 0o644)
+        return
+    with contextlib.suppress(PermissionError):  # another's file in a directory of ours
+        os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, old.st_mode & 0o777)
+    with contextlib.suppress(OSError):  # most have none
+        os.setxattr(fd, _ACL, os.getxattr(path, _ACL))

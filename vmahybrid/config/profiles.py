@@ -72,8 +72,9 @@ def import_file(source: Path, name: str, replace: bool = False) -> Path:
     if any(isinstance(line, paramfile.Line) and line.glob is not None for line in paramfile.parse(text)):
         raise UsageError(str(source), "a profile has no [program GLOB]", "that belongs into the policy file")
     target = directory() / f"{name}.conf"
-    if target.exists() and not replace:
-        raise UsageError(f"profile name {name!r}", f"there is one, {target}",
-                         "give another name (config import FILE NAME), or --force to replace it")
-    paramfile.write(target, text)
+    with paramfile.changing(target) as place:
+        if place.exists() and not replace:
+            raise UsageError(f"profile name {name!r}", f"there is one, {target}",
+                             "give another name (config import FILE NAME), or --force to replace it")
+        paramfile.write(place, text)
     return target

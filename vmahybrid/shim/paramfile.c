@@ -4,7 +4,7 @@
 #include <ctype.h>
 #include <fnmatch.h>
 
-static char text[32768]; /* read once, at the start, by one thread */
+static char text[VMH_PARAMFILE_MAX + 1]; /* read once, at the start, by one thread */
 
 static char *trim(char *s)
 {
@@ -71,12 +71,13 @@ static void one_value(const struct vmh_paramfile *f, char *line)
 
 int vmh_paramfile_read(struct vmh_paramfile *f)
 {
-	int err = vmh_file_load(f->path, text, sizeof(text), NULL);
+	struct stat st = { 0 };
+	int err = vmh_file_load(f->path, text, sizeof(text), &st);
 	bool ours = true;
 	char *line, *next;
 
 	if (err)
-		return err;
+		return err == -EINVAL && S_ISREG(st.st_mode) ? -EILSEQ : err;
 	f->line = 0;
 	for (line = text; line && *line; line = next) {
 		next = strchr(line, '\n');

@@ -13,6 +13,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define WARNING_LEN 480 /* with what precedes it a line of the log, at most */
+#define DIGITS_OF(n) #n
+#define DIGITS(n) DIGITS_OF(n)
 #define VALUE_LEN 64    /* letters of a value that a warning shows */
 
 extern char **environ;
@@ -300,6 +302,17 @@ static void spec_of_file(const char *path, char *spec)
 	vmh_paramfile_read(&f);
 }
 
+/* Why a file is not read, in the words of `config show`. */
+static const char *unread(int err)
+{
+	switch (err) {
+	case -EFBIG: return "longer than " DIGITS(VMH_PARAMFILE_MAX) " bytes";
+	case -EILSEQ: return "a zero byte";
+	case -EINVAL: return "is not a regular file";
+	}
+	return strerrorname_np(-err);
+}
+
 static void apply_profile(const char *name)
 {
 	char path[512], base[sizeof(vmh_params.spec)];
@@ -323,7 +336,7 @@ static void apply_profile(const char *name)
 	}
 	string_of(&vmh_param_defs[VMH_PARAM_SPEC])[0] = 0;
 	if (slash || err != -ENOENT)
-		warn("VMA_SPEC = %.200s can't be read (%s), using none", path, strerrorname_np(-err));
+		warn("VMA_SPEC = %.200s can't be read (%s), using none", path, unread(err));
 	else
 		warn("VMA_SPEC = %.64s is no profile, using none. `vmahybrid config profiles` lists them", name);
 }
@@ -342,7 +355,7 @@ static void apply_policy(bool spec_is_set)
 	}
 	err = apply_file(vmh_params.hybrid_policy, VMH_FROM_POLICY);
 	if (err && (err != -ENOENT || origins[VMH_PARAM_HYBRID_POLICY] == VMH_FROM_ENV))
-		warn("VMA_HYBRID_POLICY = %s can't be read (%s)", vmh_params.hybrid_policy, strerrorname_np(-err));
+		warn("VMA_HYBRID_POLICY = %s can't be read (%s)", vmh_params.hybrid_policy, unread(err));
 }
 
 /* `newer`: what the environment has by the present name, or NULL. That wins, and the warning says so. */
@@ -454,6 +467,24 @@ static void warn_small_mtu(void)
 		     least + 60, least);
 }
 
+/* Where VMA_MTU leaves no room for such segments: 40 bytes are headers, 60 over IPv6. */
+static void bound_mss(void)
+{
+	long long least = vmh_param_defs[VMH_PARAM_MSS].min, mss = vmh_params.mss, mtu = vmh_params.mtu;
+	long long v4 = mtu - 40 > least ? mtu - 40 : least, v6 = mtu - 60 > least ? mtu - 60 : least;
+
+	if (!mtu || mss <= v6)
+		return;
+	if (mss <= v4) {
+		warn("VMA_MSS = %lld does not go with VMA_MTU = %lld over IPv6 (%lld to %lld), using [%lld] there", mss, mtu,
+		     least, v6, v6);
+		return;
+	}
+	warn("VMA_MSS = %lld does not go with VMA_MTU = %lld (%lld to %lld, over IPv6 to %lld), using [%lld]", mss, mtu,
+	     least, v4, v6, v4);
+	vmh_params.mss = v4;
+}
+
 static void apply_implied(void)
 {
 	if (vmh_params.select_poll_os_force) {
@@ -541,6 +572,7 @@ void vmh_params_init(void)
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
 		if (!apply_bounds(i))
 			warn_cap(i);
+	bound_mss();
 	warn_small_mtu();
 	warn_obsolete();
 	warn_unknown();

@@ -45,7 +45,9 @@ static inline unsigned vmh_poll_batch(void)
 }
 
 /* paramfile.c: profiles and the policy file. Calls use() for each line "VMA_X = VALUE" that is meant for
- * the program; warns about what is no such line, and goes on. `buf` is scratch. 0 or -errno. */
+ * the program; warns about what is no such line, and goes on. 0 or -errno: -EILSEQ for a zero byte in it, -EINVAL
+ * where it is no regular file. */
+#define VMH_PARAMFILE_MAX 32767 /* bytes */
 struct vmh_paramfile {
 	const char *path, *program;
 	void (*use)(const struct vmh_paramfile *f, const char *name, const char *value);

@@ -203,7 +203,10 @@ int main(int argc, char **argv)
 	else if (!strcmp(argv[1], "conf"))
 		conf();
 	else if (!strcmp(argv[1], "effect"))
-		vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp"), vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
+		for (int i = 0; i < 2; i++) {
+			vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
+			vmh_params_no_effect(VMH_PARAM_ON_VERBS, "verbs");
+		}
 	else if (!strcmp(argv[1], "stats"))
 		stats();
 	else if (!strcmp(argv[1], "many"))
