@@ -10,7 +10,7 @@ from typing import Any
 
 from vmahybrid.cli.output import lost_stdout
 from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
-from vmahybrid.vma_stats import directory, full, lists, passthrough, tables
+from vmahybrid.vma_stats import directory, full, lists, passthrough, tables, unconnected
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
 
@@ -133,19 +133,25 @@ def look_into_directory(options: Options) -> set[int]:
 
 
 def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
+    found = [process for process in processes if asked_for(process, options)]
+    if found:
+        return found[0]
     if options.pid is not None:
-        found = [process for process in processes if process["pid"] == options.pid]
-        if not found:
-            error(f"VMA statistics data for process id {options.pid} not found")
-            raise Failed
+        error(f"VMA statistics data for process id {options.pid} not found")
+        if any(program["pid"] == options.pid for program in unconnected.programs(set())):
+            error("it has no session, its sockets came from another process, and the kernel alone serves them: "
+                  f"vma_stats -v 5 -p {options.pid} lists them")
     else:
-        found = [process for process in processes if options.name is None or goes_by(process, options.name)]
-        if not found:
-            error("Failed to identify process...")
-            if not options.json:
-                print(USAGE, end="")
-            raise Failed
-    return found[0]
+        error("Failed to identify process...")
+        if not options.json:
+            print(USAGE, end="")
+    raise Failed
+
+
+def asked_for(process: dict[str, Any], options: Options) -> bool:
+    if options.pid is not None:
+        return bool(process["pid"] == options.pid)
+    return options.name is None or goes_by(process, options.name)
 
 
 def goes_by(process: dict[str, Any], name: str) -> bool:
@@ -264,11 +270,16 @@ class Screen:
 
 def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
     """Every process once, or the one of -p or -n; also sockets that only the kernel serves."""
+    others = [] if options.directory is not None else without_session(processes, options)
     if options.pid is not None or options.name is not None:
-        processes = [choose(processes, options)]
+        others = [reading for reading in others if asked_for(reading["process"], options)]
+        if not others or any(asked_for(process, options) for process in processes):
+            processes, others = [choose(processes, options)], []
+        else:
+            processes, others = [], others[:1]
     wanted = {process["pid"] for process in processes}
     readings = [reading for reading in client.get("v1", "stats") if reading["process"]["pid"] in wanted]
-    shown = [with_passthrough(client, reading, options) for reading in readings]
+    shown = [*(with_passthrough(client, reading, options) for reading in readings), *others]
     if options.json:
         for reading in shown:
             print_json(reading, deltas=False)
@@ -276,6 +287,14 @@ def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options)
     for line in lists.netstat_view(shown):
         out(line)
     return 0
+
+
+def without_session(processes: list[dict[str, Any]], options: Options) -> list[Reading]:
+    """Of the programs that the service does not know: all their sockets are the kernel's."""
+    return [{"process": {"pid": program["pid"], "comm": program["comm"], "cmdline": program["cmdline"]},
+             "sockets": [], "iomux": [], "rings": [],
+             "passthrough": [sock for sock in program["sockets"] if options.shows(sock["fd"])]}
+            for program in unconnected.programs({process["pid"] for process in processes})]
 
 
 def show_top(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
