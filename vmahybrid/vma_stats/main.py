@@ -185,21 +185,41 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
 def tell_where(client: Any, pid: int, options: Options) -> None:
     """Of the one socket that is dumped: its program may write its lines later, with its first accept() or ring."""
     reading = client.get("v1", "stats", pid)
-    for sock in reading["sockets"]:
-        if sock["fd"] == options.dump_fd:
-            where = "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}"
-            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
-    for sock in passthrough.uncounted(reading):
-        if sock["fd"] == options.dump_fd:
-            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: on the kernel alone, nothing is counted "
-                          "(vma_stats -v 5 lists it)")
+    wheres = {sock["fd"]: (sock, "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}")
+              for sock in reading["sockets"]}
+    for sock in uncounted(client, reading):
+        wheres[sock["fd"]] = sock, ("on a ring, but its program's statistics page had no slot for it: nothing is counted "
+                                    "(raise VMA_STATS_FD_NUM)" if sock["offloaded"] else
+                                    "on the kernel alone, nothing is counted (vma_stats -v 5 lists it)")
+    if options.dump_fd in wheres:
+        sock, where = wheres[options.dump_fd]
+        tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
+    elif options.dump_fd and passthrough.lacks(pid, options.dump_fd):
+        error(f"process {pid} has no file descriptor {options.dump_fd}: vma_stats -v 5 -p {pid} lists its sockets")
 
 
-def tell_uncounted(reading: Reading, options: Options) -> None:
+def tell_uncounted(client: Any, reading: Reading, options: Options) -> None:
     """Beside the report, for programs read that as libvma's."""
-    others = [sock for sock in passthrough.uncounted(reading) if options.shows(sock["fd"])]
-    if others:
-        error(f"{len(others)} sockets that the kernel alone serves are not counted: vma_stats -v 5 lists them")
+    others = [sock for sock in uncounted(client, reading) if options.shows(sock["fd"])]
+    on_rings = sum(sock["offloaded"] for sock in others)
+    if len(others) > on_rings:
+        error(f"{len(others) - on_rings} sockets that the kernel alone serves are not counted: vma_stats -v 5 lists them")
+    if on_rings:
+        error(f"{on_rings} sockets on rings are not counted, the program's statistics page had no slot for them: raise "
+              "VMA_STATS_FD_NUM")
+
+
+def uncounted(client: Any, reading: Reading) -> list[dict[str, Any]]:
+    return with_rings(client, reading["process"], passthrough.uncounted(reading))
+
+
+def with_rings(client: Any, process: dict[str, Any], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those over VMA_STATS_FD_NUM may be on a ring: the service knows."""
+    if not process["sockets_over"] or not others:
+        return others
+    flows = {flow["fd"] for flow in client.get("v1", "flows")
+             if flow["pid"] == process["pid"] and flow["action"] == "ring"}
+    return [sock | {"offloaded": sock["fd"] in flows} for sock in others]
 
 
 def tell(options: Options, text: str) -> None:
@@ -218,7 +238,7 @@ def watch(client: Any, pid: int, options: Options) -> None:
             time.sleep(max(0.0, due - time.monotonic()))
             now = client.get("v1", "stats", pid)
             if not cycle and not options.json:
-                tell_uncounted(now, options)
+                tell_uncounted(client, now, options)
             screen.show(delta(before, now, options.interval) if before else now)
             before = now if before else None
             cycle += 1
@@ -327,10 +347,7 @@ def with_passthrough(client: Any, reading: Reading, options: Options) -> Reading
     except PermissionError:
         error(f"passthrough sockets of process {process['pid']} are not shown: permission denied, ask as its user")
         others = []
-    if process["sockets_over"]:  # some of them may be on a ring
-        flows = {flow["fd"] for flow in client.get("v1", "flows")
-                 if flow["pid"] == process["pid"] and flow["action"] == "ring"}
-        others = [sock | {"offloaded": sock["fd"] in flows} for sock in others]
+    others = with_rings(client, process, others)
     return reading | {
         "sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])],
         "passthrough": [sock for sock in others if options.shows(sock["fd"])],
