@@ -149,6 +149,8 @@ def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
 
 
 def asked_for(process: dict[str, Any], options: Options) -> bool:
+    if not process["pid"]:
+        return False  # of another PID namespace: it has no number here by which one could ask for it
     if options.pid is not None:
         return bool(process["pid"] == options.pid)
     return options.name is None or goes_by(process, options.name)
@@ -188,14 +190,14 @@ def tell_where(client: Any, pid: int, options: Options) -> None:
     wheres = {sock["fd"]: (sock, "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}")
               for sock in reading["sockets"]}
     for sock in uncounted(client, reading):
-        wheres[sock["fd"]] = sock, ("on a ring, but its program's statistics page had no slot for it: nothing is counted "
-                                    "(raise VMA_STATS_FD_NUM)" if sock["offloaded"] else
+        wheres[sock["fd"]] = sock, ("on a ring, but its program's statistics page had no slot for it: nothing is "
+                                    "counted (raise VMA_STATS_FD_NUM)" if sock["offloaded"] else
                                     "on the kernel alone, nothing is counted (vma_stats -v 5 lists it)")
     if options.dump_fd in wheres:
         sock, where = wheres[options.dump_fd]
         tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
     elif options.dump_fd and passthrough.lacks(pid, options.dump_fd):
-        error(f"process {pid} has no file descriptor {options.dump_fd}: vma_stats -v 5 -p {pid} lists its sockets")
+        tell(options, f"process {pid} has no Fd {options.dump_fd}: vma_stats -v 5 -p {pid} lists its sockets")
 
 
 def tell_uncounted(client: Any, reading: Reading, options: Options) -> None:
@@ -203,7 +205,8 @@ def tell_uncounted(client: Any, reading: Reading, options: Options) -> None:
     others = [sock for sock in uncounted(client, reading) if options.shows(sock["fd"])]
     on_rings = sum(sock["offloaded"] for sock in others)
     if len(others) > on_rings:
-        error(f"{len(others) - on_rings} sockets that the kernel alone serves are not counted: vma_stats -v 5 lists them")
+        error(f"{len(others) - on_rings} sockets that the kernel alone serves are not counted: "
+              "vma_stats -v 5 lists them")
     if on_rings:
         error(f"{on_rings} sockets on rings are not counted, the program's statistics page had no slot for them: raise "
               "VMA_STATS_FD_NUM")

@@ -19,8 +19,8 @@ _SHIM = b"libvmahybrid"
 
 
 def programs(known: set[int]) -> Iterator[dict[str, Any]]:
-    """``pid``, ``comm``, ``cmdline`` and ``sockets`` (as passthrough.sockets_of()) of each that has IP sockets, in order; ``known``
-    are the processes with a session."""
+    """``pid``, ``comm``, ``cmdline`` and ``sockets`` (as passthrough.sockets_of()) of each that has IP sockets, in
+    order; ``known`` are the processes with a session."""
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isascii() and name.isdigit()):
         if pid in known:
             continue
@@ -30,7 +30,7 @@ def programs(known: set[int]) -> Iterator[dict[str, Any]]:
 
 
 def _under_shim(process: Path) -> bool:
-    """And of this service, as far as the program has left its environment where the kernel shows it (nginx does not)."""
+    """And of this service, as far as the program left its environment where the kernel shows it (nginx does not)."""
     if _SHIM not in (process / "maps").read_bytes():
         return False
     words = (process / "environ").read_bytes().split(b"\0")
