@@ -212,6 +212,8 @@ class Process(View):
     log_details: int = identifier("log details of the shim, 0 to 3")
     sockets_over: int = quantity("sockets that found no slot in the page (VMA_STATS_FD_NUM)", "sockets")
     homecomings: int = quantity("flows that went back to the kernel", "flows")
+    pid_ns: int = identifier("inode of its PID namespace (/proc/PID/ns/pid); 0 if not known", default=0)
+    ns_pid: int = identifier("its process id in that namespace; 0 if not known", default=0)
 
 
 class ProcessStats(View):

@@ -111,3 +111,36 @@ pid
         program.close()
         # the child was killed: whoever looks next removes what it left, and what the program itself left is gone
         assert not (program.directory / f"vmastat.{program.pid}").exists()
+
+
+@pytest.mark.parametrize("softverbs", [False, True], ids=["xdp", "softverbs"])
+def test_a_ring_without_a_slot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                               softverbs: bool) -> None:
+    """Over VMA_STATS_FD_NUM: not counted, and not called the kernel's."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b], softverbs=softverbs) as service, \
+            Program(sandbox, service, VMA_STATS_FD_NUM="1") as program:
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        program.on_ring()
+        fd = program.do(f"more = udp({program.address!r})\nmore.fileno()")
+        until(lambda: len(service.ring_flows(program.pid)) == 2, 5)
+        name = ["-F", "-p", str(program.pid), "--once"]
+        assert main(name) == 0
+        said = capsys.readouterr().err
+        assert said == ("vmastat: 1 sockets on rings are not counted, the program's statistics page had no slot for "
+                        "them: raise VMA_STATS_FD_NUM\n")
+        assert main([*name, "-S", str(fd)]) == 0
+        assert ": on a ring, but its program's statistics page had no slot for it" in capsys.readouterr().out
+        assert main([*name, "-S", "900"]) == 0
+        assert f"process {program.pid} has no Fd 900: " in capsys.readouterr().out
+
+
+def test_who_has_sent_on_the_kernel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """View 5 has the rows of TCP sockets on the kernel from /proc, and who sent from the counters."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_HYBRID_TCP="adaptive") as program:
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        program.do(f"{LISTEN}\nc = socket.create_connection(tcp.getsockname())\n[c.send(b'x') for _ in range(3)]\n"
+                   "e = tcp.accept()[0]\ne.fileno()")
+        rows = [line.split() for line in shown(capsys, program, "-v", "5")[1:]]
+        assert sorted((row[6], row[-1]) for row in rows) == [
+            ("ESTABLISHED", "-"), ("ESTABLISHED", "kernel"), ("LISTEN", "-")]

@@ -8,13 +8,16 @@ import grp
 import http.client
 import json
 import socket
+import struct
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
+from vmahybrid.cli.foreign import Pids
 from vmahybrid.cli.paths import api_socket
 from vmahybrid.errors import NotFound, NotPossibleHere, Refused, ServiceUnreachable, UsageError, VmahybridError
+from vmahybrid.net import pidns
 from vmahybrid.steering.reasons import Reason
 
 TIMEOUT = 10.0  # seconds; the service answers from memory
@@ -30,6 +33,7 @@ class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
         super().__init__("vmahybrid", timeout=TIMEOUT)
         self._path = path
+        self.asked = False  # something, on this connection
 
     def connect(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -40,6 +44,7 @@ class _UnixConnection(http.client.HTTPConnection):
             sock.close()
             raise
         self.sock = sock
+        self.asked = False
 
 
 class Client:
@@ -48,6 +53,7 @@ class Client:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or api_socket()
         self._http = _UnixConnection(self.path)
+        self._namespace: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +75,26 @@ class Client:
         return self._ask("DELETE", path)
 
     def _ask(self, method: str, parts: tuple[str | int, ...], body: Any = None) -> Any:
+        namespace = self._foreign()
+        if not namespace:
+            return self._ask_as_is(method, parts, body)
+        pids = Pids(self._ask_as_is("GET", ("v1", "processes")), namespace)
+        return pids.answer(parts, self._ask_as_is(method, pids.request(parts), body))
+
+    def _foreign(self) -> int:
+        """Our PID namespace where the service is not seen in it, else 0."""
+        if self._namespace is not None:
+            return self._namespace
+        try:
+            self._http.connect()
+            pid = struct.unpack("=iII", self._http.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        except OSError as error:
+            self._http.close()
+            raise self._unreachable(error) from error
+        self._namespace = 0 if pid else pidns.current()
+        return self._namespace
+
+    def _ask_as_is(self, method: str, parts: tuple[str | int, ...], body: Any = None) -> Any:
         path = "/" + "/".join(quote(str(part), safe=":") for part in parts)
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -82,18 +108,20 @@ class Client:
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         headers = {} if data is None else {"Content-Type": "application/json"}
-        if method != "GET":
+        if method != "GET" and self._http.asked:
             # Only what is safe to repeat may meet a connection that the server has closed meanwhile.
             self._http.close()
-        kept = self._http.sock is not None
+        kept = self._http.sock is not None and self._http.asked
         try:
             self._http.request(method, path, data, headers)
+            self._http.asked = True
             response = self._http.getresponse()
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
             if not kept:  # the server closes connections that idle, between two cycles of vma_stats say
                 raise
             self._http.close()
             self._http.request(method, path, data, headers)
+            self._http.asked = True
             response = self._http.getresponse()
         return response.status, response.read()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vmahybrid.cli.output import Column, Style, short, since, table, wrap
+from vmahybrid.vma_stats import unconnected
 
 SCHEMA = 1
 FLOWS_SHOWN = 20
@@ -29,6 +30,7 @@ FLOWS = [
 def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
     """Exit code 1 if the service is not ready or something is wrong."""
     status = client.get("v1", "status")
+    status["without_session"] = list(unconnected.programs({p["pid"] for p in status["processes"]}))
     return {"schema": SCHEMA, **status}, 0 if status["ready"] and not status["health"] else 1
 
 
@@ -42,7 +44,8 @@ def lines(status: dict[str, Any], style: Style) -> Iterator[str]:
     yield from _why(interfaces, style)
     yield from _ladders(interfaces, style)
     yield ""
-    yield from _section("processes", PROCESSES, map(process_row, status["processes"]), style)
+    rows = [*map(process_row, status["processes"]), *map(without_session_row, status["without_session"])]
+    yield from _section("processes", PROCESSES, rows, style)
     yield from without_slot(((p["pid"], p["sockets_over"]) for p in status["processes"]), style)
     yield ""
     flows = status["flows"]
@@ -120,6 +123,10 @@ def process_row(p: dict[str, Any]) -> list[object]:
         p["pid"], name, p["profile"] or "-", p["netns"], p["sockets"], p["offloaded_sockets"], len(p["rings"]),
         p["homecomings"], since(p["started"]), "" if p["reason"] == "none" else p["reason"],
     ]  # fmt: skip
+
+
+def without_session_row(p: dict[str, Any]) -> list[object]:
+    return [p["pid"], p["comm"], "-", "-", len(p["sockets"]), 0, 0, 0, "-", "no session: the kernel's alone"]
 
 
 def flow_row(f: dict[str, Any]) -> list[object]:

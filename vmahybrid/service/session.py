@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
+from vmahybrid.net.pidns import own_pid
 from vmahybrid.service import binding, proof, reinject, shared, tcpshow
 from vmahybrid.service.bereaved import peers_of
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
@@ -53,6 +54,7 @@ class Session:
         self.pid, self.uid, self.gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.comm = self.cmdline = self.profile = self.app_id = ""
         self.started = time.time()
+        self.pid_ns = self.ns_pid = 0
         self.namespace: Namespace | None = None
         self.stats: StatsFile | None = None
         self.released: set[int] = set()     # ring ids that were this session's
@@ -232,6 +234,7 @@ class Session:
             fd = netns_fd_of_pidfd(self._pidfd)
         except OSError:
             return False  # it died
+        self.pid_ns, self.ns_pid = own_pid(self.pid)
         try:
             self.namespace = await core.namespaces.enter(fd)
         finally:

@@ -158,6 +158,8 @@ class ProcessView:
     log_details: int
     sockets_over: int               # sockets that found no slot in the statistics page
     homecomings: int
+    pid_ns: int = 0                 # inode of its PID namespace, and its pid there; 0: not known
+    ns_pid: int = 0
 
 
 @dataclass(slots=True)

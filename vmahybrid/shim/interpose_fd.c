@@ -166,12 +166,15 @@ VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, 
 		} \
 	} while (0)
 
-static void accepted(const struct vmh_tcps *from, int fd, int flags)
+static void accepted(const struct vmh_tcps *from, int listener, int fd, int flags)
 {
 	int saved = errno;
 
-	if (fd >= 0)
+	if (fd >= 0) {
+		if (vmh_unlikely(atomic_load_explicit(&vmh_accept_tells, memory_order_relaxed)))
+			vmh_accept_tell(listener, fd);
 		vmh_tcps_accepted(from, fd, flags);
+	}
 	errno = saved;
 }
 
@@ -208,7 +211,7 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	r = vmh_real()->accept4(fd, a, len, flags);
 
 	FORGET(r);
-	accepted(t, r, flags);
+	accepted(t, fd, r, flags);
 	return r;
 }
 

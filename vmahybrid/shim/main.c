@@ -14,11 +14,17 @@
 #include "vmh_tcps.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
+#include <sys/socket.h>
+
+#define YOUNG_NS 100000000ull
 
 static struct vmh_lock start_lock;
 static _Atomic int started;
 static __thread bool forking; /* this thread took the session lock; `started` may change meanwhile */
 static long own_pid;
+_Atomic bool vmh_accept_tells = true;
+static uint64_t forked_ns; /* 0: this is no child of a fork */
+static _Atomic bool accepted_one;
 static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
 
 __attribute__((constructor)) static void library_loaded(void)
@@ -52,6 +58,34 @@ void vmh_started(void)
 		atomic_store_explicit(&started, 1, memory_order_release);
 	}
 	vmh_unlock(&start_lock);
+}
+
+/* A session costs as much as ten forks: who forks for each connection, or for a few, goes without. */
+static bool too_young(void)
+{
+	return forked_ns && (!atomic_exchange(&accepted_one, true) || vmh_now_ns() - forked_ns < YOUNG_NS);
+}
+
+/* The child of a fork, and who was given its listener, may never make a socket. The kernel's other families are nothing to
+ * tell of: their listener is remembered, so that it is not asked for each connection. */
+void vmh_accept_tell(int listener, int fd)
+{
+	static _Atomic int other_family = -1;
+	int domain = 0;
+	socklen_t len = sizeof(domain);
+	unsigned reason;
+
+	if (listener == atomic_load_explicit(&other_family, memory_order_relaxed) || too_young())
+		return;
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len);
+	if (domain != AF_INET && domain != AF_INET6) {
+		atomic_store(&other_family, listener);
+		return;
+	}
+	vmh_started();
+	reason = vmh_session_open();
+	if (!reason || reason == VMH_R_DISABLED)
+		atomic_store(&vmh_accept_tells, false);
 }
 
 __attribute__((destructor)) static void library_unloaded(void)
@@ -133,6 +167,9 @@ void vmh_after_fork_child(void)
 		return;
 	own_pid = vmh_sys(SYS_getpid);
 	forking = false;
+	forked_ns = vmh_now_ns();
+	atomic_store(&accepted_one, false);
+	atomic_store(&vmh_accept_tells, true);
 	vmh_lock_fork_child();
 	vmh_wait_fork_child();
 	vmh_session_fork_child();

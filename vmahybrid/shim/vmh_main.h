@@ -4,6 +4,9 @@
 #include "vmh_base.h"
 
 void vmh_started(void);         /* before the first object: parameters, log, statistics page */
+/* The service does not know of this process yet: accept() calls vmh_accept_tell(). */
+extern _Atomic bool vmh_accept_tells;
+VMH_COLD void vmh_accept_tell(int listener, int fd);
 void vmh_crash_init(void);      /* crash.c */
 void vmh_before_exec(void);
 void vmh_before_spawn(bool actions); /* with file actions */

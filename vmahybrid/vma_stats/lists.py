@@ -47,10 +47,10 @@ def netstat_row(sock: dict[str, Any]) -> str:
     return _row(sock, c["rx_ready_bytes"], c["tx_ready_bytes"], process, sent_by(sock))
 
 
-def passthrough_row(sock: dict[str, Any], process: dict[str, Any]) -> str:
-    """A socket of the kernel that has no slot: see passthrough.py."""
+def passthrough_row(sock: dict[str, Any], process: dict[str, Any], sender: str) -> str:
+    """A socket of the kernel: see passthrough.py."""
     who = f"{process['pid']}/{process['comm'] or '-'}"
-    return _row(sock, sock["recv_q"], sock["send_q"], who, "-")
+    return _row(sock, sock["recv_q"], sock["send_q"], who, sender)
 
 
 def netstat_view(readings: list[Reading]) -> Iterator[str]:
@@ -58,8 +58,9 @@ def netstat_view(readings: list[Reading]) -> Iterator[str]:
     yield NETSTAT_HEADER
     for reading in readings:
         kernel = {sock["inode"] for sock in reading.get("passthrough", ())}  # it knows their states
+        senders = {sock["inode"]: sent_by(sock) for sock in reading["sockets"]}
         for sock in reading["sockets"]:
             if sock["inode"] and sock["inode"] not in kernel:
                 yield netstat_row(sock)
         for sock in reading.get("passthrough", ()):
-            yield passthrough_row(sock, reading["process"])
+            yield passthrough_row(sock, reading["process"], senders.get(sock["inode"], "-"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from vmahybrid.cli.output import lost_stdout
 from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
-from vmahybrid.vma_stats import directory, full, lists, passthrough, tables
+from vmahybrid.vma_stats import directory, full, lists, passthrough, tables, unconnected
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
 
@@ -133,19 +133,27 @@ def look_into_directory(options: Options) -> set[int]:
 
 
 def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
+    found = [process for process in processes if asked_for(process, options)]
+    if found:
+        return found[0]
     if options.pid is not None:
-        found = [process for process in processes if process["pid"] == options.pid]
-        if not found:
-            error(f"VMA statistics data for process id {options.pid} not found")
-            raise Failed
+        error(f"VMA statistics data for process id {options.pid} not found")
+        if any(program["pid"] == options.pid for program in unconnected.programs(set())):
+            error("it has no session, its sockets came from another process, and the kernel alone serves them: "
+                  f"vma_stats -v 5 -p {options.pid} lists them")
     else:
-        found = [process for process in processes if options.name is None or goes_by(process, options.name)]
-        if not found:
-            error("Failed to identify process...")
-            if not options.json:
-                print(USAGE, end="")
-            raise Failed
-    return found[0]
+        error("Failed to identify process...")
+        if not options.json:
+            print(USAGE, end="")
+    raise Failed
+
+
+def asked_for(process: dict[str, Any], options: Options) -> bool:
+    if not process["pid"]:
+        return False  # of another PID namespace: it has no number here by which one could ask for it
+    if options.pid is not None:
+        return bool(process["pid"] == options.pid)
+    return options.name is None or goes_by(process, options.name)
 
 
 def goes_by(process: dict[str, Any], name: str) -> bool:
@@ -179,21 +187,42 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
 def tell_where(client: Any, pid: int, options: Options) -> None:
     """Of the one socket that is dumped: its program may write its lines later, with its first accept() or ring."""
     reading = client.get("v1", "stats", pid)
-    for sock in reading["sockets"]:
-        if sock["fd"] == options.dump_fd:
-            where = "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}"
-            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
-    for sock in passthrough.uncounted(reading):
-        if sock["fd"] == options.dump_fd:
-            tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: on the kernel alone, nothing is counted "
-                          "(vma_stats -v 5 lists it)")
+    wheres = {sock["fd"]: (sock, "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}")
+              for sock in reading["sockets"]}
+    for sock in uncounted(client, reading):
+        wheres[sock["fd"]] = sock, ("on a ring, but its program's statistics page had no slot for it: nothing is "
+                                    "counted (raise VMA_STATS_FD_NUM)" if sock["offloaded"] else
+                                    "on the kernel alone, nothing is counted (vma_stats -v 5 lists it)")
+    if options.dump_fd in wheres:
+        sock, where = wheres[options.dump_fd]
+        tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
+    elif options.dump_fd and passthrough.lacks(pid, options.dump_fd):
+        tell(options, f"process {pid} has no Fd {options.dump_fd}: vma_stats -v 5 -p {pid} lists its sockets")
 
 
-def tell_uncounted(reading: Reading, options: Options) -> None:
+def tell_uncounted(client: Any, reading: Reading, options: Options) -> None:
     """Beside the report, for programs read that as libvma's."""
-    others = [sock for sock in passthrough.uncounted(reading) if options.shows(sock["fd"])]
-    if others:
-        error(f"{len(others)} sockets that the kernel alone serves are not counted: vma_stats -v 5 lists them")
+    others = [sock for sock in uncounted(client, reading) if options.shows(sock["fd"])]
+    on_rings = sum(sock["offloaded"] for sock in others)
+    if len(others) > on_rings:
+        error(f"{len(others) - on_rings} sockets that the kernel alone serves are not counted: "
+              "vma_stats -v 5 lists them")
+    if on_rings:
+        error(f"{on_rings} sockets on rings are not counted, the program's statistics page had no slot for them: raise "
+              "VMA_STATS_FD_NUM")
+
+
+def uncounted(client: Any, reading: Reading) -> list[dict[str, Any]]:
+    return with_rings(client, reading["process"], passthrough.uncounted(reading))
+
+
+def with_rings(client: Any, process: dict[str, Any], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those over VMA_STATS_FD_NUM may be on a ring: the service knows."""
+    if not process["sockets_over"] or not others:
+        return others
+    flows = {flow["fd"] for flow in client.get("v1", "flows")
+             if flow["pid"] == process["pid"] and flow["action"] == "ring"}
+    return [sock | {"offloaded": sock["fd"] in flows} for sock in others]
 
 
 def tell(options: Options, text: str) -> None:
@@ -212,7 +241,7 @@ def watch(client: Any, pid: int, options: Options) -> None:
             time.sleep(max(0.0, due - time.monotonic()))
             now = client.get("v1", "stats", pid)
             if not cycle and not options.json:
-                tell_uncounted(now, options)
+                tell_uncounted(client, now, options)
             screen.show(delta(before, now, options.interval) if before else now)
             before = now if before else None
             cycle += 1
@@ -264,11 +293,16 @@ class Screen:
 
 def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
     """Every process once, or the one of -p or -n; also sockets that only the kernel serves."""
+    others = [] if options.directory is not None else without_session(processes, options)
     if options.pid is not None or options.name is not None:
-        processes = [choose(processes, options)]
+        others = [reading for reading in others if asked_for(reading["process"], options)]
+        if not others or any(asked_for(process, options) for process in processes):
+            processes, others = [choose(processes, options)], []
+        else:
+            processes, others = [], others[:1]
     wanted = {process["pid"] for process in processes}
     readings = [reading for reading in client.get("v1", "stats") if reading["process"]["pid"] in wanted]
-    shown = [with_passthrough(client, reading, options) for reading in readings]
+    shown = [*(with_passthrough(client, reading, options) for reading in readings), *others]
     if options.json:
         for reading in shown:
             print_json(reading, deltas=False)
@@ -276,6 +310,14 @@ def show_netstat(client: Any, processes: list[dict[str, Any]], options: Options)
     for line in lists.netstat_view(shown):
         out(line)
     return 0
+
+
+def without_session(processes: list[dict[str, Any]], options: Options) -> list[Reading]:
+    """Of the programs that the service does not know: all their sockets are the kernel's."""
+    return [{"process": {"pid": program["pid"], "comm": program["comm"], "cmdline": program["cmdline"]},
+             "sockets": [], "iomux": [], "rings": [],
+             "passthrough": [sock for sock in program["sockets"] if options.shows(sock["fd"])]}
+            for program in unconnected.programs({process["pid"] for process in processes})]
 
 
 def show_top(client: Any, processes: list[dict[str, Any]], options: Options) -> int:
@@ -308,10 +350,7 @@ def with_passthrough(client: Any, reading: Reading, options: Options) -> Reading
     except PermissionError:
         error(f"passthrough sockets of process {process['pid']} are not shown: permission denied, ask as its user")
         others = []
-    if process["sockets_over"]:  # some of them may be on a ring
-        flows = {flow["fd"] for flow in client.get("v1", "flows")
-                 if flow["pid"] == process["pid"] and flow["action"] == "ring"}
-        others = [sock | {"offloaded": sock["fd"] in flows} for sock in others]
+    others = with_rings(client, process, others)
     return reading | {
         "sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])],
         "passthrough": [sock for sock in others if options.shows(sock["fd"])],

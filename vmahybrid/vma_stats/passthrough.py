@@ -47,6 +47,14 @@ def uncounted(reading: dict[str, Any]) -> list[dict[str, Any]]:
     return [sock for sock in others if sock["fd"] not in shown]
 
 
+def lacks(pid: int, fd: int) -> bool:
+    """Whether the process has no such descriptor; False where the user may not look."""
+    try:
+        return str(fd) not in os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+
+
 def _descriptors(pid: int) -> Iterator[tuple[int, int]]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
