@@ -172,6 +172,61 @@ def test_the_program_s_own_handler_is_left_alone() -> None:
     assert "VMA ERROR" not in done.stderr
 
 
+SENT = r"""
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static void mine(int sig) { (void)sig; dprintf(1, "mine\n"); _exit(7); }
+static void *thread(void *unused)
+{
+	pthread_kill(pthread_self(), SIGSEGV);
+	return unused;
+}
+int main(int argc, char **argv)
+{
+	union sigval value = { .sival_int = 5 };
+	const char *how = argv[1];
+	struct sigaction now;
+	pthread_t t;
+
+	(void)argc;
+	if (socket(AF_INET, SOCK_DGRAM, 0) < 0)
+		return 1;
+	if (!strcmp(how, "own handler")) {
+		if (sigaction(SIGSEGV, NULL, &now) || now.sa_handler != SIG_DFL || now.sa_flags)
+			return 2;
+		if (signal(SIGSEGV, mine) != SIG_DFL)
+			return 3;
+	}
+	if (!strcmp(how, "queue"))
+		sigqueue(getpid(), SIGSEGV, value);
+	else if (!strcmp(how, "thread"))
+		pthread_create(&t, NULL, thread, NULL);
+	else
+		kill(getpid(), SIGSEGV);
+	for (;;)
+		pause();
+}
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "queue", "thread", "own handler"])
+def test_a_sent_sigsegv_ends_the_program_as_ever(tmp_path: Path, how: str) -> None:
+    """Nothing fails again after a handler of it; and who asks for the handler is told what the kernel would say."""
+    source, program = tmp_path / "sent.c", tmp_path / "sent"
+    source.write_text(SENT)
+    subprocess.run(["gcc", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, source], check=True, timeout=60)
+    argv = run_words("-e", "VMA_HANDLE_SIGSEGV=1", "-e", f"VMA_HYBRID_SOCKET={tmp_path / 'none'}", "--")
+    done = subprocess.run([*argv, str(program), how], capture_output=True, text=True, timeout=5, check=False)
+    own = how == "own handler"
+    assert done.returncode == (7 if own else -signal.SIGSEGV), done.stderr
+    assert done.stdout == ("mine\n" if own else "")
+    assert ("VMA ERROR: Segmentation Fault" in done.stderr) is not own
+
+
 CALLBACK = r"""
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from net.counter_lab import Peer, Program
-from net.service_lab import until
+from net.service_lab import Api, until
 from terminal import Terminal
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -51,6 +52,39 @@ def test_the_child_of_a_fork_has_a_file_of_its_own(capsys: pytest.CaptureFixture
         os.kill(child, 15)
         until(lambda: not (tmp_path / f"vmastat.{child}").exists(), 5)
         assert (tmp_path / f"vmastat.{program.pid}").exists()
+
+
+def test_a_program_that_lives_keeps_its_file(capsys: pytest.CaptureFixture[str], softverbs: bool) -> None:
+    """-k is for those who have no service: also when there was one. It goes with the program, or at exec(3)."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b], softverbs=softverbs) as service, \
+            Program(sandbox, service) as program, Program(sandbox, service) as other:
+        pages = [p.directory / f"vmastat.{p.pid}" for p in (program, other)]
+        show = ["-k", str(program.directory), "-p", str(program.pid), "--once"]
+        program.on_ring()
+        other.on_ring()
+        assert service.program.stop(signal.SIGTERM, 10) == 0
+        time.sleep(0.1)
+        assert [page.exists() for page in pages] == [True, True]
+        assert main(show) == 0
+        service.start()
+        until(lambda: len(Api(service).call("GET", "/v1/processes")[1]) == 2, 5)
+        assert main(show) == 0
+        assert "no service answers" in capsys.readouterr().err
+        program.process.kill()
+        other.tell("import os\nos.execvpe('sleep', ['sleep', '20'], {'PATH': os.environ['PATH']})")
+        until(lambda: not any(page.exists() for page in pages), 3)
+        assert other.process.poll() is None
+        other.process.kill()
+
+
+def test_a_name_adds_nothing_to_the_log() -> None:
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, Program(sandbox, service) as program:
+        program.do("open('/proc/self/comm', 'w').write('e\\x1b[31m\\rX\\a')")
+        program.on_ring()
+        assert program.stats()["process"]["comm"] == "e?[31m?X?"
+        program.close()
+        until(lambda: f"process {program.pid} (e?[31m?X?): session 1 ended" in service.log, 3, lambda: service.log)
+        assert {c for c in service.log if not c.isprintable()} <= {"\n"}
 
 
 class Stage(NamedTuple):

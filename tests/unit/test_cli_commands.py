@@ -57,6 +57,25 @@ def test_status(view: FakeView, run: Run) -> None:
     assert "\x1b" not in out
 
 
+@pytest.mark.parametrize("words", [
+    "cli.main status", "cli.main flows", "cli.main explain 4711", "cli.main config", "cli.main run nope-日本",
+    "vma_stats.main -v 1 --once", "vma_stats.main -v 3 --once", "vma_stats.main -v 5", "vma_stats.main --top -c 1",
+    "vma_stats.main -n 日本 --once", "vma_stats.main -p 日本",
+])
+def test_names_that_the_locale_has_no_characters_for(view: FakeView, tmp_path: Path, words: str) -> None:
+    view.flow_list = [flow(comm="日本")]
+    view.explain_steps = [ExplainStep("日本", True, "… 日本")]
+    view.settings["limits.rules"]["description"] = "日本 …"
+    view.readings = {4711: [ProcessStats(process(comm="日本"), 100.0, [sock(comm="日本")], [], [])]}
+    module, *argv = words.split()
+    with serve(view, tmp_path / "api.sock"):
+        env = {**os.environ, "PYTHONIOENCODING": "iso-8859-1:strict", "VMAHYBRID_RUNDIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-P", "-m", f"vmahybrid.{module}", *argv], env=env, capture_output=True,
+                              timeout=20, check=False)
+    assert b"Traceback" not in done.stderr, done.stderr.decode("latin-1")
+    assert b"??" in done.stdout + done.stderr
+
+
 def test_status_says_what_is_wrong(view: FakeView, run: Run) -> None:
     view.health = ["interface eth9 does not exist"]
     code, out, _ = run()

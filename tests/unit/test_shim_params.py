@@ -179,11 +179,31 @@ def test_log_file_that_cannot_be_opened(driver: Path) -> None:
     assert " VMA INFO: hello world" in log
 
 
-def test_statistics(driver: Path, tmp_path: Path) -> None:
+COMMA = 'LC_NUMERIC\ndecimal_point ","\nthousands_sep ""\ngrouping -1\nEND LC_NUMERIC\n'
+ASCII = ["<code_set_name> ASCII", "<escape_char> /", "CHARMAP", *(f"<U{n:04X}> /x{n:02x}" for n in range(128)),
+         "END CHARMAP", ""]
+
+
+@pytest.fixture(scope="module")
+def locales(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LOCPATH with a locale xx_XX whose numbers have a comma; machines seldom have one installed."""
+    place = tmp_path_factory.mktemp("locales")
+    (place / "comma").write_text(COMMA)
+    (place / "ascii").write_text("\n".join(ASCII))
+    make = ["localedef", "-c", "-f", "./ascii", "-i", "./comma", "./xx_XX"]
+    subprocess.run(make, cwd=place, capture_output=True, timeout=20, check=False)  # 1: other categories are missing
+    return place
+
+
+@pytest.mark.parametrize(("numbers", "point"), [("C", "."), ("xx_XX", ",")])
+def test_statistics(driver: Path, locales: Path, tmp_path: Path, numbers: str, point: str) -> None:
+    """Also of a program that has called setlocale(3): who reads them knows nothing of its numbers."""
     dump = tmp_path / "dump"
     shm = tmp_path / "shm"
     shm.mkdir()
-    shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4")
+    shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4",
+                     LC_NUMERIC=numbers, LC_ALL="", LOCPATH=str(locales))
+    assert shown["locale"] == point
     for key in ("fd", "slots", "reused", "zeroed", "child", "child_named", "child_gone", "nameless", "parent"):
         assert shown[key] == "1", key
     assert shown["mode"] == "600 size=1"
@@ -196,12 +216,15 @@ def test_statistics(driver: Path, tmp_path: Path) -> None:
         "VMA: [fd=10] Rx OS info: 0 / 0 / 0 [kilobytes/packets/errors]",
         "VMA: [fd=10] Rx byte: max 200 / dropped 0 (0.00%) / limit 2000000",
         "VMA: [fd=10] Rx pkt : max 1 / dropped 0 (0.00%)",
-        "VMA: [fd=10] Rx poll: 0 / 233020 (100.00%) [miss/hit]",
+        "VMA: [fd=10] Rx poll: 1000 / 233020 (99.57%) [miss/hit]",
     ]
     assert " VMA INFO: ============ DUMPING FD 10 STATISTICS ============\n" in log
     assert " VMA INFO: Bind info : 10.1.2.3:11111\n" in log
     assert " VMA INFO: Connection info : [fd00:77::2]:7950\n" in log
     assert " VMA INFO: Tx Offload : 455 / 233020 / 0 / 0 [kilobytes/packets/drops/errors]\n" in log
+    assert " VMA INFO: Rx byte : max 200 / dropped 0 (0.00%) / limit 2000000\n" in log
+    assert " VMA INFO: Rx pkt : max 1 / dropped 0 (0.00%)\n" in log
+    assert " VMA INFO: Rx poll : 1000 / 233020 (99.57%) [miss/hit]\n" in log
     assert "Fd number : 11" not in log
 
 

@@ -52,6 +52,16 @@ def run(
         yield call
 
 
+def test_a_name_steers_no_terminal(view: FakeView, run: Run) -> None:
+    name = "e\x1b]0;PWN\a\x1b[31mX\n"
+    view.readings = {4711: [ProcessStats(process(comm=name), 100.0, [sock(comm=name)], [], [])]}
+    for argv in (["-v", "1"], ["-v", "2"], ["-v", "3"], ["-v", "5"], ["-S", "14"], ["--top"]):
+        code, out, err = run("--once", *argv)
+        assert code == 0
+        assert {c for c in out + err if not c.isprintable()} <= {"\n", "\t"}, argv
+        assert "e?]0;PWN??[31mX?" in out or argv == ["--top"]
+
+
 @pytest.mark.parametrize(("argv", "text"), [
     (["-v", "6"], "'-v' Invalid view val: 6"),
     (["-v", "0"], "'-v' Invalid view val: 0"),

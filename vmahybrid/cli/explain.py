@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from vmahybrid.cli.output import Style, clean, wrap
+from vmahybrid.cli.output import Style, wrap
 from vmahybrid.errors import UsageError
+from vmahybrid.printable import clean
 
 SCHEMA = 1
 SINGLY = 4   # sockets of which the same is to be said; more are summed up

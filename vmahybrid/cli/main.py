@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from vmahybrid.cli.output import Style, emit, lost_stdout
+from vmahybrid.cli.output import Style, any_name_prints, emit, lost_stdout
 from vmahybrid.errors import UsageError, VmahybridError
 
 COMMANDS = ("status", "flows", "explain", "home", "adopt", "run", "softverbs", "start", "stop", "doctor", "config",
@@ -143,6 +143,7 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 ok, 1 failed or unhealthy, 2 usage, 77 not possible here; of `run` that of the program."""
+    any_name_prints()
     try:
         return dispatch(sys.argv[1:] if argv is None else argv)
     except VmahybridError as error:

@@ -1,6 +1,7 @@
 """Text for people: colours on a terminal only, tables that fit, and no control character of a foreign string."""
 
 import errno
+import io
 import os
 import shutil
 import sys
@@ -9,15 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
+from vmahybrid.printable import clean
+
 WIDTH = 100  # columns, unless the terminal says otherwise
 GAP = "  "
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 Colour = Literal["bold", "dim", "red", "green", "yellow"]
 
 
-def clean(text: object) -> str:
-    """Names of processes and command lines are anybody's: what is not printable becomes ``?``."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))
+def any_name_prints() -> None:
+    """Where the locale has no such character, ``?`` stands for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def lost_stdout(program: str, error: OSError) -> int:

@@ -11,6 +11,7 @@ import socket
 from typing import Any
 
 from vmahybrid._contracts import ffi, lib
+from vmahybrid.printable import clean
 
 __all__ = [
     "ANY_ADDR", "action", "addr_to_bytes", "addr_to_text", "as_dict", "c_text", "family_of", "ffi", "flow_key",
@@ -73,8 +74,9 @@ def _plain(value: Any, kind: Any) -> Any:
 
 
 def c_text(chars: Any) -> str:
-    """Text of a ``char[]`` field up to its NUL; bytes that are no UTF-8 become backslash escapes."""
-    return bytes(ffi.string(chars)).decode("utf-8", "backslashreplace")
+    """Text of a ``char[]`` field up to its NUL, for logs and readers: bytes that are no UTF-8 become backslash escapes,
+    and what is not printable ``?``."""
+    return clean(bytes(ffi.string(chars)).decode("utf-8", "backslashreplace"))
 
 
 def addr_to_bytes(address: str | bytes) -> bytes:

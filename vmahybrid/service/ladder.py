@@ -51,7 +51,7 @@ class Asked:
     @classmethod
     def of(cls, body: Any) -> Asked:
         """Of struct vmh_msg_ring."""
-        device = "".join(c if c.isprintable() else "?" for c in c_text(body.verbs_device))
+        device = c_text(body.verbs_device)
         if body.verbs == lib.VMH_VERBS_USABLE:
             return cls(True, Reason.NONE, device)
         reason = Reason.from_code(body.verbs_reason)

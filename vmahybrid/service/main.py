@@ -117,7 +117,7 @@ def _daemon_log() -> logging.Handler:
     except PermissionError as error:
         raise NotPossibleHere("service", f"the log can't be written: {error}",
                               "start the service as root, or with --foreground") from None
-    return logging.FileHandler(LOG_FILE)
+    return logging.FileHandler(LOG_FILE, encoding="utf-8", errors="backslashreplace")
 
 
 def _child(config: ServiceConfig, writer: int) -> int:

@@ -170,11 +170,14 @@ class Session:
         self.loop.remove_reader(self._pidfd)
         self._take_back()
         dead = await self._has_died()
-        os.close(self._pidfd)
-        self._pidfd = -1
+        pidfd, self._pidfd = self._pidfd, -1
         core.tcp.abandon(self.id, dead)
         if dead and self.namespace is not None:
             core.tcp.tell_peers(peers_of(self._last_flows, self.stats, self.pid), self.namespace)
+        if self.stats is not None:
+            self.stats.remove_for(pidfd, self.pid, self.uid, self.gid)
+        else:
+            os.close(pidfd)
         core.converge()
         core.sessions.pop(self.id, None)
         if self.namespace is not None:
@@ -185,8 +188,6 @@ class Session:
             self.namespace.users -= 1
             core.events.add("process-ended", str(self), pid=self.pid, session=self.id)
             log.info("%s: session %d ended", self, self.id)
-        if self.stats is not None:
-            self.stats.remove_for(self.pid, self.uid, self.gid)
 
     def note_group(self, flow: Flow, reason: Reason) -> None:
         """Remember why a group of a socket has no flow, for explain; NONE: it has one."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import logging
 import os
+import select
 import stat
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +27,7 @@ _T = TypeVar("_T")
 
 MAX_SIZE = 64 << 20  # bytes
 PROBE_SECONDS = 0.5
+DYING_SECONDS = 1.0     # in which a process that was killed is gone after its connection
 # f_type of statfs(2), linux/magic.h: tmpfs, ext2-4, xfs, btrfs, overlayfs, ramfs, f2fs
 LOCAL_FS = {0x01021994, 0xEF53, 0x58465342, 0x9123683E, 0x794C7630, 0x858458F6, 0xF2F52010}
 SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159}
@@ -62,17 +65,24 @@ class StatsFile:
             at += len(chunk)
         return b"".join(chunks)
 
-    def remove_for(self, pid: int, uid: int, gid: int) -> Future[bool]:
-        """Unlink the file that a dead process left, with that user's rights, in a thread; then close. True: removed."""
+    def remove_for(self, process: int, pid: int, uid: int, gid: int) -> Future[bool]:
+        """Unlink the file that a program left, with its user's rights, in a thread; then close. One that lives keeps
+        it: the service may stop. Takes ``process``, its pidfd. True: removed."""
         path = os.readlink(f"/proc/self/fd/{self.fd}")
         ours = os.path.basename(path) == f"vmastat.{pid}" and os.path.isabs(path)
         fd, self.fd = self.fd, -1
 
         def work() -> bool:
+            dead = _dies(process)
+            os.close(process)
             try:
-                return ours and _unlink_as(path, self._inode, uid, gid)
+                kept = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             finally:
                 os.close(fd)
+            try:
+                return ours and (dead or _unlocked(kept)) and _unlink_as(path, self._inode, uid, gid)
+            finally:
+                os.close(kept)
 
         return _thread(work, "stats-remove")
 
@@ -104,6 +114,21 @@ def _probe(fd: int) -> os.stat_result | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     return found if contracts.size_of("struct vmh_stats_page") <= found.st_size <= MAX_SIZE else None
+
+
+def _dies(process: int) -> bool:
+    ask = select.poll()
+    ask.register(process, select.POLLIN)
+    return bool(ask.poll(1000 * DYING_SECONDS))
+
+
+def _unlocked(fd: int) -> bool:
+    """The lock of the shim is gone, though the process lives: exec(3). ``fd`` has a description of its own."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _unlink_as(path: str, inode: tuple[int, int], uid: int, gid: int) -> bool:

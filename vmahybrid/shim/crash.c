@@ -8,20 +8,28 @@
 
 #define DEPTH 64
 
-/* Runs once (SA_RESETHAND): the instruction that failed fails again, and the core shows it. */
-static void crashed(int sig)
+/* Runs once (SA_RESETHAND): the instruction that failed fails again, and the core shows it. A signal that was sent does
+ * not come again: it is sent on, as it came, to this thread, which gets it when this handler returns. */
+static void crashed(int sig, siginfo_t *info, void *interrupted)
 {
 	void *frames[DEPTH];
 
-	(void)sig;
+	(void)interrupted;
 	vmh_error("Segmentation Fault");
 	if (vmh_log_stderr_usable())
 		backtrace_symbols_fd(frames, backtrace(frames, DEPTH), 2);
+	if (info->si_code <= 0)
+		vmh_sys(SYS_rt_tgsigqueueinfo, vmh_sys(SYS_getpid), vmh_sys(SYS_gettid), sig, info);
+}
+
+bool vmh_crash_handles(const struct sigaction *act)
+{
+	return act->sa_sigaction == crashed;
 }
 
 void vmh_crash_init(void)
 {
-	struct sigaction act = { .sa_handler = crashed, .sa_flags = (int)SA_RESETHAND | SA_ONSTACK }, now;
+	struct sigaction act = { .sa_sigaction = crashed, .sa_flags = (int)SA_RESETHAND | SA_SIGINFO | SA_ONSTACK }, now;
 	void *frame;
 
 	if (!vmh_params.handle_sigsegv)

@@ -13,6 +13,7 @@
  */
 #include "vmh_real.h"
 #include "vmh_iomux_int.h"
+#include "vmh_main.h"
 #include <signal.h>
 #include <ucontext.h>
 
@@ -93,9 +94,14 @@ static uint64_t word_of(const struct sigaction *a)
 	       (a->sa_flags & SA_RESTART ? F_RESTART : 0) | ((unsigned)a->sa_flags & SA_RESETHAND ? F_ONCE : 0);
 }
 
-/* What the kernel says is the wrapper was the program's handler `w`. */
+/* What the kernel says is the wrapper was the program's handler `w`; and of VMA_HANDLE_SIGSEGV a program that hands
+ * faults on to the handler before its own knows nothing: it would have found none. */
 static void unwrap(struct sigaction *a, uint64_t w)
 {
+	if (vmh_crash_handles(a)) {
+		*a = (struct sigaction){ .sa_handler = SIG_DFL };
+		return;
+	}
 	if (a->sa_sigaction != wrapper)
 		return;
 	a->sa_handler = (sighandler_t)(uintptr_t)(w & ~F_MASK);

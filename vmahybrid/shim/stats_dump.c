@@ -14,9 +14,19 @@
 
 #define KB(bytes) ((bytes) / 1024)
 
-static double percent(unsigned long long part, unsigned long long rest)
+struct percent {
+	char text[16];
+};
+
+/* "12.34%": printf's own decimals have a comma where the program has set such a locale. */
+static struct percent percent(unsigned long long part, unsigned long long rest)
 {
-	return part ? 100.0 * (double)part / ((double)part + (double)rest) : 0.0;
+	double share = part ? (double)part / ((double)part + (double)rest) : 0;
+	unsigned hundredths = (unsigned)(share * 10000 + 0.5);
+	struct percent p;
+
+	snprintf(p.text, sizeof(p.text), "%u.%02u%%", hundredths / 100, hundredths % 100);
+	return p;
 }
 
 static const char *endpoint(const struct vmh_sock_stats *s, const unsigned char addr[16], unsigned short port,
@@ -49,16 +59,16 @@ static void dump_counters(const struct vmh_sock_stats *s, int level)
 		vmh_log(level, "Tx Dummy messages : %llu", s->tx_dummy);
 	vmh_log(level, "Rx Offload : %llu / %llu / %llu / %llu [kilobytes/packets/eagains/errors]", KB(s->rx_bytes),
 		s->rx_packets, s->rx_eagain, s->rx_errors);
-	vmh_log(level, "Rx byte : max %llu / dropped %llu (%2.2f%%) / limit %llu", s->rx_ready_bytes_max,
-		s->rx_drop_bytes, percent(s->rx_drop_bytes, s->rx_bytes), s->rx_limit);
-	vmh_log(level, "Rx pkt : max %llu / dropped %llu (%2.2f%%)", s->rx_ready_packets_max, s->rx_drop_packets,
-		percent(s->rx_drop_packets, s->rx_packets));
+	vmh_log(level, "Rx byte : max %llu / dropped %llu (%s) / limit %llu", s->rx_ready_bytes_max,
+		s->rx_drop_bytes, percent(s->rx_drop_bytes, s->rx_bytes).text, s->rx_limit);
+	vmh_log(level, "Rx pkt : max %llu / dropped %llu (%s)", s->rx_ready_packets_max, s->rx_drop_packets,
+		percent(s->rx_drop_packets, s->rx_packets).text);
 	if (s->rx_os_packets || s->rx_os_errors)
 		vmh_log(level, "Rx OS info : %llu / %llu / %llu [kilobytes/packets/errors]", KB(s->rx_os_bytes),
 			s->rx_os_packets, s->rx_os_errors);
 	if (s->rx_poll_hit || s->rx_poll_miss)
-		vmh_log(level, "Rx poll : %llu / %llu (%2.2f%%) [miss/hit]", s->rx_poll_miss, s->rx_poll_hit,
-			percent(s->rx_poll_hit, s->rx_poll_miss));
+		vmh_log(level, "Rx poll : %llu / %llu (%s) [miss/hit]", s->rx_poll_miss, s->rx_poll_hit,
+			percent(s->rx_poll_hit, s->rx_poll_miss).text);
 }
 
 static void dump_sock(const struct vmh_sock_stats *s, int level)
@@ -99,8 +109,8 @@ static void dump_epoll(const struct vmh_iomux_stats *e, int level)
 	if (e->thread)
 		vmh_log(level, "Thread Id : %5u", e->thread);
 	vmh_log(level, "Rx fds ready : %llu / %llu [os/offload]", e->os_rx_ready, e->rx_ready);
-	vmh_log(level, "Polls [miss/hit] : %llu / %llu (%2.2f%%)", e->poll_miss, e->poll_hit,
-		percent(e->poll_hit, e->poll_miss));
+	vmh_log(level, "Polls [miss/hit] : %llu / %llu (%s)", e->poll_miss, e->poll_hit,
+		percent(e->poll_hit, e->poll_miss).text);
 	vmh_log(level, "Timeouts : %llu", e->timeouts);
 	vmh_log(level, "Errors : %llu", e->errors);
 }
@@ -212,12 +222,12 @@ void vmh_stats_file_dump(const struct vmh_sock_stats *s)
 	       KB(s->rx_bytes), s->rx_packets, s->rx_errors);
 	append(text, sizeof(text), "VMA: [fd=%d] Rx OS info: %llu / %llu / %llu [kilobytes/packets/errors]\n", s->fd,
 	       KB(s->rx_os_bytes), s->rx_os_packets, s->rx_os_errors);
-	append(text, sizeof(text), "VMA: [fd=%d] Rx byte: max %llu / dropped %llu (%2.2f%%) / limit %llu\n", s->fd,
-	       s->rx_ready_bytes_max, s->rx_drop_bytes, percent(s->rx_drop_bytes, s->rx_bytes), s->rx_limit);
-	append(text, sizeof(text), "VMA: [fd=%d] Rx pkt : max %llu / dropped %llu (%2.2f%%)\n", s->fd,
-	       s->rx_ready_packets_max, s->rx_drop_packets, percent(s->rx_drop_packets, s->rx_packets));
-	append(text, sizeof(text), "VMA: [fd=%d] Rx poll: %llu / %llu (%2.2f%%) [miss/hit]\n", s->fd, s->rx_poll_miss,
-	       s->rx_poll_hit, percent(s->rx_poll_hit, s->rx_poll_miss));
+	append(text, sizeof(text), "VMA: [fd=%d] Rx byte: max %llu / dropped %llu (%s) / limit %llu\n", s->fd,
+	       s->rx_ready_bytes_max, s->rx_drop_bytes, percent(s->rx_drop_bytes, s->rx_bytes).text, s->rx_limit);
+	append(text, sizeof(text), "VMA: [fd=%d] Rx pkt : max %llu / dropped %llu (%s)\n", s->fd,
+	       s->rx_ready_packets_max, s->rx_drop_packets, percent(s->rx_drop_packets, s->rx_packets).text);
+	append(text, sizeof(text), "VMA: [fd=%d] Rx poll: %llu / %llu (%s) [miss/hit]\n", s->fd, s->rx_poll_miss,
+	       s->rx_poll_hit, percent(s->rx_poll_hit, s->rx_poll_miss).text);
 	write_stats_file(text);
 }
 

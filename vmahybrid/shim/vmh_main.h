@@ -3,11 +3,14 @@
 #define VMH_MAIN_H
 #include "vmh_base.h"
 
+struct sigaction;
+
 void vmh_started(void);         /* before the first object: parameters, log, statistics page */
 /* The service does not know of this process yet: accept() calls vmh_accept_tell(). */
 extern _Atomic bool vmh_accept_tells;
 VMH_COLD void vmh_accept_tell(int listener, int fd);
 void vmh_crash_init(void);      /* crash.c */
+bool vmh_crash_handles(const struct sigaction *act);
 void vmh_before_exec(void);
 void vmh_before_spawn(bool actions); /* with file actions */
 void vmh_spawn_names(int fd); /* a file action will dup it */

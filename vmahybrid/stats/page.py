@@ -16,6 +16,7 @@ from typing import Any
 
 from vmahybrid._contracts import ffi, lib
 from vmahybrid.errors import VmahybridError
+from vmahybrid.printable import clean
 from vmahybrid.service.view import IomuxView, RingView, SocketView
 from vmahybrid.stats.counters import IOMUX, RING, SOCKET
 from vmahybrid.stats.sockopts import option_name
@@ -212,7 +213,7 @@ def _pread(fd: int, size: int, offset: int) -> bytes:
 
 def _text(field: Any) -> str:
     raw: bytes = ffi.string(field)
-    return "".join(c if c.isprintable() else "?" for c in raw.decode("utf-8", "replace"))
+    return clean(raw.decode("utf-8", "replace"))
 
 
 def _signed(value: int) -> int:

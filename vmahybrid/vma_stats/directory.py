@@ -71,6 +71,6 @@ def _owned(pid: int, fd: int) -> bool:
 
 def began(pid: int) -> float:
     """When the process was made, in seconds since the epoch. Raises OSError."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    words = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     up = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - up + int(words[19]) / os.sysconf("SC_CLK_TCK")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from vmahybrid.printable import clean
 from vmahybrid.vma_stats.delta import Reading
 from vmahybrid.vma_stats.tables import SEPARATOR
 
@@ -41,16 +42,18 @@ def _row(sock: dict[str, Any], recv_q: int, send_q: int, process: str, sender: s
     )
 
 
+def _program(of: dict[str, Any]) -> str:
+    return f"{of['pid']}/{clean(of['comm']) or '-'}"
+
+
 def netstat_row(sock: dict[str, Any]) -> str:
     c = sock["counters"]
-    process = f"{sock['pid']}/{sock['comm'] or '-'}"
-    return _row(sock, c["rx_ready_bytes"], c["tx_ready_bytes"], process, sent_by(sock))
+    return _row(sock, c["rx_ready_bytes"], c["tx_ready_bytes"], _program(sock), sent_by(sock))
 
 
 def passthrough_row(sock: dict[str, Any], process: dict[str, Any], sender: str) -> str:
     """A socket of the kernel: see passthrough.py."""
-    who = f"{process['pid']}/{process['comm'] or '-'}"
-    return _row(sock, sock["recv_q"], sock["send_q"], who, sender)
+    return _row(sock, sock["recv_q"], sock["send_q"], _program(process), sender)
 
 
 def netstat_view(readings: list[Reading]) -> Iterator[str]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from vmahybrid.cli.output import lost_stdout
+from vmahybrid.cli.output import any_name_prints, lost_stdout
 from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
+from vmahybrid.printable import clean
 from vmahybrid.vma_stats import directory, full, lists, passthrough, tables, unconnected
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
@@ -28,16 +29,17 @@ def out(line: str) -> None:
 
 def say(text: str) -> None:
     """A message of the tool itself; with --json stdout is for objects only."""
-    print(f"vmastat: {text}", flush=True)
+    print(f"vmastat: {clean(text)}", flush=True)
 
 
 def error(text: str) -> None:
     sys.stdout.flush()
-    print(f"vmastat: {text}", file=sys.stderr)
+    print(f"vmastat: {clean(text)}", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0; 1 on any error, 2 where the command line itself is wrong."""
+    any_name_prints()
     try:
         code = answer(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

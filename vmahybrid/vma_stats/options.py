@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vmahybrid.config import catalogue
+from vmahybrid.printable import clean
 
 SHORT = "i:c:v:d:p:k:s:Vzl:S:D:n:fFh?"
 LONG = [
@@ -87,7 +88,7 @@ class OptionError(Exception):
     """The text that vma_stats prints behind ``vmastat: ``, in one line whatever the token is."""
 
     def __init__(self, text: str) -> None:
-        super().__init__("".join(c if c.isprintable() else "?" for c in text))
+        super().__init__(clean(text))
 
 
 @dataclass(slots=True)

@@ -131,6 +131,7 @@ class _Screen:
     def _put(self, row: int, line: Line, width: int, height: int) -> None:
         # the last cell of the last line can't be written without scrolling
         text = line.text[: width - 1] if row == height - 1 else line.text
+        text = text.encode(self._window.encoding, "replace").decode(self._window.encoding)
         with suppress(curses.error):  # the window became smaller a moment ago: KEY_RESIZE follows
             self._window.addstr(row, 0, text, self._looks[line.look])
 

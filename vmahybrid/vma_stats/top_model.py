@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vmahybrid.cli.output import clean, short
+from vmahybrid.cli.output import short
+from vmahybrid.printable import clean
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.lists import sent_by
 from vmahybrid.vma_stats.tables import poll_percent

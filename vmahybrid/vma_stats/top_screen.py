@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any, Literal, NamedTuple
 
-from vmahybrid.cli.output import clean, short
+from vmahybrid.cli.output import short
+from vmahybrid.printable import clean
 from vmahybrid.vma_stats import full
 from vmahybrid.vma_stats.tables import iomux_active, iomux_row, poll_percent
 from vmahybrid.vma_stats.top_model import COLUMNS, HELP, Sock, Top, columns_for

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmahybrid.printable import clean
 from vmahybrid.xdp.bpf import BpfError, object_info, open_program
 
 # uapi linux/rtnetlink.h, if_link.h
@@ -46,7 +47,7 @@ class Holder:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+        return clean(Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip())
     except OSError:
         return "gone"
 

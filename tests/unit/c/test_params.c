@@ -6,6 +6,7 @@
 #include "vmh_params.h"
 #include "vmh_stats.h"
 #include <arpa/inet.h>
+#include <locale.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +85,7 @@ static struct vmh_sock_stats *busy_sock(int fd)
 	VMH_COUNT(s->tx_packets, 233020);
 	VMH_COUNT(s->tx_bytes, 465920);
 	VMH_COUNT(s->rx_poll_hit, 233020);
+	VMH_COUNT(s->rx_poll_miss, 1000);
 	s->rx_ready_bytes_max = 200;
 	s->rx_ready_packets_max = 1;
 	s->rx_limit = 2000000;
@@ -97,6 +99,7 @@ static void stats(void)
 	char name[300], link[32], target[300] = { 0 };
 	struct stat st;
 
+	printf("locale=%s\n", setlocale(LC_NUMERIC, "") ? localeconv()->decimal_point : "none");
 	vmh_stats_init();
 	printf("fd=%d\n", vmh_stats_fd() >= 0);
 	a = busy_sock(10);
