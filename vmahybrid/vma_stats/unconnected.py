@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vmahybrid.cli.output import clean
 from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket
+from vmahybrid.printable import clean
 from vmahybrid.vma_stats.passthrough import sockets_of
 
 _SHIM = b"libvmahybrid"
