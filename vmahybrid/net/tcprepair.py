@@ -413,6 +413,10 @@ def _name(sock: socket.socket, address: bytes, port: int) -> tuple[str, int]:
 
 def _check_state(state: TcpState) -> None:
     state.check()
+    _check_lives(state)
+
+
+def _check_lives(state: TcpState) -> None:
     if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_ACKED:
         raise _refuse("both sides have closed it")
     if state.error:
@@ -433,12 +437,9 @@ def _check_home(sock: socket.socket, state: TcpState, kept: Kept | None, fin_fol
         raise _refuse(f"the socket is not parked: {error.strerror}") from error
     if not kept.is_of(state) or (ends and not ends.is_of(state)):
         raise _refuse("the state is of another connection than the socket")
-    if state.flags & TcpFlag.PEER_FIN and state.flags & TcpFlag.FIN_ACKED:
-        raise _refuse("both sides have closed it")
+    _check_lives(state)
     if state.flags & TcpFlag.PEER_FIN and not fin_follows:
         raise _refuse("the peer's FIN can't be repeated")
-    if state.error:
-        raise _refuse(f"it has failed: errno {state.error}")
     return kept
 
 

@@ -191,21 +191,26 @@ static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
 		vmh_tcp_refuse(tr->tcp, frame, len);
 }
 
+static uint32_t stashed_size(uint32_t len)
+{
+	return (uint32_t)(sizeof(struct stashed) + len + 7) & ~7u;
+}
+
 static void put_aside(struct vmh_tcps_stash *st, const unsigned char *frame, uint32_t len)
 {
 	struct stashed *f = (struct stashed *)(st->bytes + st->used);
 
-	if (sizeof(*f) + len > STASH_BYTES - st->used)
+	if (stashed_size(len) > STASH_BYTES - st->used)
 		return;
 	f->len = len;
 	memcpy(f->frame, frame, len);
-	st->used += (uint32_t)(sizeof(*f) + len + 7) & ~7u;
+	st->used += stashed_size(len);
 }
 
 /* The next one after f, the first after NULL. */
 static struct stashed *next_of(struct vmh_tcps_stash *st, struct stashed *f)
 {
-	unsigned char *at = f ? (unsigned char *)f + ((sizeof(*f) + f->len + 7) & ~7u) : st->bytes;
+	unsigned char *at = f ? (unsigned char *)f + stashed_size(f->len) : st->bytes;
 
 	return at < st->bytes + st->used ? (struct stashed *)at : NULL;
 }

@@ -360,6 +360,33 @@ static void test_time_of_a_shut_window(void)
 	wire_close(&w);
 }
 
+/* A window that shuts behind what is under way, of a peer that answers: TCP_USER_TIMEOUT counts from what it acknowledges. */
+static void test_user_timeout_and_a_shut_window(void)
+{
+	for (int timeout = 0; timeout < 2; timeout++) {
+		struct seen seen = {0};
+		struct vmh_tcp_conn *l, *c;
+		struct vmh_tcp_options o;
+		uint32_t seq, ack;
+		struct wire w;
+
+		c = bring(&w, &l, OPENED, &seen, &seq, &ack);
+		vmh_tcp_options_init(&o);
+		o.user_timeout_ms = timeout ? 5000 : 0;
+		vmh_tcp_set_options(c, &o);
+		CHECK(wire_write(c, "answer", 6) == 6, "write");
+		inject_window(&w, 0, 4000, 80, seq, ack, ACK, NULL, 0);
+		for (int k = 0; k < 8; k++) {
+			wire_run(&w, NS);
+			inject_window(&w, 0, 4000, 80, seq, ack, ACK, NULL, 0);
+		}
+		CHECK(vmh_tcp_error(c) == (timeout ? ETIMEDOUT : 0), "%d", vmh_tcp_error(c));
+		vmh_tcp_abort(c);
+		vmh_tcp_close(l);
+		wire_close(&w);
+	}
+}
+
 /* A whole segment after a pause may have been sent again, by a peer with nothing else under way. */
 static void test_ack_after_a_pause(void)
 {
@@ -945,6 +972,7 @@ int main(void)
 	test_refused_and_timed_out();
 	test_zero_window();
 	test_time_of_a_shut_window();
+	test_user_timeout_and_a_shut_window();
 	test_ack_after_a_pause();
 	test_keepalive_and_user_timeout();
 	test_end_of_user_timeout();

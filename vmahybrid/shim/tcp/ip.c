@@ -146,15 +146,21 @@ u32_t *core_options_out(struct pbuf *p, struct tcp_hdr *hdr, const struct tcp_pc
 	return end;
 }
 
+/* The checksum of what adds up to that. */
+static uint16_t sum_of(uint32_t sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	return (uint16_t)~sum;
+}
+
 static uint16_t header_sum(const uint8_t *ip)
 {
 	uint32_t sum = 0;
 
 	for (int i = 0; i < IP_LEN; i += 2)
 		sum += (uint32_t)(ip[i] << 8 | ip[i + 1]);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum += sum >> 16;
-	return htons((uint16_t)~sum);
+	return htons(sum_of(sum));
 }
 
 uint32_t core_pseudo(const struct key *k)
@@ -231,9 +237,7 @@ static void mend_sum(struct tcp_hdr *tcp, const struct key *k)
 
 	for (int i = 0; i < 2; i++)
 		sum += (uint16_t)~(tokens[i] & 0xffff) + (uint16_t)~(tokens[i] >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum += sum >> 16;
-	tcp->chksum = (u16_t)~sum;
+	tcp->chksum = sum_of(sum);
 }
 
 static int put_on_wire(struct vmh_tcp *t, const void *frame, size_t len)
@@ -267,9 +271,7 @@ static void number_within_window(struct tcp_hdr *tcp, const struct tcp_pcb *pcb)
 		return;
 	tcp->seqno = lwip_htonl(end);
 	sum += (uint16_t)~(next & 0xffff) + (uint16_t)~(next >> 16) + (tcp->seqno & 0xffff) + (tcp->seqno >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum += sum >> 16;
-	tcp->chksum = (u16_t)~sum;
+	tcp->chksum = sum_of(sum);
 }
 
 /* lwIP's way down; p's payload begins with the TCP header. */
@@ -323,10 +325,9 @@ int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const str
 	sum = (uint32_t)IPPROTO_TCP + (uint32_t)len + lwip_ntohs((u16_t)core_pseudo(k));
 	for (size_t i = 0; i < len; i += 2)
 		sum += (uint32_t)(tcp[i] << 8 | tcp[i + 1]);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum += sum >> 16;
-	tcp[16] = (uint8_t)(~sum >> 8);
-	tcp[17] = (uint8_t)~sum;
+	sum = sum_of(sum);
+	tcp[16] = (uint8_t)(sum >> 8);
+	tcp[17] = (uint8_t)sum;
 	fill_headers(t, path, frame, len, k, b->ttl, b->tos);
 	return put_on_wire(t, frame, ETH_LEN + ip_len(k) + len);
 }

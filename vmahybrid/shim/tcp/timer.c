@@ -210,11 +210,13 @@ static bool too_long(const struct vmh_tcp_conn *c, uint64_t since)
 static void on_rto(struct vmh_tcp_conn *c)
 {
 	unsigned state = c->pcb->state;
+	/* a peer that answers may keep its window shut, but for TCP_USER_TIMEOUT */
+	uint64_t since = c->opt.user_timeout_ms || c->pcb->snd_wnd ? c->first_sent_at : c->heard_at;
 
 	if (!c->pcb->unacked)
 		return;
 	if ((state == SYN_SENT && c->retries >= c->opt.syn_retries) || (state == SYN_RCVD && c->retries >= SYN_ACK_RETRIES) ||
-	    too_long(c, c->pcb->snd_wnd ? c->first_sent_at : c->heard_at)) { /* a peer that answers may shut its window */
+	    too_long(c, since)) {
 		core_drop(c, ETIMEDOUT, false);
 		return;
 	}
