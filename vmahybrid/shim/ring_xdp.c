@@ -69,8 +69,8 @@ static inline void prefetch_frame(const struct xdp_ring *x, const struct xdp_des
 	__builtin_prefetch(&x->bufs[(uint32_t)(d->addr >> x->frame_shift) % x->frames], 1);
 }
 
-VMH_COLD static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len,
-				   struct taken *t)
+static void receive_other(struct xdp_ring *x, uint32_t frame, unsigned char *data, uint32_t len,
+			  struct taken *t)
 {
 	if (x->r.other) {
 		if (x->r.other(&x->r, data, len, &x->bufs[frame].b) > 0) {

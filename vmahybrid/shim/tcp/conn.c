@@ -218,6 +218,10 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 	for (int i = 0; i < n; i++)
 		wanted += iov[i].iov_len;
 	inside(c);
+	if (n == 1 && !more && !c->opt.cork && fast_output(c, iov)) {
+		outside(c);
+		return (ssize_t)wanted;
+	}
 	for (int i = 0; i < n; i++) {
 		part = queue(c, iov[i].iov_base, iov[i].iov_len, more || i + 1 < n);
 		total += part;

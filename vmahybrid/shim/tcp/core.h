@@ -258,20 +258,26 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token);
 uint8_t *input_find(uint8_t *frame, size_t len, size_t *tcp_len, struct key *k); /* the TCP header of a whole segment */
 bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k);
 void input_segment(struct vmh_tcp_conn *c, struct segment *s); /* its checksums are right */
+bool input_count(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n); /* n frames; true: its ACK goes soon */
 int input_conn(struct vmh_tcp_conn *c, struct segment *s);     /* one frame; the answer of vmh_tcp_input */
 void core_refuse(struct vmh_tcp *t, void *frame, size_t len);
 bool core_name(void *frame, size_t len, struct vmh_tcp_addr *a);
 /* merge.c */
 unsigned merge_input(struct vmh_tcp *t, struct vmh_tcp_in *in, unsigned n);
+/* fast.c: true if it did all there was to do */
+bool fast_input(struct vmh_tcp_conn *c, struct segment *s);
+bool fast_output(struct vmh_tcp_conn *c, const struct iovec *data); /* inside */
 /* hold.c */
 struct pbuf *hold_segment(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_in *in,
 			  struct segment *s);             /* as pbufs; NULL: no memory */
+bool hold_next(struct vmh_tcp_conn *c, struct segment *s); /* its payload is unread now; false: no memory */
 void hold_done(struct vmh_tcp *t, struct segment *s);     /* lwIP has had it: what stays? */
 void hold_append(struct vmh_tcp_conn *c, struct pbuf *p); /* p is the queue's */
 struct pbuf *hold_pop(struct vmh_tcp_conn *c);            /* the oldest; there is one */
 void hold_was_read(struct vmh_tcp_conn *c);
 void hold_let_go(struct vmh_tcp *t);
 /* ip.c */
+err_t core_send(struct vmh_tcp_conn *c, struct pbuf *p); /* a segment, from its TCP header on */
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts);
 int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, const struct bare *b);

@@ -275,6 +275,17 @@ void hold_was_read(struct vmh_tcp_conn *c)
 	}
 }
 
+bool hold_next(struct vmh_tcp_conn *c, struct segment *s)
+{
+	struct pbuf *p = hold_frame(c->t, s, s->tcp + s->header, s->payload, s->token && may_hold(c, true, 0));
+
+	if (!p)
+		return false;
+	hold_append(c, p);
+	hold_done(c->t, s);
+	return true;
+}
+
 /* The ring is about to go: nothing here lies in its frames afterwards. */
 void hold_let_go(struct vmh_tcp *t)
 {

@@ -353,6 +353,14 @@ static inline void count_talker(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 	tell_talkers(t);
 }
 
+bool input_count(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
+{
+	c->heard_at = c->t->now;
+	count_talker(c->t, c);
+	c->keep_sent = 0;
+	return count_segment(c, in, n);
+}
+
 void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct vmh_tcp *t = c->t;
@@ -385,11 +393,8 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		core_leave(t, c);
 		return;
 	}
-	c->heard_at = t->now;
-	count_talker(t, c);
-	c->keep_sent = 0;
 	cut_to_window(c->pcb, &in, s);
-	first = count_segment(c, &in, frames(s));
+	first = input_count(c, &in, frames(s));
 	c->hold_ack = has_company(c, &in);
 	if (s->next)
 		take_window(c->pcb, &in, s);
@@ -482,6 +487,8 @@ int input_conn(struct vmh_tcp_conn *c, struct segment *s)
 		c->t->stats.bad++;
 		return 0;
 	}
+	if (fast_input(c, s))
+		return s->kept;
 	if (answers_cookie(c, s, &in, &syn))
 		return instead(c, &syn, &in, s);
 	input_segment(c, s);

@@ -274,6 +274,25 @@ static void number_within_window(struct tcp_hdr *tcp, const struct tcp_pcb *pcb)
 	tcp->chksum = sum_of(sum);
 }
 
+/* p: a segment from its TCP header on, with room for the others; c is NULL if there is none. */
+static err_t down(struct vmh_tcp *t, struct vmh_tcp_conn *c, struct pbuf *p, u8_t ttl, u8_t tos)
+{
+	const struct key *k = c ? &c->key : &t->in;
+	size_t tcp_len = p->tot_len, header = 4u * TCPH_HDRLEN((struct tcp_hdr *)p->payload);
+
+	if (pbuf_add_header(p, ETH_LEN + ip_len(k)))
+		return ERR_BUF;
+	fill_headers(t, c ? &c->path : &t->reply, p->payload, tcp_len, k, ttl, tos);
+	if (c)
+		count_sent(c, tcp_len - header);
+	return put_on_wire(t, p->payload, p->len) ? ERR_MEM : ERR_OK;
+}
+
+err_t core_send(struct vmh_tcp_conn *c, struct pbuf *p)
+{
+	return down(c->t, c, p, c->pcb->ttl, c->pcb->tos);
+}
+
 /* lwIP's way down; p's payload begins with the TCP header. */
 err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
 		    struct netif *netif)
@@ -290,18 +309,13 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 		core_conn->held_ack = true;
 		return ERR_OK;
 	}
-	if (pbuf_add_header(p, ETH_LEN + ip_len(k)))
-		return ERR_BUF;
 	if (!key_is4(k))
 		mend_sum(tcp, k);
 	if (core_conn && core_conn->pcb && tcp_len == 4u * TCPH_HDRLEN(tcp))
 		number_within_window(tcp, core_conn->pcb);
-	fill_headers(t, core_conn ? &core_conn->path : &t->reply, p->payload, tcp_len, k, ttl, tos);
 	if (TCPH_FLAGS(tcp) & TCP_RST)
 		t->stats.resets_out++;
-	if (core_conn)
-		count_sent(core_conn, tcp_len - 4u * TCPH_HDRLEN(tcp));
-	return put_on_wire(t, p->payload, p->len) ? ERR_MEM : ERR_OK;
+	return down(t, core_conn, p, ttl, tos);
 }
 
 int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, const struct bare *b)
