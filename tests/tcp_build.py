@@ -20,6 +20,7 @@ STRICT = ["-DVMH_TCP_ASSERT", "-DVMH_TCP_PLAIN_MALLOC"]
 COMPILERS = {
     "gcc": ["gcc", *lwip.RELEASE],
     "sanitized": ["clang-14", "-g", "-O1", *SANITIZE, *STRICT],
+    "unpredicted": ["gcc", *lwip.RELEASE, "-DVMH_TCP_NO_PREDICTION"],
     "threads": ["clang-14", "-g", "-O1", "-fsanitize=thread"],
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]

@@ -101,10 +101,14 @@ static int send_frame(void *ctx, const void *bytes, size_t len)
 	const struct wire_faults *f = &e->faults;
 	int to = e == &w->end[0];
 	const uint8_t *b = bytes;
+	size_t data;
 
 	NEED(len <= WIRE_MTU + 14, "a frame of %zu bytes", len);
+	data = len - wire_headers(b) - (size_t)(b[wire_headers(b) + 12] >> 4) * 4;
+	if (data && f->full > 0 && wire_random(w) < f->full)
+		return -EAGAIN;
 	e->sent++;
-	e->data_bytes += len - wire_headers(b) - (size_t)(b[wire_headers(b) + 12] >> 4) * 4;
+	e->data_bytes += data;
 	if (b[47] & 4)
 		e->resets++;
 	if ((e->watch && e->watch(e->arg, bytes, len)) || wire_random(w) < f->loss ||

@@ -12,7 +12,7 @@
 #define WIRE_LOOK_MAX 40
 
 struct wire_faults {
-	double loss, duplicate, corrupt, reorder; /* probabilities */
+	double loss, duplicate, corrupt, reorder, full; /* probabilities; full: the ring has no room for its data */
 	uint64_t delay_ns, reorder_ns;            /* one way; what a reordered frame waits in addition */
 	double gbit;                              /* 0: infinitely fast */
 	unsigned queue;                           /* frames in flight one way; more are lost; 0: no limit */

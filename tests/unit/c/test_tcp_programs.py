@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 BOTH = ["gcc", "sanitized"]
 
 
-def run(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> str:
+def start(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> subprocess.CompletedProcess[str]:
     """``look_us``: both ends take together what comes within that time, so that segments are merged."""
     env = dict(os.environ)
     if ip == "6":
@@ -22,7 +22,11 @@ def run(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> str:
         env["WIRE_LOOK"] = str(look_us * 1000)
     done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100, check=False, env=env)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    return done
+
+
+def run(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> str:
+    return start(program, *arguments, ip=ip, look_us=look_us).stdout
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,20 @@ def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
         assert ", 0 failed" in run(program, ip="6")
         assert ", 0 failed" in run(program, ip="6", look_us=3)
         assert ", 0 failed" in run(program, look_us=200)
+
+
+@pytest.mark.parametrize(("ip", "look_us"), [("4", 0), ("6", 0), ("4", 20)])
+def test_header_prediction_changes_nothing(built: Callable[[str, str], Path], ip: str, look_us: int) -> None:
+    """Every frame and the state after each step, with it and without."""
+    predicted, plain = (start(built(compiler, "test_tcp_fast.c"), ip=ip, look_us=look_us)
+                        for compiler in ("sanitized", "unpredicted"))
+    assert int(predicted.stderr) > 5000, "segments that were predicted"
+    assert int(plain.stderr) == 0
+    assert len(plain.stdout) > 10_000_000, "what is compared"
+    different = [pair for pair in zip(predicted.stdout.splitlines(), plain.stdout.splitlines(), strict=False)
+                 if pair[0] != pair[1]]
+    assert different[:1] == []
+    assert len(predicted.stdout) == len(plain.stdout)
 
 
 @pytest.mark.parametrize(("compiler", "moves"), [("gcc", 1000), ("sanitized", 200)])

@@ -128,6 +128,7 @@ struct vmh_tcp_info {
 
 struct vmh_tcp_stats { /* of an instance */
 	uint64_t in, merged, out, bad, no_conn, paws, copied, kept, syn_dropped, accept_dropped, resets_out, send_failed, tw_dropped;
+	uint64_t predicted; /* segments in and out that fast.c did */
 	uint64_t cookies_sent, cookies_taken, cookies_failed;
 	uint32_t conns, listeners, time_wait, held;
 };
