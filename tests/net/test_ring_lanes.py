@@ -182,6 +182,18 @@ def test_ring_per_socket(service: Service, box: Sandbox, start: Callable[..., Pr
     assert kinds == (["verbs"] * 4 if service.softverbs else ["direct", "veth", "veth", "veth"])
 
 
+def test_each_ring_is_counted(service: Service, box: Sandbox, start: Callable[..., Program]) -> None:
+    """More than the 16 that libvma has room for; on QPs as many as the memory that may be locked has buffers for, and
+    then sockets share them."""
+    threads: list[Places] = [[[box.a.address, 6001 + number] for number in range(18)]]
+    echo(start, box, threads, **logic(10))
+    found = rings(service)
+    assert len(found) == 18 or service.softverbs
+    assert len(found) > 4
+    assert sum(ring["stats"]["rx_packets"] for ring in found) >= 18 * (ROUNDS - 5)
+    assert all(ring["stats"]["rx_packets"] >= ROUNDS - 5 and ring["stats"]["pool_rx_free"] for ring in found)
+
+
 @pytest.mark.parametrize(("value", "pin"), [(20, False), (30, True), (31, False)])
 def test_ring_per_thread_or_core(
     service: Service, box: Sandbox, start: Callable[..., Program], value: int, pin: bool

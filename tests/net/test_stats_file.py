@@ -80,7 +80,9 @@ def test_a_child_of_a_fork(tmp_path: Path) -> None:
 
 
 def test_no_regular_file(tmp_path: Path) -> None:
-    for place, why in ((str(tmp_path), "FAILED to create VMA statistics file"),
+    os.mkfifo(tmp_path / "fifo")
+    for place, why in ((str(tmp_path), f"FAILED to create VMA statistics file. {tmp_path} is not a regular file."),
+                       (str(tmp_path / "fifo"), "/fifo is not a regular file."),
                        ("/dev/null", "FAILED to create VMA statistics file. /dev/null is not a regular file."),
                        (str(tmp_path / "no" / "file"), "(ENOENT)")):
         done = run(tmp_path, "talk(2)", VMA_STATS_FILE=place)

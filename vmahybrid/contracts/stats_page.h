@@ -6,8 +6,8 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 5
-#define VMH_STATS_RINGS 16
+#define VMH_STATS_VERSION 6
+#define VMH_STATS_RINGS 256 /* as many as a service grants by default; libvma has 16 */
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 64      /* per socket, first ones */
 

@@ -88,6 +88,10 @@ static unsigned ask_once(struct vmh_msg_ring *req, struct verbs_dev *dev, const 
 		vmh_verbs_dev_close(dev);
 		err = take_ring(&rep, name, fds, nfds, out);
 	}
+	if (err == -ENOBUFS && vmh_lane_ring(req->ifindex, req->lane)) { /* and those that are there have some */
+		give_back(rep.ring_id);
+		return VMH_R_RING_LIMIT;
+	}
 	if (err) {
 		*again = rep.kind == VMH_RING_VERBS ? dev != NULL : rep.hdr.status == -EBUSY;
 		vmh_warn("the ring on %s could not be %s: %s", name,

@@ -102,6 +102,14 @@ static int move(struct verbs_ring *x, enum ibv_qp_state to, int mask)
 	return rc > 0 ? -rc : rc;
 }
 
+/* What the rings before it have comes back to them alone, and one that can't fill its QP would receive nothing. */
+static bool is_short_of_buffers(const struct verbs_ring *x)
+{
+	uint32_t free = vmh_verbs_pool_free(x->pool);
+
+	return free < x->pool->count && free < x->rx_wr + x->level;
+}
+
 static int receive_tables(struct verbs_ring *x)
 {
 	x->batch = (uint32_t)vmh_params.rx_wre_batching;
@@ -123,6 +131,8 @@ static int receive_tables(struct verbs_ring *x)
 		x->order = calloc(x->rx_wr, sizeof(*x->order));
 	if (!x->spare || !x->rwr || !x->rsge)
 		return -ENOMEM;
+	if (is_short_of_buffers(x))
+		return -ENOBUFS;
 	for (uint32_t i = 0; i < x->batch; i++) {
 		x->rsge[i] = (struct ibv_sge){ .length = x->pool->buf_size, .lkey = x->rx_mr->lkey };
 		x->rwr[i] = (struct ibv_recv_wr){ .sg_list = &x->rsge[i], .num_sge = 1,

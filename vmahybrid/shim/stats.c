@@ -502,6 +502,8 @@ void vmh_stats_zero(void)
 	for (i = 0; i < VMH_STATS_RINGS; i++) {
 		struct vmh_ring_stats *r = &vmh_stats->rings[i];
 
+		if (!VMH_GET(r->used)) /* its memory is not there yet */
+			continue;
 		zero_range(&r->rx_packets, &r->pool_rx_free);
 		zero_range(&r->pool_rx_empty, &r->queue_len);
 	}

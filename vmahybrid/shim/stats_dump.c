@@ -175,7 +175,7 @@ static void open_stats_file(bool anew)
 
 	if (!err && anew)
 		err = vmh_file_truncate(&stats_file);
-	if (err == -EINVAL)
+	if (err == -EINVAL || err == -EISDIR || err == -ENXIO) /* a device, a directory, a FIFO */
 		vmh_warn("FAILED to create VMA statistics file. %s is not a regular file.", vmh_params.stats_file);
 	else if (err)
 		vmh_warn("FAILED to create VMA statistics file %s (%s)", vmh_params.stats_file, strerrorname_np(-err));

@@ -119,7 +119,7 @@ def cq_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
     yield f"{_line('Packets dropped:', c['rx_no_socket'] + c['rx_bad'] + c['rx_dropped'] + before)} {post:<3}"
     if before:
         yield f"HW RX Packets dropped: {before} {post:<3}"
-    yield _line("Packets queue len:", c["queue_len"])
+    yield _line("Packets queue len:", 0)  # what is drained is its socket's at once
     yield _line("Drained max:", c["drained_max"])
     yield _line("Buffer pool size:", c["pool_rx_free"])
 
