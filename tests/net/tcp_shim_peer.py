@@ -3,14 +3,18 @@ or without it. Everything goes by plain socket calls of Python."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from typing import Any
@@ -134,6 +138,34 @@ class Peer:
         self.sock.sendall(data)
         return hashlib.sha256(data).hexdigest(), start
 
+    def do_fill(self) -> None:
+        """Sends until the peer takes nothing for 0.7 s; goes_on() tells when it does again."""
+        self.sock.setblocking(False)
+        left, since = -1, time.monotonic()
+        while time.monotonic() - since < 0.7:
+            with contextlib.suppress(BlockingIOError):
+                self.sock.send(bytes(65536))
+            if (now := self._unacked()) != left:
+                left, since = now, time.monotonic()
+            time.sleep(0.001)
+
+        def watch() -> None:
+            deadline = time.monotonic() + 5
+            while self._unacked() == left and time.monotonic() < deadline:
+                time.sleep(0.001)
+            self.went_on = time.monotonic()
+
+        self.thread = threading.Thread(target=watch)
+        self.thread.start()
+
+    def _unacked(self) -> int:
+        return int(struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0])
+
+    def do_goes_on(self) -> float:
+        assert self.thread is not None
+        self.thread.join(6)
+        return self.went_on
+
     def do_drain(self, size: int) -> None:
         """Reads, in a thread, what drained() tells of: the hash of so many bytes, and when the last one came."""
         def read() -> None:
@@ -153,6 +185,10 @@ class Peer:
 
     def do_send(self, data: str) -> None:
         self.sock.sendall(data.encode())
+
+    def do_burst(self, count: int, size: int) -> None:
+        for _ in range(count):
+            self.sock.sendall(b"x" * size)
 
     def do_send_and_read(self) -> None:
         self.sock.settimeout(1)

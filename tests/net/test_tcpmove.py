@@ -19,7 +19,7 @@ from net.xdp_lab import A, B, Lab, run
 
 from vmahybrid.errors import Refused
 from vmahybrid.net import tcpsock
-from vmahybrid.net.tcpfin import fin_frame
+from vmahybrid.net.tcpfin import fin_frame, stale_frame
 from vmahybrid.net.tcpmove import MoveCounts, Mover
 from vmahybrid.net.tcprepair import MoveFailed
 from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState, seq
@@ -55,6 +55,10 @@ class Steered:
     def give_fin(self, state: TcpState) -> None:
         self._step("give_fin")
         self._hold.give([fin_frame(state, self._mac)])
+
+    def give_stale(self, state: TcpState) -> None:
+        self._step("give_stale")
+        self._hold.give([stale_frame(state, self._mac)])
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +155,7 @@ def test_prepare_says_no(pair: Pair, steered: Steered, mover: Mover) -> None:
     with pytest.raises(KeyError, match="no room"):
         mover.adopt(moving.fileno(), steered, prepare)
     assert seen[0].receive == b"unread"
-    assert steered.calls == ["steer", "unsteer"]
+    assert steered.calls == ["steer", "unsteer", "give_stale"]
     assert mover.counts() == MoveCounts(rolled_back=1)
     assert receive(moving, 6) == b"unread"
     talk(peer, moving)
@@ -285,6 +289,9 @@ class Lost:
 
     def give_fin(self, state: TcpState) -> None:
         raise AssertionError("nobody has closed")
+
+    def give_stale(self, state: TcpState) -> None:
+        pass
 
 
 def test_many_connections_at_once(lab: Lab, hold: Hold, mover: Mover) -> None:

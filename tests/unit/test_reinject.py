@@ -9,7 +9,7 @@ import pytest
 
 from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.errors import Refused
-from vmahybrid.service.reinject import segment_frame
+from vmahybrid.service.reinject import packets_in, segment_frame
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.xdp.bpf import LIVE_FRAME_MAX
 
@@ -53,13 +53,26 @@ def test_any_other_is_refused(ip: str, other: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("ip", OURS)
-def test_what_is_cut_or_too_long_is_refused(ip: str) -> None:
+def test_what_is_cut_is_refused(ip: str) -> None:
     whole = packet(ip)
     head = len(whole) - len(b"text") - 20
     for length in range(head + 4):
         with pytest.raises(Refused):
             segment_frame(whole[:length], flow(ip), MAC)
     with pytest.raises(Refused):
-        segment_frame(packet(ip, data=bytes(LIVE_FRAME_MAX)), flow(ip), MAC)
-    with pytest.raises(Refused):
         segment_frame(packet({"4": "6", "6": "4"}[ip]), flow(ip), MAC)
+
+
+def record(data: bytes, length: int | None = None) -> bytes:
+    """A struct vmh_tcp_frame."""
+    whole = struct.pack("=I", len(data) if length is None else length) + data
+    return whole.ljust(len(whole) + 7 & ~7, b"\0")
+
+
+@pytest.mark.parametrize(("data", "found"), [
+    (b"", []), (b"\1\0\0", []), (record(b"one") + record(b"") + record(b"three!!!!"), [b"one", b"", b"three!!!!"]),
+    (record(b"one") + record(b"cut", 30), [b"one"]), (record(b"one") + record(b"x", 2**32 - 1), [b"one"]),
+    (record(bytes(LIVE_FRAME_MAX)) + record(b"two"), [b"two"]),  # as if the wire had lost it
+])
+def test_frames_of_a_ring_in_a_memory_file(data: bytes, found: list[bytes]) -> None:
+    assert list(packets_in(data)) == found

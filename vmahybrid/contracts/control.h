@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 9
+#define VMH_CTL_VERSION 10
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -24,6 +24,7 @@
 #define VMH_MSG_TCP_HOME 10 /* fds: that socket, and its state as it is now, a memfd */
 #define VMH_MSG_TCP_SHOW 11 /* fds: sockets never connected, of connections that began on a ring: they are parked */
 #define VMH_MSG_TCP_HIDE 12 /* those of connections that have ended */
+#define VMH_MSG_TCP_FRAMES 13 /* fds: the kernel socket of a connection that came home, and what its ring got meanwhile, a memfd */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
@@ -188,7 +189,7 @@ struct vmh_msg_release {
 /* Homecoming with datagrams unread (fork, exec, SCM_RIGHTS): the service puts them into the kernel's receive path of
  * the interface, one by one, in order. The socket's rules are gone already. kind, local and remote say what the socket
  * is, as in ATTACH; src and dst are the datagram's. hdr.len is the offset of data plus len. The reply comes when the
- * kernel has it. Of TCP the payload is a segment's IP packet that the ring got while its connection went home. */
+ * kernel has it. */
 #define VMH_REINJECT_DATA 3840
 
 struct vmh_msg_reinject {
@@ -230,6 +231,30 @@ struct vmh_msg_tcp_home {
 	struct vmh_msg_hdr hdr;
 	unsigned int flow_id;  /* 0, or one that is not there any more: an earlier service parked the socket */
 	unsigned int ifindex;  /* by which its frames come */
+};
+
+/* After TCP_HOME, in order. The socket is named as in ATTACH. The file has struct vmh_tcp_frame, one behind the other, each at
+ * a multiple of 8 bytes: a whole IP packet, with a checksum that is right. One that is longer than the kernel takes here
+ * is left out, as if the wire had lost it. */
+#define VMH_TCP_FRAMES_MAX 4096 /* what follows is left out, too */
+
+struct vmh_tcp_frame {
+	unsigned int len;
+	unsigned char packet[];
+};
+
+struct vmh_msg_tcp_frames {
+	struct vmh_msg_hdr hdr;
+	unsigned int kind;     /* VMH_FLOW_5T */
+	unsigned int ifindex;  /* where they arrived */
+	unsigned int len;      /* bytes in the file */
+	unsigned char proto;
+	unsigned char family;
+	unsigned short local_port;
+	unsigned short remote_port;
+	unsigned char pad[2];
+	unsigned char local_addr[16];
+	unsigned char remote_addr[16];
 };
 
 /* A connection that began on the ring, for who looks at the kernel's sockets: `fd` is bound, connected and in repair mode

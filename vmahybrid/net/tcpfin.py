@@ -1,11 +1,12 @@
-"""The frame by which a peer ended its stream, made again: a kernel socket that comes home has not seen it."""
+"""Frames as of the peer, for a kernel socket that comes home: the end of its stream, which the kernel has not seen,
+and one that makes the kernel speak."""
 
 from __future__ import annotations
 
 import struct
 
 from vmahybrid.contracts import family_of
-from vmahybrid.net.tcpstate import TcpState
+from vmahybrid.net.tcpstate import TcpState, seq
 
 _TCP = 6
 _FIN, _ACK = 1, 16
@@ -13,12 +14,20 @@ _SOURCE_MAC = b"\x02\0\0\0\0\0"     # locally administered; nobody reads it behi
 
 
 def fin_frame(state: TcpState, mac: bytes) -> bytes:
-    """For a connection with TcpFlag.PEER_FIN: an Ethernet frame to the interface with address ``mac``.
+    """For a connection with TcpFlag.PEER_FIN: an Ethernet frame to the interface with address ``mac``."""
+    return _frame(state, mac, state.rcv_nxt, _FIN | _ACK)
 
-    It has no timestamp, which the kernel takes: a made-up one would stand against the peer's real ones (PAWS).
-    """
+
+def stale_frame(state: TcpState, mac: bytes) -> bytes:
+    """One before the window, which changes nothing: the kernel answers by an ACK that says its window (RFC 9293,
+    3.10.7.4)."""
+    return _frame(state, mac, seq(state.rcv_nxt - 1), _ACK)
+
+
+def _frame(state: TcpState, mac: bytes, number: int, flags: int) -> bytes:
+    """Without a timestamp, which the kernel takes: a made-up one would stand against the peer's real ones (PAWS)."""
     source, target = state.raddr, state.laddr
-    tcp = struct.pack(">HHIIBBHHH", state.rport, state.lport, state.rcv_nxt, state.snd_una, 5 << 4, _FIN | _ACK,
+    tcp = struct.pack(">HHIIBBHHH", state.rport, state.lport, number, state.snd_una, 5 << 4, flags,
                       min(state.snd_wnd >> state.snd_wscale, 0xFFFF), 0, 0)
     tcp = sealed(tcp, source, target)
     if family_of(source) == 6:

@@ -43,11 +43,16 @@ class Steering(Protocol):
         """Give it tcpfin.fin_frame(), too: the peer has ended its stream, and will not say so again."""
         ...
 
+    def give_stale(self, state: TcpState) -> None:
+        """Give it tcpfin.stale_frame()."""
+        ...
+
 
 @dataclass(slots=True)
 class MoveCounts:
     """Since the start of the service. ``rolled_back``: adoptions undone; ``retries``: attempts that did not succeed at
-    first; ``failed``: moves that ended with MoveFailed."""
+    first; ``untold``: homecomings whose peer was not told the kernel's window; ``failed``: moves that ended with
+    MoveFailed."""
 
     adopted: int = 0
     shown: int = 0
@@ -55,6 +60,7 @@ class MoveCounts:
     refused: int = 0
     rolled_back: int = 0
     retries: int = 0
+    untold: int = 0
     failed: int = 0
 
 
@@ -161,10 +167,20 @@ class Mover:
             tcprepair.nudge(sock, kept)
             if state.flags & TcpFlag.PEER_FIN:
                 self._persist(lambda: steering.give_fin(state))
+            else:
+                self._tell_window(state, steering)
         except Exception as error:
             raise MoveFailed("giving frames to the kernel", error, alive=True) from error
         finally:
             tcprepair.end(sock, state)
+
+    def _tell_window(self, state: TcpState, steering: Steering) -> None:
+        """The other stack may have left the peer a window too small for a segment, and the kernel takes it for told of
+        its own by nudge(), of which the peer takes no window. Without this the peer asks after its RTO, 0.2 s."""
+        try:
+            steering.give_stale(state)
+        except Exception:
+            self._count("untold")
 
     def _persist(self, step: Callable[[], _T]) -> _T:
         """Until it succeeds, or ``timeout`` is over. A refusal is final."""

@@ -184,12 +184,21 @@ def thaw(sock: socket.socket, kept: Kept, *, probe: bool = True) -> None:
 
 
 def _read(sock: socket.socket) -> TcpState:
+    """Megabytes take tens of milliseconds on a busy machine, and reading sends the ACK that the kernel owes: a queue in
+    which nothing has moved is not read again."""
+    held: dict[int, tuple[tuple[int, int], bytes]] = {}    # by queue: its length and end, and its bytes
+
+    def queued(which: int, length: int, end: int) -> bytes:
+        if which not in held or held[which][0] != (length, end):
+            held[which] = (length, end), tcpsock.peek(sock, which, length)
+        return held[which][1]
+
     for _ in range(_READS):
         before = tcpsock.vitals(sock)
         if max(before.unacked, before.unread) > MAX_QUEUE:
             raise _refuse(f"more than {MAX_QUEUE} bytes are in a queue")
-        send = tcpsock.peek(sock, SEND_QUEUE, before.unacked)
-        receive = tcpsock.peek(sock, RECV_QUEUE, before.unread)
+        send = queued(SEND_QUEUE, before.unacked, before.write_seq)
+        receive = queued(RECV_QUEUE, before.unread, before.rcv_nxt)
         state = _state(sock, before, send, receive)
         if tcpsock.vitals(sock) == before and (len(send), len(receive)) == (before.unacked, before.unread):
             return state

@@ -64,6 +64,19 @@ def check_link(link: LinkRow) -> None:
         raise refuse(f"interface {link.name}", Reason.IF_UNSUPPORTED)
 
 
+def packets_in(data: bytes) -> Iterator[bytes]:
+    """Of struct vmh_tcp_frame, one behind the other, up to the first that is not whole; without those that are too long
+    to be injected."""
+    at = 0
+    while at + 4 <= len(data):
+        (length,) = struct.unpack_from("=I", data, at)
+        if at + 4 + length > len(data):
+            return
+        if length <= LIVE_FRAME_MAX - 14:
+            yield data[at + 4:at + 4 + length]
+        at += 4 + length + 7 & ~7
+
+
 def segment_frame(packet: bytes, flow: Flow, mac: bytes) -> bytes:
     """The frame of an IP packet with a TCP segment for the connection of ``flow``, whose owner's socket was proved.
 
@@ -79,8 +92,6 @@ def segment_frame(packet: bytes, flow: Flow, mac: bytes) -> bytes:
     ours = (addr_to_bytes(found[:half]), addr_to_bytes(found[half:]), *ports)
     if ours != (flow.remote, flow.local, flow.remote_port, flow.local_port):
         raise not_owner(f"a segment from {endpoint(ours[0], ports[0])} to {endpoint(ours[1], ports[1])}")
-    if len(packet) > LIVE_FRAME_MAX - 14:
-        raise refuse("segment", Reason.RING_LIMIT)
     return mac + SOURCE_MAC + (ETH_IP if four else ETH_IP6) + packet
 
 

@@ -24,7 +24,7 @@ from vmahybrid.service.granting import grant_ring
 from vmahybrid.service.holders import held_elsewhere
 from vmahybrid.service.ladder import Ladder
 from vmahybrid.service.messages import ProtocolError, Request
-from vmahybrid.service.namespaces import Namespace
+from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.reaper import close_foreign
 from vmahybrid.service.statsfile import StatsFile
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
@@ -73,7 +73,7 @@ class Session:
             lib.VMH_MSG_DETACH: self._detach, lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
             lib.VMH_MSG_REINJECT: self._reinject, lib.VMH_MSG_TCP_TAKE: self._tcp_take,
             lib.VMH_MSG_TCP_HOME: self._tcp_home, lib.VMH_MSG_TCP_SHOW: self._tcp_show,
-            lib.VMH_MSG_TCP_HIDE: self._tcp_hide}
+            lib.VMH_MSG_TCP_HIDE: self._tcp_hide, lib.VMH_MSG_TCP_FRAMES: self._tcp_frames}
 
     def __str__(self) -> str:
         return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
@@ -359,7 +359,7 @@ class Session:
             raise ProtocolError(f"flow of family {body.family}, protocol {body.proto}", Reason.PROTOCOL, request.type,
                                 request.seq)
         five = kind is Kind.FIVE
-        moved = five and body.proto == socket.IPPROTO_TCP and request.type == lib.VMH_MSG_REINJECT
+        moved = five and body.proto == socket.IPPROTO_TCP and request.type == lib.VMH_MSG_TCP_FRAMES
         if body.proto != socket.IPPROTO_UDP and not moved and not (kind is not Kind.MULTICAST
                                                                    and request.type == lib.VMH_MSG_ATTACH):
             raise refuse("flow", Reason.TYPE)
@@ -372,7 +372,7 @@ class Session:
                     peer=(bytes(body.remote_addr), ntohs(body.remote_port)) if kind is Kind.THREE else (ANY_ADDR, 0),
                     netns=self._namespace().name, listens=listens,
                     stamps=request.type == lib.VMH_MSG_ATTACH and bool(body.flags & lib.VMH_ATTACH_F_STAMP),
-                    lane=getattr(body, "lane", 0))  # REINJECT has none
+                    lane=getattr(body, "lane", 0))  # only ATTACH has one
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
         bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)
@@ -452,14 +452,7 @@ class Session:
         core, body, namespace = self.core, request.body, self._namespace()
         flow, found, fd = self._proved(request, fds, namespace)
         with socket.socket(fileno=fd) as sock:
-            link = namespace.link(body.ifindex)
-            if link is None:
-                raise refuse(f"interface {body.ifindex}", Reason.NO_INTERFACE)
-            reinject.check_link(link)
-            if flow.proto == socket.IPPROTO_TCP:
-                frame = reinject.segment_frame(bytes(body.data)[:body.len], flow, link.mac)
-                await namespace.worker.call_async(core.backend.inject, link.ifindex, [frame])
-                return request.reply()
+            link = _link_of(namespace, body.ifindex)
             datagram = reinject.Datagram.of(body)
             reinject.check(datagram, flow, link, namespace.addresses(link.ifindex))
             await self._refuse_foreign(flow, found, namespace)
@@ -467,6 +460,16 @@ class Session:
             with reinject.room_for(sock, len(frames), self._frames):
                 await namespace.worker.call_async(core.backend.inject, link.ifindex, frames)
         core.counters["reinjected_total"] += 1
+        return request.reply()
+
+    async def _tcp_frames(self, request: Request, fds: ReceivedFds) -> bytes:
+        body, namespace = request.body, self._namespace()
+        flow, _, fd = self._proved(request, fds, namespace)
+        file = fds.take()
+        try:
+            await self.core.tcp.give(flow, file, body.len, _link_of(namespace, body.ifindex), namespace)
+        finally:
+            close_foreign([fd, file])
         return request.reply()
 
     async def _tcp_take(self, request: Request, fds: ReceivedFds) -> bytes:
@@ -541,6 +544,15 @@ class Session:
     def _namespace(self) -> Namespace:
         assert self.namespace is not None, "requests come after HELLO"
         return self.namespace
+
+
+def _link_of(namespace: Namespace, ifindex: int) -> LinkRow:
+    """By which frames come to the kernel. Raises Refused."""
+    link = namespace.link(ifindex)
+    if link is None:
+        raise refuse(f"interface {ifindex}", Reason.NO_INTERFACE)
+    reinject.check_link(link)
+    return link
 
 
 def _ended(pidfd: int) -> bool:

@@ -8,37 +8,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import socket
 import struct
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vmahybrid.contracts import addr_to_bytes
+from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.errors import Refused
 from vmahybrid.net import conntrack, tcpask, tcpsock
-from vmahybrid.net.tcpfin import fin_frame
+from vmahybrid.net.tcpfin import fin_frame, stale_frame
 from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import MoveFailed
 from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
+from vmahybrid.service.reinject import packets_in, segment_frame
 from vmahybrid.service.tcpshow import SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
+from vmahybrid.xdp.bpf import LIVE_FRAME_MAX
 
 if TYPE_CHECKING:
     from vmahybrid.service.core import Core
-    from vmahybrid.service.namespaces import Namespace
+    from vmahybrid.service.namespaces import LinkRow, Namespace
 
 log = logging.getLogger("vmahybrid.service")
 
 FIN_AGAIN = (0.02, 0.1)     # seconds
 ASK_PEERS = (0.1, 0.6)      # seconds
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
+GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -169,7 +173,7 @@ class TcpMoves:
 
     async def _give_fin(self, fin: _Fin) -> None:
         try:
-            await _Steering(self._core, fin.flow, fin.namespace).give(fin.state)
+            await _Steering(self._core, fin.flow, fin.namespace).give(fin_frame, fin.state)
         except (Refused, OSError) as error:
             log.warning("TCP %s: %s", fin.flow.local_text, error)
 
@@ -189,6 +193,14 @@ class TcpMoves:
         if state.flags & TcpFlag.PEER_FIN and self._in_nic(port.owner, ifindex):
             self._begin(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
         return flow
+
+    async def give(self, flow: Flow, file: int, length: int, link: LinkRow, namespace: Namespace) -> None:
+        """To the kernel what a ring got while the connection went home: ``length`` bytes of struct vmh_tcp_frame in a
+        memory file of the program. Raises Refused."""
+        packets = await asyncio.to_thread(_packets_of, file, length)
+        frames = [segment_frame(packet, flow, link.mac) for packet in packets]
+        for at in range(0, len(frames), GIVEN_AT_ONCE):
+            await namespace.worker.call_async(self._core.backend.inject, link.ifindex, frames[at:at + GIVEN_AT_ONCE])
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
@@ -324,13 +336,16 @@ class _Steering:
         asyncio.run_coroutine_threadsafe(self._core.tcp._drop(self._flow), self._loop).result(LOOP_SECONDS)
 
     def give_fin(self, state: TcpState) -> None:
-        asyncio.run_coroutine_threadsafe(self.give(state), self._loop).result(LOOP_SECONDS)
+        asyncio.run_coroutine_threadsafe(self.give(fin_frame, state), self._loop).result(LOOP_SECONDS)
 
-    async def give(self, state: TcpState) -> None:
+    def give_stale(self, state: TcpState) -> None:
+        asyncio.run_coroutine_threadsafe(self.give(stale_frame, state), self._loop).result(LOOP_SECONDS)
+
+    async def give(self, make: Callable[[TcpState, bytes], bytes], state: TcpState) -> None:
         link = self._namespace.link(self._flow.ifindex)
         if link is None:
             raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
-        await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [fin_frame(state, link.mac)])
+        await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [make(state, link.mac)])
 
 
 def _tracked_names(flow: Flow) -> tcpask.Names:
@@ -352,6 +367,14 @@ def _state_of(fd: int) -> TcpState:
     except (OSError, ValueError, struct.error) as error:
         log.info("TCP: the state is none: %s", error)
         raise Refused("TCP connection", f"its state is none: {error}", "", int(Reason.TCP_STATE)) from None
+
+
+def _packets_of(fd: int, length: int) -> list[bytes]:
+    """Those that the kernel takes, of a memory file that a program has made. Raises Refused."""
+    _check_memory(fd)
+    if length > lib.VMH_TCP_FRAMES_MAX * LIVE_FRAME_MAX:
+        raise refuse("segments", Reason.RING_LIMIT)
+    return list(itertools.islice(packets_in(os.pread(fd, length, 0)), lib.VMH_TCP_FRAMES_MAX))
 
 
 def _check_memory(fd: int) -> None:

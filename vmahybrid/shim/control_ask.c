@@ -311,6 +311,23 @@ int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow
 	return err;
 }
 
+int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames)
+{
+	struct vmh_msg_hdr ack;
+	int out[2] = { fd }, err;
+
+	vmh_lock(&vmh_ctl_lock);
+	err = out[1] = vmh_ctl_fd < 0 ? -ENOTCONN : vmh_ctl_state_put(frames);
+	if (err >= 0) {
+		vmh_ctl_header(&req->hdr, VMH_MSG_TCP_FRAMES, sizeof(*req));
+		req->len = (unsigned)frames->len;
+		err = vmh_ctl_rpc_fds(&req->hdr, out, 2, &ack, sizeof(ack), NULL, NULL);
+		vmh_ctl_state_done(vmh_ctl_fd >= 0 && err != -ETIMEDOUT);
+	}
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}
+
 int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep)
 {
 	int err;

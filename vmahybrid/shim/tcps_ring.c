@@ -16,8 +16,7 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 
-#define STASH_BYTES (256u << 10) /* a page is there when it is written to */
-#define HOME_FRAMES 32  /* a message each, and the program waits */
+#define STASH_BYTES (4u << 20) /* what a peer has under way; a page is there when it is written to */
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
@@ -304,12 +303,33 @@ static uint32_t packet_of(unsigned char *ip, uint32_t there, bool complete)
 	return len;
 }
 
+/* The frames of a stash become struct vmh_tcp_frame, in the same memory: no packet is longer than its frame. */
+static uint32_t as_packets(struct vmh_tcps_stash *st, bool complete)
+{
+	struct stashed *f = next_of(st, NULL), *next;
+	uint32_t used = 0;
+
+	for (; f; f = next) {
+		struct vmh_tcp_frame *out = (struct vmh_tcp_frame *)(st->bytes + used);
+		unsigned char *ip = f->frame + ETHER_HDR_LEN;
+		uint32_t len = packet_of(ip, f->len - ETHER_HDR_LEN, complete);
+
+		next = next_of(st, f);
+		if (!len) /* the headers of a long one */
+			continue;
+		memmove(out->packet, ip, len);
+		out->len = len;
+		used += (uint32_t)(sizeof(*out) + len + 7) & ~7u;
+	}
+	return used;
+}
+
 void vmh_tring_stash_home(struct vmh_tring *t, struct vmh_tcps_stash *st, const struct vmh_tcps *s)
 {
-	struct vmh_msg_reinject m = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .proto = IPPROTO_TCP,
-				      .family = s->v6 ? 6 : 4, .local_port = st->addr.lport,
-				      .remote_port = st->addr.rport };
-	struct stashed *f = NULL;
+	struct vmh_msg_tcp_frames m = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .proto = IPPROTO_TCP,
+					.family = s->v6 ? 6 : 4, .local_port = st->addr.lport,
+					.remote_port = st->addr.rport };
+	struct vmh_tcp_blob frames = { .p = st->bytes };
 	int err = 0;
 
 	vmh_lock(&t->tr.ring->lock);
@@ -317,17 +337,11 @@ void vmh_tring_stash_home(struct vmh_tring *t, struct vmh_tcps_stash *st, const 
 	vmh_unlock(&t->tr.ring->lock);
 	memcpy(m.local_addr, st->addr.laddr.b, sizeof(m.local_addr));
 	memcpy(m.remote_addr, st->addr.raddr.b, sizeof(m.remote_addr));
-	for (unsigned i = 0; i < HOME_FRAMES && !err && (f = next_of(st, f)); i++) {
-		unsigned char *ip = f->frame + ETHER_HDR_LEN;
-
-		m.len = packet_of(ip, f->len - ETHER_HDR_LEN, !verifies(t->tr.ring));
-		if (!m.len || m.len > sizeof(m.data)) /* the headers of a long one, or a long one */
-			continue;
-		memcpy(m.data, ip, m.len);
-		err = vmh_session_reinject(&m, s->obj.fd);
-		if (err)
-			vmh_debug("fd %d: the peer has to send again what came meanwhile: %s", s->obj.fd, strerror(-err));
-	}
+	frames.len = as_packets(st, !verifies(t->tr.ring));
+	if (frames.len)
+		err = vmh_session_tcp_frames(&m, s->obj.fd, &frames);
+	if (err)
+		vmh_debug("fd %d: the peer has to send again what came meanwhile: %s", s->obj.fd, strerror(-err));
 	vmh_scratch_free(st, sizeof(*st));
 }
 

@@ -32,6 +32,8 @@ bool vmh_session_tcp_ready(void); /* what connections need to go home is there, 
  * -ENOTCONN: there is no service. */
 int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, struct vmh_tcp_blob *state, unsigned *reason);
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason);
+/* What a ring got for a connection that is the kernel's again, struct vmh_tcp_frame; fills header and len in. 0 / -errno */
+int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames);
 /* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */
 int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep);
 void vmh_session_tcp_hide(struct vmh_msg_tcp_hide *req);
