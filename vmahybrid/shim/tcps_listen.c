@@ -102,6 +102,9 @@ static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsign
 	else
 		n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++)
+		if (vmh_net_metrics_by(links[i])) /* they act on the answer to the SYN */
+			return VMH_R_TCP_METRICS;
+	for (int i = 0; i < n; i++)
 		if (!vmh_net_link_served(links[i]))
 			why = listen_on(l, s, links[i], backlog);
 	if (!l->nrings)
@@ -251,6 +254,17 @@ bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_
 	}
 	vmh_unlock(&s->io);
 	return is;
+}
+
+bool vmh_tlisten_has_metrics(struct vmh_tcps *s)
+{
+	bool has = false;
+
+	vmh_lock(&s->io);
+	for (unsigned i = 0; vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
+		has |= vmh_net_metrics_by(s->listening->r[i].ifindex);
+	vmh_unlock(&s->io);
+	return has;
 }
 
 /* ---- accept ---- */
@@ -538,7 +552,7 @@ static void tell(struct vmh_tcps *s)
 static void end(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
-	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
+	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP || reason == VMH_R_TCP_METRICS;
 
 	if (l->until)
 		atomic_fetch_sub(&staying, 1);
