@@ -473,6 +473,36 @@ def test_going_home(stage: Stage, who: str, what: str) -> None:
     stage.compare(scenario, who)
 
 
+# where a socket may be bound, and IPV6_V6ONLY, -1: as it is
+OTHERS = {"4": [("0.0.0.0", -1), ("127.0.0.1", -1)],
+          "6": [("::", 0), ("::", 1), ("::ffff:0.0.0.0", 0), ("::1", -1), ("::ffff:127.0.0.1", -1)]}
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("state", ["established", "peer closed", "FIN_WAIT", "TIME_WAIT"])
+@pytest.mark.parametrize("reuse", [False, True], ids=["without", "SO_REUSEADDR"])
+def test_the_port_of_connections(stage: Stage, who: str, state: str, reuse: bool) -> None:
+    """Of a listener that is closed. A socket may be bound there if both have SO_REUSEADDR, or by another address."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, reuse=reuse)
+        a.do("new", name="c")
+        seen = [a.call("c", "connect", [to.address, port]), b.do("accept", name="l", new="s"), b.do("close", name="l")]
+        if state == "peer closed":
+            seen += [a.do("close", name="c"), b.call("s", "recv", 1)]
+        elif state != "established":
+            seen += [b.do("close", name="s"), a.call("c", "recv", 1)]
+        if state == "TIME_WAIT":
+            seen += [a.do("close", name="c")]
+        time.sleep(0.2)
+        for address, only_v6 in OTHERS["4" if stage.ip == "4" else "6"] + [(to.address, -1)]:
+            for own in (False, True):
+                got = b.do("listen", name="x", address=address, port=port, reuse=own, only_v6=only_v6)
+                seen += [(address, only_v6, own, got == port or got), b.do("close", name="x")]
+        return seen
+
+    stage.compare(scenario, who)
+
+
 @pytest.mark.parametrize("who", ["server", "both"])
 def test_a_server_that_is_started_again(stage: Stage, who: str) -> None:
     """It has SO_REUSEADDR, and so have its connections: one that went home and is in TIME_WAIT is not in the way."""
@@ -643,6 +673,13 @@ def test_with_a_cookie_for_each(service: Service, netns_pair: Sandbox, test: Cal
                                 who: str) -> None:
     """The kernel's are answered when its port has come to a ring, and the ring's when it is the kernel's again."""
     test(Stage(service, netns_pair, ip, cookies=True), who)
+
+
+@pytest.mark.parametrize("state", ["established", "TIME_WAIT"])
+@pytest.mark.parametrize("ip", ["6", "mapped"])
+def test_the_port_of_connections_over_ipv6(service: Service, netns_pair: Sandbox, ip: str, state: str) -> None:
+    test_the_port_of_connections(Stage(service, netns_pair, ip), "server", state, False)
+    test_the_port_of_connections(Stage(service, netns_pair, ip), "server", state, True)
 
 
 @pytest.mark.parametrize("what", ["dup", "fork"])

@@ -143,10 +143,10 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	l = s->listening; /* of before */
 	if (!l && !(l = calloc(1, sizeof(*l))))
 		return;
-	s->reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
+	s->opt.reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
 	l->name = name;
 	l->rings_go = false;
-	l->families = !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
+	l->families = vmh_tcps_families(s, fd);
 	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
 	s->opt.syn_cookies = vmh_tcps_syn_cookies();
 	vmh_inherited_read(&l->inherited, fd, s->v6);
@@ -273,7 +273,6 @@ bool vmh_tlisten_has_metrics(struct vmh_tcps *s)
 static void inherit(struct vmh_tcps *n, const struct vmh_tcps *s)
 {
 	n->opt = s->opt;
-	n->reuse = s->reuse;
 	n->linger = s->linger;
 	n->linger_s = s->linger_s;
 	n->rcvtimeo_ns = VMH_GET(s->rcvtimeo_ns);

@@ -115,7 +115,7 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 		s->linger = l.l_onoff != 0;
 		s->linger_s = (uint32_t)l.l_linger;
 	} else if (level == SOL_SOCKET && name == SO_REUSEADDR) {
-		s->reuse = v != 0;
+		s->opt.reuse = v != 0;
 	} else if (!note(s, level, name, v)) {
 		s->odd |= !harmless(level, name);
 	}
@@ -249,7 +249,7 @@ static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t
 	/* repair mode has its own; a fresh one that was accepted has its listener's */
 	if ((level == SOL_SOCKET && name == SO_REUSEADDR) ||
 	    ((!vmh_tcps_is_fresh(s) || s->shown) && level == IPPROTO_TCP && name == TCP_REPAIR)) {
-		v = level == SOL_SOCKET ? s->reuse : 0;
+		v = level == SOL_SOCKET ? s->opt.reuse : 0;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
 	}
 	return vmh_params.avoid_sys_calls_on_tcp_fd ? vmh_tcps_known(s, level, name, val, len) : VMH_TCPS_KERNELS;
@@ -284,7 +284,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 /* Before the service makes a connection of it: what that would change, or has to know. */
 void vmh_tcps_dress(struct vmh_tcps *s, int fd)
 {
-	if (s->reuse) /* in TIME_WAIT, too: a server is started again */
+	if (s->opt.reuse) /* in TIME_WAIT, too: a server is started again */
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	vmh_tcps_note_only_v6(s, fd);
 }

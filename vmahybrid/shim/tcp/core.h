@@ -197,6 +197,7 @@ struct tw {
 	uint64_t until;
 	struct vmh_tcp_path path;
 	bool ts, moved; /* moved: another stack has the connection, and answers */
+	bool reuse;     /* SO_REUSEADDR */
 };
 
 struct held { /* a received frame inside lwIP or unread */
@@ -297,6 +298,7 @@ void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t);
 unsigned demux_closing(struct vmh_tcp *t, uint64_t *left);
 unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
+bool demux_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse);
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
