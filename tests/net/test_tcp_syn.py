@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -624,6 +625,48 @@ def test_it_closes_with_the_peer_still_sending(stage: Stage, who: str) -> None:
         a.do("close", name="c")
         b.call("s", "send", "nobody reads it")
         return [*seen, b.do("until", name="s", wanted="POLLERR")]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("how", ["waits", "uncorked", "shutdown", "nodelay", "more"])
+def test_the_rest_of_a_cork(stage: Stage, who: str, how: str) -> None:
+    """Less than a segment stays for 200 ms, though all before it is acknowledged; after MSG_MORE it goes with that."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        if how != "more":
+            a.do("option", name="c", level="IPPROTO_TCP", option="TCP_CORK", value=1)
+        seen = [a.call("c", "send", "x" * 2000, int(socket.MSG_MORE) if how == "more" else 0)]
+        time.sleep(0.1)
+        seen += [len(b.call("s", "recv", 5000, socket.MSG_DONTWAIT)) == 2000]
+        if how in ("uncorked", "nodelay"):
+            a.do("option", name="c", level="IPPROTO_TCP", option="TCP_CORK" if how == "uncorked" else "TCP_NODELAY",
+                 value=int(how == "nodelay"))
+        elif how == "shutdown":
+            a.call("c", "shutdown", socket.SHUT_WR)
+        begin = time.monotonic()
+        if how != "more":
+            seen += [len(b.call("s", "recv", 5000)) < 2000]
+        return [*seen, time.monotonic() - begin < 0.05]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_an_orphan_asks_nothing(stage: Stage, who: str) -> None:
+    """It has closed, the peer has not: no keepalive, whatever the socket had."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
+            a.do("option", name="c", level="IPPROTO_TCP", option=option, value=1)
+        a.do("option", name="c", level="SOL_SOCKET", option="SO_KEEPALIVE", value=1)
+        a.do("close", name="c")
+        seen = [b.call("s", "recv", 10)]
+        time.sleep(0.3)
+        before = b.do("segments_in", name="s")
+        time.sleep(2.5)
+        return [*seen, b.do("segments_in", name="s") - before]
 
     stage.compare(scenario, who)
 

@@ -121,9 +121,15 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 	}
 }
 
-static void to_stack(struct vmh_tcps *s)
+/* nodelay: TCP_NODELAY was set, which lets go what a cork keeps, also where VMA_TCP_NODELAY had set it before. */
+static void to_stack(struct vmh_tcps *s, bool nodelay)
 {
+	struct vmh_tcp_options before = s->opt;
+
+	before.nodelay = false;
 	vmh_lock(&s->io);
+	if (s->conn && nodelay)
+		vmh_tcp_set_options(s->conn, &before);
 	if (s->conn)
 		vmh_tcp_set_options(s->conn, &s->opt);
 	vmh_unlock(&s->io);
@@ -199,7 +205,7 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 			tagged = vmh_tcps_parked(s) ? vmh_tcps_tagged(s, s->ifindex) : 0;
 		}
 		if (vmh_tcps_parked(s))
-			to_stack(s);
+			to_stack(s, level == IPPROTO_TCP && name == TCP_NODELAY);
 		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 			vmh_tlisten_options(s);
 	}
