@@ -103,6 +103,10 @@ class Calls:
         """tcpi_state"""
         return self.sockets[name].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
+    def do_segments_in(self, name: str) -> int:
+        """tcpi_segs_in"""
+        return int(struct.unpack_from("I", self.sockets[name].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144), 140)[0])
+
     def do_poll(self, name: str, milliseconds: int = 0) -> Any:
         poll = select.poll()
         poll.register(self.sockets[name], POLL["POLLIN"] | POLL["POLLOUT"] | POLL["POLLRDHUP"])

@@ -111,6 +111,7 @@ class Reader:
             "via": gateway,
             "src": source,
             "complex": bool(route.flags & lib.VMH_ROUTE_F_COMPLEX),
+            "metrics": bool(route.flags & lib.VMH_ROUTE_F_METRICS),
         }
 
 
@@ -233,6 +234,29 @@ def test_what_only_the_kernel_can_send_is_left_to_it(pair: tuple[str, str]) -> N
             ip(f"-n {a} addr add 10.30.0.1/24 dev vh")
             await until(lambda: reader.route("10.32.1.1").get("complex") is False)
             assert kernel_decision(a, "10.32.1.1")["src"] == "10.30.0.1"
+
+    asyncio.run(main())
+
+
+METRICS = {"advmss 1400": True, "window 4096": True, "initcwnd 3": True, "initrwnd 3": True, "rto_min 300ms": True,
+           "quickack 1": True, "congctl reno": True, "features ecn": True, "cwnd lock 3": True, "ssthresh 9": True,
+           "rtt 30ms": True, "rttvar 30ms": True, "reordering 9": True, "fastopen_no_cookie 1": True,
+           "mtu 1400 initcwnd 3": True, "mtu 1400": False, "metric 7": False, "hoplimit 9": False}
+
+
+@pytest.mark.parametrize("destination", ["10.37.0.0/16", "fd37::/32"])
+def test_metrics_of_tcp_are_seen(pair: tuple[str, str], destination: str) -> None:
+    a, _ = pair
+    host = str(ipaddress.ip_network(destination)[9])
+
+    async def main() -> None:
+        async with watching(a) as (_watcher, reader, _):
+            for words, expected in METRICS.items():
+                ip(f"-n {a} route add {destination} dev vh {words}")
+                await until(lambda: reader.route(host).get("type") == "unicast")
+                assert reader.route(host)["metrics"] == expected, words
+                ip(f"-n {a} route del {destination}")
+                await until(lambda: reader.route(host)["type"] == "none")
 
     asyncio.run(main())
 

@@ -219,6 +219,75 @@ def test_user_timeout_is_not_measured_anew(service: Service, policy: str) -> Non
         assert 2.2 < seconds < 3.2
 
 
+def subnet(side: Side, ip: str) -> tuple[str, ...]:
+    """The kernel's route to the peer's network, as `ip route change` takes it."""
+    if ip == "6":
+        return "-6", "route", "change", "fd77::/64", "dev", side.device, "proto", "kernel", "metric", "256"
+    network = side.address.rpartition(".")[0] + ".0/24"
+    return "route", "change", network, "dev", side.device, "proto", "kernel", "scope", "link", "src", side.address
+
+
+@contextmanager
+def metrics(side: Side, ip: str = "4") -> Iterator[None]:
+    """The route to the peer has an initial window that no stack has by default."""
+    side.ip(*subnet(side, ip), "initcwnd", "3")
+    try:
+        yield
+    finally:
+        side.ip(*subnet(side, ip))
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
+@pytest.mark.parametrize("ip", ["4", "6"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_metrics_of_tcp_come_to_the_route(service: Service, policy: str, ip: str, server: bool) -> None:
+    """Only the kernel acts on them; and an answer to a SYN would be wrong already, so listeners are its, too."""
+    with conversation(service, policy, ip, server) as a, metrics(service.sandbox.a, ip):
+        until(lambda: not offloaded(service), what=lambda: str(offloaded(service)))
+        is_home(service, a, "tcp-metrics")
+        goes_on(a)
+
+
+def busy(service: Service, client: ShimPeer, server: ShimPeer) -> None:
+    client.do("connect", address=server.side.address, port=server.do("listen", address=server.side.address))
+    server.do("accept")
+    server.do("echo")
+    assert client.do("ask", count=100, size=100) == ""
+
+
+@pytest.mark.parametrize("ip", ["4", "6"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_metrics_of_tcp_keep_a_client_home(service: Service, policy: str, ip: str) -> None:
+    a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
+    with metrics(a_side, ip), ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
+        busy(service, a, b)
+        assert not offloaded(service)
+        is_home(service, a, "tcp-metrics")
+
+
+@pytest.mark.parametrize("ip", ["4", "6"])
+def test_metrics_of_tcp_keep_a_listener_home(service: Service, ip: str) -> None:
+    """It comes to rings when they have gone, and goes home when they come again."""
+    a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload") as a:
+        port = a.do("listen", address=a_side.address)
+
+        def reason_is(wanted: str) -> None:
+            until(lambda: not a.do("waits") and wanted in service.ask("explain", str(a.pid)),
+                  what=lambda: service.ask("explain", str(a.pid)))
+
+        with metrics(a_side, ip):
+            reason_is("tcp-metrics")
+        reason_is(": offloaded")
+        with metrics(a_side, ip):
+            reason_is("tcp-metrics")
+            b.do("connect", address=a_side.address, port=port)
+            a.do("accept")
+            b.do("echo")
+            assert a.do("ask", count=100, size=100) == ""
+            assert not offloaded(service)
+
+
 @pytest.fixture(scope="module")
 def beyond() -> Iterator[tuple[Service, Side]]:
     """A service on side a of a sandbox whose side b routes to a third namespace, by a link with an MTU of 800 that the

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -473,6 +474,36 @@ def test_going_home(stage: Stage, who: str, what: str) -> None:
     stage.compare(scenario, who)
 
 
+# where a socket may be bound, and IPV6_V6ONLY, -1: as it is
+OTHERS = {"4": [("0.0.0.0", -1), ("127.0.0.1", -1)],
+          "6": [("::", 0), ("::", 1), ("::ffff:0.0.0.0", 0), ("::1", -1), ("::ffff:127.0.0.1", -1)]}
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("state", ["established", "peer closed", "FIN_WAIT", "TIME_WAIT"])
+@pytest.mark.parametrize("reuse", [False, True], ids=["without", "SO_REUSEADDR"])
+def test_the_port_of_connections(stage: Stage, who: str, state: str, reuse: bool) -> None:
+    """Of a listener that is closed. A socket may be bound there if both have SO_REUSEADDR, or by another address."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port = listening(b, to, reuse=reuse)
+        a.do("new", name="c")
+        seen = [a.call("c", "connect", [to.address, port]), b.do("accept", name="l", new="s"), b.do("close", name="l")]
+        if state == "peer closed":
+            seen += [a.do("close", name="c"), b.call("s", "recv", 1)]
+        elif state != "established":
+            seen += [b.do("close", name="s"), a.call("c", "recv", 1)]
+        if state == "TIME_WAIT":
+            seen += [a.do("close", name="c")]
+        time.sleep(0.2)
+        for address, only_v6 in OTHERS["4" if stage.ip == "4" else "6"] + [(to.address, -1)]:
+            for own in (False, True):
+                got = b.do("listen", name="x", address=address, port=port, reuse=own, only_v6=only_v6)
+                seen += [(address, only_v6, own, got == port or got), b.do("close", name="x")]
+        return seen
+
+    stage.compare(scenario, who)
+
+
 @pytest.mark.parametrize("who", ["server", "both"])
 def test_a_server_that_is_started_again(stage: Stage, who: str) -> None:
     """It has SO_REUSEADDR, and so have its connections: one that went home and is in TIME_WAIT is not in the way."""
@@ -599,6 +630,48 @@ def test_it_closes_with_the_peer_still_sending(stage: Stage, who: str) -> None:
 
 
 @pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("how", ["waits", "uncorked", "shutdown", "nodelay", "more"])
+def test_the_rest_of_a_cork(stage: Stage, who: str, how: str) -> None:
+    """Less than a segment stays for 200 ms, though all before it is acknowledged; after MSG_MORE it goes with that."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        if how != "more":
+            a.do("option", name="c", level="IPPROTO_TCP", option="TCP_CORK", value=1)
+        seen = [a.call("c", "send", "x" * 2000, int(socket.MSG_MORE) if how == "more" else 0)]
+        time.sleep(0.1)
+        seen += [len(b.call("s", "recv", 5000, socket.MSG_DONTWAIT)) == 2000]
+        if how in ("uncorked", "nodelay"):
+            a.do("option", name="c", level="IPPROTO_TCP", option="TCP_CORK" if how == "uncorked" else "TCP_NODELAY",
+                 value=int(how == "nodelay"))
+        elif how == "shutdown":
+            a.call("c", "shutdown", socket.SHUT_WR)
+        begin = time.monotonic()
+        if how != "more":
+            seen += [len(b.call("s", "recv", 5000)) < 2000]
+        return [*seen, time.monotonic() - begin < 0.05]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_an_orphan_asks_nothing(stage: Stage, who: str) -> None:
+    """It has closed, the peer has not: no keepalive, whatever the socket had."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
+            a.do("option", name="c", level="IPPROTO_TCP", option=option, value=1)
+        a.do("option", name="c", level="SOL_SOCKET", option="SO_KEEPALIVE", value=1)
+        a.do("close", name="c")
+        seen = [b.call("s", "recv", 10)]
+        time.sleep(0.3)
+        before = b.do("segments_in", name="s")
+        time.sleep(2.5)
+        return [*seen, b.do("segments_in", name="s") - before]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
 def test_a_program_that_leaves_by_exit(stage: Stage, who: str) -> None:
     """_exit(2) runs no destructor; the peer gets all, and the end."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
@@ -643,6 +716,13 @@ def test_with_a_cookie_for_each(service: Service, netns_pair: Sandbox, test: Cal
                                 who: str) -> None:
     """The kernel's are answered when its port has come to a ring, and the ring's when it is the kernel's again."""
     test(Stage(service, netns_pair, ip, cookies=True), who)
+
+
+@pytest.mark.parametrize("state", ["established", "TIME_WAIT"])
+@pytest.mark.parametrize("ip", ["6", "mapped"])
+def test_the_port_of_connections_over_ipv6(service: Service, netns_pair: Sandbox, ip: str, state: str) -> None:
+    test_the_port_of_connections(Stage(service, netns_pair, ip), "server", state, False)
+    test_the_port_of_connections(Stage(service, netns_pair, ip), "server", state, True)
 
 
 @pytest.mark.parametrize("what", ["dup", "fork"])

@@ -51,6 +51,7 @@ struct vmh_net_addr {
 #define VMH_ROUTE_MULTICAST 5
 #define VMH_ROUTE_OTHER 255   /* blackhole, unreachable, prohibit, nat...: the kernel answers */
 #define VMH_ROUTE_F_COMPLEX 1 /* multipath, encapsulation, nexthop object, tos, own source rules */
+#define VMH_ROUTE_F_METRICS 2 /* metrics of TCP, on which only the kernel acts: its connections are the kernel's */
 
 struct vmh_net_route {
 	unsigned char family;

@@ -79,6 +79,7 @@ class RouteInfo:
     gateway: bytes
     prefsrc: bytes
     scope: int = 0
+    metrics: bool = False   # of TCP, on which only the kernel acts
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class NetPage:
             page.nroutes = count = self._fits("routes", len(wanted), lib.VMH_NET_ROUTES)
             for slot, route in zip(page.routes[0:count], wanted, strict=False):
                 slot.family, slot.prefixlen, slot.type = route.family, route.prefixlen, route.type
-                slot.flags = lib.VMH_ROUTE_F_COMPLEX * route.complex
+                slot.flags = lib.VMH_ROUTE_F_COMPLEX * route.complex | lib.VMH_ROUTE_F_METRICS * route.metrics
                 slot.oif, slot.metric, slot.mtu = route.oif, route.metric, route.mtu
                 slot.dst, slot.gateway, slot.prefsrc = route.dst, route.gateway, route.prefsrc
         return True

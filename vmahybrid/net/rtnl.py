@@ -212,6 +212,7 @@ def _attr_u32(kind: int, value: int) -> bytes:
 
 _RTNH_F_DEAD = 1
 _LOCKED_MTU = 1 << 2    # RTAX_MTU
+_NOT_OF_TCP = {"RTAX_MTU", "RTAX_HOPLIMIT", "RTAX_LOCK"}    # of the metrics; the others are TCP's, or unknown
 _ROUTE_TYPES = {
     1: lib.VMH_ROUTE_UNICAST,
     2: lib.VMH_ROUTE_LOCAL,
@@ -277,6 +278,7 @@ def route_info(message: Any) -> RouteInfo:
         gateway=addr_to_bytes(gateway) if gateway else ZERO,
         prefsrc=addr_to_bytes(prefsrc) if prefsrc else ZERO,
         scope=message["scope"],
+        metrics=bool(metrics) and any(name not in _NOT_OF_TCP for name, _ in metrics["attrs"]),
     )
 
 

@@ -283,6 +283,7 @@ static unsigned resolve_unicast(const struct vmh_net_page *p, in_addr_t daddr, u
 	gateway = v4(r->gateway);
 	out->ifindex = r->oif;
 	out->via = gateway ? gateway : daddr;
+	out->metrics = r->flags & VMH_ROUTE_F_METRICS;
 	reason = leave_by(p, r, gateway, out);
 	if (reason)
 		return reason;
@@ -411,6 +412,19 @@ bool vmh_net_translates(void)
 	return false;
 }
 
+bool vmh_net_metrics_by(unsigned ifindex)
+{
+	struct reader r = reader();
+
+	while (read_begin(&r)) {
+		bool found = vmh_net_find_metrics(r.page, ifindex);
+
+		if (!read_again(&r))
+			return found;
+	}
+	return false;
+}
+
 bool vmh_net_is_vlan(unsigned ifindex)
 {
 	struct reader r = reader();
@@ -517,6 +531,8 @@ static unsigned resolve6(const struct vmh_net_page *p, const struct vmh_ip *dadd
 		return VMH_R_NO_ROUTE;
 	if (complex_ || r->flags & VMH_ROUTE_F_COMPLEX || r->type != VMH_ROUTE_UNICAST)
 		return VMH_R_ROUTE_COMPLEX;
+	if (r->flags & VMH_ROUTE_F_METRICS)
+		return VMH_R_TCP_METRICS;
 	l = vmh_net_find_link(p, r->oif);
 	reason = link_reason(l);
 	if (reason)
@@ -537,7 +553,7 @@ static unsigned way4(const struct vmh_ip *daddr, const struct vmh_ip *saddr, str
 	*out = (struct vmh_way){ .generation = hop.generation, .ifindex = hop.ifindex, .mtu = hop.mtu,
 				 .saddr = vmh_ip4(hop.saddr), .via = vmh_ip4(hop.via) };
 	memcpy(out->dmac, hop.dmac, 6);
-	return reason;
+	return hop.metrics && (!reason || reason == VMH_R_NO_NEIGHBOUR) ? VMH_R_TCP_METRICS : reason;
 }
 
 unsigned vmh_net_way(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out)

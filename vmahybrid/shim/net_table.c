@@ -138,6 +138,14 @@ const struct vmh_net_route *vmh_net_find_route(const struct vmh_net_page *p, in_
 	return NULL;
 }
 
+bool vmh_net_find_metrics(const struct vmh_net_page *p, unsigned ifindex)
+{
+	for (unsigned i = 0; i < nroutes(p); i++)
+		if (p->routes[i].oif == ifindex && p->routes[i].flags & VMH_ROUTE_F_METRICS)
+			return true;
+	return false;
+}
+
 static uint32_t neigh_hash(unsigned ifindex, const unsigned char addr[16])
 {
 	unsigned char key[20];

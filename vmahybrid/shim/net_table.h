@@ -44,6 +44,7 @@ int vmh_net_list_addrs(const struct vmh_net_page *p, unsigned ifindex, in_addr_t
 const struct vmh_net_route *vmh_net_find_host_route(const struct vmh_net_page *p, in_addr_t addr);
 /* All the others; oif 0: any. */
 const struct vmh_net_route *vmh_net_find_route(const struct vmh_net_page *p, in_addr_t addr, unsigned oif);
+bool vmh_net_find_metrics(const struct vmh_net_page *p, unsigned ifindex); /* of TCP, of a route by it */
 /* IPv6. An address of this namespace, of a link or by a route of its own. */
 bool vmh_net_find_local6(const struct vmh_net_page *p, const struct vmh_ip *addr, unsigned *ifindex);
 /* complex: another route says the same, so that the kernel may choose either. */

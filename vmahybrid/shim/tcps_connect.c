@@ -371,11 +371,30 @@ static bool is_ours(const struct sockaddr *a, socklen_t len)
 	return r != -EADDRNOTAVAIL;
 }
 
+/* The port is that of connections on rings: the kernel does not know of them, or has them in repair mode, where everybody
+ * may share it who has SO_REUSEADDR. */
+static bool in_use(const struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
+{
+	struct vmh_ip addr;
+	in_port_t port;
+	unsigned families;
+
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || s->bound || s->connecting || vmh_bad_ptr(a) ||
+	    a->sa_family != (s->v6 ? AF_INET6 : AF_INET) || !vmh_tcps_parse(a, len, &addr, &port) || !port)
+		return false;
+	families = vmh_tcps_families(s, s->obj.fd);
+	if (s->v6 && IN6_IS_ADDR_V4MAPPED(&((const struct sockaddr_in6 *)a)->sin6_addr))
+		families &= VMH_TCP_IPV4;
+	return vmh_trings_in_use(&addr, families, port, vmh_tcps_reuses(s->obj.fd)) && is_ours(a, len);
+}
+
 /* What the kernel says of its address comes first; and it would bind the socket below, which has no connection. */
 int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
 {
 	const socklen_t least = s->v6 ? offsetof(struct sockaddr_in6, sin6_scope_id) : sizeof(struct sockaddr_in);
 
+	if (in_use(s, a, len))
+		return -EADDRINUSE;
 	if (!vmh_tcps_is_fresh(s) || s->shown || vmh_bad_ptr(a) || len < least || is_over(s))
 		return VMH_TCPS_KERNELS;
 	if (a->sa_family != (s->v6 ? AF_INET6 : AF_INET))

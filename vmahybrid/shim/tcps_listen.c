@@ -102,6 +102,9 @@ static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsign
 	else
 		n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++)
+		if (vmh_net_metrics_by(links[i])) /* they act on the answer to the SYN */
+			return VMH_R_TCP_METRICS;
+	for (int i = 0; i < n; i++)
 		if (!vmh_net_link_served(links[i]))
 			why = listen_on(l, s, links[i], backlog);
 	if (!l->nrings)
@@ -140,10 +143,10 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	l = s->listening; /* of before */
 	if (!l && !(l = calloc(1, sizeof(*l))))
 		return;
-	s->reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
+	s->opt.reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
 	l->name = name;
 	l->rings_go = false;
-	l->families = !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
+	l->families = vmh_tcps_families(s, fd);
 	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
 	s->opt.syn_cookies = vmh_tcps_syn_cookies();
 	vmh_inherited_read(&l->inherited, fd, s->v6);
@@ -253,13 +256,23 @@ bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_
 	return is;
 }
 
+bool vmh_tlisten_has_metrics(struct vmh_tcps *s)
+{
+	bool has = false;
+
+	vmh_lock(&s->io);
+	for (unsigned i = 0; vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
+		has |= vmh_net_metrics_by(s->listening->r[i].ifindex);
+	vmh_unlock(&s->io);
+	return has;
+}
+
 /* ---- accept ---- */
 
 /* What a connection has from its listener. */
 static void inherit(struct vmh_tcps *n, const struct vmh_tcps *s)
 {
 	n->opt = s->opt;
-	n->reuse = s->reuse;
 	n->linger = s->linger;
 	n->linger_s = s->linger_s;
 	n->rcvtimeo_ns = VMH_GET(s->rcvtimeo_ns);
@@ -538,7 +551,7 @@ static void tell(struct vmh_tcps *s)
 static void end(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
-	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
+	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP || reason == VMH_R_TCP_METRICS;
 
 	if (l->until)
 		atomic_fetch_sub(&staying, 1);

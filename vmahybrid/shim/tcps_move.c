@@ -254,7 +254,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 		reason = find_way(s, &a, &path);
 	if (!reason) {
 		vmh_tcps_ask_untold(s, fd, &a);
-		s->reuse = vmh_tcps_reuses(fd);
+		s->opt.reuse = vmh_tcps_reuses(fd);
 		vmh_tcps_note_only_v6(s, fd);
 		atomic_store(&s->state, VMH_TCPS_ADOPTING);
 		reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;

@@ -115,15 +115,21 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 		s->linger = l.l_onoff != 0;
 		s->linger_s = (uint32_t)l.l_linger;
 	} else if (level == SOL_SOCKET && name == SO_REUSEADDR) {
-		s->reuse = v != 0;
+		s->opt.reuse = v != 0;
 	} else if (!note(s, level, name, v)) {
 		s->odd |= !harmless(level, name);
 	}
 }
 
-static void to_stack(struct vmh_tcps *s)
+/* nodelay: TCP_NODELAY was set, which lets go what a cork keeps, also where VMA_TCP_NODELAY had set it before. */
+static void to_stack(struct vmh_tcps *s, bool nodelay)
 {
+	struct vmh_tcp_options before = s->opt;
+
+	before.nodelay = false;
 	vmh_lock(&s->io);
+	if (s->conn && nodelay)
+		vmh_tcp_set_options(s->conn, &before);
 	if (s->conn)
 		vmh_tcp_set_options(s->conn, &s->opt);
 	vmh_unlock(&s->io);
@@ -199,7 +205,7 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 			tagged = vmh_tcps_parked(s) ? vmh_tcps_tagged(s, s->ifindex) : 0;
 		}
 		if (vmh_tcps_parked(s))
-			to_stack(s);
+			to_stack(s, level == IPPROTO_TCP && name == TCP_NODELAY);
 		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 			vmh_tlisten_options(s);
 	}
@@ -249,7 +255,7 @@ static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t
 	/* repair mode has its own; a fresh one that was accepted has its listener's */
 	if ((level == SOL_SOCKET && name == SO_REUSEADDR) ||
 	    ((!vmh_tcps_is_fresh(s) || s->shown) && level == IPPROTO_TCP && name == TCP_REPAIR)) {
-		v = level == SOL_SOCKET ? s->reuse : 0;
+		v = level == SOL_SOCKET ? s->opt.reuse : 0;
 		return vmh_tcps_give(val, len, &v, sizeof(v));
 	}
 	return vmh_params.avoid_sys_calls_on_tcp_fd ? vmh_tcps_known(s, level, name, val, len) : VMH_TCPS_KERNELS;
@@ -284,7 +290,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 /* Before the service makes a connection of it: what that would change, or has to know. */
 void vmh_tcps_dress(struct vmh_tcps *s, int fd)
 {
-	if (s->reuse) /* in TIME_WAIT, too: a server is started again */
+	if (s->opt.reuse) /* in TIME_WAIT, too: a server is started again */
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int));
 	vmh_tcps_note_only_v6(s, fd);
 }

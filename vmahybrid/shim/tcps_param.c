@@ -80,7 +80,9 @@ void vmh_tcps_adopted(struct vmh_tcps *s)
 	struct vmh_tcp_options wanted = { 0 };
 
 	vmh_tcps_defaults(&wanted, s->v6);
+	wanted.reuse = s->opt.reuse; /* repair mode has its own */
 	vmh_tcp_get_options(s->conn, &s->opt);
+	s->opt.reuse = wanted.reuse;
 	s->opt.quickack |= wanted.quickack;
 	s->opt.cc = wanted.cc;
 	s->opt.ack_ms = wanted.ack_ms;

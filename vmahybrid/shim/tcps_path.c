@@ -107,6 +107,8 @@ void vmh_tpath_accepted(struct vmh_tcps *s)
 
 	s->way_generation = hop.generation;
 	s->way_if = reason && reason != VMH_R_NO_NEIGHBOUR ? 0 : hop.ifindex;
+	if (reason == VMH_R_TCP_METRICS) /* since the listener came to rings */
+		doubt(s);
 	if (reason || hop.ifindex != s->ifindex)
 		return;
 	if (vmh_tpath_make(s, &hop, &s->addr.raddr, &path))
@@ -151,7 +153,7 @@ static void set_path(struct vmh_tcps *s, const struct vmh_tcp_path *p)
 /* The kernel would not send either, or the service says what is to be done. */
 static bool is_mute(const struct vmh_tcps *s, const struct vmh_way *hop, unsigned reason)
 {
-	if (!reason || reason == VMH_R_NO_NEIGHBOUR)
+	if (!reason || reason == VMH_R_NO_NEIGHBOUR || reason == VMH_R_TCP_METRICS)
 		return false;
 	return reason == VMH_R_NO_ROUTE || reason == VMH_R_IF_DOWN || reason == VMH_R_NO_SERVICE ||
 	       reason == VMH_R_SERVICE_GONE || hop->ifindex == s->ifindex;
@@ -164,6 +166,8 @@ static unsigned follow(struct vmh_tcps *s, struct look *l, const struct vmh_ip *
 	uint32_t way = reason && reason != VMH_R_NO_NEIGHBOUR ? 0 : hop->ifindex;
 	struct vmh_tcp_path p = s->path;
 
+	if (reason == VMH_R_TCP_METRICS)
+		return reason;
 	if (way != s->ifindex)
 		return way == s->way_if ? 0 : VMH_R_TCP_ROUTE; /* the same: since it was accepted */
 	s->way_if = way;
@@ -238,6 +242,11 @@ static void look_at(struct vmh_tcps *s, struct look *l)
 {
 	unsigned reason;
 
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		if (vmh_tlisten_has_metrics(s))
+			vmh_tcps_home(s, VMH_R_TCP_METRICS, false);
+		return;
+	}
 	if (!vmh_trylock(&s->obj.lock)) { /* it is being closed or moved, or next time */
 		doubt(s);
 		return;
@@ -251,8 +260,9 @@ static void look_at(struct vmh_tcps *s, struct look *l)
 static void glance_at(struct vmh_tcps *s, void *arg)
 {
 	struct look *l = arg;
+	unsigned state = vmh_tcps_state(s);
 
-	if (vmh_tcps_state(s) != VMH_TCPS_RING ||
+	if ((state != VMH_TCPS_RING && state != VMH_TCPS_LISTEN) ||
 	    (!l->all && !atomic_load_explicit(&s->doubt, memory_order_relaxed)))
 		return;
 	vmh_obj_hold(&s->obj);

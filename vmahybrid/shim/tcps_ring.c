@@ -473,6 +473,15 @@ unsigned vmh_trings_port_users(in_port_t lport)
 	return n;
 }
 
+bool vmh_trings_in_use(const struct vmh_ip *laddr, unsigned families, in_port_t lport, bool reuse)
+{
+	bool used = false;
+
+	for (struct vmh_tring *t = atomic_load(&trings); t && !used; t = t->next)
+		used = !t->closed && vmh_tcp_in_use(t->tr.tcp, laddr, families, lport, reuse);
+	return used;
+}
+
 unsigned vmh_tring_port_names(struct vmh_tring *t, in_port_t lport, struct vmh_tcp_addr *out, unsigned max)
 {
 	return vmh_tcp_port_names(t->tr.tcp, lport, out, max);

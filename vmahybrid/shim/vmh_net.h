@@ -28,6 +28,7 @@ struct vmh_nexthop {
 	unsigned mtu;         /* of route or link */
 	in_addr_t saddr;      /* what the kernel would choose, or the one asked for */
 	in_addr_t via;        /* neighbour to resolve: gateway or daddr; 0 for multicast */
+	bool metrics;         /* the route has some of TCP */
 	unsigned char dmac[6];
 };
 /* The same of either family. */
@@ -46,7 +47,9 @@ struct vmh_way {
  * the page locked for longer than a reader waits, it is VMH_NET_UNSURE, so that the next send asks again. */
 unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct vmh_nexthop *out);
 
-unsigned vmh_net_way(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out); /* unicast only */
+/* Of TCP, unicast only. */
+unsigned vmh_net_way(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out);
+bool vmh_net_metrics_by(unsigned ifindex); /* some route by it has metrics of TCP */
 bool vmh_net_local(const struct vmh_ip *addr, unsigned *ifindex);
 
 bool vmh_net_is_local(in_addr_t addr, unsigned *ifindex);   /* an address of this namespace */

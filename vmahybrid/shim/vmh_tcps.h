@@ -82,7 +82,6 @@ struct vmh_tcps {
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
 	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's */
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
-	uint8_t reuse;                    /* SO_REUSEADDR */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
 	uint8_t accepted;                 /* by a listener */
 	uint8_t unnamed;                  /* its inode was not asked for yet */
@@ -264,6 +263,7 @@ void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
+bool vmh_tlisten_has_metrics(struct vmh_tcps *s);                /* of TCP, on a route by one of its interfaces */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
 void vmh_tlisten_look(void);                                     /* by the internal thread */
 void vmh_tlisten_rings_go(struct vmh_tcps *s);                   /* before it goes home */
@@ -294,6 +294,11 @@ socklen_t vmh_tcps_compose(bool v6, const struct vmh_ip *ip, in_port_t port, str
 int vmh_tcps_tell(bool v6, const struct vmh_ip *ip, in_port_t port, struct sockaddr *a, socklen_t *len);
 bool vmh_tcps_kernel_name(int fd, bool peer, struct vmh_ip *ip, in_port_t *port);
 bool vmh_tcps_only_v6(int fd);                                   /* IPV6_V6ONLY */
+/* VMH_TCP_IPV*: of the connections that it may take */
+static inline unsigned vmh_tcps_families(const struct vmh_tcps *s, int fd)
+{
+	return !s->v6 ? VMH_TCP_IPV4 : vmh_tcps_only_v6(fd) ? VMH_TCP_IPV6 : VMH_TCP_IPV4 | VMH_TCP_IPV6;
+}
 struct vmh_ip vmh_tcps_source(const struct vmh_ip *to);          /* what the kernel would send from; any: it would not */
 
 /* tcps_port.c: local ports whose connections are a ring's */
@@ -481,6 +486,7 @@ int vmh_trings_progress(void);              /* the internal thread: polls, timer
 bool vmh_trings_any(void);
 void vmh_trings_fork_child(void);
 unsigned vmh_trings_port_users(in_port_t lport);
+bool vmh_trings_in_use(const struct vmh_ip *laddr, unsigned families, in_port_t lport, bool reuse); /* by what is, or was */
 unsigned vmh_tring_port_names(struct vmh_tring *t, in_port_t lport, struct vmh_tcp_addr *out, unsigned max);
 unsigned vmh_trings_closing(uint64_t *left); /* connections that the program has closed, and that are not through yet; bytes */
 struct vmh_tring *vmh_trings_orphan(struct vmh_tcp_conn **c);

@@ -408,11 +408,32 @@ static void test_ipv6(void)
 	CHECK(way("::ffff:192.168.0.1", NULL, &w) == VMH_R_LOOPBACK, "an IPv4 address is one");
 	CHECK(vmh_net_local(&own, &ifindex) && ifindex == ETH0, "%u", ifindex);
 	CHECK(vmh_net_local(&alias, &ifindex) && ifindex == LO && !vmh_net_local(&near, &ifindex), "%u", ifindex);
+	page->routes[routes + 2].flags = VMH_ROUTE_F_METRICS;
+	CHECK(way("fd00::2", NULL, &w) == VMH_R_TCP_METRICS, "metrics of TCP");
+	page->routes[routes + 2].flags = 0;
 	page->flags = VMH_NET_F_POLICY;
 	CHECK(way("fd00::2", NULL, &w) == VMH_R_POLICY_ROUTING, "rules");
 	page->flags = 0;
 	page->nroutes = routes;
 	page->naddrs = addrs;
+}
+
+/* They are TCP's: datagrams go by the ring. */
+static void test_metrics(void)
+{
+	struct vmh_net_route *r = page->routes;
+	struct vmh_nexthop h;
+	struct vmh_way w;
+
+	while (r->type != VMH_ROUTE_UNICAST || r->oif != ETH0 || r->prefixlen != 24)
+		r++;
+	CHECK(way("::ffff:192.168.0.9", NULL, &w) == 0 && !vmh_net_metrics_by(ETH0), "none yet");
+	r->flags |= VMH_ROUTE_F_METRICS;
+	CHECK(vmh_net_resolve(inet_addr("192.168.0.9"), 0, 0, &h) == 0 && h.metrics, "a datagram");
+	CHECK(way("::ffff:192.168.0.9", NULL, &w) == VMH_R_TCP_METRICS && w.ifindex == ETH0, "a connection");
+	CHECK(way("::ffff:192.168.0.77", NULL, &w) == VMH_R_TCP_METRICS, "its neighbour is not resolved");
+	CHECK(vmh_net_metrics_by(ETH0) && !vmh_net_metrics_by(ETH1), "listeners by that interface");
+	r->flags = 0;
 }
 
 static void test_dead_writer(void)
@@ -532,6 +553,7 @@ int main(void)
 	test_live_writer();
 	fill_page();
 	test_ipv6();
+	test_metrics();
 	test_neighbours();
 	vmh_net_unmap();
 	CHECK(!vmh_net_ready() && vmh_net_generation() == 0, "unmapped");

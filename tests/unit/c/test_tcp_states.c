@@ -626,6 +626,102 @@ static void test_nagle_cork_quickack(void)
 	close_pair(&w, l, c, p);
 }
 
+/* What the peer has got by now. */
+static ssize_t got(struct wire *w, struct vmh_tcp_conn *p, uint64_t ms)
+{
+	static char buf[8000];
+	ssize_t n, all = 0;
+
+	wire_run(w, ms * 1000000);
+	while ((n = wire_read(p, buf, sizeof(buf))) > 0)
+		all += n;
+	return all;
+}
+
+/* As in Linux: the rest of a corked stream stays until it is uncorked, a whole segment, TCP_NODELAY is set anew, 200 ms have
+ * passed, or the end of the stream is sent. Of MSG_MORE alone any ACK makes it go. */
+static void test_the_rest_of_a_cork(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_info i;
+	struct vmh_tcp_options o;
+	static char data[4000];
+	struct wire w;
+	ssize_t mss;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	vmh_tcp_get_info(c, &i);
+	mss = i.snd_mss;
+	vmh_tcp_get_options(c, &o);
+	o.cork = true;
+	vmh_tcp_set_options(c, &o);
+	for (int k = 0; k < 3; k++) {
+		wire_write(c, data, (size_t)mss + 100);
+		CHECK(got(&w, p, 150) == mss, "the rest has gone");
+		CHECK(got(&w, p, 150) == 100, "the rest stays");
+	}
+	wire_write(c, data, (size_t)mss + 100);
+	CHECK(got(&w, p, 100) == mss, "the rest has gone");
+	wire_write(p, "hello", 5);
+	CHECK(got(&w, p, 20) == 0 && wire_read(c, data, 10) == 5, "with an ACK");
+	wire_write(c, data, (size_t)mss - 100);
+	CHECK(got(&w, p, 20) == mss, "a whole segment");
+	wire_write(c, data, (size_t)mss + 100);
+	CHECK(got(&w, p, 100) == mss, "the rest has gone");
+	o.nodelay = true;
+	vmh_tcp_set_options(c, &o);
+	CHECK(got(&w, p, 1) == 100, "TCP_NODELAY");
+	wire_write(c, data, (size_t)mss + 100);
+	CHECK(got(&w, p, 100) == mss, "the rest has gone");
+	o.cork = false;
+	vmh_tcp_set_options(c, &o);
+	CHECK(got(&w, p, 1) == 100, "uncorked");
+	CHECK(vmh_tcp_write(c, &(struct iovec){ data, (size_t)mss + 100 }, 1, true) == mss + 100, "MSG_MORE");
+	CHECK(got(&w, p, 100) == mss + 100, "an ACK has come");
+	o.cork = true;
+	vmh_tcp_set_options(c, &o);
+	wire_write(c, data, (size_t)mss + 100);
+	CHECK(got(&w, p, 100) == mss, "the rest has gone");
+	vmh_tcp_shutdown(c, SHUT_WR);
+	CHECK(got(&w, p, 1) == 100, "the end of the stream");
+	close_pair(&w, l, c, p);
+}
+
+/* A peer that has our FIN and does not close is not asked any more when nobody here waits for it. */
+static void test_no_keepalive_of_an_orphan(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_stats st;
+	struct wire w;
+	uint64_t before;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	vmh_tcp_get_options(c, &o);
+	o.keepalive = true;
+	o.keep_idle_s = o.keep_intvl_s = 1;
+	o.keep_cnt = 3;
+	vmh_tcp_set_options(c, &o);
+	vmh_tcp_shutdown(c, SHUT_WR);
+	wire_run(&w, NS / 2);
+	before = w.end[0].sent;
+	wire_run(&w, 3 * NS);
+	CHECK(w.end[0].sent > before, "the program may read still");
+	vmh_tcp_close(c);
+	before = w.end[0].sent;
+	wire_run(&w, 50 * NS);
+	CHECK(w.end[0].sent == before, "%lu probes", w.end[0].sent - before);
+	vmh_tcp_get_stats(w.end[0].t, &st);
+	CHECK(st.conns == 1, "net.ipv4.tcp_fin_timeout has not passed");
+	wire_run(&w, 20 * NS);
+	vmh_tcp_get_stats(w.end[0].t, &st);
+	CHECK(st.conns == 0, "it has");
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_run(&w, NS);
+	wire_close(&w);
+}
+
 /* Frames that are too long for the path vanish, until set_path says how long they may be. */
 static int narrow(void *arg, const uint8_t *frame, size_t len)
 {
@@ -979,6 +1075,8 @@ int main(void)
 	test_user_timeout_of_a_slow_reader();
 	test_lone_segment();
 	test_nagle_cork_quickack();
+	test_the_rest_of_a_cork();
+	test_no_keepalive_of_an_orphan();
 	test_path_mtu();
 	test_paws_and_isn();
 	test_reset_of_unread();

@@ -157,7 +157,7 @@ static bool corked(const struct vmh_tcp_conn *c, bool more)
 {
 	const struct tcp_seg *s = c->pcb->unsent;
 
-	return (more || c->opt.cork) && s && !s->next && s->len < c->pcb->mss;
+	return (more || c->opt.cork) && s && !s->next && !is_whole(c->pcb, s);
 }
 
 /* An error is told once. */
@@ -228,7 +228,9 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 		if (part < iov[i].iov_len)
 			break;
 	}
-	if (total < wanted || !corked(c, more))
+	if (total < wanted) /* as in Linux: all goes before it waits for room */
+		recovery_push(c);
+	else if (!corked(c, more))
 		recovery_output(c);
 	tcp_clear_flags(c->pcb, total < wanted && !room(c) ? TF_NAGLEMEMERR : 0); /* a full buffer is no failed send */
 	outside(c);

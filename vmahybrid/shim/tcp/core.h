@@ -131,6 +131,7 @@ struct vmh_tcp_conn {
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
+	bool uncorked, kept_rest; /* of TCP_CORK: the rest may go during this call; it has not gone in this call */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
@@ -197,6 +198,7 @@ struct tw {
 	uint64_t until;
 	struct vmh_tcp_path path;
 	bool ts, moved; /* moved: another stack has the connection, and answers */
+	bool reuse;     /* SO_REUSEADDR */
 };
 
 struct held { /* a received frame inside lwIP or unread */
@@ -239,6 +241,12 @@ struct vmh_tcp {
 
 extern struct vmh_tcp *core_now;      /* the instance that is inside lwIP */
 extern struct vmh_tcp_conn *core_conn;
+
+/* No more fits into it: the MSS of lwIP counts the timestamps. */
+static inline bool is_whole(const struct tcp_pcb *pcb, const struct tcp_seg *s)
+{
+	return s->len + (s->flags & TF_SEG_OPTS_TS ? 12 : 0) >= pcb->mss;
+}
 
 /* core.c */
 void core_enter(struct vmh_tcp *t, struct vmh_tcp_conn *c);
@@ -297,6 +305,7 @@ void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 struct vmh_tcp_conn *demux_orphan(struct vmh_tcp *t);
 unsigned demux_closing(struct vmh_tcp *t, uint64_t *left);
 unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
+bool demux_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse);
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
@@ -325,6 +334,7 @@ uint32_t recovery_flight(const struct vmh_tcp_conn *c);
 bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at);
 uint32_t recovery_probe_us(const struct vmh_tcp_conn *c);
 void recovery_output(struct vmh_tcp_conn *c);
+void recovery_push(struct vmh_tcp_conn *c);
 /* cubic.c */
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd);
 void cc_loss(struct vmh_tcp_conn *c, bool timeout);

@@ -179,6 +179,7 @@ void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 	w->rcv_nxt = pcb->rcv_nxt;
 	w->ts = pcb->flags & TF_TIMESTAMP;
 	w->moved = moved;
+	w->reuse = c->opt.reuse;
 	w->ts_recent = pcb->ts_recent;
 	w->ts_offset = c->ts_offset;
 	w->until = t->now + TIME_WAIT_US;
@@ -257,6 +258,26 @@ unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport)
 		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
 			n += c->key.lport == lport;
 	return n;
+}
+
+static bool meets(const struct key *k, const struct vmh_ip *laddr, unsigned families, uint16_t lport)
+{
+	unsigned family = vmh_ip_is4(&k->laddr) ? VMH_TCP_IPV4 : VMH_TCP_IPV6;
+
+	return k->lport == lport && families & family && (vmh_ip_any(laddr) || vmh_ip_same(laddr, &k->laddr));
+}
+
+/* inet_bind_conflict() */
+bool demux_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse)
+{
+	for (uint32_t i = 0; i <= t->table_mask; i++)
+		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
+			if (meets(&c->key, laddr, families, lport) && !(reuse && c->opt.reuse))
+				return true;
+	for (const struct tw *w = t->tw_first; w; w = w->next)
+		if (w->until > t->now && !w->moved && meets(&w->key, laddr, families, lport) && !(reuse && w->reuse))
+			return true;
+	return false;
 }
 
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max)

@@ -43,7 +43,7 @@ int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 		tcp_send_empty_ack(pcb);
 	if (push) {
 		tcp_set_flags(pcb, TF_NAGLEMEMERR);
-		recovery_output(c);
+		recovery_push(c);
 	}
 	core_leave(c->t, c);
 	return 0;

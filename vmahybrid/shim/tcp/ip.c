@@ -293,6 +293,17 @@ err_t core_send(struct vmh_tcp_conn *c, struct pbuf *p)
 	return down(c->t, c, p, c->pcb->ttl, c->pcb->tos);
 }
 
+/* Less than a segment at the end of a corked stream. lwIP would send it when all before it is acknowledged; Linux when it is
+ * uncorked, or after 200 ms (on_persist). Here it is a segment that could not be sent, and stays in the queue. */
+static bool is_corked_rest(const struct vmh_tcp_conn *c, const struct tcp_hdr *tcp, size_t tcp_len)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	const struct tcp_seg *s = pcb->unsent;
+
+	return c->opt.cork && !c->uncorked && pcb->snd_wnd && s && !s->next && !is_whole(pcb, s) && !(pcb->flags & TF_FIN) &&
+	       tcp->seqno == lwip_htonl(pcb->snd_nxt) && tcp_len - 4u * TCPH_HDRLEN(tcp) == s->len;
+}
+
 /* lwIP's way down; p's payload begins with the TCP header. */
 err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
 		    struct netif *netif)
@@ -308,6 +319,10 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 	if (core_conn && core_conn->hold_ack && tcp_len == 4u * TCPH_HDRLEN(tcp) && TCPH_FLAGS(tcp) == TCP_ACK) {
 		core_conn->held_ack = true;
 		return ERR_OK;
+	}
+	if (core_conn && core_conn->pcb && is_corked_rest(core_conn, tcp, tcp_len)) {
+		core_conn->kept_rest = true;
+		return ERR_WOULDBLOCK;
 	}
 	if (!key_is4(k))
 		mend_sum(tcp, k);

@@ -20,6 +20,7 @@ struct vmh_tcp_ops {
 	unsigned (*closing)(struct vmh_tcp *t, uint64_t *left);
 	void (*let_go)(struct vmh_tcp *t);
 	unsigned (*port_users)(struct vmh_tcp *t, uint16_t lport);
+	bool (*in_use)(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse);
 	unsigned (*port_names)(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 	int (*connect)(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *p,
 		       const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);

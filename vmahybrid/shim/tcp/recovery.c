@@ -417,6 +417,14 @@ uint32_t recovery_probe_us(const struct vmh_tcp_conn *c)
 	return wait;
 }
 
+/* Corked or not. */
+void recovery_push(struct vmh_tcp_conn *c)
+{
+	c->uncorked = true;
+	recovery_output(c);
+	c->uncorked = false;
+}
+
 /* For whoever queued data. */
 void recovery_output(struct vmh_tcp_conn *c)
 {

@@ -149,6 +149,11 @@ unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport)
 	return WITH(t, unsigned, port_users(t, lport));
 }
 
+bool vmh_tcp_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse)
+{
+	return WITH(t, bool, in_use(t, laddr, families, lport, reuse));
+}
+
 unsigned vmh_tcp_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max)
 {
 	return WITH(t, unsigned, port_names(t, lport, out, max));

@@ -83,6 +83,7 @@ struct vmh_tcp_options {
 	uint32_t sndbuf, rcvbuf;  /* bytes */
 	uint32_t segs_max;        /* pieces that wait to be sent or acknowledged; 0: no limit but sndbuf */
 	uint32_t syn_retries, syn_rate; /* syn_rate: of a listener, per second; 0: no limit */
+	bool reuse;               /* SO_REUSEADDR: another socket that has it may be bound to the port */
 	uint8_t syn_cookies;      /* of a listener, as net.ipv4.tcp_syncookies: 0 never, 1 in a flood, 2 always */
 };
 
@@ -181,6 +182,9 @@ int vmh_tcp_reclaim(struct vmh_tcp *t, void *user, struct vmh_tcp_conn **out);
 /* Connections that were closed, and have sent or acknowledged not all yet; left: what their peers have not acknowledged. */
 unsigned vmh_tcp_closing(struct vmh_tcp *t, uint64_t *left);
 unsigned vmh_tcp_port_users(struct vmh_tcp *t, uint16_t lport); /* connections, but for those in TIME_WAIT */
+/* May a socket not be bound there, as the kernel has it, for connections that are or were (TIME_WAIT) of the port?
+ * families: of the socket, VMH_TCP_IPV*. */
+bool vmh_tcp_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse);
 /* Their names, those in TIME_WAIT left out; how many, at most `max`. */
 unsigned vmh_tcp_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void vmh_tcp_close(struct vmh_tcp_conn *c);  /* a reset if bytes are unread, as in Linux; else the stack goes on closing */

@@ -169,8 +169,12 @@ void timer_sync(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
 	uint64_t now = c->t->now;
-	bool open = pcb->state >= ESTABLISHED;
+	bool open = pcb->state >= ESTABLISHED, orphan = c->app_closed && pcb->state == FIN_WAIT_2;
 
+	if (c->kept_rest) { /* no failed send */
+		c->kept_rest = false;
+		tcp_clear_flags(pcb, TF_NAGLEMEMERR);
+	}
 	sync_flight(c);
 	if (!open || !pcb->unsent || pcb->unacked) {
 		c->due[T_PERSIST] = c->probing_since = 0;
@@ -185,11 +189,11 @@ void timer_sync(struct vmh_tcp_conn *c)
 		c->due[T_RETRY] = 0;
 	else if (!c->due[T_RETRY])
 		c->due[T_RETRY] = now + RETRY_US;
-	if (!c->opt.keepalive || !open || pcb->state > CLOSE_WAIT)
+	if (!c->opt.keepalive || !open || pcb->state > CLOSE_WAIT || orphan)
 		c->due[T_KEEP] = 0;
 	else if (!c->due[T_KEEP])
 		c->due[T_KEEP] = now + c->opt.keep_idle_s * SEC;
-	if (c->app_closed && pcb->state == FIN_WAIT_2) {
+	if (orphan) {
 		if (!c->due[T_LIFE])
 			c->due[T_LIFE] = now + FIN_WAIT2_US;
 	} else {
@@ -250,7 +254,7 @@ static void on_persist(struct vmh_tcp_conn *c)
 		if (pcb->unsent->len > pcb->snd_wnd)
 			tcp_split_unsent_seg(pcb, (u16_t)pcb->snd_wnd);
 		tcp_set_flags(pcb, TF_NAGLEMEMERR);
-		recovery_output(c);
+		recovery_push(c);
 	}
 }
 
