@@ -153,6 +153,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	memcpy(s->stats->local_addr, name.addr.b, 16);
 	VMH_SET(s->stats->local_port, name.port);
 	vmh_conf_refresh();
+	s->way_generation = vmh_net_generation();
 	reason = vmh_tcps_kept_server(&name.addr, name.port);
 	if (!reason)
 		reason = attach(s, fd, l, backlog);
@@ -169,6 +170,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	atomic_store(&s->state, VMH_TCPS_LISTEN);
 	vmh_tlisten_refresh(s);
 	vmh_unlock(&s->io);
+	vmh_tpath_begun(s);
 	VMH_SET(s->stats->flow_id, l->flow_id);
 	VMH_SET(s->stats->offloaded, 1);
 	VMH_SET(s->stats->rx_offloaded, 1);

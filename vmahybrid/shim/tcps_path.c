@@ -243,6 +243,7 @@ static void look_at(struct vmh_tcps *s, struct look *l)
 	unsigned reason;
 
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		atomic_store(&s->doubt, 0);
 		if (vmh_tlisten_has_metrics(s))
 			vmh_tcps_home(s, VMH_R_TCP_METRICS, false);
 		return;

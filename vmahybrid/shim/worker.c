@@ -311,9 +311,9 @@ static void turn(void)
 		ms = tcp;
 	if (tcp >= 0) {
 		vmh_tcps_look();
-		vmh_tpath_look();
 		vmh_tlisten_look();
 	}
+	vmh_tpath_look(); /* also of listeners that have had no connection for a while */
 	if (atomic_load(&first_ended) && (ms < 0 || ms > LAST_MS))
 		ms = LAST_MS;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
