@@ -105,7 +105,8 @@ class Calls:
 
     def do_segments_in(self, name: str) -> int:
         """tcpi_segs_in"""
-        return int(struct.unpack_from("I", self.sockets[name].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144), 140)[0])
+        info = self.sockets[name].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
+        return int(struct.unpack_from("I", info, 140)[0])
 
     def do_poll(self, name: str, milliseconds: int = 0) -> Any:
         poll = select.poll()

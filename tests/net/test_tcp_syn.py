@@ -466,7 +466,8 @@ def test_so_many_are_half_open(stage: Stage, backlog: int, cookies: int) -> None
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
         port = listening(b, to, backlog=backlog)
         nobody(b.side, 99)
-        return int(run_command(*a.side.command([sys.executable, "-c", SYNS, a.side.device, to.mac, to.address, str(port)])))
+        argv = [sys.executable, "-c", SYNS, a.side.device, to.mac, to.address, str(port)]
+        return int(run_command(*a.side.command(argv)))
 
     run_command(*stage.sandbox.b.command(["sysctl", "-qw", f"net.ipv4.tcp_syncookies={cookies}"]))
     try:
