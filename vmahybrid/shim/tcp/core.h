@@ -197,8 +197,8 @@ struct tw {
 	uint32_t snd_nxt, rcv_nxt, ts_recent, ts_offset;
 	uint64_t until;
 	struct vmh_tcp_path path;
-	bool ts, moved; /* moved: another stack has the connection, and answers */
-	bool reuse;     /* SO_REUSEADDR */
+	bool ts : 1, moved : 1; /* moved: another stack has the connection, and answers */
+	bool reuse : 1;         /* SO_REUSEADDR */
 };
 
 struct held { /* a received frame inside lwIP or unread */

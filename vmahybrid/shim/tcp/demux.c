@@ -323,6 +323,8 @@ enum fate demux_syn(struct vmh_tcp_conn *l)
 	struct listener *s = l->listening;
 	struct vmh_tcp *t = l->t;
 	struct vmh_tcp_conn *oldest = s->half_open.head;
+	/* as Linux, which answers those beyond by cookies where it may; so they need not begin that early here */
+	unsigned room = l->opt.syn_cookies ? LWIP_MAX(s->backlog, HALF_OPEN_MIN) : s->backlog + 1;
 
 	if (l->opt.syn_rate) {
 		if (t->now - s->rate_since >= SEC) {
@@ -337,7 +339,7 @@ enum fate demux_syn(struct vmh_tcp_conn *l)
 	s->rate_used++;
 	if (l->opt.syn_cookies > 1)
 		return SYN_COOKIE;
-	if (s->half_open.n >= LWIP_MAX(s->backlog, HALF_OPEN_MIN)) {
+	if (s->half_open.n >= room) {
 		if (t->now - oldest->heard_at < (l->opt.syn_cookies ? HALF_OPEN_OLD_COOKIES : HALF_OPEN_OLD))
 			return l->opt.syn_cookies ? SYN_COOKIE : SYN_DROPPED;
 		core_leave(t, NULL);
