@@ -6,26 +6,37 @@
 #include "stats_page.h"
 
 /* Counters of a socket and of select, poll and epoll are written by whoever calls, under no lock. While one thread does, a
- * plain add is exact and costs nothing; once a second one has come, all of them add atomically. (The very call in which
- * it comes may cost the first thread's call of the same instant its count.) */
+ * plain add is exact and costs nothing; once a second one has come, all of them add atomically. The second one has the
+ * kernel put a barrier into the first before it counts (membarrier(2)), and an add is one instruction: a thread that was
+ * interrupted before it does not undo what others have counted since. */
+VMH_COLD void vmh_another_counts(unsigned *thread, unsigned char *many, unsigned tid);
 static inline bool vmh_alone(unsigned *thread, unsigned char *many)
 {
-	unsigned tid = vmh_tid(), last = VMH_GET(*thread);
+	unsigned tid = vmh_tid();
 
-	if (vmh_unlikely(last != tid)) {
-		if (last && !VMH_GET(*many))
-			VMH_SET(*many, 1);
-		VMH_SET(*thread, tid);
+	if (vmh_unlikely(VMH_GET(*thread) != tid)) {
+		if (VMH_GET(*many))
+			VMH_SET(*thread, tid);
+		else
+			vmh_another_counts(thread, many, tid);
 	}
 	return vmh_likely(!VMH_GET(*many));
 }
 static inline bool vmh_rx_alone(struct vmh_sock_stats *s) { return vmh_alone(&s->thread_rx, &s->rx_many); }
 static inline bool vmh_tx_alone(struct vmh_sock_stats *s) { return vmh_alone(&s->thread_tx, &s->tx_many); }
 static inline bool vmh_iomux_alone(struct vmh_iomux_stats *s) { return vmh_alone(&s->thread, &s->many); }
+static inline void vmh_add_here(unsigned long long *c, uint64_t n)
+{
+#ifdef __x86_64__
+	__asm__ volatile("addq %1, %0" : "+m"(*c) : "er"(n));
+#else
+	VMH_COUNT(*c, n);
+#endif
+}
 #define VMH_COUNT_BY(alone, c, n) \
 	do { \
 		if (alone) \
-			VMH_COUNT(c, n); \
+			vmh_add_here(&(c), (n)); \
 		else \
 			__atomic_fetch_add(&(c), (n), __ATOMIC_RELAXED); \
 	} while (0)
