@@ -243,7 +243,10 @@ static void look_at(struct vmh_tcps *s, struct look *l)
 	unsigned reason;
 
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
-		if (vmh_tlisten_has_metrics(s))
+		int has = vmh_tlisten_has_metrics(s);
+
+		l->unsure |= has < 0;
+		if (has > 0)
 			vmh_tcps_home(s, VMH_R_TCP_METRICS, false);
 		return;
 	}
