@@ -219,6 +219,12 @@ def test_user_timeout_is_not_measured_anew(service: Service, policy: str) -> Non
         assert 2.2 < seconds < 3.2
 
 
+def ipv6_again(service: Service) -> None:
+    """A link that was down, or had a small MTU, has lost its address."""
+    for number, side in enumerate(service.sandbox.sides, 1):
+        side.ip("address", "replace", f"fd77::{number}/64", "dev", side.device, "nodad")
+
+
 def subnet(side: Side, ip: str) -> tuple[str, ...]:
     """The kernel's route to the peer's network, as `ip route change` takes it."""
     if ip == "6":
@@ -242,6 +248,7 @@ def metrics(side: Side, ip: str = "4") -> Iterator[None]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_metrics_of_tcp_come_to_the_route(service: Service, policy: str, ip: str, server: bool) -> None:
     """Only the kernel acts on them; and an answer to a SYN would be wrong already, so listeners are its, too."""
+    ipv6_again(service)
     with conversation(service, policy, ip, server) as a, metrics(service.sandbox.a, ip):
         until(lambda: not offloaded(service), what=lambda: str(offloaded(service)))
         is_home(service, a, "tcp-metrics")
@@ -258,6 +265,7 @@ def busy(service: Service, client: ShimPeer, server: ShimPeer) -> None:
 @pytest.mark.parametrize("ip", ["4", "6"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_metrics_of_tcp_keep_a_client_home(service: Service, policy: str, ip: str) -> None:
+    ipv6_again(service)
     a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
     with metrics(a_side, ip), ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
         busy(service, a, b)
@@ -268,13 +276,14 @@ def test_metrics_of_tcp_keep_a_client_home(service: Service, policy: str, ip: st
 @pytest.mark.parametrize("ip", ["4", "6"])
 def test_metrics_of_tcp_keep_a_listener_home(service: Service, ip: str) -> None:
     """It comes to rings when they have gone, and goes home when they come again."""
+    ipv6_again(service)
     a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
     with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload") as a:
         port = a.do("listen", address=a_side.address)
 
         def reason_is(wanted: str) -> None:
             until(lambda: not a.do("waits") and wanted in service.ask("explain", str(a.pid)),
-                  what=lambda: service.ask("explain", str(a.pid)))
+                  what=lambda: a_side.ip("-6", "route", "show") + service.ask("explain", str(a.pid)))
 
         with metrics(a_side, ip):
             reason_is("tcp-metrics")
@@ -362,8 +371,7 @@ except OSError as error:
 def test_a_router_that_refuses(service: Service, net: str, host: str, via: str, forwarding: str, error: str) -> None:
     """The kernel alone is told of it, and counts it, so that a connection that nobody answers begins anew there."""
     a, b = service.sandbox.sides
-    for number, side in enumerate((a, b), 1):   # a link that was down has lost it
-        side.ip("address", "replace", f"fd77::{number}/64", "dev", side.device, "nodad")
+    ipv6_again(service)
     a.ip("route", "add", net, "via", over(b, via).address)
     b.ip("route", "add", "unreachable", net)
     unlimited = "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"

@@ -412,7 +412,7 @@ bool vmh_net_translates(void)
 	return false;
 }
 
-bool vmh_net_metrics_by(unsigned ifindex)
+int vmh_net_metrics_by(unsigned ifindex)
 {
 	struct reader r = reader();
 
@@ -422,7 +422,7 @@ bool vmh_net_metrics_by(unsigned ifindex)
 		if (!read_again(&r))
 			return found;
 	}
-	return false;
+	return r.page ? -EAGAIN : 0;
 }
 
 bool vmh_net_is_vlan(unsigned ifindex)

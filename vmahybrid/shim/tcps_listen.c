@@ -102,7 +102,7 @@ static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsign
 	else
 		n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++)
-		if (vmh_net_metrics_by(links[i])) /* they act on the answer to the SYN */
+		if (vmh_net_metrics_by(links[i])) /* they act on the answer to the SYN; not known: it is tried again */
 			return VMH_R_TCP_METRICS;
 	for (int i = 0; i < n; i++)
 		if (!vmh_net_link_served(links[i]))
@@ -258,13 +258,13 @@ bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_
 	return is;
 }
 
-bool vmh_tlisten_has_metrics(struct vmh_tcps *s)
+int vmh_tlisten_has_metrics(struct vmh_tcps *s)
 {
-	bool has = false;
+	int has = 0;
 
 	vmh_lock(&s->io);
-	for (unsigned i = 0; vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
-		has |= vmh_net_metrics_by(s->listening->r[i].ifindex);
+	for (unsigned i = 0; !has && vmh_tcps_state(s) == VMH_TCPS_LISTEN && i < s->listening->nrings; i++)
+		has = vmh_net_metrics_by(s->listening->r[i].ifindex);
 	vmh_unlock(&s->io);
 	return has;
 }

@@ -243,8 +243,11 @@ static void look_at(struct vmh_tcps *s, struct look *l)
 	unsigned reason;
 
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		int has = vmh_tlisten_has_metrics(s);
+
+		l->unsure |= has < 0;
 		atomic_store(&s->doubt, 0);
-		if (vmh_tlisten_has_metrics(s))
+		if (has > 0)
 			vmh_tcps_home(s, VMH_R_TCP_METRICS, false);
 		return;
 	}

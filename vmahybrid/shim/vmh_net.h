@@ -49,7 +49,7 @@ unsigned vmh_net_resolve(in_addr_t daddr, in_addr_t saddr, unsigned oif, struct 
 
 /* Of TCP, unicast only. */
 unsigned vmh_net_way(const struct vmh_ip *daddr, const struct vmh_ip *saddr, struct vmh_way *out);
-bool vmh_net_metrics_by(unsigned ifindex); /* some route by it has metrics of TCP */
+int vmh_net_metrics_by(unsigned ifindex); /* 1: some route by it has metrics of TCP; 0: none; -EAGAIN: not known now */
 bool vmh_net_local(const struct vmh_ip *addr, unsigned *ifindex);
 
 bool vmh_net_is_local(in_addr_t addr, unsigned *ifindex);   /* an address of this namespace */

@@ -263,7 +263,7 @@ void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
-bool vmh_tlisten_has_metrics(struct vmh_tcps *s);                /* of TCP, on a route by one of its interfaces */
+int vmh_tlisten_has_metrics(struct vmh_tcps *s);                 /* as vmh_net_metrics_by, of its interfaces */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
 void vmh_tlisten_look(void);                                     /* by the internal thread */
 void vmh_tlisten_rings_go(struct vmh_tcps *s);                   /* before it goes home */

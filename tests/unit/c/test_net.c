@@ -432,7 +432,7 @@ static void test_metrics(void)
 	CHECK(vmh_net_resolve(inet_addr("192.168.0.9"), 0, 0, &h) == 0 && h.metrics, "a datagram");
 	CHECK(way("::ffff:192.168.0.9", NULL, &w) == VMH_R_TCP_METRICS && w.ifindex == ETH0, "a connection");
 	CHECK(way("::ffff:192.168.0.77", NULL, &w) == VMH_R_TCP_METRICS, "its neighbour is not resolved");
-	CHECK(vmh_net_metrics_by(ETH0) && !vmh_net_metrics_by(ETH1), "listeners by that interface");
+	CHECK(vmh_net_metrics_by(ETH0) == 1 && !vmh_net_metrics_by(ETH1), "listeners by that interface");
 	r->flags = 0;
 }
 
