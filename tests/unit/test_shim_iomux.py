@@ -11,6 +11,7 @@ SHIM = ROOT / "vmahybrid" / "shim"
 DRIVERS = Path(__file__).parent / "c"
 SHIM_SOURCES = (
     "wait",
+    "stats_alone",
     "iomux",
     "iomux_loop",
     "iomux_select",

@@ -5,7 +5,6 @@
  */
 #include "vmh_stats.h"
 #include "vmh_fd.h"
-#include "vmh_lock.h"
 #include "vmh_obj.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -419,18 +418,6 @@ void vmh_stats_sock_free(struct vmh_sock_stats *s)
 	}
 	HIDE_SLOT(s);
 	unclaim(sock_claims, (size_t)(s - vmh_stats->socks));
-}
-
-void vmh_another_counts(unsigned *thread, unsigned char *many, unsigned tid)
-{
-	unsigned nobody = 0;
-
-	if (__atomic_compare_exchange_n(thread, &nobody, tid, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-		return;
-	VMH_SET(*many, 1);
-	if (!vmh_barrier() && vmh_barrier_possible())
-		vmh_barrier();
-	VMH_SET(*thread, tid);
 }
 
 struct vmh_ring_stats *vmh_stats_ring_new(void)
