@@ -25,6 +25,7 @@
 #define ORPHAN_US (100 * SEC) /* closed by the program, and the peer does not answer */
 #define GIVE_UP_US (924 * SEC) /* what tcp_retries2 = 15 comes to in Linux */
 #define DELAYED_ACK_US (40 * MS)
+#define TS_LEN 12 /* bytes of the timestamp option, aligned */
 
 /* bits that lwIP leaves alone in tcp_seg.flags: the scoreboard of RFC 6675 */
 #define SEG_SACKED 0x20u
@@ -242,10 +243,35 @@ struct vmh_tcp {
 extern struct vmh_tcp *core_now;      /* the instance that is inside lwIP */
 extern struct vmh_tcp_conn *core_conn;
 
+/* of a header */
+static inline uint16_t get16(const uint8_t *p)
+{
+	uint16_t v;
+
+	memcpy(&v, p, 2);
+	return lwip_ntohs(v);
+}
+
+static inline uint32_t get32(const uint8_t *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, 4);
+	return lwip_ntohl(v);
+}
+
+/* The checksum of what adds up to that. */
+static inline uint16_t sum_of(uint32_t sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum += sum >> 16;
+	return (uint16_t)~sum;
+}
+
 /* No more fits into it: the MSS of lwIP counts the timestamps. */
 static inline bool is_whole(const struct tcp_pcb *pcb, const struct tcp_seg *s)
 {
-	return s->len + (s->flags & TF_SEG_OPTS_TS ? 12 : 0) >= pcb->mss;
+	return s->len + (s->flags & TF_SEG_OPTS_TS ? TS_LEN : 0) >= pcb->mss;
 }
 
 /* core.c */

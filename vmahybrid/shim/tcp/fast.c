@@ -8,24 +8,7 @@
 #include <netinet/in.h>
 
 #define TCP_LEN 20u
-#define TS_LEN 12u
 #define PLAIN_FLAGS (TF_ACK_DELAY | TF_NODELAY | TF_WND_SCALE | TF_TIMESTAMP | TF_SACK)
-
-static inline uint16_t get16(const uint8_t *p)
-{
-	uint16_t v;
-
-	memcpy(&v, p, 2);
-	return lwip_ntohs(v);
-}
-
-static inline uint32_t get32(const uint8_t *p)
-{
-	uint32_t v;
-
-	memcpy(&v, p, 4);
-	return lwip_ntohl(v);
-}
 
 /* Nothing of either direction is in question. */
 static bool is_plain(const struct vmh_tcp_conn *c)
@@ -69,13 +52,15 @@ static bool predicted(const struct vmh_tcp_conn *c, const struct segment *s)
 }
 
 /* What lwIP counts before its window grows, while it is no limit. */
-static void count_acked(struct tcp_pcb *pcb, uint32_t acked)
+static void count_acked(const struct vmh_tcp_conn *c, uint32_t acked)
 {
-	if (pcb->cwnd < pcb->ssthresh)
+	struct tcp_pcb *pcb = c->pcb;
+
+	if (c->cwnd < c->ssthresh)
 		return;
 	TCP_WND_INC(pcb->bytes_acked, acked);
-	if (pcb->bytes_acked >= pcb->cwnd)
-		pcb->bytes_acked -= pcb->cwnd;
+	if (pcb->bytes_acked >= c->cwnd)
+		pcb->bytes_acked -= c->cwnd;
 }
 
 /* All that was sent is acknowledged. */
@@ -93,7 +78,7 @@ static void acknowledged(struct vmh_tcp_conn *c, uint32_t ack)
 	c->count.bytes_acked += s->len;
 	tcp_seg_free(s);
 	c->cwnd_limited = false;
-	count_acked(pcb, acked);
+	count_acked(c, acked);
 	cc_ack(c, acked, 0);
 }
 
@@ -131,8 +116,6 @@ bool fast_input(struct vmh_tcp_conn *c, struct segment *s)
 	if (s->header > TCP_LEN && TCP_SEQ_BETWEEN(pcb->ts_lastacksent, in.seq, in.seq + in.payload))
 		pcb->ts_recent = get32(tcp + TCP_LEN + 4);
 	take_window(pcb, in.seq, in.ack, get16(tcp + 14));
-	pcb->cwnd = c->cwnd;
-	pcb->ssthresh = c->ssthresh;
 	if (pcb->unacked)
 		acknowledged(c, in.ack);
 	pcb->cwnd = c->cwnd;
@@ -187,9 +170,7 @@ static void fill_header(struct vmh_tcp_conn *c, const struct tcp_seg *s, uint32_
 		after[2] = lwip_htonl(pcb->ts_recent);
 	}
 	sum = core_pseudo(&c->key) + PP_HTONS(IPPROTO_TCP) + lwip_htons(s->p->len) + (uint16_t)~inet_chksum(h, (u16_t)(TCP_LEN + options));
-	sum += s->chksum_swapped ? SWAP_BYTES_IN_WORD(s->chksum) : s->chksum;
-	sum = (sum & 0xffff) + (sum >> 16);
-	h->chksum = (u16_t)~((sum & 0xffff) + (sum >> 16));
+	h->chksum = sum_of(sum + (s->chksum_swapped ? SWAP_BYTES_IN_WORD(s->chksum) : s->chksum));
 }
 
 /* Inside. One short message that may go at once. False: nothing was done. */

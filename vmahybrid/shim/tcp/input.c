@@ -14,16 +14,6 @@
 #define LATELY_US (VMH_TCP_LATELY_NS / 1000)
 #define TS_VALID_US (24 * 86400 * SEC) /* a timestamp wraps after 24.8 days */
 
-static inline uint16_t get16(const uint8_t *p)
-{
-	return (uint16_t)(p[0] << 8 | p[1]);
-}
-
-static inline uint32_t get32(const uint8_t *p)
-{
-	return (uint32_t)get16(p) << 16 | get16(p + 2);
-}
-
 static bool ip_sum_ok(const uint8_t *ip, size_t len)
 {
 	uint32_t sum = 0;

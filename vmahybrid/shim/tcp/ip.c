@@ -6,7 +6,6 @@
 #define IP_LEN 20
 #define IP6_LEN 40
 #define TCP_LEN 20
-#define TS_LEN 12
 #define OPTIONS_LEN 40
 
 struct vmh_tcp *core_now;
@@ -144,14 +143,6 @@ u32_t *core_options_out(struct pbuf *p, struct tcp_hdr *hdr, const struct tcp_pc
 	if (c->opt.no_sack)
 		hide_option(options, (uint8_t *)end, 4);
 	return end;
-}
-
-/* The checksum of what adds up to that. */
-static uint16_t sum_of(uint32_t sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum += sum >> 16;
-	return (uint16_t)~sum;
 }
 
 static uint16_t header_sum(const uint8_t *ip)

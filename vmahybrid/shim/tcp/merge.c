@@ -28,14 +28,6 @@ static struct look {
 	unsigned runs, max, merged;
 } look; /* of this copy: its lock is held */
 
-static inline uint32_t get32(const uint8_t *p)
-{
-	uint32_t v;
-
-	memcpy(&v, p, 4);
-	return lwip_ntohl(v);
-}
-
 /* Data with nothing to it that has to be looked at on its own. */
 static bool is_plain(struct segment *s)
 {
