@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 10
+#define VMH_CTL_VERSION 11
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -215,10 +215,11 @@ struct vmh_msg_reinject {
 /* VMA_HYBRID_TCP. TCP_HOME with the flow of a port (VMH_FLOW_3T): the connection began on the ring, and the
  * socket has never been bound or connected; it is made that connection's. Else the frames are steered to the ring before (ATTACH) and are the kernel's after TCP_HOME. A
  * refusal changes nothing, but that a refused TCP_TAKE has taken the flow's rule away, too. */
-struct vmh_msg_tcp_take {
+struct vmh_msg_tcp_take { /* takes an RCU grace period, which several share: they are answered in any order */
 	struct vmh_msg_hdr hdr;
 	unsigned int flow_id;
 	unsigned int pad;
+	unsigned long long at; /* where in the file the state goes */
 };
 
 struct vmh_msg_tcp_take_reply {

@@ -37,6 +37,7 @@ log = logging.getLogger("vmahybrid.service")
 HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
 NEIGHBOUR_SECONDS = 1.0
 NEIGHBOURS_ASKED = 64       # at a time, per program
+TAKES_AT_ONCE = 64
 LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
 DYING_SECONDS = 0.2     # in which a process whose connection ended may turn out to be dead
 GROUPS_NOTED = 256          # per program
@@ -61,6 +62,7 @@ class Session:
         self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
         self._asking: set[asyncio.Task[None]] = set()  # for neighbours; they end by themselves
+        self._taking: set[asyncio.Task[None]] = set()  # TCP connections
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._last_flows: list[Flow] = []   # those that it had to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
@@ -114,6 +116,8 @@ class Session:
         handler = self._handlers.get(request.type)
         if handler is None:
             raise ProtocolError("a second HELLO", Reason.PROTOCOL, request.type, request.seq)
+        if self._taking and request.type != lib.VMH_MSG_TCP_TAKE:
+            await asyncio.wait(self._taking)
         reply = await self._result(request, handler(request, fds))
         if reply is not None:
             self.connection.send(reply)
@@ -170,6 +174,8 @@ class Session:
         self.loop.remove_reader(self._pidfd)
         self._take_back()
         dead = await self._has_died()
+        if self._taking:
+            await asyncio.wait(self._taking)
         pidfd, self._pidfd = self._pidfd, -1
         core.tcp.abandon(self.id, dead)
         if dead and self.namespace is not None:
@@ -472,12 +478,22 @@ class Session:
             close_foreign([fd, file])
         return request.reply()
 
-    async def _tcp_take(self, request: Request, fds: ReceivedFds) -> bytes:
+    async def _tcp_take(self, request: Request, fds: ReceivedFds) -> None:
+        """Answered when it is done; other takes of the program go on beside it, its other requests wait."""
         fd, file = fds.take(), fds.take()
+        if len(self._taking) >= TAKES_AT_ONCE:
+            await asyncio.wait(self._taking, return_when=asyncio.FIRST_COMPLETED)
+        task = self.loop.create_task(self._take(request, fd, file))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def _take(self, request: Request, fd: int, file: int) -> None:
         try:
-            return await self._park(request, fd, file)
+            reply = await self._result(request, self._park(request, fd, file))
         finally:
             close_foreign([file])
+        if reply is not None and not self.connection.lost:
+            self._try_send(reply)
 
     async def _park(self, request: Request, fd: int, file: int) -> bytes:
         """``fd`` is taken over."""
@@ -487,7 +503,7 @@ class Session:
                 flow.proto != socket.IPPROTO_TCP):
             proof.close_slowly(fd)
             raise proof.not_owner(f"flow {request.body.flow_id} is no TCP connection of this program")
-        length = await core.tcp.take(flow, fd, file, self.id, self._namespace())
+        length = await core.tcp.take(flow, fd, file, request.body.at, self.id, self._namespace())
         core.counters["tcp_taken_total"] += 1
         self._moved("tcp-adopted", flow, flow.flow_id, request.body.hdr.reason)
         return request.reply(len=length)

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ log = logging.getLogger("vmahybrid.service")
 FIN_AGAIN = (0.02, 0.1)     # seconds
 ASK_PEERS = (0.1, 0.6)      # seconds
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
+TAKERS = 64             # threads: they wait for the same RCU grace period
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -76,6 +78,8 @@ class TcpMoves:
         self._core = core
         self.mover = Mover()
         self.parked: dict[int, Parked] = {}     # by flow id
+        self._taking: set[int] = set()          # flow ids
+        self._takers = ThreadPoolExecutor(TAKERS, "take-tcp")
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,12 +107,20 @@ class TcpMoves:
         for flow_id in [flow_id for flow_id in self._kept if flow_id not in flows]:
             proof.close_slowly(self._kept.pop(flow_id))
 
-    async def take(self, flow: Flow, fd: int, file: int, session: int, namespace: Namespace) -> int:
+    async def take(self, flow: Flow, fd: int, file: int, at: int, session: int, namespace: Namespace) -> int:
         """Park the socket of an attached flow; ``fd`` is taken over. The bytes of its state, which ``file`` has then,
-        the program's memory file. On any error the flow is gone, and the connection is the kernel's as before."""
-        if self.holds(flow.flow_id):
+        the program's memory file, from ``at`` on. On any error the flow is gone, and the connection is the kernel's as
+        before."""
+        if self.holds(flow.flow_id) or flow.flow_id in self._taking:
             proof.close_slowly(fd)
             raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
+        self._taking.add(flow.flow_id)
+        try:
+            return await self._take(flow, fd, file, at, session, namespace)
+        finally:
+            self._taking.discard(flow.flow_id)
+
+    async def _take(self, flow: Flow, fd: int, file: int, at: int, session: int, namespace: Namespace) -> int:
         try:
             _check_memory(file)
             found = proof.check(fd, flow, namespace.cookie)
@@ -117,7 +129,8 @@ class TcpMoves:
             translated = await namespace.worker.call_async(conntrack.settle, _tracked_names(flow))
             if translated:
                 raise refuse(f"flow {flow.local_text}", Reason.NAT)
-            state = await asyncio.to_thread(self.mover.adopt, fd, _Steering(self._core, flow, namespace))
+            state = await asyncio.get_running_loop().run_in_executor(
+                self._takers, self.mover.adopt, fd, _Steering(self._core, flow, namespace))
         except BaseException as error:
             proof.close_slowly(fd)
             await self._drop(flow)
@@ -126,7 +139,7 @@ class TcpMoves:
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
             raise
         self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if translated is False else None)
-        return _write(file, state.pack())
+        return _write(file, at, state.pack())
 
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> Flow:
         """Rebuild a parked socket. Borrows both descriptors. Returns its flow; ``fd`` of that is -1 where the service
@@ -386,13 +399,13 @@ def _check_memory(fd: int) -> None:
         raise Refused("TCP connection", f"its state is no memory file: {error}", "", int(Reason.TCP_STATE)) from None
 
 
-def _write(fd: int, data: bytes) -> int:
-    """Into an empty memory file of a program, which has lost its connection if that is sealed: raises Refused."""
+def _write(fd: int, at: int, data: bytes) -> int:
+    """Into a memory file of a program, which has lost its connection if that is sealed: raises Refused."""
     try:
-        at = 0
-        while at < len(data):
-            at += os.pwrite(fd, data[at:], at)
-    except OSError as error:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], at + done)
+    except (OSError, OverflowError) as error:
         log.warning("TCP: a program's memory file does not take a state: %s", error)
         raise Refused("TCP connection", f"its memory file: {error}", "", int(Reason.TCP_STATE)) from None
     return len(data)

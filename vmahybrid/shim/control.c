@@ -161,6 +161,8 @@ union message {
 	char bytes[VMH_MSG_MAX];
 };
 
+#define OPEN 1 /* err of a request that was sent */
+
 /* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */
 static void decline(const union message *late, size_t len)
 {
@@ -183,8 +185,16 @@ static void decline(const union message *late, size_t len)
 	vmh_ctl_send(&no, no.detach.hdr.len);
 }
 
-/* lock held. The reply to req, of whatever length; bytes, or -errno. */
-static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint64_t deadline, int *fds, int *nfds)
+static struct vmh_ctl_request *asked(struct vmh_ctl_request *q, int n, uint32_t seq_)
+{
+	for (int i = 0; i < n; i++)
+		if (q[i].err == OPEN && q[i].req->seq == seq_)
+			return q + i;
+	return NULL;
+}
+
+/* lock held. A reply to one of n requests, of whatever length; bytes, or -errno. */
+static long await_reply(struct vmh_ctl_request *q, int n, union message *buf, uint64_t deadline, int *fds, int *nfds)
 {
 	for (;;) {
 		long r = recv_msg(buf, sizeof(*buf), fds, nfds);
@@ -197,7 +207,7 @@ static long await_reply(const struct vmh_msg_hdr *req, union message *buf, uint6
 		if (r > 0) {
 			bool event = on_event(buf, (size_t)r);
 
-			if (!event && buf->h.seq == req->seq)
+			if (!event && asked(q, n, buf->h.seq))
 				return r;
 			if (!event)
 				decline(buf, (size_t)r);
@@ -233,47 +243,119 @@ static bool for_its_fds(long err, int n)
 	return n && (err == -ETOOMANYREFS || (err == -EBADF && vmh_sys(SYS_fcntl, vmh_ctl_fd, F_GETFD, 0) >= 0));
 }
 
+static bool is_muted(uint64_t now)
+{
+	return vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(now < mute_until);
+}
+
+/* What came for req: r, or that it is no reply of at least len bytes. */
+static long checked(long r, const union message *buf, const struct vmh_msg_hdr *req, size_t len)
+{
+	if (r > 0 && (buf->h.type != (req->type | VMH_MSG_REPLY) || (!buf->h.status && (size_t)r < len)))
+		return -EPROTO;
+	return r;
+}
+
+/* lock held. No reply came: -errno r. */
+static void unanswered(long r, struct vmh_msg_hdr *reply)
+{
+	if (r == -ETIMEDOUT && atomic_load(&session)) {
+		mute();
+		reply->reason = VMH_R_NO_ANSWER;
+	} else if (vmh_ctl_fd >= 0) {
+		vmh_warn("the service does not answer (%s): the kernel serves this program", strerror((int)-r));
+		lose(r == -EPROTO ? VMH_R_PROTOCOL : VMH_R_SERVICE_GONE);
+	}
+}
+
 /* lock held. Reply of at least reply_len bytes into reply, all zero but a reason where there is none; its fds belong
  * to the caller on success. */
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds)
 {
 	bool internal = vmh_worker_is_me();
 	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
+	struct vmh_ctl_request q = { .req = req, .err = OPEN };
 	union message buf;
 	int got[MAX_FDS], ngot = 0;
 	long r;
 
 	memset(reply, 0, reply_len);
-	if (vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(start < mute_until))
+	if (is_muted(start))
 		return tell_muted(req, reply);
 	r = vmh_ctl_fd < 0 ? -ENOTCONN : send_fds(req, req->len, out, nout);
 	if (vmh_unlikely(for_its_fds(r, nout)))
 		return (int)r;
 	if (r == 0) {
-		r = await_reply(req, &buf, deadline, got, &ngot);
+		r = await_reply(&q, 1, &buf, deadline, got, &ngot);
 		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
 	}
-	if (r > 0 && (buf.h.type != (req->type | VMH_MSG_REPLY) || (!buf.h.status && (size_t)r < reply_len)))
-		r = -EPROTO;
+	r = checked(r, &buf, req, reply_len);
 	if (r < 0 || buf.h.status || !fds) {
 		vmh_ctl_close_fds(got, ngot);
 		ngot = 0;
 	}
-	if (r == -ETIMEDOUT && atomic_load(&session)) {
-		mute();
-		((struct vmh_msg_hdr *)reply)->reason = VMH_R_NO_ANSWER;
-	} else if (r < 0 && vmh_ctl_fd >= 0) {
-		vmh_warn("the service does not answer (%s): the kernel serves this program", strerror((int)-r));
-		lose(r == -EPROTO ? VMH_R_PROTOCOL : VMH_R_SERVICE_GONE);
-	}
-	if (r < 0)
+	if (r < 0) {
+		unanswered(r, reply);
 		return (int)r;
+	}
 	memcpy(reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
 	if (fds) {
 		memcpy(fds, got, (size_t)ngot * sizeof(int));
 		*nfds = ngot;
 	}
 	return buf.h.status;
+}
+
+/* lock held. Those that can be sent: how many wait for a reply. */
+static int send_many(struct vmh_ctl_request *q, int n, size_t reply_len)
+{
+	long r = vmh_ctl_fd < 0 ? -ENOTCONN : 0;
+	int sent = 0;
+
+	for (int i = 0; i < n; i++) {
+		memset(q[i].reply, 0, reply_len);
+		if (!r)
+			r = send_fds(q[i].req, q[i].req->len, q[i].out, 2);
+		q[i].err = r ? (int)r : OPEN;
+		sent += !r;
+	}
+	return sent;
+}
+
+void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len)
+{
+	bool internal = vmh_worker_is_me();
+	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
+	int open = is_muted(start) ? 0 : send_many(q, n, reply_len), got[MAX_FDS], ngot = 0;
+	struct vmh_msg_hdr none = { 0 };
+	struct vmh_ctl_request *one;
+	union message buf;
+	long r = 0;
+
+	for (int i = 0; i < n && is_muted(start); i++)
+		q[i].err = tell_muted(q[i].req, q[i].reply);
+	for (; open && r >= 0; open--) {
+		r = await_reply(q, n, &buf, deadline, got, &ngot);
+		if (r < 0)
+			break;
+		vmh_ctl_close_fds(got, ngot);
+		one = asked(q, n, buf.h.seq);
+		r = checked(r, &buf, one->req, reply_len);
+		if (r < 0)
+			break;
+		memcpy(one->reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
+		one->err = buf.h.status;
+	}
+	if (!open)
+		return;
+	vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
+	unanswered(r, &none);
+	for (int i = 0; i < n; i++) {
+		if (q[i].err != OPEN)
+			continue;
+		q[i].err = (int)r;
+		((struct vmh_msg_hdr *)q[i].reply)->reason = none.reason;
+	}
 }
 
 int vmh_ctl_rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds)

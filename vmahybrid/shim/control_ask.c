@@ -272,29 +272,58 @@ static int tcp_home(int fd, uint32_t flow_id, unsigned ifindex, unsigned reason)
 	return err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT) ? -ENOTCONN : err;
 }
 
-int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, struct vmh_tcp_blob *state, unsigned *reason)
+/* lock held; the states are in file, that of the only one at its beginning */
+static void take(struct vmh_session_take *v, int n, int file)
 {
-	struct vmh_msg_tcp_take req = { .flow_id = flow_id };
-	struct vmh_msg_tcp_take_reply rep = { 0 };
-	int out[2] = { fd }, err;
+	struct vmh_msg_tcp_take req[VMH_TAKES_MAX];
+	struct vmh_msg_tcp_take_reply rep[VMH_TAKES_MAX];
+	struct vmh_ctl_request q[VMH_TAKES_MAX];
 
-	*reason = VMH_R_NOT_TRIED;
-	vmh_lock(&vmh_ctl_lock);
-	err = out[1] = vmh_ctl_state_file();
-	if (err >= 0) {
-		vmh_ctl_header(&req.hdr, VMH_MSG_TCP_TAKE, sizeof(req));
-		req.hdr.reason = why;
-		err = vmh_ctl_rpc_fds(&req.hdr, out, 2, &rep, sizeof(rep), NULL, NULL);
-		*reason = err && rep.hdr.reason ? rep.hdr.reason : VMH_R_TCP_STATE;
-		if (!err) {
-			err = vmh_ctl_state_get(state, rep.len);
-			if (err && tcp_home(fd, flow_id, 0, VMH_R_TCP_STATE))
-				vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
-		}
-		vmh_ctl_state_done(vmh_ctl_fd >= 0 && err != -ETIMEDOUT);
+	for (int i = 0; i < n; i++) {
+		req[i] = (struct vmh_msg_tcp_take){ .flow_id = v[i].flow_id, .at = (unsigned)i * VMH_CTL_STATE_ROOM };
+		vmh_ctl_header(&req[i].hdr, VMH_MSG_TCP_TAKE, sizeof(req[i]));
+		req[i].hdr.reason = v[i].why;
+		q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .out = { v[i].fd, file }, .reply = &rep[i] };
 	}
+	vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
+	for (int i = 0; i < n; i++) {
+		v[i].err = q[i].err;
+		v[i].reason = q[i].err && rep[i].hdr.reason ? rep[i].hdr.reason : VMH_R_TCP_STATE;
+		if (v[i].err)
+			continue;
+		v[i].err = n > 1 ? vmh_ctl_states_get(file, i, &v[i].state, rep[i].len)
+				 : vmh_ctl_state_get(&v[i].state, rep[i].len);
+		if (v[i].err && tcp_home(v[i].fd, v[i].flow_id, 0, VMH_R_TCP_STATE))
+			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", v[i].fd);
+	}
+}
+
+static void take_one(struct vmh_session_take *v)
+{
+	int file = vmh_ctl_state_file();
+
+	if (file < 0) {
+		v->err = file;
+		v->reason = VMH_R_NOT_TRIED;
+		return;
+	}
+	take(v, 1, file);
+	vmh_ctl_state_done(vmh_ctl_fd >= 0 && v->err != -ETIMEDOUT);
+}
+
+void vmh_session_tcp_take(struct vmh_session_take *v, int n)
+{
+	int file = n > 1 ? vmh_ctl_states_file(n) : -1;
+
+	vmh_lock(&vmh_ctl_lock);
+	if (file >= 0)
+		take(v, n, file);
+	else
+		for (int i = 0; i < n; i++) /* at the limit of its descriptors, or of its files' size */
+			take_one(v + i);
 	vmh_unlock(&vmh_ctl_lock);
-	return err < 0 ? err : 0;
+	if (file >= 0)
+		vmh_sys(SYS_close, file);
 }
 
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason)

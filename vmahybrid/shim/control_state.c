@@ -8,11 +8,9 @@
 #include "vmh_fd.h"
 #include "vmh_iomux_int.h"
 #include "vmh_obj.h"
-#include "tcp/tcp_state.h"
 #include <fcntl.h>
 #include <sys/mman.h>
 
-#define ANY_BYTES (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
 #define MOST_BYTES (16ul << 20) /* what the buffers of nearly all connections have room for */
 
 static struct vmh_file file = { .fd = -1 }; /* a program may close every number, and use it anew */
@@ -22,7 +20,7 @@ static _Atomic int ready;
 static int set_size(int fd)
 {
 	struct vmh_quiet q = vmh_quiet_begin();
-	long r = vmh_sys(SYS_ftruncate, fd, file_bytes = ANY_BYTES);
+	long r = vmh_sys(SYS_ftruncate, fd, file_bytes = VMH_CTL_STATE_ROOM);
 
 	vmh_quiet_end(&q, r);
 	if (r != -EFBIG)
@@ -89,19 +87,19 @@ int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
 	return fd;
 }
 
-int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
+static int get_at(int fd, off_t from, struct vmh_tcp_blob *state, size_t len)
 {
 	struct stat st;
 	size_t at = 0;
 	char *p;
 
-	if (!vmh_file_is_ours(&file) || vmh_sys(SYS_fstat, file.fd, &st) || !len || (uint64_t)st.st_size < len)
+	if (vmh_sys(SYS_fstat, fd, &st) || !len || (uint64_t)st.st_size < (uint64_t)from + len)
 		return -EPROTO;
 	p = vmh_scratch_new(len);
 	if (!p)
 		return -ENOMEM;
 	while (at < len) {
-		long n = vmh_sys(SYS_pread64, file.fd, p + at, len - at, (long)at);
+		long n = vmh_sys(SYS_pread64, fd, p + at, len - at, (long)from + (long)at);
 
 		if (n > 0) {
 			at += (size_t)n;
@@ -112,6 +110,31 @@ int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
 	}
 	*state = (struct vmh_tcp_blob){ p, len };
 	return 0;
+}
+
+int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
+{
+	return vmh_file_is_ours(&file) ? get_at(file.fd, 0, state, len) : -EPROTO;
+}
+
+int vmh_ctl_states_file(int n)
+{
+	long fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC), r;
+	struct vmh_quiet q;
+
+	if (fd < 0)
+		return (int)fd;
+	q = vmh_quiet_begin();
+	r = vmh_sys(SYS_ftruncate, fd, n * VMH_CTL_STATE_ROOM);
+	vmh_quiet_end(&q, r);
+	if (r)
+		vmh_sys(SYS_close, fd);
+	return r ? (int)r : (int)fd;
+}
+
+int vmh_ctl_states_get(int fd, int i, struct vmh_tcp_blob *state, size_t len)
+{
+	return get_at(fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len);
 }
 
 void vmh_tcp_blob_free(struct vmh_tcp_blob *state)

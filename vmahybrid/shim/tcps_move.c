@@ -159,48 +159,71 @@ static void left_at_home(struct vmh_tcps *s, struct vmh_tcps_stash *st)
 	vmh_tring_stash_home(s->tring, st, s);
 }
 
-/* Object lock held, state ADOPTING. 0, or why not; the connection is the kernel's then. */
-static unsigned move(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a, const struct vmh_tcp_path *path,
-		     unsigned why)
-{
-	struct vmh_msg_attach req = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)fd,
-				      .proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = a->lport,
-				      .remote_port = a->rport, .lane = vmh_tring_ring(s->tring)->lane };
+/* On its way to a ring, from ADOPTING on; the object lock is held. */
+struct adoption {
+	struct vmh_tcps *s;
+	int fd;
+	unsigned why, reason;           /* reason: 0, or why it stays; the connection is the kernel's then */
+	struct vmh_tcp_addr a;
+	struct vmh_tcp_path path;
 	struct vmh_tcps_stash *st;
-	struct vmh_tcp_blob state = { 0 };
-	unsigned reason = 0;
-	int err;
+	struct vmh_session_take *take;  /* the service is asked for it */
+};
 
-	memcpy(req.local_addr, a->laddr.b, sizeof(req.local_addr));
-	memcpy(req.remote_addr, a->raddr.b, sizeof(req.remote_addr));
-	st = vmh_tring_stash(s->tring, a);
-	if (!st)
+/* Its frames come to the ring from here on, where they wait. */
+static unsigned steer(struct adoption *m)
+{
+	struct vmh_tcps *s = m->s;
+	struct vmh_msg_attach req = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)m->fd,
+				      .proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = m->a.lport,
+				      .remote_port = m->a.rport, .lane = vmh_tring_ring(s->tring)->lane };
+	unsigned reason;
+
+	memcpy(req.local_addr, m->a.laddr.b, sizeof(req.local_addr));
+	memcpy(req.remote_addr, m->a.raddr.b, sizeof(req.remote_addr));
+	m->st = vmh_tring_stash(s->tring, &m->a);
+	if (!m->st)
 		return VMH_R_RING_FAILED;
-	vmh_session_attach(&req, fd, &s->flow_id, &reason);
+	vmh_session_attach(&req, m->fd, &s->flow_id, &reason);
 	if (!reason)
 		reason = vmh_verbs_attach_tcp(s->flow_id, &req);
-	if (!reason && vmh_session_tcp_take(fd, s->flow_id, why, &state, &reason) == 0)
-		reason = 0;
-	else if (s->flow_id)
-		vmh_session_detach(s->flow_id, reason);
-	if (reason) {
-		left_at_home(s, st);
-		return reason;
-	}
-	err = import(s, &state, path);
-	if (err) {
-		vmh_debug("fd %d: the stack does not take the connection: %s", fd, strerror(-err));
-		err = vmh_session_tcp_home(fd, &state, s->flow_id, s->ifindex, VMH_R_TCP_STATE);
-		vmh_verbs_detach(s->flow_id);
-		if (err)
-			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", fd);
-		left_at_home(s, st);
-		reason = VMH_R_TCP_STATE;
-	} else {
-		vmh_tring_unstash(s->tring, st, true);
-	}
-	vmh_tcp_blob_free(&state);
 	return reason;
+}
+
+/* What the service has taken goes to the stack. 0, or why not. */
+static unsigned to_ring(struct adoption *m)
+{
+	struct vmh_tcps *s = m->s;
+	int err = import(s, &m->take->state, &m->path);
+
+	if (!err)
+		return 0;
+	vmh_debug("fd %d: the stack does not take the connection: %s", m->fd, strerror(-err));
+	err = vmh_session_tcp_home(m->fd, &m->take->state, s->flow_id, s->ifindex, VMH_R_TCP_STATE);
+	vmh_verbs_detach(s->flow_id);
+	if (err)
+		vmh_warn("fd %d: a TCP connection was lost between kernel and ring", m->fd);
+	return VMH_R_TCP_STATE;
+}
+
+/* After steer(), and the service. */
+static void move(struct adoption *m)
+{
+	if (m->take && !m->take->err) {
+		m->reason = to_ring(m);
+		vmh_tcp_blob_free(&m->take->state);
+	} else {
+		if (m->take)
+			m->reason = m->take->reason;
+		if (m->s->flow_id)
+			vmh_session_detach(m->s->flow_id, m->reason);
+	}
+	if (!m->st)
+		return;
+	if (m->reason)
+		left_at_home(m->s, m->st);
+	else
+		vmh_tring_unstash(m->s->tring, m->st, true);
 }
 
 /* Is nobody in a call on the kernel socket? One that sleeps there would never wake up again. The state is ADOPTING:
@@ -235,38 +258,68 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 
-void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
+/* The object lock is held from here on. false: it is not, and nothing is to be done. */
+static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsigned why)
 {
-	struct vmh_tcp_path path = { 0 };
-	struct vmh_tcp_addr a;
-	uint64_t began = vmh_now_ns();
-	unsigned reason;
-
-	if (VMH_GET(s->kept) || began < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
-		return;
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_note_names(s, fd, &a)) {
+	*m = (struct adoption){ .s = s, .fd = fd, .why = why };
+	if (VMH_GET(s->kept) || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
+		return false;
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_note_names(s, fd, &m->a)) {
 		vmh_unlock(&s->obj.lock);
-		return;
+		return false;
 	}
 	/* the kernel has it, so no rule of its port would do */
-	reason = vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &a);
-	if (!reason)
-		reason = find_way(s, &a, &path);
-	if (!reason) {
-		vmh_tcps_ask_untold(s, fd, &a);
-		s->opt.reuse = vmh_tcps_reuses(fd);
-		vmh_tcps_note_only_v6(s, fd);
-		atomic_store(&s->state, VMH_TCPS_ADOPTING);
-		reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? move(s, fd, &a, &path, why) : VMH_R_NOT_TRIED;
-	}
-	if (!reason) {
-		s->addr = a;
-		publish(s, fd);
+	m->reason = vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
+	if (!m->reason)
+		m->reason = find_way(s, &m->a, &m->path);
+	if (m->reason)
+		return true;
+	vmh_tcps_ask_untold(s, fd, &m->a);
+	s->opt.reuse = vmh_tcps_reuses(fd);
+	vmh_tcps_note_only_v6(s, fd);
+	atomic_store(&s->state, VMH_TCPS_ADOPTING);
+	m->reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? steer(m) : VMH_R_NOT_TRIED;
+	return true;
+}
+
+static void adoption_ends(struct adoption *m)
+{
+	move(m);
+	if (!m->reason) {
+		m->s->addr = m->a;
+		publish(m->s, m->fd);
 	} else {
-		stays(s, reason);
+		stays(m->s, m->reason);
 	}
-	vmh_unlock(&s->obj.lock);
-	vmh_tcps_adoption_took(vmh_now_ns() - began);
+	vmh_unlock(&m->s->obj.lock);
+}
+
+/* Those that have begun; began: when the first one did. */
+static void adopt(struct adoption *m, int n, uint64_t began)
+{
+	struct vmh_session_take take[VMH_TAKES_MAX];
+	int asked = 0;
+
+	for (int i = 0; i < n; i++) {
+		if (m[i].reason)
+			continue;
+		take[asked] = (struct vmh_session_take){ .fd = m[i].fd, .flow_id = m[i].s->flow_id, .why = m[i].why };
+		m[i].take = take + asked++;
+	}
+	if (asked)
+		vmh_session_tcp_take(take, asked);
+	for (int i = 0; i < n; i++)
+		adoption_ends(m + i);
+	vmh_tcps_adoption_took(vmh_now_ns() - began, (unsigned)n);
+}
+
+void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
+{
+	uint64_t began = vmh_now_ns();
+	struct adoption m;
+
+	if (adoption_begins(&m, s, fd, why))
+		adopt(&m, 1, began);
 }
 
 /* ---- by the internal thread: the program's call does not wait for the service ---- */
@@ -306,6 +359,20 @@ void vmh_tcps_adopt_chosen(void)
 	if (!atomic_load(&s->obj.closed))
 		vmh_tcps_adopt(s, s->obj.fd, VMH_R_TCP_BUSY);
 	vmh_obj_put(&s->obj);
+}
+
+int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n)
+{
+	struct adoption m[VMH_TAKES_MAX];
+	uint64_t began = vmh_now_ns();
+	int moving = 0, moved = 0;
+
+	for (int i = 0; i < n; i++)
+		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, VMH_R_TCP_BUSY);
+	adopt(m, moving, began);
+	for (int i = 0; i < moving; i++)
+		moved += !m[i].reason;
+	return moved;
 }
 
 /* ---- home ---- */

@@ -6,9 +6,11 @@
  * milliseconds.
  *
  * A process with many busy connections gains when all of them are on rings, and loses while some are: its waits ask
- * both sides then. To move them all would take longer than most programs run, so they stay where they are. */
+ * both sides then. If one thread serves them all they are moved together, which takes little longer than one of them
+ * does. Those of several threads stay where they are, since each of these would spin. */
 #include "vmh_conf.h"
 #include "vmh_control.h"
+#include "vmh_lane.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
@@ -27,11 +29,22 @@
 #define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
+static _Atomic uint64_t together_at; /* the next one of many at a time */
 static uint64_t looked_ns;
 
 /* How many connections are busy in the kernel: each counts itself once per epoch. */
 static _Atomic uint32_t epoch = 1, busy, shared_by = 1;
+static _Atomic uint32_t busy_thread; /* that serves them; 0: nobody yet */
+static _Atomic bool busy_threads;    /* another one, too */
 static _Atomic uint64_t pause_ns;
+
+static void note_thread(void)
+{
+	uint32_t other = 0, me = vmh_tid();
+
+	if (!atomic_compare_exchange_strong(&busy_thread, &other, me) && other != me)
+		atomic_store(&busy_threads, true);
+}
 
 static void count_busy(struct vmh_tcps *s)
 {
@@ -41,8 +54,10 @@ static void count_busy(struct vmh_tcps *s)
 		s->epoch = now;
 		s->epoch_rounds = 0;
 	}
-	if (s->epoch_rounds < vmh_params.hybrid_tcp_busy && ++s->epoch_rounds == vmh_params.hybrid_tcp_busy)
+	if (s->epoch_rounds < vmh_params.hybrid_tcp_busy && ++s->epoch_rounds == vmh_params.hybrid_tcp_busy) {
 		atomic_fetch_add_explicit(&busy, 1, memory_order_relaxed);
+		note_thread();
+	}
 }
 
 /* Where there is no internal thread nobody reads what the service says. With one, each system call of a program that has
@@ -103,6 +118,8 @@ static uint32_t count_anew(void)
 	uint32_t n = atomic_exchange(&busy, 0);
 
 	atomic_fetch_add(&epoch, 1);
+	atomic_store(&busy_thread, 0);
+	atomic_store(&busy_threads, false);
 	return n;
 }
 
@@ -118,6 +135,89 @@ static void pause_adoptions(uint64_t now)
 	ns = ns < PAUSE_MIN_NS ? PAUSE_MIN_NS : ns > PAUSE_MAX_NS ? PAUSE_MAX_NS : ns;
 	atomic_store(&pause_ns, ns);
 	atomic_store(&free_at, now + ns);
+	atomic_store(&together_at, now + ns);
+}
+
+/* ---- many at a time ---- */
+
+#define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
+#define TOGETHER_ENDS_NS 500000000u /* none was due for so long */
+
+static _Atomic bool together;    /* the internal thread moves all that are due */
+static uint64_t next_lot_ns, last_lot_ns; /* its own */
+
+/* Of one thread, more than would go one by one, but not so many that it stands for seconds. */
+static bool may_go_together(uint64_t now)
+{
+	uint32_t n = atomic_load_explicit(&busy, memory_order_relaxed);
+
+	return too_many(n) && n <= (uint64_t)vmh_params.hybrid_tcp_together && !atomic_load(&busy_threads) &&
+	       now >= atomic_load_explicit(&together_at, memory_order_relaxed) &&
+	       vmh_lane_logic(VMH_LANE_RX) < VMH_LANE_PER_THREAD; /* whose ring it is only the thread itself can say */
+}
+
+VMH_COLD static bool begin_together(uint64_t now)
+{
+	if (vmh_session_open()) {
+		pause_adoptions(now);
+		return false;
+	}
+	vmh_session_serve();
+	if (!atomic_load(&vmh_worker_runs))
+		return false;
+	count_anew();
+	atomic_store(&together, true);
+	vmh_worker_wake();
+	return true;
+}
+
+struct lot {
+	struct vmh_tcps *v[VMH_TAKES_MAX];
+	int n;
+};
+
+static void gather(struct vmh_tcps *s, void *arg)
+{
+	struct lot *l = arg;
+
+	if (l->n == VMH_TAKES_MAX || vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->policy) != VMH_TCPS_ADAPTIVE ||
+	    VMH_GET(s->kept) || !VMH_GET(s->connecting) || !vmh_tcps_is_due(s))
+		return;
+	vmh_obj_hold(&s->obj);
+	if (atomic_load(&s->obj.closed))
+		vmh_obj_put(&s->obj);
+	else
+		l->v[l->n++] = s;
+}
+
+int vmh_tcps_together(void)
+{
+	struct lot l = { .n = 0 };
+	uint64_t now = vmh_now_ns();
+
+	if (!atomic_load(&together))
+		return -1;
+	if (!last_lot_ns) {
+		last_lot_ns = now;
+		next_lot_ns = now + GATHER_NS;
+	}
+	if (now >= next_lot_ns) {
+		vmh_tcps_glance(gather, &l);
+		for (int i = 0; i < l.n; i++)
+			l.v[i]->rounds = 0; /* asked once */
+		if (l.n && vmh_tcps_adopt_together(l.v, l.n))
+			last_lot_ns = vmh_now_ns();
+		for (int i = 0; i < l.n; i++)
+			vmh_obj_put(&l.v[i]->obj);
+		next_lot_ns = vmh_now_ns() + (vmh_now_ns() - now > GATHER_NS ? vmh_now_ns() - now : GATHER_NS);
+	}
+	if (now - last_lot_ns >= TOGETHER_ENDS_NS && now > last_lot_ns) {
+		last_lot_ns = 0;
+		atomic_store(&together_at, now + PAUSE_MIN_NS);
+		atomic_store(&together, false);
+		return -1;
+	}
+	return GATHER_NS / 1000000;
 }
 
 static bool worth_it(uint64_t now)
@@ -138,11 +238,18 @@ static bool worth_it(uint64_t now)
 
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 {
+	uint64_t now;
+
 	if (!VMH_GET(s->connecting) || VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
-	if (!VMH_GET(s->kept) && worth_it(vmh_now_ns())) {
+	if (atomic_load_explicit(&together, memory_order_relaxed))
+		return false;
+	now = vmh_now_ns();
+	if (may_go_together(now) && begin_together(now))
+		return false;
+	if (!VMH_GET(s->kept) && worth_it(now)) {
 		if (s->accepted)
 			atomic_store_explicit(&handed, 0, memory_order_relaxed);
 		return true;
@@ -152,12 +259,12 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 }
 
 /* Where the internal thread does it only one connection stands still, and the program goes on with the others. */
-void vmh_tcps_adoption_took(uint64_t ns)
+void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 {
 	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_budget;
 
 	if (vmh_worker_is_me())
-		ns /= atomic_load(&shared_by);
+		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	atomic_store_explicit(&free_at, vmh_now_ns() + ns * (100 - percent) / percent, memory_order_relaxed);
 }
 
@@ -277,7 +384,7 @@ void vmh_tcps_look(void)
 	if (l.crowded)
 		pause_adoptions(l.now);
 	vmh_tcps_glance(glance_at, &l);
-	crowded = too_many(l.busy) && l.kernel_turns > l.ring_turns ? crowded + 1 : 0;
+	crowded = too_many(l.busy) && l.kernel_turns > l.ring_turns && !atomic_load(&together) ? crowded + 1 : 0;
 }
 
 /* Object lock held: it is on the ring, from now on. */

@@ -112,7 +112,7 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 		if (reason == VMH_R_TCP_LONG_FRAMES) {
 			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
 			if (!takes_long(s->tring)) /* or one after the other would come, and lose its frame */
-				vmh_tcps_adoption_took(LONG_LOSS_NS);
+				vmh_tcps_adoption_took(LONG_LOSS_NS, 1);
 			vmh_tcps_keep_home(s, reason);
 			return;
 		}

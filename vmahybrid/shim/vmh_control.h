@@ -30,7 +30,17 @@ void vmh_tcp_blob_free(struct vmh_tcp_blob *state);
 bool vmh_session_tcp_ready(void); /* what connections need to go home is there, whatever the program's limits will be */
 /* Of a TCP connection (vmh_tcps.h): its socket is parked, *state the connection, the caller's; and back. 0, -errno;
  * -ENOTCONN: there is no service. */
-int vmh_session_tcp_take(int fd, uint32_t flow_id, unsigned why, struct vmh_tcp_blob *state, unsigned *reason);
+struct vmh_session_take {
+	int fd;
+	uint32_t flow_id;
+	unsigned why;
+	int err;       /* 0 or -errno */
+	unsigned reason;
+	struct vmh_tcp_blob state;
+};
+#define VMH_TAKES_MAX 64
+/* Several in the time of one, which nearly all waits; n: up to VMH_TAKES_MAX. */
+void vmh_session_tcp_take(struct vmh_session_take *v, int n);
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason);
 /* What a ring got for a connection that is the kernel's again, struct vmh_tcp_frame; fills header and len in. 0 / -errno */
 int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames);

@@ -2,6 +2,7 @@
 #ifndef VMH_CONTROL_INT_H
 #define VMH_CONTROL_INT_H
 #include "vmh_control.h"
+#include "tcp/tcp_state.h"
 
 #define MAX_FDS 17
 
@@ -14,11 +15,23 @@ int vmh_ctl_send(const void *msg, size_t len); /* no reply is waited for */
 int vmh_ctl_rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds);
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds);
 void vmh_ctl_close_fds(int *fds, int n);
+/* Lock held. Several requests of one type, answered in any order, without descriptors; the deadline is that of one. */
+struct vmh_ctl_request {
+	struct vmh_msg_hdr *req;
+	int out[2];
+	void *reply;           /* of at least reply_len bytes, as vmh_ctl_rpc() has it */
+	int err;
+};
+void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len);
 /* control_state.c, lock held: the memory file for states. A descriptor, which stays ours, or -errno. */
 int vmh_ctl_state_file(void);
 int vmh_ctl_state_put(const struct vmh_tcp_blob *state); /* with this in it */
 int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len); /* what the service has written; 0 or -errno */
 void vmh_ctl_state_done(bool answered);                  /* after the request */
+/* A file for several states at a time, used once. */
+#define VMH_CTL_STATE_ROOM (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
+int vmh_ctl_states_file(int n);
+int vmh_ctl_states_get(int fd, int i, struct vmh_tcp_blob *state, size_t len);
 void vmh_ctl_state_fork_child(void);
 void vmh_ctl_forget_refusals(void);    /* control_ask.c: those of rings, for a new session */
 

@@ -221,6 +221,7 @@ int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state); /* a fr
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who reads the events */
 bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
+int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n); /* the same; up to VMH_TAKES_MAX, held. How many it did */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
 /* Else the number is closed, or another file's, by a call that nobody saw or in the child of a vfork. A socket without
@@ -358,7 +359,8 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 }
 void vmh_tcps_note_fork(void);
 bool vmh_tcps_hands_on(void); /* accepted connections are its children's: on a ring only as with policy adaptive */
-void vmh_tcps_adoption_took(uint64_t ns);
+void vmh_tcps_adoption_took(uint64_t ns, unsigned n); /* of n at a time */
+int vmh_tcps_together(void);                    /* by the internal thread: moves many; ms to the next look, -1: at will */
 void vmh_tcps_look(void);                       /* by the internal thread */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */
 void vmh_tcps_rested(struct vmh_tcps *s);

@@ -305,10 +305,12 @@ static void turn(void)
 	struct vmh_msg_event ev = { 0 };
 	int fd = atomic_load(&control_fd);
 	struct pollfd p[2 + WATCH_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
-	int ms = interval_ms(), tcp = vmh_trings_progress(), rings = fd < 0 ? 0 : watch_rings(p + 2, tcp >= 0);
+	int ms = interval_ms(), tcp = vmh_trings_progress(), together = vmh_tcps_together(), rings = fd < 0 ? 0 : watch_rings(p + 2, tcp >= 0);
 
 	if (tcp >= 0 && (ms < 0 || tcp < ms))
 		ms = tcp;
+	if (together >= 0 && (ms < 0 || together < ms))
+		ms = together;
 	if (tcp >= 0) {
 		vmh_tcps_look();
 		vmh_tlisten_look();
