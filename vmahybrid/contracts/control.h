@@ -215,10 +215,10 @@ struct vmh_msg_reinject {
 /* VMA_HYBRID_TCP. TCP_HOME with the flow of a port (VMH_FLOW_3T): the connection began on the ring, and the
  * socket has never been bound or connected; it is made that connection's. Else the frames are steered to the ring before (ATTACH) and are the kernel's after TCP_HOME. A
  * refusal changes nothing, but that a refused TCP_TAKE has taken the flow's rule away, too. */
-struct vmh_msg_tcp_take { /* takes an RCU grace period, which several share: they are answered in any order */
+struct vmh_msg_tcp_take { /* takes an RCU grace period, which several share */
 	struct vmh_msg_hdr hdr;
 	unsigned int flow_id;
-	unsigned int pad;
+	unsigned int follow;   /* so many more of the program follow at once; they are answered in any order */
 	unsigned long long at; /* where in the file the state goes */
 };
 

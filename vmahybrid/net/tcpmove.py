@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -93,12 +93,24 @@ class Mover:
         then as before, with one exception: MoveFailed with ``alive`` False, after ``timeout`` seconds in which the
         kernel took it neither back nor as parked. Frames stay steered then, for the other stack to go on if it can.
         """
+        (found,) = self.adopt_all([(fd, steering)], prepare)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def adopt_all(self, wanted: Sequence[tuple[int, Steering]], prepare: Callable[[TcpState], None] | None = None
+                  ) -> list[TcpState | BaseException]:
+        """adopt() of several, in the time of one: what it returns or raises of each."""
+        return tcprepair.together([self._adopting(fd, steering, prepare) for fd, steering in wanted])
+
+    def _adopting(self, fd: int, steering: Steering, prepare: Callable[[TcpState], None] | None
+                  ) -> Generator[None, None, TcpState]:
         with self._move(fd) as (sock, inode):
             tcprepair.examine(sock)     # a refusal takes no frame from whoever has the connection
             try:
                 steering.steer()
                 started = time.monotonic()
-                state, kept = tcprepair.freeze(sock)
+                state, kept = yield from tcprepair.freezing(sock)
             except BaseException:
                 self._persist(steering.unsteer)
                 raise

@@ -1,6 +1,7 @@
 """A kernel TCP socket on its way to a user-space stack and back, by TCP_REPAIR. See docs/tcp-home.md.
 
-- :func:`freeze` holds an established socket still and reads it; :func:`thaw` lets it go on as it was.
+- :func:`freeze` holds an established socket still and reads it; :func:`thaw` lets it go on as it was. :func:`freezing` and
+  :func:`together` do that with several in the time of one.
 - :func:`park` keeps a frozen socket in repair mode, without data and timers, while a user-space stack owns the stream:
   `ss` shows it, the port stays taken, close() is silent, send() and recv() are refused (EINVAL, EPERM).
 - :func:`rebuild` writes a newer state into the same socket and makes it the kernel's again; :func:`nudge` makes the
@@ -23,8 +24,10 @@ import errno
 import select
 import socket
 import struct
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from vmahybrid.contracts import addr_to_bytes, addr_to_text, family_of
 from vmahybrid.errors import Refused, VmahybridError
@@ -32,6 +35,8 @@ from vmahybrid.net import tcpsock
 from vmahybrid.net.tcpsock import NO_QUEUE, RECV_QUEUE, SEND_QUEUE, SOL, TCP, Buffers, Info, Vitals, Window
 from vmahybrid.net.tcpstate import MAX_QUEUE, MIN_MSS, SEQ_MASK, TcpFlag, TcpPhase, TcpState, after, seq
 from vmahybrid.steering.reasons import Reason
+
+_T = TypeVar("_T")
 
 _READS = 8                      # attempts at a state that does not change while it is read
 _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive buffer is made for
@@ -153,17 +158,14 @@ def _peek_offset(sock: socket.socket) -> int:
 # -- freeze and thaw
 
 
-def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
-    """Hold the connection still and read it; the socket is in repair mode then, and has lost nothing.
-
-    Takes an RCU grace period (5 to 30 ms) in which the segments that came before are done with; it is one for steering,
-    too. Raises Refused (TCP_STATE), OSError; the socket is as it was then.
-    """
+def freezing(sock: socket.socket) -> Generator[None, None, tuple[TcpState, Kept]]:
+    """freeze() in two steps, for several at a time: whoever goes on after the first has waited for an RCU grace period
+    (tcpsock.grace()), or throws in why not."""
     examine(sock)
     kept = Kept.of(sock)
     try:
         tcpsock.drop_all(sock)
-        tcpsock.grace()
+        yield
         _examine_state(sock)
         tcpsock.enter(sock)
         return _read(sock), kept
@@ -174,6 +176,38 @@ def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
         if isinstance(error, PermissionError):
             raise _refuse("the kernel forbids TCP_REPAIR, or a filter on it (CAP_NET_ADMIN)") from error
         raise
+
+
+def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
+    """Hold the connection still and read it; the socket is in repair mode then, and has lost nothing.
+
+    Takes an RCU grace period (5 to 30 ms) in which the segments that came before are done with; it is one for steering,
+    too. Raises Refused (TCP_STATE), OSError; the socket is as it was then.
+    """
+    (found,) = together([freezing(sock)])
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def together(steps: Sequence[Generator[None, None, _T]]) -> list[_T | BaseException]:
+    """What each returns, or raises, of several that wait once for an RCU grace period, which they share."""
+    found = [_step(one.__next__) for one in steps]
+    try:
+        tcpsock.grace()
+    except OSError as error:
+        return [_step(partial(one.throw, error)) if end is None else end for one, end in zip(steps, found, strict=True)]
+    return [_step(one.__next__) if end is None else end for one, end in zip(steps, found, strict=True)]
+
+
+def _step(step: Callable[[], None]) -> Any:
+    """None: it waits."""
+    try:
+        return step()
+    except StopIteration as end:
+        return end.value
+    except BaseException as error:
+        return error
 
 
 def thaw(sock: socket.socket, kept: Kept, *, probe: bool = True) -> None:

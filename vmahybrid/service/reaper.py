@@ -6,6 +6,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+
+IDLE_THREADS = 4
+
+_lock = threading.Lock()
+_idle = 0       # threads that wait, or are about to
+_waiting: SimpleQueue[tuple[Callable[[], object], str]] = SimpleQueue()
 
 
 def close_foreign(fds: Iterable[int]) -> None:
@@ -16,8 +23,29 @@ def close_foreign(fds: Iterable[int]) -> None:
 
 
 def in_thread(work: Callable[[], object], name: str) -> None:
-    """Run ``work`` in a daemon thread: it may hang without keeping the service from ending."""
-    threading.Thread(target=work, name=name, daemon=True).start()
+    """Run ``work`` in a daemon thread, which nobody else uses meanwhile: it may hang without keeping the service from
+    ending. One that has nothing to do is taken: to start one takes until it runs, on a busy machine milliseconds."""
+    global _idle
+    with _lock:
+        found = _idle > 0
+        _idle -= found
+    if found:
+        _waiting.put((work, name))
+    else:
+        threading.Thread(target=_go_on, args=(work, name), daemon=True).start()
+
+
+def _go_on(work: Callable[[], object], name: str) -> None:
+    global _idle
+    while True:
+        threading.current_thread().name = name
+        work()
+        del work    # and what it holds
+        with _lock:
+            if _idle == IDLE_THREADS:
+                return
+            _idle += 1
+        work, name = _waiting.get()
 
 
 def _close_all(fds: list[int]) -> None:

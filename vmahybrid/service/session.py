@@ -16,7 +16,7 @@ from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.net.pidns import own_pid
-from vmahybrid.service import binding, proof, reinject, shared, tcpshow
+from vmahybrid.service import binding, proof, reinject, shared, tcpmoves, tcpshow
 from vmahybrid.service.bereaved import peers_of
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
@@ -502,8 +502,10 @@ class Session:
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET or not flow.ifindex or (
                 flow.proto != socket.IPPROTO_TCP):
             proof.close_slowly(fd)
+            core.tcp.begin_lot(self.id, request.body.follow)
             raise proof.not_owner(f"flow {request.body.flow_id} is no TCP connection of this program")
-        length = await core.tcp.take(flow, fd, file, request.body.at, self.id, self._namespace())
+        length = await core.tcp.take(flow, fd, tcpmoves.Room(file, request.body.at), request.body.follow, self.id,
+                                     self._namespace())
         core.counters["tcp_taken_total"] += 1
         self._moved("tcp-adopted", flow, flow.flow_id, request.body.hdr.reason)
         return request.reply(len=length)

@@ -14,8 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vmahybrid.contracts import addr_to_bytes, lib
@@ -42,8 +41,8 @@ log = logging.getLogger("vmahybrid.service")
 
 FIN_AGAIN = (0.02, 0.1)     # seconds
 ASK_PEERS = (0.1, 0.6)      # seconds
+LOT_SECONDS = 0.1       # in which those that were said to follow come
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
-TAKERS = 64             # threads: they wait for the same RCU grace period
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -59,6 +58,57 @@ class Parked:
     flow: Flow
     session: int
     tracked: Namespace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For a state: a memory file of the program, from ``at`` on."""
+
+    file: int
+    at: int
+
+    def write(self, data: bytes) -> int:
+        """The bytes of it. If the file is sealed the program has lost its connection: raises Refused."""
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self.file, data[done:], self.at + done)
+        except (OSError, OverflowError) as error:
+            log.warning("TCP: a program's memory file does not take a state: %s", error)
+            raise Refused("TCP connection", f"its memory file: {error}", "", int(Reason.TCP_STATE)) from None
+        return len(data)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """One of a lot. ``tracked``: the kernel's connection tracking has it."""
+
+    flow: Flow
+    fd: int
+    steering: _Steering
+    done: asyncio.Future[TcpState]
+    tracked: bool = False
+
+    def tell(self, state: TcpState | BaseException) -> None:
+        if self.done.done():
+            return
+        if isinstance(state, BaseException):
+            self.done.set_exception(state)
+        else:
+            self.done.set_result(state)
+
+
+@dataclass(slots=True)
+class _Lot:
+    """Connections of a program that go together. ``begin``: without those that are still to follow."""
+
+    namespace: Namespace
+    begin: asyncio.TimerHandle
+    wanted: list[_Taken] = field(default_factory=list)
+
+    def add(self, flow: Flow, fd: int, steering: _Steering) -> _Taken:
+        self.wanted.append(_Taken(flow, fd, steering, asyncio.get_running_loop().create_future()))
+        return self.wanted[-1]
 
 
 @dataclass(slots=True)
@@ -79,7 +129,7 @@ class TcpMoves:
         self.mover = Mover()
         self.parked: dict[int, Parked] = {}     # by flow id
         self._taking: set[int] = set()          # flow ids
-        self._takers = ThreadPoolExecutor(TAKERS, "take-tcp")
+        self._lots: dict[int, _Lot] = {}        # that are still to begin, by session
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,30 +157,25 @@ class TcpMoves:
         for flow_id in [flow_id for flow_id in self._kept if flow_id not in flows]:
             proof.close_slowly(self._kept.pop(flow_id))
 
-    async def take(self, flow: Flow, fd: int, file: int, at: int, session: int, namespace: Namespace) -> int:
-        """Park the socket of an attached flow; ``fd`` is taken over. The bytes of its state, which ``file`` has then,
-        the program's memory file, from ``at`` on. On any error the flow is gone, and the connection is the kernel's as
-        before."""
+    async def take(self, flow: Flow, fd: int, room: Room, follow: int, session: int, namespace: Namespace) -> int:
+        """Park the socket of an attached flow; ``fd`` is taken over. The bytes of its state, which is in ``room`` then.
+        On any error the flow is gone, and the connection is the kernel's as before. ``follow``: so many more calls of
+        the session come at once, and go together."""
         if self.holds(flow.flow_id) or flow.flow_id in self._taking:
             proof.close_slowly(fd)
+            self.begin_lot(session, follow)
             raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
         self._taking.add(flow.flow_id)
         try:
-            return await self._take(flow, fd, file, at, session, namespace)
-        finally:
-            self._taking.discard(flow.flow_id)
-
-    async def _take(self, flow: Flow, fd: int, file: int, at: int, session: int, namespace: Namespace) -> int:
-        try:
-            _check_memory(file)
-            found = proof.check(fd, flow, namespace.cookie)
-            if found.inode != flow.inode:
-                raise proof.not_owner("another socket was attached")
-            translated = await namespace.worker.call_async(conntrack.settle, _tracked_names(flow))
-            if translated:
-                raise refuse(f"flow {flow.local_text}", Reason.NAT)
-            state = await asyncio.get_running_loop().run_in_executor(
-                self._takers, self.mover.adopt, fd, _Steering(self._core, flow, namespace))
+            try:
+                _check_memory(room.file)
+                found = proof.check(fd, flow, namespace.cookie)
+                if found.inode != flow.inode:
+                    raise proof.not_owner("another socket was attached")
+                wanted = self._lot(session, namespace).add(flow, fd, _Steering(self._core, flow, namespace))
+            finally:
+                self.begin_lot(session, follow)
+            state = await wanted.done
         except BaseException as error:
             proof.close_slowly(fd)
             await self._drop(flow)
@@ -138,8 +183,44 @@ class TcpMoves:
                 log.warning("TCP %s: %s", flow.local_text, error)
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
             raise
-        self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if translated is False else None)
-        return _write(file, at, state.pack())
+        finally:
+            self._taking.discard(flow.flow_id)
+        self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if wanted.tracked else None)
+        return room.write(state.pack())
+
+    def _lot(self, session: int, namespace: Namespace) -> _Lot:
+        if session not in self._lots:
+            begin = asyncio.get_running_loop().call_later(LOT_SECONDS, self.begin_lot, session, 0)
+            self._lots[session] = _Lot(namespace, begin)
+        return self._lots[session]
+
+    def begin_lot(self, session: int, follow: int) -> None:
+        """Unless some are still to follow."""
+        if not follow and session in self._lots:
+            lot = self._lots.pop(session)
+            lot.begin.cancel()
+            self._begin(self._adopt(lot))
+
+    async def _adopt(self, lot: _Lot) -> None:
+        going: list[_Taken] = []
+        try:
+            names = [_tracked_names(wanted.flow) for wanted in lot.wanted]
+            for wanted, found in zip(lot.wanted, await lot.namespace.worker.call_async(_settle, names), strict=True):
+                wanted.tracked = found is False
+                if isinstance(found, Exception):
+                    wanted.tell(found)
+                elif found:
+                    wanted.tell(refuse(f"flow {wanted.flow.local_text}", Reason.NAT))
+                else:
+                    going.append(wanted)
+            moved = await asyncio.to_thread(self.mover.adopt_all, [(wanted.fd, wanted.steering) for wanted in going])
+            for wanted, state in zip(going, moved, strict=True):
+                wanted.tell(state)
+        except BaseException as error:
+            for wanted in lot.wanted:
+                wanted.tell(error)
+            if not isinstance(error, Exception):
+                raise
 
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> Flow:
         """Rebuild a parked socket. Borrows both descriptors. Returns its flow; ``fd`` of that is -1 where the service
@@ -361,6 +442,17 @@ class _Steering:
         await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [make(state, link.mac)])
 
 
+def _settle(names: list[tcpask.Names]) -> list[bool | None | Exception]:
+    """conntrack.settle() of each, or what it raised. In a thread of the namespace."""
+    def one(name: tcpask.Names) -> bool | None | Exception:
+        try:
+            return conntrack.settle(name)
+        except Exception as error:
+            return error
+
+    return [one(name) for name in names]
+
+
 def _tracked_names(flow: Flow) -> tcpask.Names:
     return tcpask.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
 
@@ -397,18 +489,6 @@ def _check_memory(fd: int) -> None:
     except OSError as error:
         log.info("TCP: the state is none: %s", error)
         raise Refused("TCP connection", f"its state is no memory file: {error}", "", int(Reason.TCP_STATE)) from None
-
-
-def _write(fd: int, at: int, data: bytes) -> int:
-    """Into a memory file of a program, which has lost its connection if that is sealed: raises Refused."""
-    try:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(fd, data[done:], at + done)
-    except (OSError, OverflowError) as error:
-        log.warning("TCP: a program's memory file does not take a state: %s", error)
-        raise Refused("TCP connection", f"its memory file: {error}", "", int(Reason.TCP_STATE)) from None
-    return len(data)
 
 
 def _forget(fd: int) -> None:

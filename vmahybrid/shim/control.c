@@ -315,7 +315,7 @@ static int send_many(struct vmh_ctl_request *q, int n, size_t reply_len)
 	for (int i = 0; i < n; i++) {
 		memset(q[i].reply, 0, reply_len);
 		if (!r)
-			r = send_fds(q[i].req, q[i].req->len, q[i].out, 2);
+			r = send_fds(q[i].req, q[i].req->len, q[i].out, q[i].nout);
 		q[i].err = r ? (int)r : OPEN;
 		sent += !r;
 	}

@@ -191,21 +191,35 @@ struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *rea
 	return r;
 }
 
-int vmh_session_attach(const struct vmh_msg_attach *want, int fd, uint32_t *flow_id, unsigned *reason)
+void vmh_session_attach_all(struct vmh_session_attach *v, int n)
 {
-	struct vmh_msg_attach req = *want;
-	struct vmh_msg_attach_reply rep = { 0 };
-	int err;
+	struct vmh_msg_attach_reply rep[VMH_TAKES_MAX];
+	struct vmh_ctl_request q[VMH_TAKES_MAX];
 
 	vmh_lock(&vmh_ctl_lock);
-	vmh_ctl_header(&req.hdr, VMH_MSG_ATTACH, sizeof(req));
-	err = vmh_ctl_rpc(&req.hdr, fd, &rep, sizeof(rep), NULL, NULL);
+	for (int i = 0; i < n; i++) {
+		vmh_ctl_header(&v[i].req.hdr, VMH_MSG_ATTACH, sizeof(v[i].req));
+		q[i] = (struct vmh_ctl_request){ .req = &v[i].req.hdr, .out = { v[i].fd }, .nout = 1, .reply = &rep[i] };
+	}
+	vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
 	vmh_unlock(&vmh_ctl_lock);
-	*flow_id = rep.flow_id;
-	*reason = err ? (rep.hdr.reason ? rep.hdr.reason : vmh_session_reason()) : 0;
-	if (err && !*reason)
-		*reason = VMH_R_PROTOCOL;
-	return err;
+	for (int i = 0; i < n; i++) {
+		v[i].err = q[i].err;
+		v[i].flow_id = rep[i].flow_id;
+		v[i].reason = !q[i].err ? 0 : rep[i].hdr.reason ? rep[i].hdr.reason : vmh_session_reason();
+		if (q[i].err && !v[i].reason)
+			v[i].reason = VMH_R_PROTOCOL;
+	}
+}
+
+int vmh_session_attach(const struct vmh_msg_attach *want, int fd, uint32_t *flow_id, unsigned *reason)
+{
+	struct vmh_session_attach one = { .req = *want, .fd = fd };
+
+	vmh_session_attach_all(&one, 1);
+	*flow_id = one.flow_id;
+	*reason = one.reason;
+	return one.err;
 }
 
 void vmh_session_detach(uint32_t flow_id, unsigned cause)
@@ -280,10 +294,11 @@ static void take(struct vmh_session_take *v, int n, int file)
 	struct vmh_ctl_request q[VMH_TAKES_MAX];
 
 	for (int i = 0; i < n; i++) {
-		req[i] = (struct vmh_msg_tcp_take){ .flow_id = v[i].flow_id, .at = (unsigned)i * VMH_CTL_STATE_ROOM };
+		req[i] = (struct vmh_msg_tcp_take){ .flow_id = v[i].flow_id, .follow = (unsigned)(n - i - 1),
+						    .at = (unsigned)i * VMH_CTL_STATE_ROOM };
 		vmh_ctl_header(&req[i].hdr, VMH_MSG_TCP_TAKE, sizeof(req[i]));
 		req[i].hdr.reason = v[i].why;
-		q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .out = { v[i].fd, file }, .reply = &rep[i] };
+		q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .out = { v[i].fd, file }, .nout = 2, .reply = &rep[i] };
 	}
 	vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
 	for (int i = 0; i < n; i++) {

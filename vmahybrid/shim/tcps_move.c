@@ -170,24 +170,41 @@ struct adoption {
 	struct vmh_session_take *take;  /* the service is asked for it */
 };
 
-/* Its frames come to the ring from here on, where they wait. */
-static unsigned steer(struct adoption *m)
+/* Its frames are to come to the ring, where they wait. */
+static unsigned ready_to_steer(struct adoption *m, struct vmh_msg_attach *req)
 {
-	struct vmh_tcps *s = m->s;
-	struct vmh_msg_attach req = { .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)m->fd,
-				      .proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = m->a.lport,
-				      .remote_port = m->a.rport, .lane = vmh_tring_ring(s->tring)->lane };
-	unsigned reason;
+	const struct vmh_tcps *s = m->s;
 
-	memcpy(req.local_addr, m->a.laddr.b, sizeof(req.local_addr));
-	memcpy(req.remote_addr, m->a.raddr.b, sizeof(req.remote_addr));
+	*req = (struct vmh_msg_attach){ .kind = VMH_FLOW_5T, .ifindex = s->ifindex, .fd = (unsigned)m->fd,
+					.proto = IPPROTO_TCP, .family = s->v6 ? 6 : 4, .local_port = m->a.lport,
+					.remote_port = m->a.rport, .lane = vmh_tring_ring(s->tring)->lane };
+	memcpy(req->local_addr, m->a.laddr.b, sizeof(req->local_addr));
+	memcpy(req->remote_addr, m->a.raddr.b, sizeof(req->remote_addr));
 	m->st = vmh_tring_stash(s->tring, &m->a);
-	if (!m->st)
-		return VMH_R_RING_FAILED;
-	vmh_session_attach(&req, m->fd, &s->flow_id, &reason);
-	if (!reason)
-		reason = vmh_verbs_attach_tcp(s->flow_id, &req);
-	return reason;
+	return m->st ? 0 : VMH_R_RING_FAILED;
+}
+
+/* Of those without a reason, the ones whose frames come to the ring from here on. */
+static void steer(struct adoption *m, int n)
+{
+	struct vmh_session_attach at[VMH_TAKES_MAX];
+	struct adoption *of[VMH_TAKES_MAX];
+	int asked = 0;
+
+	for (int i = 0; i < n; i++) {
+		if (!m[i].reason)
+			m[i].reason = ready_to_steer(m + i, &at[asked].req);
+		if (m[i].reason)
+			continue;
+		at[asked].fd = m[i].fd;
+		of[asked++] = m + i;
+	}
+	if (asked)
+		vmh_session_attach_all(at, asked);
+	for (int i = 0; i < asked; i++) {
+		of[i]->s->flow_id = at[i].flow_id;
+		of[i]->reason = at[i].reason ? at[i].reason : vmh_verbs_attach_tcp(at[i].flow_id, &at[i].req);
+	}
 }
 
 /* What the service has taken goes to the stack. 0, or why not. */
@@ -206,7 +223,7 @@ static unsigned to_ring(struct adoption *m)
 	return VMH_R_TCP_STATE;
 }
 
-/* After steer(), and the service. */
+/* After steer() and the service. */
 static void move(struct adoption *m)
 {
 	if (m->take && !m->take->err) {
@@ -274,11 +291,12 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 		m->reason = find_way(s, &m->a, &m->path);
 	if (m->reason)
 		return true;
+	s->flow_id = 0;
 	vmh_tcps_ask_untold(s, fd, &m->a);
 	s->opt.reuse = vmh_tcps_reuses(fd);
 	vmh_tcps_note_only_v6(s, fd);
 	atomic_store(&s->state, VMH_TCPS_ADOPTING);
-	m->reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? steer(m) : VMH_R_NOT_TRIED;
+	m->reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? 0 : VMH_R_NOT_TRIED;
 	return true;
 }
 
@@ -300,6 +318,7 @@ static void adopt(struct adoption *m, int n, uint64_t began)
 	struct vmh_session_take take[VMH_TAKES_MAX];
 	int asked = 0;
 
+	steer(m, n);
 	for (int i = 0; i < n; i++) {
 		if (m[i].reason)
 			continue;

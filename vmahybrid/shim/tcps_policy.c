@@ -209,7 +209,7 @@ int vmh_tcps_together(void)
 			last_lot_ns = vmh_now_ns();
 		for (int i = 0; i < l.n; i++)
 			vmh_obj_put(&l.v[i]->obj);
-		next_lot_ns = vmh_now_ns() + (vmh_now_ns() - now > GATHER_NS ? vmh_now_ns() - now : GATHER_NS);
+		next_lot_ns = vmh_now_ns() + GATHER_NS;
 	}
 	if (now - last_lot_ns >= TOGETHER_ENDS_NS && now > last_lot_ns) {
 		last_lot_ns = 0;

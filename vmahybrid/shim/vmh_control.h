@@ -19,6 +19,14 @@ unsigned vmh_session_reason(void);   /* why there is none */
  * NULL and *reason where there is none. */
 struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *reason);
 int vmh_session_attach(const struct vmh_msg_attach *req, int fd, uint32_t *flow_id, unsigned *reason);
+#define VMH_TAKES_MAX 64
+struct vmh_session_attach {
+	struct vmh_msg_attach req;
+	int fd, err;   /* err: 0 or -errno */
+	uint32_t flow_id;
+	unsigned reason;
+};
+void vmh_session_attach_all(struct vmh_session_attach *v, int n); /* up to VMH_TAKES_MAX at a time */
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
 /* The state of a TCP connection that changes sides (tcp_state.h), in memory of its own. */
@@ -38,7 +46,6 @@ struct vmh_session_take {
 	unsigned reason;
 	struct vmh_tcp_blob state;
 };
-#define VMH_TAKES_MAX 64
 /* Several in the time of one, which nearly all waits; n: up to VMH_TAKES_MAX. */
 void vmh_session_tcp_take(struct vmh_session_take *v, int n);
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason);

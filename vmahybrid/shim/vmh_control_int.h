@@ -18,7 +18,7 @@ void vmh_ctl_close_fds(int *fds, int n);
 /* Lock held. Several requests of one type, answered in any order, without descriptors; the deadline is that of one. */
 struct vmh_ctl_request {
 	struct vmh_msg_hdr *req;
-	int out[2];
+	int out[2], nout;
 	void *reply;           /* of at least reply_len bytes, as vmh_ctl_rpc() has it */
 	int err;
 };
