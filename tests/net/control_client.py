@@ -139,6 +139,22 @@ class Client:
         assert len(state) == reply.len
         return reply, state
 
+    def tcp_take_all(self, wanted: list[tuple[int, int]], more: int = 0, detach: int = 0) -> list[tuple[Any, bytes]]:
+        """(socket, flow) of each, in one go: the replies, in that order, and the states. ``more``: so many are said to
+        follow, and don't. ``detach``: a flow that is detached at the same time, of which the reply comes last."""
+        room, order = 4096, []
+        with open(os.memfd_create("state"), "w+b") as file:
+            for i, (fd, flow_id) in enumerate(wanted):
+                self.send(self.pack(lib.VMH_MSG_TCP_TAKE, "struct vmh_msg_tcp_take", flow_id=flow_id, at=i * room,
+                                    follow=len(wanted) - i - 1 + more), fd, file.fileno())
+                order.append(self._seq)
+            if detach:
+                self.send(self.pack(lib.VMH_MSG_DETACH, "struct vmh_msg_detach", flow_id=detach))
+            replies = {getattr(reply, "hdr", reply).seq: reply for reply in (self.reply() for _ in order)}
+            taken = [(replies[number], os.pread(file.fileno(), getattr(replies[number], "len", 0), i * room))
+                     for i, number in enumerate(order)]
+        return [*taken, (self.reply(), b"")] if detach else taken
+
     def tcp_home(self, fd: int, flow_id: int, state: bytes, ifindex: int = 0) -> Any:
         with open(os.memfd_create("state"), "w+b") as file:
             file.write(state)
@@ -268,12 +284,18 @@ class Interpreter:
         self.state = state or self.state
         return _plain(reply) | {"bytes": len(state)}
 
+    def do_take_all(self, wanted: list[list[Any]], more: int = 0, detach: int = 0) -> list[dict[str, Any]]:
+        """Of each: name of the socket, flow."""
+        taken = self.client.tcp_take_all([(self.sockets[name].fileno(), flow) for name, flow in wanted], more, detach)
+        return [_plain(reply) | {"state": state.hex()} for reply, state in taken]
+
     def do_state(self) -> str:
         return self.state.hex()
 
-    def do_home(self, name: str, flow_id: int, data: str = "", port: int = 0) -> dict[str, Any]:
-        """``data``: instead of a state. ``port``: of a peer that it does not have."""
-        state = data.encode() or self.state
+    def do_home(self, name: str, flow_id: int, data: str = "", port: int = 0, state: str = "") -> dict[str, Any]:
+        """``data``: instead of a state. ``port``: of a peer that it does not have. ``state``: not that of the last
+        take."""
+        state = data.encode() or bytes.fromhex(state) or self.state
         if port:
             state = state[:50] + port.to_bytes(2, "big") + state[52:]
         return _plain(self.client.tcp_home(self.sockets[name].fileno(), flow_id, state))

@@ -96,15 +96,19 @@ class Peer:
         return self.process.pid  # nsenter and the like exec
 
     def do(self, what: str, timeout: float = 10.0, /, **arguments: Any) -> Any:
-        assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(json.dumps({"do": what, **arguments}), file=self.process.stdin, flush=True)
+        self.tell(what, **arguments)
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             raise TimeoutError(f"{what} was not answered")
         answer = json.loads(self.process.stdout.readline() or '{"error": "ended", "text": ""}')
         if "error" in answer:
             raise Refusal(f"{answer['error']}: {answer['text']}")
         return answer["ok"]
+
+    def tell(self, what: str, /, **arguments: Any) -> None:
+        """The command alone; do() would read its answer as its own."""
+        assert self.process.stdin is not None
+        print(json.dumps({"do": what, **arguments}), file=self.process.stdin, flush=True)
 
     def bound(self, name: str, port: int = 0, address: str = "", **more: Any) -> int:
         """A UDP socket bound to the side's address; its port."""

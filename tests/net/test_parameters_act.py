@@ -892,7 +892,21 @@ def test_many_busy_connections(start: Run, service: Service, netns_pair: Sandbox
     server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
     server.wait_for("ready")
     told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_BUDGET="100",
-               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY=most))  # fmt: skip
+               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY=most,
+               VMA_HYBRID_TCP_TOGETHER="0"))  # fmt: skip
+    with Client(service.rundir / "api.sock") as client:
+        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
+    server.stop(signal.SIGKILL)
+    assert sum(found) == (3 if moved else 0)
+
+
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
+@pytest.mark.parametrize(("most", "moved"), [("2", False), ("3", True)])
+def test_many_of_one_thread_together(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: bool) -> None:
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_BULK="0",
+               VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2", VMA_HYBRID_TCP_TOGETHER=most))  # fmt: skip
     with Client(service.rundir / "api.sock") as client:
         found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
     server.stop(signal.SIGKILL)
@@ -909,7 +923,7 @@ def test_busy_is_who_makes_so_many_rounds(
     server.wait_for("ready")
     told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="100", VMA_HYBRID_TCP_BUDGET="100",
                VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2",
-               VMA_HYBRID_TCP_BUSY=rounds))  # fmt: skip
+               VMA_HYBRID_TCP_BUSY=rounds, VMA_HYBRID_TCP_TOGETHER="0"))  # fmt: skip
     with Client(service.rundir / "api.sock") as client:
         found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
     server.stop(signal.SIGKILL)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from net.service_lab import Api, until
+from net.test_tcp_move_commands import event_log
 from net.test_tcp_shim import ShimPeer, offloaded, on_ring, without_offloads
 from net.test_tcp_show import counter
 
@@ -147,11 +148,12 @@ def service() -> Iterator[Service]:
 
 
 @contextmanager
-def server(service: Service, policy: str, cpu: int | None = None, **variables: str) -> Iterator[Program]:
+def server(service: Service, policy: str, cpu: int | None = None, prefix: tuple[str, ...] = (), **variables: str
+           ) -> Iterator[Program]:
     """An epoll program whose connections do not block."""
     side = service.sandbox.b
-    argv = service.run_argv([bench_program("tcp_many"), "server", side.address, str(PORT)], "adaptive",
-                            VMA_HYBRID_TCP=policy, **variables)
+    argv = [*prefix, *service.run_argv([bench_program("tcp_many"), "server", side.address, str(PORT)], "adaptive",
+                                       VMA_HYBRID_TCP=policy, **variables)]
     program = service.sandbox.start(side, argv, cpu, service.env)
     try:
         program.wait_for("ready", 10)
@@ -254,13 +256,137 @@ def test_few_busy_connections_come_to_the_ring(service: Service) -> None:
 
 
 def test_of_many_busy_connections_none_comes_to_a_ring(service: Service) -> None:
-    with server(service, "adaptive", VMA_HYBRID_TCP_BUDGET="100") as program:
+    with server(service, "adaptive", VMA_HYBRID_TCP_BUDGET="100", VMA_HYBRID_TCP_TOGETHER="0") as program:
         client = clients(service, MANY, 2)
         client.wait_for("begun", 10)
         for _ in range(10):
             assert offloaded(service) == []
         assert answered(client, MANY) > 100 * MANY
         assert Api(service).socket_flows() == [] or not service.ring_flows(program.pid)
+
+
+def moves(service: Service, program: Program) -> list[float]:
+    """When its connections came to rings."""
+    return [event["time"] for event in event_log(service, program.pid) if event["kind"] == "tcp-adopted"]
+
+
+@pytest.mark.parametrize("connections", [MANY, 150])
+@pytest.mark.parametrize("limits", [(), ("--fsize=1000000000",), ("--nofile=180",)], ids=["", "file-size", "files"])
+def test_those_of_one_thread_come_together(service: Service, connections: int, limits: tuple[str, ...]) -> None:
+    """In lots of 64; one by one where the program may have no file for the states of a lot."""
+    prefix = ("prlimit", *limits) if limits else ()
+    with server(service, "adaptive", prefix=prefix) as program:
+        client = clients(service, connections, 4)
+        assert answered(client, connections) > 100 * connections
+        at = moves(service, program)
+    assert len(at) == connections
+    if not limits and connections == MANY:
+        assert at[-1] - at[0] < 0.5, at     # by the budget of 2 percent they would take a second
+
+
+# each of its threads serves one
+THREADS = """
+import socket, sys, threading
+listener = socket.create_server((sys.argv[1], 0), backlog=99)
+print("port", listener.getsockname()[1], flush=True)
+def serve(s):
+    while data := s.recv(4096):
+        s.sendall(data)
+while True:
+    threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+"""
+
+# one thread, without blocking
+ECHO = """
+import selectors, socket, sys
+listener, selector = socket.create_server((sys.argv[1], 0), backlog=999), selectors.DefaultSelector()
+print("port", listener.getsockname()[1], flush=True)
+selector.register(listener, selectors.EVENT_READ)
+while True:
+    for key, _ in selector.select():
+        if key.fileobj is listener:
+            s = listener.accept()[0]
+            s.setblocking(False)
+            selector.register(s, selectors.EVENT_READ)
+        elif data := key.fileobj.recv(4096):
+            assert key.fileobj.send(data) == len(data)
+        else:
+            selector.unregister(key.fileobj)
+            key.fileobj.close()
+"""
+
+# what comes back is what was sent, on each of many, in both directions at once
+CHECKED = """
+import hashlib, random, selectors, socket, sys, time
+count, seconds = int(sys.argv[3]), float(sys.argv[4])
+conns, selector = [], selectors.DefaultSelector()
+for i in range(count):
+    s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    s.setblocking(False)
+    selector.register(s, selectors.EVENT_READ, i)
+    conns.append([s, random.Random(i), hashlib.sha256(), hashlib.sha256(), 0, 0])
+def send(c):
+    data = c[1].randbytes(c[1].randrange(1, 300))
+    assert c[0].send(data) == len(data)
+    c[2].update(data)
+    c[4] = len(data)
+for c in conns:
+    send(c)
+end = time.monotonic() + seconds
+under_way, rounds = count, 0
+while under_way:
+    ready = selector.select(10)
+    assert ready, "no answer"
+    for key, _ in ready:
+        c = conns[key.data]
+        data = c[0].recv(4096)
+        assert data
+        c[3].update(data)
+        c[4] -= len(data)
+        if c[4] == 0:
+            rounds += 1
+            if time.monotonic() < end:
+                send(c)
+            else:
+                under_way -= 1
+assert all(c[2].digest() == c[3].digest() for c in conns)
+print("rounds", rounds, flush=True)
+"""
+
+
+def checked(service: Service, port: int, connections: int, seconds: float, *shim: str) -> Program:
+    argv = [sys.executable, "-c", CHECKED, service.sandbox.b.address, str(port), str(connections), f"{seconds:g}"]
+    if shim:
+        argv = service.run_argv(argv, "adaptive", VMA_HYBRID_TCP=shim[0])
+    return service.sandbox.start(service.sandbox.a, argv, env=service.env)
+
+
+@contextmanager
+def python_server(service: Service, text: str) -> Iterator[tuple[Program, int]]:
+    """And its port."""
+    side = service.sandbox.b
+    argv = service.run_argv([sys.executable, "-c", text, side.address], "adaptive", VMA_HYBRID_TCP="adaptive")
+    program = service.sandbox.start(side, argv, env=service.env)
+    try:
+        yield program, int(program.wait_for(r"port (\d+)")[1])
+    finally:
+        program.stop(signal.SIGKILL)
+
+
+def test_those_of_many_threads_stay(service: Service) -> None:
+    """Each thread would spin."""
+    with python_server(service, THREADS) as (program, port):
+        assert checked(service, port, 12, 2).result(20).startswith("rounds")
+        assert len(moves(service, program)) < 6
+
+
+@pytest.mark.parametrize("client_too", [False, True], ids=["kernel", "both"])
+def test_no_byte_is_lost_in_a_lot(service: Service, client_too: bool) -> None:
+    with python_server(service, ECHO) as (program, port):
+        client = checked(service, port, 100, 3, *(["adaptive"] if client_too else []))
+        assert client.result(30).startswith("rounds")
+        assert len(moves(service, program)) == 100
+        assert len(moves(service, client)) == 100 * client_too
 
 
 def test_without_a_limit_many_come(service: Service) -> None:
@@ -271,7 +397,7 @@ def test_without_a_limit_many_come(service: Service) -> None:
 
 
 def test_a_few_among_many_go_home(service: Service) -> None:
-    with server(service, "adaptive") as program:
+    with server(service, "adaptive", VMA_HYBRID_TCP_TOGETHER="0") as program:
         one = clients(service, 1, 6)
         until(lambda: len(offloaded(service)) == 1, 5, what=lambda: str(offloaded(service)))
         many = clients(service, MANY, 3)

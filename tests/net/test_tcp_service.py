@@ -58,6 +58,14 @@ def speak(sock: socket.socket) -> None:
     sock.recv(1)
 
 
+def has_ended(sock: socket.socket) -> bool:
+    """By a FIN or a reset. Raises TimeoutError: it has not."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
 def test_it_is_parked_and_comes_home(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
     with attached(service, netns_pair, far) as (peer, other, flow):
         taken = peer.do("take", name="c", flow_id=flow["flow_id"])
@@ -106,6 +114,83 @@ def test_a_killed_program_resets_its_peer(service: Service, netns_pair: Sandbox,
         with pytest.raises(ConnectionResetError):
             speak(other)
     until(lambda: len(open_files(service.program.pid)) <= len(files))
+
+
+@contextlib.contextmanager
+def several(service: Service, sandbox: Sandbox, far: socket.socket, count: int
+            ) -> Iterator[tuple[Peer, list[socket.socket], list[list[Any]]]]:
+    """The program with attached connections, their other ends, and (name, flow) of each."""
+    with Peer(service, sandbox.a) as peer, contextlib.ExitStack() as stack:
+        assert peer.do("ring", ifname="va")["status"] == 0
+        others, wanted = [], []
+        for i in range(count):
+            local = peer.do("connect", name=f"c{i}", to=list(far.getsockname()))
+            others.append(stack.enter_context(far.accept()[0]))
+            others[-1].settimeout(3)
+            reply = peer.do("attach", name=f"c{i}", kind="5t", local=local, remote=list(far.getsockname()),
+                            ifname="va", proto=socket.IPPROTO_TCP)
+            assert reply["status"] == 0, reply
+            wanted.append([f"c{i}", reply["flow_id"]])
+        yield peer, others, wanted
+
+
+def taken(service: Service) -> int:
+    return int(Api(service).status()["counters"].get("tcp_taken_total", 0))
+
+
+def test_several_are_parked_together(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """Each with its own state; what is refused among them is refused alone, also the last one and one of them twice."""
+    with several(service, netns_pair, far, 20) as (peer, others, wanted):
+        before, unknown = taken(service), ["c0", 99999]
+        said = peer.do("take_all", wanted=[*wanted[:10], unknown, wanted[3], *wanted[10:], unknown])
+        refused = {10: Reason.NOT_OWNER, 11: Reason.TCP_STATE, 22: Reason.NOT_OWNER}
+        assert {i: reply["reason"] for i, reply in enumerate(said) if reply["status"]} == refused
+        assert taken(service) - before == 20
+        states = [TcpState.unpack(bytes.fromhex(reply["state"])) for reply in said if not reply["status"]]
+        assert [state.lport for state in states] == [other.getpeername()[1] for other in others]
+        for i, (name, flow) in enumerate(wanted):
+            assert peer.do("home", name=name, flow_id=flow, state=states[i].pack().hex())["status"] == 0
+        for i, other in enumerate(others):
+            other.send(b"%d" % i)
+            assert peer.do("recv", name=f"c{i}") == str(i)
+            peer.do("close", name=f"c{i}")
+            assert other.recv(10) == b""
+    assert not service.program.errors.count("Traceback")
+
+
+def test_a_lot_takes_little_longer_than_one(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    with several(service, netns_pair, far, 41) as (peer, _, wanted):
+        begun = time.monotonic()
+        for one in wanted[:8]:
+            assert peer.do("take_all", wanted=[one])[0]["status"] == 0
+        alone = (time.monotonic() - begun) / 8
+        begun = time.monotonic()
+        assert not any(reply["status"] for reply in peer.do("take_all", wanted=wanted[8:40]))
+        together = (time.monotonic() - begun) / 32
+        assert together < alone / 2, (together, alone)
+        assert until(lambda: peer.do("take_all", wanted=wanted[40:], more=5)[0]["status"] == 0)    # none follows
+
+
+def test_what_follows_a_lot_waits_for_it(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    with several(service, netns_pair, far, 3) as (peer, others, wanted):
+        *said, last = peer.do("take_all", wanted=wanted, detach=wanted[0][1])
+        assert [reply["status"] for reply in (*said, last)] == [0] * 4
+        assert {flow["flow_id"] for flow in Api(service).socket_flows()} == {flow for _, flow in wanted[1:]}
+
+
+def test_a_program_that_ends_in_a_lot(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    with Peer(service, netns_pair.a):
+        files = open_files(service.program.pid)
+    for _ in range(5):
+        with several(service, netns_pair, far, 16) as (peer, others, wanted):
+            peer.tell("take_all", wanted=wanted)
+            time.sleep(0.005)
+            peer.kill()
+            time.sleep(0.3)
+            assert all(map(has_ended, others))
+    assert until(lambda: not Api(service).socket_flows())
+    assert until(lambda: len(open_files(service.program.pid)) <= len(files))
+    assert not service.program.errors.count("Traceback")
 
 
 @contextlib.contextmanager

@@ -235,7 +235,7 @@ static bool kernel_may_have_told(const struct vmh_tcps *s)
 	struct pollfd p = { .fd = s->obj.fd, .events = POLLIN | POLLRDHUP };
 	struct timespec zero = { 0 };
 
-	return vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) != 0;
+	return vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) != 0 || atomic_load(&s->taken);
 }
 
 /* Of a state in which nobody serves the connection now. 0: look again. */

@@ -295,6 +295,7 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	vmh_tcps_ask_untold(s, fd, &m->a);
 	s->opt.reuse = vmh_tcps_reuses(fd);
 	vmh_tcps_note_only_v6(s, fd);
+	atomic_store(&s->taken, 0);
 	atomic_store(&s->state, VMH_TCPS_ADOPTING);
 	m->reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? 0 : VMH_R_NOT_TRIED;
 	return true;
@@ -322,6 +323,7 @@ static void adopt(struct adoption *m, int n, uint64_t began)
 	for (int i = 0; i < n; i++) {
 		if (m[i].reason)
 			continue;
+		atomic_store(&m[i].s->taken, 1);
 		take[asked] = (struct vmh_session_take){ .fd = m[i].fd, .flow_id = m[i].s->flow_id, .why = m[i].why };
 		m[i].take = take + asked++;
 	}

@@ -80,6 +80,7 @@ struct vmh_tcps {
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
+	_Atomic uint8_t taken;            /* being moved: by now the service may have parked the kernel socket */
 	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's */
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
