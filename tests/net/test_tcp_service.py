@@ -172,7 +172,7 @@ def test_a_lot_takes_little_longer_than_one(service: Service, netns_pair: Sandbo
 
 
 def test_what_follows_a_lot_waits_for_it(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
-    with several(service, netns_pair, far, 3) as (peer, others, wanted):
+    with several(service, netns_pair, far, 3) as (peer, _, wanted):
         *said, last = peer.do("take_all", wanted=wanted, detach=wanted[0][1])
         assert [reply["status"] for reply in (*said, last)] == [0] * 4
         assert {flow["flow_id"] for flow in Api(service).socket_flows()} == {flow for _, flow in wanted[1:]}

@@ -8,13 +8,13 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vmahybrid.bench import sockperf, turns
+from vmahybrid.bench import sockperf
 from vmahybrid.bench.figures import Part, interleave, median_figure
 from vmahybrid.bench.sandbox import SandboxError
 from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, WAYS, Place, Started, places
@@ -73,12 +73,6 @@ class Server:
     def run(self, place: Place, seconds: float) -> Load:
         with self.running(place):
             return self.parse(self.generate(place, seconds).program.result(LIMIT), seconds)
-
-    def begin(self, place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
-        server = stack.enter_context(self.running(place))
-        client = self.generate(place, seconds)
-        stack.callback(client.program.stop, signal.SIGKILL)
-        return turns.Pair(client, server, place.sandbox.a)
 
 
 def redis(command: str, clients: int) -> Server:
@@ -174,10 +168,8 @@ def parse_wrk(text: str) -> Load:
     return Load(float(rate[1]), float(p50[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[p50[2]])
 
 
-def _measure(part: str, servers: dict[str, Server], repeats: int, seconds: float, say: Callable[[str], None],
-             by_turns: Sequence[str] = ()) -> Part:
-    """``by_turns``: those whose connections `adaptive` leaves to the kernel. What the two differ by is less than what
-    runs of one of them do."""
+def _measure(part: str, servers: dict[str, Server], repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
+    """The moves of `adaptive` are within its time."""
     made = Part()
     with places() as found:
         for what, server in servers.items():
@@ -191,11 +183,8 @@ def _measure(part: str, servers: dict[str, Server], repeats: int, seconds: float
                     made.figures.append(median_figure(part, f"{what}, {name}", rates[name], "1/s"))
                 if p50:
                     made.figures.append(median_figure(part, f"{what}, {name}, p50", p50, "us"))
-            made.ratio(f"{what}, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name],
-                       at_least=None if what in by_turns else 0.97)
+            made.ratio(f"{what}, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.97)
             made.ratio(f"{what}, offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name])
-    for what in by_turns:
-        turns.add_adaptive(made, part, what, servers[what].begin, repeats, say)
     return made
 
 
@@ -203,7 +192,7 @@ def measure_redis(repeats: int, seconds: float, say: Callable[[str], None]) -> P
     _require("redis-server", "redis-benchmark")
     servers = {f"{command.upper()}, {clients} {'clients' if clients > 1 else 'client'}": redis(command, clients)
                 for clients in (1, 50) for command in ("get", "set")}
-    return _measure("tcp-redis", servers, repeats, seconds, say, ["GET, 50 clients", "SET, 50 clients"])
+    return _measure("tcp-redis", servers, repeats, seconds, say)
 
 
 def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
@@ -213,13 +202,13 @@ def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) 
         "get and set, 1 connection": memcached_events(1),
         "get and set, 8 connections": memcached_events(8),
     }
-    return _measure("tcp-memcached", servers, repeats, seconds, say, ["get and set, 8 connections"])
+    return _measure("tcp-memcached", servers, repeats, seconds, say)
 
 
 def measure_nginx(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     _require("nginx", "wrk")
     servers = {f"600 bytes, {clients} connections": nginx(clients) for clients in (1, 50)}
-    return _measure("tcp-nginx", servers, repeats, seconds, say, ["600 bytes, 50 connections"])
+    return _measure("tcp-nginx", servers, repeats, seconds, say)
 
 
 def _require(*programs: str) -> None:

@@ -1,8 +1,8 @@
 /* Control socket: Unix SEQPACKET, one fixed struct per message, native byte order (both ends share
  * the host); addresses and ports in network order. Contract page: docs/control-protocol.md.
  *
- * The shim sends a request and waits for the reply with the same seq; the service may send EVENTs at
- * any time between. A reply has type | VMH_MSG_REPLY, status 0 or -errno, and a reason code from
+ * The shim sends a request and waits for the reply with the same seq, of ATTACH and TCP_TAKE several at
+ * a time; the service may send EVENTs at any time between. A reply has type | VMH_MSG_REPLY, status 0 or -errno, and a reason code from
  * reasons.def. Fds ride in SCM_RIGHTS. A message of a wrong magic, version or length is refused with
  * a reply of status -EPROTO (reason VERSION or PROTOCOL) and the connection is closed.
  */

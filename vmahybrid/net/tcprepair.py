@@ -1,7 +1,7 @@
 """A kernel TCP socket on its way to a user-space stack and back, by TCP_REPAIR. See docs/tcp-home.md.
 
-- :func:`freeze` holds an established socket still and reads it; :func:`thaw` lets it go on as it was. :func:`freezing` and
-  :func:`together` do that with several in the time of one.
+- :func:`freeze` holds an established socket still and reads it; :func:`thaw` lets it go on as it was.
+  :func:`freezing` and :func:`together` do that with several in the time of one.
 - :func:`park` keeps a frozen socket in repair mode, without data and timers, while a user-space stack owns the stream:
   `ss` shows it, the port stays taken, close() is silent, send() and recv() are refused (EINVAL, EPERM).
 - :func:`rebuild` writes a newer state into the same socket and makes it the kernel's again; :func:`nudge` makes the

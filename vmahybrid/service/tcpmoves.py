@@ -442,9 +442,9 @@ class _Steering:
         await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [make(state, link.mac)])
 
 
-def _settle(names: list[tcpask.Names]) -> list[bool | None | Exception]:
+def _settle(names: list[tcpask.Names]) -> list[bool | Exception | None]:
     """conntrack.settle() of each, or what it raised. In a thread of the namespace."""
-    def one(name: tcpask.Names) -> bool | None | Exception:
+    def one(name: tcpask.Names) -> bool | Exception | None:
         try:
             return conntrack.settle(name)
         except Exception as error:

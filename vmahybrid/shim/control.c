@@ -1,8 +1,8 @@
 /* The session with the service.
  *
- * One SEQPACKET connection, requests in lock step under `lock`; events that arrive in between are put
- * aside and handled by the internal thread (worker.c), which holds no lock then. A service that does not
- * answer in time (vmh_patience.h) is treated as gone. Nothing that it says is taken for granted.
+ * One SEQPACKET connection, requests in lock step under `lock`, or several of one type; events that arrive in
+ * between are put aside and handled by the internal thread (worker.c), which holds no lock then. A service that does
+ * not answer in time (vmh_patience.h) is treated as gone. Nothing that it says is taken for granted.
  */
 #include "vmh_control_int.h"
 #include "vmh_exception.h"
