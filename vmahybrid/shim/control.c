@@ -306,49 +306,65 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 	return buf.h.status;
 }
 
-/* lock held. Those that can be sent: how many wait for a reply. */
-static int send_many(struct vmh_ctl_request *q, int n, size_t reply_len)
+/* lock held. *open: how many wait for a reply. 0, or -errno of the first one that could not be sent. */
+static long send_many(struct vmh_ctl_request *q, int n, int *open)
 {
 	long r = vmh_ctl_fd < 0 ? -ENOTCONN : 0;
-	int sent = 0;
 
 	for (int i = 0; i < n; i++) {
-		memset(q[i].reply, 0, reply_len);
 		if (!r)
 			r = send_fds(q[i].req, q[i].req->len, q[i].out, q[i].nout);
 		q[i].err = r ? (int)r : OPEN;
-		sent += !r;
+		*open += !r;
 	}
-	return sent;
+	return r;
+}
+
+/* lock held. The next reply to one of those that are open: bytes, or -errno. */
+static long take_reply(struct vmh_ctl_request *q, int n, size_t reply_len, uint64_t deadline)
+{
+	struct vmh_ctl_request *one;
+	union message buf;
+	int got[MAX_FDS], ngot = 0;
+	long r = await_reply(q, n, &buf, deadline, got, &ngot);
+
+	if (r < 0)
+		return r;
+	vmh_ctl_close_fds(got, ngot);
+	one = asked(q, n, buf.h.seq);
+	r = checked(r, &buf, one->req, reply_len);
+	if (r < 0)
+		return r;
+	memcpy(one->reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
+	one->err = buf.h.status;
+	return r;
 }
 
 void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len)
 {
 	bool internal = vmh_worker_is_me();
 	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
-	int open = is_muted(start) ? 0 : send_many(q, n, reply_len), got[MAX_FDS], ngot = 0;
 	struct vmh_msg_hdr none = { 0 };
-	struct vmh_ctl_request *one;
-	union message buf;
-	long r = 0;
+	int open = 0;
+	long r;
 
-	for (int i = 0; i < n && is_muted(start); i++)
-		q[i].err = tell_muted(q[i].req, q[i].reply);
-	for (; open && r >= 0; open--) {
-		r = await_reply(q, n, &buf, deadline, got, &ngot);
-		if (r < 0)
-			break;
-		vmh_ctl_close_fds(got, ngot);
-		one = asked(q, n, buf.h.seq);
-		r = checked(r, &buf, one->req, reply_len);
-		if (r < 0)
-			break;
-		memcpy(one->reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
-		one->err = buf.h.status;
+	for (int i = 0; i < n; i++) {
+		memset(q[i].reply, 0, reply_len);
+		q[i].err = is_muted(start) ? tell_muted(q[i].req, q[i].reply) : 0;
 	}
+	if (is_muted(start))
+		return;
+	r = send_many(q, n, &open);
+	if (r && !open && !for_its_fds(r, q->nout))
+		unanswered(r, &none);
 	if (!open)
 		return;
+	do
+		r = take_reply(q, n, reply_len, deadline);
+	while (r >= 0 && --open);
 	vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
+	if (r >= 0)
+		return;
 	unanswered(r, &none);
 	for (int i = 0; i < n; i++) {
 		if (q[i].err != OPEN)

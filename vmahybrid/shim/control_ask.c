@@ -193,8 +193,8 @@ struct vmh_ring *vmh_session_ring(unsigned ifindex, unsigned lane, unsigned *rea
 
 void vmh_session_attach_all(struct vmh_session_attach *v, int n)
 {
-	struct vmh_msg_attach_reply rep[VMH_TAKES_MAX];
-	struct vmh_ctl_request q[VMH_TAKES_MAX];
+	struct vmh_msg_attach_reply rep[n];
+	struct vmh_ctl_request q[n];
 
 	vmh_lock(&vmh_ctl_lock);
 	for (int i = 0; i < n; i++) {
@@ -286,12 +286,13 @@ static int tcp_home(int fd, uint32_t flow_id, unsigned ifindex, unsigned reason)
 	return err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT) ? -ENOTCONN : err;
 }
 
-/* lock held; the states are in file, that of the only one at its beginning */
-static void take(struct vmh_session_take *v, int n, int file)
+/* lock held. several: a file for their states; NULL: there is one, which goes by the one that is there always */
+static void take(struct vmh_session_take *v, int n, const struct vmh_file *several)
 {
-	struct vmh_msg_tcp_take req[VMH_TAKES_MAX];
-	struct vmh_msg_tcp_take_reply rep[VMH_TAKES_MAX];
-	struct vmh_ctl_request q[VMH_TAKES_MAX];
+	struct vmh_msg_tcp_take req[n];
+	struct vmh_msg_tcp_take_reply rep[n];
+	struct vmh_ctl_request q[n];
+	int file = several ? several->fd : vmh_ctl_state_file();
 
 	for (int i = 0; i < n; i++) {
 		req[i] = (struct vmh_msg_tcp_take){ .flow_id = v[i].flow_id, .follow = (unsigned)(n - i - 1),
@@ -300,45 +301,36 @@ static void take(struct vmh_session_take *v, int n, int file)
 		req[i].hdr.reason = v[i].why;
 		q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .out = { v[i].fd, file }, .nout = 2, .reply = &rep[i] };
 	}
-	vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
+	if (file >= 0)
+		vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
 	for (int i = 0; i < n; i++) {
-		v[i].err = q[i].err;
-		v[i].reason = q[i].err && rep[i].hdr.reason ? rep[i].hdr.reason : VMH_R_TCP_STATE;
-		if (v[i].err)
+		v[i].err = file < 0 ? file : q[i].err;
+		if (v[i].err) {
+			v[i].reason = file < 0 ? VMH_R_NOT_TRIED : rep[i].hdr.reason ? rep[i].hdr.reason : VMH_R_TCP_STATE;
 			continue;
-		v[i].err = n > 1 ? vmh_ctl_states_get(file, i, &v[i].state, rep[i].len)
-				 : vmh_ctl_state_get(&v[i].state, rep[i].len);
+		}
+		v[i].reason = VMH_R_TCP_STATE;
+		v[i].err = several ? vmh_ctl_states_get(several, i, &v[i].state, rep[i].len)
+				   : vmh_ctl_state_get(&v[i].state, rep[i].len);
 		if (v[i].err && tcp_home(v[i].fd, v[i].flow_id, 0, VMH_R_TCP_STATE))
 			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", v[i].fd);
 	}
-}
-
-static void take_one(struct vmh_session_take *v)
-{
-	int file = vmh_ctl_state_file();
-
-	if (file < 0) {
-		v->err = file;
-		v->reason = VMH_R_NOT_TRIED;
-		return;
-	}
-	take(v, 1, file);
-	vmh_ctl_state_done(vmh_ctl_fd >= 0 && v->err != -ETIMEDOUT);
+	if (!several)
+		vmh_ctl_state_done(vmh_ctl_fd >= 0 && v->err != -ETIMEDOUT);
 }
 
 void vmh_session_tcp_take(struct vmh_session_take *v, int n)
 {
-	int file = n > 1 ? vmh_ctl_states_file(n) : -1;
+	struct vmh_file file = { .fd = -1 };
 
 	vmh_lock(&vmh_ctl_lock);
-	if (file >= 0)
-		take(v, n, file);
+	if (n > 1 && vmh_ctl_states_file(&file, n))
+		take(v, n, &file);
 	else
-		for (int i = 0; i < n; i++) /* at the limit of its descriptors, or of its files' size */
-			take_one(v + i);
+		for (int i = 0; i < n; i++)
+			take(v + i, 1, NULL);
+	vmh_file_close(&file);
 	vmh_unlock(&vmh_ctl_lock);
-	if (file >= 0)
-		vmh_sys(SYS_close, file);
 }
 
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason)

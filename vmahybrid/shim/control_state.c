@@ -5,7 +5,6 @@
  * from the start, which RLIMIT_FSIZE would not let it get later. One that the service may read or write yet, since it did
  * not answer in time, is given up. */
 #include "vmh_control_int.h"
-#include "vmh_fd.h"
 #include "vmh_iomux_int.h"
 #include "vmh_obj.h"
 #include <fcntl.h>
@@ -17,33 +16,38 @@ static struct vmh_file file = { .fd = -1 }; /* a program may close every number,
 static size_t file_bytes;
 static _Atomic int ready;
 
-static int set_size(int fd)
+static int set_size(int fd, size_t bytes)
 {
 	struct vmh_quiet q = vmh_quiet_begin();
-	long r = vmh_sys(SYS_ftruncate, fd, file_bytes = VMH_CTL_STATE_ROOM);
+	long r = vmh_sys(SYS_ftruncate, fd, bytes);
 
-	vmh_quiet_end(&q, r);
-	if (r != -EFBIG)
-		return (int)r;
-	q = vmh_quiet_begin();
-	r = vmh_sys(SYS_ftruncate, fd, file_bytes = MOST_BYTES);
 	vmh_quiet_end(&q, r);
 	return (int)r;
 }
 
-static int make(struct vmh_file *f)
+/* Of so many bytes; where RLIMIT_FSIZE does not let it: of `less`. *got: which. */
+static int make(struct vmh_file *f, size_t bytes, size_t less, size_t *got)
 {
 	long fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC);
 	struct stat st;
+	int r;
 
 	if (fd < 0)
 		return (int)fd;
-	if (vmh_sys(SYS_fstat, fd, &st) || set_size((int)fd)) {
+	r = set_size((int)fd, *got = bytes);
+	if (r == -EFBIG && less)
+		r = set_size((int)fd, *got = less);
+	if (r || vmh_sys(SYS_fstat, fd, &st)) {
 		vmh_sys(SYS_close, fd);
 		return -EIO;
 	}
 	*f = (struct vmh_file){ .fd = vmh_fd_hide((int)fd), .dev = st.st_dev, .ino = st.st_ino };
 	return 0;
+}
+
+static int make_one(struct vmh_file *f)
+{
+	return make(f, VMH_CTL_STATE_ROOM, MOST_BYTES, &file_bytes);
 }
 
 int vmh_ctl_state_file(void)
@@ -53,7 +57,7 @@ int vmh_ctl_state_file(void)
 	if (file.fd >= 0 && !vmh_file_is_ours(&file))
 		vmh_file_close(&file);
 	if (file.fd < 0)
-		err = make(&file);
+		err = make_one(&file);
 	atomic_store(&ready, !err);
 	return err ? err : file.fd;
 }
@@ -117,24 +121,16 @@ int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len)
 	return vmh_file_is_ours(&file) ? get_at(file.fd, 0, state, len) : -EPROTO;
 }
 
-int vmh_ctl_states_file(int n)
+bool vmh_ctl_states_file(struct vmh_file *f, int n)
 {
-	long fd = vmh_sys(SYS_memfd_create, "vmahybrid-tcp", MFD_CLOEXEC), r;
-	struct vmh_quiet q;
+	size_t bytes;
 
-	if (fd < 0)
-		return (int)fd;
-	q = vmh_quiet_begin();
-	r = vmh_sys(SYS_ftruncate, fd, n * VMH_CTL_STATE_ROOM);
-	vmh_quiet_end(&q, r);
-	if (r)
-		vmh_sys(SYS_close, fd);
-	return r ? (int)r : (int)fd;
+	return !make(f, (unsigned)n * VMH_CTL_STATE_ROOM, 0, &bytes);
 }
 
-int vmh_ctl_states_get(int fd, int i, struct vmh_tcp_blob *state, size_t len)
+int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *state, size_t len)
 {
-	return get_at(fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len);
+	return vmh_file_is_ours(f) ? get_at(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len) : -EPROTO;
 }
 
 void vmh_tcp_blob_free(struct vmh_tcp_blob *state)
@@ -154,9 +150,9 @@ void vmh_ctl_state_done(bool answered)
 		vmh_sys(SYS_fallocate, file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0L, (long)file_bytes); /* its memory */
 		return;
 	}
-	if (make(&again)) { /* else there is one all the time */
+	if (make_one(&again)) { /* else there is one all the time */
 		vmh_file_close(&file);
-		make(&again);
+		make_one(&again);
 	} else {
 		vmh_file_close(&file);
 	}

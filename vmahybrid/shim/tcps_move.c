@@ -187,8 +187,8 @@ static unsigned ready_to_steer(struct adoption *m, struct vmh_msg_attach *req)
 /* Of those without a reason, the ones whose frames come to the ring from here on. */
 static void steer(struct adoption *m, int n)
 {
-	struct vmh_session_attach at[VMH_TAKES_MAX];
-	struct adoption *of[VMH_TAKES_MAX];
+	struct vmh_session_attach at[n];
+	struct adoption *of[n];
 	int asked = 0;
 
 	for (int i = 0; i < n; i++) {
@@ -316,7 +316,7 @@ static void adoption_ends(struct adoption *m)
 /* Those that have begun; began: when the first one did. */
 static void adopt(struct adoption *m, int n, uint64_t began)
 {
-	struct vmh_session_take take[VMH_TAKES_MAX];
+	struct vmh_session_take take[n];
 	int asked = 0;
 
 	steer(m, n);
@@ -390,7 +390,8 @@ int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n)
 
 	for (int i = 0; i < n; i++)
 		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, VMH_R_TCP_BUSY);
-	adopt(m, moving, began);
+	if (moving)
+		adopt(m, moving, began);
 	for (int i = 0; i < moving; i++)
 		moved += !m[i].reason;
 	return moved;

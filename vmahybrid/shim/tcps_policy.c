@@ -244,7 +244,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
-	if (atomic_load_explicit(&together, memory_order_relaxed))
+	if (atomic_load_explicit(&together, memory_order_relaxed) && atomic_load(&vmh_worker_runs))
 		return false;
 	now = vmh_now_ns();
 	if (may_go_together(now) && begin_together(now))

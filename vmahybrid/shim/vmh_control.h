@@ -26,7 +26,7 @@ struct vmh_session_attach {
 	uint32_t flow_id;
 	unsigned reason;
 };
-void vmh_session_attach_all(struct vmh_session_attach *v, int n); /* up to VMH_TAKES_MAX at a time */
+void vmh_session_attach_all(struct vmh_session_attach *v, int n); /* n: from 1 to VMH_TAKES_MAX */
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
 /* The state of a TCP connection that changes sides (tcp_state.h), in memory of its own. */
@@ -46,7 +46,7 @@ struct vmh_session_take {
 	unsigned reason;
 	struct vmh_tcp_blob state;
 };
-/* Several in the time of one, which nearly all waits; n: up to VMH_TAKES_MAX. */
+/* Several in the time of one, which nearly all waits; n: from 1 to VMH_TAKES_MAX. */
 void vmh_session_tcp_take(struct vmh_session_take *v, int n);
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason);
 /* What a ring got for a connection that is the kernel's again, struct vmh_tcp_frame; fills header and len in. 0 / -errno */

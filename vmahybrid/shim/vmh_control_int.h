@@ -3,6 +3,7 @@
 #define VMH_CONTROL_INT_H
 #include "vmh_control.h"
 #include "tcp/tcp_state.h"
+#include "vmh_fd.h"
 
 #define MAX_FDS 17
 
@@ -28,10 +29,10 @@ int vmh_ctl_state_file(void);
 int vmh_ctl_state_put(const struct vmh_tcp_blob *state); /* with this in it */
 int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len); /* what the service has written; 0 or -errno */
 void vmh_ctl_state_done(bool answered);                  /* after the request */
-/* A file for several states at a time, used once. */
 #define VMH_CTL_STATE_ROOM (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
-int vmh_ctl_states_file(int n);
-int vmh_ctl_states_get(int fd, int i, struct vmh_tcp_blob *state, size_t len);
+/* A file for several states at a time, used once; closed by vmh_file_close(). false: the program's limits forbid it */
+bool vmh_ctl_states_file(struct vmh_file *f, int n);
+int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *state, size_t len);
 void vmh_ctl_state_fork_child(void);
 void vmh_ctl_forget_refusals(void);    /* control_ask.c: those of rings, for a new session */
 
