@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 from net.control_client import Client
 from net.death_lab import Lab, count, descriptors, longest_gap, progresses, summary
+from net.service_lab import until
 
 from vmahybrid import contracts
-from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service
 from vmahybrid.contracts import lib
 
@@ -69,6 +70,11 @@ def service(netns_pair: Sandbox, softverbs: bool) -> Iterator[Service]:
         yield running
 
 
+def missing(asker: Program) -> int:
+    """Answers that never came. On a busy machine one may take more than the 0.1 s after which it is counted as lost."""
+    return count(asker, "lost") - count(asker, "late")
+
+
 def test_programs_are_not_disturbed(service: Service, netns_pair: Sandbox) -> None:
     lab = Lab(netns_pair, service)
     a, b = netns_pair.sides
@@ -80,7 +86,7 @@ def test_programs_are_not_disturbed(service: Service, netns_pair: Sandbox) -> No
     programs = (server, asker)
     sessions = {p["pid"]: p["session"] for p in lab.api.status()["processes"]}
     flows = {p.pid: [f["flow_id"] for f in lab.flows(p.pid)] for p in programs}
-    held, lost, begun, sent = len(descriptors(service.program.pid)), count(asker, "lost"), time.monotonic(), 0
+    held, before, begun, sent = len(descriptors(service.program.pid)), missing(asker), time.monotonic(), 0
     rng = random.Random(5)
     while time.monotonic() < begun + SECONDS:
         sent += attack(service.env["VMA_HYBRID_SOCKET"], rng)
@@ -88,7 +94,7 @@ def test_programs_are_not_disturbed(service: Service, netns_pair: Sandbox) -> No
         progresses(program)
         assert longest_gap(program, begun) < 0.5
     assert sent > 100
-    assert count(asker, "lost") == lost
+    assert until(lambda: missing(asker) == before, 3)
     status = lab.api.status()
     assert {p["pid"]: p["session"] for p in status["processes"] if p["pid"] in sessions} == sessions
     assert {p.pid: [f["flow_id"] for f in lab.flows(p.pid)] for p in programs} == flows
