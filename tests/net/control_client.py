@@ -162,12 +162,14 @@ class Client:
             return self.call(lib.VMH_MSG_TCP_HOME, "struct vmh_msg_tcp_home", fd, file.fileno(), flow_id=flow_id,
                              ifindex=ifindex)
 
-    def tcp_show(self, conns: list[tuple[int, int, tuple[str, int], tuple[str, int]]], ifindex: int, count: int) -> Any:
+    def tcp_show(self, conns: list[tuple[int, int, tuple[str, int], tuple[str, int]]], ifindex: int, count: int,
+                 flags: int) -> Any:
         """(socket, flow of the port, local, remote); ``count``: what the message says."""
         conn = [{"flow_id": flow_id, "ifindex": ifindex, "fd": fd, "local_addr": addr_to_bytes(local[0]),
                  "local_port": htons(local[1]), "remote_addr": addr_to_bytes(remote[0]),
                  "remote_port": htons(remote[1])} for fd, flow_id, local, remote in conns]
-        return self.call(lib.VMH_MSG_TCP_SHOW, "struct vmh_msg_tcp_show", *(c[0] for c in conns), n=count, conn=conn)
+        return self.call(lib.VMH_MSG_TCP_SHOW, "struct vmh_msg_tcp_show", *(c[0] for c in conns), n=count, conn=conn,
+                         flags=flags)
 
     def tcp_hide(self, inodes: list[int]) -> Any:
         return self.call(lib.VMH_MSG_TCP_HIDE, "struct vmh_msg_tcp_hide", n=len(inodes), inode=inodes)
@@ -300,10 +302,10 @@ class Interpreter:
             state = state[:50] + port.to_bytes(2, "big") + state[52:]
         return _plain(self.client.tcp_home(self.sockets[name].fileno(), flow_id, state))
 
-    def do_show(self, conns: list[list[Any]], ifname: str, count: int = 0) -> dict[str, Any]:
+    def do_show(self, conns: list[list[Any]], ifname: str, count: int = 0, flags: int = 0) -> dict[str, Any]:
         """Of each: name of the socket, flow of the port, local, remote."""
         wanted = [(self.sockets[name].fileno(), flow, (a[0], a[1]), (b[0], b[1])) for name, flow, a, b in conns]
-        reply = self.client.tcp_show(wanted, socket.if_nametoindex(ifname), count or len(wanted))
+        reply = self.client.tcp_show(wanted, socket.if_nametoindex(ifname), count or len(wanted), flags)
         return _plain(reply) | {"flow_id": list(getattr(reply, "flow_id", []))[:len(wanted)]}
 
     def do_hide(self, names: list[str], forget: bool = True) -> dict[str, Any]:

@@ -705,7 +705,8 @@ wait()
 def test_a_look_at_the_ring_while_something_is_queued(
     start: Run, service: Service, netns_pair: Sandbox, rate: str, queued: int
 ) -> None:
-    program = start(QUEUED, VMA_RX_CQ_DRAIN_RATE_NSEC=rate, VMA_RX_UDP_POLL_OS_RATIO="0")
+    program = start(QUEUED, VMA_RX_CQ_DRAIN_RATE_NSEC=rate, VMA_RX_UDP_POLL_OS_RATIO="0",
+                    VMA_PROGRESS_ENGINE_INTERVAL="0")  # fmt: skip
     send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); " \
            f"[s.sendto(b'x', ('{netns_pair.a.address}', 5029)) for _ in range(10)]"  # fmt: skip
     for after in ("bound", "first"):
@@ -744,7 +745,7 @@ def test_packets_taken_in_one_look(start: Run, service: Service, netns_pair: San
 def test_frames_that_the_internal_thread_takes(
     start: Run, service: Service, netns_pair: Sandbox, most: str, delivered: int
 ) -> None:
-    """Of a ring that is more than half full and that nobody looks at: in one look at least, or exactly, so many."""
+    """Of a ring that nobody looks at: in one look at least, or exactly, so many."""
     program = start("s = udp(5030); tell(pid=1); wait()", VMA_PROGRESS_ENGINE_WCE_MAX=most)
     told(program)
     send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
@@ -758,6 +759,26 @@ def test_frames_that_the_internal_thread_takes(
     with Client(service.rundir / "api.sock") as client:
         most_at_once = max(ring["stats"]["drained_max"] for ring in client.get("v1", "rings") if ring["stats"])
     assert most_at_once >= 20 if delivered == 20 else most_at_once == delivered
+
+
+@on_both(("interval", "waiting"), [("10", True), ("0", False)], 1)
+def test_what_waits_for_a_program_that_does_something_else(
+    start: Run, service: Service, netns_pair: Sandbox, interval: str, waiting: bool
+) -> None:
+    program = start("s = udp(5043); tell(pid=1); wait()", VMA_PROGRESS_ENGINE_INTERVAL=interval)
+    told(program)
+    send = f"import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
+           f"for _ in range(20): s.sendto(b'x', ('{netns_pair.a.address}', 5043))"  # fmt: skip
+    netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
+
+    def queued() -> int:
+        return int(socket_of(service, program, 5043)["counters"]["rx_ready_packets"])
+
+    if waiting:
+        until(lambda: queued() == 20)
+    else:
+        time.sleep(0.3)
+        assert queued() == 0
 
 
 @on_both(("offloaded",), [("1",), ("0",)], 1)

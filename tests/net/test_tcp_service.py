@@ -237,6 +237,24 @@ def test_a_connection_of_the_ring_is_shown_and_hidden(service: Service, netns_pa
     assert not service.program.errors.count("Traceback")
 
 
+def test_those_with_traffic_get_what_is_left_of_the_rules(service: Service, netns_pair: Sandbox) -> None:
+    before = Api(service).call("GET", "/v1/config")[1]["limits.rules"]["value"]
+    with with_port(service, netns_pair) as (peer, local, flow):
+        for number in range(12):
+            peer.do("stream", name=f"c{number}")
+        wanted = [[f"c{number}", flow, local, [netns_pair.b.address, 4711 + number]] for number in range(12)]
+        assert Api(service).call("PATCH", "/v1/config", {"limits.rules": 10})[0] == 200
+        try:
+            shown = [bool(peer.do("show", conns=[conn], ifname="va")["flow_id"][0]) for conn in wanted[:8]]
+            there = len(Api(service).call("GET", "/v1/flows")[1]) - sum(shown)
+            assert shown == [number < 8 - there for number in range(8)]
+            busy = peer.do("show", conns=wanted[8:10], ifname="va", flags=lib.VMH_TCP_SHOW_BUSY)["flow_id"]
+            assert busy[0] and not busy[1]
+        finally:
+            Api(service).call("PATCH", "/v1/config", {"limits.rules": before})
+    assert until(lambda: not Api(service).socket_flows())
+
+
 def test_what_is_not_shown(service: Service, netns_pair: Sandbox) -> None:
     remote = [netns_pair.b.address, 4711]
     with with_port(service, netns_pair) as (peer, local, flow), Peer(service, netns_pair.a) as other:

@@ -156,6 +156,26 @@ def test_as_many_as_the_parameter_says(service: Service) -> None:
         assert ss(b_side) == []
 
 
+def test_those_with_traffic_come_first(service: Service) -> None:
+    """Of 100 connections some are shown, a batch at a time: the ones that exchange messages among them."""
+    a_side, b_side = service.sandbox.sides
+    with Calls(service, b_side, True, VMA_HYBRID_TCP_SHOW="1") as b, Calls(service, a_side, False) as a:
+        port = int(b.do("listen", name="l", address=b_side.address, backlog=200))
+        assert b.do("poll", name="l") == []
+        a.do("many", 20, address=b_side.address, port=port, count=100)
+        for number in range(100):
+            b.do("accept", name="l", new=f"s{number}")
+        busy = (3, 50, 97)
+        ends = {number: b.call(f"s{number}", "getpeername") for number in busy}
+        deadline = time.monotonic() + 10
+        while not (listed := ss(b_side)) and time.monotonic() < deadline:
+            for number in busy:
+                assert a.call(f"many{number}", "send", "x") == 1
+                assert b.call(f"s{number}", "recv", 1) == "x"
+        assert 3 <= len(listed) < 50
+        assert {f"{address}:{port}" for address, port in ends.values()} <= {peer for _, peer, _ in listed}
+
+
 @pytest.mark.parametrize("home", [False, True])
 @pytest.mark.parametrize("who", ["c", "s"])
 def test_half_closed_before_it_is_shown(service: Service, who: str, home: bool) -> None:

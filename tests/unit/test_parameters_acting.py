@@ -71,7 +71,7 @@ TESTS = {
     "VMA_SELECT_POLL_OS_FORCE": SHIM + "test_environment",
     "VMA_SELECT_POLL_OS_RATIO": IOMUX,
     "VMA_SELECT_SKIP_OS": IOMUX,
-    "VMA_PROGRESS_ENGINE_INTERVAL": ACT + "test_buffers_go_back",
+    "VMA_PROGRESS_ENGINE_INTERVAL": ACT + "test_what_waits_for_a_program_that_does_something_else",
     "VMA_PROGRESS_ENGINE_WCE_MAX": ACT + "test_frames_that_the_internal_thread_takes",
     "VMA_CQ_MODERATION_ENABLE": VERBS + "test_static_and_adaptive_moderation",
     "VMA_CQ_MODERATION_COUNT": VERBS + "test_static_and_adaptive_moderation",

@@ -22,7 +22,8 @@ class Rules:
 
 def looks_like_it(text: str) -> bool:
     """Does a line begin with a statement of libvma.conf, or the first one with something like that?"""
-    firsts = [words[0] for line in text.splitlines() if (words := line.partition("#")[0].split()) and "=" not in line]
+    lines = [line.partition("#")[0].split() for line in text.splitlines() if "=" not in line]
+    firsts = [words[0].lower() for words in lines if words]
     return any(first in STATEMENTS for first in firsts) or any(
         difflib.get_close_matches(first, STATEMENTS) for first in firsts[:1])
 

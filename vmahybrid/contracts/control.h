@@ -271,10 +271,11 @@ struct vmh_tcp_shown {
 	unsigned char remote_addr[16];
 };
 
+#define VMH_TCP_SHOW_BUSY 1 /* they have traffic, and get what is left of the rules */
 struct vmh_msg_tcp_show {
 	struct vmh_msg_hdr hdr;
 	unsigned int n;
-	unsigned int pad;
+	unsigned int flags;
 	struct vmh_tcp_shown conn[VMH_TCP_SHOW_MAX];
 };
 

@@ -536,7 +536,8 @@ class Session:
                                 request.seq)
         conns = [tcpshow.Wanted.of_wire(body.conn[i], fds.take()) for i in range(body.n)]
         try:
-            shown = await self.core.tcp.show(conns, self.id, self._namespace())
+            busy = bool(body.flags & lib.VMH_TCP_SHOW_BUSY)
+            shown = await self.core.tcp.show(conns, busy, self.id, self._namespace())
         finally:
             close_foreign([conn.fd for conn in conns])
         self.core.counters["tcp_shown_total"] += sum(map(bool, shown))

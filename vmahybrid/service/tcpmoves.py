@@ -27,7 +27,7 @@ from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
 from vmahybrid.service.reinject import packets_in, segment_frame
-from vmahybrid.service.tcpshow import SHOWN_SHARE, Wanted, placehold
+from vmahybrid.service.tcpshow import BUSY_SHARE, SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -340,11 +340,13 @@ class TcpMoves:
         if close and parked.fd >= 0:
             proof.close_slowly(parked.fd)
 
-    async def show(self, conns: list[Wanted], session: int, namespace: Namespace) -> list[int]:
+    async def show(self, conns: list[Wanted], busy: bool, session: int, namespace: Namespace) -> list[int]:
         """Park sockets of connections that began on a ring, behind rules of their own. The flow of each, 0 where it is
         not to be; the sockets stay the caller's."""
         core = self._core
-        flows = {conn: flow for conn in conns if (flow := self._shown_flow(conn, session, namespace)) is not None}
+        most = core.config["limits.rules"] * (BUSY_SHARE if busy else SHOWN_SHARE)
+        flows = {conn: flow for conn in conns
+                 if len(core.table.flows) < most and (flow := self._shown_flow(conn, session, namespace)) is not None}
         core.converge()
         for flow in flows.values():
             core.prepare_counter(flow)
@@ -363,11 +365,11 @@ class TcpMoves:
         return [shown.get(conn, 0) for conn in conns]
 
     def _shown_flow(self, conn: Wanted, session: int, namespace: Namespace) -> Flow | None:
-        """Attached; None where the connection is not one of a port of this program, or rules are scarce."""
+        """Attached; None where the connection is not one of a port of this program, or can't be."""
         core, port = self._core, self._ports.get(conn.port_flow)
         if port is None or port.owner != session or core.table.flows.get(conn.port_flow) is not port:
             return None
-        if not conn.of(port) or len(core.table.flows) >= core.config["limits.rules"] * SHOWN_SHARE:
+        if not conn.of(port):
             return None
         try:
             proof.check_new(conn.fd, namespace.cookie, (conn.local, conn.local_port))

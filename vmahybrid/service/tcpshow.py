@@ -15,7 +15,8 @@ from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 
 log = logging.getLogger("vmahybrid.service")
 
-SHOWN_SHARE = 0.75  # of limits.rules: beyond it rules are for those that need them
+# Of limits.rules: beyond it rules are for those that need them, and those with traffic need them more.
+SHOWN_SHARE, BUSY_SHARE = 0.75, 0.9
 
 
 @dataclass(frozen=True, slots=True)

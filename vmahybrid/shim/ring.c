@@ -153,6 +153,7 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 	}
 	if (!gone(r)) {
 		r->taker = s;
+		r->brimming = false;
 		n = r->ops->poll(r, budget);
 		if (s) {
 			*taken = r->taken;
@@ -236,14 +237,31 @@ void vmh_rings_settle(void)
 	}
 }
 
+#define DRAIN_STEP 32
+
+/* Lock held. What waits in the ring costs nobody anything, and moved to a socket it counts against its buffer: so half
+ * of that stays free, unless the ring is crowded. */
+static int drain(struct vmh_ring *r, unsigned budget)
+{
+	unsigned n = 0;
+	int got = 1;
+
+	if (r->ops->crowded(r))
+		return r->ops->poll(r, budget);
+	while (got > 0 && n < budget && !r->brimming) {
+		got = r->ops->poll(r, budget - n < DRAIN_STEP ? budget - n : DRAIN_STEP);
+		n += got > 0 ? (unsigned)got : 0;
+	}
+	return (int)n;
+}
+
 void vmh_rings_drain(unsigned budget)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
 		reclaim(r);
 		if (gone(r) || !vmh_trylock(&r->lock))
 			continue;
-		/* what waits in the ring costs nobody anything; moved to a socket it would count against its buffer */
-		int n = !gone(r) && r->ops->crowded(r) ? r->ops->poll(r, budget) : 0;
+		int n = gone(r) ? 0 : drain(r, budget);
 		unlock(r);
 		after(r, n);
 	}

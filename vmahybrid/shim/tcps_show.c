@@ -2,8 +2,9 @@
  *
  * One that has lived for a second gets what an adopted one has: the service parks its kernel socket as established, in
  * repair mode, and gives it a rule of its own, since the rule of the port leaves to the kernel what the kernel has. Such a
- * connection also outlives the service. The internal thread does it, some at a time; short connections pay nothing. At the
- * end the program itself makes the kernel forget the connection, silently, and the rule follows. */
+ * connection also outlives the service. The internal thread does it, some at a time; short connections pay nothing. Those
+ * that have traffic come first: until then the kernel is asked of each of their frames whether it has the connection. At
+ * the end the program itself makes the kernel forget the connection, silently, and the rule follows. */
 #include "vmh_base.h"
 #include "vmh_conf.h"
 #include "vmh_control.h"
@@ -20,16 +21,19 @@
 #define REFUSED_NS 10000000000u /* the service has no rules left for them */
 #define FOUND_MAX 1024
 #define LISTABLE (1u << 1 | 1u << 4 | 1u << 5 | 1u << 8) /* established, or one side goes on; linux/tcp_states.h */
+/* of `lived`, for a second */
 #define LIVED 1
-#define REFUSED 2
+#define REFUSED 2   /* the service did not show it: asked again when it has traffic */
+#define BARRED 3    /* nor then */
 
 static struct vmh_lock lock;   /* of the next four; no other is taken under it */
 static uint64_t *gone;         /* inodes whose rules may go */
 static unsigned ngone, room;
 static unsigned shown;
 
-static struct vmh_tcps *found[FOUND_MAX]; /* these are the internal thread's */
-static unsigned nfound;
+/* These are the internal thread's. The last come first: the first nidle ones had no traffic since the scan before. */
+static struct vmh_tcps *found[FOUND_MAX];
+static unsigned nfound, nidle;
 
 struct batch {
 	struct vmh_msg_tcp_show req;
@@ -102,6 +106,19 @@ void vmh_tshow_flush(void)
 
 /* ---- which ones ---- */
 
+static void find(struct vmh_tcps *s, bool busy)
+{
+	if (nfound < FOUND_MAX) {
+		found[nfound++] = s;
+		if (!busy) {
+			found[nfound - 1] = found[nidle];
+			found[nidle++] = s;
+		}
+	} else if (busy && nidle) {
+		found[--nidle] = s;
+	}
+}
+
 static void look_at(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
@@ -113,10 +130,15 @@ static void look_at(struct vmh_tcps *s, void *arg)
 		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed))
 			vmh_tshow_end(s); /* it has ended, and nobody has closed it yet */
 		vmh_unlock(&s->obj.lock);
-	} else if (!s->lived) {
-		s->lived = LIVED;
-	} else if (s->lived == LIVED && nfound < FOUND_MAX) {
-		found[nfound++] = s;
+	} else if (s->lived != BARRED) {
+		uint64_t bytes = VMH_GET(s->watch.bytes);
+		bool busy = bytes != s->scanned_bytes;
+
+		s->scanned_bytes = bytes;
+		if (!s->lived)
+			s->lived = LIVED;
+		else if (busy || s->lived == LIVED)
+			find(s, busy);
 	}
 }
 
@@ -128,7 +150,7 @@ static bool add(struct batch *b, struct vmh_tcps *s)
 	struct stat st;
 
 	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING || s->shown ||
-	    s->lived != LIVED || atomic_load(&s->obj.nfds) != 1)
+	    !s->lived || s->lived == BARRED || atomic_load(&s->obj.nfds) != 1)
 		return false;
 	vmh_lock(&s->io);
 	if (s->conn)
@@ -147,12 +169,14 @@ static bool add(struct batch *b, struct vmh_tcps *s)
 	return true;
 }
 
-/* Takes object locks, several at a time: by trying only, so that it never waits for who waits for us. */
-static void collect(struct batch *b)
+/* Busy ones or idle ones. Takes object locks, several at a time: by trying only, so that it never waits for who waits for
+ * us. */
+static void collect(struct batch *b, bool busy)
 {
-	while (nfound && b->req.n < VMH_TCP_SHOW_MAX) {
+	while (nfound > (busy ? nidle : 0) && b->req.n < VMH_TCP_SHOW_MAX) {
 		struct vmh_tcps *s = found[--nfound];
 
+		nidle -= !busy;
 		vmh_obj_hold(&s->obj);
 		if (!atomic_load(&s->obj.closed) && vmh_trylock(&s->obj.lock)) {
 			if (!atomic_load(&s->obj.closed) && add(b, s))
@@ -172,16 +196,17 @@ static bool connected(int fd)
 }
 
 /* Was any of them taken? */
-static bool show_some(void)
+static bool show_some(bool busy)
 {
 	struct batch b = { 0 };
 	struct vmh_msg_tcp_show_reply rep;
 	bool any = false;
 	int err;
 
-	collect(&b);
+	collect(&b, busy);
 	if (!b.req.n)
 		return true;
+	b.req.flags = busy ? VMH_TCP_SHOW_BUSY : 0;
 	for (unsigned i = 0; i < b.req.n; i++) /* the service gives SO_REUSEADDR back at the end of repair mode */
 		vmh_tcps_dress(b.s[i], b.fds[i]);
 	err = vmh_session_tcp_show(&b.req, b.fds, &rep);
@@ -195,7 +220,7 @@ static bool show_some(void)
 		if (s->shown)
 			count(1);
 		else
-			s->lived = REFUSED;
+			s->lived = busy ? BARRED : REFUSED;
 		any |= s->shown;
 		vmh_unlock(&s->obj.lock);
 		vmh_obj_put(&s->obj);
@@ -206,8 +231,9 @@ static bool show_some(void)
 
 void vmh_tshow_look(void)
 {
-	static uint64_t next_scan, next_batch;
-	uint64_t now, took, rest;
+	static uint64_t next_scan, next_batch, next_idle;
+	uint64_t now, took;
+	bool busy;
 
 	/* VMA_TCP_3T_RULES: rules of ports only */
 	if ((vmh_params.hybrid_tcp != VMH_TCPS_OFFLOAD && !vmh_conf_any_tcp()) || vmh_params.tcp_3t_rules ||
@@ -217,18 +243,23 @@ void vmh_tshow_look(void)
 	now = vmh_now_ns();
 	if (now >= next_scan && vmh_trings_any()) {
 		next_scan = now + SCAN_NS;
-		nfound = 0;
+		nfound = nidle = 0;
 		vmh_tcps_each(look_at, NULL);
 	}
-	if (nfound && now >= next_batch && VMH_GET(shown) < (unsigned)vmh_params.hybrid_tcp_show) {
-		rest = show_some() ? PACE_MIN_NS : REFUSED_NS;
+	busy = nfound > nidle;
+	if (nfound && now >= next_batch && (busy || now >= next_idle) &&
+	    VMH_GET(shown) < (unsigned)vmh_params.hybrid_tcp_show) {
+		bool any = show_some(busy);
+
 		took = vmh_now_ns() - now;
-		next_batch = now + took + (took * PACE > rest ? took * PACE : rest);
+		next_batch = now + took + (took * PACE > PACE_MIN_NS ? took * PACE : PACE_MIN_NS);
+		if (!any)
+			*(busy ? &next_batch : &next_idle) = now + REFUSED_NS;
 	}
 }
 
 void vmh_tshow_fork_child(void)
 {
 	vmh_lock_reset(&lock);
-	ngone = nfound = shown = 0;
+	ngone = nfound = nidle = shown = 0;
 }

@@ -103,6 +103,7 @@ struct vmh_tcps {
 	uint8_t shown, lived;             /* lived: for a second */
 	uint32_t shown_flow;              /* rule of its own, 0 if not known */
 	uint64_t shown_inode;
+	uint64_t scanned_bytes;           /* watch.bytes when it was last asked whether to show it; the internal thread's */
 	struct vmh_tcp_options opt;       /* as the program wants them */
 	struct vmh_tlisten *listening;    /* io; in state LISTEN */
 	_Atomic uint8_t listens;          /* listen() was called */
