@@ -546,7 +546,8 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
     assert f"{place}/libvma.conf: ok (libvma.conf: 1 rules in 1 application ids)\n" in out
     assert err == f'{place}/rules:2: not a port (0 to 65535), a range of ports, or *: "53x"\n'
     for text, token in (("aplication-id * *\nuse os udp_connect *:53\n", "aplication-id"),
-                        ("us os udp_connect *:53\n", "us"), ("# x\n\nlogg min-level 1\n", "logg")):  # fmt: skip
+                        ("us os udp_connect *:53\n", "us"), ("USE os udp_connect *:53\n", "USE"),
+                        ("# x\n\nlogg min-level 1\n", "logg")):  # fmt: skip
         (place / "rules").write_text(text)
         assert main(["config", "check", str(place / "rules")]) == 1
         line = next(number for number, row in enumerate(text.split("\n"), 1) if token in row)

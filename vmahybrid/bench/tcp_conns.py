@@ -23,7 +23,7 @@ PORT = 12346
 SETUP_SECONDS = 40.0    # until every connection had its first answer
 IDLE_SECONDS = 120.0    # until all idle ones are there
 ADAPTIVE_SECONDS = 10.0 # the moves, which take two, within them
-SETTLE_SECONDS = 90     # then until the service has given the kernel those that `ss` shows
+SETTLE_SECONDS = 60     # then until the service has given the kernel those that `ss` shows
 BESIDE = {way.name: replace(way, name=f"{way.name} beside {IDLE} idle") for way in (KERNEL, OFFLOAD)}
 
 

@@ -179,7 +179,7 @@ class TcpMoves:
         except BaseException as error:
             proof.close_slowly(fd)
             await self._drop(flow)
-            if isinstance(error, (MoveFailed, OSError, TimeoutError, RuntimeError)):    # the last: its namespace is gone
+            if isinstance(error, (MoveFailed, OSError, TimeoutError, RuntimeError)):  # the last: no namespace
                 log.warning("TCP %s: %s", flow.local_text, error)
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
             raise
