@@ -259,7 +259,7 @@ void vmh_rings_drain(unsigned budget)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
 		reclaim(r);
-		if (gone(r) || !vmh_trylock(&r->lock))
+		if (!pending(r) || !vmh_trylock(&r->lock))
 			continue;
 		int n = gone(r) ? 0 : drain(r, budget);
 		unlock(r);
