@@ -1,9 +1,12 @@
 """The command vmahybrid against the real API over a Unix socket: texts, JSON, exit codes, errors."""
 
+import configparser
 import glob
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +21,7 @@ from terminal import Terminal
 from vmahybrid.cli import output
 from vmahybrid.cli.completion import script
 from vmahybrid.cli.main import COMMANDS, build_parser, main
+from vmahybrid.cli.unit import quoted
 from vmahybrid.service.view import ExplainStep, ProcessStats, SocketView
 from vmahybrid.vma_stats.options import LONG, SHORT
 
@@ -290,6 +294,25 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     assert capsys.readouterr().out.startswith("vmahybrid ")
+
+
+def test_the_unit_of_systemd(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["unit"]) == 0
+    path = tmp_path / "vmahybrid.service"
+    path.write_text(capsys.readouterr().out)
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.read(path)
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(program) == Path(sys.executable).parent / "vmahybrid" and os.access(program, os.X_OK)
+    assert build_parser().parse_args(arguments).foreground
+    assert unit["Service"]["Type"] == "notify" and unit["Service"]["Restart"] == "on-failure"
+    if shutil.which("systemd-analyze"):
+        assert subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True).stderr == ""
+
+
+def test_a_path_in_the_unit() -> None:
+    assert [quoted(path) for path in ("/opt/v/bin/vmahybrid", "/my opt/50%", '/a"b$')] == [
+        "/opt/v/bin/vmahybrid", '"/my opt/50%%"', '"/a\\"b$$"']
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -12,7 +12,7 @@ from vmahybrid.cli.output import Style, any_name_prints, emit, lost_stdout
 from vmahybrid.errors import UsageError, VmahybridError
 
 COMMANDS = ("status", "flows", "explain", "home", "adopt", "run", "softverbs", "start", "stop", "doctor", "config",
-            "completion", "version")
+            "unit", "completion", "version")
 RUN_USAGE = "vmahybrid run [-p PROFILE|FILE] [-e VMA_X=Y]... [--softverbs] -- COMMAND ARG..."
 SOFTVERBS_USAGE = "vmahybrid softverbs -- COMMAND ARG..."
 _TOP = ("-h", "--help", "--version")
@@ -64,6 +64,7 @@ def build_parser(with_start: bool = True) -> Parser:
                         "interface")  # fmt: skip
     _json(doctor)
     _config(add("config", "show the configuration of the running service, or change it; parameters of programs"))
+    add("unit", "print the service as a unit of systemd")
     completion = add("completion", "print a completion script for the shell")
     completion.add_argument("shell", choices=("bash", "zsh"), help="eval \"$(vmahybrid completion bash)\"")
     add("version", "print the version")
@@ -238,9 +239,16 @@ def _completion(args: argparse.Namespace) -> int:
     return 0
 
 
+def _unit(_args: argparse.Namespace) -> int:
+    from vmahybrid.cli.unit import unit
+
+    print(unit(), end="")
+    return 0
+
+
 _DIRECT: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor, "run": _run_program, "softverbs": _softverbs, "start": _start, "version": _version,
-    "completion": _completion,
+    "completion": _completion, "unit": _unit,
 }  # fmt: skip
 
 if __name__ == "__main__":
