@@ -39,8 +39,11 @@ def _terminate(signum: int, frame: object) -> NoReturn:
 
 
 def pytest_configure() -> None:
-    """SIGTERM (of timeout(1), of CI) ends the session as Ctrl-C does: fixtures remove what they made."""
+    """SIGTERM (of timeout(1), of CI) ends the session as Ctrl-C does: fixtures remove what they made. A shell has its
+    background jobs ignore SIGINT; programs that the tests end by it must not inherit that."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -587,6 +587,9 @@ void vmh_params_report(void)
 	if (warnings_lost)
 		vmh_warn("%u more warnings about parameters", warnings_lost);
 	warnings_len = warnings_lost = 0;
+	for (unsigned i = 0; i < VMH_PARAMS_COUNT; i++)
+		if (is_set(i) && !vmh_param_defs[i].backends)
+			vmh_log(VMH_LOG_DETAILS, "%s has no effect", vmh_param_defs[i].name);
 }
 
 enum vmh_param_origin vmh_params_origin(unsigned param)
@@ -636,7 +639,7 @@ void vmh_params_no_effect(unsigned backend, const char *name)
 	if (atomic_fetch_or(&said, backend) & backend)
 		return;
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (is_set(i) && !(vmh_param_defs[i].backends & backend))
+		if (is_set(i) && vmh_param_defs[i].backends && !(vmh_param_defs[i].backends & backend))
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
 }
 
