@@ -78,7 +78,8 @@ class Pair:
     def __init__(self, service: Service, go: Path, peers: int) -> None:
         box, self.go = service.sandbox, go
         args = [box.b.address, str(peers), str(go)]
-        server = under_shim(service, [sys.executable, "-S", "-c", SERVER, *args], VMA_HYBRID_TCP="offload")
+        server = under_shim(service, [sys.executable, "-S", "-c", SERVER, *args], VMA_HYBRID_TCP="offload",
+                            VMA_HYBRID_TCP_BUDGET="100")
         self.server = box.start(box.b, server, env=service.env)
         self.server.wait_for("ready")
         self.client = box.start(box.a, [sys.executable, "-S", "-c", CLIENT, *args])

@@ -286,6 +286,15 @@ def test_those_of_one_thread_come_together(service: Service, connections: int, l
         assert at[-1] - at[0] < 0.5, at     # by the budget of 2 percent they would take a second
 
 
+@pytest.mark.parametrize("logic", ["10", "20", "30"])
+def test_none_where_each_would_need_a_ring_of_its_own(service: Service, logic: str) -> None:
+    """Or its thread; a lot would stand still while they are made."""
+    with server(service, "adaptive", VMA_RING_ALLOCATION_LOGIC_RX=logic, VMA_RING_ALLOCATION_LOGIC_TX=logic) as program:
+        client = clients(service, MANY, 2)
+        assert answered(client, MANY) > 100 * MANY
+        assert not moves(service, program)
+
+
 # each of its threads serves one
 THREADS = """
 import socket, sys, threading

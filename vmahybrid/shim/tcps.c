@@ -200,6 +200,15 @@ bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 	return a->lport && a->rport;
 }
 
+/* The kernel has opened it. */
+static void offload(struct vmh_tcps *s, int fd)
+{
+	if (vmh_tcps_wants_adoption(s))
+		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
+	else
+		vmh_tcps_suppose(s, VMH_R_TCP_TURN);
+}
+
 void vmh_tcps_connected(int fd, int r)
 {
 	TCPS_HELD s = vmh_tcps_get(fd);
@@ -210,7 +219,7 @@ void vmh_tcps_connected(int fd, int r)
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !vmh_tcps_at_rest(fd));
 	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
-		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
+		offload(s, fd);
 }
 
 /* The kernel has such a listener for good: each of its connections would be moved to a ring, and home at its end. */
@@ -251,7 +260,7 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD && (vmh_tcps_hands_on() || (from && is_shared(from))))
 		VMH_SET(s->policy, VMH_TCPS_ADAPTIVE);
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
-		vmh_tcps_adopt(s, fd, VMH_R_TCP_OFFLOAD);
+		offload(s, fd);
 }
 
 void vmh_tcps_closed(struct vmh_tcps *s)

@@ -29,6 +29,7 @@
 #define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
+static __thread uint64_t my_free_at __attribute__((tls_model("initial-exec"))); /* by this thread, of one in use */
 static _Atomic uint64_t together_at; /* the next one of many at a time */
 static uint64_t looked_ns;
 
@@ -75,7 +76,9 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 
 	if (vmh_unlikely(!(VMH_GET(*(send ? &st->tx_os_packets : &st->rx_os_packets)) % ORDERS_CALLS)))
 		look_for_orders();
-	if (r >= vmh_params.hybrid_tcp_small) {
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) {
+		s->rounds++; /* calls */
+	} else if (r >= vmh_params.hybrid_tcp_small) {
 		s->rounds = 0;
 	} else if (send) {
 		VMH_SET(s->last_sent, 1);
@@ -146,14 +149,21 @@ static void pause_adoptions(uint64_t now)
 static _Atomic bool together;    /* the internal thread moves all that are due */
 static uint64_t next_lot_ns, last_lot_ns; /* its own */
 
+/* With a ring for each socket a lot would stand still while all of these are made, and whose ring it is only the thread
+ * itself can say. */
+static bool lots_possible(uint64_t now)
+{
+	return vmh_params.hybrid_tcp_together && now >= atomic_load_explicit(&together_at, memory_order_relaxed) &&
+	       vmh_lane_logic(VMH_LANE_RX) < VMH_LANE_PER_SOCKET;
+}
+
 /* Of one thread, more than would go one by one, but not so many that it stands for seconds. */
 static bool may_go_together(uint64_t now)
 {
 	uint32_t n = atomic_load_explicit(&busy, memory_order_relaxed);
 
 	return too_many(n) && n <= (uint64_t)vmh_params.hybrid_tcp_together && !atomic_load(&busy_threads) &&
-	       now >= atomic_load_explicit(&together_at, memory_order_relaxed) &&
-	       vmh_lane_logic(VMH_LANE_RX) < VMH_LANE_PER_THREAD; /* whose ring it is only the thread itself can say */
+	       lots_possible(now);
 }
 
 VMH_COLD static bool begin_together(uint64_t now)
@@ -163,8 +173,10 @@ VMH_COLD static bool begin_together(uint64_t now)
 		return false;
 	}
 	vmh_session_serve();
-	if (!atomic_load(&vmh_worker_runs))
+	if (!atomic_load(&vmh_worker_runs)) {
+		atomic_store(&together_at, now + PAUSE_MIN_NS);
 		return false;
+	}
 	count_anew();
 	atomic_store(&together, true);
 	vmh_worker_wake();
@@ -176,12 +188,26 @@ struct lot {
 	int n;
 };
 
+/* Of policy `offload`, opened by the kernel. */
+static bool is_used(const struct vmh_tcps *s)
+{
+	return s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds;
+}
+
+/* Now, together with others? Not one with a thread in a call on it, as those are that each have a thread. */
+static bool goes_along(struct vmh_tcps *s)
+{
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
+		return is_used(s) && !atomic_load(&s->in_kernel) && vmh_now_ns() >= VMH_GET(s->retry_ns);
+	return VMH_GET(s->policy) == VMH_TCPS_ADAPTIVE && vmh_tcps_is_due(s);
+}
+
 static void gather(struct vmh_tcps *s, void *arg)
 {
 	struct lot *l = arg;
 
-	if (l->n == VMH_TAKES_MAX || vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->policy) != VMH_TCPS_ADAPTIVE ||
-	    VMH_GET(s->kept) || !VMH_GET(s->connecting) || !vmh_tcps_is_due(s))
+	if (l->n == VMH_TAKES_MAX || vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->kept) ||
+	    !VMH_GET(s->connecting) || !goes_along(s))
 		return;
 	vmh_obj_hold(&s->obj);
 	if (atomic_load(&s->obj.closed))
@@ -236,12 +262,31 @@ static bool worth_it(uint64_t now)
 	return true;
 }
 
+/* Policy `offload`: one that the kernel has opened. A move takes as long as hundreds of short connections do in the kernel,
+ * so there is a part of the time for them, too: of the process's for any, of the thread's own for those in use. */
+VMH_COLD static bool wants_offload(const struct vmh_tcps *s)
+{
+	uint64_t now = vmh_now_ns();
+
+	if (VMH_GET(s->kept))
+		return false;
+	if (now >= atomic_load_explicit(&free_at, memory_order_relaxed))
+		return true;
+	if (!is_used(s))
+		return false;
+	if (!atomic_load(&together) && lots_possible(now))
+		begin_together(now);
+	return now >= my_free_at;
+}
+
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 {
 	uint64_t now;
 
-	if (!VMH_GET(s->connecting) || VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
-		return VMH_GET(s->connecting) && !VMH_GET(s->kept);
+	if (!VMH_GET(s->connecting))
+		return false;
+	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
+		return wants_offload(s);
 	if (vmh_likely(!vmh_tcps_is_due(s)))
 		return false;
 	if (atomic_load_explicit(&together, memory_order_relaxed) && atomic_load(&vmh_worker_runs))
@@ -265,7 +310,8 @@ void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
-	atomic_store_explicit(&free_at, vmh_now_ns() + ns * (100 - percent) / percent, memory_order_relaxed);
+	my_free_at = vmh_now_ns() + ns * (100 - percent) / percent;
+	atomic_store_explicit(&free_at, my_free_at, memory_order_relaxed);
 }
 
 /* ---- on a ring; the internal thread's ---- */
