@@ -45,7 +45,7 @@ static int fd_of_set(struct vmh_ep *e)
 
 	if ((unsigned)fd < vmh_fdtab_size && atomic_load(&vmh_fdtab[fd]) == &e->obj)
 		return fd;
-	for (unsigned i = 0; i < vmh_fdtab_size; i++)
+	for (unsigned i = 0; i < atomic_load(&vmh_fdtab_used); i++)
 		if (atomic_load_explicit(&vmh_fdtab[i], memory_order_relaxed) == &e->obj)
 			return (int)i;
 	return -EBADF;

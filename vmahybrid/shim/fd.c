@@ -2,6 +2,7 @@
 #include "vmh_fd.h"
 #include "vmh_obj.h"
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 
 #define HIDDEN_MAX 256
 #define HIGH_FD 512 /* below the usual soft limit of 1024, above what a small server opens */
+#define TABLE 4096  /* of descriptors: a larger one costs each fork, exec and close_range(2); above FD_SETSIZE */
 
 static _Atomic int hidden[HIDDEN_MAX]; /* fd + 1; 0 = free slot */
 static _Atomic int hidden_used;        /* highest slot in use + 1 */
@@ -193,7 +195,7 @@ VMH_EXPORT int vmh_fd_hide(int fd)
 	if (fd < 0)
 		return fd;
 	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
-	rlim_t top = lim.rlim_cur > 65536 ? 65536 : lim.rlim_cur;
+	rlim_t top = lim.rlim_cur > TABLE ? TABLE : lim.rlim_cur;
 	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, top > 512 ? (long)(top - 256) : (long)(top / 2));
 	if (high >= 0) {
 		vmh_sys(SYS_close, fd);
@@ -209,6 +211,19 @@ VMH_EXPORT void vmh_fd_hidden_close(int fd)
 		return;
 	unhide(fd);
 	vmh_sys(SYS_close, fd);
+}
+
+long vmh_fd_next_hidden(unsigned first, unsigned last)
+{
+	long next = -1;
+
+	for (int i = 0; i < atomic_load(&hidden_used); i++) {
+		unsigned fd = (unsigned)atomic_load(&hidden[i]) - 1;
+
+		if (fd >= first && fd <= last && fd <= INT_MAX && (next < 0 || fd < (unsigned)next))
+			next = (long)fd;
+	}
+	return next;
 }
 
 bool vmh_fd_is_hidden(int fd)

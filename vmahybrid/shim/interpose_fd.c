@@ -45,29 +45,15 @@ VMH_EXPORT int fclose(FILE *f)
 	return real(f);
 }
 
-/* The hidden fds between first and last, lowest first; returns the next one at or above `from`. */
-static long next_hidden(unsigned from, unsigned last)
-{
-	long best = -1;
-
-	for (unsigned fd = from; fd <= last && fd < vmh_fdtab_size; fd++) {
-		if (vmh_fd_is_hidden((int)fd)) {
-			best = (long)fd;
-			break;
-		}
-	}
-	return best;
-}
-
 VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 {
 	if (first > last)
 		return vmh_real()->close_range(first, last, flags);
 	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
-		for (unsigned fd = first; fd <= last && fd < vmh_fdtab_size; fd++)
+		for (unsigned fd = first; fd <= last && fd < atomic_load(&vmh_fdtab_used); fd++)
 			vmh_fd_close((int)fd);
 	for (;;) {
-		long stop = next_hidden(first, last);
+		long stop = vmh_fd_next_hidden(first, last);
 
 		if (stop < 0)
 			return vmh_real()->close_range(first, last, flags);

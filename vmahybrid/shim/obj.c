@@ -10,6 +10,7 @@
 
 struct vmh_obj *_Atomic *vmh_fdtab;
 unsigned vmh_fdtab_size;
+_Atomic unsigned vmh_fdtab_used;
 
 void vmh_fdtab_init(void)
 {
@@ -90,6 +91,15 @@ void vmh_obj_put(struct vmh_obj *o)
 		vmh_sock_recycle(vmh_sock_of(o));
 }
 
+static void put_in(int fd, struct vmh_obj *o)
+{
+	unsigned used = atomic_load_explicit(&vmh_fdtab_used, memory_order_relaxed);
+
+	while (vmh_unlikely(used <= (unsigned)fd) && !atomic_compare_exchange_weak(&vmh_fdtab_used, &used, (unsigned)fd + 1))
+		;
+	atomic_store_explicit(&vmh_fdtab[fd], o, memory_order_release);
+}
+
 int vmh_fd_install(int fd, struct vmh_obj *o)
 {
 	if ((unsigned)fd >= vmh_fdtab_size)
@@ -98,7 +108,7 @@ int vmh_fd_install(int fd, struct vmh_obj *o)
 	o->fd = fd;
 	atomic_fetch_add(&o->refs, 1);
 	atomic_store(&o->closed, 0);
-	atomic_store_explicit(&vmh_fdtab[fd], o, memory_order_release);
+	put_in(fd, o);
 	return 0;
 }
 
@@ -117,7 +127,7 @@ void vmh_fd_dup(int oldfd, int newfd)
 		return;
 	}
 	atomic_fetch_add(&o->nfds, 1);
-	atomic_store_explicit(&vmh_fdtab[newfd], o, memory_order_release);
+	put_in(newfd, o);
 	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
 		vmh_epoll_duped(o);
 	vmh_obj_put(o);
@@ -175,7 +185,7 @@ bool vmh_fd_forget(struct vmh_obj *o, int fd)
  * object's own account use that one. */
 void vmh_fd_rename(struct vmh_obj *o)
 {
-	for (unsigned fd = 0; fd < vmh_fdtab_size; fd++) {
+	for (unsigned fd = 0; fd < atomic_load(&vmh_fdtab_used); fd++) {
 		if (atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) == o) {
 			o->fd = (int)fd;
 			if (atomic_load(&o->class_) == VMH_CLASS_UDP)

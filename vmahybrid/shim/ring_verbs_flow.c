@@ -44,6 +44,7 @@ struct vflow {
 static struct vmh_lock lock;
 static struct vflow *flows;
 static struct vmh_sock *_Atomic tags[TAGS]; /* index is tag - 1; sockets' memory is never given back */
+static uint32_t tags_used;                  /* above the highest that was ever taken */
 static bool incomplete;                     /* a rule could not be made: tried again when another one is gone */
 static int why;                             /* errno of the last rule that could not be made */
 static uint64_t followed;                   /* generation of the net page */
@@ -58,6 +59,8 @@ static uint32_t tag_new(struct vmh_sock *s)
 	for (uint32_t i = 0; i < TAGS; i++) {
 		if (!atomic_load_explicit(&tags[i], memory_order_relaxed)) {
 			atomic_store_explicit(&tags[i], s, memory_order_release);
+			if (tags_used <= i)
+				tags_used = i + 1;
 			return i + 1;
 		}
 	}
@@ -528,6 +531,7 @@ void vmh_verbs_flows_fork_child(void)
 	vmh_lock_reset(&lock);
 	flows = NULL;
 	incomplete = false;
-	for (uint32_t i = 0; i < TAGS; i++)
+	for (uint32_t i = 0; i < tags_used; i++)
 		atomic_store_explicit(&tags[i], NULL, memory_order_relaxed);
+	tags_used = 0;
 }

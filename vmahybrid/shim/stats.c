@@ -24,7 +24,7 @@ static size_t page_size;
 static struct vmh_file file = { .fd = -1 };
 static bool nameless; /* the file waits for its name */
 static bool no_file_here; /* it could not be made */
-static bool in_memory;    /* the child of a fork: no file before it has a session, since it costs more than the fork */
+static bool in_memory;    /* the child of a fork: none before it has a session, since it costs more than the fork */
 static char path[sizeof(vmh_params.stats_shmem_dir) + 32]; /* empty: no name */
 static pid_t made_by;
 
@@ -62,6 +62,19 @@ static int claim(_Atomic uint64_t *claims, unsigned n)
 								  memory_order_acquire, memory_order_relaxed))
 				return (int)(w * 64 + bit);
 		}
+	}
+	return -1;
+}
+
+/* Behind `last`, -1 for the first; -1: none. The memory of a slot that is not claimed may not be there yet, and a look at it
+ * would cost a page fault. */
+static int next_claimed(_Atomic uint64_t *claims, unsigned n, int last)
+{
+	for (unsigned at = (unsigned)last + 1; at < n; at = (at / 64 + 1) * 64) {
+		uint64_t left = atomic_load_explicit(&claims[at / 64], memory_order_acquire) >> at % 64;
+
+		if (left)
+			return (int)(at + (unsigned)__builtin_ctzll(left));
 	}
 	return -1;
 }
@@ -175,9 +188,9 @@ static void *map_file(void)
 	return page;
 }
 
-/* A zeroed page: in the file, else in a memfd, else private. fallocate, because a write into a hole
- * of a full file system would kill the program with SIGBUS. */
-static struct vmh_stats_page *make_page(bool with_file)
+/* A zeroed page that others can read: in the file, else in a memfd. fallocate, because a write into a hole of a full file
+ * system would kill the program with SIGBUS. */
+static void *shared_page(bool with_file)
 {
 	void *page = MAP_FAILED;
 	int tries;
@@ -185,34 +198,38 @@ static struct vmh_stats_page *make_page(bool with_file)
 	for (tries = with_file ? 0 : 1; tries < 2 && page == MAP_FAILED; tries++)
 		if (!(tries ? open_memfd() : open_file()))
 			page = map_file();
-	if (page == MAP_FAILED) {
+	if (page == MAP_FAILED)
 		vmh_warn("no memory for a statistics page that the service can read");
-		page = mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	}
-	return page == MAP_FAILED ? NULL : page;
+	return page;
 }
 
-/* As the fork's child has it, at the same addresses. Only what another thread counts in this very moment is lost. */
+static void *private_page(void)
+{
+	return mmap(NULL, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
+/* Instead of what is there, at its addresses, which are all over the sockets. */
+static bool put_page(void *page)
+{
+	if (mremap(page, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED, vmh_stats) != MAP_FAILED)
+		return true;
+	munmap(page, page_size);
+	return false;
+}
+
+/* Of a fork's child. Only what another thread counts in this very moment is lost. */
 static void move_to_file(void)
 {
-	struct vmh_file memory = file;
-	void *page = MAP_FAILED;
+	void *page = shared_page(!no_file_here);
 
 	in_memory = false;
-	file = (struct vmh_file){ .fd = -1 };
-	if (!open_file())
-		page = map_file();
-	if (page != MAP_FAILED) {
-		memcpy(page, vmh_stats, page_size);
-		if (mremap(page, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED, vmh_stats) != MAP_FAILED) {
-			vmh_file_close(&memory);
-			return;
-		}
-		munmap(page, page_size);
-		vmh_file_close(&file);
-		nameless = false;
-	}
-	file = memory;
+	if (page == MAP_FAILED)
+		return;
+	memcpy(page, vmh_stats, page_size);
+	if (put_page(page))
+		return;
+	vmh_file_close(&file);
+	nameless = false;
 }
 
 void vmh_stats_show(void)
@@ -267,16 +284,21 @@ static struct vmh_stats_page bare_page;
 
 void vmh_stats_init(void)
 {
+	void *page;
+
 	if (vmh_stats)
 		return;
 	made_by = (pid_t)vmh_sys(SYS_getpid);
 	page_size = sizeof(struct vmh_stats_page) + (size_t)vmh_params.stats_fd_num * sizeof(struct vmh_sock_stats);
-	vmh_stats = make_page(true);
-	if (!vmh_stats) {
+	page = shared_page(true);
+	if (page == MAP_FAILED)
+		page = private_page();
+	if (page == MAP_FAILED) {
 		vmh_stats = &bare_page;
 		page_size = 0;
 		return;
 	}
+	vmh_stats = page;
 	describe(vmh_stats);
 	vmh_stats_file_init();
 }
@@ -286,11 +308,19 @@ int vmh_stats_fd(void)
 	return vmh_file_is_ours(&file) ? file.fd : -1;
 }
 
-/* In the child of a fork. Pointers into the page are all over the sockets that the child inherited,
- * so its own page takes the very addresses of the parent's, with the same slots and counters at 0. */
+static void copy_page(struct vmh_stats_page *to, const struct vmh_stats_page *from)
+{
+	memcpy(to, from, offsetof(struct vmh_stats_page, epoll));
+	for (int i = -1; (i = next_claimed(sock_claims, SOCKS_MAX, i)) >= 0;)
+		to->socks[i] = from->socks[i];
+}
+
+/* In the child of a fork: a page of its own in the place of the parent's, with the same slots of sockets and counters at 0.
+ * Its rings are closed (ring.c), its epoll sets take their slots anew (epoll_item.c). */
 void vmh_stats_fork_child(void)
 {
-	struct vmh_stats_page *fresh, *old = vmh_stats;
+	struct vmh_stats_page *old = vmh_stats;
+	void *fresh;
 
 	if (!old)
 		return;
@@ -303,16 +333,16 @@ void vmh_stats_fork_child(void)
 		return;
 	vmh_stats_file_fork_child();
 	vmh_params_expand_again(VMH_PARAM_STATS_SHMEM_DIR);
-	fresh = make_page(false);
-	if (!fresh)
+	fresh = private_page();
+	if (fresh == MAP_FAILED)
 		return;
-	in_memory = !no_file_here;
-	memcpy(fresh, old, page_size);
-	fresh->magic = 0;
-	if (mremap(fresh, page_size, page_size, MREMAP_MAYMOVE | MREMAP_FIXED, old) == MAP_FAILED) {
-		munmap(fresh, page_size);
+	copy_page(fresh, old);
+	memset(ring_claims, 0, sizeof(ring_claims));
+	memset(epoll_claims, 0, sizeof(epoll_claims));
+	if (!put_page(fresh))
 		return;
-	}
+	in_memory = true;
+	old->magic = 0;
 	old->state = 0;
 	old->session = old->socks_over = old->calls_home = 0;
 	vmh_stats_zero();
@@ -376,7 +406,7 @@ static bool in_page(const struct vmh_sock_stats *s)
 
 void vmh_stats_each_sock(void (*f)(struct vmh_sock_stats *s))
 {
-	for (unsigned i = 0; i < vmh_stats->nsocks; i++)
+	for (int i = -1; (i = next_claimed(sock_claims, SOCKS_MAX, i)) >= 0;)
 		f(&vmh_stats->socks[i]);
 	for (struct spare *x = __atomic_load_n(&spares, __ATOMIC_ACQUIRE); x; x = x->next)
 		f(&x->s);
@@ -495,20 +525,16 @@ static void zero_sock(struct vmh_sock_stats *s)
 
 void vmh_stats_zero(void)
 {
-	unsigned i;
-
 	if (page_size)
 		vmh_stats_each_sock(zero_sock);
-	for (i = 0; i < VMH_STATS_RINGS; i++) {
+	for (int i = -1; (i = next_claimed(ring_claims, VMH_STATS_RINGS, i)) >= 0;) {
 		struct vmh_ring_stats *r = &vmh_stats->rings[i];
 
-		if (!VMH_GET(r->used)) /* its memory is not there yet */
-			continue;
 		zero_range(&r->rx_packets, &r->pool_rx_free);
 		zero_range(&r->pool_rx_empty, &r->queue_len);
 	}
 	zero_iomux(&vmh_stats->select);
 	zero_iomux(&vmh_stats->poll);
-	for (i = 0; i < VMH_STATS_EPOLLS; i++)
+	for (int i = -1; (i = next_claimed(epoll_claims, VMH_STATS_EPOLLS, i)) >= 0;)
 		zero_iomux(&vmh_stats->epoll[i]);
 }

@@ -42,10 +42,12 @@ static struct block *blocks;
 static struct tail *tails;
 static _Atomic uint8_t ports[65536]; /* flows of each */
 static _Atomic uint32_t newest[65536];
+static bool any;         /* in `ports`, ever */
 static _Atomic int work; /* something for the internal thread */
 
 static void mark(in_port_t port, bool on)
 {
+	any = true;
 	atomic_fetch_add(&ports[port], on ? 1 : -1);
 }
 
@@ -380,6 +382,8 @@ void vmh_tport_fork_child(void)
 	vmh_lock_reset(&lock);
 	tails = NULL;
 	blocks = NULL;
-	memset(ports, 0, sizeof(ports));
+	if (any)
+		memset(ports, 0, sizeof(ports));
+	any = false;
 	atomic_store(&work, 0);
 }

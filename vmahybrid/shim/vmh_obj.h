@@ -25,6 +25,7 @@ struct vmh_obj {
 
 extern struct vmh_obj *_Atomic *vmh_fdtab;
 extern unsigned vmh_fdtab_size;
+extern _Atomic unsigned vmh_fdtab_used; /* above the highest number that was ever in it: tables may have a million */
 
 VMH_HOT struct vmh_obj *vmh_fd_get_slow(int fd);
 static inline struct vmh_obj *vmh_fd_get(int fd) /* NULL: kernel fd; else put it back */
@@ -64,6 +65,7 @@ void vmh_fd_rename(struct vmh_obj *o);
 int vmh_fd_hide(int fd);
 void vmh_fd_hidden_close(int fd);
 bool vmh_fd_is_hidden(int fd);
+long vmh_fd_next_hidden(unsigned first, unsigned last); /* the lowest of them, or -1 */
 /* The same for fds of a library that knows them by their number: they stay where they are. Taken off the list
  * before that library closes them, whose close is ours. */
 void vmh_fd_guard(int fd);
