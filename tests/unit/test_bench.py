@@ -149,12 +149,14 @@ def test_a_pair_is_stopped_and_goes_on_with_its_children() -> None:
     pair = turns.Pair(ways.Started(programs[0], None), ways.Started(programs[1], None), Sandbox().a)
     try:
         for program in programs:
-            while len(list(turns.family(program.pid))) < 3:
+            while len(list(turns.family(program.pid))) < 3 or _states(program.pid) != {"S"}:  # D: in vfork()
                 time.sleep(0.01)
         for signum, seen in ((signal.SIGSTOP, {"T"}), (signal.SIGCONT, {"S"})):
             pair.signal(signum)
-            time.sleep(0.1)
-            assert [_states(program.pid) for program in programs] == [seen, seen]
+            end = time.monotonic() + 5
+            while (states := [_states(program.pid) for program in programs]) != [seen, seen]:
+                assert time.monotonic() < end, states
+                time.sleep(0.01)
     finally:
         pair.signal(signal.SIGKILL)
         for program in programs:

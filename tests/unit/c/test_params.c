@@ -123,11 +123,12 @@ static void stats(void)
 		vmh_stats_fork_child();
 		a->tx_packets = 5;
 		printf("child=%d\n", a->used && a->rx_packets == 0 && vmh_stats->pid == (unsigned)getpid() &&
-		       vmh_stats_fd() >= 0);
+		       vmh_stats_fd() < 0); /* nobody is to see it yet */
 		snprintf(name, sizeof(name), "%s/vmastat.%d", vmh_params.stats_shmem_dir, (int)getpid());
 		vmh_stats_show();
 		if (pread(vmh_stats_fd(), &tx, sizeof(tx), (char *)&a->tx_packets - (char *)vmh_stats) < 0)
 			perror("pread");
+		printf("child_fd=%d\n", vmh_stats_fd() >= 0);
 		printf("child_named=%d\n", lstat(name, &st) == 0 && a->tx_packets == 5 && tx == 5);
 		vmh_stats_fini();
 		printf("child_gone=%d\n", lstat(name, &st) != 0);
