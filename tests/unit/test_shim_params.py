@@ -204,7 +204,8 @@ def test_statistics(driver: Path, locales: Path, tmp_path: Path, numbers: str, p
     shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4",
                      LC_NUMERIC=numbers, LC_ALL="", LOCPATH=str(locales))
     assert shown["locale"] == point
-    for key in ("fd", "slots", "reused", "zeroed", "child", "child_fd", "child_named", "child_gone", "nameless", "parent"):
+    for key in ("fd", "slots", "reused", "zeroed", "child", "child_fd", "child_named", "child_gone", "nameless",
+                "parent"):
         assert shown[key] == "1", key
     assert shown["mode"] == "600 size=1"
     assert shown["named"] == shown["file"], "the service goes by the name of the descriptor"

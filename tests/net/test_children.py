@@ -1,0 +1,78 @@
+"""Programs that start others: what a child has in its statistics, and what the shim's descriptors cost it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+
+import pytest
+from net.service_lab import Api
+from net.test_tcp_shim import introduce, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        introduce(sandbox)
+        yield running
+
+
+USES_A_RING = """
+def use(port):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.bind((sys.argv[1], port))
+    s.setblocking(False)
+    try:
+        s.recv(1)
+    except BlockingIOError:
+        return s
+"""
+# a grandchild: what a child leaves behind would be there, too
+FORKS = f"""
+import os, select, socket, sys, time
+{USES_A_RING}
+sets = [select.epoll() for _ in range(3)]
+inherited = use(5001)
+sets[0].register(inherited, select.EPOLLIN)
+for generation in range(2):
+    if pid := os.fork():
+        sys.exit(os.waitpid(pid, 0)[1])
+own = use(5002)
+sets[1].register(own, select.EPOLLIN)
+sets[1].poll(0)
+print("child", os.getpid(), *(s.fileno() for s in sets), flush=True)
+time.sleep(2)
+"""
+TABLE = f"""
+import socket, sys
+{USES_A_RING}
+s = use(5001)
+print("size", *(line.split()[1] for line in open("/proc/self/status") if line.startswith("FDSize")), flush=True)
+"""
+
+
+def test_sets_of_a_child_are_shown_once(service: Service) -> None:
+    side = service.sandbox.b
+    argv = service.run_argv([sys.executable, "-S", "-c", FORKS, side.address], "adaptive")
+    program = service.sandbox.start(side, argv, env=service.env)
+    pid, *sets = (int(word) for word in program.wait_for(r"child (\d+) (\d+) (\d+) (\d+)").groups())
+    shown = Api(service).call("GET", f"/v1/stats/{pid}")[1]
+    assert sorted(one["epfd"] for one in shown["iomux"] if one["kind"] == "epoll") == sorted(sets)
+    assert [one["counters"]["timeouts"] for one in shown["iomux"] if one["epfd"] == sets[1]] == [1]
+    assert len(shown["rings"]) == 1
+    program.result(10)
+
+
+def test_the_table_of_descriptors_stays_small(service: Service) -> None:
+    """Each fork copies it, and each close_range(2) and exec walks it."""
+    limit = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    side = service.sandbox.b
+    argv = service.run_argv([sys.executable, "-S", "-c", TABLE, side.address], "adaptive")
+    program = service.sandbox.start(side, ["prlimit", f"--nofile={limit}", *argv], env=service.env)
+    assert int(program.result(10).split()[-1]) <= 4096
