@@ -337,10 +337,10 @@ void vmh_stats_fork_child(void)
 	if (fresh == MAP_FAILED)
 		return;
 	copy_page(fresh, old);
-	memset(ring_claims, 0, sizeof(ring_claims));
-	memset(epoll_claims, 0, sizeof(epoll_claims));
 	if (!put_page(fresh))
 		return;
+	memset(ring_claims, 0, sizeof(ring_claims));
+	memset(epoll_claims, 0, sizeof(epoll_claims));
 	in_memory = true;
 	old->magic = 0;
 	old->state = 0;

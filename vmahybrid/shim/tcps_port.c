@@ -42,12 +42,12 @@ static struct block *blocks;
 static struct tail *tails;
 static _Atomic uint8_t ports[65536]; /* flows of each */
 static _Atomic uint32_t newest[65536];
-static bool any;         /* in `ports`, ever */
+static _Atomic bool marked; /* any of them, ever */
 static _Atomic int work; /* something for the internal thread */
 
 static void mark(in_port_t port, bool on)
 {
-	any = true;
+	atomic_store_explicit(&marked, true, memory_order_relaxed);
 	atomic_fetch_add(&ports[port], on ? 1 : -1);
 }
 
@@ -382,8 +382,7 @@ void vmh_tport_fork_child(void)
 	vmh_lock_reset(&lock);
 	tails = NULL;
 	blocks = NULL;
-	if (any)
+	if (atomic_exchange(&marked, false))
 		memset(ports, 0, sizeof(ports));
-	any = false;
 	atomic_store(&work, 0);
 }
