@@ -28,6 +28,11 @@
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
+/* The shim's own descriptors are the last VMH_FDS_OWN of a table of that size, or of RLIMIT_NOFILE if that is less (of one up
+ * to twice as large as VMH_FDS_OWN: the second half). A larger table costs each fork, exec and close_range(2). */
+#define VMH_FDS_TABLE 4096 /* above FD_SETSIZE */
+#define VMH_FDS_OWN 256
+
 #define VMH_MSG_MAX 4096   /* no message is longer; only REINJECT is longer than 1024 */
 
 struct vmh_msg_hdr {

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from vmahybrid.contracts import lib
 from vmahybrid.errors import NotFound
 from vmahybrid.service import shared
 from vmahybrid.service.core import Core
@@ -117,8 +118,9 @@ def _first_hidden(pid: int) -> int:
     """The shim and the software verbs device keep their descriptors from here on."""
     with contextlib.suppress(OSError):
         soft = resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
-        top = 65536 if soft == resource.RLIM_INFINITY else min(soft, 65536)
-        return top - 256 if top > 512 else top // 2  # as vmh_fd_hide
+        own, table = int(lib.VMH_FDS_OWN), int(lib.VMH_FDS_TABLE)
+        top = table if soft == resource.RLIM_INFINITY else min(soft, table)
+        return top - own if top > 2 * own else top // 2  # as vmh_fd_hide
     return 0
 
 

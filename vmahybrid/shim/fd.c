@@ -1,6 +1,7 @@
 /* See vmh_fd.h. */
 #include "vmh_fd.h"
 #include "vmh_obj.h"
+#include "control.h"
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
@@ -10,7 +11,6 @@
 
 #define HIDDEN_MAX 256
 #define HIGH_FD 512 /* below the usual soft limit of 1024, above what a small server opens */
-#define TABLE 4096  /* of descriptors: a larger one costs each fork, exec and close_range(2); above FD_SETSIZE */
 
 static _Atomic int hidden[HIDDEN_MAX]; /* fd + 1; 0 = free slot */
 static _Atomic int hidden_used;        /* highest slot in use + 1 */
@@ -195,8 +195,8 @@ VMH_EXPORT int vmh_fd_hide(int fd)
 	if (fd < 0)
 		return fd;
 	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
-	rlim_t top = lim.rlim_cur > TABLE ? TABLE : lim.rlim_cur;
-	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, top > 512 ? (long)(top - 256) : (long)(top / 2));
+	rlim_t top = lim.rlim_cur > VMH_FDS_TABLE ? VMH_FDS_TABLE : lim.rlim_cur;
+	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, (long)(top > 2 * VMH_FDS_OWN ? top - VMH_FDS_OWN : top / 2));
 	if (high >= 0) {
 		vmh_sys(SYS_close, fd);
 		fd = (int)high;
