@@ -17,8 +17,8 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+def service(softverbs: bool) -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), softverbs=softverbs) as running:
         introduce(sandbox)
         yield running
 

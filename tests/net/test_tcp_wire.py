@@ -98,7 +98,8 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
     midst of it. VMH_TCP_MOVES (80) connections; the stack's and the service's own thousands are in
     tests/unit/c/test_tcp_move.c and tests/net/test_tcprepair.py."""
     moves = int(os.environ.get("VMH_TCP_MOVES", "80"))
-    variables = {"VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "0", "VMA_TRACELEVEL": "warn"}
+    variables = {"VMA_HYBRID_TCP": "offload", "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "0",
+                 "VMA_TRACELEVEL": "warn"}
     server = [sys.executable, str(SERVERS), "threads", wire.b.address, "7900"]
     if peer == "offloaded":
         server = service.run_argv(server, profile="none", **variables)
