@@ -150,7 +150,7 @@ def test_sizes(start: Callable[..., Terminal]) -> None:
     terminal = start()
     terminal.until(has_rates)
     terminal.resize(160, 40)
-    text = terminal.until(lambda text: "POLL%" in text)
+    text = terminal.until(lambda text: "POLL%" in text and "? help" in text.splitlines()[-1])
     assert {"RXB/s", "TXB/s", "DROP/s", "REMOTE"} <= set(text.splitlines()[2].split())
     assert text.splitlines()[-1].startswith("? help") and len(text.splitlines()) == 40
     terminal.keys(ENTER)
