@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import socket
 import threading
@@ -26,6 +27,7 @@ from vmahybrid.steering.reasons import Reason
 _T = TypeVar("_T")
 
 _PAUSE = 0.02   # seconds between attempts
+_FINAL = frozenset({errno.EINVAL, errno.EDOM, errno.EPERM, errno.ENOPROTOOPT, errno.EBADF})
 
 
 class Steering(Protocol):
@@ -98,10 +100,12 @@ class Mover:
             raise found
         return found
 
-    def adopt_all(self, wanted: Sequence[tuple[int, Steering]], prepare: Callable[[TcpState], None] | None = None
+    def adopt_all(self, wanted: Sequence[tuple[int, Steering]], prepare: Callable[[TcpState], None] | None = None,
+                  done: Callable[[int, TcpState | BaseException], None] | None = None
                   ) -> list[TcpState | BaseException]:
-        """adopt() of several, in the time of one: what it returns or raises of each."""
-        return tcprepair.together([self._adopting(fd, steering, prepare) for fd, steering in wanted])
+        """adopt() of several, in the time of one: what it returns or raises of each. ``done`` hears of each by its
+        place as soon as there is something to say, and does not raise."""
+        return tcprepair.together([self._adopting(fd, steering, prepare) for fd, steering in wanted], done)
 
     def _adopting(self, fd: int, steering: Steering, prepare: Callable[[TcpState], None] | None
                   ) -> Generator[None, None, TcpState]:
@@ -195,15 +199,16 @@ class Mover:
             self._count("untold")
 
     def _persist(self, step: Callable[[], _T]) -> _T:
-        """Until it succeeds, or ``timeout`` is over. A refusal is final."""
+        """Until it succeeds, or ``timeout`` is over. A refusal is final, and so is what the kernel will not say
+        otherwise the next time."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 return step()
             except Refused:
                 raise
-            except Exception:
-                if time.monotonic() >= deadline:
+            except Exception as error:
+                if time.monotonic() >= deadline or getattr(error, "errno", None) in _FINAL:
                     raise
             self._count("retries")
             time.sleep(_PAUSE)

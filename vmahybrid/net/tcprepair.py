@@ -190,14 +190,26 @@ def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
     return found
 
 
-def together(steps: Sequence[Generator[None, None, _T]]) -> list[_T | BaseException]:
-    """What each returns, or raises, of several that wait once for an RCU grace period, which they share."""
+def together(steps: Sequence[Generator[None, None, _T]], done: Callable[[int, _T | BaseException], None] | None = None
+             ) -> list[_T | BaseException]:
+    """What each returns, or raises, of several that wait once for an RCU grace period, which they share. ``done`` hears
+    of each by its place, at once."""
     found = [_step(one.__next__) for one in steps]
+    if done is not None:
+        for at, end in enumerate(found):
+            if end is not None:
+                done(at, end)
     try:
         tcpsock.grace()
+        failed = None
     except OSError as error:
-        return [_step(partial(one.throw, error)) if end is None else end for one, end in zip(steps, found, strict=True)]
-    return [_step(one.__next__) if end is None else end for one, end in zip(steps, found, strict=True)]
+        failed = error
+    for at, one in enumerate(steps):
+        if found[at] is None:
+            found[at] = _step(one.__next__ if failed is None else partial(one.throw, failed))
+            if done is not None:
+                done(at, found[at])
+    return found
 
 
 def _step(step: Callable[[], None]) -> Any:
@@ -577,6 +589,7 @@ def _finish(sock: socket.socket, state: TcpState, kept: Kept, unsent: bytes) -> 
 
 
 def _restore_options(sock: socket.socket, state: TcpState) -> None:
+    """Numbers that the kernel does not take stay as they are: they are a program's, and the connection goes on."""
     for flag, option in _SWITCHES.items():
         wanted = bool(state.flags & flag)
         if bool(sock.getsockopt(*option)) != wanted:
@@ -584,7 +597,8 @@ def _restore_options(sock: socket.socket, state: TcpState) -> None:
     for field, option in _options(state.laddr).items():
         number = getattr(state, field)
         if number and sock.getsockopt(*option) != number:
-            sock.setsockopt(*option, number)
+            with contextlib.suppress(OSError, OverflowError):
+                sock.setsockopt(*option, number)
 
 
 def end(sock: socket.socket, state: TcpState) -> None:

@@ -22,10 +22,14 @@ def close_foreign(fds: Iterable[int]) -> None:
         in_thread(lambda: _close_all(wanted), "close-foreign")
 
 
-def in_thread(work: Callable[[], object], name: str) -> None:
+def in_thread(work: Callable[[], object], name: str, ends: bool = False) -> None:
     """Run ``work`` in a daemon thread, which nobody else uses meanwhile: it may hang without keeping the service from
-    ending. One that has nothing to do is taken: to start one takes until it runs, on a busy machine milliseconds."""
+    ending. One that has nothing to do is taken: to start one takes until it runs, on a busy machine milliseconds.
+    ``ends``: it is a new one, and ends with the work, which changes what the thread may do."""
     global _idle
+    if ends:
+        threading.Thread(target=work, name=name, daemon=True).start()
+        return
     with _lock:
         found = _idle > 0
         _idle -= found

@@ -399,10 +399,11 @@ class Session:
         await core.tcp.repeat_fin(body.flow_id, self.id)
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET:
             return request.reply()  # it went home already: the event may have crossed this request
-        core.table.remove(body.flow_id)
-        core.converge([self.id])
-        core.tcp.lost(body.flow_id)
         cause = Reason.from_code(body.cause)
+        if cause is not Reason.NO_ANSWER or not await core.tcp.unknown(body.flow_id, self._namespace()):
+            core.table.remove(body.flow_id)
+            core.converge([self.id])
+            core.tcp.lost(body.flow_id)
         core.count_reason(cause)
         core.events.add("flow-removed", f"{flow.local_text} of {self}: {cause.slug}", flow_id=flow.flow_id,
                         pid=self.pid, reason=cause.slug)

@@ -84,7 +84,7 @@ class StatsFile:
             finally:
                 os.close(kept)
 
-        return _thread(work, "stats-remove")
+        return _thread(work, "stats-remove", ends=True)
 
     def close(self) -> None:
         """Idempotent."""
@@ -152,7 +152,7 @@ def _unlink_as(path: str, inode: tuple[int, int], uid: int, gid: int) -> bool:
     return True
 
 
-def _thread(work: Callable[[], _T], name: str) -> Future[_T]:
+def _thread(work: Callable[[], _T], name: str, ends: bool = False) -> Future[_T]:
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -161,5 +161,5 @@ def _thread(work: Callable[[], _T], name: str) -> Future[_T]:
         except BaseException as error:
             future.set_exception(error)
 
-    in_thread(run, name)
+    in_thread(run, name, ends)
     return future

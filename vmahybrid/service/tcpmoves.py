@@ -8,22 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import itertools
 import logging
 import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.errors import Refused
 from vmahybrid.net import conntrack, tcpask, tcpsock
 from vmahybrid.net.tcpfin import fin_frame, stale_frame
 from vmahybrid.net.tcpmove import Mover
-from vmahybrid.net.tcprepair import MoveFailed
-from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpState
+from vmahybrid.net.tcprepair import Kept, MoveFailed
+from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpPhase, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import in_thread
 from vmahybrid.service.reinject import packets_in, segment_frame
@@ -39,10 +41,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vmahybrid.service")
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 FIN_AGAIN = (0.02, 0.1)     # seconds
 ASK_PEERS = (0.1, 0.6)      # seconds
 LOT_SECONDS = 0.1       # in which those that were said to follow come
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
+MOVES_AT_ONCE = 32      # threads: one program's that takes long holds no other's up
+DOUBT_SECONDS = 10.0    # in which a program may say that the answer came too late for it
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -51,13 +58,14 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 @dataclass(slots=True)
 class Parked:
     """``fd`` is ours; -1: the program has the socket alone (it is shown only). ``tracked``: where the kernel's
-    connection tracking has it."""
+    connection tracking has it. ``state``: as it was taken, while the program may say that it does not know of it."""
 
     fd: int
     inode: int
     flow: Flow
     session: int
     tracked: Namespace | None = None
+    state: TcpState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,13 @@ class Room:
 
     file: int
     at: int
+
+    def given_up(self) -> bool:
+        """The program waits no longer: it has written there."""
+        try:
+            return os.pread(self.file, 1, self.at) not in (b"", b"\0")
+        except OSError:
+            return True
 
     def write(self, data: bytes) -> int:
         """The bytes of it. If the file is sealed the program has lost its connection: raises Refused."""
@@ -85,17 +100,19 @@ class _Taken:
 
     flow: Flow
     fd: int
+    room: Room
     steering: _Steering
-    done: asyncio.Future[TcpState]
+    done: asyncio.Future[tuple[TcpState, int]]
     tracked: bool = False
 
-    def tell(self, state: TcpState | BaseException) -> None:
+    def tell(self, end: tuple[TcpState, int] | BaseException) -> None:
+        """The state, and its bytes."""
         if self.done.done():
             return
-        if isinstance(state, BaseException):
-            self.done.set_exception(state)
+        if isinstance(end, BaseException):
+            self.done.set_exception(end)
         else:
-            self.done.set_result(state)
+            self.done.set_result(end)
 
 
 @dataclass(slots=True)
@@ -106,8 +123,8 @@ class _Lot:
     begin: asyncio.TimerHandle
     wanted: list[_Taken] = field(default_factory=list)
 
-    def add(self, flow: Flow, fd: int, steering: _Steering) -> _Taken:
-        self.wanted.append(_Taken(flow, fd, steering, asyncio.get_running_loop().create_future()))
+    def add(self, flow: Flow, fd: int, room: Room, steering: _Steering) -> _Taken:
+        self.wanted.append(_Taken(flow, fd, room, steering, asyncio.get_running_loop().create_future()))
         return self.wanted[-1]
 
 
@@ -127,6 +144,7 @@ class TcpMoves:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.mover = Mover()
+        self._threads = ThreadPoolExecutor(MOVES_AT_ONCE, "tcp-move")
         self.parked: dict[int, Parked] = {}     # by flow id
         self._taking: set[int] = set()          # flow ids
         self._lots: dict[int, _Lot] = {}        # that are still to begin, by session
@@ -172,10 +190,12 @@ class TcpMoves:
                 found = proof.check(fd, flow, namespace.cookie)
                 if found.inode != flow.inode:
                     raise proof.not_owner("another socket was attached")
-                wanted = self._lot(session, namespace).add(flow, fd, _Steering(self._core, flow, namespace))
+                if room.given_up():
+                    raise refuse(f"flow {flow.local_text}", Reason.NO_ANSWER)
+                wanted = self._lot(session, namespace).add(flow, fd, room, _Steering(self._core, flow, namespace))
             finally:
                 self.begin_lot(session, follow)
-            state = await wanted.done
+            state, length = await wanted.done
         except BaseException as error:
             proof.close_slowly(fd)
             await self._drop(flow)
@@ -185,8 +205,18 @@ class TcpMoves:
             raise
         finally:
             self._taking.discard(flow.flow_id)
-        self.parked[flow.flow_id] = Parked(fd, found.inode, flow, session, namespace if wanted.tracked else None)
-        return room.write(state.pack())
+        parked = Parked(fd, found.inode, flow, session, namespace if wanted.tracked else None, state)
+        self.parked[flow.flow_id] = parked
+        asyncio.get_running_loop().call_later(DOUBT_SECONDS, self._no_doubt, flow.flow_id)
+        return length
+
+    def _no_doubt(self, flow_id: int) -> None:
+        if (parked := self.parked.get(flow_id)) is not None:
+            parked.state = None
+
+    async def _move(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """In a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(work, *args, **kwargs))
 
     def _lot(self, session: int, namespace: Namespace) -> _Lot:
         if session not in self._lots:
@@ -213,22 +243,40 @@ class TcpMoves:
                     wanted.tell(refuse(f"flow {wanted.flow.local_text}", Reason.NAT))
                 else:
                     going.append(wanted)
-            moved = await asyncio.to_thread(self.mover.adopt_all, [(wanted.fd, wanted.steering) for wanted in going])
-            for wanted, state in zip(going, moved, strict=True):
-                wanted.tell(state)
+            await self._move(self._adopt_all, going, asyncio.get_running_loop())
         except BaseException as error:
             for wanted in lot.wanted:
                 wanted.tell(error)
             if not isinstance(error, Exception):
                 raise
 
+    def _adopt_all(self, going: list[_Taken], loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread. Each is answered as soon as it is parked and its state is written."""
+        def done(at: int, state: TcpState | BaseException) -> None:
+            wanted = going[at]
+            end = state if isinstance(state, BaseException) else self._hand_over(wanted, state)
+            loop.call_soon_threadsafe(wanted.tell, end)
+
+        self.mover.adopt_all([(wanted.fd, wanted.steering) for wanted in going], done=done)
+
+    def _hand_over(self, wanted: _Taken, state: TcpState) -> tuple[TcpState, int] | BaseException:
+        """The state to the program, or the connection back to the kernel."""
+        try:
+            return state, wanted.room.write(state.pack())
+        except Refused as error:
+            with contextlib.suppress(Refused, MoveFailed, OSError, TimeoutError):
+                self.mover.home(wanted.fd, state, wanted.steering)
+            return error
+
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> Flow:
         """Rebuild a parked socket. Borrows both descriptors. Returns its flow; ``fd`` of that is -1 where the service
         has not been told it. Raises Refused; the socket stays parked then."""
         flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
         parked = self.parked.get(flow_id)
-        state = await asyncio.to_thread(_state_of, blob_fd)
+        state = await self._move(_state_of, blob_fd)
         port = self._ports.get(flow_id)
+        if parked is None and _is_home(fd, state):     # the program heard nothing of that
+            return _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
         if port is not None and port.owner == session:
             return await self._raise(port, fd, state, ifindex, namespace)
         if parked is not None and (parked.session != session or parked.inode != os.fstat(fd).st_ino):
@@ -236,7 +284,7 @@ class TcpMoves:
         flow = parked.flow if parked is not None else _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
         proof.check(fd, flow, namespace.cookie)
         try:
-            await asyncio.to_thread(self.mover.home, fd, state, _Steering(self._core, flow, namespace))
+            await self._move(self.mover.home, fd, state, _Steering(self._core, flow, namespace))
         except (MoveFailed, OSError, TimeoutError) as error:
             log.warning("TCP %s: %s", flow.local_text, error)
             if not (isinstance(error, MoveFailed) and error.alive):
@@ -279,7 +327,7 @@ class TcpMoves:
         proof.check_new(fd, namespace.cookie, (state.laddr, state.lport))
         flow = _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
         try:
-            await asyncio.to_thread(self.mover.begin, fd, state, _Steering(self._core, flow, namespace))
+            await self._move(self.mover.begin, fd, state, _Steering(self._core, flow, namespace))
         except (MoveFailed, OSError, TimeoutError) as error:
             log.warning("TCP %s: %s", flow.local_text, error)
             if not (isinstance(error, MoveFailed) and error.alive):
@@ -291,7 +339,7 @@ class TcpMoves:
     async def give(self, flow: Flow, file: int, length: int, link: LinkRow, namespace: Namespace) -> None:
         """To the kernel what a ring got while the connection went home: ``length`` bytes of struct vmh_tcp_frame in a
         memory file of the program. Raises Refused."""
-        packets = await asyncio.to_thread(_packets_of, file, length)
+        packets = await self._move(_packets_of, file, length)
         frames = [segment_frame(packet, flow, link.mac) for packet in packets]
         for at in range(0, len(frames), GIVEN_AT_ONCE):
             await namespace.worker.call_async(self._core.backend.inject, link.ifindex, frames[at:at + GIVEN_AT_ONCE])
@@ -350,7 +398,7 @@ class TcpMoves:
         core.converge()
         for flow in flows.values():
             core.prepare_counter(flow)
-        inodes = await asyncio.to_thread(placehold, self.mover, list(flows))
+        inodes = await self._move(placehold, self.mover, list(flows))
         shown = {}
         for (conn, flow), inode in zip(flows.items(), inodes, strict=True):
             if inode == 0 or session not in core.sessions:
@@ -387,6 +435,22 @@ class TcpMoves:
                 self._let_go_of(flow_id, parked)
                 self._core.table.remove(flow_id)
         self._core.converge()
+
+    async def unknown(self, flow_id: int, namespace: Namespace) -> bool:
+        """Of a parked socket: the program does not know that it is, the answer came too late. It is the kernel's again,
+        as it was; False if that can't be."""
+        parked = self.parked.get(flow_id)
+        if parked is None or parked.state is None or parked.fd < 0:
+            return False
+        state, parked.state = parked.state, None
+        try:
+            await self._move(self.mover.home, parked.fd, state, _Steering(self._core, parked.flow, namespace))
+        except (Refused, MoveFailed, OSError, TimeoutError) as error:
+            log.warning("TCP %s: %s", parked.flow.local_text, error)
+            if not (isinstance(error, MoveFailed) and error.alive):
+                return False
+        self._let_go_of(flow_id, parked)
+        return True
 
     def lost(self, flow_id: int) -> None:
         """The connection of a parked socket has ended on the ring: the kernel forgets it, so that its name is free."""
@@ -474,6 +538,19 @@ def _state_of(fd: int) -> TcpState:
     except (OSError, ValueError, struct.error) as error:
         log.info("TCP: the state is none: %s", error)
         raise Refused("TCP connection", f"its state is none: {error}", "", int(Reason.TCP_STATE)) from None
+
+
+def _is_home(fd: int, state: TcpState) -> bool:
+    """Is the socket the kernel's, with that connection?"""
+    sock = socket.socket(fileno=fd)
+    try:
+        if tcpsock.repairing(sock) or tcpsock.info(sock).state in (TcpPhase.CLOSE, TcpPhase.LISTEN):
+            return False
+        return Kept.of(sock).is_of(state)
+    except OSError:
+        return False
+    finally:
+        sock.detach()
 
 
 def _packets_of(fd: int, length: int) -> list[bytes]:

@@ -359,10 +359,15 @@ void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len)
 		unanswered(r, &none);
 	if (!open)
 		return;
-	do
+	do {
+		uint64_t now;
+
 		r = take_reply(q, n, reply_len, deadline);
-	while (r >= 0 && --open);
-	vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
+		now = vmh_now_ns();
+		vmh_patience_spent(start, now, r == -ETIMEDOUT, internal);
+		start = now;
+		deadline = now + vmh_patience_ns(now, internal);
+	} while (r >= 0 && --open);
 	if (r >= 0)
 		return;
 	unanswered(r, &none);

@@ -306,6 +306,8 @@ static void take(struct vmh_session_take *v, int n, const struct vmh_file *sever
 	for (int i = 0; i < n; i++) {
 		v[i].err = file < 0 ? file : q[i].err;
 		if (v[i].err) {
+			if (v[i].err == -ETIMEDOUT)
+				vmh_ctl_state_give_up(file, i);
 			v[i].reason = file < 0 ? VMH_R_NOT_TRIED : rep[i].hdr.reason ? rep[i].hdr.reason : VMH_R_TCP_STATE;
 			continue;
 		}

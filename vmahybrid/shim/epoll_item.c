@@ -357,6 +357,8 @@ static void sets_fork_child(void)
 
 			if (!e->stats)
 				continue; /* free */
+			if (!atomic_load(&e->obj.closed))
+				vmh_obj_fork_child(&e->obj);
 			vmh_lock_reset(&e->obj.lock);
 			vmh_lock_reset(&e->rdy_lock);
 			ep_init(e);

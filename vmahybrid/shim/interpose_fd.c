@@ -47,7 +47,7 @@ VMH_EXPORT int fclose(FILE *f)
 
 VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 {
-	if (first > last)
+	if (first > last || flags & ~(int)(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC)) /* the kernel refuses it */
 		return vmh_real()->close_range(first, last, flags);
 	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
 		for (unsigned fd = first; fd <= last && fd < atomic_load(&vmh_fdtab_used); fd++)

@@ -53,6 +53,9 @@ bool vmh_fdtab_borrowed(void)
 	return vmh_unlikely(owner && *owner && *owner != vmh_sys(SYS_getpid));
 }
 
+/* References that this thread has: at a fork all others are those of threads that the child does not have. */
+static __thread int held __attribute__((tls_model("initial-exec")));
+
 struct vmh_obj *vmh_fd_get_slow(int fd)
 {
 	for (;;) {
@@ -60,7 +63,7 @@ struct vmh_obj *vmh_fd_get_slow(int fd)
 
 		if (!o)
 			return NULL;
-		atomic_fetch_add_explicit(&o->refs, 1, memory_order_acq_rel);
+		vmh_obj_hold(o);
 		/* the memory is type-stable: if the table moved on, give the reference back and look again */
 		if (vmh_likely(atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire) == o))
 			return o;
@@ -70,10 +73,22 @@ struct vmh_obj *vmh_fd_get_slow(int fd)
 
 void vmh_obj_hold(struct vmh_obj *o)
 {
+	held++;
 	atomic_fetch_add_explicit(&o->refs, 1, memory_order_acq_rel);
 }
 
-void vmh_obj_put(struct vmh_obj *o)
+void vmh_obj_hand_over(void)
+{
+	held--;
+}
+
+void vmh_obj_take_over(void)
+{
+	held++;
+}
+
+/* A reference less; the table's, too. */
+static void drop(struct vmh_obj *o)
 {
 	uint8_t closed = 1;
 
@@ -89,6 +104,20 @@ void vmh_obj_put(struct vmh_obj *o)
 		vmh_tcps_recycle(vmh_tcps_of(o));
 	else
 		vmh_sock_recycle(vmh_sock_of(o));
+}
+
+void vmh_obj_put(struct vmh_obj *o)
+{
+	held--;
+	drop(o);
+}
+
+/* Of one that is open. A handler of a signal that came in the midst of a call may fork, too: that call goes on here, and
+ * the references stay. */
+void vmh_obj_fork_child(struct vmh_obj *o)
+{
+	if (!held)
+		atomic_store(&o->refs, 1);
 }
 
 static void put_in(int fd, struct vmh_obj *o)
@@ -152,7 +181,7 @@ static void let_go(int fd, struct vmh_obj *o)
 		vmh_tcps_closed(vmh_tcps_of(o));
 	else
 		vmh_sock_closed(vmh_sock_of(o));
-	vmh_obj_put(o);
+	drop(o);
 }
 
 void vmh_fd_close(int fd)

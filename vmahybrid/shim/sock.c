@@ -434,5 +434,8 @@ void vmh_sock_fork_child(void)
 {
 	vmh_lock_reset(&pool_lock);
 	vmh_lock_reset(&demux_lock);
+	for (struct vmh_sock *s = atomic_load(&all); s; s = s->all_next)
+		if (!atomic_load(&s->obj.closed))
+			vmh_obj_fork_child(&s->obj);
 	vmh_sock_each(child_reset, NULL);
 }

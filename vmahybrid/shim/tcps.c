@@ -303,6 +303,12 @@ static void child_reset(struct vmh_tcps *s, void *arg)
 	vmh_tcps_set_reason(s, VMH_R_FORK);
 }
 
+static void child_refs(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	vmh_obj_fork_child(&s->obj);
+}
+
 /* All went home before the fork. The stack's locks may be another thread's of the parent: a child of a process that
  * had TCP rings leaves new connections to the kernel. */
 void vmh_tcps_fork_child(void)
@@ -312,6 +318,8 @@ void vmh_tcps_fork_child(void)
 	vmh_tport_fork_child();
 	vmh_tshow_fork_child();
 	vmh_plain_fork_child();
+	vmh_tcps_move_fork_child();
+	vmh_tcps_glance(child_refs, NULL);
 	vmh_tcps_each(child_reset, NULL);
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);

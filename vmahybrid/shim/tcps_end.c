@@ -67,6 +67,7 @@ static void close_fresh(struct vmh_tcps *s, bool wait)
 void vmh_tcps_close(struct vmh_tcps *s)
 {
 	if (!vmh_tcps_is_fresh(s)) {
+		vmh_tcps_policy_end(s);
 		vmh_tcps_home(s, VMH_R_CLOSED, true); /* first: who is in a call goes on at the kernel */
 		return;
 	}

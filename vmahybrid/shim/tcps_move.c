@@ -16,6 +16,7 @@
 #include "vmh_worker.h"
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -25,6 +26,7 @@
 #define NAPS 40
 #define NAPS_ORDERED 500    /* longer than a plain poll() is, interpose_iomux.c */
 #define LEFT_FRAMES 1024      /* of a ring, at the end of a move */
+#define REPAIR_NAP_NS 5000000
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
 /* Passes by itself: the connection may be adopted later. */
@@ -223,6 +225,19 @@ static unsigned to_ring(struct adoption *m)
 	return VMH_R_TCP_STATE;
 }
 
+/* The service did not answer, and may have parked the socket. It has been told, and gives it back to the kernel when it
+ * goes on: until then every call on it would fail. */
+static void await_kernel(int fd)
+{
+	const struct timespec nap = { 0, REPAIR_NAP_NS };
+	int on = 0;
+	socklen_t len = sizeof(on);
+
+	for (uint64_t end = vmh_now_ns() + STRANDED_NS; vmh_now_ns() < end; vmh_sys(SYS_nanosleep, &nap, NULL))
+		if (vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &on, &len) < 0 || !on)
+			return;
+}
+
 /* After steer() and the service. */
 static void move(struct adoption *m)
 {
@@ -234,6 +249,8 @@ static void move(struct adoption *m)
 			m->reason = m->take->reason;
 		if (m->s->flow_id)
 			vmh_session_detach(m->s->flow_id, m->reason);
+		if (m->take && m->take->err == -ETIMEDOUT)
+			await_kernel(m->fd);
 	}
 	if (!m->st)
 		return;
@@ -364,10 +381,12 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd)
 		vmh_unlock(&s->obj.lock);
 	}
 	vmh_obj_hold(&s->obj);
-	if (atomic_compare_exchange_strong(&chosen, &none, s))
+	if (atomic_compare_exchange_strong(&chosen, &none, s)) {
+		vmh_obj_hand_over();
 		vmh_worker_wake();
-	else
+	} else {
 		vmh_obj_put(&s->obj);
+	}
 	return true;
 }
 
@@ -377,9 +396,15 @@ void vmh_tcps_adopt_chosen(void)
 
 	if (!s)
 		return;
+	vmh_obj_take_over();
 	if (!atomic_load(&s->obj.closed))
 		vmh_tcps_adopt(s, s->obj.fd, VMH_R_TCP_BUSY);
 	vmh_obj_put(&s->obj);
+}
+
+void vmh_tcps_move_fork_child(void)
+{
+	atomic_store(&chosen, NULL);
 }
 
 int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n)
@@ -470,8 +495,8 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 	if (err != -ENOTSUP || VMH_GET(s->phase)) /* else it has been closed by both sides, or reset */
 		vmh_warn("fd %d: a TCP connection could not go home to the kernel (%s): reset", s->obj.fd, strerror(-err));
 	leave(s, VMH_TCPS_LOST, reason, true);
-	if (flow)
-		vmh_session_detach(flow, reason ? reason : VMH_R_TCP_STATE);
+	if (flow) /* by that other reason the service would go back to the state in which it has taken the connection */
+		vmh_session_detach(flow, reason && reason != VMH_R_NO_ANSWER ? reason : VMH_R_TCP_STATE);
 }
 
 /* It has sent its SYN and heard nothing yet: the kernel takes over by a SYN of its own. */
@@ -752,16 +777,24 @@ struct gone {
 	unsigned reason;
 };
 
+static bool is_its(const struct vmh_tcps *s, const struct gone *g)
+{
+	return (g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
+	       (g->flow_id && (s->flow_id == g->flow_id || s->shown_flow == g->flow_id));
+}
+
 static void gone_one(struct vmh_tcps *s, void *arg)
 {
 	const struct gone *g = arg;
 
+	/* on its way to a ring by another thread, which may not have noted the flow yet */
+	if (vmh_tcps_state(s) == VMH_TCPS_ADOPTING && (!s->flow_id || is_its(s, g)))
+		vmh_tcps_await_move(s);
 	if ((g->ring || g->flow_id) && vmh_tlisten_is(s, g->ring, g->flow_id)) {
 		vmh_tlisten_rings_go(s);
 		vmh_tcps_home(s, g->reason, false);
 	}
-	if (vmh_tcps_parked(s) && ((g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
-				   (g->flow_id && (s->flow_id == g->flow_id || s->shown_flow == g->flow_id))))
+	if (vmh_tcps_parked(s) && is_its(s, g))
 		vmh_tcps_home(s, g->reason, false);
 }
 

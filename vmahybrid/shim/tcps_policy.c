@@ -5,6 +5,9 @@
  * adoptions together may take a small part of the process's time only, since each stops a connection for some
  * milliseconds.
  *
+ * Against moves of connections that end too soon: what ended, or went home, in fewer rounds than pay for the move tells
+ * how many those of this process must have had from then on.
+ *
  * A process with many busy connections gains when all of them are on rings, and loses while some are: its waits ask
  * both sides then. If one thread serves them all they are moved together, which takes little longer than one of them
  * does. Those of several threads stay where they are, since each of these would spin. */
@@ -15,6 +18,8 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_worker.h"
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
 /* What decides whether a connection moves is a parameter (VMA_HYBRID_TCP_*). These only say how soon and how many at a
  * time, once that is decided. */
@@ -26,6 +31,8 @@
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
 #define ORDERS_CALLS 64
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
+#define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
+#define LEAST_SHARE 16      /* one part less of them for each move that has paid */
 #define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
@@ -78,6 +85,7 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 		look_for_orders();
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) {
 		s->rounds++; /* calls */
+		VMH_COUNT(s->kernel_turns, !send && r > 0);
 	} else if (r >= vmh_params.hybrid_tcp_small) {
 		s->rounds = 0;
 	} else if (send) {
@@ -89,6 +97,57 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 		VMH_COUNT(s->kernel_turns, 1);
 		count_busy(s);
 	}
+}
+
+/* ---- does it live long enough? ---- */
+
+static _Atomic uint64_t least_turns; /* in the kernel, of one that is to be moved */
+static _Atomic uint64_t vain_at;     /* ns: a move was in vain, or would have been */
+
+/* Moved after `before` rounds it had `after` more. */
+static void judge_move(uint64_t before, uint64_t after)
+{
+	uint64_t least = atomic_load(&least_turns);
+
+	if (after >= (uint64_t)vmh_params.hybrid_tcp_pays) {
+		atomic_store(&least_turns, least - (least + LEAST_SHARE - 1) / LEAST_SHARE);
+		return;
+	}
+	atomic_store(&vain_at, vmh_now_ns());
+	if (least < (before + after) * 2)
+		atomic_store(&least_turns, (before + after) * 2);
+}
+
+static uint64_t turns_on_ring(const struct vmh_tcps *s)
+{
+	return VMH_GET(s->watch.turns) - VMH_GET(s->turns_before);
+}
+
+void vmh_tcps_policy_end(const struct vmh_tcps *s)
+{
+	uint64_t turns = VMH_GET(s->kernel_turns), need = atomic_load(&least_turns);
+	unsigned state = vmh_tcps_state(s);
+
+	if (state == VMH_TCPS_RING && !VMH_GET(s->paid))
+		judge_move(turns, turns_on_ring(s));
+	if (need < (uint64_t)vmh_params.hybrid_tcp_rounds)
+		need = (uint64_t)vmh_params.hybrid_tcp_rounds;
+	if (state == VMH_TCPS_KERNEL && turns >= need)
+		judge_move(need, turns - need);
+}
+
+/* May it go on for as long as a move takes to pay? So far it has been like those that did. */
+static bool lives(const struct vmh_tcps *s, uint64_t now)
+{
+	uint64_t least = atomic_load_explicit(&least_turns, memory_order_relaxed);
+
+	if (vmh_likely(!least))
+		return true;
+	if (now - atomic_load(&vain_at) > EASE_NS) {
+		atomic_store(&vain_at, now);
+		atomic_store(&least_turns, least /= 2);
+	}
+	return VMH_GET(s->kernel_turns) >= least;
 }
 
 /* ---- a server that forks ---- */
@@ -144,6 +203,7 @@ static void pause_adoptions(uint64_t now)
 /* ---- many at a time ---- */
 
 #define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
+#define LIGHT_BYTES 65536   /* in a queue of one that goes with others */
 #define TOGETHER_ENDS_NS 500000000u /* none was due for so long */
 
 static _Atomic bool together;    /* the internal thread moves all that are due */
@@ -197,9 +257,21 @@ static bool is_used(const struct vmh_tcps *s)
 /* Now, together with others? Not one with a thread in a call on it, as those are that each have a thread. */
 static bool goes_along(struct vmh_tcps *s)
 {
+	uint64_t now = vmh_now_ns();
+
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
-		return is_used(s) && !atomic_load(&s->in_kernel) && vmh_now_ns() >= VMH_GET(s->retry_ns);
-	return VMH_GET(s->policy) == VMH_TCPS_ADAPTIVE && vmh_tcps_is_due(s);
+		return is_used(s) && !atomic_load(&s->in_kernel) && now >= VMH_GET(s->retry_ns) && lives(s, now);
+	return VMH_GET(s->policy) == VMH_TCPS_ADAPTIVE && vmh_tcps_is_due(s) && lives(s, now);
+}
+
+/* The service reads what is in the kernel's queues, of one after the other: those that have much would hold the others
+ * up. */
+static bool is_light(const struct vmh_tcps *s)
+{
+	int in = 0, out = 0;
+
+	return vmh_sys(SYS_ioctl, s->obj.fd, SIOCINQ, &in) >= 0 && vmh_sys(SYS_ioctl, s->obj.fd, SIOCOUTQ, &out) >= 0 &&
+	       in <= LIGHT_BYTES && out <= LIGHT_BYTES;
 }
 
 static void gather(struct vmh_tcps *s, void *arg)
@@ -210,7 +282,7 @@ static void gather(struct vmh_tcps *s, void *arg)
 	    !VMH_GET(s->connecting) || !goes_along(s))
 		return;
 	vmh_obj_hold(&s->obj);
-	if (atomic_load(&s->obj.closed))
+	if (atomic_load(&s->obj.closed) || !is_light(s))
 		vmh_obj_put(&s->obj);
 	else
 		l->v[l->n++] = s;
@@ -272,7 +344,7 @@ VMH_COLD static bool wants_offload(const struct vmh_tcps *s)
 		return false;
 	if (now >= atomic_load_explicit(&free_at, memory_order_relaxed))
 		return true;
-	if (!is_used(s))
+	if (!is_used(s) || !lives(s, now))
 		return false;
 	if (!atomic_load(&together) && lots_possible(now))
 		begin_together(now);
@@ -292,6 +364,10 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 	if (atomic_load_explicit(&together, memory_order_relaxed) && atomic_load(&vmh_worker_runs))
 		return false;
 	now = vmh_now_ns();
+	if (!lives(s, now)) {
+		s->rounds = 0;
+		return false;
+	}
 	if (may_go_together(now) && begin_together(now))
 		return false;
 	if (!VMH_GET(s->kept) && worth_it(now)) {
@@ -386,6 +462,10 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	quiet = is.bytes == was.bytes;
 	s->seen = is;
 	l->ring_turns += is.turns - was.turns;
+	if (!s->paid && turns_on_ring(s) >= (uint64_t)vmh_params.hybrid_tcp_pays) {
+		VMH_SET(s->paid, 1);
+		judge_move(0, turns_on_ring(s));
+	}
 	busy = !quiet && vmh_tcps_info(s, &info);
 	if (l->crowded)
 		reason = VMH_R_TCP_MANY;
@@ -398,6 +478,8 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	if (!reason)
 		return;
 	l->moves++;
+	if (!l->crowded)
+		vmh_tcps_policy_end(s);
 	if (!vmh_tcps_rest(s, reason))
 		s->rest_at = l->now + AGAIN_NS;
 }
@@ -437,6 +519,8 @@ void vmh_tcps_look(void)
 void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 {
 	s->seen = s->watch;
+	VMH_SET(s->turns_before, s->watch.turns);
+	VMH_SET(s->paid, 0);
 	s->seen_out = s->seen_again = 0;
 	s->quiet_ns = s->rest_at = 0;
 	atomic_store(&s->unfit, 0);

@@ -16,7 +16,8 @@ int vmh_ctl_send(const void *msg, size_t len); /* no reply is waited for */
 int vmh_ctl_rpc(struct vmh_msg_hdr *req, int fd, void *reply, size_t reply_len, int *fds, int *nfds);
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds);
 void vmh_ctl_close_fds(int *fds, int n);
-/* Lock held. Several requests of one type, answered in any order, without descriptors; the deadline is that of one. */
+/* Lock held. Several requests of one type, answered in any order, without descriptors; each answer has the time that one
+ * has. */
 struct vmh_ctl_request {
 	struct vmh_msg_hdr *req;
 	int out[2], nout;
@@ -29,6 +30,7 @@ int vmh_ctl_state_file(void);
 int vmh_ctl_state_put(const struct vmh_tcp_blob *state); /* with this in it */
 int vmh_ctl_state_get(struct vmh_tcp_blob *state, size_t len); /* what the service has written; 0 or -errno */
 void vmh_ctl_state_done(bool answered);                  /* after the request */
+void vmh_ctl_state_give_up(int fd, int i);               /* nobody waits for the state of that place any more */
 #define VMH_CTL_STATE_ROOM (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
 /* A file for several states at a time, used once; closed by vmh_file_close(). false: the program's limits forbid it */
 bool vmh_ctl_states_file(struct vmh_file *f, int n);

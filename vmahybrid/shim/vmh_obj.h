@@ -50,6 +50,9 @@ static inline struct vmh_obj *vmh_fd_peek(int fd, unsigned class_)
 }
 VMH_HOT void vmh_obj_put(struct vmh_obj *o);
 void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
+void vmh_obj_hand_over(void);                     /* another thread gives back what this one holds */
+void vmh_obj_take_over(void);                     /* that thread, before it does */
+void vmh_obj_fork_child(struct vmh_obj *o);       /* those of other threads are gone */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */

@@ -66,6 +66,8 @@ struct vmh_tcps {
 	uint8_t kept;                     /* on the kernel by the operator, until he says otherwise */
 	uint32_t seen_kernel_turns;
 	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
+	uint64_t turns_before;            /* of watch: when it came to the ring, from the kernel */
+	uint8_t paid;                     /* the move, by what it has done since */
 	uint32_t seen_out, seen_again;
 	uint32_t seen_resent;             /* stack's lock */
 	uint64_t quiet_ns, rest_at;
@@ -223,6 +225,7 @@ int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state); /* a fr
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who reads the events */
 bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
+void vmh_tcps_move_fork_child(void);
 int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n); /* the same; up to VMH_TAKES_MAX, held. How many it did */
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
@@ -366,6 +369,7 @@ int vmh_tcps_together(void);                    /* by the internal thread: moves
 void vmh_tcps_look(void);                       /* by the internal thread */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */
 void vmh_tcps_rested(struct vmh_tcps *s);
+void vmh_tcps_policy_end(const struct vmh_tcps *s); /* it is to be closed, or goes home by policy: not one from the SYN on */
 static inline void vmh_tcps_ring_call(struct vmh_tcps *s, bool send, size_t n)
 {
 	VMH_COUNT(s->watch.bytes, n);

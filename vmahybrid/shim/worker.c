@@ -342,8 +342,10 @@ static void turn(void)
 		reconnect();
 		return;
 	}
-	if (vmh_session_ask_again())
+	if (vmh_session_ask_again()) {
+		vmh_tcps_service_back();
 		vmh_sock_service_back();
+	}
 	look_for_change();
 	look_at_shared();
 	look_at_verbs();
