@@ -33,10 +33,14 @@ def in_thread(work: Callable[[], object], name: str, ends: bool = False) -> None
     with _lock:
         found = _idle > 0
         _idle -= found
-    if found:
-        _waiting.put((work, name))
-    else:
-        threading.Thread(target=_go_on, args=(work, name), daemon=True).start()
+    if not found:
+        try:
+            threading.Thread(target=_go_on, args=(work, name), daemon=True).start()
+            return
+        except RuntimeError:    # the limit of threads: the next that has nothing to do takes it
+            with _lock:
+                _idle -= 1
+    _waiting.put((work, name))
 
 
 def _go_on(work: Callable[[], object], name: str) -> None:

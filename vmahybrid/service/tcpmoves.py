@@ -199,7 +199,7 @@ class TcpMoves:
         except BaseException as error:
             proof.close_slowly(fd)
             await self._drop(flow)
-            if isinstance(error, (MoveFailed, OSError, TimeoutError, RuntimeError)):  # the last: no namespace
+            if isinstance(error, (MoveFailed, OSError, TimeoutError, RuntimeError, ValueError)):
                 log.warning("TCP %s: %s", flow.local_text, error)
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
             raise
@@ -263,7 +263,7 @@ class TcpMoves:
         """The state to the program, or the connection back to the kernel."""
         try:
             return state, wanted.room.write(state.pack())
-        except Refused as error:
+        except (Refused, ValueError) as error:  # the latter: a state that the contract does not know
             with contextlib.suppress(Refused, MoveFailed, OSError, TimeoutError):
                 self.mover.home(wanted.fd, state, wanted.steering)
             return error

@@ -314,7 +314,8 @@ static void take(struct vmh_session_take *v, int n, const struct vmh_file *sever
 		v[i].reason = VMH_R_TCP_STATE;
 		v[i].err = several ? vmh_ctl_states_get(several, i, &v[i].state, rep[i].len)
 				   : vmh_ctl_state_get(&v[i].state, rep[i].len);
-		if (v[i].err && tcp_home(v[i].fd, v[i].flow_id, 0, VMH_R_TCP_STATE))
+		if (v[i].err && ((several && vmh_ctl_states_again(several, i, rep[i].len) < 0) ||
+				 tcp_home(v[i].fd, v[i].flow_id, 0, VMH_R_TCP_STATE)))
 			vmh_warn("fd %d: a TCP connection was lost between kernel and ring", v[i].fd);
 	}
 	if (!several)

@@ -147,6 +147,19 @@ int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *sta
 	return vmh_file_is_ours(f) ? get_at(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len) : -EPROTO;
 }
 
+int vmh_ctl_states_again(const struct vmh_file *f, int i, size_t len)
+{
+	const size_t at = (unsigned)i * VMH_CTL_STATE_ROOM, in = at % PAGE;
+	long p = vmh_file_is_ours(f) ? vmh_sys(SYS_mmap, NULL, in + len, PROT_READ, MAP_SHARED, f->fd, (long)(at - in)) : -EBADF;
+	int r;
+
+	if (p < 0 && p > -(long)PAGE)
+		return (int)p;
+	r = vmh_ctl_state_put(&(struct vmh_tcp_blob){ (char *)p + in, len });
+	vmh_sys(SYS_munmap, p, in + len);
+	return r;
+}
+
 void vmh_tcp_blob_free(struct vmh_tcp_blob *state)
 {
 	if (state->p)

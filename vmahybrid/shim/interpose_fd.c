@@ -10,9 +10,11 @@
 #include "vmh_tcps.h"
 #include "vmh_trace.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -45,13 +47,9 @@ VMH_EXPORT int fclose(FILE *f)
 	return real(f);
 }
 
-VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
+/* All but what is the shim's. */
+static int close_kernels(unsigned first, unsigned last, int flags)
 {
-	if (first > last || flags & ~(int)(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC)) /* the kernel refuses it */
-		return vmh_real()->close_range(first, last, flags);
-	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
-		for (unsigned fd = first; fd <= last && fd < atomic_load(&vmh_fdtab_used); fd++)
-			vmh_fd_close((int)fd);
 	for (;;) {
 		long stop = vmh_fd_next_hidden(first, last);
 
@@ -63,6 +61,32 @@ VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 			return 0;
 		first = (unsigned)stop + 1;
 	}
+}
+
+/* With a table of its own for this thread; the others go on with what was in it. A program of one thread has it alone
+ * already: ours must close with it. */
+static int close_apart(unsigned first, unsigned last, int flags)
+{
+	int r;
+
+	if (vmh_worker_and_one())
+		return close_range(first, last, flags & ~(int)CLOSE_RANGE_UNSHARE);
+	r = close_kernels(first, last, flags);
+	if (!r && vmh_process_has_threads())
+		vmh_fdtab_part();
+	return r;
+}
+
+VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
+{
+	if (first > last || flags & ~(int)(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC)) /* the kernel refuses it */
+		return vmh_real()->close_range(first, last, flags);
+	if (flags & (int)CLOSE_RANGE_UNSHARE && vmh_process_has_threads())
+		return close_apart(first, last, flags);
+	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
+		for (unsigned fd = first; fd <= last && fd < atomic_load(&vmh_fdtab_used); fd++)
+			vmh_fd_close((int)fd);
+	return close_kernels(first, last, flags);
 }
 
 VMH_EXPORT void closefrom(int low)
@@ -289,9 +313,51 @@ static pid_t forked(pid_t (*real)(void))
 	return forked_now(real());
 }
 
+/* Where a program has one thread, libc's fork() takes none of its locks, and may be called by a handler that has come in
+ * the midst of malloc(). With ours it would: such a fork goes without. */
 VMH_EXPORT pid_t fork(void)
 {
+	if (vmh_unlikely(vmh_in_handler()) && vmh_real()->_Fork && vmh_worker_and_one())
+		return forked(vmh_real()->_Fork);
 	return forked(vmh_real()->fork);
+}
+
+struct cloned {
+	int (*fn)(void *);
+	void *arg;
+};
+
+static int cloned_now(void *arg)
+{
+	const struct cloned c = *(const struct cloned *)arg;
+
+	forked_now(0);
+	return c.fn(c.arg);
+}
+
+/* With memory of its own the child is that of a fork. */
+VMH_EXPORT int clone(int (*fn)(void *), void *stack, int flags, void *arg, ...);
+VMH_EXPORT int clone(int (*fn)(void *), void *stack, int flags, void *arg, ...)
+{
+	static int (*real)(int (*)(void *), void *, int, void *, ...);
+	struct cloned c = { fn, arg };
+	void *parent_tid, *tls, *child_tid;
+	int saved = errno, r;
+	va_list ap;
+
+	va_start(ap, arg); /* libc takes them, too, whether they were given or not */
+	parent_tid = va_arg(ap, void *);
+	tls = va_arg(ap, void *);
+	child_tid = va_arg(ap, void *);
+	va_end(ap);
+	if (!real)
+		vmh_real_find(&real, "clone");
+	if (flags & CLONE_VM || !fn || !stack)
+		return real(fn, stack, flags, arg, parent_tid, tls, child_tid);
+	vmh_before_fork();
+	errno = saved;
+	r = real(cloned_now, stack, flags, &c, parent_tid, tls, child_tid);
+	return forked_now(r);
 }
 
 /* Of glibc 2.34. What is done around it makes system calls and takes the shim's own locks alone, which a signal handler

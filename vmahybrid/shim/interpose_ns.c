@@ -1,4 +1,5 @@
 /* Namespaces: the kernel lets only a process of one thread enter or make some of them. Ours is out of the way meanwhile. */
+#include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_worker.h"
 #include <sched.h>
@@ -22,9 +23,17 @@ VMH_EXPORT int unshare(int flags)
 	static int (*real)(int);
 	int r;
 
+	bool files = flags & CLONE_FILES && vmh_process_has_threads();
+
 	if (!real)
 		vmh_real_find(&real, "unshare");
+	if (files && vmh_worker_and_one()) { /* a program of one thread has them alone already; ours must close with it */
+		flags &= ~CLONE_FILES;
+		files = false;
+	}
 	r = real(flags);
+	if (!r && files)
+		vmh_fdtab_part();
 	return for_one_thread(r) ? done(real(flags)) : r;
 }
 

@@ -176,6 +176,14 @@ static int prefix(char *line, size_t size)
 			(unsigned)(us % 1000), pid, tid);
 }
 
+/* What is a value's or a name's must not begin a line of its own, or move the terminal's cursor. */
+static void tame(char *text, int len)
+{
+	for (int i = 0; i < len; i++)
+		if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+			text[i] = text[i] == '\t' ? ' ' : '?';
+}
+
 void vmh_log_write(int level, const char *fmt, ...)
 {
 	int saved = errno, n, room, want;
@@ -193,7 +201,9 @@ void vmh_log_write(int level, const char *fmt, ...)
 	va_start(ap, fmt);
 	errno = saved; /* for %m */
 	want = vsnprintf(line + n, (size_t)room, fmt, ap);
-	n += want < 0 ? 0 : want < room ? want : room - 1;
+	want = want < 0 ? 0 : want < room ? want : room - 1;
+	tame(line + n, want);
+	n += want;
 	va_end(ap);
 	n += snprintf(line + n, sizeof(line) - (size_t)n, "%s\n", *colour ? "\033[0m" : "");
 	if (callback && !in_callback) {

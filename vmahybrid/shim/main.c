@@ -20,7 +20,8 @@
 
 static struct vmh_lock start_lock;
 static _Atomic int started;
-static __thread bool forking; /* this thread took the session lock; `started` may change meanwhile */
+/* This thread took the session's lock, and start_lock. */
+static __thread bool forking, starting;
 static long own_pid;
 _Atomic bool vmh_accept_tells = true;
 static uint64_t forked_ns; /* 0: this is no child of a fork */
@@ -142,15 +143,25 @@ void vmh_before_exit(void)
 	vmh_stats_fini();
 }
 
-void vmh_before_fork(void)
+/* Who begins (vmh_started) has done so, or does it in parent and child each for itself. */
+static void hold_still(void)
 {
+	vmh_lock(&start_lock);
+	starting = true;
 	if (!atomic_load(&started))
 		return;
-	/* parent and child share the sockets from here on: the kernel serves both */
-	vmh_tcps_home_all(VMH_R_FORK);
-	vmh_sock_share_all();
 	vmh_session_lock();
 	forking = true;
+}
+
+void vmh_before_fork(void)
+{
+	if (atomic_load(&started)) {
+		/* parent and child share the sockets from here on: the kernel serves both */
+		vmh_tcps_home_all(VMH_R_FORK);
+		vmh_sock_share_all();
+	}
+	hold_still();
 }
 
 void vmh_after_fork_parent(void)
@@ -158,13 +169,13 @@ void vmh_after_fork_parent(void)
 	if (forking)
 		vmh_session_unlock();
 	forking = false;
+	if (starting)
+		vmh_unlock(&start_lock);
+	starting = false;
 }
 
-void vmh_after_fork_child(void)
+static void begin_anew(void)
 {
-	vmh_fdtab_own();
-	if (!forking)
-		return;
 	own_pid = vmh_sys(SYS_getpid);
 	forking = false;
 	forked_ns = vmh_now_ns();
@@ -185,24 +196,34 @@ void vmh_after_fork_child(void)
 	vmh_session_unlock_fork_child();
 }
 
+void vmh_after_fork_child(void)
+{
+	vmh_fdtab_own();
+	if (forking)
+		begin_anew();
+	if (starting)
+		vmh_unlock_fork_child(&start_lock);
+	starting = false;
+}
+
 void vmh_before_daemon(void)
 {
-	if (!atomic_load(&started))
-		return;
-	vmh_tcps_home_all(VMH_R_FORK);
-	vmh_sock_home_all(VMH_R_FORK, false);
+	if (atomic_load(&started)) {
+		vmh_tcps_home_all(VMH_R_FORK);
+		vmh_sock_home_all(VMH_R_FORK, false);
+	}
 	daemon_pid = getpid();
-	vmh_session_lock();
-	forking = true;
+	hold_still();
 }
 
 void vmh_after_daemon(int result)
 {
-	if (!forking)
-		return;
+	bool any = forking;
+
 	if (result == 0 && getpid() != daemon_pid)
 		vmh_after_fork_child();
 	else
 		vmh_after_fork_parent();
-	vmh_sock_service_back();
+	if (any)
+		vmh_sock_service_back();
 }

@@ -47,10 +47,18 @@ void vmh_fdtab_own(void)
 	*owner = vmh_sys(SYS_getpid);
 }
 
-/* The child of a vfork has descriptors of its own in the memory of its parent: what it closes stays the parent's. */
+static __thread bool apart __attribute__((tls_model("initial-exec")));
+
+void vmh_fdtab_part(void)
+{
+	apart = true;
+}
+
+/* The child of a vfork has descriptors of its own in the memory of its parent: what it closes stays the parent's. So does
+ * what a thread closes that has left the table of the others (CLONE_FILES, CLOSE_RANGE_UNSHARE). */
 bool vmh_fdtab_borrowed(void)
 {
-	return vmh_unlikely(owner && *owner && *owner != vmh_sys(SYS_getpid));
+	return vmh_unlikely(apart) || vmh_unlikely(owner && *owner && *owner != vmh_sys(SYS_getpid));
 }
 
 /* References that this thread has: at a fork all others are those of threads that the child does not have. */
@@ -131,7 +139,7 @@ static void put_in(int fd, struct vmh_obj *o)
 
 int vmh_fd_install(int fd, struct vmh_obj *o)
 {
-	if ((unsigned)fd >= vmh_fdtab_size)
+	if ((unsigned)fd >= vmh_fdtab_size || apart)
 		return -EMFILE;
 	atomic_store(&o->nfds, 1);
 	o->fd = fd;

@@ -20,6 +20,14 @@
 __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
 __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
 
+/* Handlers that this thread is in, and those that it has left by longjmp(). */
+static __thread volatile sig_atomic_t depth __attribute__((tls_model("initial-exec")));
+
+bool vmh_in_handler(void)
+{
+	return depth > 0;
+}
+
 #define NSIGNALS 65
 #define F_SIGINFO (1ull << 63) /* no user-space code lives that high */
 #define F_RESTART (1ull << 62)
@@ -70,10 +78,12 @@ static void wrapper(int sig, siginfo_t *info, void *ctx)
 	vmh_signals_any++;
 	if (!(w & F_RESTART))
 		vmh_signals_norestart++;
+	depth++;
 	if (w & F_SIGINFO)
 		((info_handler)f)(sig, info, ctx);
 	else
 		((sighandler_t)f)(sig);
+	depth--;
 	vmh_sleep_signal(); /* after it: a poll inside the handler drains the wake-up */
 }
 

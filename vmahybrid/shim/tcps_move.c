@@ -33,7 +33,7 @@
 static bool passing(unsigned reason)
 {
 	return reason == VMH_R_NO_NEIGHBOUR || reason == VMH_R_NOT_TRIED || reason == VMH_R_NO_SERVICE ||
-	       reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
+	       reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP || reason == VMH_R_NO_ANSWER;
 }
 
 static int64_t timeout_of(int fd, int name)
@@ -61,7 +61,7 @@ static bool too_early(unsigned reason, const struct vmh_way *hop)
 	return hop->generation == VMH_NET_UNSURE || (reason == VMH_R_NO_NEIGHBOUR && vmh_params.hybrid_tcp == 2);
 }
 
-static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_way *hop)
+static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_way *hop, bool patient)
 {
 	struct timespec ms = { 0, 1000000 };
 	bool asked = false;
@@ -73,14 +73,14 @@ static unsigned next_hop(const struct vmh_tcp_addr *a, struct vmh_way *hop)
 			vmh_session_neigh_of(hop->ifindex, &hop->via);
 			asked = true;
 		}
-		if (!too_early(reason, hop) || i == NEIGHBOUR_MS)
+		if (!too_early(reason, hop) || !patient || i == NEIGHBOUR_MS)
 			return hop->generation == VMH_NET_UNSURE ? VMH_R_NOT_TRIED : reason;
 		vmh_sys(SYS_nanosleep, &ms, NULL);
 	}
 }
 
 /* The ring and the way to the peer: 0, or why there is none. */
-static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struct vmh_tcp_path *path)
+static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struct vmh_tcp_path *path, bool patient)
 {
 	struct vmh_way hop = { 0 };
 	struct vmh_ring *r;
@@ -91,7 +91,7 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	if (vmh_ip_is4(&a->raddr) && (ntohl(vmh_ip_v4(&a->raddr)) >> 24) == 127)
 		return VMH_R_LOOPBACK;
 	vmh_session_serve();
-	reason = next_hop(a, &hop);
+	reason = next_hop(a, &hop, patient);
 	if (!reason)
 		reason = vmh_link_served(hop.ifindex);
 	if (!reason)
@@ -292,8 +292,9 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 
-/* The object lock is held from here on. false: it is not, and nothing is to be done. */
-static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsigned why)
+/* The object lock is held from here on. false: it is not, and nothing is to be done. patient: for a neighbour; the others
+ * of a lot stand still meanwhile. */
+static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsigned why, bool patient)
 {
 	*m = (struct adoption){ .s = s, .fd = fd, .why = why };
 	if (VMH_GET(s->kept) || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
@@ -305,7 +306,7 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	/* the kernel has it, so no rule of its port would do */
 	m->reason = vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
 	if (!m->reason)
-		m->reason = find_way(s, &m->a, &m->path);
+		m->reason = find_way(s, &m->a, &m->path, patient);
 	if (m->reason)
 		return true;
 	s->flow_id = 0;
@@ -356,8 +357,9 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 	uint64_t began = vmh_now_ns();
 	struct adoption m;
 
-	if (adoption_begins(&m, s, fd, why))
+	if (adoption_begins(&m, s, fd, why, true))
 		adopt(&m, 1, began);
+	vmh_tcps_adoption_over();
 }
 
 /* ---- by the internal thread: the program's call does not wait for the service ---- */
@@ -414,7 +416,7 @@ int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n)
 	int moving = 0, moved = 0;
 
 	for (int i = 0; i < n; i++)
-		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, VMH_R_TCP_BUSY);
+		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, VMH_R_TCP_BUSY, false);
 	if (moving)
 		adopt(m, moving, began);
 	for (int i = 0; i < moving; i++)
@@ -667,6 +669,8 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
 
 	if (closed_unseen(s, reason))
 		return true;
+	if (vmh_session_muted()) /* nobody would take it, and it can wait */
+		return false;
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed)) {
 		s->resting = 1;

@@ -31,12 +31,15 @@
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
 #define ORDERS_CALLS 64
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
+#define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
 #define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
 #define LEAST_SHARE 16      /* one part less of them for each move that has paid */
 #define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
 static _Atomic uint64_t free_at; /* ns: the next adoption */
-static __thread uint64_t my_free_at __attribute__((tls_model("initial-exec"))); /* by this thread, of one in use */
+static __thread uint64_t my_free_at __attribute__((tls_model("initial-exec"))); /* by this thread, of one in use; 0: ask */
+static _Atomic bool underway;       /* one by such a thread is */
+static __thread bool my_move __attribute__((tls_model("initial-exec")));
 static _Atomic uint64_t together_at; /* the next one of many at a time */
 static uint64_t looked_ns;
 
@@ -334,21 +337,40 @@ static bool worth_it(uint64_t now)
 	return true;
 }
 
+static uint64_t pause_after(uint64_t ns)
+{
+	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_budget;
+
+	return ns * (100 - percent) / percent;
+}
+
+/* Has this thread the time for it, and is no other one at it? They would stand in a queue for the service. A thread that
+ * is new has had no time yet. */
+static bool my_turn(uint64_t now)
+{
+	bool none = false;
+
+	if (!my_free_at)
+		my_free_at = now + pause_after(MOVE_NS);
+	my_move = now >= my_free_at && atomic_compare_exchange_strong(&underway, &none, true);
+	return my_move;
+}
+
 /* Policy `offload`: one that the kernel has opened. A move takes as long as hundreds of short connections do in the kernel,
  * so there is a part of the time for them, too: of the process's for any, of the thread's own for those in use. */
 VMH_COLD static bool wants_offload(const struct vmh_tcps *s)
 {
 	uint64_t now = vmh_now_ns();
 
-	if (VMH_GET(s->kept))
+	if (VMH_GET(s->kept) || !lives(s, now))
 		return false;
 	if (now >= atomic_load_explicit(&free_at, memory_order_relaxed))
 		return true;
-	if (!is_used(s) || !lives(s, now))
+	if (!is_used(s))
 		return false;
 	if (!atomic_load(&together) && lots_possible(now))
 		begin_together(now);
-	return now >= my_free_at;
+	return my_turn(now);
 }
 
 bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
@@ -382,12 +404,18 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 /* Where the internal thread does it only one connection stands still, and the program goes on with the others. */
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 {
-	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_budget;
-
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
-	my_free_at = vmh_now_ns() + ns * (100 - percent) / percent;
+	my_free_at = vmh_now_ns() + pause_after(ns);
 	atomic_store_explicit(&free_at, my_free_at, memory_order_relaxed);
+}
+
+void vmh_tcps_adoption_over(void)
+{
+	if (!my_move)
+		return;
+	my_move = false;
+	atomic_store(&underway, false);
 }
 
 /* ---- on a ring; the internal thread's ---- */
@@ -478,10 +506,10 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	if (!reason)
 		return;
 	l->moves++;
-	if (!l->crowded)
-		vmh_tcps_policy_end(s);
 	if (!vmh_tcps_rest(s, reason))
 		s->rest_at = l->now + AGAIN_NS;
+	else if (!l->crowded && !VMH_GET(s->paid))
+		judge_move(VMH_GET(s->kernel_turns), turns_on_ring(s));
 }
 
 /* Thousands of idle ones are passed by without writing to them. */

@@ -455,6 +455,8 @@ void vmh_tring_close(struct vmh_ring *r)
 
 void vmh_trings_fork_child(void)
 {
+	vmh_lock_reset(&list_lock);
+	vmh_tcp_fork_child();
 	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
 		t->closed = true; /* the parent's, and its locks may be held for ever */
 }

@@ -60,6 +60,7 @@ bool vmh_fd_forget(struct vmh_obj *o, int fd);    /* the same, if fd is still o'
 void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
 bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */
+void vmh_fdtab_part(void);                        /* this thread has descriptors of its own from here on */
 void vmh_fd_rename(struct vmh_obj *o);
 
 /* Fds of the shim itself: moved to a high number, close-on-exec, and kept out of reach of the program's

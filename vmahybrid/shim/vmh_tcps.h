@@ -365,11 +365,12 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 void vmh_tcps_note_fork(void);
 bool vmh_tcps_hands_on(void); /* accepted connections are its children's: on a ring only as with policy adaptive */
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n); /* of n at a time */
+void vmh_tcps_adoption_over(void);              /* done or not; by the thread that wanted it */
 int vmh_tcps_together(void);                    /* by the internal thread: moves many; ms to the next look, -1: at will */
 void vmh_tcps_look(void);                       /* by the internal thread */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s); /* object lock held, as for the next */
 void vmh_tcps_rested(struct vmh_tcps *s);
-void vmh_tcps_policy_end(const struct vmh_tcps *s); /* it is to be closed, or goes home by policy: not one from the SYN on */
+void vmh_tcps_policy_end(const struct vmh_tcps *s); /* it is to be closed: not one from the SYN on */
 static inline void vmh_tcps_ring_call(struct vmh_tcps *s, bool send, size_t n)
 {
 	VMH_COUNT(s->watch.bytes, n);

@@ -34,6 +34,7 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
  * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
 extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));
 extern __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
+bool vmh_in_handler(void); /* of a signal, this thread; also after a longjmp() out of one */
 
 /* The counters as they were when a call began. What it has to set up may take longer than the wait. */
 struct vmh_signals {

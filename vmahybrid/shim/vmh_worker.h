@@ -19,6 +19,7 @@ void vmh_worker_wake(void);                               /* any thread: its int
 bool vmh_worker_is_me(void);
 /* Has the process one thread beside the internal one? false where /proc does not say. */
 bool vmh_worker_and_one(void);
+bool vmh_process_has_threads(void); /* more than one, ours too; or /proc does not say */
 /* Ends the thread, if the process has one other; true: it has, until vmh_worker_step_back(). errno is kept where false. */
 bool vmh_worker_step_aside(void);
 void vmh_worker_step_back(void);

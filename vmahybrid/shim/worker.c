@@ -226,6 +226,11 @@ static bool has_threads(unsigned n)
 	return !vmh_sys(SYS_stat, "/proc/self/task", &st) && st.st_nlink == 2 + n;
 }
 
+bool vmh_process_has_threads(void)
+{
+	return !has_threads(1);
+}
+
 bool vmh_worker_and_one(void)
 {
 	return atomic_load(&vmh_worker_runs) && has_threads(2);

@@ -83,6 +83,13 @@ void vmh_tcp_destroy(struct vmh_tcp *t)
 	vmh_unlock(&slots_lock);
 }
 
+void vmh_tcp_fork_child(void)
+{
+	vmh_lock_reset(&slots_lock);
+	for (unsigned i = 0; i < VMH_TCP_INSTANCES; i++)
+		vmh_lock_reset(&slots[i].lock);
+}
+
 int vmh_tcp_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 {
 	return WITH(t, int, input(t, frame, len, token));

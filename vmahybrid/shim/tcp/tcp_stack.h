@@ -143,6 +143,7 @@ struct vmh_tcp_piece {
 
 int vmh_tcp_open(const struct vmh_tcp_env *env, struct vmh_tcp **out);
 void vmh_tcp_destroy(struct vmh_tcp *t); /* no resets; connections and listeners are gone with it */
+void vmh_tcp_fork_child(void); /* the instances are the parent's: their locks may be held by threads of it */
 
 /* A frame, Ethernet header first. 1: kept until env.release(token); 0: taken; -EBADMSG: not TCP over IP, or broken;
  * -ENOENT: of no connection or listener; -EBUSY: of a frozen connection. token NULL: never kept. The frame's TCP header
