@@ -297,7 +297,7 @@ static bool any_set(const struct vmh_ep *e)
 	return true;
 }
 
-void vmh_epoll_member_closed(struct vmh_obj *member)
+void vmh_epoll_member_closed(struct vmh_obj *member, bool held)
 {
 	struct vmh_ep *e;
 
@@ -306,8 +306,11 @@ void vmh_epoll_member_closed(struct vmh_obj *member)
 		struct vmh_epitem *it;
 
 		vmh_lock(&e->obj.lock);
-		while ((it = vmh_epitem_find(e, member, ANY_FD)))
+		while ((it = vmh_epitem_find(e, member, ANY_FD))) {
+			if (held)
+				vmh_ep_kernel_ctl(e->obj.fd, EPOLL_CTL_DEL, it->fd, NULL);
 			vmh_epitem_unlink(it);
+		}
 		vmh_unlock(&e->obj.lock);
 		vmh_obj_put(&e->obj);
 	}

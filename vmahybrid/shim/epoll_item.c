@@ -262,6 +262,13 @@ bool vmh_epitem_parked(const struct vmh_epitem *it)
 	       vmh_tcps_parked((const struct vmh_tcps *)m);
 }
 
+bool vmh_epitem_is_tcp(const struct vmh_epitem *it)
+{
+	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+
+	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP;
+}
+
 bool vmh_epitem_hushed(const struct vmh_epitem *it)
 {
 	struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);

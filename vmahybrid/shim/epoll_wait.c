@@ -47,17 +47,28 @@ static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
 	return pass;
 }
 
-/* The kernel's event of a parked TCP socket, which can be no other than ERR or HUP: its readiness is the stack's to
- * tell. */
-static bool parked(struct vmh_ep *e, uint64_t data)
+/* The kernel's ERR or HUP of a parked TCP socket, whose readiness is the stack's to tell. Alone, without any event that
+ * the program waits for, they may be of one that was parked when the kernel said so: it is closed by now, by another
+ * thread, or at home. */
+static bool parked(struct vmh_ep *e, const struct epoll_event *ev)
 {
-	bool found = false;
+	bool found = false, hushed = false;
+	int fd = -1;
 
 	vmh_lock(&e->obj.lock);
-	for (struct vmh_epitem *it = e->items; it && !found; it = it->set_next)
-		found = it->data == data && vmh_epitem_hushed(it);
+	for (struct vmh_epitem *it = e->items; it && !hushed; it = it->set_next) {
+		if (it->data != ev->data.u64)
+			continue;
+		found = true;
+		fd = vmh_epitem_is_tcp(it) ? it->member->fd : -1;
+		hushed = vmh_epitem_hushed(it);
+	}
 	vmh_unlock(&e->obj.lock);
-	return found && !vmh_ep_foreign(e, data);
+	if (vmh_ep_foreign(e, ev->data.u64))
+		return false;
+	if (hushed || (ev->events & ~(uint32_t)(EPOLLERR | EPOLLHUP)))
+		return hushed;
+	return !found || (fd >= 0 && !vmh_has_hung_up(fd));
 }
 
 static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
@@ -70,7 +81,7 @@ static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 			continue;
 		}
 		if (vmh_unlikely(evs[i].events & (EPOLLERR | EPOLLHUP)) &&
-		    atomic_load_explicit(&e->tcp, memory_order_relaxed) && parked(e, evs[i].data.u64))
+		    atomic_load_explicit(&e->tcp, memory_order_relaxed) && parked(e, evs + i))
 			continue;
 		if (vmh_unlikely(VMH_GET(e->noneshot)) && !oneshot_pass(e, evs[i].data.u64))
 			continue;

@@ -84,7 +84,16 @@ static void hide_parked(const struct poll_waiter *x)
 	}
 }
 
-/* What the kernel says of one that is being parked, or was while we slept. Entries that are left empty. */
+bool vmh_has_hung_up(int fd)
+{
+	const struct timespec now = { 0 };
+	struct pollfd p = { .fd = fd };
+
+	return vmh_sys(SYS_ppoll, &p, 1, &now, NULL, 0) != 0;
+}
+
+/* What the kernel says of one that is being parked, or was while we slept, which may be at home by now. Entries that are
+ * left empty. */
 static int hush_moved(struct poll_waiter *x)
 {
 	int n = 0;
@@ -92,7 +101,10 @@ static int hush_moved(struct poll_waiter *x)
 	for (unsigned k = 0; x->tcp && k < x->nent; k++) {
 		struct pollfd *p = &x->w.fds[x->ent[k].i];
 
-		if (!(p->revents & (POLLERR | POLLHUP)) || !is_tcp(&x->ent[k]) || !vmh_tcps_hushed(vmh_tcps_of(x->ent[k].o)))
+		if (!(p->revents & (POLLERR | POLLHUP)) || !is_tcp(&x->ent[k]))
+			continue;
+		if (!vmh_tcps_hushed(vmh_tcps_of(x->ent[k].o)) &&
+		    ((p->revents & ~(POLLERR | POLLHUP)) || vmh_has_hung_up(x->ent[k].fd)))
 			continue;
 		p->revents = 0;
 		n++;

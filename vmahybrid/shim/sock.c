@@ -139,7 +139,7 @@ static void drop_queue(struct vmh_sock *s)
 
 void vmh_sock_closed(struct vmh_sock *s)
 {
-	vmh_epoll_member_closed(&s->obj);
+	vmh_epoll_member_closed(&s->obj, false);
 	vmh_lock(&s->obj.lock);
 	bool any = vmh_sock_any_flow(s);
 

@@ -265,7 +265,7 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 
 void vmh_tcps_closed(struct vmh_tcps *s)
 {
-	vmh_epoll_member_closed(&s->obj);
+	vmh_epoll_member_closed(&s->obj, s->lent && vmh_tcps_owns_fd(s));
 	vmh_wake_all();
 }
 

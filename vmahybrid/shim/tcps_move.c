@@ -342,6 +342,7 @@ static void adopt(struct adoption *m, int n, uint64_t began)
 		if (m[i].reason)
 			continue;
 		atomic_store(&m[i].s->taken, 1);
+		m[i].s->lent = 1;
 		take[asked] = (struct vmh_session_take){ .fd = m[i].fd, .flow_id = m[i].s->flow_id, .why = m[i].why };
 		m[i].take = take + asked++;
 	}
@@ -569,6 +570,7 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 	}
 	atomic_store(&s->state, VMH_TCPS_HOMING);
 	vmh_unlock(&s->io);
+	s->lent = 1;
 	VMH_COUNT(vmh_stats->calls_home, 1);
 	if (atomic_load(&s->fresh)) {
 		vmh_tcps_dress(s, s->obj.fd);

@@ -25,7 +25,8 @@ void vmh_epoll_notify(struct vmh_obj *member);        /* a datagram was queued (
 struct vmh_sock;
 /* By a ring, where out_edges is set: an edge for EPOLLOUT|ET. */
 VMH_COLD void vmh_epoll_sent(struct vmh_sock *s);
-void vmh_epoll_member_closed(struct vmh_obj *member); /* leaves all sets, as the kernel does */
+/* It leaves all sets, as the kernel does. held: by another process, too, which would keep it in the kernel's */
+void vmh_epoll_member_closed(struct vmh_obj *member, bool held);
 /* The kernel socket of a TCP member is parked, and says nothing true any more; or it is the connection's again. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked);
 /* Its state is no longer KERNEL: calls that saw it are over, and its items are as the kernel has them. No call of

@@ -49,6 +49,7 @@ struct vmh_waiter {
 int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mask);
 /* A wait that the kernel alone served: n or -errno, and how many of those n may have something to receive. */
 void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n, int rx);
+bool vmh_has_hung_up(int fd); /* says the kernel: now */
 int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds);
 bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel's turn too? */
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
@@ -122,6 +123,7 @@ void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork
 
 /* A parked TCP member, of which the kernel knows nothing true. */
 bool vmh_epitem_parked(const struct vmh_epitem *it);
+bool vmh_epitem_is_tcp(const struct vmh_epitem *it);
 bool vmh_epitem_hushed(const struct vmh_epitem *it); /* or one that is on its way there */
 bool vmh_epitem_on_ring(const struct vmh_epitem *it);
 

@@ -63,6 +63,7 @@ struct vmh_tcps {
 	uint32_t edge;                    /* which of them came last; stack's lock */
 	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
 	uint8_t connecting, resting;      /* resting: going home by policy or the operator, not for good */
+	uint8_t lent;                     /* to the service, which may hold the socket yet when the program closes it */
 	uint8_t kept;                     /* on the kernel by the operator, until he says otherwise */
 	uint32_t seen_kernel_turns;
 	struct vmh_tcps_watch watch, seen; /* on the ring; seen, as the next ones: the internal thread's */
