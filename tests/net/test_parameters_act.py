@@ -26,6 +26,7 @@ from net.service_lab import (  # noqa: F401
     until,
     xdp_only,
 )
+from net.test_tcp_many import moves
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words
@@ -949,6 +950,32 @@ def test_busy_is_who_makes_so_many_rounds(
         found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
     server.stop(signal.SIGKILL)
     assert any(found) is moved
+
+
+SHORT_LIVES = """
+for rounds in 12 * [40] + [200]:
+    with socket.create_connection((there, 5035)) as c:
+        for _ in range(rounds):
+            c.sendall(b"ask")
+            c.recv(10)
+tell(done=1)
+wait()
+"""
+
+
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
+@pytest.mark.parametrize(("pays", "moved"), [("0", {12, 13}), ("20", {12, 13}), ("1000", {1, 2})])
+def test_moves_that_do_not_pay(start: Run, service: Service, netns_pair: Sandbox, pays: str, moved: set[int]) -> None:
+    """Moved after 8 rounds, and closed after 32 more: the first one says that those who follow are not worth it before
+    80 of their own, which only the last one makes. The first may end before its neighbour is known."""
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    program = start(SHORT_LIVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="8", VMA_HYBRID_TCP_BUDGET="100",
+                    VMA_HYBRID_TCP_PAYS=pays)
+    told(program)
+    found = len(moves(service, program))
+    server.stop(signal.SIGKILL)
+    assert found in moved
 
 
 BY_KERNEL = """
