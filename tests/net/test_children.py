@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import resource
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from net.service_lab import Api
+from net.service_lab import Api, tcp_echo, until
 from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -55,6 +58,61 @@ import socket, sys
 s = use(5001)
 print("size", *(line.split()[1] for line in open("/proc/self/status") if line.startswith("FDSize")), flush=True)
 """
+
+
+PORT = 5010
+HOW = ("clone-close", "clone-closefrom", "clone-exit", "apart-range", "apart-unshare", "refused", "handler", "start")
+# the parent's thread is in a call on the socket at the fork
+CLOSES = f"""
+import os, socket, sys, threading, time
+{USES_A_RING}
+inherited = use(5003)
+inherited.setblocking(True)
+threading.Thread(target=inherited.recv, args=(1,), daemon=True).start()
+time.sleep(0.5)
+if os.fork() == 0:
+    own = use(5004)
+    inherited.close()
+    print("child", os.getpid(), own.fileno(), flush=True)
+    time.sleep(2)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("calls") / "child_calls"
+    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    subprocess.run(["cc", *flags, "-o", target, Path(__file__).with_name("child_calls.c")], check=True, timeout=60)
+    return target
+
+
+@pytest.fixture(scope="module")
+def echo(service: Service) -> Iterator[None]:
+    program = service.sandbox.start(service.sandbox.a, [sys.executable, "-S", "-c", tcp_echo(PORT)])
+    program.wait_for("ready")
+    yield
+    program.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("policy", ["plain", "kernel", "adaptive", "offload"])
+@pytest.mark.parametrize("how", HOW)
+def test_the_connection_goes_on(service: Service, calls: Path, echo: None, policy: str, how: str) -> None:
+    argv = [str(calls), how, service.sandbox.a.address, str(PORT)]
+    if policy != "plain":
+        argv = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="16", VMA_TRACELEVEL="warn")
+    program = service.sandbox.start(service.sandbox.b, argv, env=service.env)
+    assert program.result(20) == "rounds 200\n"
+
+
+def test_what_a_child_closes_is_gone(service: Service) -> None:
+    side = service.sandbox.b
+    argv = service.run_argv([sys.executable, "-S", "-c", CLOSES, side.address], "adaptive")
+    program = service.sandbox.start(side, argv, env=service.env)
+    pid, own = (int(word) for word in program.wait_for(r"child (\d+) (\d+)").groups())
+    until(lambda: [at["fd"] for at in Api(service).call("GET", f"/v1/stats/{pid}")[1]["sockets"]] == [own], 1)
+    program.stop(signal.SIGKILL)
 
 
 def test_sets_of_a_child_are_shown_once(service: Service) -> None:
