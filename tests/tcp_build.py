@@ -16,7 +16,7 @@ spec.loader.exec_module(lwip)
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FUZZ = ["clang-14", "-g", "-O1", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
 # lwIP's assertions, and each block of memory by itself
-STRICT = ["-DVMH_TCP_ASSERT", "-DVMH_TCP_PLAIN_MALLOC"]
+STRICT = ["-DVMH_TCP_ASSERT", "-DVMH_TCP_PLAIN_MALLOC", "-DVMH_PLAIN_MALLOC"]
 COMPILERS = {
     "gcc": ["gcc", *lwip.RELEASE],
     "sanitized": ["clang-14", "-g", "-O1", *SANITIZE, *STRICT],
@@ -26,6 +26,7 @@ COMPILERS = {
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim", "vmahybrid/shim/tcp")]
 FLAGS += [f"-I{PROGRAMS}"]
+STACK = [SHIM / "tcp" / "tcp_stack.c", SHIM / "heap.c", SHIM / "lock.c"]  # and the cores
 RING = [SHIM / name for name in ("ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c",
                                  "tcp/tcp_ring.c")]
 
@@ -38,7 +39,7 @@ def cores(compiler: list[str]) -> Path:
 
 
 def build(target: Path, compiler: str, *sources: Path) -> Path:
-    parts = [*sources, SHIM / "tcp" / "tcp_stack.c", SHIM / "lock.c", cores(COMPILERS[compiler])]
+    parts = [*sources, *STACK, cores(COMPILERS[compiler])]
     command = [*COMPILERS[compiler], *FLAGS, *map(str, parts), "-o", str(target), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tcp_build import FLAGS, FUZZ, PROGRAMS, SHIM, STRICT, cores
+from tcp_build import FLAGS, FUZZ, PROGRAMS, STACK, STRICT, cores
 
 HERE = Path(__file__).resolve().parent
 SYN, ACK, FIN, PSH, MORE = 2, 16, 1, 8, 64   # MORE: the next segment is of the same look at the ring
@@ -20,8 +20,8 @@ def build(target: Path) -> None:
     # the core without the fuzzer's main(), but with its counters
     core = cores(["clang-14", "-g", "-O1", "-fsanitize=fuzzer-no-link,address,undefined",
                   "-fno-sanitize-recover=all", *STRICT])
-    sources = [HERE / "fuzz_tcp.c", PROGRAMS / "tcp_wire.c", SHIM / "tcp" / "tcp_stack.c", SHIM / "lock.c", core]
-    subprocess.run([*FUZZ, *FLAGS, *map(str, sources), "-o", str(target)], check=True, timeout=120)
+    sources = [HERE / "fuzz_tcp.c", PROGRAMS / "tcp_wire.c", *STACK, core]
+    subprocess.run([*FUZZ, *STRICT, *FLAGS, *map(str, sources), "-o", str(target)], check=True, timeout=120)
 
 
 def segment(flags: int, shape: int = 0, options: bytes = b"") -> bytes:

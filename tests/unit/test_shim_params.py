@@ -21,8 +21,8 @@ from vmahybrid.config.catalogue import Profile, load
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
-PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "lock", "conf", "conf_parse", "banner",
-         "boxes")  # fmt: skip
+PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "heap", "lock", "conf", "conf_parse",
+         "banner", "boxes")  # fmt: skip
 SOURCES = [SHIM / f"{name}.c" for name in PARTS]
 
 

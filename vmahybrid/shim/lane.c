@@ -1,10 +1,10 @@
 /* The keys in use and their lanes. */
 #include "vmh_lane.h"
+#include "vmh_heap.h"
 #include "vmh_lock.h"
 #include "vmh_log.h"
 #include "vmh_sock.h"
 #include <sched.h>
-#include <stdlib.h>
 
 #define CHAINS 256         /* a power of two */
 #define STABLE 20          /* accesses by the same other thread before a socket moves, after those of the ratio */
@@ -143,7 +143,7 @@ static struct vmh_lane_key *take(int64_t logic, uint64_t value)
 	vmh_lock(&lock);
 	for (k = *chain; k && (k->logic != logic || k->value != value); k = k->next)
 		;
-	if (!k && (k = calloc(1, sizeof(*k)))) {
+	if (!k && (k = vmh_heap_zero(1, sizeof(*k)))) {
 		*k = (struct vmh_lane_key){ .next = *chain, .value = value, .logic = logic, .lane = choose() };
 		keys_of[k->lane]++;
 		*chain = k;
@@ -167,7 +167,7 @@ void vmh_lane_leave(struct vmh_lane_use *u)
 			;
 		*p = k->next;
 		keys_of[k->lane]--;
-		free(k);
+		vmh_heap_free(k);
 	}
 	vmh_unlock(&lock);
 }

@@ -3,6 +3,7 @@
 #include "vmh_banner.h"
 #include "vmh_conf.h"
 #include "vmh_control.h"
+#include "vmh_heap.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_obj.h"
@@ -178,6 +179,7 @@ static void begin_anew(void)
 {
 	own_pid = vmh_sys(SYS_getpid);
 	forking = false;
+	vmh_heap_fork_child();
 	forked_ns = vmh_now_ns();
 	atomic_store(&accepted_one, false);
 	atomic_store(&vmh_accept_tells, true);

@@ -6,8 +6,8 @@
  */
 #include "vmh_net.h"
 #include "net_table.h"
+#include "vmh_heap.h"
 #include <arpa/inet.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #define READ_TRIES 8
@@ -62,11 +62,11 @@ static int map(int fd, size_t size)
 	if (p < 0 && p > -4096)
 		return (int)p;
 	page = (const void *)p;
-	v = malloc(sizeof(*v));
+	v = vmh_heap_get(sizeof(*v));
 	if (!v || page->magic != VMH_NET_MAGIC || page->version != VMH_NET_VERSION || page->size < sizeof(*page)) {
 		int rc = v ? -EPROTO : -ENOMEM;
 
-		free(v);
+		vmh_heap_free(v);
 		vmh_sys(SYS_munmap, p, size);
 		return rc;
 	}

@@ -5,8 +5,8 @@
  * full barrier in the middle of both, one of the two sees the other, so that no buffer stays behind.
  */
 #include "vmh_ring.h"
+#include "vmh_heap.h"
 #include "vmh_stats.h"
-#include <stdlib.h>
 
 #define DRAIN 65536 /* frames: more than any ring holds */
 #define RETIRE_POLLS 4
@@ -273,7 +273,7 @@ void vmh_ring_put(struct vmh_buf *b)
 	struct vmh_buf *head;
 
 	if (vmh_unlikely(b->shared)) {
-		free(b);
+		vmh_heap_free(b);
 		return;
 	}
 	if (vmh_likely(vmh_trylock(&r->lock))) {

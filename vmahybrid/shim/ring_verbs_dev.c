@@ -1,5 +1,6 @@
 /* libibverbs and its devices: loading the library, finding the device of an interface, and what it can do. */
 #include "ring_verbs.h"
+#include "vmh_heap.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include <dlfcn.h>
@@ -322,12 +323,12 @@ void vmh_verbs_dev_close(struct verbs_dev *d)
 		vmh_ibv.dealloc_pd(d->pd);
 	if (d->ctx)
 		vmh_ibv.close_device(d->ctx);
-	free(d);
+	vmh_heap_free(d);
 }
 
 static struct verbs_dev *open_device(struct ibv_device *dev, unsigned port, const char *ifname, unsigned *reason)
 {
-	struct verbs_dev *d = calloc(1, sizeof(*d));
+	struct verbs_dev *d = vmh_heap_zero(1, sizeof(*d));
 
 	*reason = VMH_R_VERBS_FAILED;
 	if (!d)

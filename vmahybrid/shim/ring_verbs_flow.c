@@ -5,12 +5,12 @@
  * The lock comes inside object, control and ring locks; under it only the library is called.
  */
 #include "ring_verbs.h"
+#include "vmh_heap.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_sock.h"
 #include <arpa/inet.h>
-#include <stdlib.h>
 
 #define TAGS 4096      /* flows whose socket the device can name; 20 bits are what VMA uses at most */
 #define ADDRS 64       /* addresses of an interface that a wildcard covers */
@@ -221,14 +221,14 @@ static int add_rule(struct verbs_ring *x, struct vflow *v, const struct vmh_ip *
 		incomplete = true;
 		return why;
 	}
-	r = malloc(sizeof(*r));
+	r = vmh_heap_get(sizeof(*r));
 	if (r)
 		r->flow = create(x, v, addr);
 	if (!r || !r->flow) {
-		why = errno ? errno : EIO;
+		why = !r ? ENOMEM : errno ? errno : EIO;
 		vmh_debug("no flow rule for %s:%u on %s: %s", inet_ntop(AF_INET6, addr->b, text, sizeof(text)),
 			  ntohs(v->f.lport), x->dev->name, strerror(why));
-		free(r);
+		vmh_heap_free(r);
 		incomplete = true;
 		return why;
 	}
@@ -248,7 +248,7 @@ static void remove_rule(struct rule **at)
 	*at = r->next;
 	r->ring->rules--;
 	ibv_destroy_flow(r->flow);
-	free(r);
+	vmh_heap_free(r);
 }
 
 /* A rule that no frame meets: a loopback address is on no wire. */
@@ -357,7 +357,7 @@ static void drop(struct vflow **at)
 	if (v->tag)
 		atomic_store_explicit(&tags[v->tag - 1], NULL, memory_order_release);
 	VMH_SET(*at, v->next); /* vmh_verbs_follow() looks at the first without the lock */
-	free(v);
+	vmh_heap_free(v);
 }
 
 static unsigned attach(const struct match *m, struct vmh_sock *s)
@@ -369,7 +369,7 @@ static unsigned attach(const struct match *m, struct vmh_sock *s)
 
 	if (!vmh_ibv.create_qp || (m->ifindex && !vmh_verbs_any()))
 		return 0;
-	v = calloc(1, sizeof(*v));
+	v = vmh_heap_zero(1, sizeof(*v));
 	if (!v)
 		return VMH_R_VERBS_FAILED;
 	v->f = *m;
@@ -445,7 +445,7 @@ static struct vflow **of_flow(uint32_t flow_id, const struct vmh_verbs_peer *of)
 static void narrow(struct vflow *port, const struct vmh_verbs_peer *peers, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++) {
-		struct vflow *v = calloc(1, sizeof(*v));
+		struct vflow *v = vmh_heap_zero(1, sizeof(*v));
 
 		if (!v)
 			return;

@@ -2,9 +2,9 @@
  * ring registers with its device, and a block per ring for sending. */
 #include "ring_verbs.h"
 #include "vmh_banner.h"
+#include "vmh_heap.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #define L2_ROOM 22       /* Ethernet header and two VLAN tags before the MTU's bytes */
@@ -62,12 +62,12 @@ static void pool_free(struct verbs_pool *p)
 		vmh_sys(SYS_munmap, p->mem, p->mem_len);
 	if (p->bufs)
 		vmh_sys(SYS_munmap, p->bufs, p->tables_len);
-	free(p);
+	vmh_heap_free(p);
 }
 
 static struct verbs_pool *pool_new(uint32_t buf_size, uint32_t count)
 {
-	struct verbs_pool *p = calloc(1, sizeof(*p));
+	struct verbs_pool *p = vmh_heap_zero(1, sizeof(*p));
 
 	if (!p)
 		return NULL;
@@ -215,7 +215,7 @@ static void device_memory(struct verbs_ring *x)
 		      : NULL;
 	if (m->mr) {
 		m->size = (uint32_t)a.length;
-		x->slot_dm = calloc(x->tx_slots, sizeof(*x->slot_dm));
+		x->slot_dm = vmh_heap_zero(x->tx_slots, sizeof(*x->slot_dm));
 	}
 	if (!x->slot_dm)
 		vmh_warn("no device memory for sending on %s (VMA_RING_DEV_MEM_TX): %s", x->r.ifname, strerror(errno));
@@ -253,7 +253,7 @@ void vmh_verbs_tx_memory_free(struct verbs_ring *x)
 		vmh_ibv.dereg_mr(x->tx_mr);
 	if (x->tx_mem)
 		vmh_sys(SYS_munmap, x->tx_mem, x->tx_mem_len);
-	free(x->slot_dm);
+	vmh_heap_free(x->slot_dm);
 	x->dm = (struct verbs_dm){ 0 };
 	x->tx_mr = NULL;
 	x->tx_mem = NULL;

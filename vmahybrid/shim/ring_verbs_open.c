@@ -1,5 +1,6 @@
 /* Life of a ring on a raw packet QP: made after a grant of the service, closed when it is gone. */
 #include "ring_verbs.h"
+#include "vmh_heap.h"
 #include "vmh_log.h"
 #include "vmh_obj.h"
 #include "vmh_params.h"
@@ -124,11 +125,11 @@ static int receive_tables(struct verbs_ring *x)
 	if (x->level > x->pool->count)
 		x->level = x->pool->count;
 	x->keep_full = vmh_params.cq_keep_qp_full;
-	x->spare = malloc(2 * (size_t)x->level * sizeof(*x->spare));
-	x->rwr = calloc(x->batch, sizeof(*x->rwr));
-	x->rsge = calloc(x->batch, sizeof(*x->rsge));
+	x->spare = vmh_heap_get(2 * (size_t)x->level * sizeof(*x->spare));
+	x->rwr = vmh_heap_zero(x->batch, sizeof(*x->rwr));
+	x->rsge = vmh_heap_zero(x->batch, sizeof(*x->rsge));
 	if (vmh_params.rx_prefetch_bytes_before_poll)
-		x->order = calloc(x->rx_wr, sizeof(*x->order));
+		x->order = vmh_heap_zero(x->rx_wr, sizeof(*x->order));
 	if (!x->spare || !x->rwr || !x->rsge)
 		return -ENOMEM;
 	if (is_short_of_buffers(x))
@@ -220,10 +221,10 @@ static void take_apart(struct verbs_ring *x)
 	}
 	vmh_verbs_tx_memory_free(x);
 	vmh_verbs_dev_close(x->dev);
-	free(x->spare);
-	free(x->rwr);
-	free(x->rsge);
-	free(x->order);
+	vmh_heap_free(x->spare);
+	vmh_heap_free(x->rwr);
+	vmh_heap_free(x->rsge);
+	vmh_heap_free(x->order);
 	x->order = NULL;
 	x->qp = NULL;
 	x->rx_cq = x->tx_cq = NULL;

@@ -1,6 +1,7 @@
 /* UDP socket objects: creation, death, and finding the receiver of a datagram. */
 #include "vmh_sock.h"
 #include "vmh_control.h"
+#include "vmh_heap.h"
 #include "vmh_iomux.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -10,7 +11,6 @@
 #include <fcntl.h>
 #include <linux/net_tstamp.h>
 #include <netinet/in.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -294,7 +294,7 @@ uint32_t vmh_sock_truesize(const struct vmh_buf *b)
  * only for the second and further receivers within one process. */
 static struct vmh_buf *copy_of(const struct vmh_buf *b)
 {
-	struct vmh_buf *c = malloc(sizeof(*c) + VMH_HW_STAMP + b->len);
+	struct vmh_buf *c = vmh_heap_get(sizeof(*c) + VMH_HW_STAMP + b->len);
 
 	if (!c)
 		return NULL;
@@ -332,7 +332,7 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 		}
 		struct vmh_buf *c = copy_of(b);
 		if (!c || !enqueue(s, c))
-			free(c);
+			vmh_heap_free(c);
 	}
 	if (!first)
 		return 0;
@@ -402,7 +402,7 @@ int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hin
 void vmh_sock_buf_put(struct vmh_buf *b)
 {
 	if (vmh_unlikely(b->shared))
-		free(b);
+		vmh_heap_free(b);
 	else
 		vmh_ring_put(b);
 }

@@ -5,12 +5,12 @@
  */
 #include "vmh_stats.h"
 #include "vmh_fd.h"
+#include "vmh_heap.h"
 #include "vmh_obj.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -376,7 +376,7 @@ static struct vmh_sock_stats *spare_new(int fd)
 	if (x) {
 		free_spares = x->next_free;
 		CLEAR_SLOT(&x->s);
-	} else if ((x = calloc(1, sizeof(*x)))) {
+	} else if ((x = vmh_heap_zero(1, sizeof(*x)))) {
 		x->next = spares;
 		__atomic_store_n(&spares, x, __ATOMIC_RELEASE);
 	}

@@ -1,5 +1,6 @@
 /* TCP socket objects: creation and death. */
 #include "vmh_tcps.h"
+#include "vmh_heap.h"
 #include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
 #include "vmh_conf.h"
@@ -11,7 +12,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #define CHUNK 16
@@ -272,7 +272,7 @@ void vmh_tcps_closed(struct vmh_tcps *s)
 void vmh_tcps_recycle(struct vmh_tcps *s)
 {
 	vmh_lock(&s->io);
-	free(s->listening);
+	vmh_heap_free(s->listening);
 	s->listening = NULL;
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	vmh_unlock(&s->io);

@@ -4,6 +4,7 @@
  * (io_uring) would never be told of theirs. */
 #include "vmh_base.h"
 #include "vmh_conf.h"
+#include "vmh_heap.h"
 #include "vmh_iomux_int.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
@@ -17,7 +18,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <stdlib.h>
 
 #define RINGS_MAX 8
 #define KERNEL_EVERY 32  /* connections of rings: then the kernel's are looked at first */
@@ -141,7 +141,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	    !vmh_tcps_not_plain(s))
 		return;
 	l = s->listening; /* of before */
-	if (!l && !(l = calloc(1, sizeof(*l))))
+	if (!l && !(l = vmh_heap_zero(1, sizeof(*l))))
 		return;
 	s->opt.reuse = vmh_tcps_reuses(fd); /* it may be another program's that was executed */
 	l->name = name;
@@ -161,7 +161,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	if (reason) {
 		vmh_debug("fd %d: the kernel alone listens: %s", fd, vmh_reason_text(reason));
 		if (!s->listening)
-			free(l);
+			vmh_heap_free(l);
 		return;
 	}
 	vmh_lock(&s->io);

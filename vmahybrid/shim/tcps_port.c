@@ -4,12 +4,12 @@
  * For the program's own connections ports are taken ahead, a few at first and more as they are used. A socket that the
  * service holds keeps each from everybody else. They are used in turn, so that a name rests as long as it can. */
 #include "vmh_control.h"
+#include "vmh_heap.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
 #include "vmh_verbs.h"
 #include "vmh_worker.h"
 #include <netinet/in.h>
-#include <stdlib.h>
 
 #define PORTS_MAX 16384 /* of a ring and local address */
 #define PORTS_AHEAD 256 /* as many by themselves; more for connections that are open at once */
@@ -101,9 +101,9 @@ void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsign
 
 	while (vmh_trings_port_users(l->port) && vmh_now_ns() < end)
 		vmh_rings_poll(64); /* most are about to end */
-	if (!vmh_trings_port_users(l->port) || !(t = calloc(1, sizeof(*t))) ||
+	if (!vmh_trings_port_users(l->port) || !(t = vmh_heap_zero(1, sizeof(*t))) ||
 	    (!no_syns && vmh_tport_attach(fd, l, ifindex, lane, 0, &flow))) {
-		free(t);
+		vmh_heap_free(t);
 		vmh_tport_end(flow_id, l->port, 0);
 		return;
 	}
@@ -190,7 +190,7 @@ static struct block *block_of(struct vmh_tring *t, const struct vmh_ip *laddr, u
 	vmh_lock(&lock);
 	for (b = blocks; b && (b->dead || b->tring != t || !vmh_ip_same(&b->laddr, laddr)); b = b->next)
 		;
-	if (!b && (b = calloc(1, sizeof(*b)))) {
+	if (!b && (b = vmh_heap_zero(1, sizeof(*b)))) {
 		*b = (struct block){ .next = blocks, .tring = t, .laddr = *laddr, .ifindex = ifindex };
 		blocks = b;
 	}
@@ -267,7 +267,7 @@ void vmh_tport_session_over(void)
 	while ((t = tails)) {
 		tails = t->next;
 		mark(t->lport, false);
-		free(t);
+		vmh_heap_free(t);
 	}
 	vmh_unlock(&lock);
 }
@@ -275,7 +275,7 @@ void vmh_tport_session_over(void)
 /* A connection of this port is the kernel's, and the stack does not know its name as taken: no more of this port. */
 void vmh_tport_retire(uint32_t flow_id)
 {
-	struct tail *t = calloc(1, sizeof(*t));
+	struct tail *t = vmh_heap_zero(1, sizeof(*t));
 
 	vmh_lock(&lock);
 	for (struct block *b = blocks; b && t; b = b->next)
@@ -289,7 +289,7 @@ void vmh_tport_retire(uint32_t flow_id)
 			atomic_store(&work, 1);
 		}
 	vmh_unlock(&lock);
-	free(t);
+	vmh_heap_free(t);
 }
 
 void vmh_tport_went_home(struct vmh_tring *t, uint32_t flow_id, const struct vmh_tcp_addr *a)
@@ -301,15 +301,15 @@ void vmh_tport_went_home(struct vmh_tring *t, uint32_t flow_id, const struct vmh
 	if (vmh_tring_ring(t)->kind != VMH_RING_VERBS)
 		return;
 	users = vmh_trings_port_users(a->lport);
-	names = calloc(users + 1, sizeof(*names));
-	left = calloc(users + 1, sizeof(*left));
+	names = vmh_heap_zero(users + 1, sizeof(*names));
+	left = vmh_heap_zero(users + 1, sizeof(*left));
 	users = names && left ? vmh_tring_port_names(t, a->lport, names, users) : 0;
 	for (unsigned i = 0; i < users; i++)
 		if (memcmp(&names[i], a, sizeof(*a)))
 			left[n++] = (struct vmh_verbs_peer){ names[i].raddr, names[i].rport };
 	vmh_verbs_narrow(flow_id, &gone, left, n);
-	free(names);
-	free(left);
+	vmh_heap_free(names);
+	vmh_heap_free(left);
 }
 
 /* ---- by the internal thread ---- */
@@ -356,7 +356,7 @@ static bool end_tails(void)
 		if (!t)
 			return tails != NULL;
 		vmh_tport_end(t->flow_id, t->lport, 0);
-		free(t);
+		vmh_heap_free(t);
 	}
 }
 

@@ -3,6 +3,7 @@
 #include "vmh_base.h"
 #include "tcp/tcp_ring.h"
 #include "vmh_control.h"
+#include "vmh_heap.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
@@ -14,7 +15,6 @@
 #include <netinet/in.h>
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
-#include <stdlib.h>
 
 #define STASH_BYTES (4u << 20) /* what a peer has under way; a page is there when it is written to */
 #define POLL_BUDGET 64
@@ -416,9 +416,9 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 	vmh_lock(&list_lock);
 	for (t = atomic_load(&trings); t && (t->tr.ring != r || t->closed); t = t->next)
 		;
-	if (!t && r->ops->send_frame && !atomic_load(&r->gone) && (t = calloc(1, sizeof(*t)))) {
+	if (!t && r->ops->send_frame && !atomic_load(&r->gone) && (t = vmh_heap_zero(1, sizeof(*t)))) {
 		if (vmh_tcp_ring_open(&t->tr, r, verifies(r), (unsigned)vmh_params.gro_streams_max, ready, t)) {
-			free(t);
+			vmh_heap_free(t);
 			t = NULL;
 		} else {
 			compare_mss(r);

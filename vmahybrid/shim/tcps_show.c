@@ -8,11 +8,11 @@
 #include "vmh_base.h"
 #include "vmh_conf.h"
 #include "vmh_control.h"
+#include "vmh_heap.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_worker.h"
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #define SCAN_NS 1000000000u
@@ -63,7 +63,7 @@ static void note_gone(uint64_t inode)
 	vmh_lock(&lock);
 	if (ngone == room) {
 		unsigned more = room ? 2 * room : VMH_TCP_HIDE_MAX;
-		uint64_t *p = realloc(gone, more * sizeof(*p));
+		uint64_t *p = vmh_heap_more(gone, more * sizeof(*p));
 
 		if (p) {
 			gone = p;

@@ -7,8 +7,9 @@
  *   5. ring lock                             ring*.c
  *      then the lock of a TCP stack's copy   tcp/tcp_stack.c (it sends: the ring's tx_lock comes inside)
  *   6. demux table                           sock.c
- *   7. receive queue lock of a socket (leaf: nothing is taken inside, except 8)
- *   8. epoll ready-list lock, sleepers list, rules of libvma.conf (conf.c) (leaves)
+ *   7. receive queue lock of a socket (leaf: nothing is taken inside, except 8 and 9)
+ *   8. epoll ready-list lock, sleepers list, rules of libvma.conf (conf.c) (leaves, except for 9)
+ *   9. the heap (heap.c): inside any of them, and nothing inside it
  * A thread that holds a ring lock never sleeps and never makes an RPC.
  *
  * Signals: recv, send, poll and close are async-signal-safe, so a handler may come here while the code

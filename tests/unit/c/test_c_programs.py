@@ -14,15 +14,16 @@ ROOT = HERE.parent.parent.parent
 SHIM = ROOT / "vmahybrid" / "shim"
 COMPILERS = {
     "gcc": ["gcc", "-O2"],
-    "sanitized": ["clang-14", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "sanitized": ["clang-14", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+                  "-DVMH_PLAIN_MALLOC"],
 }
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim")]
-RING = ["ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c", "lock.c"]
+RING = ["ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c", "heap.c", "lock.c"]
 
 
 VERBS = ["ring.c", "ring_verbs.c", "ring_verbs_clock.c", "ring_verbs_cq.c", "ring_verbs_flow.c", "ring_verbs_mem.c",
-         "ring_verbs_open.c", "boxes.c", "fd.c", "frame.c", "lock.c"]
+         "ring_verbs_open.c", "boxes.c", "fd.c", "frame.c", "heap.c", "lock.c"]
 
 
 def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more: str) -> Path:
@@ -38,7 +39,7 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
     ("test", "parts"),
     [
         ("test_frame.c", ["frame.c"]),
-        ("test_net.c", ["net.c", "net_table.c"]),
+        ("test_net.c", ["net.c", "net_table.c", "heap.c", "lock.c"]),
         ("test_lock.c", ["lock.c"]),
         ("test_conf.c", ["conf_parse.c"]),
         ("test_links.c", ["links.c"]),
@@ -47,6 +48,14 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
 )
 def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> None:
     program = build(tmp_path / "program", compiler, [test], parts)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 failed" in done.stdout
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_heap(tmp_path: Path, compiler: str) -> None:
+    program = build(tmp_path / "program", compiler, ["test_heap.c"], ["heap.c", "lock.c"], "-UVMH_PLAIN_MALLOC")
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 failed" in done.stdout
@@ -68,7 +77,7 @@ def test_verbs_ring_on_a_device_made_of_arrays(tmp_path: Path, compiler: str) ->
 def test_lanes(tmp_path: Path, compiler: str) -> None:
     parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
     assert gen_params.main([str(parameters), str(tmp_path / "params_gen.h")]) == 0
-    program = build(tmp_path / "program", compiler, ["test_lane.c"], ["lane.c", "lock.c"], f"-I{tmp_path}")
+    program = build(tmp_path / "program", compiler, ["test_lane.c"], ["lane.c", "heap.c", "lock.c"], f"-I{tmp_path}")
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 failed" in done.stdout

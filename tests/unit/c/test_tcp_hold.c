@@ -1,7 +1,7 @@
 /* Received frames that stay in the ring's memory: who may hold how many, and that none is lost or held for ever. */
 #include "tcp_wire.h"
 #include "check.h"
-#include <malloc.h>
+#include "vmh_heap.h"
 #include <sys/socket.h>
 
 #define PERFECT &(struct wire_faults){.delay_ns = 10000}
@@ -195,9 +195,9 @@ static void test_small_pieces(void)
 	p = pair(&w, l, 4000);
 	put(&w, &p, 4, 1400);
 	put(&w, &p, 100, 1);
-	before = mallinfo2().uordblks;
+	before = vmh_heap_used();
 	put(&w, &p, 20000, 1);
-	after = mallinfo2().uordblks;
+	after = vmh_heap_used();
 	CHECK(after < before + 100000, "%zu bytes for 20000", after - before);
 	get(&p, 5000);
 	put(&w, &p, 300, 20);

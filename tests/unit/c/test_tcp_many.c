@@ -1,7 +1,7 @@
 /* A hundred thousand connections opened, used and closed: nothing is left, and a lookup among many costs no more. */
 #include "tcp_wire.h"
 #include "check.h"
-#include <malloc.h>
+#include "vmh_heap.h"
 #include <sys/socket.h>
 #include <time.h>
 
@@ -64,7 +64,7 @@ static void round_of(struct wire *w, struct vmh_tcp_conn *l, unsigned first_port
 static void test_open_and_close(unsigned total)
 {
 	struct vmh_tcp_conn *l;
-	struct mallinfo2 before = {0}, after;
+	size_t before = 0, after;
 	struct wire w;
 	double start;
 
@@ -76,10 +76,10 @@ static void test_open_and_close(unsigned total)
 		if (i % 20 == 19) {
 			wire_run(&w, 62 * NS); /* TIME_WAIT ends */
 			CHECK(connections(&w) == 0, "%u are left", connections(&w));
-			after = mallinfo2();
-			if (before.uordblks)
-				CHECK(after.uordblks <= before.uordblks + 65536, "%zu bytes more after %u connections",
-				      after.uordblks - before.uordblks, i * AT_ONCE);
+			after = vmh_heap_used();
+			if (before)
+				CHECK(after <= before + 65536, "%zu bytes more after %u connections",
+				      after - before, i * AT_ONCE);
 			else
 				before = after;
 		}

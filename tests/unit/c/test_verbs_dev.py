@@ -45,7 +45,7 @@ def port_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("verbs_dev")
     parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
     assert gen_params.main([str(parameters), str(where / "params_gen.h")]) == 0
-    return build(where / "program", "sanitized", ["verbs_dev.c"], [], f"-I{where}")
+    return build(where / "program", "sanitized", ["verbs_dev.c"], ["heap.c", "lock.c"], f"-I{where}")
 
 
 def grow(sysfs: Path, files: dict[str, str]) -> Path:

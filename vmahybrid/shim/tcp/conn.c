@@ -1,6 +1,5 @@
 /* What the holder of a connection calls. */
 #include "core.h"
-#include <stdlib.h>
 #include <sys/socket.h>
 
 #define REUSE_GAP (65535u + 2) /* tcp_twsk_unique() of Linux */
@@ -26,9 +25,9 @@ int core_listen(struct vmh_tcp *t, const struct vmh_ip *laddr, uint16_t lport, u
 		return -EADDRINUSE;
 	l = core_conn_new(t, &k, o);
 	if (l)
-		l->listening = calloc(1, sizeof(*l->listening));
+		l->listening = vmh_heap_zero(1, sizeof(*l->listening));
 	if (!l || !l->listening) {
-		free(l);
+		vmh_heap_free(l);
 		return -ENOMEM;
 	}
 	l->user = user;
@@ -116,7 +115,7 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 	c->path = *p;
 	c->user = user;
 	if (demux_add(c)) {
-		free(c);
+		vmh_heap_free(c);
 		return -EADDRNOTAVAIL;
 	}
 	t->reusing = w != NULL;

@@ -1,7 +1,6 @@
 /* Going into lwIP and coming out of it; what it calls back; the life of a connection's struct. */
 #include "core.h"
 #include "ops.h"
-#include <stdlib.h>
 #include <sys/random.h>
 
 #define DEFAULT_TW 65536u
@@ -207,7 +206,7 @@ static err_t on_passive_open(u8_t id, struct tcp_pcb_listen *lpcb, struct tcp_pc
 	(void)id, (void)lpcb;
 	c = core_conn_new(t, &t->in, &l->opt);
 	if (!c || demux_add(c)) {
-		free(c);
+		vmh_heap_free(c);
 		return ERR_MEM;
 	}
 	c->path = t->reply;
@@ -259,7 +258,7 @@ void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb)
 
 struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const struct vmh_tcp_options *o)
 {
-	struct vmh_tcp_conn *c = calloc(1, sizeof(*c));
+	struct vmh_tcp_conn *c = vmh_heap_zero(1, sizeof(*c));
 
 	if (!c)
 		return NULL;
@@ -278,8 +277,8 @@ void core_conn_free(struct vmh_tcp_conn *c)
 {
 	while (c->rx_head)
 		pbuf_free(hold_pop(c));
-	free(c->listening);
-	free(c);
+	vmh_heap_free(c->listening);
+	vmh_heap_free(c);
 }
 
 void core_ack_soon(struct vmh_tcp_conn *c)
@@ -374,7 +373,7 @@ unsigned core_events(struct vmh_tcp_conn *c)
 
 static int core_open(const struct vmh_tcp_env *env, const struct vmh_tcp_ops *self, unsigned core, struct vmh_tcp **out)
 {
-	struct vmh_tcp *t = calloc(1, sizeof(*t));
+	struct vmh_tcp *t = vmh_heap_zero(1, sizeof(*t));
 
 	if (!t)
 		return -ENOMEM;
@@ -387,7 +386,7 @@ static int core_open(const struct vmh_tcp_env *env, const struct vmh_tcp_ops *se
 	NETIF_SET_CHECKSUM_CTRL(&t->netif, NETIF_CHECKSUM_ENABLE_ALL & ~NETIF_CHECKSUM_CHECK_TCP); /* input.c checks */
 	t->now = env->now_ns(env->ctx) / 1000;
 	if (getrandom(t->secret, sizeof(t->secret), 0) != sizeof(t->secret) || demux_open(t)) {
-		free(t);
+		vmh_heap_free(t);
 		return -ENOMEM;
 	}
 	*out = t;
@@ -427,12 +426,12 @@ static void core_destroy(struct vmh_tcp *t)
 	core_now = NULL;
 	core_conn = NULL;
 	demux_close(t);
-	free(t->heap);
+	vmh_heap_free(t->heap);
 	for (struct held *h = t->free_held, *n; h; h = n) {
 		n = h->next;
-		free(h);
+		vmh_heap_free(h);
 	}
-	free(t);
+	vmh_heap_free(t);
 }
 
 static unsigned core_poll(struct vmh_tcp_conn *c)

@@ -8,6 +8,7 @@
 #ifndef VMH_TCP_CORE_H
 #define VMH_TCP_CORE_H
 #include "tcp_stack.h"
+#include "vmh_heap.h"
 #include "lwip/opt.h"
 #include "lwip/def.h"
 #include "lwip/ip.h"

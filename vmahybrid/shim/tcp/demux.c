@@ -1,6 +1,5 @@
 /* Whose is this segment: connections, TIME_WAIT and listeners by their names. */
 #include "core.h"
-#include <stdlib.h>
 
 #define FIRST_SIZE 256u
 #define HALF_OPEN_MIN 128u
@@ -20,8 +19,8 @@ static inline bool same(const struct key *a, const struct key *b)
 
 int demux_open(struct vmh_tcp *t)
 {
-	t->table = calloc(FIRST_SIZE, sizeof(*t->table));
-	t->tw_table = calloc(FIRST_SIZE, sizeof(*t->tw_table));
+	t->table = vmh_heap_zero(FIRST_SIZE, sizeof(*t->table));
+	t->tw_table = vmh_heap_zero(FIRST_SIZE, sizeof(*t->tw_table));
 	if (!t->table || !t->tw_table) {
 		demux_close(t);
 		return -ENOMEM;
@@ -35,8 +34,8 @@ void demux_close(struct vmh_tcp *t)
 {
 	while (t->tw_first)
 		demux_tw_remove(t, t->tw_first);
-	free(t->table);
-	free(t->tw_table);
+	vmh_heap_free(t->table);
+	vmh_heap_free(t->tw_table);
 }
 
 struct vmh_tcp_conn *demux_find(struct vmh_tcp *t, const struct key *k)
@@ -54,7 +53,7 @@ struct vmh_tcp_conn *demux_find(struct vmh_tcp *t, const struct key *k)
 static void grow(struct vmh_tcp *t)
 {
 	uint32_t mask = t->table_mask * 2 + 1;
-	struct vmh_tcp_conn **table = calloc((size_t)mask + 1, sizeof(*table)), *c, *next;
+	struct vmh_tcp_conn **table = vmh_heap_zero((size_t)mask + 1, sizeof(*table)), *c, *next;
 
 	if (!table)
 		return;
@@ -66,7 +65,7 @@ static void grow(struct vmh_tcp *t)
 			c->hash_next = table[at];
 			table[at] = c;
 		}
-	free(t->table);
+	vmh_heap_free(t->table);
 	t->table = table;
 	t->table_mask = mask;
 }
@@ -142,7 +141,7 @@ struct tw *demux_tw(struct vmh_tcp *t, const struct key *k)
 static void tw_grow(struct vmh_tcp *t)
 {
 	uint32_t mask = t->tw_mask * 2 + 1;
-	struct tw **table = calloc((size_t)mask + 1, sizeof(*table));
+	struct tw **table = vmh_heap_zero((size_t)mask + 1, sizeof(*table));
 
 	if (!table)
 		return;
@@ -154,7 +153,7 @@ static void tw_grow(struct vmh_tcp *t)
 		w->hash_next = *at;
 		*at = w;
 	}
-	free(t->tw_table);
+	vmh_heap_free(t->tw_table);
 	t->tw_table = table;
 	t->tw_mask = mask;
 }
@@ -163,7 +162,7 @@ static void tw_grow(struct vmh_tcp *t)
 void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 {
 	struct vmh_tcp *t = c->t;
-	struct tw *w = calloc(1, sizeof(*w)), **at;
+	struct tw *w = vmh_heap_zero(1, sizeof(*w)), **at;
 
 	if (!w)
 		return;
@@ -206,7 +205,7 @@ void demux_tw_remove(struct vmh_tcp *t, struct tw *w)
 	}
 	do {
 		*in = w->next;
-		free(w);
+		vmh_heap_free(w);
 		w = *in;
 	} while (w && !w->until);
 	if (!t->tw_first)

@@ -5,7 +5,6 @@
  * held, the connection that was not read for longest copies some of its own; from then on, until it is read, what comes
  * for it is copied. Data out of order can't be copied out later, so it gets half of the frames at most. */
 #include "core.h"
-#include <stdlib.h>
 
 #define COPY_OUT 32      /* frames in one go: the ring waits meanwhile */
 #define BLOCK 1600       /* bytes of several small pieces in one */
@@ -145,7 +144,7 @@ static struct pbuf *hold_frame(struct vmh_tcp *t, struct segment *s, uint8_t *at
 		if (h)
 			t->free_held = h->next;
 		else
-			h = calloc(1, sizeof(*h));
+			h = vmh_heap_zero(1, sizeof(*h));
 	}
 	s->held = h;
 	if (!h) {

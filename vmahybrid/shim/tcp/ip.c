@@ -391,14 +391,14 @@ void *core_malloc(size_t len)
 	while (k < CLASSES && len > class_size[k])
 		k++;
 #ifdef VMH_TCP_PLAIN_MALLOC
-	b = malloc(sizeof(*b) + len);
+	b = vmh_heap_get(sizeof(*b) + len);
 #else
 	if (k < CLASSES && kept[k]) {
 		b = kept[k];
 		kept[k] = b->next;
 		nkept[k]--;
 	} else {
-		b = malloc(sizeof(*b) + (k < CLASSES ? class_size[k] : len));
+		b = vmh_heap_get(sizeof(*b) + (k < CLASSES ? class_size[k] : len));
 	}
 #endif
 	if (!b)
@@ -423,7 +423,7 @@ void core_free(void *p)
 	}
 #endif
 	(void)k;
-	free(b);
+	vmh_heap_free(b);
 }
 
 void *core_calloc(size_t n, size_t len)

@@ -2,7 +2,6 @@
  * leaves the heap as it is; the connection is looked at too early once, and put back. So what happens with every
  * segment costs no more than a comparison. */
 #include "core.h"
-#include <stdlib.h>
 
 #define PERSIST_MIN (200 * MS)
 #define PERSIST_MAX (120 * SEC)
@@ -64,7 +63,7 @@ static bool room(struct vmh_tcp *t)
 
 	if (t->heap_n + 1 < t->heap_size)
 		return true;
-	heap = realloc(t->heap, size * sizeof(*heap));
+	heap = vmh_heap_more(t->heap, size * sizeof(*heap));
 	if (!heap)
 		return false;
 	t->heap = heap;
