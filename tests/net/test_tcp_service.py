@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import socket
 import subprocess
@@ -176,6 +177,39 @@ def test_what_follows_a_lot_waits_for_it(service: Service, netns_pair: Sandbox, 
         *said, last = peer.do("take_all", wanted=wanted, detach=wanted[0][1])
         assert [reply["status"] for reply in (*said, last)] == [0] * 4
         assert {flow["flow_id"] for flow in Api(service).socket_flows()} == {flow for _, flow in wanted[1:]}
+
+
+def test_an_answer_that_came_too_late(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """The program says that nobody answered: the connection is the kernel's, as it was, and not one that has ended."""
+    with attached(service, netns_pair, far) as (peer, other, flow):
+        assert peer.do("take", name="c", flow_id=flow["flow_id"])["status"] == 0
+        assert peer.do("detach", flow_id=flow["flow_id"], cause=int(Reason.NO_ANSWER))["status"] == 0
+        assert Api(service).socket_flows() == []
+        other.send(b"to the kernel")
+        assert peer.do("recv", name="c") == "to the kernel"
+
+
+def test_it_is_home_already(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """Said again by who did not hear the answer."""
+    with attached(service, netns_pair, far) as (peer, other, flow):
+        assert peer.do("take", name="c", flow_id=flow["flow_id"])["status"] == 0
+        for _ in range(2):
+            assert peer.do("home", name="c", flow_id=flow["flow_id"])["status"] == 0
+        other.send(b"goes on")
+        assert peer.do("recv", name="c") == "goes on"
+
+
+def test_numbers_that_the_kernel_does_not_take(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """They keep no thread of the service busy, and no connection from coming home."""
+    with attached(service, netns_pair, far) as (peer, other, flow):
+        assert peer.do("take", name="c", flow_id=flow["flow_id"])["status"] == 0
+        state = TcpState.unpack(bytes.fromhex(peer.do("state")))
+        wrong = dataclasses.replace(state, keep_idle_s=99999999, keep_intvl_s=1 << 31, keep_cnt=255).pack().hex()
+        begun = time.monotonic()
+        assert peer.do("home", name="c", flow_id=flow["flow_id"], state=wrong)["status"] == 0
+        assert time.monotonic() - begun < 1
+        other.send(b"goes on")
+        assert peer.do("recv", name="c") == "goes on"
 
 
 def test_a_program_that_ends_in_a_lot(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:

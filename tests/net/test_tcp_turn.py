@@ -34,7 +34,7 @@ def service() -> Iterator[Service]:
 def python_server(service: Service, text: str, *words: str, **variables: str) -> Iterator[Program]:
     side = service.sandbox.b
     argv = service.run_argv([sys.executable, "-S", "-c", text, side.address, *words], "none", VMA_HYBRID_TCP="offload",
-                            **LONG, **variables)
+                            **(LONG | variables))
     program = service.sandbox.start(side, argv, env=service.env)
     try:
         yield program
@@ -85,3 +85,42 @@ def test_no_byte_is_lost(service: Service) -> None:
         port = int(program.wait_for(r"port (\d+)")[1])
         assert checked(service, port, 100, 3).result(30).startswith("rounds")
         assert len(moves(service, program)) == 100
+
+
+CLOSES = """
+import select, socket, sys, time
+listener = socket.create_server((sys.argv[1], 0))
+print("port", listener.getsockname()[1], flush=True)
+waits = select.epoll()
+stale = 0
+for _ in range(20):
+    conn = listener.accept()[0]
+    conn.setblocking(False)
+    waits.register(conn, select.EPOLLIN)
+    while waits.poll(5) and (data := conn.recv(100)):
+        conn.sendall(data)
+    conn.close()
+    end = time.monotonic() + 0.03
+    while time.monotonic() < end:
+        stale += len(waits.poll(0))
+print("stale", stale, flush=True)
+"""
+ASKS = """
+import socket, sys
+for _ in range(20):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as conn:
+        for _ in range(300):
+            conn.sendall(b"x")
+            conn.recv(1)
+"""
+
+
+def test_no_event_of_one_that_was_closed(service: Service) -> None:
+    """The service may hold the socket a moment longer than the program."""
+    more = {"VMA_HYBRID_TCP_BUDGET": "100", "VMA_HYBRID_TCP_PAYS": "0"}
+    with python_server(service, CLOSES, **more) as program:
+        port = program.wait_for(r"port (\d+)")[1]
+        argv = [sys.executable, "-S", "-c", ASKS, service.sandbox.b.address, port]
+        service.sandbox.start(service.sandbox.a, argv).result(30)
+        assert program.wait_for(r"stale (\d+)", 5)[1] == "0"
+        assert len(moves(service, program)) >= 15

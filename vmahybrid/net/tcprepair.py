@@ -596,8 +596,8 @@ def _restore_options(sock: socket.socket, state: TcpState) -> None:
             sock.setsockopt(*option, wanted)
     for field, option in _options(state.laddr).items():
         number = getattr(state, field)
-        if number and sock.getsockopt(*option) != number:
-            with contextlib.suppress(OSError, OverflowError):
+        if 0 < number < 1 << 31 and sock.getsockopt(*option) != number:
+            with contextlib.suppress(OSError):
                 sock.setsockopt(*option, number)
 
 

@@ -579,7 +579,8 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 	}
 	if (!err)
 		err = vmh_session_tcp_home(s->obj.fd, &state, flow_of(s), s->ifindex, reason);
-	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown; /* the rule is gone with the service */
+	/* the rule is gone with the service; with one that only hangs it is not */
+	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
 	if (!err) {
 		at_home(s, reason, st);
 		st = NULL;
