@@ -71,7 +71,7 @@ def parameter_schema(p: catalogue.Parameter) -> dict[str, Any]:
     elif p.type == "enum":
         accepts = {"type": "string", "enum": [word for choice in p.choices for word in choice.words]}
     else:
-        accepts = {"type": "string", "maxLength": p.max_length}
+        accepts = {"type": "string", "maxLength": p.max_length, **({"pattern": p.syntax.pattern} if p.syntax else {})}
     more = {"title": p.label, "description": p.text, "default": default, "readOnly": not p.live}
     return {**accepts, **more, **({"x-unit": p.unit} if p.unit else {})}
 

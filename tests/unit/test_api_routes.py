@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def takes(schema: dict[str, Any], value: Any) -> bool:
     right = type(value) is kinds[schema["type"]] if "type" in schema else True
     return (right and schema.get("minimum", value) <= value <= schema.get("maximum", value)
             and value in schema.get("enum", [value])
-            and ("maxLength" not in schema or len(value) <= schema["maxLength"]))
+            and ("maxLength" not in schema or len(value) <= schema["maxLength"])
+            and ("pattern" not in schema or re.search(schema["pattern"], value) is not None))
 
 
 def test_parameters_are_configuration(view: FakeView) -> None:
@@ -116,6 +118,7 @@ def test_parameters_are_configuration(view: FakeView) -> None:
             bad += [value for value in (p.minimum - 1, p.maximum + 1) if value not in p.also]
             assert all(takes(described[p.name], value) for value in (p.minimum, p.maximum, *p.also))
         assert not [value for value in bad if takes(described[p.name], value)], p.name
+    assert not takes(described["VMA_INTERNAL_THREAD_AFFINITY"], "zz")
     assert described["VMA_RX_POLL"] == {
         "type": "integer", "minimum": -1, "maximum": 100000000, "default": 100000, "title": "Rx Poll Loops",
         "description": known["VMA_RX_POLL"].text, "readOnly": True, "x-unit": "loops"}  # fmt: skip

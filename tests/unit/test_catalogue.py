@@ -22,6 +22,7 @@ outside = "default"
 acts = "later"
 text = ""
 """
+STRING = ENTRY.replace('"int"', '"string"').replace("default = 1", 'default = "x"')
 
 
 def test_committed_page_is_current() -> None:
@@ -74,6 +75,12 @@ def test_profiles() -> None:
         ("VMA_OFFLOADED_SOCKETS", "off", 0),
         ("VMA_LOG_FILE", "/tmp/x", "/tmp/x"),
         ("VMA_RX_PREFETCH_BYTES_BEFORE_POLL", "0", 0),
+        ("VMA_INTERNAL_THREAD_AFFINITY", "-1", "-1"),
+        ("VMA_INTERNAL_THREAD_AFFINITY", "0,2-5,8-15:2", "0,2-5,8-15:2"),
+        ("VMA_INTERNAL_THREAD_AFFINITY", "0x3", "0x3"),
+        ("VMA_INTERNAL_THREAD_CPUSET", "zz", "zz"),
+        ("VMA_LOG_CB_FUNC_PTR", "", ""),
+        ("VMA_LOG_CB_FUNC_PTR", "0x55d0c0de1000", "0x55d0c0de1000"),
     ],
 )
 def test_parse(name: str, text: str, value: int | str) -> None:
@@ -93,6 +100,11 @@ def test_parse(name: str, text: str, value: int | str) -> None:
         ("VMA_OFFLOADED_SOCKETS", "2"),
         ("VMA_APPLICATION_ID", "x" * 64),
         ("VMA_RX_PREFETCH_BYTES_BEFORE_POLL", "31"),
+        ("VMA_INTERNAL_THREAD_AFFINITY", "zz"),
+        ("VMA_INTERNAL_THREAD_AFFINITY", ""),
+        ("VMA_INTERNAL_THREAD_AFFINITY", "8192"),
+        ("VMA_LOG_CB_FUNC_PTR", "my_log"),
+        ("VMA_LOG_CB_FUNC_PTR", "0x0"),
     ],
 )
 def test_parse_refuses_and_names_the_parameter(name: str, text: str) -> None:
@@ -100,9 +112,17 @@ def test_parse_refuses_and_names_the_parameter(name: str, text: str) -> None:
         load()[name].parse(text)
 
 
+def test_a_wrong_text_is_told_what_is_expected() -> None:
+    with pytest.raises(ValueError, match=r"^VMA_INTERNAL_THREAD_AFFINITY: 'zz' is not a hexadecimal mask"):
+        load()["VMA_INTERNAL_THREAD_AFFINITY"].parse("zz")
+
+
 @pytest.mark.parametrize(
     "entry",
     [
+        ENTRY + 'syntax = "cpus"\n',
+        STRING + 'syntax = "colour"\n',
+        STRING + 'syntax = "cpus"\n',  # its default is none
         ENTRY.replace("default = 1", "default = 10"),
         ENTRY.replace("max = 9\n", ""),
         ENTRY.replace('"later"', '"now"'),

@@ -206,6 +206,7 @@ def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[
 @pytest.mark.parametrize(("text", "name", "why"), [
     ("VMA_RX_POL = 1\n", "new", 'bad.conf:1: no such parameter: "VMA_RX_POL"'),
     ("\nVMA_RX_POLL = x\n", "new", "bad.conf:2: VMA_RX_POLL: 'x' is not a number from -1 to 100000000"),
+    ("VMA_INTERNAL_THREAD_AFFINITY = zz\n", "new", "bad.conf:1: VMA_INTERNAL_THREAD_AFFINITY: 'zz' is not a "),
     ("VMA_RX_POLL 1\n", "new", 'bad.conf:1: not NAME = VALUE, ignored: "VMA_RX_POLL 1"'),
     ("VMA_SPEC = fast\n", "new", 'VMA_SPEC is no built-in profile: "fast"'),
     ("[program x]\nVMA_RX_POLL = 1\n", "new", "a profile has no [program GLOB]"),
@@ -276,6 +277,22 @@ def test_what_is_written_is_read_back(place: Path, value: str, before: str) -> N
         assert found["VMA_APPLICATION_ID"] == value
         assert "VMA_APPLICATION_ID = ignored\n" in policy.read_bytes().decode()
     assert policy.read_text().count("# why") == before.count("# why")
+
+
+def test_a_text_that_only_the_internal_thread_would_warn_of(place: Path, capsys: pytest.CaptureFixture[str],
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    name, policy = "VMA_INTERNAL_THREAD_AFFINITY", place / "policy.conf"
+    assert main(["config", "set", f"{name}=zz"]) == 2 and not policy.exists()
+    assert capsys.readouterr().err.startswith(f"vmahybrid: {name}: 'zz' is not ")
+    policy.write_text(f"{name} = zz\n")
+    assert main(["config", "check", str(policy)]) == 1
+    assert capsys.readouterr().err.startswith(f"{policy}:1: {name}: 'zz' is not ")
+    (warning,) = body(capsys, "show")["warnings"]
+    assert warning.startswith(f"{policy}:1: {name} = zz is not ") and warning.endswith(", using processor 0")
+    monkeypatch.setenv(name, "1-0")
+    found = body(capsys, "show")
+    assert found["parameters"][name]["value"] == "1-0"
+    assert [text.partition(" is ")[0] for text in found["warnings"]] == [f"{name} = 1-0"]
 
 
 def test_a_policy_that_begins_with_a_section(place: Path) -> None:

@@ -154,6 +154,8 @@ def test_the_locale_is_as_without_us(shim: Path, locale: dict[str, str]) -> None
     (["-e", "VMA_RXPOLL=1", "--", "x"], 2, "-e VMA_RXPOLL: no such parameter. did you mean VMA_RX_POLL?"),
     (["-e", "VMA_RX_POLL", "--", "x"], 2, "-e 'VMA_RX_POLL': not VMA_NAME=VALUE"),
     (["-e", "VMA_RX_POLL=fast", "--", "x"], 2, "-e VMA_RX_POLL: 'fast' is not a number from -1"),
+    (["-e", "VMA_INTERNAL_THREAD_AFFINITY=zz", "--", "x"], 2,
+     "-e VMA_INTERNAL_THREAD_AFFINITY: 'zz' is not a hexadecimal mask of processors (0x3), or a list"),
     (["-e", "VMA_SPEC=lat", "--", "x"], 2, "profile 'lat': unknown"),
     (["-p"], 2, "run: -p/--profile: expected one argument"),
     (["--"], 2, "run: no command is given"),

@@ -22,7 +22,7 @@ from vmahybrid.config.catalogue import Profile, load
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "vmahybrid" / "shim"
 PARTS = ("params", "paramfile", "log", "fd", "reasons", "stats", "stats_dump", "heap", "lock", "conf", "conf_parse",
-         "banner", "boxes")  # fmt: skip
+         "banner", "boxes", "affinity")  # fmt: skip
 SOURCES = [SHIM / f"{name}.c" for name in PARTS]
 
 
@@ -121,6 +121,22 @@ def test_environment(driver: Path, env: dict[str, str], values: dict[str, str], 
         assert warning in log
     if not warnings:
         assert "is not" not in log and "does not go" not in log
+
+
+CPUS = ["", " ", "0", "1,", ",1", "1 ", " 1", "0x", "0x0", "0X3", "0xfg", "x3", "3x", "00x3", "0x" + "0" * 40 + "1",
+        "-1", "0-1", "1-0", "1-", "-", "0-1:", "0-1:0", "0:2", "0,2-5,8-15:2", "8191", "8192", "0-8191", "0-8192",
+        "0-8192:8191", "0-81919:8191", "0-81920:81919", "0-8192:81919", "0-9:81920", "00000000009", "99999999999",
+        "1,bogus", "\u0661", "0x" + "f" * 200, "0-1-2", "0-5:2:2", "1,,2"]
+
+
+def test_lists_of_processors_are_read_as_by_the_shim(driver: Path) -> None:
+    parameter, chance = load()["VMA_INTERNAL_THREAD_AFFINITY"], random.Random(1)
+    texts = [*CPUS, *("".join(chance.choices("0123789xX,,--::af", k=chance.randrange(1, 9))) for _ in range(20000))]
+    shown, _ = run(driver, "cpus", stdin="".join(f"{text}\n" for text in texts))
+    assert parameter.syntax is not None and parameter.syntax.takes("-1") and shown["-1"] == "0"
+    ours = {text: str(int(parameter.syntax.takes(text))) for text in texts}
+    assert ours == shown | {"-1": "1"}
+    assert 500 < list(ours.values()).count("1") < 19000
 
 
 def test_pid_in_names(driver: Path) -> None:

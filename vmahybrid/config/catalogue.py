@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from vmahybrid.config.syntax import SYNTAXES, Syntax
+
 PATH = Path(__file__).with_name("parameters.toml")
 SCHEMA = 1
 STRING_SIZE = 256  # of the C field, with the terminator
@@ -32,7 +34,7 @@ FALSE_WORDS = ("false", "no", "off", "disable", "disabled")
 _KEYS = {
     "name", "label", "type", "default", "unit", "text", "min", "max", "outside", "warning", "zero", "also", "choices",
     "max_length", "pid", "aliases", "floor", "ceiling", "acts", "since", "banner", "backends", "live", "warning_for",
-    "bound_warns", "cap",
+    "bound_warns", "cap", "syntax",
 }  # fmt: skip
 
 
@@ -88,6 +90,7 @@ class Parameter:
     also: tuple[int, ...] = ()  # values allowed outside the range
     choices: tuple[Choice, ...] = ()
     max_length: int = STRING_SIZE - 1
+    syntax: Syntax | None = None  # of a string that is no free text
     pid: bool = False
     aliases: tuple[str, ...] = ()
     floor: Bound | None = None
@@ -109,6 +112,8 @@ class Parameter:
         if self.type == "string":
             if len(os.fsencode(text)) > self.max_length:
                 raise ValueError(f"{self.name}: {text!r} is longer than {self.max_length} bytes")
+            if self.syntax is not None and not self.syntax.takes(text):
+                raise ValueError(f"{self.name}: {text!r} is not {self.expected()}")
             return text
         word = text.strip().lower()
         for choice in self.choices:
@@ -131,6 +136,8 @@ class Parameter:
 
     def expected(self) -> str:
         """What may be given, for messages: ``a number from -1 to 100000000``."""
+        if self.syntax is not None:
+            return self.syntax.expected
         if self.type == "string":
             return f"a text of at most {self.max_length} bytes"
         if self.type == "bool":
@@ -214,6 +221,8 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         raise CatalogueError(f"{name}: unknown keys {sorted(unknown)}")
     if raw["type"] not in KINDS or raw["acts"] not in ACTS:
         raise CatalogueError(f"{name}: type {raw['type']!r}, acts {raw['acts']!r}")
+    if "syntax" in raw and (raw["type"] != "string" or raw["syntax"] not in SYNTAXES):
+        raise CatalogueError(f"{name}: syntax {raw['syntax']!r}, type {raw['type']!r}")
     if (raw["acts"] == "now") != bool(raw.get("since")):
         raise CatalogueError(f"{name}: acts {raw['acts']!r} does not go with since {raw.get('since')!r}")
     parameter = Parameter(
@@ -233,6 +242,7 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         also=tuple(raw.get("also", ())),
         choices=tuple(Choice(value, text, tuple(words)) for value, text, words in raw.get("choices", ())),
         max_length=raw.get("max_length", STRING_SIZE - 1),
+        syntax=SYNTAXES[raw["syntax"]] if "syntax" in raw else None,
         pid=raw.get("pid", False),
         aliases=tuple(raw.get("aliases", ())),
         floor=_bound(raw.get("floor")),
@@ -250,7 +260,7 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         raise CatalogueError(f"{name}: an enum has choices, nothing else has")
     if isinstance(parameter.default, str) != (parameter.type == "string"):
         raise CatalogueError(f"{name}: default {parameter.default!r} is not of type {parameter.type}")
-    if parameter.type == "int":
+    if parameter.type in ("int", "string"):
         try:
             parameter.parse(str(parameter.default))
         except ValueError as error:

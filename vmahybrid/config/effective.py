@@ -256,6 +256,14 @@ class _Resolver:
         self._warn(f"{begin} ({least} to {v4}, over IPv6 to {v6}), using [{v4}]")
         held.value, held.source = v4, f"{held.source}, lowered by VMA_MTU"
 
+    def syntaxes(self) -> None:
+        """The shim keeps such a text, and says what it does instead when it would use it."""
+        for name, held in self.found.values.items():
+            syntax, value = held.parameter.syntax, str(held.value)
+            if syntax is not None and not syntax.takes(value):
+                where = f"{held.source}: " if held.origin in (PROFILE, POLICY) else ""
+                self._warn(f"{where}{name} = {value} is not {syntax.expected}, {syntax.instead}")
+
     def small_mtu(self) -> None:
         """As warn_small_mtu() of the shim."""
         mtu, least = int(self.found["VMA_MTU"]), self.catalogue["VMA_MSS"].minimum or 0
@@ -315,6 +323,7 @@ def resolve(environ: Mapping[str, str], program: str = "", pid: int = 0, root: P
     made.bounds()
     made.bound_mss()
     made.small_mtu()
+    made.syntaxes()
     known = made.names.keys() | {obsolete.name for obsolete in made.catalogue.obsolete}
     for name in environ:
         if name.startswith("VMA_") and name not in known:

@@ -1,5 +1,6 @@
 /* Driver of tests/unit/test_shim_params.py: reads the environment as the shim does and does what its
  * arguments say. Prints to stdout; the log goes where the parameters send it. */
+#include "vmh_affinity.h"
 #include "vmh_banner.h"
 #include "vmh_conf.h"
 #include "vmh_log.h"
@@ -68,6 +69,18 @@ static void conf(void)
 		printf("%u\n", vmh_conf_keeps(role, inet_addr(a), htons((uint16_t)port), inet_addr(b),
 					      htons((uint16_t)port2)));
 		fflush(stdout);
+	}
+}
+
+/* A text per line: is it a list of processors, as VMA_INTERNAL_THREAD_AFFINITY has it? */
+static void cpus(void)
+{
+	struct vmh_cpus found;
+	char line[300];
+
+	while (fgets(line, sizeof(line), stdin)) {
+		line[strcspn(line, "\n")] = 0;
+		printf("%s=%d\n", line, vmh_cpus_parse(line, &found));
 	}
 }
 
@@ -206,6 +219,8 @@ int main(int argc, char **argv)
 		print_all();
 	else if (!strcmp(argv[1], "conf"))
 		conf();
+	else if (!strcmp(argv[1], "cpus"))
+		cpus();
 	else if (!strcmp(argv[1], "effect"))
 		for (int i = 0; i < 2; i++) {
 			vmh_params_no_effect(VMH_PARAM_ON_XDP, "xdp");
