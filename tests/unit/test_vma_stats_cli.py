@@ -1,6 +1,8 @@
 """vma_stats: options, error texts and exit codes, choice of the process, actions, and the loop."""
 
+import contextlib
 import json
+import mmap
 import os
 import socket
 import subprocess
@@ -8,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ def test_options() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(["-p", "-s", "-S", "-v", "-d", "--once", "1", "4-9", "-l", "7"]), st.text())))
 def test_any_command_line_is_options_or_one_error(argv: list[str]) -> None:
-    with suppress(OptionError):
+    with contextlib.suppress(OptionError):
         parse(argv)
 
 
@@ -173,6 +174,13 @@ def test_directory(view: FakeView, run: Run, tmp_path: Path) -> None:
     assert "with pid: 1\n" in run("-k", str(tmp_path), "--once")[1]
 
 
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[None]:
+    """By this process, as a program has its own."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        yield
+
+
 def test_stale_files(tmp_path: Path) -> None:
     dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 5
     ours, other, link, fifo = (tmp_path / f"vmastat.{dead + n}" for n in range(4))
@@ -183,7 +191,8 @@ def test_stale_files(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"VMS1")
     link.symlink_to(tmp_path / "target")
     os.mkfifo(fifo)
-    assert directory.remove_stale(str(tmp_path)) == [dead]
+    with mapped(alive):
+        assert directory.remove_stale(str(tmp_path)) == [dead]
     assert sorted(os.listdir(tmp_path)) == sorted(["target", *(p.name for p in (other, link, fifo, alive))])
 
 
@@ -193,8 +202,59 @@ def page_started(when: float) -> bytes:
 
 def test_a_file_of_somebody_who_had_the_pid_before_is_stale(tmp_path: Path) -> None:
     (tmp_path / f"vmastat.{os.getpid()}").write_bytes(page_started(directory.began(os.getpid()) - 10))
-    (tmp_path / f"vmastat.{os.getppid()}").write_bytes(page_started(time.time()))
-    assert directory.remove_stale(str(tmp_path)) == [os.getpid()]
+    with mapped(tmp_path / f"vmastat.{os.getpid()}"):
+        assert directory.remove_stale(str(tmp_path)) == [os.getpid()]
+
+
+OWNER = """import fcntl, mmap, os, sys
+path, page = f"{sys.argv[1]}/vmastat.{os.getpid()}", bytes.fromhex(sys.argv[2])
+with open(path, "xb") as file:
+    file.write(page)
+fd = os.open(path, os.O_RDWR)
+fcntl.flock(fd, fcntl.LOCK_SH)
+mapping = mmap.mmap(fd, 0)
+fcntl.flock(fd, fcntl.LOCK_UN)  # the mapping has the same open file: closing the descriptor would not be enough
+print(flush=True)
+if sys.argv[3] == "leader":
+    import threading
+    threading.Thread(target=input).start()
+    import ctypes
+    ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)  # exit(2)
+input()
+if sys.argv[3] == "exec":
+    os.execv("/bin/sh", ["sh", "-c", "echo; read line"])
+mapping.close()
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("how", ["exec", "unmapped"])
+def test_a_file_that_its_process_has_no_longer_is_stale(tmp_path: Path, how: str) -> None:
+    """Its lock is gone, and the process lives: what it has mapped says whether it still counts there."""
+    argv = [sys.executable, "-c", OWNER, str(tmp_path), page_started(time.time())[:4096].hex(), how]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == b"\n"
+        assert directory.remove_stale(str(tmp_path)) == []
+        program.stdin.write(b"\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == b"\n"
+        assert directory.remove_stale(str(tmp_path)) == [program.pid]
+        program.kill()
+
+
+def test_where_nobody_can_tell_what_is_mapped_the_file_stays(tmp_path: Path) -> None:
+    """Its first thread has ended: /proc/PID/maps is empty."""
+    argv = [sys.executable, "-c", OWNER, str(tmp_path), page_started(time.time())[:4096].hex(), "leader"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"\n"
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{program.pid}/maps").read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert directory.remove_stale(str(tmp_path)) == []
+        program.kill()
 
 
 def test_a_living_program_s_file_is_not_stale_whatever_its_pid_is_here(tmp_path: Path) -> None:

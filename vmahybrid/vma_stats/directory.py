@@ -3,12 +3,14 @@
 The counters come from the service; the directory only says whose: with -k, processes that have a file there.
 """
 
+import ctypes
 import fcntl
+import mmap
 import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vmahybrid.config import catalogue
@@ -55,7 +57,8 @@ def _remove(path: str, pid: int) -> bool:
 
 def _owned(pid: int, fd: int) -> bool:
     """Does the process that made the file live? It holds a lock on it, whatever its pid is called here; and where it
-    has lost that, nobody else who has the pid now can have begun before the file was made."""
+    has lost that, nobody else who has the pid now can have begun before the file was made, and the page is mapped
+    unless another program runs there by exec(3)."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -64,9 +67,31 @@ def _owned(pid: int, fd: int) -> bool:
 
     started = int.from_bytes(os.pread(fd, 8, ffi.offsetof("struct vmh_stats_page", "started_ns")), "little") / 1e9
     try:
-        return began(pid) < started + 1 or not started
+        return (began(pid) < started + 1 or not started) and _mapped(pid, fd)
     except FileNotFoundError:
         return False
+
+
+def _mapped(pid: int, fd: int) -> bool:
+    """Has the process a mapping of the file? True where nobody can tell. One of our own, never looked into, shows what
+    the kernel calls the file there: fstat(2) has other numbers on btrfs and overlayfs."""
+    try:
+        with mmap.mmap(fd, 1, access=mmap.ACCESS_COPY) as own:
+            at = ctypes.addressof(ctypes.c_char.from_buffer(own))
+            (file,) = (file for place, file in _mappings("self") if at in place)
+        there = {file for _, file in _mappings(str(pid))}
+    except (OSError, ValueError):
+        return True
+    return file in there or not there  # none: its first thread has ended, or it ends
+
+
+def _mappings(process: str) -> Iterator[tuple[range, tuple[str, str]]]:
+    """Addresses, and the device and inode of their file. Raises OSError."""
+    with open(f"/proc/{process}/maps", "rb") as lines:
+        for line in lines:
+            place, _, _, device, inode = line.decode("ascii", "replace").split(maxsplit=5)[:5]
+            low, high = (int(word, 16) for word in place.split("-"))
+            yield range(low, high), (device, inode)
 
 
 def began(pid: int) -> float:
