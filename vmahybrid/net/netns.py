@@ -213,6 +213,12 @@ class NetnsWorker:
             return fn(*args, **kwargs)
         return self._submit(lambda: fn(*args, **kwargs)).result()
 
+    def call_within(self, seconds: float, fn: Callable[..., _T], *args: Any) -> _T:
+        """Like :meth:`call`, but waits no longer: raises TimeoutError then, and the call comes to its end later."""
+        if threading.current_thread() is self._thread:
+            return fn(*args)
+        return self._submit(lambda: fn(*args)).result(seconds)
+
     async def call_async(self, fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """Like :meth:`call`, without blocking the event loop. Cancelling does not stop a call that has begun."""
         return await asyncio.wrap_future(self._submit(lambda: fn(*args, **kwargs)))

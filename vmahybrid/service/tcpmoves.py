@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -198,7 +198,7 @@ class TcpMoves:
             state, length = await wanted.done
         except BaseException as error:
             proof.close_slowly(fd)
-            await self._drop(flow)
+            self._drop(flow)
             if isinstance(error, (MoveFailed, OSError, TimeoutError, RuntimeError, ValueError)):
                 log.warning("TCP %s: %s", flow.local_text, error)
                 raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
@@ -269,27 +269,22 @@ class TcpMoves:
             return error
 
     async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> Flow:
-        """Rebuild a parked socket. Borrows both descriptors. Returns its flow; ``fd`` of that is -1 where the service
-        has not been told it. Raises Refused; the socket stays parked then."""
+        """Rebuild a parked socket, or make a new one that of a connection which began on the ring. Borrows both
+        descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. Raises Refused; the
+        socket stays parked then."""
         flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
-        parked = self.parked.get(flow_id)
-        state = await self._move(_state_of, blob_fd)
-        port = self._ports.get(flow_id)
-        if parked is None and _is_home(fd, state):     # the program heard nothing of that
-            return _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
-        if port is not None and port.owner == session:
-            return await self._raise(port, fd, state, ifindex, namespace)
-        if parked is not None and (parked.session != session or parked.inode != os.fstat(fd).st_ino):
-            raise proof.not_owner("another socket is parked for this flow")
-        flow = parked.flow if parked is not None else _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
-        proof.check(fd, flow, namespace.cookie)
-        try:
-            await self._move(self.mover.home, fd, state, _Steering(self._core, flow, namespace))
-        except (MoveFailed, OSError, TimeoutError) as error:
-            log.warning("TCP %s: %s", flow.local_text, error)
-            if not (isinstance(error, MoveFailed) and error.alive):
-                raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
-        await self._drop(flow)
+        parked, port = self.parked.get(flow_id), self._ports.get(flow_id)
+        if port is not None and port.owner != session:
+            port = None
+        way = _Way(self._core, fd, ifindex, session, namespace, parked, port)
+        flow, state = await self._move(way.home, self.mover, blob_fd)
+        if state is None:
+            return flow
+        if port is not None:
+            if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, ifindex):
+                self._begin(self._repeat_fins(_Fin(state, flow, namespace, session)))
+            return flow
+        self._drop(flow)
         if parked is not None:
             if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, flow.ifindex):
                 self._fins[flow_id] = _Fin(state, flow, namespace, session)
@@ -318,23 +313,6 @@ class TcpMoves:
             await _Steering(self._core, fin.flow, fin.namespace).give(fin_frame, fin.state)
         except (Refused, OSError) as error:
             log.warning("TCP %s: %s", fin.flow.local_text, error)
-
-    async def _raise(self, port: Flow, fd: int, state: TcpState, ifindex: int, namespace: Namespace) -> Flow:
-        """A connection that began on the ring, at a port of this program, becomes that of a new socket. As soon as the
-        kernel has it, the rule of the port leaves its frames to the kernel."""
-        if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
-            raise proof.not_owner(f"a connection of {endpoint(state.laddr, state.lport)}, not {port.local_text}")
-        proof.check_new(fd, namespace.cookie, (state.laddr, state.lport))
-        flow = _flow_of(state, ifindex, namespace.name, proof.family_of(fd))
-        try:
-            await self._move(self.mover.begin, fd, state, _Steering(self._core, flow, namespace))
-        except (MoveFailed, OSError, TimeoutError) as error:
-            log.warning("TCP %s: %s", flow.local_text, error)
-            if not (isinstance(error, MoveFailed) and error.alive):
-                raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
-        if state.flags & TcpFlag.PEER_FIN and self._in_nic(port.owner, ifindex):
-            self._begin(self._repeat_fins(_Fin(state, flow, namespace, port.owner)))
-        return flow
 
     async def give(self, flow: Flow, file: int, length: int, link: LinkRow, namespace: Namespace) -> None:
         """To the kernel what a ring got while the connection went home: ``length`` bytes of struct vmh_tcp_frame in a
@@ -474,7 +452,7 @@ class TcpMoves:
         finally:
             namespace.users -= 1
 
-    async def _drop(self, flow: Flow) -> None:
+    def _drop(self, flow: Flow) -> None:
         core = self._core
         if core.table.flows.get(flow.flow_id) is flow:
             core.table.remove(flow.flow_id)
@@ -485,27 +463,104 @@ class _Steering:
     """Of one flow, for Mover: the frames are in the ring before TAKE, and the kernel's as soon as the rule is gone.
     Those that are on their way to the ring are lost, which TCP mends."""
 
-    def __init__(self, core: Core, flow: Flow, namespace: Namespace) -> None:
+    def __init__(self, core: Core, flow: Flow, namespace: Namespace,
+                 loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """``loop``: the running one, in a thread that has none."""
         self._core, self._flow, self._namespace = core, flow, namespace
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
+        self._link: LinkRow | None = None
 
     def steer(self) -> None:
         """The program has attached the flow."""
 
     def unsteer(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._core.tcp._drop(self._flow), self._loop).result(LOOP_SECONDS)
+        self._link = self._on_loop(self._to_kernel)
+
+    def _to_kernel(self) -> LinkRow | None:
+        self._core.tcp._drop(self._flow)
+        return self._namespace.watcher.device(self._flow.ifindex)
+
+    def _on_loop(self, work: Callable[[], _T]) -> _T:
+        """Raises TimeoutError, and what it raises."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(LOOP_SECONDS)
 
     def give_fin(self, state: TcpState) -> None:
-        asyncio.run_coroutine_threadsafe(self.give(fin_frame, state), self._loop).result(LOOP_SECONDS)
+        self._give(fin_frame, state)
 
     def give_stale(self, state: TcpState) -> None:
-        asyncio.run_coroutine_threadsafe(self.give(stale_frame, state), self._loop).result(LOOP_SECONDS)
+        self._give(stale_frame, state)
 
-    async def give(self, make: Callable[[TcpState, bytes], bytes], state: TcpState) -> None:
-        link = self._namespace.link(self._flow.ifindex)
+    def _give(self, make: Callable[[TcpState, bytes], bytes], state: TcpState) -> None:
+        """After unsteer(), which has asked for the interface."""
+        frames = [self._frame(make, state, self._link)]
+        self._namespace.worker.call_within(LOOP_SECONDS, self._core.backend.inject, self._flow.ifindex, frames)
+
+    def _frame(self, make: Callable[[TcpState, bytes], bytes], state: TcpState, link: LinkRow | None) -> bytes:
         if link is None:
             raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
-        await self._namespace.worker.call_async(self._core.backend.inject, link.ifindex, [make(state, link.mac)])
+        return make(state, link.mac)
+
+    async def give(self, make: Callable[[TcpState, bytes], bytes], state: TcpState) -> None:
+        """On the event loop."""
+        frame = self._frame(make, state, self._namespace.watcher.device(self._flow.ifindex))
+        await self._namespace.worker.call_async(self._core.backend.inject, self._flow.ifindex, [frame])
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Of a connection back to the kernel, with what the event loop knew of it. ``parked``: its socket is. ``port``: it
+    began on the ring, at this one of the program."""
+
+    core: Core
+    fd: int
+    ifindex: int
+    session: int
+    namespace: Namespace
+    parked: Parked | None
+    port: Flow | None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def home(self, mover: Mover, blob_fd: int) -> tuple[Flow, TcpState | None]:
+        """In a thread, as reading the state and asking the socket is work, too. The flow, and the state that the kernel
+        has; None: it had the connection already, as the program heard nothing of that. Raises Refused."""
+        state = _state_of(blob_fd)
+        if self.parked is None and _is_home(self.fd, state):
+            return self._flow_of(state), None
+        flow = self._checked(state)
+        bring = mover.home if self.port is None else mover.begin
+        try:
+            bring(self.fd, state, _Steering(self.core, flow, self.namespace, self.loop))
+        except (MoveFailed, OSError, TimeoutError) as error:
+            log.warning("TCP %s: %s", flow.local_text, error)
+            if not (isinstance(error, MoveFailed) and error.alive):
+                raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
+        return flow, state
+
+    def _checked(self, state: TcpState) -> Flow:
+        """Is it this program's?"""
+        port, parked, cookie = self.port, self.parked, self.namespace.cookie
+        if port is not None:    # as soon as the kernel has it, the rule of the port leaves its frames to the kernel
+            if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
+                raise proof.not_owner(f"a connection of {endpoint(state.laddr, state.lport)}, not {port.local_text}")
+            proof.check_new(self.fd, cookie, (state.laddr, state.lport))
+            return self._flow_of(state)
+        if parked is not None and (parked.session != self.session or parked.inode != os.fstat(self.fd).st_ino):
+            raise proof.not_owner("another socket is parked for this flow")
+        flow = parked.flow if parked is not None else self._flow_of(state)
+        proof.check(self.fd, flow, cookie)
+        return flow
+
+    def _flow_of(self, state: TcpState) -> Flow:
+        return _flow_of(state, self.ifindex, self.namespace.name, proof.family_of(self.fd))
 
 
 def _settle(names: list[tcpask.Names]) -> list[bool | Exception | None]:
