@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -100,6 +101,8 @@ def echo(service: Service) -> Iterator[None]:
 @pytest.mark.parametrize("how", HOW)
 def test_the_connection_goes_on(service: Service, calls: Path, echo: None, policy: str, how: str) -> None:
     argv = [str(calls), how, service.sandbox.a.address, str(PORT)]
+    if how == "handler" and "VMH_SANITIZER_RUNTIME" in os.environ:
+        pytest.skip("a sanitizer's malloc() waits for itself in such a handler")
     if policy != "plain":
         argv = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="16", VMA_TRACELEVEL="warn")
     program = service.sandbox.start(service.sandbox.b, argv, env=service.env)

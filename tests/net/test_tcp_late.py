@@ -68,7 +68,7 @@ def argv(service: Service, conns: int, seconds: float, **variables: str) -> list
 
 @pytest.mark.parametrize("conns", [1, 12])
 def test_on_the_way_to_a_ring(service: Service, conns: int) -> None:
-    """One by itself, and several together: the program has given them up when the service sees that they were to come."""
+    """One by itself, and several together: the program has given them up when the service sees what it wanted."""
     more = {"VMA_HYBRID_TCP_ROUNDS": "50", "VMA_HYBRID_TCP_BUDGET": "100"}
     program = service.sandbox.start(
         service.sandbox.b, argv(service, conns, 9, VMA_HYBRID_TCP="adaptive", **more), env=service.env)
