@@ -180,8 +180,8 @@ static int prefix(char *line, size_t size)
 static void tame(char *text, int len)
 {
 	for (int i = 0; i < len; i++)
-		if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
-			text[i] = text[i] == '\t' ? ' ' : '?';
+		if (((unsigned char)text[i] < ' ' && text[i] != '\t') || text[i] == 0x7f)
+			text[i] = '?';
 }
 
 void vmh_log_write(int level, const char *fmt, ...)
