@@ -33,6 +33,7 @@
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
 #define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
+#define LOT_PAYS 4          /* as many rounds do where many are moved together */
 #define LEAST_SHARE 16      /* one part less of them for each move that has paid */
 #define HANDED_MIN 2        /* forks with a connection that the program had accepted and not used: one may be chance */
 
@@ -106,13 +107,20 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 
 static _Atomic uint64_t least_turns; /* in the kernel, of one that is to be moved */
 static _Atomic uint64_t vain_at;     /* ns: a move was in vain, or would have been */
+static _Atomic bool by_lots;         /* the last one was of many */
+
+/* A thread that serves many gains less by each round than one that waits for each answer. */
+static bool has_paid(uint64_t turns)
+{
+	return turns >= (uint64_t)vmh_params.hybrid_tcp_pays * (atomic_load(&by_lots) ? LOT_PAYS : 1);
+}
 
 /* Moved after `before` rounds it had `after` more. */
 static void judge_move(uint64_t before, uint64_t after)
 {
 	uint64_t least = atomic_load(&least_turns);
 
-	if (after >= (uint64_t)vmh_params.hybrid_tcp_pays) {
+	if (has_paid(after)) {
 		atomic_store(&least_turns, least - (least + LEAST_SHARE - 1) / LEAST_SHARE);
 		return;
 	}
@@ -404,6 +412,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 /* Where the internal thread does it only one connection stands still, and the program goes on with the others. */
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 {
+	atomic_store(&by_lots, n > 1);
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	my_free_at = vmh_now_ns() + pause_after(ns);
@@ -490,7 +499,7 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	quiet = is.bytes == was.bytes;
 	s->seen = is;
 	l->ring_turns += is.turns - was.turns;
-	if (!s->paid && turns_on_ring(s) >= (uint64_t)vmh_params.hybrid_tcp_pays) {
+	if (!s->paid && has_paid(turns_on_ring(s))) {
 		VMH_SET(s->paid, 1);
 		judge_move(0, turns_on_ring(s));
 	}
