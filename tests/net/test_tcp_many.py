@@ -204,7 +204,7 @@ def test_what_is_said_to_be_readable_can_be_read(service: Service) -> None:
     """Also while the connection is being moved."""
     a_side, b_side = service.sandbox.sides
     argv = service.run_argv([sys.executable, "-c", BELIEVER, b_side.address], "adaptive", VMA_HYBRID_TCP="adaptive",
-                            VMA_HYBRID_TCP_BUDGET="100")
+                            VMA_HYBRID_TCP_BUDGET="100", VMA_HYBRID_TCP_PAYS="0")
     before = counter(service, "tcp_taken_total")
     program = service.sandbox.start(b_side, argv, env=service.env)
     port = program.wait_for(r"port (\d+)")[1]

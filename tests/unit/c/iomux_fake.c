@@ -209,7 +209,7 @@ int wait_ep(int ep, struct epoll_event *evs, int max, int64_t ns, const sigset_t
 
 void vmh_sock_closed(struct vmh_sock *s)
 {
-	vmh_epoll_member_closed(&s->obj);
+	vmh_epoll_member_closed(&s->obj, false);
 	vmh_wake_all();
 }
 
