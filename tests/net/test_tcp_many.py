@@ -278,12 +278,12 @@ def test_those_of_one_thread_come_together(service: Service, connections: int, l
     """In lots of 64; one by one where the program may have no file for the states of a lot."""
     prefix = ("prlimit", *limits) if limits else ()
     with server(service, "adaptive", prefix=prefix) as program:
-        client = clients(service, connections, 3)
+        client = clients(service, connections, 4)
         assert answered(client, connections) > 50 * connections
         at = moves(service, program)
     assert len(at) == connections
     if not limits and connections == MANY:
-        assert at[-1] - at[0] < 0.5, at     # by the budget of 2 percent they would take a second
+        assert at[-1] - at[1] < 0.5, at     # the first one alone; by the budget of 2 percent they would take a second
 
 
 @pytest.mark.parametrize("logic", ["10", "20", "30"])

@@ -63,7 +63,7 @@ def comes_back(service: Service, a: ShimPeer) -> None:
 
 
 def test_bulk_goes_home_and_comes_back(service: Service) -> None:
-    with hot(service, VMA_HYBRID_TCP_BULK="256") as (a, _b):
+    with hot(service, VMA_HYBRID_TCP_BULK="256", VMA_HYBRID_TCP_PAYS="0") as (a, _b):
         assert a.do("bulk", 40, size=30_000_000) == ""
         at_home(service)
         assert "tcp-bulk" in why(service, a)
@@ -144,7 +144,7 @@ def test_what_is_small(service: Service, small: str, size: int, moves: bool) -> 
 
 
 def test_an_idle_connection_goes_home_and_comes_back(service: Service) -> None:
-    with hot(service, VMA_HYBRID_TCP_IDLE="1") as (a, _b):
+    with hot(service, VMA_HYBRID_TCP_IDLE="1", VMA_HYBRID_TCP_PAYS="0") as (a, _b):
         until(lambda: not flows(service), what=lambda: str(flows(service)))
         assert "tcp-idle" in why(service, a)
         comes_back(service, a)

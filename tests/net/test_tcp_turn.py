@@ -70,7 +70,7 @@ def test_those_in_use_come_together(service: Service, together: str) -> None:
         assert 1 <= len(at) <= 5
     else:
         assert len(at) == MANY
-        assert at[-1] - at[0] < 1
+        assert at[-1] - at[1] < 1   # the first one goes alone
 
 
 def test_each_thread_moves_its_own(service: Service) -> None:

@@ -107,7 +107,7 @@ void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 
 static _Atomic uint64_t least_turns; /* in the kernel, of one that is to be moved */
 static _Atomic uint64_t vain_at;     /* ns: a move was in vain, or would have been */
-static _Atomic bool by_lots;         /* the last one was of many */
+static _Atomic bool by_lots;         /* the last one was of many, or the next one will be */
 
 /* A thread that serves many gains less by each round than one that waits for each answer. */
 static bool has_paid(uint64_t turns)
@@ -214,6 +214,7 @@ static void pause_adoptions(uint64_t now)
 /* ---- many at a time ---- */
 
 #define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
+#define CROWD_NS 1000000000u
 #define LIGHT_BYTES 65536   /* in a queue of one that goes with others */
 #define TOGETHER_ENDS_NS 500000000u /* none was due for so long */
 
@@ -228,13 +229,23 @@ static bool lots_possible(uint64_t now)
 	       vmh_lane_logic(VMH_LANE_RX) < VMH_LANE_PER_SOCKET;
 }
 
+/* There have been many for so long that it is known by now how long they live. */
+static bool crowd_lasts(uint64_t now)
+{
+	static _Atomic uint64_t since, seen;
+
+	if (now - atomic_exchange(&seen, now) > CROWD_NS)
+		atomic_store(&since, now);
+	atomic_store(&by_lots, true);
+	return now - atomic_load(&since) >= CROWD_NS;
+}
+
 /* Of one thread, more than would go one by one, but not so many that it stands for seconds. */
-static bool may_go_together(uint64_t now)
+static bool may_go_together(void)
 {
 	uint32_t n = atomic_load_explicit(&busy, memory_order_relaxed);
 
-	return too_many(n) && n <= (uint64_t)vmh_params.hybrid_tcp_together && !atomic_load(&busy_threads) &&
-	       lots_possible(now);
+	return too_many(n) && n <= (uint64_t)vmh_params.hybrid_tcp_together && !atomic_load(&busy_threads);
 }
 
 VMH_COLD static bool begin_together(uint64_t now)
@@ -376,7 +387,7 @@ VMH_COLD static bool wants_offload(const struct vmh_tcps *s)
 		return true;
 	if (!is_used(s))
 		return false;
-	if (!atomic_load(&together) && lots_possible(now))
+	if (!atomic_load(&together) && lots_possible(now) && crowd_lasts(now))
 		begin_together(now);
 	return my_turn(now);
 }
@@ -398,8 +409,12 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		s->rounds = 0;
 		return false;
 	}
-	if (may_go_together(now) && begin_together(now))
+	if (may_go_together() && lots_possible(now)) {
+		if (crowd_lasts(now))
+			begin_together(now);
+		s->rounds = 0;
 		return false;
+	}
 	if (!VMH_GET(s->kept) && worth_it(now)) {
 		if (s->accepted)
 			atomic_store_explicit(&handed, 0, memory_order_relaxed);
