@@ -28,7 +28,7 @@ NGINX_CONF = """
 daemon off; worker_processes 1; pid {where}/pid; error_log stderr crit;
 events {{ worker_connections 1024; }}
 http {{
-	access_log off; keepalive_requests 1000000000;
+	access_log off; keepalive_requests {requests};
 	client_body_temp_path {where}/b; proxy_temp_path {where}/p; fastcgi_temp_path {where}/f;
 	uwsgi_temp_path {where}/u; scgi_temp_path {where}/s;
 	server {{ listen {address}:{port}; location / {{ return 200 "{body}"; }} }}
@@ -148,10 +148,12 @@ def _median_of_powers(counts: dict[int, int]) -> float:
     return 0.0
 
 
-def nginx(clients: int) -> Server:
+def nginx(clients: int, requests: int = 1_000_000_000) -> Server:
+    """``requests``: after so many nginx closes a connection; its own default is 1000."""
     def server(place: Place, where: Path) -> list[str]:
         address = place.sandbox.b.address
-        (where / "conf").write_text(NGINX_CONF.format(where=where, address=address, port=PORT, body="x" * 600))
+        (where / "conf").write_text(NGINX_CONF.format(
+            where=where, address=address, port=PORT, body="x" * 600, requests=requests))
         return ["nginx", "-p", str(where), "-c", str(where / "conf")]
 
     return Server(
@@ -208,6 +210,7 @@ def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) 
 def measure_nginx(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     _require("nginx", "wrk")
     servers = {f"600 bytes, {clients} connections": nginx(clients) for clients in (1, 50)}
+    servers |= {f"600 bytes, 50 connections of {requests} requests": nginx(50, requests) for requests in (100, 1000)}
     return _measure("tcp-nginx", servers, repeats, seconds, say)
 
 
