@@ -172,10 +172,11 @@ def test_offload_stays_on_the_ring(service: Service) -> None:
         until(lambda: [flow["kind"] for flow in flows(service)] == ["3-tuple", "5-tuple"])
 
 
-@pytest.mark.parametrize(("least", "stays"), [("100", False), ("1000000", True)])
-def test_a_lossy_connection_goes_home(least: str, stays: bool) -> None:
+@pytest.mark.parametrize(("percent", "least", "stays"), [
+    ("1", "100", False), ("1", "1000000", True), ("60", "100", True), ("0", "100", True)])
+def test_a_lossy_connection_goes_home(percent: str, least: str, stays: bool) -> None:
     with LossySandbox("test", 0.04) as sandbox, Service(without_offloads(sandbox)) as service, \
-            hot(service, VMA_HYBRID_TCP_LOSS="1", VMA_HYBRID_TCP_LOSS_SEGMENTS=least) as (a, _b):
+            hot(service, VMA_HYBRID_TCP_LOSS=percent, VMA_HYBRID_TCP_LOSS_SEGMENTS=least) as (a, _b):
         # long enough for two looks in a row: a short one is over before its losses are a share of anything
         assert a.do("bulk", 60, size=12_000_000) == ""
         if stays:

@@ -41,7 +41,7 @@ TESTS = {
     "VMA_STATS_FD_NUM": "net/test_counters.py::test_sockets_without_a_slot",
     "VMA_CONFIG_FILE": "net/test_libvma_conf.py::test_each_role_and_a_new_file",
     "VMA_APPLICATION_ID": SHIM + "test_application_id_chooses_the_rules",
-    "VMA_CPU_USAGE_STATS": "net/test_counters.py::test_polling_share",
+    "VMA_CPU_USAGE_STATS": IOMUX,
     "VMA_HANDLE_SIGSEGV": ACT + "test_backtrace_of_a_crash",
     "VMA_RING_ALLOCATION_LOGIC_TX": LANES + "test_sending_by_other_rings_than_receiving",
     "VMA_RING_ALLOCATION_LOGIC_RX": LANES + "test_ring_per_thread_or_core",

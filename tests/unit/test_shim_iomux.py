@@ -49,6 +49,8 @@ TESTS = {
     "nested",
     "fairness",
     "kernel_not_starved",
+    "os_ratio",
+    "cpu_usage",
     "timeouts",
     "kernel_only_set",
     "offloaded_later",

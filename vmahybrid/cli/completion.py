@@ -64,7 +64,7 @@ _vmahybrid() {{
 {nest}
         esac
         if [[ ($place == run || $place == softverbs) && $word == -- ]]; then
-            declare -F _command_offset >/dev/null && _command_offset $((index + 1))
+            [[ -z ${{ZSH_VERSION-}} ]] && declare -F _command_offset >/dev/null && _command_offset $((index + 1))
             return
         fi
     done

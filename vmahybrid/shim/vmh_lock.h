@@ -40,7 +40,8 @@ extern __thread struct vmh_held vmh_held __attribute__((tls_model("initial-exec"
 /* VMA_THREAD_MODE=0: one thread, the owner, takes and gives every lock by plain stores. The internal thread, and any
  * further thread of the program, takes the word, has the kernel put a barrier into the owner (membarrier(2)), and
  * waits for it to be out: dear for them, and right however many threads there are. A program whose other threads do so
- * over and over has no owner any more: its locks are as with VMA_THREAD_MODE=1. */
+ * over and over has no owner any more: its locks are as with VMA_THREAD_MODE=1. (Not where the owner is another thread
+ * than the first: its state ends with it, so nobody else may change that.) */
 extern _Atomic int vmh_lock_biased;
 
 /* Who is not the owner takes, tries and gives the word. */

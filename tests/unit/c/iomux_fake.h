@@ -60,6 +60,8 @@ void t_many_sets(void);
 void t_nested(void);
 void t_fairness(void);
 void t_kernel_not_starved(void);
+void t_os_ratio(void);
+void t_cpu_usage(void);
 void t_timeouts(void);
 void t_kernel_only_set(void);
 void t_offloaded_later(void);

@@ -1,5 +1,6 @@
 /* Timeouts, and when nothing is spun for. */
 #include "iomux_fake.h"
+#include <pthread.h>
 #include <sys/select.h>
 
 static struct epoll_event evs[64];
@@ -7,6 +8,62 @@ static struct epoll_event evs[64];
 static uint64_t now(void)
 {
 	return vmh_now_ns();
+}
+
+/* ---- looks at the kernel while spinning ---- */
+
+static void *write_later(void *arg)
+{
+	usleep(30000);
+	CHECK(write(*(int *)arg, "x", 1) == 1);
+	return NULL;
+}
+
+/* Does a spinning poll() of 200 ms see a kernel's fd that becomes ready after 30 ms? */
+static bool sees(int ratio)
+{
+	int fd = fake_sock(true), p[2], n;
+	struct pollfd q[2] = { { .fd = fd, .events = POLLIN }, { .events = POLLIN } };
+	pthread_t writer;
+
+	CHECK(pipe(p) == 0);
+	q[1].fd = p[0];
+	vmh_params.select_poll = -1;
+	vmh_params.select_poll_os_ratio = ratio;
+	pthread_create(&writer, NULL, write_later, &p[1]);
+	n = vmh_poll(q, 2, 200 * MS, NULL);
+	EQUAL(q[1].revents, n == 1 ? POLLIN : 0);
+	pthread_join(writer, NULL);
+	close(p[0]);
+	close(p[1]);
+	fake_close(fd);
+	vmh_params.select_poll_os_ratio = 10;
+	return n == 1;
+}
+
+/* VMA_SELECT_POLL_OS_RATIO: so many loops for a look at the kernel. */
+void t_os_ratio(void)
+{
+	CHECK(sees(10));
+	CHECK(sees(0));
+	CHECK(!sees(2000000000));
+}
+
+/* VMA_CPU_USAGE_STATS: of a thread that does nothing else, and of one that is not measured. */
+void t_cpu_usage(void)
+{
+	int fd = fake_sock(true);
+	struct pollfd q = { .fd = fd, .events = POLLIN };
+
+	vmh_params.select_poll = -1;
+	for (int on = 0; on < 2; on++) {
+		vmh_params.cpu_usage_stats = on;
+		for (int k = 0; k < 6; k++)
+			EQUAL(vmh_poll(&q, 1, 200 * MS, NULL), 0);
+		CHECK(on ? vmh_stats->poll.polling_percent > 50 : !vmh_stats->poll.polling_percent);
+	}
+	vmh_params.cpu_usage_stats = 0;
+	fake_close(fd);
 }
 
 /* ---- time ---- */
