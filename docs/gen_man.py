@@ -1,4 +1,5 @@
-"""Writes the man pages made from catalogues: vmahybrid.conf(5), libvmahybrid(7); profiles, options in vmahybrid(1).
+"""Writes the man pages made from catalogues: vmahybrid.conf(5), libvmahybrid(7); profiles and options in vmahybrid(1),
+what is a parameter's in vma_stats(8).
 
     .venv/bin/python docs/gen_man.py
 
@@ -205,6 +206,23 @@ def option_entries(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield roff(f"{text[0].upper()}{text[1:]}.{of}")
 
 
+def control_entries(catalogue: Catalogue) -> Iterator[str]:
+    """What vma_stats sets in a program are values of its parameters."""
+    level, details = catalogue["VMA_TRACELEVEL"], catalogue["VMA_LOG_DETAILS"]
+    words = ", ".join(choice.words[0] for choice in level.choices)
+    low, high = details.minimum, details.maximum
+    yield from ('.TP', '.BR \\-l ", " \\-\\-log_level " \\fILEVEL\\fR"', roff(
+        f"Set the log level of the program (`{level.name}`): {words}, or a number from 1 to 7 (all)."))
+    yield from ('.TP', f'.BR \\-D ", " \\-\\-details_level " \\fI{low}\\fR...\\fI{high}\\fR"', roff(
+        f"Set the log details of the program (`{details.name}`). {details.text}"))
+
+
+def directory_entry(catalogue: Catalogue) -> Iterator[str]:
+    found = catalogue["VMA_STATS_SHMEM_DIR"]
+    yield from ('.TP', '.BR \\-F ", " \\-\\-forbid_clean', roff(
+        f"Do not remove the statistics files of dead processes from the directory (`{found.name}`, {found.default})."))
+
+
 def between_marks(page: str, name: str, lines: Iterable[str]) -> str:
     """The page with these lines between its two marks of that name."""
     begin, end = (mark.format(name) for mark in MARKS)
@@ -219,8 +237,10 @@ def text(lines: Iterable[str]) -> str:
 def pages() -> dict[str, str]:
     """By name of the file."""
     catalogue = load()
-    first = (MAN / "vmahybrid.1").read_text("ascii")
-    return {"libvmahybrid.7": text(library(catalogue)), "vmahybrid.conf.5": text(files()),
+    first, stats = ((MAN / name).read_text("ascii") for name in ("vmahybrid.1", "vma_stats.8"))
+    stats = between_marks(stats, "directory", directory_entry(catalogue))
+    return {"vma_stats.8": between_marks(stats, "control", control_entries(catalogue)),
+            "libvmahybrid.7": text(library(catalogue)), "vmahybrid.conf.5": text(files()),
             "vmahybrid.1": between_marks(between_marks(first, "profiles", profiles(catalogue)), "options",
                                          option_entries(build_parser()))}  # fmt: skip
 
