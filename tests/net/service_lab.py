@@ -30,6 +30,14 @@ from vmahybrid.xdp.image import ProgramImage
 CLIENT = Path(__file__).with_name("control_client.py")
 
 
+def compiled(factory: pytest.TempPathFactory, source: str, *flags: str) -> Path:
+    """A program of one C file of this directory."""
+    target = factory.mktemp("compiled") / source.removesuffix(".c")
+    command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run([*command, "-o", target, Path(__file__).with_name(source)], check=True, timeout=60)
+    return target
+
+
 @pytest.fixture(scope="module", name="netns_pair")
 def module_pair() -> Iterator[Sandbox]:
     """One sandbox for the file that imports this; with module_service, what a test leaves the next one would see."""

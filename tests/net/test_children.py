@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, tcp_echo, until
+from net.service_lab import Api, compiled, tcp_echo, until
 from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -83,10 +82,7 @@ os.wait()
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("calls") / "child_calls"
-    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    subprocess.run(["cc", *flags, "-o", target, Path(__file__).with_name("child_calls.c")], check=True, timeout=60)
-    return target
+    return compiled(tmp_path_factory, "child_calls.c", "-pthread")
 
 
 @pytest.fixture(scope="module")

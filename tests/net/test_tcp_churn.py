@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, assert_same_files, open_files, resident_mib
+from net.service_lab import Api, assert_same_files, compiled, open_files, resident_mib
 from net.test_tcp_shim import introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Program, Sandbox
@@ -25,10 +24,7 @@ SHIM = {"VMA_HYBRID_TCP": "offload", "VMA_TRACELEVEL": "warn", "VMA_RX_POLL": "2
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("churn") / "tcp_churn"
-    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["cc", *flags, "-o", target, Path(__file__).with_name("tcp_churn.c")], check=True, timeout=60)
-    return target
+    return compiled(tmp_path_factory, "tcp_churn.c")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.service_lab import tcp_echo
+from net.service_lab import compiled, tcp_echo
 from net.test_tcp_shim import flows, introduce, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -23,10 +22,7 @@ RING = 20  # of the program's 24 connections: some may wait for their turn
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("handler") / "tcp_handler"
-    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["cc", *flags, "-o", target, Path(__file__).with_name("tcp_handler.c")], check=True, timeout=60)
-    return target
+    return compiled(tmp_path_factory, "tcp_handler.c")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ raw_calls.c makes the calls, and says "done" where each returned what it should.
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, under_shim, until
+from net.service_lab import Api, compiled, under_shim, until
 from net.test_tcp_shim import introduce, offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Program, Sandbox
@@ -59,11 +58,7 @@ HOME = {"mmsg": "unknown-call", "dups": "dup", "files": "sendfile", "forks": "fo
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("raw") / "raw_calls"
-    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    source = Path(__file__).with_name("raw_calls.c")
-    subprocess.run(["cc", *flags, "-o", target, source], check=True, timeout=60)
-    return target
+    return compiled(tmp_path_factory, "raw_calls.c", "-pthread")
 
 
 @pytest.fixture(scope="module")

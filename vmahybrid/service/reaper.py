@@ -6,13 +6,25 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 IDLE_THREADS = 4
 
 _lock = threading.Lock()
 _idle = 0       # threads that wait, or are about to
 _waiting: SimpleQueue[tuple[Callable[[], object], str]] = SimpleQueue()
+
+
+def fulfil(future: Future[_T], work: Callable[[], _T]) -> None:
+    """With what the work returns or raises: for another thread that waits for it."""
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def close_foreign(fds: Iterable[int]) -> None:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from vmahybrid import contracts
-from vmahybrid.service.reaper import in_thread
+from vmahybrid.service.reaper import fulfil, in_thread
 from vmahybrid.vma_stats import directory
 
 log = logging.getLogger(__name__)
@@ -154,12 +154,5 @@ def _unlink_as(path: str, inode: tuple[int, int], uid: int, gid: int) -> bool:
 
 def _thread(work: Callable[[], _T], name: str, ends: bool = False) -> Future[_T]:
     future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    in_thread(run, name, ends)
+    in_thread(lambda: fulfil(future, work), name, ends)
     return future

@@ -27,7 +27,7 @@ from vmahybrid.net.tcpmove import Mover
 from vmahybrid.net.tcprepair import Kept, MoveFailed
 from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpPhase, TcpState
 from vmahybrid.service import proof
-from vmahybrid.service.reaper import in_thread
+from vmahybrid.service.reaper import fulfil, in_thread
 from vmahybrid.service.reinject import packets_in, segment_frame
 from vmahybrid.service.tcpshow import BUSY_SHARE, SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
@@ -483,14 +483,7 @@ class _Steering:
     def _on_loop(self, work: Callable[[], _T]) -> _T:
         """Raises TimeoutError, and what it raises."""
         done: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
+        self._loop.call_soon_threadsafe(fulfil, done, work)
         return done.result(LOOP_SECONDS)
 
     def give_fin(self, state: TcpState) -> None:

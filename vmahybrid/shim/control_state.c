@@ -93,16 +93,33 @@ int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
 
 #define PAGE 4096u
 
+/* The first bytes of a place in a file of several, which begins anywhere in a page. NULL and -errno in *err. */
+static char *map_place(int fd, int i, size_t len, int prot, long *err)
+{
+	const size_t at = (unsigned)i * VMH_CTL_STATE_ROOM, in = at % PAGE;
+	long p = vmh_sys(SYS_mmap, NULL, in + len, prot, MAP_SHARED, fd, (long)(at - in));
+
+	*err = p < 0 && p > -(long)PAGE ? p : 0;
+	return *err ? NULL : (char *)p + in;
+}
+
+static void unmap_place(char *p, size_t len)
+{
+	const size_t in = (uintptr_t)p % PAGE;
+
+	vmh_sys(SYS_munmap, p - in, in + len);
+}
+
 /* Not by write(2), for which RLIMIT_FSIZE would count. */
 void vmh_ctl_state_give_up(int fd, int i)
 {
-	const size_t at = (unsigned)i * VMH_CTL_STATE_ROOM, in = at % PAGE;
-	long p = vmh_sys(SYS_mmap, NULL, in + 1, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (long)(at - in));
+	long err;
+	char *p = map_place(fd, i, 1, PROT_READ | PROT_WRITE, &err);
 
-	if (p < 0 && p > -(long)PAGE)
+	if (!p)
 		return;
-	__atomic_store_n((char *)p + in, 1, __ATOMIC_SEQ_CST);
-	vmh_sys(SYS_munmap, p, in + 1);
+	__atomic_store_n(p, 1, __ATOMIC_SEQ_CST);
+	unmap_place(p, 1);
 }
 
 static int get_at(int fd, off_t from, struct vmh_tcp_blob *state, size_t len)
@@ -149,15 +166,14 @@ int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *sta
 
 int vmh_ctl_states_again(const struct vmh_file *f, int i, size_t len)
 {
-	const size_t at = (unsigned)i * VMH_CTL_STATE_ROOM, in = at % PAGE;
-	long p = vmh_file_is_ours(f) ? vmh_sys(SYS_mmap, NULL, in + len, PROT_READ, MAP_SHARED, f->fd, (long)(at - in)) : -EBADF;
-	int r;
+	long err = -EBADF;
+	char *p = vmh_file_is_ours(f) ? map_place(f->fd, i, len, PROT_READ, &err) : NULL;
 
-	if (p < 0 && p > -(long)PAGE)
-		return (int)p;
-	r = vmh_ctl_state_put(&(struct vmh_tcp_blob){ (char *)p + in, len });
-	vmh_sys(SYS_munmap, p, in + len);
-	return r;
+	if (!p)
+		return (int)err;
+	err = vmh_ctl_state_put(&(struct vmh_tcp_blob){ p, len });
+	unmap_place(p, len);
+	return (int)err;
 }
 
 void vmh_tcp_blob_free(struct vmh_tcp_blob *state)

@@ -254,27 +254,25 @@ void vmh_epoll_sent(struct vmh_sock *s)
 		vmh_wake_all();
 }
 
-bool vmh_epitem_parked(const struct vmh_epitem *it)
+struct vmh_tcps *vmh_epitem_tcp(const struct vmh_epitem *it)
 {
-	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+	struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
 
-	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
-	       vmh_tcps_parked((const struct vmh_tcps *)m);
+	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP ? (struct vmh_tcps *)m : NULL;
 }
 
-bool vmh_epitem_is_tcp(const struct vmh_epitem *it)
+bool vmh_epitem_parked(const struct vmh_epitem *it)
 {
-	const struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+	const struct vmh_tcps *s = vmh_epitem_tcp(it);
 
-	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP;
+	return s && vmh_tcps_parked(s);
 }
 
 bool vmh_epitem_hushed(const struct vmh_epitem *it)
 {
-	struct vmh_obj *m = __atomic_load_n(&it->member, __ATOMIC_RELAXED);
+	struct vmh_tcps *s = vmh_epitem_tcp(it);
 
-	return atomic_load_explicit(&m->class_, memory_order_relaxed) == VMH_CLASS_TCP &&
-	       vmh_tcps_hushed((struct vmh_tcps *)m);
+	return s && vmh_tcps_hushed(s);
 }
 
 bool vmh_epitem_on_ring(const struct vmh_epitem *it)

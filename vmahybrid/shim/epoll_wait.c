@@ -60,7 +60,7 @@ static bool parked(struct vmh_ep *e, const struct epoll_event *ev)
 		if (it->data != ev->data.u64)
 			continue;
 		found = true;
-		fd = vmh_epitem_is_tcp(it) ? it->member->fd : -1;
+		fd = vmh_epitem_tcp(it) ? it->member->fd : -1;
 		hushed = vmh_epitem_hushed(it);
 	}
 	vmh_unlock(&e->obj.lock);

@@ -22,7 +22,6 @@ VMH_EXPORT int unshare(int flags)
 {
 	static int (*real)(int);
 	int r;
-
 	bool files = flags & CLONE_FILES && vmh_process_has_threads();
 
 	if (!real)

@@ -11,7 +11,6 @@
 #define SIZE_STEP 512u   /* buffers of 2048 bytes for 1500, of 9216 for 9000: whole multiples, cache line aligned */
 #define RX_BUFS_LEAST 64u
 #define DM_ALIGN 64u
-#define HUGE_PAGE ((size_t)2 << 20)
 
 static struct vmh_lock list_lock;
 static struct verbs_pool *pools;
@@ -28,7 +27,7 @@ void *vmh_verbs_map(size_t len)
  * may make huge, 0 plain pages. *len grows to whole huge pages. */
 static void *packet_memory(size_t *len)
 {
-	size_t whole = (*len + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	size_t whole = (*len + VMH_HUGE_PAGE - 1) & ~(VMH_HUGE_PAGE - 1);
 	void *mem;
 	long p;
 

@@ -5,7 +5,6 @@
 #include "vmh_params.h"
 #include "ring_xdp.h"
 
-#define HUGE_PAGE ((size_t)2 << 20)
 #define BUFS_LEAST 64 /* as of verbs rings */
 #define SIZE_LEAST 16
 #define SIZE_MOST (1 << 16)
@@ -82,7 +81,8 @@ void vmh_ring_wish_compare(const struct vmh_ring *r)
 	static _Atomic int said;
 
 	/* the memory of a ring that fills no huge page is not asked for in such */
-	if (vmh_params.mem_alloc_type == VMH_MEMORY_HUGE && !(r->flags & VMH_RING_F_HUGE) && !(x->umem_len % HUGE_PAGE))
+	if (vmh_params.mem_alloc_type == VMH_MEMORY_HUGE && !(r->flags & VMH_RING_F_HUGE) &&
+	    !(x->umem_len % VMH_HUGE_PAGE))
 		vmh_warn_huge_pages();
 	compare_sizes(r, x);
 	if (!buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs) || r->rx_frames >= vmh_params.rx_bufs ||

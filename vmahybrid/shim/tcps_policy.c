@@ -268,6 +268,7 @@ VMH_COLD static bool begin_together(uint64_t now)
 struct lot {
 	struct vmh_tcps *v[VMH_TAKES_MAX];
 	int n;
+	uint64_t now;
 };
 
 /* Of policy `offload`, opened by the kernel. */
@@ -277,10 +278,8 @@ static bool is_used(const struct vmh_tcps *s)
 }
 
 /* Now, together with others? Not one with a thread in a call on it, as those are that each have a thread. */
-static bool goes_along(struct vmh_tcps *s)
+static bool goes_along(struct vmh_tcps *s, uint64_t now)
 {
-	uint64_t now = vmh_now_ns();
-
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		return is_used(s) && !atomic_load(&s->in_kernel) && now >= VMH_GET(s->retry_ns) && lives(s, now);
 	return VMH_GET(s->policy) == VMH_TCPS_ADAPTIVE && vmh_tcps_is_due(s) && lives(s, now);
@@ -301,7 +300,7 @@ static void gather(struct vmh_tcps *s, void *arg)
 	struct lot *l = arg;
 
 	if (l->n == VMH_TAKES_MAX || vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->kept) ||
-	    !VMH_GET(s->connecting) || !goes_along(s))
+	    !VMH_GET(s->connecting) || !goes_along(s, l->now))
 		return;
 	vmh_obj_hold(&s->obj);
 	if (atomic_load(&s->obj.closed) || !is_light(s))
@@ -312,8 +311,8 @@ static void gather(struct vmh_tcps *s, void *arg)
 
 int vmh_tcps_together(void)
 {
-	struct lot l = { .n = 0 };
 	uint64_t now = vmh_now_ns();
+	struct lot l = { .now = now };
 
 	if (!atomic_load(&together))
 		return -1;

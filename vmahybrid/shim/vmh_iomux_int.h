@@ -123,7 +123,7 @@ void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork
 
 /* A parked TCP member, of which the kernel knows nothing true. */
 bool vmh_epitem_parked(const struct vmh_epitem *it);
-bool vmh_epitem_is_tcp(const struct vmh_epitem *it);
+struct vmh_tcps *vmh_epitem_tcp(const struct vmh_epitem *it); /* NULL: the member is none */
 bool vmh_epitem_hushed(const struct vmh_epitem *it); /* or one that is on its way there */
 bool vmh_epitem_on_ring(const struct vmh_epitem *it);
 

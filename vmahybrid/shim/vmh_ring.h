@@ -40,6 +40,7 @@ struct vmh_buf {
 
 /* Over the last bytes of the headers, which nobody needs any more: in ns, of the clock that VMA_HW_TS_CONVERSION says. */
 #define VMH_HW_STAMP sizeof(uint64_t)
+#define VMH_HUGE_PAGE ((size_t)2 << 20)
 static inline uint64_t vmh_buf_hw_stamp(const struct vmh_buf *b)
 {
 	uint64_t ns;
