@@ -162,6 +162,18 @@ class Client:
             return self.call(lib.VMH_MSG_TCP_HOME, "struct vmh_msg_tcp_home", fd, file.fileno(), flow_id=flow_id,
                              ifindex=ifindex)
 
+    def tcp_home_all(self, wanted: list[tuple[int, int, bytes]], more: int = 0) -> list[Any]:
+        """(socket, flow, state) of each, in one go: the replies, in that order. ``more`` as of tcp_take_all()."""
+        room, order = 4096, []
+        with open(os.memfd_create("state"), "w+b") as file:
+            for i, (fd, flow_id, state) in enumerate(wanted):
+                os.pwrite(file.fileno(), state, i * room)
+                self.send(self.pack(lib.VMH_MSG_TCP_HOME, "struct vmh_msg_tcp_home", flow_id=flow_id, at=i * room,
+                                    follow=len(wanted) - i - 1 + more), fd, file.fileno())
+                order.append(self._seq)
+            replies = {reply.seq: reply for reply in (self.reply() for _ in order)}
+            return [replies[number] for number in order]
+
     def tcp_show(self, conns: list[tuple[int, int, tuple[str, int], tuple[str, int]]], ifindex: int, count: int,
                  flags: int) -> Any:
         """(socket, flow of the port, local, remote); ``count``: what the message says."""

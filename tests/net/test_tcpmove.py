@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from net.tcp_lab import RULE, Hold, connection, streaming, tcp_key, tcp_lab
@@ -48,17 +48,16 @@ class Steered:
         self._step("steer")
         self._hold.steer(self._sock)
 
-    def unsteer(self) -> None:
+    def unsteer(self, *others: Steered) -> None:
+        assert not others
         self._step("unsteer")
         self._hold.unsteer()
 
-    def give_fin(self, state: TcpState) -> None:
-        self._step("give_fin")
-        self._hold.give([fin_frame(state, self._mac)])
-
-    def give_stale(self, state: TcpState) -> None:
-        self._step("give_stale")
-        self._hold.give([stale_frame(state, self._mac)])
+    def give(self, frames: Sequence[tuple[Steered, TcpState]]) -> None:
+        ((_, state),) = frames
+        fin = state.flags & TcpFlag.PEER_FIN
+        self._step("give_fin" if fin else "give_stale")
+        self._hold.give([(fin_frame if fin else stale_frame)(state, self._mac)])
 
 
 @pytest.fixture(scope="module")
@@ -284,14 +283,12 @@ class Lost:
     def steer(self) -> None:
         self._port.install(self._key, Action(Act.DROP, 0, RULE).to_bytes())
 
-    def unsteer(self) -> None:
-        self._port.remove(self._key)
+    def unsteer(self, *others: Lost) -> None:
+        for one in (self, *others):
+            one._port.remove(one._key)
 
-    def give_fin(self, state: TcpState) -> None:
-        raise AssertionError("nobody has closed")
-
-    def give_stale(self, state: TcpState) -> None:
-        pass
+    def give(self, frames: Sequence[tuple[Lost, TcpState]]) -> None:
+        assert not any(state.flags & TcpFlag.PEER_FIN for _, state in frames)
 
 
 def test_many_connections_at_once(lab: Lab, hold: Hold, mover: Mover) -> None:

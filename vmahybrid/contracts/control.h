@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 11
+#define VMH_CTL_VERSION 12
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -237,6 +237,9 @@ struct vmh_msg_tcp_home {
 	struct vmh_msg_hdr hdr;
 	unsigned int flow_id;  /* 0, or one that is not there any more: an earlier service parked the socket */
 	unsigned int ifindex;  /* by which its frames come */
+	unsigned int follow;   /* as of TCP_TAKE */
+	unsigned int pad;
+	unsigned long long at; /* where in the file the state is */
 };
 
 /* After TCP_HOME, in order. The socket is named as in ATTACH. The file has struct vmh_tcp_frame, one behind the other, each at

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from vmahybrid.errors import Refused
 from vmahybrid.net import tcprepair
@@ -31,23 +31,30 @@ _FINAL = frozenset({errno.EINVAL, errno.EDOM, errno.EPERM, errno.ENOPROTOOPT, er
 
 
 class Steering(Protocol):
-    """Who gets the frames of one connection. All are idempotent, and may raise anything."""
+    """Who gets the frames of a connection. All are idempotent, and may raise anything."""
 
     def steer(self) -> None:
         """Not the kernel, from now on: they wait in the ring."""
         ...
 
-    def unsteer(self) -> None:
-        """The kernel, and those that wait in the ring are given to it."""
+    def unsteer(self, *others: Self) -> None:
+        """The kernel, and those that wait in the ring are given to it. ``others``: for these, too, at once."""
         ...
 
-    def give_fin(self, state: TcpState) -> None:
-        """Give it tcpfin.fin_frame(), too: the peer has ended its stream, and will not say so again."""
+    def give(self, frames: Sequence[tuple[Self, TcpState]]) -> None:
+        """To the kernel for each: tcpfin.fin_frame() where the peer has ended its stream, and will not say so again,
+        else tcpfin.stale_frame()."""
         ...
 
-    def give_stale(self, state: TcpState) -> None:
-        """Give it tcpfin.stale_frame()."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class Homing:
+    """A connection on its way to the kernel. ``begins``: in a new socket, as another stack has opened it."""
+
+    fd: int
+    state: TcpState
+    steering: Steering
+    begins: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +112,8 @@ class Mover:
                   ) -> list[TcpState | BaseException]:
         """adopt() of several, in the time of one: what it returns or raises of each. ``done`` hears of each by its
         place as soon as there is something to say, and does not raise."""
-        return tcprepair.together([self._adopting(fd, steering, prepare) for fd, steering in wanted], done)
+        return tcprepair.together([self._adopting(fd, steering, prepare) for fd, steering in wanted],
+                                  [tcprepair.graceful], done)
 
     def _adopting(self, fd: int, steering: Steering, prepare: Callable[[TcpState], None] | None
                   ) -> Generator[None, None, TcpState]:
@@ -145,23 +153,43 @@ class Mover:
         Raises Refused, and MoveFailed with ``alive`` False: it is still the other stack's, and home() may be tried
         again. MoveFailed with ``alive`` True: it is the kernel's, but frames could not be given to it.
         """
-        with self._move(fd) as (sock, inode):
-            with self._lock:
-                known = self._kept.get(inode)
-            if known is not None and not known.is_of(state):
-                known = None    # of a socket long closed; rebuild() asks this one
-            kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True))
-            self.forget(inode)
-            self._to_kernel(sock, state, kept, steering)
+        (found,) = self.home_all([Homing(fd, state, steering)])
+        if isinstance(found, BaseException):
+            raise found
+
+    def home_all(self, wanted: Sequence[Homing]) -> list[BaseException | None]:
+        """home() of several, which share what takes longest: what it raises of each. A new socket is as it was where it
+        is not the connection's."""
+        def unsteer(at: list[int]) -> None:
+            first, *others = (wanted[i].steering for i in at)
+            self._persist(lambda: first.unsteer(*others))
+
+        def give(at: list[int]) -> None:
+            self._give([(wanted[i].steering, wanted[i].state) for i in at])
+
+        return tcprepair.together([self._homing(one) for one in wanted], [unsteer, give])
+
+    def _homing(self, one: Homing) -> Generator[None, None, None]:
+        """Waits until the frames are the kernel's, and until it has what give() gives."""
+        with self._move(one.fd) as (sock, inode):
+            if one.begins:
+                kept = self._persist(lambda: tcprepair.begin(sock, one.state))
+            else:
+                kept = self._rebuild(sock, inode, one.state)
+            with _ending(sock, one.state):
+                yield
+                tcprepair.nudge(sock, kept)
+                yield
             self._count("homed")
 
-    def begin(self, fd: int, state: TcpState, steering: Steering) -> None:
-        """Make a new socket that of a connection which another stack has opened; ``steering`` as for home(). Raises as
-        home() does; the socket is as it was when it is not the connection's."""
-        with self._move(fd) as (sock, _):
-            kept = self._persist(lambda: tcprepair.begin(sock, state))
-            self._to_kernel(sock, state, kept, steering)
-            self._count("homed")
+    def _rebuild(self, sock: socket.socket, inode: int, state: TcpState) -> Kept:
+        with self._lock:
+            known = self._kept.get(inode)
+        if known is not None and not known.is_of(state):
+            known = None    # of a socket long closed; rebuild() asks this one
+        kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True))
+        self.forget(inode)
+        return kept
 
     def placehold(self, fd: int, local: Any, peer: Any) -> int:
         """tcprepair.placehold(); the inode of the socket. Raises Refused, OSError."""
@@ -173,30 +201,25 @@ class Mover:
             return inode
 
     def _roll_back(self, sock: socket.socket, state: TcpState, kept: Kept, steering: Steering) -> None:
-        self._count("rolled_back")
-        self._to_kernel(sock, state, kept, steering)
-
-    def _to_kernel(self, sock: socket.socket, state: TcpState, kept: Kept, steering: Steering) -> None:
         """The socket is the kernel's again: so are the frames."""
-        try:
+        self._count("rolled_back")
+        with _ending(sock, state):
             self._persist(steering.unsteer)
             tcprepair.nudge(sock, kept)
-            if state.flags & TcpFlag.PEER_FIN:
-                self._persist(lambda: steering.give_fin(state))
-            else:
-                self._tell_window(state, steering)
-        except Exception as error:
-            raise MoveFailed("giving frames to the kernel", error, alive=True) from error
-        finally:
-            tcprepair.end(sock, state)
+            self._give([(steering, state)])
 
-    def _tell_window(self, state: TcpState, steering: Steering) -> None:
-        """The other stack may have left the peer a window too small for a segment, and the kernel takes it for told of
-        its own by nudge(), of which the peer takes no window. Without this the peer asks after its RTO, 0.2 s."""
+    def _give(self, frames: Sequence[tuple[Steering, TcpState]]) -> None:
+        """A FIN of the peer has to come. Else it is for the window: the other stack may have left the peer one too
+        small for a segment, and the kernel takes it for told of its own by nudge(), of which the peer takes no window.
+        Without this the peer asks after its RTO, 0.2 s."""
         try:
-            steering.give_stale(state)
+            frames[0][0].give(frames)
         except Exception:
-            self._count("untold")
+            fins = [(steering, state) for steering, state in frames if state.flags & TcpFlag.PEER_FIN]
+            for _ in range(len(frames) - len(fins)):
+                self._count("untold")
+            if fins:
+                self._persist(lambda: fins[0][0].give(fins))
 
     def _persist(self, step: Callable[[], _T]) -> _T:
         """Until it succeeds, or ``timeout`` is over. A refusal is final, and so is what the kernel will not say
@@ -242,6 +265,17 @@ class Mover:
 def _later(state: TcpState, seconds: float) -> TcpState:
     """With a clock that has gone on."""
     return dataclasses.replace(state, tsval_now=seq(state.tsval_now + int(seconds * 1000) + 2))
+
+
+@contextlib.contextmanager
+def _ending(sock: socket.socket, state: TcpState) -> Iterator[None]:
+    """While frames are given to a kernel that has the connection; then our FIN."""
+    try:
+        yield
+    except Exception as error:
+        raise MoveFailed("giving frames to the kernel", error, alive=True) from error
+    finally:
+        tcprepair.end(sock, state)
 
 
 @contextlib.contextmanager

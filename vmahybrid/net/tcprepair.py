@@ -43,6 +43,7 @@ _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive bu
 _SMALL_WINDOW = 536             # TCP_MSS_DEFAULT: one segment may fill it
 _SEGMENT_COSTS = 2048           # bytes of a send buffer, beside the data
 _WHAT = "TCP connection"
+_WAITS = object()               # of together()
 _FROZEN = (TcpPhase.ESTABLISHED, TcpPhase.CLOSE_WAIT, TcpPhase.FIN_WAIT2)
 
 _SWITCHES = {                   # level, name; read as a bool
@@ -184,42 +185,55 @@ def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
     Takes an RCU grace period (5 to 30 ms) in which the segments that came before are done with; it is one for steering,
     too. Raises Refused (TCP_STATE), OSError; the socket is as it was then.
     """
-    (found,) = together([freezing(sock)])
+    (found,) = together([freezing(sock)], [graceful])
     if isinstance(found, BaseException):
         raise found
     return found
 
 
-def together(steps: Sequence[Generator[None, None, _T]], done: Callable[[int, _T | BaseException], None] | None = None
-             ) -> list[_T | BaseException]:
-    """What each returns, or raises, of several that wait once for an RCU grace period, which they share. ``done`` hears
-    of each by its place, at once."""
-    found = [_step(one.__next__) for one in steps]
-    if done is not None:
-        for at, end in enumerate(found):
-            if end is not None:
-                done(at, end)
-    try:
-        tcpsock.grace()
-        failed = None
-    except OSError as error:
-        failed = error
-    for at, one in enumerate(steps):
-        if found[at] is None:
-            found[at] = _step(one.__next__ if failed is None else partial(one.throw, failed))
-            if done is not None:
+def together(steps: Sequence[Generator[None, None, _T]], waits: Sequence[Callable[[list[int]], None]],
+             done: Callable[[int, _T | BaseException], None] | None = None) -> list[_T | BaseException]:
+    """What each returns, or raises, of several that wait for the same: at each yield for the next of ``waits``, which
+    is told the places of those that do, and whose error is thrown into each of them. ``done`` hears of each by its
+    place, at once."""
+    found: list[Any] = [_WAITS] * len(steps)
+
+    def go_on(failed: BaseException | None) -> None:
+        for at in _places(found):
+            found[at] = _step(steps[at].__next__ if failed is None else partial(steps[at].throw, failed))
+            if found[at] is not _WAITS and done is not None:
                 done(at, found[at])
+
+    go_on(None)
+    for wait in waits:
+        failed = None
+        if waiting := _places(found):
+            try:
+                wait(waiting)
+            except Exception as error:
+                failed = error
+        go_on(failed)
     return found
 
 
+def _places(found: list[Any]) -> list[int]:
+    """Of those that wait."""
+    return [at for at, end in enumerate(found) if end is _WAITS]
+
+
 def _step(step: Callable[[], None]) -> Any:
-    """None: it waits."""
     try:
-        return step()
+        step()
     except StopIteration as end:
         return end.value
     except BaseException as error:
         return error
+    return _WAITS
+
+
+def graceful(waiting: list[int]) -> None:
+    """For together(): an RCU grace period. Raises OSError."""
+    tcpsock.grace()
 
 
 def thaw(sock: socket.socket, kept: Kept, *, probe: bool = True) -> None:

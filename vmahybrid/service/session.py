@@ -10,7 +10,8 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
@@ -37,7 +38,7 @@ log = logging.getLogger("vmahybrid.service")
 HELLO_SECONDS = 10.0  # a connection that says nothing is closed after this
 NEIGHBOUR_SECONDS = 1.0
 NEIGHBOURS_ASKED = 64       # at a time, per program
-TAKES_AT_ONCE = 64
+MOVES_AT_ONCE = 64
 LAST_RING_SECONDS = 5.0  # to close what is left of a dead program
 DYING_SECONDS = 0.2     # in which a process whose connection ended may turn out to be dead
 GROUPS_NOTED = 256          # per program
@@ -62,7 +63,8 @@ class Session:
         self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
         self._asking: set[asyncio.Task[None]] = set()  # for neighbours; they end by themselves
-        self._taking: set[asyncio.Task[None]] = set()  # TCP connections
+        self._moving: set[asyncio.Task[None]] = set()  # TCP connections, by one kind of request
+        self._moving_by = 0
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._last_flows: list[Flow] = []   # those that it had to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
@@ -116,8 +118,8 @@ class Session:
         handler = self._handlers.get(request.type)
         if handler is None:
             raise ProtocolError("a second HELLO", Reason.PROTOCOL, request.type, request.seq)
-        if self._taking and request.type != lib.VMH_MSG_TCP_TAKE:
-            await asyncio.wait(self._taking)
+        if self._moving and request.type != self._moving_by:
+            await asyncio.wait(self._moving)
         reply = await self._result(request, handler(request, fds))
         if reply is not None:
             self.connection.send(reply)
@@ -174,8 +176,8 @@ class Session:
         self.loop.remove_reader(self._pidfd)
         self._take_back()
         dead = await self._has_died()
-        if self._taking:
-            await asyncio.wait(self._taking)
+        if self._moving:
+            await asyncio.wait(self._moving)
         pidfd, self._pidfd = self._pidfd, -1
         core.tcp.abandon(self.id, dead)
         if dead and self.namespace is not None:
@@ -480,19 +482,28 @@ class Session:
         return request.reply()
 
     async def _tcp_take(self, request: Request, fds: ReceivedFds) -> None:
-        """Answered when it is done; other takes of the program go on beside it, its other requests wait."""
         fd, file = fds.take(), fds.take()
-        if len(self._taking) >= TAKES_AT_ONCE:
-            await asyncio.wait(self._taking, return_when=asyncio.FIRST_COMPLETED)
-        task = self.loop.create_task(self._take(request, fd, file))
-        self._taking.add(task)
-        task.add_done_callback(self._taking.discard)
+        await self._beside(request, [file], self._park(request, fd, file))
 
-    async def _take(self, request: Request, fd: int, file: int) -> None:
+    async def _tcp_home(self, request: Request, fds: ReceivedFds) -> None:
+        fd, file = fds.take(), fds.take()
+        await self._beside(request, [fd, file], self._unpark(request, fd, file))
+
+    async def _beside(self, request: Request, fds: list[int], work: Coroutine[Any, Any, bytes]) -> None:
+        """A request that is answered when it is done; others of the kind go on beside it, and further ones wait.
+        ``fds`` are closed then."""
+        if len(self._moving) >= MOVES_AT_ONCE:
+            await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
+        task = self.loop.create_task(self._answered(request, fds, work))
+        self._moving_by = request.type
+        self._moving.add(task)
+        task.add_done_callback(self._moving.discard)
+
+    async def _answered(self, request: Request, fds: list[int], work: Coroutine[Any, Any, bytes]) -> None:
         try:
-            reply = await self._result(request, self._park(request, fd, file))
+            reply = await self._result(request, work)
         finally:
-            close_foreign([file])
+            close_foreign(fds)
         if reply is not None and not self.connection.lost:
             self._try_send(reply)
 
@@ -503,7 +514,7 @@ class Session:
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET or not flow.ifindex or (
                 flow.proto != socket.IPPROTO_TCP):
             proof.close_slowly(fd)
-            core.tcp.begin_lot(self.id, request.body.follow)
+            core.tcp.missed(self.id, request.body.follow)
             raise proof.not_owner(f"flow {request.body.flow_id} is no TCP connection of this program")
         length = await core.tcp.take(flow, fd, tcpmoves.Room(file, request.body.at), request.body.follow, self.id,
                                      self._namespace())
@@ -511,13 +522,10 @@ class Session:
         self._moved("tcp-adopted", flow, flow.flow_id, request.body.hdr.reason)
         return request.reply(len=length)
 
-    async def _tcp_home(self, request: Request, fds: ReceivedFds) -> bytes:
+    async def _unpark(self, request: Request, fd: int, file: int) -> bytes:
         core, body = self.core, request.body
-        fd, blob = fds.take(), fds.take()
-        try:
-            flow = await core.tcp.home(body.flow_id, body.ifindex, fd, blob, self.id, self._namespace())
-        finally:
-            close_foreign([fd, blob])
+        flow = await core.tcp.home(body.flow_id, body.ifindex, fd, tcpmoves.Room(file, body.at), body.follow, self.id,
+                                   self._namespace())
         core.counters["tcp_homed_total"] += 1
         self._moved("tcp-home", flow, body.flow_id, body.hdr.reason)
         return request.reply()

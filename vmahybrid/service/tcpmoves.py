@@ -14,16 +14,16 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.errors import Refused
 from vmahybrid.net import conntrack, tcpask, tcpsock
 from vmahybrid.net.tcpfin import fin_frame, stale_frame
-from vmahybrid.net.tcpmove import Mover
+from vmahybrid.net.tcpmove import Homing, Mover
 from vmahybrid.net.tcprepair import Kept, MoveFailed
 from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpPhase, TcpState
 from vmahybrid.service import proof
@@ -75,6 +75,16 @@ class Room:
     file: int
     at: int
 
+    def read(self) -> TcpState:
+        """Raises Refused."""
+        _check_memory(self.file)
+        try:
+            length = TcpState.length_of(os.pread(self.file, HEADER_LEN, self.at))
+            return TcpState.unpack(os.pread(self.file, length, self.at))
+        except (OSError, OverflowError, ValueError, struct.error) as error:
+            log.info("TCP: the state is none: %s", error)
+            raise Refused("TCP connection", f"its state is none: {error}", "", int(Reason.TCP_STATE)) from None
+
     def given_up(self) -> bool:
         """The program waits no longer: it has written there."""
         try:
@@ -95,18 +105,12 @@ class Room:
 
 
 @dataclass(slots=True)
-class _Taken:
-    """One of a lot. ``tracked``: the kernel's connection tracking has it."""
+class _Wanted(Generic[_T]):
+    """One of a lot. ``done``: what is told of it."""
 
-    flow: Flow
-    fd: int
-    room: Room
-    steering: _Steering
-    done: asyncio.Future[tuple[TcpState, int]]
-    tracked: bool = False
+    done: asyncio.Future[_T] = field(default_factory=lambda: asyncio.get_running_loop().create_future(), kw_only=True)
 
-    def tell(self, end: tuple[TcpState, int] | BaseException) -> None:
-        """The state, and its bytes."""
+    def tell(self, end: _T | BaseException) -> None:
         if self.done.done():
             return
         if isinstance(end, BaseException):
@@ -116,16 +120,44 @@ class _Taken:
 
 
 @dataclass(slots=True)
-class _Lot:
-    """Connections of a program that go together. ``begin``: without those that are still to follow."""
+class _Taken(_Wanted[tuple[TcpState, int]]):
+    """Told are the state, and its bytes. ``tracked``: the kernel's connection tracking has it."""
 
-    namespace: Namespace
-    begin: asyncio.TimerHandle
-    wanted: list[_Taken] = field(default_factory=list)
+    flow: Flow
+    fd: int
+    room: Room
+    steering: _Steering
+    tracked: bool = False
 
-    def add(self, flow: Flow, fd: int, room: Room, steering: _Steering) -> _Taken:
-        self.wanted.append(_Taken(flow, fd, room, steering, asyncio.get_running_loop().create_future()))
-        return self.wanted[-1]
+
+_W = TypeVar("_W", bound=_Wanted[Any])
+
+
+class _Lots(Generic[_W]):
+    """Of those that still gather: requests of a program that are to go together."""
+
+    def __init__(self, go: Callable[[list[_W]], Coroutine[Any, Any, None]]) -> None:
+        """``go`` does not raise, but tells each of its lot."""
+        self._go = go
+        self._gathering: dict[int, tuple[asyncio.TimerHandle, list[_W]]] = {}   # by session
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, session: int, wanted: _W) -> _W:
+        """If those that are said to follow do not come, it goes without them."""
+        if session not in self._gathering:
+            timer = asyncio.get_running_loop().call_later(LOT_SECONDS, self.begin, session, 0)
+            self._gathering[session] = timer, []
+        self._gathering[session][1].append(wanted)
+        return wanted
+
+    def begin(self, session: int, follow: int) -> None:
+        """Unless some are still to follow."""
+        if not follow and session in self._gathering:
+            timer, lot = self._gathering.pop(session)
+            timer.cancel()
+            task = asyncio.create_task(self._go(lot))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
 
 @dataclass(slots=True)
@@ -147,7 +179,8 @@ class TcpMoves:
         self._threads = ThreadPoolExecutor(MOVES_AT_ONCE, "tcp-move")
         self.parked: dict[int, Parked] = {}     # by flow id
         self._taking: set[int] = set()          # flow ids
-        self._lots: dict[int, _Lot] = {}        # that are still to begin, by session
+        self._adopting = _Lots(self._adopt)
+        self._homing = _Lots(self._bring_home)
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,7 +214,7 @@ class TcpMoves:
         the session come at once, and go together."""
         if self.holds(flow.flow_id) or flow.flow_id in self._taking:
             proof.close_slowly(fd)
-            self.begin_lot(session, follow)
+            self.missed(session, follow)
             raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
         self._taking.add(flow.flow_id)
         try:
@@ -192,9 +225,9 @@ class TcpMoves:
                     raise proof.not_owner("another socket was attached")
                 if room.given_up():
                     raise refuse(f"flow {flow.local_text}", Reason.NO_ANSWER)
-                wanted = self._lot(session, namespace).add(flow, fd, room, _Steering(self._core, flow, namespace))
+                wanted = self._adopting.add(session, _Taken(flow, fd, room, _Steering(self._core, flow, namespace)))
             finally:
-                self.begin_lot(session, follow)
+                self._adopting.begin(session, follow)
             state, length = await wanted.done
         except BaseException as error:
             proof.close_slowly(fd)
@@ -218,24 +251,16 @@ class TcpMoves:
         """In a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(work, *args, **kwargs))
 
-    def _lot(self, session: int, namespace: Namespace) -> _Lot:
-        if session not in self._lots:
-            begin = asyncio.get_running_loop().call_later(LOT_SECONDS, self.begin_lot, session, 0)
-            self._lots[session] = _Lot(namespace, begin)
-        return self._lots[session]
+    def missed(self, session: int, follow: int) -> None:
+        """A take() that does not come, of some that go together."""
+        self._adopting.begin(session, follow)
 
-    def begin_lot(self, session: int, follow: int) -> None:
-        """Unless some are still to follow."""
-        if not follow and session in self._lots:
-            lot = self._lots.pop(session)
-            lot.begin.cancel()
-            self._begin(self._adopt(lot))
-
-    async def _adopt(self, lot: _Lot) -> None:
+    async def _adopt(self, lot: list[_Taken]) -> None:
         going: list[_Taken] = []
         try:
-            names = [_tracked_names(wanted.flow) for wanted in lot.wanted]
-            for wanted, found in zip(lot.wanted, await lot.namespace.worker.call_async(_settle, names), strict=True):
+            names = [_tracked_names(wanted.flow) for wanted in lot]
+            tracked = await lot[0].steering.namespace.worker.call_async(_settle, names)
+            for wanted, found in zip(lot, tracked, strict=True):
                 wanted.tracked = found is False
                 if isinstance(found, Exception):
                     wanted.tell(found)
@@ -245,10 +270,7 @@ class TcpMoves:
                     going.append(wanted)
             await self._move(self._adopt_all, going, asyncio.get_running_loop())
         except BaseException as error:
-            for wanted in lot.wanted:
-                wanted.tell(error)
-            if not isinstance(error, Exception):
-                raise
+            _tell_all(lot, error)
 
     def _adopt_all(self, going: list[_Taken], loop: asyncio.AbstractEventLoop) -> None:
         """In a thread. Each is answered as soon as it is parked and its state is written."""
@@ -268,16 +290,20 @@ class TcpMoves:
                 self.mover.home(wanted.fd, state, wanted.steering)
             return error
 
-    async def home(self, flow_id: int, ifindex: int, fd: int, blob_fd: int, session: int, namespace: Namespace) -> Flow:
-        """Rebuild a parked socket, or make a new one that of a connection which began on the ring. Borrows both
+    async def home(self, flow_id: int, ifindex: int, fd: int, room: Room, follow: int, session: int,
+                   namespace: Namespace) -> Flow:
+        """Rebuild a parked socket, or make a new one that of a connection which began on the ring. Borrows the
         descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. Raises Refused; the
-        socket stays parked then."""
-        flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
-        parked, port = self.parked.get(flow_id), self._ports.get(flow_id)
-        if port is not None and port.owner != session:
-            port = None
-        way = _Way(self._core, fd, ifindex, session, namespace, parked, port)
-        flow, state = await self._move(way.home, self.mover, blob_fd)
+        socket stays parked then. ``follow`` as of take()."""
+        try:
+            flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
+            parked, port = self.parked.get(flow_id), self._ports.get(flow_id)
+            if port is not None and port.owner != session:
+                port = None
+            way = self._homing.add(session, _Way(self._core, fd, room, ifindex, session, namespace, parked, port))
+        finally:
+            self._homing.begin(session, follow)
+        flow, state = await way.done
         if state is None:
             return flow
         if port is not None:
@@ -290,6 +316,35 @@ class TcpMoves:
                 self._fins[flow_id] = _Fin(state, flow, namespace, session)
             self._let_go_of(flow_id, parked)
         return flow
+
+    async def _bring_home(self, lot: list[_Way]) -> None:
+        try:
+            await self._move(self._home_all, lot, asyncio.get_running_loop())
+        except BaseException as error:
+            _tell_all(lot, error)
+
+    def _home_all(self, lot: list[_Way], loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread, as reading the states and asking the sockets is work, too."""
+        ends: list[tuple[Flow, TcpState | None] | BaseException] = []
+        going: list[tuple[int, Flow, Homing]] = []
+        for at, way in enumerate(lot):
+            try:
+                flow, homing = way.begin(loop)
+            except Exception as error:
+                ends.append(error)
+                continue
+            ends.append((flow, None))
+            if homing is not None:
+                going.append((at, flow, homing))
+        found = self.mover.home_all([homing for _, _, homing in going])
+        for (at, flow, homing), failed in zip(going, found, strict=True):
+            ends[at] = _end_of(flow, homing.state, failed)
+
+        def tell() -> None:
+            for way, end in zip(lot, ends, strict=True):
+                way.tell(end)
+
+        loop.call_soon_threadsafe(tell)
 
     def _in_nic(self, owner: int, ifindex: int) -> bool:
         return any(ring.in_nic and ring.owner == owner and ring.port.ifindex == ifindex
@@ -310,7 +365,7 @@ class TcpMoves:
 
     async def _give_fin(self, fin: _Fin) -> None:
         try:
-            await _Steering(self._core, fin.flow, fin.namespace).give(fin_frame, fin.state)
+            await _Steering(self._core, fin.flow, fin.namespace).give_fin(fin.state)
         except (Refused, OSError) as error:
             log.warning("TCP %s: %s", fin.flow.local_text, error)
 
@@ -452,11 +507,13 @@ class TcpMoves:
         finally:
             namespace.users -= 1
 
-    def _drop(self, flow: Flow) -> None:
+    def _drop(self, *flows: Flow) -> None:
         core = self._core
-        if core.table.flows.get(flow.flow_id) is flow:
+        there = [flow for flow in flows if core.table.flows.get(flow.flow_id) is flow]
+        for flow in there:
             core.table.remove(flow.flow_id)
-            core.converge([flow.owner])
+        if there:
+            core.converge({flow.owner for flow in there})
 
 
 class _Steering:
@@ -466,77 +523,72 @@ class _Steering:
     def __init__(self, core: Core, flow: Flow, namespace: Namespace,
                  loop: asyncio.AbstractEventLoop | None = None) -> None:
         """``loop``: the running one, in a thread that has none."""
-        self._core, self._flow, self._namespace = core, flow, namespace
+        self._core, self._flow, self.namespace = core, flow, namespace
         self._loop = loop or asyncio.get_running_loop()
         self._link: LinkRow | None = None
 
     def steer(self) -> None:
         """The program has attached the flow."""
 
-    def unsteer(self) -> None:
-        self._link = self._on_loop(self._to_kernel)
+    def unsteer(self, *others: _Steering) -> None:
+        """``others``: of the same program. Raises TimeoutError."""
+        wanted = [self, *others]
 
-    def _to_kernel(self) -> LinkRow | None:
-        self._core.tcp._drop(self._flow)
-        return self._namespace.watcher.device(self._flow.ifindex)
+        def to_kernel() -> None:
+            self._core.tcp._drop(*(one._flow for one in wanted))
+            for one in wanted:
+                one._look()
 
-    def _on_loop(self, work: Callable[[], _T]) -> _T:
-        """Raises TimeoutError, and what it raises."""
-        done: Future[_T] = Future()
-        self._loop.call_soon_threadsafe(fulfil, done, work)
-        return done.result(LOOP_SECONDS)
+        done: Future[None] = Future()
+        self._loop.call_soon_threadsafe(fulfil, done, to_kernel)
+        done.result(LOOP_SECONDS)
 
-    def give_fin(self, state: TcpState) -> None:
-        self._give(fin_frame, state)
+    def give(self, frames: Sequence[tuple[_Steering, TcpState]]) -> None:
+        """After unsteer(), which has asked for the interfaces. Raises Refused, OSError, TimeoutError."""
+        bytes_of: dict[int, list[bytes]] = {}
+        for one, state in frames:
+            bytes_of.setdefault(one._flow.ifindex, []).append(one._frame(state))
+        for ifindex, all_of_it in bytes_of.items():
+            self.namespace.worker.call_within(LOOP_SECONDS, self._core.backend.inject, ifindex, all_of_it)
 
-    def give_stale(self, state: TcpState) -> None:
-        self._give(stale_frame, state)
-
-    def _give(self, make: Callable[[TcpState, bytes], bytes], state: TcpState) -> None:
-        """After unsteer(), which has asked for the interface."""
-        frames = [self._frame(make, state, self._link)]
-        self._namespace.worker.call_within(LOOP_SECONDS, self._core.backend.inject, self._flow.ifindex, frames)
-
-    def _frame(self, make: Callable[[TcpState, bytes], bytes], state: TcpState, link: LinkRow | None) -> bytes:
-        if link is None:
-            raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
-        return make(state, link.mac)
-
-    async def give(self, make: Callable[[TcpState, bytes], bytes], state: TcpState) -> None:
+    def _look(self) -> None:
         """On the event loop."""
-        frame = self._frame(make, state, self._namespace.watcher.device(self._flow.ifindex))
-        await self._namespace.worker.call_async(self._core.backend.inject, self._flow.ifindex, [frame])
+        self._link = self.namespace.watcher.device(self._flow.ifindex)
+
+    def _frame(self, state: TcpState) -> bytes:
+        if self._link is None:
+            raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
+        return (fin_frame if state.flags & TcpFlag.PEER_FIN else stale_frame)(state, self._link.mac)
+
+    async def give_fin(self, state: TcpState) -> None:
+        """Of one that came home, on the event loop."""
+        self._look()
+        await self.namespace.worker.call_async(self._core.backend.inject, self._flow.ifindex, [self._frame(state)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+@dataclass(slots=True)
+class _Way(_Wanted[tuple[Flow, TcpState | None]]):
     """Of a connection back to the kernel, with what the event loop knew of it. ``parked``: its socket is. ``port``: it
-    began on the ring, at this one of the program."""
+    began on the ring, at this one of the program. Told are the flow, and the state that the kernel has; None: it had
+    the connection already, as the program heard nothing of that."""
 
     core: Core
     fd: int
+    room: Room
     ifindex: int
     session: int
     namespace: Namespace
     parked: Parked | None
     port: Flow | None
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
-    def home(self, mover: Mover, blob_fd: int) -> tuple[Flow, TcpState | None]:
-        """In a thread, as reading the state and asking the socket is work, too. The flow, and the state that the kernel
-        has; None: it had the connection already, as the program heard nothing of that. Raises Refused."""
-        state = _state_of(blob_fd)
+    def begin(self, loop: asyncio.AbstractEventLoop) -> tuple[Flow, Homing | None]:
+        """In a thread. None: it is home. Raises Refused."""
+        state = self.room.read()
         if self.parked is None and _is_home(self.fd, state):
             return self._flow_of(state), None
         flow = self._checked(state)
-        bring = mover.home if self.port is None else mover.begin
-        try:
-            bring(self.fd, state, _Steering(self.core, flow, self.namespace, self.loop))
-        except (MoveFailed, OSError, TimeoutError) as error:
-            log.warning("TCP %s: %s", flow.local_text, error)
-            if not (isinstance(error, MoveFailed) and error.alive):
-                raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE) from error
-        return flow, state
+        steering = _Steering(self.core, flow, self.namespace, loop)
+        return flow, Homing(self.fd, state, steering, begins=self.port is not None)
 
     def _checked(self, state: TcpState) -> Flow:
         """Is it this program's?"""
@@ -554,6 +606,24 @@ class _Way:
 
     def _flow_of(self, state: TcpState) -> Flow:
         return _flow_of(state, self.ifindex, self.namespace.name, proof.family_of(self.fd))
+
+
+def _end_of(flow: Flow, state: TcpState, error: BaseException | None) -> tuple[Flow, TcpState] | BaseException:
+    """What is told of a homecoming that ended so."""
+    if error is None or isinstance(error, Refused):
+        return error or (flow, state)
+    log.warning("TCP %s: %s", flow.local_text, error)
+    if isinstance(error, MoveFailed) and error.alive:
+        return flow, state
+    return refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
+
+
+def _tell_all(lot: Iterable[_Wanted[Any]], error: BaseException) -> None:
+    """Those that have not been told anything."""
+    for wanted in lot:
+        wanted.tell(error)
+    if not isinstance(error, Exception):
+        raise error
 
 
 def _settle(names: list[tcpask.Names]) -> list[bool | Exception | None]:
@@ -576,16 +646,6 @@ def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:
     return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=Kind.FIVE, proto=socket.IPPROTO_TCP,
                 local=addr_to_bytes(state.laddr), local_port=state.lport, remote=addr_to_bytes(state.raddr),
                 remote_port=state.rport, ifindex=ifindex, netns=netns, family=family)
-
-
-def _state_of(fd: int) -> TcpState:
-    """Of a memory file that a program has made. Raises Refused."""
-    _check_memory(fd)
-    try:
-        return TcpState.unpack(os.pread(fd, TcpState.length_of(os.pread(fd, HEADER_LEN, 0)), 0))
-    except (OSError, ValueError, struct.error) as error:
-        log.info("TCP: the state is none: %s", error)
-        raise Refused("TCP connection", f"its state is none: {error}", "", int(Reason.TCP_STATE)) from None
 
 
 def _is_home(fd: int, state: TcpState) -> bool:

@@ -272,6 +272,12 @@ int vmh_session_reinject(struct vmh_msg_reinject *req, int fd)
 	return err;
 }
 
+/* lock held. The service has not done it, or was not heard to. */
+static bool no_answer(int err)
+{
+	return err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT);
+}
+
 /* lock held; the state is in the file */
 static int tcp_home(int fd, uint32_t flow_id, unsigned ifindex, unsigned reason)
 {
@@ -283,7 +289,7 @@ static int tcp_home(int fd, uint32_t flow_id, unsigned ifindex, unsigned reason)
 	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_HOME, sizeof(req));
 	req.hdr.reason = reason;
 	err = vmh_ctl_rpc_fds(&req.hdr, out, 2, &ack, sizeof(ack), NULL, NULL);
-	return err && (vmh_ctl_fd < 0 || err == -ETIMEDOUT) ? -ENOTCONN : err;
+	return no_answer(err) ? -ENOTCONN : err;
 }
 
 /* lock held. several: a file for their states; NULL: there is one, which goes by the one that is there always */
@@ -336,18 +342,70 @@ void vmh_session_tcp_take(struct vmh_session_take *v, int n)
 	vmh_unlock(&vmh_ctl_lock);
 }
 
+/* lock held */
+static int home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason)
+{
+	int err = vmh_ctl_fd < 0 ? -ENOTCONN : vmh_ctl_state_put(state);
+
+	if (err >= 0) {
+		err = tcp_home(fd, flow_id, ifindex, reason);
+		vmh_ctl_state_done(err != -ENOTCONN);
+	}
+	return err;
+}
+
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason)
 {
 	int err;
 
 	vmh_lock(&vmh_ctl_lock);
-	err = vmh_ctl_fd < 0 ? -ENOTCONN : vmh_ctl_state_put(state);
-	if (err >= 0) {
-		err = tcp_home(fd, flow_id, ifindex, reason);
-		vmh_ctl_state_done(err != -ENOTCONN);
-	}
+	err = home(fd, state, flow_id, ifindex, reason);
 	vmh_unlock(&vmh_ctl_lock);
 	return err;
+}
+
+/* lock held; the states are in the file */
+static void home_all(struct vmh_session_home *v, int n, const struct vmh_file *several)
+{
+	struct vmh_msg_tcp_home req[n];
+	struct vmh_msg_hdr ack[n];
+	struct vmh_ctl_request q[n];
+
+	for (int i = 0; i < n; i++) {
+		req[i] = (struct vmh_msg_tcp_home){ .flow_id = v[i].flow_id, .ifindex = v[i].ifindex,
+						    .follow = (unsigned)(n - i - 1),
+						    .at = (unsigned)i * VMH_CTL_STATE_ROOM };
+		vmh_ctl_header(&req[i].hdr, VMH_MSG_TCP_HOME, sizeof(req[i]));
+		req[i].hdr.reason = v[i].reason;
+		q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .out = { v[i].fd, several->fd }, .nout = 2, .reply = &ack[i] };
+	}
+	vmh_ctl_rpc_many(q, n, sizeof(ack[0]));
+	for (int i = 0; i < n; i++)
+		v[i].err = no_answer(q[i].err) ? -ENOTCONN : q[i].err;
+}
+
+/* lock held. In a file of their own. */
+static bool put_all(const struct vmh_session_home *v, int n, struct vmh_file *several)
+{
+	bool done = n > 1 && vmh_ctl_fd >= 0 && vmh_ctl_states_file(several, n);
+
+	for (int i = 0; done && i < n; i++)
+		done = !vmh_ctl_states_put(several, i, &v[i].state);
+	return done;
+}
+
+void vmh_session_tcp_home_all(struct vmh_session_home *v, int n)
+{
+	struct vmh_file file = { .fd = -1 };
+
+	vmh_lock(&vmh_ctl_lock);
+	if (put_all(v, n, &file))
+		home_all(v, n, &file);
+	else
+		for (int i = 0; i < n; i++)
+			v[i].err = home(v[i].fd, &v[i].state, v[i].flow_id, v[i].ifindex, v[i].reason);
+	vmh_file_close(&file);
+	vmh_unlock(&vmh_ctl_lock);
 }
 
 int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames)

@@ -122,6 +122,18 @@ void vmh_ctl_state_give_up(int fd, int i)
 	unmap_place(p, 1);
 }
 
+int vmh_ctl_states_put(const struct vmh_file *f, int i, const struct vmh_tcp_blob *state)
+{
+	long err;
+	char *p = map_place(f->fd, i, state->len, PROT_READ | PROT_WRITE, &err);
+
+	if (!p)
+		return (int)err;
+	memcpy(p, state->p, state->len);
+	unmap_place(p, state->len);
+	return 0;
+}
+
 static int get_at(int fd, off_t from, struct vmh_tcp_blob *state, size_t len)
 {
 	struct stat st;

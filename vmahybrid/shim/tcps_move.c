@@ -262,9 +262,9 @@ static void move(struct adoption *m)
 
 /* Is nobody in a call on the kernel socket? One that sleeps there would never wake up again. The state is ADOPTING:
  * none begins. The internal thread has the time to wait for one that does not sleep. */
-static bool left_alone(struct vmh_tcps *s, unsigned why)
+static bool left_alone(struct vmh_tcps *s, bool ordered)
 {
-	const int naps = why == VMH_R_OPERATOR ? NAPS_ORDERED : NAPS;
+	const int naps = ordered ? NAPS_ORDERED : NAPS;
 	const struct timespec nap = { 0, NAP_NS };
 
 	if (!vmh_plain_stop(s->obj.fd))
@@ -315,7 +315,7 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	vmh_tcps_note_only_v6(s, fd);
 	atomic_store(&s->taken, 0);
 	atomic_store(&s->state, VMH_TCPS_ADOPTING);
-	m->reason = left_alone(s, why) && vmh_epoll_member_settle(&s->obj) ? 0 : VMH_R_NOT_TRIED;
+	m->reason = left_alone(s, patient && why == VMH_R_OPERATOR) && vmh_epoll_member_settle(&s->obj) ? 0 : VMH_R_NOT_TRIED;
 	return true;
 }
 
@@ -410,14 +410,14 @@ void vmh_tcps_move_fork_child(void)
 	atomic_store(&chosen, NULL);
 }
 
-int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n)
+int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why)
 {
 	struct adoption m[VMH_TAKES_MAX];
 	uint64_t began = vmh_now_ns();
 	int moving = 0, moved = 0;
 
 	for (int i = 0; i < n; i++)
-		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, VMH_R_TCP_BUSY, false);
+		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, why, false);
 	if (moving)
 		adopt(m, moving, began);
 	for (int i = 0; i < moving; i++)
@@ -545,28 +545,37 @@ static void at_home(struct vmh_tcps *s, unsigned reason, struct vmh_tcps_stash *
 		vmh_tring_stash_home(s->tring, st, s);
 }
 
-static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
-{
+/* On its way from a ring; the object lock is held. */
+struct homing {
+	struct vmh_tcps *s;
+	bool must;
 	struct vmh_tcps_stash *st;
-	struct vmh_tcp_blob state = { 0 };
-	bool back = false;
-	int err;
+	struct vmh_session_home home; /* .err: of it all */
+};
+
+/* The stack has let go of it, and homing_ends() follows, if there is no .err when the service was asked. false: that was
+ * all, with .err. */
+static bool homing_begins(struct homing *h)
+{
+	struct vmh_tcps *s = h->s;
+	struct vmh_session_home *home = &h->home;
 
 	if (s->opening && restart(s))
-		return 0;
-	st = vmh_tring_stash(s->tring, &s->addr);
+		return false;
+	h->st = vmh_tring_stash(s->tring, &s->addr);
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
-	err = vmh_tcps_export(s->conn, &state);
-	if (err == -ENOTSUP) { /* it has ended: the stack answers until close */
+	home->err = vmh_tcps_export(s->conn, &home->state);
+	if (home->err == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);
-		if (st)
-			vmh_tring_unstash(s->tring, st, true);
-		must &= !atomic_load(&s->fresh);
-		if (must)
-			lost(s, reason, err);
-		return must ? 0 : err;
+		if (h->st)
+			vmh_tring_unstash(s->tring, h->st, true);
+		if (!h->must || atomic_load(&s->fresh))
+			return false;
+		lost(s, home->reason, home->err);
+		home->err = 0;
+		return false;
 	}
 	atomic_store(&s->state, VMH_TCPS_HOMING);
 	vmh_unlock(&s->io);
@@ -577,33 +586,65 @@ static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
 		if (vmh_tring_ring(s->tring)->kind == VMH_RING_VERBS)
 			vmh_tport_retire(s->flow_id); /* before its rule is narrowed */
 	}
-	if (!err)
-		err = vmh_session_tcp_home(s->obj.fd, &state, flow_of(s), s->ifindex, reason);
+	home->fd = s->obj.fd;
+	home->flow_id = flow_of(s);
+	home->ifindex = s->ifindex;
+	return true;
+}
+
+static void stays_on_ring(struct vmh_tcps *s)
+{
+	vmh_lock(&s->io);
+	vmh_tcp_thaw(s->conn);
+	atomic_store(&s->state, VMH_TCPS_RING);
+	vmh_unlock(&s->io);
+	vmh_tring_flush(s->tring);
+}
+
+/* After the service's answer. */
+static void homing_ends(struct homing *h)
+{
+	struct vmh_tcps *s = h->s;
+	struct vmh_session_home *home = &h->home;
+	bool back = false;
+
 	/* the rule is gone with the service; with one that only hangs it is not */
-	must |= err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
-	if (!err) {
-		at_home(s, reason, st);
-		st = NULL;
-	} else if (err == -ENOTCONN && !must) {
-		s->blob = state;
-		state.p = NULL;
+	h->must |= home->err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
+	if (!home->err) {
+		at_home(s, home->reason, h->st);
+		h->st = NULL;
+	} else if (home->err == -ENOTCONN && !h->must) {
+		s->blob = home->state;
+		home->state.p = NULL;
 		s->stranded_ns = vmh_now_ns();
-		leave(s, VMH_TCPS_STRANDED, reason, false);
-		err = 0;
-	} else if (must) {
-		lost(s, reason, err);
+		leave(s, VMH_TCPS_STRANDED, home->reason, false);
+		home->err = 0;
+	} else if (h->must) {
+		lost(s, home->reason, home->err);
 	} else {
-		vmh_lock(&s->io);
-		vmh_tcp_thaw(s->conn);
-		atomic_store(&s->state, VMH_TCPS_RING);
-		vmh_unlock(&s->io);
-		vmh_tring_flush(s->tring);
+		stays_on_ring(s);
 		back = true;
 	}
-	if (st)
-		vmh_tring_unstash(s->tring, st, back);
-	vmh_tcp_blob_free(&state);
-	return err;
+	if (h->st)
+		vmh_tring_unstash(s->tring, h->st, back);
+	vmh_tcp_blob_free(&home->state);
+}
+
+static void ask_home(struct vmh_session_home *home)
+{
+	if (!home->err)
+		home->err = vmh_session_tcp_home(home->fd, &home->state, home->flow_id, home->ifindex, home->reason);
+}
+
+static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
+{
+	struct homing h = { .s = s, .must = must, .home.reason = reason };
+
+	if (homing_begins(&h)) {
+		ask_home(&h.home);
+		homing_ends(&h);
+	}
+	return h.home.err;
 }
 
 static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
@@ -664,6 +705,102 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	}
 	vmh_unlock(&s->obj.lock);
 	return err;
+}
+
+/* Those that go home from rings in the time of one. What does not, for a call of another thread, stays for
+ * vmh_tcps_home(). */
+struct homers {
+	unsigned reason;
+	bool must;
+	int n;
+	struct vmh_tcps *v[VMH_HOMES_MAX]; /* held */
+	struct homing h[VMH_HOMES_MAX];
+};
+
+/* The object lock is held from here on; false: it is not. */
+static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
+{
+	if (closed_unseen(s, l->reason) || !vmh_trylock(&s->obj.lock))
+		return false;
+	*h = (struct homing){ .s = s, .must = l->must, .home.reason = l->reason };
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h))
+		return true;
+	vmh_unlock(&s->obj.lock);
+	return false;
+}
+
+static void arrives(struct homing *h)
+{
+	homing_ends(h);
+	vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", h->s->obj.fd, vmh_reason_text(h->home.reason));
+	vmh_unlock(&h->s->obj.lock);
+}
+
+/* Those that have much would hold the others up, and come last. */
+static void go_home_together(struct homing *h, int n)
+{
+	struct vmh_session_home ask[VMH_HOMES_MAX];
+	struct homing *alone[VMH_HOMES_MAX], *of[VMH_HOMES_MAX];
+	int asked = 0, left = 0;
+
+	for (int i = 0; i < n; i++) {
+		if (h[i].home.err || h[i].home.state.len > VMH_TCPS_LIGHT_BYTES) {
+			alone[left++] = h + i;
+		} else {
+			ask[asked] = h[i].home;
+			of[asked++] = h + i;
+		}
+	}
+	if (asked)
+		vmh_session_tcp_home_all(ask, asked);
+	for (int i = 0; i < asked; i++) {
+		of[i]->home.err = ask[i].err;
+		arrives(of[i]);
+	}
+	for (int i = 0; i < left; i++) {
+		ask_home(&alone[i]->home);
+		arrives(alone[i]);
+	}
+}
+
+static void home_together(struct homers *l)
+{
+	int n = 0;
+
+	for (int i = 0; i < l->n; i++)
+		n += joins(l->h + n, l->v[i], l);
+	go_home_together(l->h, n);
+	for (int i = 0; i < l->n; i++)
+		vmh_obj_put(&l->v[i]->obj);
+	l->n = 0;
+}
+
+/* NULL: each has to go by itself. */
+static struct homers *homers_new(unsigned reason, bool must)
+{
+	struct homers *l = vmh_scratch_new(sizeof(*l));
+
+	if (l)
+		*l = (struct homers){ .reason = reason, .must = must };
+	return l;
+}
+
+static void homers_add(struct homers *l, struct vmh_tcps *s)
+{
+	if (!l || vmh_tcps_state(s) != VMH_TCPS_RING)
+		return;
+	vmh_obj_hold(&s->obj);
+	l->v[l->n++] = s;
+	if (l->n == VMH_HOMES_MAX)
+		home_together(l);
+}
+
+static void homers_free(struct homers *l)
+{
+	if (!l)
+		return;
+	home_together(l);
+	vmh_scratch_free(l, sizeof(*l));
 }
 
 bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
@@ -739,6 +876,16 @@ static void home_listener(struct vmh_tcps *s, void *arg)
 	vmh_tcps_home(s, *reason, false);
 }
 
+static void add_homer(struct vmh_tcps *s, void *arg)
+{
+	homers_add(arg, s);
+}
+
+static bool shared_or_gone(unsigned reason)
+{
+	return reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_CLOSED;
+}
+
 static void home_one(struct vmh_tcps *s, void *arg)
 {
 	const unsigned *reason = arg;
@@ -746,48 +893,72 @@ static void home_one(struct vmh_tcps *s, void *arg)
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 		return;
 	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING) /* what has not been adopted yet may be, later */
-		vmh_tcps_home(s, *reason, *reason == VMH_R_FORK || *reason == VMH_R_EXEC || *reason == VMH_R_CLOSED);
+		vmh_tcps_home(s, *reason, shared_or_gone(*reason));
 	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
 		vmh_tcps_home(s, *reason, false);
 }
 
 void vmh_tcps_home_all(unsigned reason)
 {
+	struct homers *l = homers_new(reason, shared_or_gone(reason));
+
 	if (reason == VMH_R_FORK)
 		vmh_tcps_note_fork();
+	vmh_tcps_each(add_homer, l);
+	homers_free(l);
 	vmh_tcps_each(home_one, &reason);
 	vmh_tcps_each(home_listener, &reason);
 	vmh_tcps_each(home_one, &reason); /* what other threads have accepted meanwhile */
 }
 
-struct heir {
+struct heirs {
 	bool (*named)(int fd);
+	struct homers *l; /* first of all, those that go together */
 };
 
 static void home_inherited(struct vmh_tcps *s, void *arg)
 {
-	const struct heir *h = arg;
+	const struct heirs *h = arg;
 	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD, 0);
 
-	if (flags >= 0 && (!(flags & FD_CLOEXEC) || (h->named && h->named(s->obj.fd))) && vmh_tcps_owns_fd(s))
+	if (flags < 0 || (flags & FD_CLOEXEC && !(h->named && h->named(s->obj.fd))) || !vmh_tcps_owns_fd(s))
+		return;
+	if (h->l)
+		homers_add(h->l, s);
+	else
 		vmh_tcps_home(s, VMH_R_EXEC, false);
 }
 
 void vmh_tcps_home_inherited(bool (*named)(int fd))
 {
-	vmh_tcps_each(home_inherited, &(struct heir){ named });
+	struct heirs h = { .named = named, .l = homers_new(VMH_R_EXEC, false) };
+
+	if (h.l)
+		vmh_tcps_each(home_inherited, &h);
+	homers_free(h.l);
+	h.l = NULL;
+	vmh_tcps_each(home_inherited, &h);
 }
 
 struct gone {
 	struct vmh_ring *ring;
 	uint32_t flow_id;
 	unsigned reason;
+	struct homers *l;
 };
 
 static bool is_its(const struct vmh_tcps *s, const struct gone *g)
 {
 	return (g->ring && s->tring && vmh_tring_ring(s->tring) == g->ring) ||
 	       (g->flow_id && (s->flow_id == g->flow_id || s->shown_flow == g->flow_id));
+}
+
+static void add_of_ring(struct vmh_tcps *s, void *arg)
+{
+	const struct gone *g = arg;
+
+	if (vmh_tcps_parked(s) && is_its(s, g))
+		homers_add(g->l, s);
 }
 
 static void gone_one(struct vmh_tcps *s, void *arg)
@@ -816,8 +987,10 @@ void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason)
 
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason)
 {
-	struct gone g = { .ring = r, .reason = reason };
+	struct gone g = { .ring = r, .reason = reason, .l = homers_new(reason, false) };
 
+	vmh_tcps_each(add_of_ring, &g);
+	homers_free(g.l);
 	vmh_tcps_each(gone_one, &g);
 }
 
@@ -839,8 +1012,9 @@ void vmh_tcps_service_back(void)
 
 struct told {
 	int fd;
-	bool adopt;
 	unsigned reason;
+	int n;
+	struct vmh_tcps *v[VMH_TAKES_MAX]; /* held; on their way to a ring together */
 };
 
 /* It may come back by the operator only. Object lock held. */
@@ -864,27 +1038,71 @@ void vmh_tcps_keep_home(struct vmh_tcps *s, unsigned reason)
 	vmh_unlock(&s->obj.lock);
 }
 
-static void told(struct vmh_tcps *s, void *arg)
+static bool is_meant(const struct vmh_tcps *s, const struct told *t)
 {
-	const struct told *t = arg;
+	return t->fd < 0 || s->obj.fd == t->fd;
+}
 
-	if (t->fd >= 0 && s->obj.fd != t->fd)
+static void adopt_gathered(struct told *t)
+{
+	if (t->n)
+		vmh_tcps_adopt_together(t->v, t->n, VMH_R_OPERATOR);
+	for (int i = 0; i < t->n; i++)
+		vmh_obj_put(&t->v[i]->obj);
+	t->n = 0;
+}
+
+static void told_to_come(struct vmh_tcps *s, void *arg)
+{
+	struct told *t = arg;
+
+	if (!is_meant(s, t))
 		return;
 	vmh_lock(&s->obj.lock);
-	if (t->adopt)
-		VMH_SET(s->kept, 0);
-	else if (!atomic_load(&s->obj.closed) && VMH_GET(s->connecting) &&
-		 (vmh_tcps_state(s) == VMH_TCPS_KERNEL || vmh_tcps_state(s) == VMH_TCPS_RING))
-		keep(s, t->reason);
+	VMH_SET(s->kept, 0);
 	vmh_unlock(&s->obj.lock);
-	if (!t->adopt || vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
+		return;
+	VMH_SET(s->retry_ns, 0);
+	vmh_obj_hold(&s->obj);
+	t->v[t->n++] = s;
+	if (t->n == VMH_TAKES_MAX)
+		adopt_gathered(t);
+}
+
+/* Those that could not come together, with the time that it takes. */
+static void told_again(struct vmh_tcps *s, void *arg)
+{
+	if (!is_meant(s, arg) || vmh_tcps_state(s) != VMH_TCPS_KERNEL || !VMH_GET(s->connecting))
 		return;
 	VMH_SET(s->retry_ns, 0);
 	vmh_tcps_adopt(s, s->obj.fd, VMH_R_OPERATOR);
 }
 
+static void told_to_go(struct vmh_tcps *s, void *arg)
+{
+	const struct told *t = arg;
+
+	if (!is_meant(s, t))
+		return;
+	vmh_lock(&s->obj.lock);
+	if (!atomic_load(&s->obj.closed) && VMH_GET(s->connecting) &&
+	    (vmh_tcps_state(s) == VMH_TCPS_KERNEL || vmh_tcps_state(s) == VMH_TCPS_RING))
+		keep(s, t->reason);
+	vmh_unlock(&s->obj.lock);
+}
+
 void vmh_tcps_told(int fd, bool adopt, unsigned reason)
 {
-	if (atomic_load(&vmh_tcps_on))
-		vmh_tcps_each(told, &(struct told){ fd, adopt, reason });
+	struct told t = { .fd = fd, .reason = reason };
+
+	if (!atomic_load(&vmh_tcps_on))
+		return;
+	if (!adopt) {
+		vmh_tcps_each(told_to_go, &t);
+		return;
+	}
+	vmh_tcps_each(told_to_come, &t);
+	adopt_gathered(&t);
+	vmh_tcps_each(told_again, &t);
 }

@@ -215,7 +215,6 @@ static void pause_adoptions(uint64_t now)
 
 #define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
 #define CROWD_NS 1000000000u
-#define LIGHT_BYTES 65536   /* in a queue of one that goes with others */
 #define TOGETHER_ENDS_NS 500000000u /* none was due for so long */
 
 static _Atomic bool together;    /* the internal thread moves all that are due */
@@ -292,7 +291,7 @@ static bool is_light(const struct vmh_tcps *s)
 	int in = 0, out = 0;
 
 	return vmh_sys(SYS_ioctl, s->obj.fd, SIOCINQ, &in) >= 0 && vmh_sys(SYS_ioctl, s->obj.fd, SIOCOUTQ, &out) >= 0 &&
-	       in <= LIGHT_BYTES && out <= LIGHT_BYTES;
+	       in <= VMH_TCPS_LIGHT_BYTES && out <= VMH_TCPS_LIGHT_BYTES;
 }
 
 static void gather(struct vmh_tcps *s, void *arg)
@@ -324,7 +323,7 @@ int vmh_tcps_together(void)
 		vmh_tcps_glance(gather, &l);
 		for (int i = 0; i < l.n; i++)
 			l.v[i]->rounds = 0; /* asked once */
-		if (l.n && vmh_tcps_adopt_together(l.v, l.n))
+		if (l.n && vmh_tcps_adopt_together(l.v, l.n, VMH_R_TCP_BUSY))
 			last_lot_ns = vmh_now_ns();
 		for (int i = 0; i < l.n; i++)
 			vmh_obj_put(&l.v[i]->obj);

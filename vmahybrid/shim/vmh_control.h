@@ -49,6 +49,16 @@ struct vmh_session_take {
 /* Several in the time of one, which nearly all waits; n: from 1 to VMH_TAKES_MAX. */
 void vmh_session_tcp_take(struct vmh_session_take *v, int n);
 int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow_id, unsigned ifindex, unsigned reason);
+#define VMH_HOMES_MAX 32
+struct vmh_session_home {
+	int fd;
+	uint32_t flow_id;
+	unsigned ifindex, reason;
+	int err;       /* as of vmh_session_tcp_home() */
+	struct vmh_tcp_blob state; /* the caller's */
+};
+/* The same; n: from 1 to VMH_HOMES_MAX */
+void vmh_session_tcp_home_all(struct vmh_session_home *v, int n);
 /* What a ring got for a connection that is the kernel's again, struct vmh_tcp_frame; fills header and len in. 0 / -errno */
 int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames);
 /* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */

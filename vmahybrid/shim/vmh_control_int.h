@@ -34,6 +34,7 @@ void vmh_ctl_state_give_up(int fd, int i);               /* nobody waits for the
 #define VMH_CTL_STATE_ROOM (VMH_TCP_STATE_LEN + 2ul * VMH_TCP_STATE_MAX_QUEUE) /* holes, but for what is in it */
 /* A file for several states at a time, used once; closed by vmh_file_close(). false: the program's limits forbid it */
 bool vmh_ctl_states_file(struct vmh_file *f, int n);
+int vmh_ctl_states_put(const struct vmh_file *f, int i, const struct vmh_tcp_blob *state); /* 0 or -errno */
 int vmh_ctl_states_again(const struct vmh_file *f, int i, size_t len); /* into the file that is there always, as _put() */
 int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *state, size_t len);
 void vmh_ctl_state_fork_child(void);

@@ -227,7 +227,9 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who r
 bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread; false: the call has to do it */
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 void vmh_tcps_move_fork_child(void);
-int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n); /* the same; up to VMH_TAKES_MAX, held. How many it did */
+#define VMH_TCPS_LIGHT_BYTES 65536 /* in a queue of one that moves with others */
+/* The same; up to VMH_TAKES_MAX, held. How many it did. */
+int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why);
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
 /* Else the number is closed, or another file's, by a call that nobody saw or in the child of a vfork. A socket without
