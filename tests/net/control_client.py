@@ -314,6 +314,11 @@ class Interpreter:
             state = state[:50] + port.to_bytes(2, "big") + state[52:]
         return _plain(self.client.tcp_home(self.sockets[name].fileno(), flow_id, state))
 
+    def do_home_all(self, wanted: list[list[Any]], more: int = 0) -> list[dict[str, Any]]:
+        """Of each: name of the socket, flow, state."""
+        homes = [(self.sockets[name].fileno(), flow, bytes.fromhex(state)) for name, flow, state in wanted]
+        return [_plain(reply) for reply in self.client.tcp_home_all(homes, more)]
+
     def do_show(self, conns: list[list[Any]], ifname: str, count: int = 0, flags: int = 0) -> dict[str, Any]:
         """Of each: name of the socket, flow of the port, local, remote."""
         wanted = [(self.sockets[name].fileno(), flow, (a[0], a[1]), (b[0], b[1])) for name, flow, a, b in conns]

@@ -159,6 +159,51 @@ def test_several_are_parked_together(service: Service, netns_pair: Sandbox, far:
     assert not service.program.errors.count("Traceback")
 
 
+def test_several_come_home_together(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """What is refused among them is refused alone: no state, another's, one of them twice. One whose peer has closed is
+    told so, and those that were refused may come later, where fewer come than were said to follow."""
+    with several(service, netns_pair, far, 12) as (peer, others, wanted):
+        others[7].shutdown(socket.SHUT_WR)
+        time.sleep(0.05)
+        states = [reply["state"] for reply in peer.do("take_all", wanted=wanted)]
+        homed = Api(service).status()["counters"].get("tcp_homed_total", 0)
+        going = [[*one, states[i]] for i, one in enumerate(wanted)]
+        going[2] = [*wanted[2], "00" * 300]
+        going[5] = [*wanted[5], states[4]]
+        said = peer.do("home_all", wanted=[*going, going[0]])
+        assert [i for i, reply in enumerate(said) if reply["status"]] == [2, 5, 12]
+        assert {said[i]["reason"] for i in (2, 5, 12)} == {Reason.TCP_STATE}
+        begun = time.monotonic()
+        said = peer.do("home_all", wanted=[[*wanted[i], states[i]] for i in (2, 5)], more=3)
+        assert [reply["status"] for reply in said] == [0, 0]
+        assert 0.09 < time.monotonic() - begun < 1
+        assert Api(service).status()["counters"]["tcp_homed_total"] - homed == 12
+        assert Api(service).socket_flows() == []
+        for i, other in enumerate(others):
+            if i != 7:
+                other.send(b"%d" % i)
+            assert peer.do("recv", name=f"c{i}") == ("" if i == 7 else str(i))
+            peer.do("close", name=f"c{i}")
+            assert other.recv(10) == b""
+    assert not service.program.errors.count("Traceback")
+
+
+def test_a_program_that_ends_while_several_come_home(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """Each peer hears of it, from the kernel or from the service."""
+    with Peer(service, netns_pair.a):
+        files = open_files(service.program.pid)
+    for n in range(5):
+        with several(service, netns_pair, far, 16) as (peer, others, wanted):
+            states = [reply["state"] for reply in peer.do("take_all", wanted=wanted)]
+            peer.tell("home_all", wanted=[[*one, state] for one, state in zip(wanted, states, strict=True)])
+            time.sleep(0.002 * n)
+            peer.kill()
+            assert until(lambda ends=others: all(map(has_ended, ends)))
+    assert until(lambda: not Api(service).socket_flows())
+    assert until(lambda: len(open_files(service.program.pid)) <= len(files))
+    assert not service.program.errors.count("Traceback")
+
+
 def test_a_lot_takes_little_longer_than_one(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
     with several(service, netns_pair, far, 41) as (peer, _, wanted):
         begun = time.monotonic()

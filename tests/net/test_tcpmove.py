@@ -20,7 +20,7 @@ from net.xdp_lab import A, B, Lab, run
 from vmahybrid.errors import Refused
 from vmahybrid.net import tcpsock
 from vmahybrid.net.tcpfin import fin_frame, stale_frame
-from vmahybrid.net.tcpmove import MoveCounts, Mover
+from vmahybrid.net.tcpmove import Homing, MoveCounts, Mover
 from vmahybrid.net.tcprepair import MoveFailed
 from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState, seq
 from vmahybrid.steering.keys import Act, Action
@@ -317,3 +317,67 @@ def test_many_connections_at_once(lab: Lab, hold: Hold, mover: Mover) -> None:
             thread.join(30)
         assert errors == [] and not any(thread.is_alive() for thread in threads)
     assert mover.counts() == MoveCounts(adopted=80, homed=80)
+
+
+class Failing(Lost):
+    """``fails``: what does not succeed, and how often yet. All of a lot have the same."""
+
+    fails: dict[str, int]
+
+    def unsteer(self, *others: Lost) -> None:
+        self._fail("unsteer")
+        super().unsteer(*others)
+
+    def give(self, frames: Sequence[tuple[Lost, TcpState]]) -> None:
+        self._fail("give")
+        super().give(frames)
+
+    def _fail(self, what: str) -> None:
+        if self.fails.get(what, 0):
+            self.fails[what] -= 1
+            raise OSError(12, f"no {what}")
+
+
+@pytest.mark.parametrize(("fails", "counts"), [
+    ({}, MoveCounts(adopted=4, homed=3, refused=1)),
+    ({"unsteer": 2}, MoveCounts(adopted=4, homed=3, refused=1, retries=2)),
+    ({"give": 1}, MoveCounts(adopted=4, homed=3, refused=1, untold=3)),
+])
+def test_several_home_at_once(lab: Lab, hold: Hold, mover: Mover, fails: dict[str, int], counts: MoveCounts) -> None:
+    """One of them has another's state, and stays where it is."""
+    with contextlib.ExitStack() as sockets:
+        pairs = [connection(lab) for _ in range(4)]
+        for end in (end for pair in pairs for end in pair):
+            end.settimeout(5)
+            sockets.enter_context(end)
+        steered = [Failing(hold, moving) for _, moving in pairs]
+        for one in steered:
+            one.fails = fails
+        states = [mover.adopt(moving.fileno(), one) for (_, moving), one in zip(pairs, steered, strict=True)]
+        found = mover.home_all([Homing(moving.fileno(), states[at], steered[at])
+                                for (_, moving), at in zip(pairs, (0, 1, 1, 3), strict=True)])
+        assert [type(end) for end in found] == [type(None), type(None), Refused, type(None)]
+        assert mover.counts() == counts
+        mover.home(pairs[2][1].fileno(), states[2], steered[2])
+        for peer, moving in pairs:
+            talk(peer, moving)
+
+
+def test_none_of_several_has_its_frames(lab: Lab, hold: Hold, mover: Mover) -> None:
+    """It is said of each that the kernel has the connection."""
+    with contextlib.ExitStack() as sockets:
+        pairs = [connection(lab) for _ in range(2)]
+        for end in (end for pair in pairs for end in pair):
+            sockets.enter_context(end)
+        steered = [Failing(hold, moving) for _, moving in pairs]
+        for one in steered:
+            one.fails = {}
+        wanted = [Homing(moving.fileno(), mover.adopt(moving.fileno(), one), one)
+                  for (_, moving), one in zip(pairs, steered, strict=True)]
+        steered[0].fails["unsteer"] = 1000
+        found = mover.home_all(wanted)
+        assert [isinstance(end, MoveFailed) and end.alive for end in found] == [True, True]
+        assert mover.counts().failed == 2
+        Lost.unsteer(*steered)
+        for peer, moving in pairs:
+            talk(peer, moving)
