@@ -147,6 +147,8 @@ static inline int poll_for(struct vmh_ring *r, const struct vmh_sock *s, struct 
 {
 	int n = 0;
 
+	if (!VMH_GET(r->polled) && !vmh_held.internal)
+		VMH_SET(r->polled, 1);
 	if ((!seen && !pending(r)) || !vmh_trylock(&r->lock)) {
 		after(r, 0);
 		return 0;
@@ -240,15 +242,19 @@ void vmh_rings_settle(void)
 #define DRAIN_STEP 32
 
 /* Lock held. What waits in the ring costs nobody anything, and moved to a socket it counts against its buffer: so half
- * of that stays free, unless the ring is crowded. */
+ * of that stays free, unless the ring is crowded. A program that looks itself finds it: for each frame that this thread
+ * takes, there are locks that cost the program more than its own look, and with VMA_THREAD_MODE=0 system calls. */
 static int drain(struct vmh_ring *r, unsigned budget)
 {
 	unsigned n = 0;
 	int got = 1;
 
+	bool polled = VMH_GET(r->polled);
+
+	VMH_SET(r->polled, 0);
 	if (r->ops->crowded(r))
 		return r->ops->poll(r, budget);
-	while (got > 0 && n < budget && !r->brimming) {
+	while (!polled && got > 0 && n < budget && !r->brimming) {
 		got = r->ops->poll(r, budget - n < DRAIN_STEP ? budget - n : DRAIN_STEP);
 		n += got > 0 ? (unsigned)got : 0;
 	}

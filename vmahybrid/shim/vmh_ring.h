@@ -116,6 +116,7 @@ struct vmh_ring {
 	void (*others_end)(struct vmh_ring *r); /* no more of them in this look; under lock, may be NULL */
 	bool several;                 /* frames in this look, perhaps */
 	bool brimming;                /* a socket's buffer is half full since the program's last look; under lock */
+	uint8_t polled;               /* by the program, since vmh_rings_drain() */
 	void *other_arg;
 	/* After each poll, no lock held; may be NULL. frames VMH_BEFORE_SLEEP: a thread is about to sleep. */
 	void (*after)(struct vmh_ring *r, int frames);
