@@ -141,6 +141,7 @@ void vmh_before_exit(void)
 	if (!atomic_load(&started) || vmh_sys(SYS_getpid) != own_pid)
 		return;
 	vmh_tcps_finish(true);
+	vmh_tcps_home_all(VMH_R_CLOSED);
 	vmh_stats_fini();
 }
 
