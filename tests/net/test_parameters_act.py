@@ -692,6 +692,46 @@ def test_yield_while_spinning(start: Run, tmp_path: Path) -> None:
     assert loops_of_yield(start, tmp_path, VMA_RX_POLL_YIELD="1000") > 5
 
 
+SPINNERS = """
+import select
+import threading
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def spin(port):
+    s = udp(port)
+    s.settimeout(None)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300000))
+    def poll():
+        p = select.poll()
+        p.register(s, select.POLLIN)
+        p.poll(300)
+    try:
+        poll() if how == "poll" else s.recv(10)
+    except BlockingIOError:
+        pass
+threads = [threading.Thread(target=spin, args=(5100 + i,)) for i in range(count)]
+for t in threads:
+    t.start()
+for t in threads:
+    t.join()
+tell(timed_out=1)
+"""
+
+
+@pytest.mark.parametrize("how", ["recv", "poll"])
+def test_more_spin_than_there_are_processors(start: Run, tmp_path: Path, how: str) -> None:
+    """They take turns; who is alone has the processor."""
+    def yields(count: int, **parameters: str) -> int:
+        trace = tmp_path / "trace"
+        program = start(f"count, how = {count}, {how!r}" + SPINNERS, VMA_RX_POLL="-1", VMA_SELECT_POLL="-1",
+                        trace=trace, **parameters)
+        assert "timed_out" in program.result(20)
+        return trace.read_text().count("sched_yield(")
+
+    assert yields(3) > 100
+    assert yields(3, VMA_HYBRID_SPIN_TURNS="0") == 0
+    assert yields(1) == 0
+
+
 QUEUED = """
 s = udp(5029)
 tell(bound=1)

@@ -62,6 +62,8 @@ static uint64_t spin_end(const struct run *r)
 static int spin(struct vmh_waiter *w, struct run *r)
 {
 	uint64_t end = spin_end(r);
+	VMH_SPIN turns = { 0 };
+	unsigned loops = 0;
 
 	r->spun = true;
 	while (r->now < end) {
@@ -83,6 +85,8 @@ static int spin(struct vmh_waiter *w, struct run *r)
 			if (!w->on_ring(w)) /* the last member went home: nothing to spin for */
 				return 0;
 		}
+		if (vmh_unlikely(++loops % VMH_SPIN_TURN == 0))
+			vmh_spin_goes_on(&turns);
 		vmh_cpu_relax();
 		r->now = vmh_now_ns();
 	}

@@ -55,6 +55,7 @@ void vmh_started(void)
 		vmh_crash_init();
 		vmh_stats_init();
 		vmh_tcps_init();
+		vmh_spin_init();
 		own_pid = vmh_sys(SYS_getpid);
 		vmh_fdtab_own();
 		atomic_store_explicit(&started, 1, memory_order_release);

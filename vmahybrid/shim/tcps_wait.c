@@ -57,6 +57,7 @@ static bool kernel_ready(int fd)
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 {
 	int64_t budget = vmh_params.rx_poll;
+	VMH_SPIN turns = { 0 };
 
 	for (;;) {
 		vmh_rings_poll(POLL_BUDGET);
@@ -72,6 +73,8 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		w->loops++;
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
+		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0))
+			vmh_spin_goes_on(&turns);
 		if (vmh_unlikely(w->loops % LOOK_EVERY == 0)) {
 			pthread_testcancel();
 			if (kernel_ready(w->kfd))
@@ -81,5 +84,6 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		}
 		vmh_cpu_relax();
 	}
+	vmh_spin_ends(&turns);
 	return doze(s, w);
 }

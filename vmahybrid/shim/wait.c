@@ -1,7 +1,10 @@
 /* Sleeping and waking: one eventfd per thread that ever slept, the list of those who sleep now. */
 #include "vmh_iomux_int.h"
+#include "vmh_params.h"
 #include "vmh_ring.h"
+#include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
@@ -260,8 +263,31 @@ int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *
 	return err;
 }
 
+_Atomic int vmh_spinners;
+static int processors = INT_MAX; /* of the program; where nobody knows, nobody takes turns */
+
+void vmh_spin_init(void)
+{
+	cpu_set_t mine = { 0 }; /* the kernel fills as much as it has */
+
+	if (vmh_params.hybrid_spin_turns && vmh_sys(SYS_sched_getaffinity, 0, sizeof(mine), &mine) > 0)
+		processors = CPU_COUNT(&mine);
+}
+
+void vmh_spin_goes_on(struct vmh_spin *s)
+{
+	if (processors == INT_MAX)
+		return;
+	if (!s->counted)
+		atomic_fetch_add_explicit(&vmh_spinners, 1, memory_order_relaxed);
+	s->counted = true;
+	if (atomic_load_explicit(&vmh_spinners, memory_order_relaxed) > processors)
+		sched_yield();
+}
+
 void vmh_wait_fork_child(void)
 {
+	atomic_store(&vmh_spinners, 0);
 	vmh_lock_reset(&list_lock);
 	atomic_store(&vmh_sleepers, 0);
 	/* the eventfds are shared with the parent: reading ours would take away its wake-ups */
