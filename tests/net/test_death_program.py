@@ -60,7 +60,9 @@ def test_twenty_times(lab: Lab, place: int) -> None:
     neighbours = [lab.role(b, "serve", b.address, PORT + 1)]
     lab.on_ring(*neighbours)
     if place == 1:  # it was there for what stays with the interface: the far end of its own queue
-        gone_within(WITHIN, kill9(neighbours[0]), lambda: held(lab, neighbours[0]), "killed program")
+        killed = kill9(neighbours[0])
+        gone_within(WITHIN, killed, lambda: held(lab, neighbours[0]), "killed program")
+        gone_within(WITHIN, killed, lambda: [name for name in lab.memory_files() if "umem" in name], "its memory")
         neighbours = []
     lab.plain(a, "send", b.address, PORT, "block", 0.0003).wait_for("sending")
     quiet_maps, quiet_memory, quiet_links = lab.maps(), lab.memory_files(), lab.links()

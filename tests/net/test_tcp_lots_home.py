@@ -55,7 +55,7 @@ asyncio.run(main())
 """
 
 COMMON = """
-import fcntl, os, signal, socket, sys, time
+import ctypes, fcntl, os, signal, socket, sys, time
 def given(n):
     return (bytes(range(256)) * (n // 256 + 1))[:n]
 def ask(s, n, word="give"):
@@ -143,6 +143,14 @@ elif how.endswith("exit"):
     took = 0
     if how == "_exit":
         os._exit(0)
+    if how == "TERM exit":
+        libc = ctypes.CDLL(None)
+        libc.signal.restype = ctypes.c_void_p
+        assert not libc.signal(int(signal.SIGTERM), None)   # SIG_DFL it was, and is
+        assert not libc.signal(int(signal.SIGTERM), None)
+        print("done", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
 print("done", took, flush=True)
 """
 
@@ -189,7 +197,7 @@ def run(service: Service, how: str, policy: str) -> tuple[Program, int]:
     assert until(lambda: len(offloaded(service)) == (CONNS if policy else 0), 10)
     before = homed(service)
     program.process.send_signal(signal.SIGUSR1)
-    program.result(40)
+    assert program.wait(40) == (-signal.SIGTERM if "TERM" in how else 0), program.errors + program.output
     return program, homed(service) - before
 
 
@@ -204,7 +212,7 @@ def test_another_process_goes_on(service: Service, giver: Program, how: str, pol
     assert "lost" not in giver.output
 
 
-@pytest.mark.parametrize("how", ["exit", "_exit"])
+@pytest.mark.parametrize("how", ["exit", "_exit", "TERM exit"])
 def test_the_process_ends(service: Service, giver: Program, how: str, policy: str) -> None:
     """The peers have all that was sent, and the end."""
     program, came = run(service, how, policy)

@@ -10,6 +10,10 @@
  * So no handler runs while its thread holds a lock of ours: the wrapper sends the signal to its thread
  * again, siginfo and all, and returns into a context in which signals are blocked; the last unlock
  * unblocks them (vmh_lock.h). What the signal ends, a system call under a lock, is taken up again there.
+ *
+ * A program that has TCP connections on rings and dies by a signal would leave their peers without the rest of the data,
+ * and without the end of the stream, which the kernel sends for it. So where it has left a signal that kills to the
+ * kernel, there is a handler of ours that ends the connections as exit() does, and then has the kernel end the program.
  */
 #include "vmh_real.h"
 #include "vmh_iomux_int.h"
@@ -68,6 +72,22 @@ static bool can_wait(int sig, uint64_t w)
 	return !(BIT(sig) & FAULTS) && !(w & F_ONCE);
 }
 
+static _Atomic int ends_well; /* those of ENDING have a handler of ours where the program has none */
+#define ENDING (BIT(SIGHUP) | BIT(SIGINT) | BIT(SIGPIPE) | BIT(SIGALRM) | BIT(SIGTERM) | BIT(SIGUSR1) | BIT(SIGUSR2))
+
+static void ending(int sig)
+{
+	static _Atomic int once; /* who is told again does not wait */
+	const struct sigaction by_default = { .sa_handler = SIG_DFL };
+	uint64_t this = BIT(sig);
+
+	if (!atomic_exchange(&once, 1))
+		vmh_before_exit();
+	vmh_real()->sigaction(sig, &by_default, NULL);
+	vmh_sys(SYS_rt_sigprocmask, SIG_UNBLOCK, &this, NULL, sizeof(this));
+	vmh_sys(SYS_tgkill, vmh_sys(SYS_getpid), vmh_sys(SYS_gettid), sig);
+}
+
 static void wrapper(int sig, siginfo_t *info, void *ctx)
 {
 	uint64_t w = atomic_load(&handlers[sig]);
@@ -114,9 +134,43 @@ static void unwrap(struct sigaction *a, uint64_t w)
 	}
 	if (a->sa_sigaction != wrapper)
 		return;
+	if ((sighandler_t)(uintptr_t)(w & ~F_MASK) == ending) {
+		*a = (struct sigaction){ .sa_handler = SIG_DFL };
+		return;
+	}
 	a->sa_handler = (sighandler_t)(uintptr_t)(w & ~F_MASK);
 	if (!(w & F_SIGINFO))
 		a->sa_flags &= ~SA_SIGINFO;
+}
+
+static struct sigaction end_well(void)
+{
+	return (struct sigaction){ .sa_sigaction = wrapper, .sa_flags = SA_SIGINFO | SA_RESTART };
+}
+
+static void arm(int sig)
+{
+	const struct sigaction mine = end_well();
+	struct sigaction was;
+	uint64_t w = atomic_load(&handlers[sig]);
+
+	if (vmh_real()->sigaction(sig, NULL, &was) || was.sa_handler != SIG_DFL ||
+	    !atomic_compare_exchange_strong(&handlers[sig], &w, (uintptr_t)ending))
+		return;
+	/* the program may have set one meanwhile */
+	if (!vmh_real()->sigaction(sig, &mine, &was) && was.sa_handler != SIG_DFL)
+		vmh_real()->sigaction(sig, &was, NULL);
+}
+
+void vmh_signals_end_well(void)
+{
+	/* the first process of a container: the kernel lets no signal end it that it has no handler for */
+	if (vmh_likely(atomic_load_explicit(&ends_well, memory_order_relaxed)) || vmh_sys(SYS_getpid) == 1 ||
+	    atomic_exchange(&ends_well, 1))
+		return;
+	for (int sig = 1; sig < NSIGNALS; sig++)
+		if (ENDING & BIT(sig))
+			arm(sig);
 }
 
 /* 0, or -1 with libc's errno */
@@ -135,6 +189,10 @@ static int set_action(int sig, const struct sigaction *act, struct sigaction *ol
 		mine.sa_flags |= SA_SIGINFO;
 		/* before the kernel knows: the wrapper must never find an empty entry */
 		w = atomic_exchange(&handlers[sig], word_of(act));
+		act = &mine;
+	} else if (act && act->sa_handler == SIG_DFL && ENDING & BIT(sig) && atomic_load(&ends_well)) {
+		mine = end_well();
+		w = atomic_exchange(&handlers[sig], (uintptr_t)ending);
 		act = &mine;
 	}
 	r = vmh_real()->sigaction(sig, act, &was);

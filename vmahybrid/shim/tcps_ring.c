@@ -6,6 +6,7 @@
 #include "vmh_heap.h"
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
+#include "vmh_main.h"
 #include "vmh_tcps.h"
 #include "vmh_params.h"
 #include "vmh_tcps_info.h"
@@ -70,6 +71,7 @@ static _Atomic bool looked_after = false; /* by the internal thread, every look_
 void vmh_tring_count(struct vmh_tring *t, int more)
 {
 	VMH_SET(t->used, 1);
+	vmh_signals_end_well();
 	if (!atomic_fetch_add(&t->tr.ring->conns, (uint32_t)more) && !atomic_load(&looked_after))
 		vmh_worker_wake();
 }
