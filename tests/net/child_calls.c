@@ -119,7 +119,7 @@ static void fork_at_the_start(void)
 
 	for (int i = 0; i < 3; i++)
 		pthread_create(&threads[i], NULL, open_sockets, NULL);
-	for (int i = 0; i < 5; i++) {
+	for (int i = 0; i < 20; i++) {
 		int pid = fork();
 
 		if (!pid) {

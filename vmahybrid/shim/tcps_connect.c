@@ -199,6 +199,7 @@ static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 	int rc, err;
 
 	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1, began);
+	w.state = VMH_TCPS_RING; /* as the caller has seen it: a fork in another thread may have sent it home since */
 	for (;;) {
 		err = vmh_tcps_wait(s, &w);
 		if (atomic_load(&s->obj.closed))
