@@ -158,36 +158,38 @@ class Mover:
             raise found
 
     def home_all(self, wanted: Sequence[Homing]) -> list[BaseException | None]:
-        """home() of several, which share what takes longest: what it raises of each. A new socket is as it was where it
-        is not the connection's."""
+        """home() of several, which share what takes longest, and ``timeout``: what it raises of each. A new socket is
+        as it was where it is not the connection's."""
+        until = time.monotonic() + self._timeout
+
         def unsteer(at: list[int]) -> None:
             first, *others = (wanted[i].steering for i in at)
-            self._persist(lambda: first.unsteer(*others))
+            self._persist(lambda: first.unsteer(*others), until)
 
         def give(at: list[int]) -> None:
-            self._give([(wanted[i].steering, wanted[i].state) for i in at])
+            self._give([(wanted[i].steering, wanted[i].state) for i in at], until)
 
-        return tcprepair.together([self._homing(one) for one in wanted], [unsteer, give])
+        return tcprepair.together([self._homing(one, until) for one in wanted], [unsteer, give])
 
-    def _homing(self, one: Homing) -> Generator[None, None, None]:
+    def _homing(self, one: Homing, until: float) -> Generator[None, None, None]:
         """Waits until the frames are the kernel's, and until it has what give() gives."""
         with self._move(one.fd) as (sock, inode):
             if one.begins:
-                kept = self._persist(lambda: tcprepair.begin(sock, one.state))
+                kept = self._persist(lambda: tcprepair.begin(sock, one.state), until)
             else:
-                kept = self._rebuild(sock, inode, one.state)
+                kept = self._rebuild(sock, inode, one.state, until)
             with _ending(sock, one.state):
                 yield
                 tcprepair.nudge(sock, kept)
                 yield
             self._count("homed")
 
-    def _rebuild(self, sock: socket.socket, inode: int, state: TcpState) -> Kept:
+    def _rebuild(self, sock: socket.socket, inode: int, state: TcpState, until: float) -> Kept:
         with self._lock:
             known = self._kept.get(inode)
         if known is not None and not known.is_of(state):
             known = None    # of a socket long closed; rebuild() asks this one
-        kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True))
+        kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True), until)
         self.forget(inode)
         return kept
 
@@ -208,7 +210,7 @@ class Mover:
             tcprepair.nudge(sock, kept)
             self._give([(steering, state)])
 
-    def _give(self, frames: Sequence[tuple[Steering, TcpState]]) -> None:
+    def _give(self, frames: Sequence[tuple[Steering, TcpState]], until: float | None = None) -> None:
         """A FIN of the peer has to come. Else it is for the window: the other stack may have left the peer one too
         small for a segment, and the kernel takes it for told of its own by nudge(), of which the peer takes no window.
         Without this the peer asks after its RTO, 0.2 s."""
@@ -219,19 +221,19 @@ class Mover:
             for _ in range(len(frames) - len(fins)):
                 self._count("untold")
             if fins:
-                self._persist(lambda: fins[0][0].give(fins))
+                self._persist(lambda: fins[0][0].give(fins), until)
 
-    def _persist(self, step: Callable[[], _T]) -> _T:
-        """Until it succeeds, or ``timeout`` is over. A refusal is final, and so is what the kernel will not say
-        otherwise the next time."""
-        deadline = time.monotonic() + self._timeout
+    def _persist(self, step: Callable[[], _T], until: float | None = None) -> _T:
+        """Until it succeeds, or it is that time, ``timeout`` from now. A refusal is final, and so is what the kernel
+        will not say otherwise the next time."""
+        until = until or time.monotonic() + self._timeout
         while True:
             try:
                 return step()
             except Refused:
                 raise
             except Exception as error:
-                if time.monotonic() >= deadline or getattr(error, "errno", None) in _FINAL:
+                if time.monotonic() >= until or getattr(error, "errno", None) in _FINAL:
                     raise
             self._count("retries")
             time.sleep(_PAUSE)

@@ -1,5 +1,6 @@
 /* What the session with the service is asked: rings, flows, neighbours, and TCP connections that change sides. */
 #include "vmh_control_int.h"
+#include "vmh_iomux_int.h"
 #include "vmh_lane.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
@@ -364,30 +365,34 @@ int vmh_session_tcp_home(int fd, const struct vmh_tcp_blob *state, uint32_t flow
 	return err;
 }
 
-/* lock held; the states are in the file */
-static void home_all(struct vmh_session_home *v, int n, const struct vmh_file *several)
-{
-	struct vmh_msg_tcp_home req[n];
-	struct vmh_msg_hdr ack[n];
-	struct vmh_ctl_request q[n];
+/* Not on the stack, which may be a handler's. */
+struct homes {
+	struct vmh_msg_tcp_home req[VMH_HOMES_MAX];
+	struct vmh_msg_hdr ack[VMH_HOMES_MAX];
+	struct vmh_ctl_request q[VMH_HOMES_MAX];
+};
 
+/* lock held; the states are in the file */
+static void home_all(struct vmh_session_home *v, int n, const struct vmh_file *several, struct homes *m)
+{
 	for (int i = 0; i < n; i++) {
-		req[i] = (struct vmh_msg_tcp_home){ .flow_id = v[i].flow_id, .ifindex = v[i].ifindex,
-						    .follow = (unsigned)(n - i - 1),
-						    .at = (unsigned)i * VMH_CTL_STATE_ROOM };
-		vmh_ctl_header(&req[i].hdr, VMH_MSG_TCP_HOME, sizeof(req[i]));
-		req[i].hdr.reason = v[i].reason;
-		q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .out = { v[i].fd, several->fd }, .nout = 2, .reply = &ack[i] };
+		m->req[i] = (struct vmh_msg_tcp_home){ .flow_id = v[i].flow_id, .ifindex = v[i].ifindex,
+						       .follow = (unsigned)(n - i - 1),
+						       .at = (unsigned)i * VMH_CTL_STATE_ROOM };
+		vmh_ctl_header(&m->req[i].hdr, VMH_MSG_TCP_HOME, sizeof(m->req[i]));
+		m->req[i].hdr.reason = v[i].reason;
+		m->q[i] = (struct vmh_ctl_request){ .req = &m->req[i].hdr, .out = { v[i].fd, several->fd }, .nout = 2,
+						    .reply = &m->ack[i] };
 	}
-	vmh_ctl_rpc_many(q, n, sizeof(ack[0]));
+	vmh_ctl_rpc_many(m->q, n, sizeof(m->ack[0]));
 	for (int i = 0; i < n; i++)
-		v[i].err = no_answer(q[i].err) ? -ENOTCONN : q[i].err;
+		v[i].err = no_answer(m->q[i].err) ? -ENOTCONN : m->q[i].err;
 }
 
 /* lock held. In a file of their own. */
 static bool put_all(const struct vmh_session_home *v, int n, struct vmh_file *several)
 {
-	bool done = n > 1 && vmh_ctl_fd >= 0 && vmh_ctl_states_file(several, n);
+	bool done = vmh_ctl_fd >= 0 && vmh_ctl_states_file(several, n);
 
 	for (int i = 0; done && i < n; i++)
 		done = !vmh_ctl_states_put(several, i, &v[i].state);
@@ -396,16 +401,19 @@ static bool put_all(const struct vmh_session_home *v, int n, struct vmh_file *se
 
 void vmh_session_tcp_home_all(struct vmh_session_home *v, int n)
 {
+	struct homes *m = n > 1 ? vmh_scratch_new(sizeof(*m)) : NULL;
 	struct vmh_file file = { .fd = -1 };
 
 	vmh_lock(&vmh_ctl_lock);
-	if (put_all(v, n, &file))
-		home_all(v, n, &file);
+	if (m && put_all(v, n, &file))
+		home_all(v, n, &file, m);
 	else
 		for (int i = 0; i < n; i++)
 			v[i].err = home(v[i].fd, &v[i].state, v[i].flow_id, v[i].ifindex, v[i].reason);
 	vmh_file_close(&file);
 	vmh_unlock(&vmh_ctl_lock);
+	if (m)
+		vmh_scratch_free(m, sizeof(*m));
 }
 
 int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames)

@@ -708,19 +708,21 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 }
 
 /* Those that go home from rings in the time of one. What does not, for a call of another thread, stays for
- * vmh_tcps_home(). */
+ * vmh_tcps_home(). In memory of its own: who calls may be a handler with a small stack. */
 struct homers {
 	unsigned reason;
 	bool must;
 	int n;
 	struct vmh_tcps *v[VMH_HOMES_MAX]; /* held */
 	struct homing h[VMH_HOMES_MAX];
+	struct homing *alone[VMH_HOMES_MAX], *of[VMH_HOMES_MAX]; /* of[i]: whom ask[i] is for */
+	struct vmh_session_home ask[VMH_HOMES_MAX];
 };
 
 /* The object lock is held from here on; false: it is not. */
 static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
 {
-	if (closed_unseen(s, l->reason) || !vmh_trylock(&s->obj.lock))
+	if (!vmh_trylock(&s->obj.lock))
 		return false;
 	*h = (struct homing){ .s = s, .must = l->must, .home.reason = l->reason };
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h))
@@ -737,29 +739,29 @@ static void arrives(struct homing *h)
 }
 
 /* Those that have much would hold the others up, and come last. */
-static void go_home_together(struct homing *h, int n)
+static void go_home_together(struct homers *l, int n)
 {
-	struct vmh_session_home ask[VMH_HOMES_MAX];
-	struct homing *alone[VMH_HOMES_MAX], *of[VMH_HOMES_MAX];
 	int asked = 0, left = 0;
 
 	for (int i = 0; i < n; i++) {
-		if (h[i].home.err || h[i].home.state.len > VMH_TCPS_LIGHT_BYTES) {
-			alone[left++] = h + i;
+		struct homing *h = l->h + i;
+
+		if (h->home.err || h->home.state.len > VMH_TCPS_LIGHT_BYTES) {
+			l->alone[left++] = h;
 		} else {
-			ask[asked] = h[i].home;
-			of[asked++] = h + i;
+			l->ask[asked] = h->home;
+			l->of[asked++] = h;
 		}
 	}
 	if (asked)
-		vmh_session_tcp_home_all(ask, asked);
+		vmh_session_tcp_home_all(l->ask, asked);
 	for (int i = 0; i < asked; i++) {
-		of[i]->home.err = ask[i].err;
-		arrives(of[i]);
+		l->of[i]->home.err = l->ask[i].err;
+		arrives(l->of[i]);
 	}
 	for (int i = 0; i < left; i++) {
-		ask_home(&alone[i]->home);
-		arrives(alone[i]);
+		ask_home(&l->alone[i]->home);
+		arrives(l->alone[i]);
 	}
 }
 
@@ -767,9 +769,11 @@ static void home_together(struct homers *l)
 {
 	int n = 0;
 
+	for (int i = 0; i < l->n; i++) /* no lock is held yet */
+		closed_unseen(l->v[i], l->reason);
 	for (int i = 0; i < l->n; i++)
 		n += joins(l->h + n, l->v[i], l);
-	go_home_together(l->h, n);
+	go_home_together(l, n);
 	for (int i = 0; i < l->n; i++)
 		vmh_obj_put(&l->v[i]->obj);
 	l->n = 0;
@@ -780,8 +784,10 @@ static struct homers *homers_new(unsigned reason, bool must)
 {
 	struct homers *l = vmh_scratch_new(sizeof(*l));
 
-	if (l)
-		*l = (struct homers){ .reason = reason, .must = must };
+	if (l) { /* zeros */
+		l->reason = reason;
+		l->must = must;
+	}
 	return l;
 }
 
