@@ -162,9 +162,10 @@ class Client:
             return self.call(lib.VMH_MSG_TCP_HOME, "struct vmh_msg_tcp_home", fd, file.fileno(), flow_id=flow_id,
                              ifindex=ifindex)
 
-    def tcp_home_all(self, wanted: list[tuple[int, int, bytes]], more: int = 0) -> list[Any]:
-        """(socket, flow, state) of each, in one go: the replies, in that order. ``more`` as of tcp_take_all()."""
-        room, order = 4096, []
+    def tcp_home_all(self, wanted: list[tuple[int, int, bytes]], more: int = 0, room: int = 4096) -> list[Any]:
+        """(socket, flow, state) of each, in one go: the replies, in that order. ``more`` as of tcp_take_all(); ``room``
+        bytes are between two states."""
+        order = []
         with open(os.memfd_create("state"), "w+b") as file:
             for i, (fd, flow_id, state) in enumerate(wanted):
                 os.pwrite(file.fileno(), state, i * room)
@@ -314,10 +315,10 @@ class Interpreter:
             state = state[:50] + port.to_bytes(2, "big") + state[52:]
         return _plain(self.client.tcp_home(self.sockets[name].fileno(), flow_id, state))
 
-    def do_home_all(self, wanted: list[list[Any]], more: int = 0) -> list[dict[str, Any]]:
+    def do_home_all(self, wanted: list[list[Any]], more: int = 0, room: int = 4096) -> list[dict[str, Any]]:
         """Of each: name of the socket, flow, state."""
         homes = [(self.sockets[name].fileno(), flow, bytes.fromhex(state)) for name, flow, state in wanted]
-        return [_plain(reply) for reply in self.client.tcp_home_all(homes, more)]
+        return [_plain(reply) for reply in self.client.tcp_home_all(homes, more, room)]
 
     def do_show(self, conns: list[list[Any]], ifname: str, count: int = 0, flags: int = 0) -> dict[str, Any]:
         """Of each: name of the socket, flow of the port, local, remote."""

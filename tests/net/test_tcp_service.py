@@ -188,6 +188,22 @@ def test_several_come_home_together(service: Service, netns_pair: Sandbox, far: 
     assert not service.program.errors.count("Traceback")
 
 
+def test_much_among_several_that_come_home(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
+    """More than a megabyte that nobody has read comes home beside others."""
+    with several(service, netns_pair, far, 3) as (peer, others, wanted):
+        states = [TcpState.unpack(bytes.fromhex(reply["state"])) for reply in peer.do("take_all", wanted=wanted)]
+        much = b"much" * 300_000
+        states[1] = dataclasses.replace(states[1], receive=much, rcv_nxt=(states[1].rcv_nxt + len(much)) % (1 << 32))
+        going = [[*one, state.pack().hex()] for one, state in zip(wanted, states, strict=True)]
+        assert [reply["status"] for reply in peer.do("home_all", wanted=going, room=2 << 20)] == [0, 0, 0]
+        got = 0
+        while got < len(much):
+            got += len(peer.do("recv", name="c1"))
+        for i in (0, 2):
+            others[i].send(b"%d" % i)
+            assert peer.do("recv", name=f"c{i}") == str(i)
+
+
 def test_a_program_that_ends_while_several_come_home(service: Service, netns_pair: Sandbox, far: socket.socket) -> None:
     """Each peer hears of it, from the kernel or from the service."""
     with Peer(service, netns_pair.a):

@@ -50,6 +50,7 @@ LOT_SECONDS = 0.1       # in which those that were said to follow come
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
 MOVES_AT_ONCE = 32      # threads: one program's that takes long holds no other's up
 DOUBT_SECONDS = 10.0    # in which a program may say that the answer came too late for it
+LIGHT_BYTES = 1 << 20   # of a state that goes home with others: all of them are in memory then
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -75,11 +76,21 @@ class Room:
     file: int
     at: int
 
-    def read(self) -> TcpState:
-        """Raises Refused."""
+    def is_light(self) -> bool:
+        """As far as it is a state at all."""
+        try:
+            _check_memory(self.file)
+            return TcpState.length_of(os.pread(self.file, HEADER_LEN, self.at)) <= LIGHT_BYTES
+        except (Refused, OSError, OverflowError, ValueError, struct.error):
+            return True
+
+    def read(self, light: bool) -> TcpState:
+        """``light``: it was. Raises Refused."""
         _check_memory(self.file)
         try:
             length = TcpState.length_of(os.pread(self.file, HEADER_LEN, self.at))
+            if light and length > LIGHT_BYTES:
+                raise ValueError("it has become longer")
             return TcpState.unpack(os.pread(self.file, length, self.at))
         except (OSError, OverflowError, ValueError, struct.error) as error:
             log.info("TCP: the state is none: %s", error)
@@ -325,11 +336,20 @@ class TcpMoves:
 
     def _home_all(self, lot: list[_Way], loop: asyncio.AbstractEventLoop) -> None:
         """In a thread, as reading the states and asking the sockets is work, too."""
+        heavy: list[_Way] = []
+        light: list[_Way] = []
+        for way in lot:
+            (light if way.room.is_light() else heavy).append(way)
+        self._home_together(light, True, loop)
+        for way in heavy:
+            self._home_together([way], False, loop)
+
+    def _home_together(self, lot: list[_Way], light: bool, loop: asyncio.AbstractEventLoop) -> None:
         ends: list[tuple[Flow, TcpState | None] | BaseException] = []
         going: list[tuple[int, Flow, Homing]] = []
         for at, way in enumerate(lot):
             try:
-                flow, homing = way.begin(loop)
+                flow, homing = way.begin(light, loop)
             except Exception as error:
                 ends.append(error)
                 continue
@@ -581,9 +601,9 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
     parked: Parked | None
     port: Flow | None
 
-    def begin(self, loop: asyncio.AbstractEventLoop) -> tuple[Flow, Homing | None]:
+    def begin(self, light: bool, loop: asyncio.AbstractEventLoop) -> tuple[Flow, Homing | None]:
         """In a thread. None: it is home. Raises Refused."""
-        state = self.room.read()
+        state = self.room.read(light)
         if self.parked is None and _is_home(self.fd, state):
             return self._flow_of(state), None
         flow = self._checked(state)
