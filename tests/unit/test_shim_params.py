@@ -768,11 +768,13 @@ CONF_RULE = 59
 class Asked:
     """The rules of libvma.conf in a running process."""
 
-    def __init__(self, driver: Path, log: Path, **env: str) -> None:
+    def __init__(self, driver: Path, log: Path, nofile: int = 0, **env: str) -> None:
+        """``nofile``: so many descriptors it may have from its start on."""
+        limit = ["prlimit", f"--nofile={nofile}:"] if nofile else []
         clean = {key: value for key, value in os.environ.items() if not key.startswith("VMA_")}
         self.log = log
-        self.process = subprocess.Popen([driver, "conf"], env=clean | env | {"VMA_LOG_FILE": str(log)}, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.process = subprocess.Popen([*limit, driver, "conf"], env=clean | env | {"VMA_LOG_FILE": str(log)},
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
 
     def ask(self, role: int, first: str, second: str = "0.0.0.0 0") -> int:
         assert self.process.stdin and self.process.stdout
@@ -875,10 +877,9 @@ def test_a_libvma_conf_that_may_not_be_read_at_first(driver: Path, tmp_path: Pat
     """What stood in the way may go without a change of the file: programs become other users."""
     conf, log = tmp_path / "libvma.conf", tmp_path / "log"
     conf.write_text("use os udp_sender *:53\n")
-    asked = Asked(driver, log, VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="warn")
-    limits = resource.prlimit(asked.process.pid, resource.RLIMIT_NOFILE)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     log_is_open = 4     # stdin, stdout, stderr, the log
-    resource.prlimit(asked.process.pid, resource.RLIMIT_NOFILE, (log_is_open, limits[1]))
+    asked = Asked(driver, log, log_is_open, VMA_CONFIG_FILE=str(conf), VMA_TRACELEVEL="warn")
     assert [asked.ask(SENDER, "10.0.0.1 53") for _ in range(3)] == [0] * 3
     resource.prlimit(asked.process.pid, resource.RLIMIT_NOFILE, limits)
     assert asked.ask(SENDER, "10.0.0.1 53") == CONF_RULE

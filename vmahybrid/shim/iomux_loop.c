@@ -62,7 +62,7 @@ static uint64_t spin_end(const struct run *r)
 static int spin(struct vmh_waiter *w, struct run *r)
 {
 	uint64_t end = spin_end(r);
-	VMH_SPIN turns = { 0 };
+	VMH_SPINS_HERE;
 	unsigned loops = 0;
 
 	r->spun = true;
@@ -86,7 +86,7 @@ static int spin(struct vmh_waiter *w, struct run *r)
 				return 0;
 		}
 		if (vmh_unlikely(++loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(&turns);
+			vmh_spin_goes_on();
 		vmh_cpu_relax();
 		r->now = vmh_now_ns();
 	}

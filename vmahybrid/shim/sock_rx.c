@@ -352,8 +352,7 @@ static struct vmh_buf *poll_once(struct vmh_sock *s, bool peek)
 }
 
 /* Spin on the rings. 0: *b, or a datagram may be in the queue. -EAGAIN: budget spent. */
-static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops, struct vmh_spin *turns, bool peek,
-		struct vmh_buf **b)
+static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops, bool peek, struct vmh_buf **b)
 {
 	int64_t budget = vmh_params.rx_poll;
 
@@ -373,7 +372,7 @@ static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops
 		if (vmh_params.rx_poll_yield && *loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
 		if (vmh_unlikely(*loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(turns);
+			vmh_spin_goes_on();
 		if (vmh_unlikely(*loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel(); /* no lock is held; the interposer's reference is dropped by its cleanup */
 			if (w->deadline && vmh_now_ns() >= w->deadline)
@@ -389,7 +388,7 @@ static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops
 VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	struct vmh_waiting w;
-	VMH_SPIN turns = { 0 };
+	VMH_SPINS_HERE;
 	uint64_t loops = 0;
 	struct vmh_buf *b = NULL;
 	bool missed = false;
@@ -402,7 +401,7 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
 		r = vmh_interrupted(&w) ? -EINTR :
-		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, &turns, flags & MSG_PEEK, &b) : -EAGAIN;
+		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
 			r = b ? handed(s, m, flags, b) : take(s, m, flags);
 			if (r != -EAGAIN) {
@@ -427,7 +426,7 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 			count_poll(s, false);
 			missed = true;
 		}
-		vmh_spin_ends(&turns);
+		vmh_spin_ends();
 		int err = doze(s, fd, &w);
 		if (err)
 			return vmh_sock_recv_failed(s, err);

@@ -191,7 +191,7 @@ static int wait_for(struct waiting *w)
 {
 	int64_t budget = vmh_params.rx_poll;
 	struct pollfd none = { .fd = -1 };
-	VMH_SPIN turns = { 0 };
+	VMH_SPINS_HERE;
 	int err;
 
 	for (;;) {
@@ -209,7 +209,7 @@ static int wait_for(struct waiting *w)
 		}
 		if (budget >= 0 && w->loops >= (uint64_t)budget) {
 			count_poll(w, false);
-			vmh_spin_ends(&turns);
+			vmh_spin_ends();
 			err = vmh_doze(&w->w, &none, may_go_on, w);
 			if (err)
 				return err;
@@ -219,7 +219,7 @@ static int wait_for(struct waiting *w)
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
 		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(&turns);
+			vmh_spin_goes_on();
 		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel();
 			if (w->w.deadline && vmh_now_ns() >= w->w.deadline) {

@@ -57,7 +57,7 @@ static bool kernel_ready(int fd)
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 {
 	int64_t budget = vmh_params.rx_poll;
-	VMH_SPIN turns = { 0 };
+	VMH_SPINS_HERE;
 
 	for (;;) {
 		vmh_rings_poll(POLL_BUDGET);
@@ -74,7 +74,7 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
 		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(&turns);
+			vmh_spin_goes_on();
 		if (vmh_unlikely(w->loops % LOOK_EVERY == 0)) {
 			pthread_testcancel();
 			if (kernel_ready(w->kfd))
@@ -84,6 +84,6 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		}
 		vmh_cpu_relax();
 	}
-	vmh_spin_ends(&turns);
+	vmh_spin_ends();
 	return doze(s, w);
 }

@@ -38,20 +38,23 @@ bool vmh_in_handler(void); /* of a signal, this thread; also after a longjmp() o
 
 /* A call that spins. Where more threads of the program do so than it has processors, each would take the processor from
  * the others for a whole slice of milliseconds: they take turns (VMA_HYBRID_SPIN_TURNS). */
-struct vmh_spin {
-	bool counted;
-};
-#define VMH_SPIN __attribute__((cleanup(vmh_spin_ends))) struct vmh_spin /* also when the thread is cancelled */
+extern __thread bool vmh_spins __attribute__((tls_model("initial-exec"))); /* this thread is counted */
 #define VMH_SPIN_TURN 16 /* looks */
-extern _Atomic int vmh_spinners;
-void vmh_spin_init(void);                                    /* at the start of the process */
-VMH_COLD void vmh_spin_goes_on(struct vmh_spin *s);          /* after each VMH_SPIN_TURN looks in vain */
-static inline void vmh_spin_ends(struct vmh_spin *s)
+void vmh_spin_init(void);               /* at the start of the process */
+VMH_COLD void vmh_spin_goes_on(void);   /* after each VMH_SPIN_TURN looks in vain */
+VMH_COLD void vmh_spin_over(void);
+static inline void vmh_spin_ends(void)
 {
-	if (s->counted)
-		atomic_fetch_sub_explicit(&vmh_spinners, 1, memory_order_relaxed);
-	s->counted = false;
+	if (vmh_unlikely(vmh_spins))
+		vmh_spin_over();
 }
+static inline void vmh_spin_left(const char *here)
+{
+	(void)here;
+	vmh_spin_ends();
+}
+/* Ends where the block does, also when the thread is cancelled. */
+#define VMH_SPINS_HERE __attribute__((cleanup(vmh_spin_left), unused)) const char spins_here = 0
 
 /* The counters as they were when a call began. What it has to set up may take longer than the wait. */
 struct vmh_signals {

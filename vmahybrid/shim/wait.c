@@ -263,7 +263,8 @@ int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *
 	return err;
 }
 
-_Atomic int vmh_spinners;
+__thread bool vmh_spins __attribute__((tls_model("initial-exec")));
+static _Atomic int spinners;
 static int processors = INT_MAX; /* of the program; where nobody knows, nobody takes turns */
 
 void vmh_spin_init(void)
@@ -274,20 +275,27 @@ void vmh_spin_init(void)
 		processors = CPU_COUNT(&mine);
 }
 
-void vmh_spin_goes_on(struct vmh_spin *s)
+void vmh_spin_goes_on(void)
 {
 	if (processors == INT_MAX)
 		return;
-	if (!s->counted)
-		atomic_fetch_add_explicit(&vmh_spinners, 1, memory_order_relaxed);
-	s->counted = true;
-	if (atomic_load_explicit(&vmh_spinners, memory_order_relaxed) > processors)
+	if (!vmh_spins) /* else a handler has jumped out of a call that was */
+		atomic_fetch_add_explicit(&spinners, 1, memory_order_relaxed);
+	vmh_spins = true;
+	if (atomic_load_explicit(&spinners, memory_order_relaxed) > processors)
 		sched_yield();
+}
+
+void vmh_spin_over(void)
+{
+	vmh_spins = false;
+	atomic_fetch_sub_explicit(&spinners, 1, memory_order_relaxed);
 }
 
 void vmh_wait_fork_child(void)
 {
-	atomic_store(&vmh_spinners, 0);
+	atomic_store(&spinners, 0);
+	vmh_spins = false;
 	vmh_lock_reset(&list_lock);
 	atomic_store(&vmh_sleepers, 0);
 	/* the eventfds are shared with the parent: reading ours would take away its wake-ups */

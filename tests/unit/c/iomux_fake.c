@@ -281,6 +281,10 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 	(void)s;
 }
 
+void vmh_before_exit(void)
+{
+}
+
 bool vmh_crash_handles(const struct sigaction *act)
 {
 	(void)act;
