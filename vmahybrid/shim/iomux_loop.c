@@ -86,7 +86,7 @@ static int spin(struct vmh_waiter *w, struct run *r)
 				return 0;
 		}
 		if (vmh_unlikely(++loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on();
+			vmh_spin_goes_on(loops);
 		vmh_cpu_relax();
 		r->now = vmh_now_ns();
 	}

@@ -219,7 +219,7 @@ static int wait_for(struct waiting *w)
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
 		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on();
+			vmh_spin_goes_on(w->loops);
 		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel();
 			if (w->w.deadline && vmh_now_ns() >= w->w.deadline) {

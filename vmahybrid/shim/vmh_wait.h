@@ -41,7 +41,7 @@ bool vmh_in_handler(void); /* of a signal, this thread; also after a longjmp() o
 extern __thread bool vmh_spins __attribute__((tls_model("initial-exec"))); /* this thread is counted */
 #define VMH_SPIN_TURN 16 /* looks */
 void vmh_spin_init(void);               /* at the start of the process */
-VMH_COLD void vmh_spin_goes_on(void);   /* after each VMH_SPIN_TURN looks in vain */
+VMH_COLD void vmh_spin_goes_on(uint64_t looks); /* after each VMH_SPIN_TURN of them in vain */
 VMH_COLD void vmh_spin_over(void);
 static inline void vmh_spin_ends(void)
 {

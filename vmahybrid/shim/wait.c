@@ -275,14 +275,19 @@ void vmh_spin_init(void)
 		processors = CPU_COUNT(&mine);
 }
 
-void vmh_spin_goes_on(void)
+#define LONG_LOOKS 256 /* a shorter wait is not worth two atomic operations */
+
+void vmh_spin_goes_on(uint64_t looks)
 {
+	int others = atomic_load_explicit(&spinners, memory_order_relaxed) - vmh_spins;
+
 	if (processors == INT_MAX)
 		return;
-	if (!vmh_spins) /* else a handler has jumped out of a call that was */
+	if (!vmh_spins && (looks >= LONG_LOOKS || others >= processors)) { /* else a handler may have jumped out of a call that was */
 		atomic_fetch_add_explicit(&spinners, 1, memory_order_relaxed);
-	vmh_spins = true;
-	if (atomic_load_explicit(&spinners, memory_order_relaxed) > processors)
+		vmh_spins = true;
+	}
+	if (others >= processors)
 		sched_yield();
 }
 
