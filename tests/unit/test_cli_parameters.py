@@ -570,6 +570,9 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
         line = next(number for number, row in enumerate(text.split("\n"), 1) if token in row)
         err = capsys.readouterr().err
         assert err.startswith(f"{place}/rules:{line}: not a statement") and err.endswith(f'"{token}"\n'), err
+    (place / "rules").write_text("use os udp_connect 10.0.0.0/32:1\nuse vma tcp_client *:2:10.0.0.1/33:*\n")
+    assert main(["config", "check", str(place / "rules")]) == 1
+    assert capsys.readouterr().err == f'{place}/rules:2: a prefix of more than 32 bits, using 32: "10.0.0.1/33"\n'
     assert main(["config", "check", "/nonexistent"]) == 2
 
 

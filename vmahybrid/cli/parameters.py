@@ -197,7 +197,8 @@ def check_file(path: Path) -> tuple[str, list[str]]:
         rules = libvma_conf.check(data)
         if isinstance(rules, paramfile.Problem):
             return "libvma.conf", [str(rules)]
-        return f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids", []
+        found = f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids"
+        return found, [str(notice) for notice in rules.notices]
     text = os.fsdecode(data)
     in_directory = path.parent.absolute() == profiles.directory().absolute()
     known = () if in_directory else tuple(profiles.files())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import Any
 
 from vmahybrid._contracts import ffi, lib
 from vmahybrid.config.paramfile import Problem, refused
@@ -14,10 +15,11 @@ STATEMENTS = ("application-id", "use", "log")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``blocks`` are (program, id)."""
+    """``blocks`` are (program, id). ``notices``: what is not as written, the first 16 of them."""
 
     blocks: tuple[tuple[str, str], ...]
     rules: int
+    notices: tuple[Problem, ...] = ()
 
 
 def looks_like_it(text: str) -> bool:
@@ -34,8 +36,12 @@ def check(data: bytes) -> Rules | Problem:
         return problem
     found, error = ffi.new("struct vmh_conf *"), ffi.new("struct vmh_conf_error *")
     if lib.vmh_conf_parse(data, found, error):
-        token = ffi.string(error.token).decode(errors="replace")
-        return Problem(error.line, ffi.string(error.what).decode(), token)
+        return _problem(error)
     blocks = [found.blocks[i] for i in range(found.nblocks)]
     names = [tuple(ffi.string(part).decode(errors="replace") for part in (b.program, b.id)) for b in blocks]
-    return Rules(tuple((program, identity) for program, identity in names), found.nrules)
+    notices = tuple(_problem(found.notices[i]) for i in range(found.nnotices))
+    return Rules(tuple((program, identity) for program, identity in names), found.nrules, notices)
+
+
+def _problem(error: Any) -> Problem:
+    return Problem(error.line, ffi.string(error.what).decode(), ffi.string(error.token).decode(errors="replace"))

@@ -119,6 +119,9 @@ static void take(struct vmh_conf *fresh)
 {
 	bool asked = vmh_params_origin(VMH_PARAM_APPLICATION_ID) != VMH_FROM_DEFAULT;
 
+	for (unsigned i = 0; i < fresh->nnotices; i++)
+		vmh_warn("%s:%u: %s: \"%s\"", vmh_params.config_file, fresh->notices[i].line, fresh->notices[i].what,
+			 fresh->notices[i].token);
 	block = vmh_conf_block_of(fresh, program_invocation_short_name, vmh_params.application_id);
 	if (block < 0 && asked)
 		vmh_warn("requested VMA_APPLICATION_ID does not exist in the configuration file");

@@ -35,17 +35,28 @@ static void skip_blanks(struct cursor *c)
 		c->at += strcspn(c->at, "\n");
 }
 
-static int wrong(struct cursor *c, const char *what, const char *token)
+static void tell(const struct cursor *c, struct vmh_conf_error *e, const char *what, const char *token)
 {
-	struct vmh_conf_error *e = c->err;
-
 	e->line = c->line;
 	snprintf(e->what, sizeof(e->what), "%s", what);
 	snprintf(e->token, sizeof(e->token), "%s", *token ? token : "end of line");
 	for (char *p = e->token; *p; p++) /* it goes into logs */
 		if ((unsigned char)*p < ' ' || *p == 127)
 			*p = '?';
+}
+
+static int wrong(struct cursor *c, const char *what, const char *token)
+{
+	tell(c, c->err, what, token);
 	return -1;
+}
+
+static void notice(struct cursor *c, const char *what, const char *token)
+{
+	struct vmh_conf *o = c->out;
+
+	if (o->nnotices < VMH_CONF_NOTICES)
+		tell(c, &o->notices[o->nnotices++], what, token);
 }
 
 /* The next word of the line, empty at its end; -1 where it is too long for any place. */
@@ -83,7 +94,7 @@ static bool number(const char *text, unsigned most, unsigned *out)
 }
 
 /* "a.b.c.d", "a.b.c.d/len" or "*" */
-static bool address(char *text, struct vmh_conf_end *e)
+static bool address(struct cursor *c, char *text, struct vmh_conf_end *e)
 {
 	char *slash = strchr(text, '/');
 	unsigned bits = 32, i;
@@ -100,10 +111,13 @@ static bool address(char *text, struct vmh_conf_end *e)
 	if (slash) {
 		*slash = '/'; /* the word is named in the message */
 		ok = ok && number(slash + 1, 1000000, &bits);
-		bits = bits > 32 ? 32 : bits;
 	}
 	if (!ok)
 		return false;
+	if (bits > 32) {
+		notice(c, "a prefix of more than 32 bits, using 32", text);
+		bits = 32;
+	}
 	for (i = 0, e->mask = 0; i < bits; i++)
 		e->mask |= 1u << (31 - i);
 	e->mask = htonl(e->mask);
@@ -167,7 +181,7 @@ static int end_of_tuple(struct cursor *c, struct vmh_conf_end *e)
 		return wrong(c, "an IPv6 address: rules have IPv4 addresses, and * is for both", text);
 	if (word(c, text))
 		return -1;
-	if (!address(text, e))
+	if (!address(c, text, e))
 		return wrong(c, "not an address (a.b.c.d, a.b.c.d/bits or *)", text);
 	if (colon(c) || word(c, text))
 		return -1;
@@ -307,7 +321,7 @@ int vmh_conf_parse(const char *text, struct vmh_conf *out, struct vmh_conf_error
 	struct cursor c = { .at = text, .line = 1, .out = out, .err = err, .block = -1 };
 
 	memset(err, 0, sizeof(*err));
-	out->nblocks = out->nrules = 0;
+	out->nblocks = out->nrules = out->nnotices = 0;
 	for (;;) {
 		skip_blanks(&c);
 		if (!*c.at)

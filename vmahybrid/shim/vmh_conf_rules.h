@@ -8,6 +8,7 @@
 #define VMH_CONF_BLOCKS 64
 #define VMH_CONF_RULES 1024
 #define VMH_CONF_NAME 64
+#define VMH_CONF_NOTICES 16
 
 enum vmh_conf_role {
 	VMH_CONF_TCP_SERVER,
@@ -34,15 +35,16 @@ struct vmh_conf_block {
 	char program[VMH_CONF_NAME], id[VMH_CONF_NAME]; /* patterns of fnmatch(3); a literal or * */
 };
 
-struct vmh_conf {
-	uint32_t nblocks, nrules;
-	struct vmh_conf_block blocks[VMH_CONF_BLOCKS];
-	struct vmh_conf_rule rules[VMH_CONF_RULES]; /* in the order of the file */
-};
-
 struct vmh_conf_error {
 	uint32_t line;
 	char what[80], token[VMH_CONF_NAME];
+};
+
+struct vmh_conf {
+	uint32_t nblocks, nrules, nnotices;
+	struct vmh_conf_block blocks[VMH_CONF_BLOCKS];
+	struct vmh_conf_rule rules[VMH_CONF_RULES]; /* in the order of the file */
+	struct vmh_conf_error notices[VMH_CONF_NOTICES]; /* what was taken for something else; the first of them */
 };
 
 /* 0, or -1 and *err; then *out is of no use. `text` ends with a 0. */

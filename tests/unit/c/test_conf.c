@@ -116,6 +116,9 @@ static void answers(void)
 	CHECK(answer(b, VMH_CONF_UDP_SENDER, "239.1.2.3", 5005, any, 0) == 1, "blanks beside the colon");
 	CHECK(answer(-1, VMH_CONF_UDP_SENDER, "239.1.2.3", 5005, any, 0) == -1, "no block");
 	CHECK(conf.rules[0].line == 8, "%u", conf.rules[0].line);
+	CHECK(conf.nnotices == 1 && conf.notices[0].line == 22, "%u of line %u", conf.nnotices, conf.notices[0].line);
+	CHECK(!strcmp(conf.notices[0].token, "10.9.9.9/99") && strstr(conf.notices[0].what, "using 32"), "%s: %s",
+	      conf.notices[0].what, conf.notices[0].token);
 }
 
 static void blocks(void)
