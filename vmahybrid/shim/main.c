@@ -136,10 +136,15 @@ void vmh_before_spawn(bool actions)
 		vmh_tcps_home_inherited(actions ? is_named : NULL);
 }
 
+bool vmh_is_own_process(void)
+{
+	return atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid;
+}
+
 /* _exit(2): the kernel would send what is left of closed and open connections, and so do we. */
 void vmh_before_exit(void)
 {
-	if (!atomic_load(&started) || vmh_sys(SYS_getpid) != own_pid)
+	if (!vmh_is_own_process())
 		return;
 	vmh_tcps_finish(true);
 	vmh_tcps_home_all(VMH_R_CLOSED);
@@ -186,6 +191,7 @@ static void begin_anew(void)
 	atomic_store(&accepted_one, false);
 	atomic_store(&vmh_accept_tells, true);
 	vmh_lock_fork_child();
+	vmh_signals_fork_child();
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
 	vmh_conf_fork_child();

@@ -36,7 +36,8 @@ bool vmh_in_handler(void)
 #define F_SIGINFO (1ull << 63) /* no user-space code lives that high */
 #define F_RESTART (1ull << 62)
 #define F_ONCE (1ull << 61)    /* SA_RESETHAND */
-#define F_MASK (F_SIGINFO | F_RESTART | F_ONCE)
+#define F_GONE (1ull << 60)    /* the kernel has another disposition since */
+#define F_MASK (F_SIGINFO | F_RESTART | F_ONCE | F_GONE)
 
 static _Atomic uint64_t handlers[NSIGNALS];
 static _Atomic uint64_t interrupts; /* siginterrupt(sig, 1) was called: bit per signal */
@@ -75,14 +76,42 @@ static bool can_wait(int sig, uint64_t w)
 static _Atomic int ends_well; /* those of ENDING have a handler of ours where the program has none */
 #define ENDING (BIT(SIGHUP) | BIT(SIGINT) | BIT(SIGPIPE) | BIT(SIGALRM) | BIT(SIGTERM) | BIT(SIGUSR1) | BIT(SIGUSR2))
 
+static _Atomic unsigned ends_tid; /* who ends the process */
+static _Atomic int ends_sig;      /* for which signal */
+
+void vmh_signals_fork_child(void)
+{
+	atomic_store(&ends_sig, 0);
+	atomic_store(&ends_tid, 0);
+}
+
+/* false: it is being done. The same signal again does not wait for it; another one, as SIGPIPE of a thread that still
+ * runs, does. */
+static bool end_connections(int sig)
+{
+	unsigned tid = 0;
+
+	if (!vmh_is_own_process())
+		return true;
+	if (atomic_compare_exchange_strong(&ends_tid, &tid, vmh_tid())) {
+		atomic_store(&ends_sig, sig);
+		vmh_before_exit();
+		return true;
+	}
+	if (atomic_load(&ends_sig) == sig)
+		return true;
+	while (tid != vmh_tid())
+		vmh_sys(SYS_pause);
+	return false;
+}
+
 static void ending(int sig)
 {
-	static _Atomic int once; /* who is told again does not wait */
 	const struct sigaction by_default = { .sa_handler = SIG_DFL };
 	uint64_t this = BIT(sig);
 
-	if (!atomic_exchange(&once, 1))
-		vmh_before_exit();
+	if (vmh_sys(SYS_getpid) == 1 || !end_connections(sig)) /* no signal ends the first process of a container */
+		return;
 	vmh_real()->sigaction(sig, &by_default, NULL);
 	vmh_sys(SYS_rt_sigprocmask, SIG_UNBLOCK, &this, NULL, sizeof(this));
 	vmh_sys(SYS_tgkill, vmh_sys(SYS_getpid), vmh_sys(SYS_gettid), sig);
@@ -154,7 +183,7 @@ static void arm(int sig)
 	struct sigaction was;
 	uint64_t w = atomic_load(&handlers[sig]);
 
-	if (vmh_real()->sigaction(sig, NULL, &was) || was.sa_handler != SIG_DFL ||
+	if ((w && !(w & F_GONE)) || vmh_real()->sigaction(sig, NULL, &was) || was.sa_handler != SIG_DFL ||
 	    !atomic_compare_exchange_strong(&handlers[sig], &w, (uintptr_t)ending))
 		return;
 	/* the program may have set one meanwhile */
@@ -177,12 +206,12 @@ void vmh_signals_end_well(void)
 static int set_action(int sig, const struct sigaction *act, struct sigaction *old)
 {
 	struct sigaction mine, was;
-	uint64_t w;
+	uint64_t w, gone;
 	int r;
 
 	if (!ours(sig))
 		return vmh_real()->sigaction(sig, act, old);
-	w = atomic_load(&handlers[sig]);
+	w = gone = atomic_load(&handlers[sig]);
 	if (act && is_handler(act)) {
 		mine = *act;
 		mine.sa_sigaction = wrapper;
@@ -190,12 +219,15 @@ static int set_action(int sig, const struct sigaction *act, struct sigaction *ol
 		/* before the kernel knows: the wrapper must never find an empty entry */
 		w = atomic_exchange(&handlers[sig], word_of(act));
 		act = &mine;
-	} else if (act && act->sa_handler == SIG_DFL && ENDING & BIT(sig) && atomic_load(&ends_well)) {
+	} else if (act && act->sa_handler == SIG_DFL && ENDING & BIT(sig) && atomic_load(&ends_well) &&
+		   vmh_is_own_process()) {
 		mine = end_well();
 		w = atomic_exchange(&handlers[sig], (uintptr_t)ending);
 		act = &mine;
 	}
 	r = vmh_real()->sigaction(sig, act, &was);
+	if (r == 0 && act && act->sa_handler == SIG_DFL)
+		atomic_compare_exchange_strong(&handlers[sig], &gone, gone | F_GONE);
 	if (r == 0 && old) {
 		unwrap(&was, w);
 		*old = was;

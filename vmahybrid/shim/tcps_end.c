@@ -10,6 +10,7 @@
 
 #define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
+#define ENDED_NS 3000000000u   /* what ends the process may wait for a thread that calls */
 
 /* SO_LINGER: until the peer has everything, or the time is over. */
 static void linger(struct vmh_tcps *s)
@@ -34,12 +35,20 @@ static void linger(struct vmh_tcps *s)
 	}
 }
 
-static void close_fresh(struct vmh_tcps *s, bool wait)
+static uint64_t ended_ns; /* when the end of the process began */
+
+bool vmh_tcps_end_is_near(void)
+{
+	return vmh_now_ns() - VMH_GET(ended_ns) < ENDED_NS;
+}
+
+/* exiting: nobody waits for it, and the program's other threads, which the kernel would have ended, see no end of it. */
+static void close_fresh(struct vmh_tcps *s, bool exiting)
 {
 	struct vmh_tcp_conn *c;
 	bool open;
 
-	if (wait && s->linger && s->linger_s) {
+	if (!exiting && s->linger && s->linger_s) {
 		vmh_lock(&s->io);
 		open = s->conn && !vmh_tcp_shutdown(s->conn, SHUT_WR); /* else there is nothing to wait for */
 		vmh_unlock(&s->io);
@@ -51,7 +60,7 @@ static void close_fresh(struct vmh_tcps *s, bool wait)
 	c = s->conn;
 	s->conn = NULL;
 	atomic_store(&s->bits, 0);
-	atomic_store(&s->state, VMH_TCPS_HOME);
+	atomic_store(&s->state, exiting ? VMH_TCPS_ENDED : VMH_TCPS_HOME);
 	vmh_tshow_end(s);
 	if (c && s->linger && !s->linger_s)
 		vmh_tcp_abort(c);
@@ -76,7 +85,7 @@ void vmh_tcps_close(struct vmh_tcps *s)
 	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
-		close_fresh(s, true);
+		close_fresh(s, false);
 	vmh_unlock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
 		vmh_tcps_home(s, VMH_R_CLOSED, true);
@@ -89,7 +98,7 @@ static void close_one(struct vmh_tcps *s, void *arg)
 	(void)arg;
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
-		close_fresh(s, false);
+		close_fresh(s, true);
 	vmh_unlock(&s->obj.lock);
 }
 
@@ -176,8 +185,10 @@ void vmh_tcps_finish(bool exiting)
 
 	if (!vmh_trings_any())
 		return;
-	if (exiting)
+	if (exiting) {
+		VMH_SET(ended_ns, vmh_now_ns());
 		vmh_tcps_each(close_one, NULL);
+	}
 	let_them_end();
 	if (vmh_trings_closing(&left))
 		vmh_tshow_flush();

@@ -24,6 +24,7 @@ enum vmh_tcps_state {
 	VMH_TCPS_RING,
 	VMH_TCPS_HOMING,
 	VMH_TCPS_STRANDED, /* its state waits in `blob` for a service to bring it home */
+	VMH_TCPS_ENDED,    /* the process ends: other threads' calls wait for that */
 	VMH_TCPS_LOST,     /* nobody could: every call says ECONNRESET */
 	VMH_TCPS_HOME,     /* the kernel's, for good */
 	VMH_TCPS_LISTEN,   /* the kernel listens, and so do rings */
@@ -333,6 +334,7 @@ void vmh_tport_fork_child(void);
 
 /* tcps_end.c */
 void vmh_tcps_close(struct vmh_tcps *s);                         /* the last descriptor is about to be closed */
+bool vmh_tcps_end_is_near(void);                                 /* of the process; else those of state ENDED are lost */
 void vmh_tcps_finish(bool exiting);                              /* what was closed is done with before this returns */
 
 /* tcps_show.c */
