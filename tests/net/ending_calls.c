@@ -104,6 +104,13 @@ static void end(const char *how)
 	}
 	if (!strcmp(how, "TERM"))
 		kill(getpid(), SIGTERM);
+	if (!strcmp(how, "once")) {
+		sigaction(SIGUSR2, &(struct sigaction){ .sa_handler = handler, .sa_flags = (int)SA_RESETHAND }, NULL);
+		raise(SIGUSR2);
+		if (handled != SIGUSR2)
+			exit(5);
+		raise(SIGUSR2);
+	}
 	if (!strcmp(how, "vfork")) {
 		signal(SIGTERM, handler);
 		if (of_a_vfork(0))

@@ -107,12 +107,13 @@ def test_each_role_and_a_new_file(ask: Callable[[str], dict[str, Any]], tmp_path
     assert reasons("udp(local=5001)") == ("none", True)
     (tmp_path / "conf").write_text("use os udp_receiver *:4100\nuse os *:4101\n")
     assert reasons("udp(local=4101)") == ("none", True)
-    (tmp_path / "conf").write_text("use os udp_receiver *:4102\nuse os udp_receiver 10.0.0.1/33:4101\n")
+    (tmp_path / "conf").write_text("use os udp_receiver *:4102\nuse os udp_receiver 10.0.0.1/33:4101\nlog min-level 1\n")
     assert reasons("udp(local=4102)") == ("libvma-conf", False)
     last = ask("udp(local=4200)")
     assert f"{tmp_path}/conf:2: not a role" in last["log"]
     clamped = f'VMA WARNING: {tmp_path}/conf:2: a prefix of more than 32 bits, using 32: "10.0.0.1/33"\n'
     assert last["log"].count(clamped) == 1
+    assert last["log"].count(f" VMA DETAILS: {tmp_path}/conf:3: log has no effect: VMA_TRACELEVEL and") == 1
     assert "VMA WARNING: Mismatch between interface va MTU=1500 and VMA_MTU=1000. Make sure VMA_MTU" in last["log"]
     assert last["log"].count("VMA_BF has no effect on xdp") == int(not softverbs)
     assert last["log"].count("VMA_TCP_MAX_SYN_RATE has no effect on verbs") == int(softverbs)

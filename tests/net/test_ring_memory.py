@@ -188,7 +188,8 @@ WARNED = [
     ({"VMA_RX_WRE": "1000000"}, "VMA_RX_WRE = 1000000 is not a number from 1 to 3072, {}, using [3072]"),
     ({"VMA_RX_BUFS": "131072"}, "the ring on vb has 129024 receive buffers only, VMA_RX_BUFS asks for 131072: a ring "
                                 "has 131072 buffers at most, 2048 of them to send"),
-    ({"VMA_TX_BUFS": "300", "VMA_RX_BUFS": "1000", "VMA_TX_WRE": "1000", "VMA_RX_WRE": "500"}, None),
+    ({"VMA_TX_WRE": "1000"}, "VMA_TX_WRE = 1000 is not what vb can have, using [1024]"),
+    ({"VMA_TX_BUFS": "300", "VMA_RX_BUFS": "1000", "VMA_TX_WRE": "1024", "VMA_RX_WRE": "500"}, None),
 ]  # fmt: skip
 
 

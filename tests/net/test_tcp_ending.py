@@ -40,7 +40,7 @@ async def main():
 asyncio.run(main())
 """
 STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
-          "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
+          "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

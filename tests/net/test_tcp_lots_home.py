@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from net.service_lab import Api, until
@@ -185,16 +185,17 @@ def homed(service: Service) -> int:
     return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
 
 
-def run(service: Service, how: str, policy: str) -> tuple[Program, int]:
-    """With its connections on rings, as ``policy`` has it; "": not under the shim. How many came home."""
-    words = [sys.executable, "-S", "-c", PROGRAM, how, service.sandbox.a.address, str(CONNS), str(PORT), HEIR]
+def run(service: Service, how: str, policy: str, conns: int = CONNS, limits: Sequence[str] = ()) -> tuple[Program, int]:
+    """With its connections on rings, as ``policy`` has it; "": not under the shim. How many came home. ``limits``: a
+    command that runs it."""
+    words = [*limits, sys.executable, "-S", "-c", PROGRAM, how, service.sandbox.a.address, str(conns), str(PORT), HEIR]
     if policy:
         words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
     program = service.sandbox.start(service.sandbox.b, words, env=service.env)
     program.wait_for("there")
     if policy == "adaptive":
         assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "ring"})[0] == 204
-    assert until(lambda: len(offloaded(service)) == (CONNS if policy else 0), 10)
+    assert until(lambda: len(offloaded(service)) == (conns if policy else 0), 10)
     before = homed(service)
     program.process.send_signal(signal.SIGUSR1)
     assert program.wait(40) == (-signal.SIGTERM if "TERM" in how else 0), program.errors + program.output
@@ -209,6 +210,15 @@ def test_another_process_goes_on(service: Service, giver: Program, how: str, pol
     assert not program.errors, program.errors
     assert came >= CONNS if policy else came == 0
     assert not service.program.errors.count("Traceback"), service.program.errors
+    assert "lost" not in giver.output
+
+
+def test_few_descriptors_may_be_on_their_way(service: Service, giver: Program, policy: str) -> None:
+    """A lot's are more than RLIMIT_NOFILE, which counts where a user has no privileges."""
+    limits = ("setpriv", "--bounding-set", "-sys_admin,-sys_resource", "prlimit", "--nofile=56")
+    program, came = run(service, "fork", policy, 34, limits)
+    assert not program.errors, program.errors
+    assert came == (34 if policy else 0)
     assert "lost" not in giver.output
 
 

@@ -24,6 +24,7 @@ from vmahybrid.net.tcpmove import Homing, MoveCounts, Mover
 from vmahybrid.net.tcprepair import MoveFailed
 from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState, seq
 from vmahybrid.steering.keys import Act, Action
+from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
 
@@ -341,7 +342,8 @@ class Failing(Lost):
 @pytest.mark.parametrize(("fails", "counts"), [
     ({}, MoveCounts(adopted=4, homed=3, refused=1)),
     ({"unsteer": 2}, MoveCounts(adopted=4, homed=3, refused=1, retries=2)),
-    ({"give": 1}, MoveCounts(adopted=4, homed=3, refused=1, untold=3)),
+    ({"give": 1}, MoveCounts(adopted=4, homed=3, refused=1)),
+    ({"give": 4}, MoveCounts(adopted=4, homed=3, refused=1, untold=3)),
 ])
 def test_several_home_at_once(lab: Lab, hold: Hold, mover: Mover, fails: dict[str, int], counts: MoveCounts) -> None:
     """One of them has another's state, and stays where it is."""
@@ -361,6 +363,44 @@ def test_several_home_at_once(lab: Lab, hold: Hold, mover: Mover, fails: dict[st
         mover.home(pairs[2][1].fileno(), states[2], steered[2])
         for peer, moving in pairs:
             talk(peer, moving)
+
+
+class OfAnInterface(Lost):
+    """``gone``: it is no more."""
+
+    def __init__(self, hold: Hold, sock: socket.socket, mac: str) -> None:
+        super().__init__(hold, sock)
+        self.gone = False
+        self._hold, self._mac = hold, bytes.fromhex(mac.replace(":", ""))
+
+    def give(self, frames: Sequence[tuple[Lost, TcpState]]) -> None:
+        if any(isinstance(one, OfAnInterface) and one.gone for one, _ in frames):
+            raise Refused("interface 9", "it is gone", "", Reason.NO_INTERFACE)
+        self._hold.give([fin_frame(state, self._mac) for _, state in frames])
+
+
+def test_one_of_several_has_no_interface(lab: Lab, hold: Hold, mover: Mover) -> None:
+    """The others hear of the end of their peers' streams all the same."""
+    with contextlib.ExitStack() as sockets:
+        pairs = [connection(lab) for _ in range(3)]
+        for end in (end for pair in pairs for end in pair):
+            end.settimeout(5)
+            sockets.enter_context(end)
+        for peer, _ in pairs:
+            peer.sendall(b"x")
+            peer.shutdown(socket.SHUT_WR)
+        assert all(select.select([moving], [], [], 5)[0] for _, moving in pairs)
+        steered = [OfAnInterface(hold, moving, lab.mac("vb")) for _, moving in pairs]
+        states = [dataclasses.replace(mover.adopt(moving.fileno(), one), receive=b"")     # it is read there
+                  for (_, moving), one in zip(pairs, steered, strict=True)]
+        steered[1].gone = True
+        found = mover.home_all([Homing(moving.fileno(), state, one)
+                                for (_, moving), state, one in zip(pairs, states, steered, strict=True)])
+        assert [isinstance(end, MoveFailed) and end.alive for end in found] == [False, True, False], found
+        assert (found[0], found[2]) == (None, None)
+        assert [pairs[at][1].recv(1) for at in (0, 2)] == [b"", b""]
+        assert not select.select([pairs[1][1]], [], [], 0.3)[0]
+        assert mover.counts() == MoveCounts(adopted=3, homed=2, failed=1)
 
 
 def test_none_of_several_has_its_frames(lab: Lab, hold: Hold, mover: Mover) -> None:

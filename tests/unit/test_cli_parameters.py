@@ -573,6 +573,9 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
     (place / "rules").write_text("use os udp_connect 10.0.0.0/32:1\nuse vma tcp_client *:2:10.0.0.1/33:*\n")
     assert main(["config", "check", str(place / "rules")]) == 1
     assert capsys.readouterr().err == f'{place}/rules:2: a prefix of more than 32 bits, using 32: "10.0.0.1/33"\n'
+    (place / "rules").write_text("# x\nlog\nlog min-level 3\n")
+    assert main(["config", "check", str(place / "rules")]) == 0
+    assert "; log in line 3 has no effect: VMA_TRACELEVEL and VMA_LOG_FILE have)" in capsys.readouterr().out
     assert main(["config", "check", "/nonexistent"]) == 2
 
 

@@ -198,6 +198,8 @@ def check_file(path: Path) -> tuple[str, list[str]]:
         if isinstance(rules, paramfile.Problem):
             return "libvma.conf", [str(rules)]
         found = f"libvma.conf: {rules.rules} rules in {len(rules.blocks)} application ids"
+        if rules.log_line:
+            found += f"; log in line {rules.log_line} has no effect: VMA_TRACELEVEL and VMA_LOG_FILE have"
         return found, [str(notice) for notice in rules.notices]
     text = os.fsdecode(data)
     in_directory = path.parent.absolute() == profiles.directory().absolute()

@@ -81,6 +81,8 @@ class _Resolver:
                     self._set(parameter, self._expand(parameter, str(parameter.default)), DEFAULT, source)
             return fits or not in_file
         if _is_blank(text):
+            if in_file:
+                self._warn(f"{where}{name} =  is not {parameter.expected()}, ignored")
             return False
         text = text.lstrip(" \t")
         number, kept = _number(parameter, text)

@@ -15,11 +15,13 @@ STATEMENTS = ("application-id", "use", "log")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``blocks`` are (program, id). ``notices``: what is not as written, the first 16 of them."""
+    """``blocks`` are (program, id). ``notices``: what is not as written, the first 16. ``log_line``: of the first
+    that says something of the log, which has no effect; 0: none."""
 
     blocks: tuple[tuple[str, str], ...]
     rules: int
     notices: tuple[Problem, ...] = ()
+    log_line: int = 0
 
 
 def looks_like_it(text: str) -> bool:
@@ -40,7 +42,7 @@ def check(data: bytes) -> Rules | Problem:
     blocks = [found.blocks[i] for i in range(found.nblocks)]
     names = [tuple(ffi.string(part).decode(errors="replace") for part in (b.program, b.id)) for b in blocks]
     notices = tuple(_problem(found.notices[i]) for i in range(found.nnotices))
-    return Rules(tuple((program, identity) for program, identity in names), found.nrules, notices)
+    return Rules(tuple((program, identity) for program, identity in names), found.nrules, notices, found.log_line)
 
 
 def _problem(error: Any) -> Problem:

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
@@ -166,8 +166,9 @@ class Mover:
             first, *others = (wanted[i].steering for i in at)
             self._persist(lambda: first.unsteer(*others), until)
 
-        def give(at: list[int]) -> None:
-            self._give([(wanted[i].steering, wanted[i].state) for i in at], until)
+        def give(at: list[int]) -> dict[int, Exception]:
+            lost = self._give([(wanted[i].steering, wanted[i].state) for i in at], until)
+            return {at[i]: error for i, error in lost.items()}
 
         return tcprepair.together([self._homing(one, until) for one in wanted], [unsteer, give])
 
@@ -208,20 +209,47 @@ class Mover:
         with _ending(sock, state):
             self._persist(steering.unsteer)
             tcprepair.nudge(sock, kept)
-            self._give([(steering, state)])
+            if lost := self._give([(steering, state)]):
+                raise lost[0]
 
-    def _give(self, frames: Sequence[tuple[Steering, TcpState]], until: float | None = None) -> None:
-        """A FIN of the peer has to come. Else it is for the window: the other stack may have left the peer one too
-        small for a segment, and the kernel takes it for told of its own by nudge(), of which the peer takes no window.
-        Without this the peer asks after its RTO, 0.2 s."""
+    def _give(self, frames: Sequence[tuple[Steering, TcpState]], until: float | None = None) -> dict[int, Exception]:
+        """A FIN of the peer has to come: of those that did not, by their place, why. Else it is for the window: the
+        other stack may have left the peer one too small for a segment, and the kernel takes it for told of its own by
+        nudge(), of which the peer takes no window. Without this the peer asks after its RTO, 0.2 s."""
+        until = until or time.monotonic() + self._timeout
         try:
             frames[0][0].give(frames)
-        except Exception:
-            fins = [(steering, state) for steering, state in frames if state.flags & TcpFlag.PEER_FIN]
-            for _ in range(len(frames) - len(fins)):
-                self._count("untold")
-            if fins:
-                self._persist(lambda: fins[0][0].give(fins), until)
+            return {}
+        except Exception as error:
+            if len(frames) == 1:
+                lost = {0: error}
+            else:   # it may be one's own affair
+                lost = self._give_each(dict(enumerate(frames)))
+        fins = {at: error for at, error in lost.items() if frames[at][1].flags & TcpFlag.PEER_FIN}
+        for _ in range(len(lost) - len(fins)):
+            self._count("untold")
+        while again := {at: frames[at] for at, error in fins.items() if self._may_yet(error, until)}:
+            self._count("retries")
+            time.sleep(_PAUSE)
+            fins = {at: error for at, error in fins.items() if at not in again} | self._give_each(again)
+        return fins
+
+    @staticmethod
+    def _give_each(frames: Mapping[int, tuple[Steering, TcpState]]) -> dict[int, Exception]:
+        """What it raises of each, by its place."""
+        lost: dict[int, Exception] = {}
+        for at, one in frames.items():
+            try:
+                one[0].give([one])
+            except Exception as error:
+                lost[at] = error
+        return lost
+
+    @staticmethod
+    def _may_yet(error: Exception, until: float) -> bool:
+        """Is it worth another attempt?"""
+        return not isinstance(error, Refused) and getattr(error, "errno", None) not in _FINAL and (
+            time.monotonic() < until)
 
     def _persist(self, step: Callable[[], _T], until: float | None = None) -> _T:
         """Until it succeeds, or it is that time, ``timeout`` from now. A refusal is final, and so is what the kernel
@@ -230,10 +258,8 @@ class Mover:
         while True:
             try:
                 return step()
-            except Refused:
-                raise
             except Exception as error:
-                if time.monotonic() >= until or getattr(error, "errno", None) in _FINAL:
+                if not self._may_yet(error, until):
                     raise
             self._count("retries")
             time.sleep(_PAUSE)

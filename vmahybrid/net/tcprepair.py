@@ -24,7 +24,7 @@ import errno
 import select
 import socket
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -191,27 +191,28 @@ def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
     return found
 
 
-def together(steps: Sequence[Generator[None, None, _T]], waits: Sequence[Callable[[list[int]], None]],
+def together(steps: Sequence[Generator[None, None, _T]],
+             waits: Sequence[Callable[[list[int]], Mapping[int, Exception] | None]],
              done: Callable[[int, _T | BaseException], None] | None = None) -> list[_T | BaseException]:
     """What each returns, or raises, of several that wait for the same: at each yield for the next of ``waits``, which
-    is told the places of those that do, and whose error is thrown into each of them. ``done`` hears of each by its
-    place, at once."""
+    is told the places of those that do, and whose error is thrown into each of them; those that it returns, into those
+    at these places. ``done`` hears of each by its place, at once."""
     found: list[Any] = [_WAITS] * len(steps)
 
-    def go_on(failed: BaseException | None) -> None:
+    def go_on(failed: Mapping[int, Exception]) -> None:
         for at in _places(found):
-            found[at] = _step(steps[at].__next__ if failed is None else partial(steps[at].throw, failed))
+            found[at] = _step(partial(steps[at].throw, failed[at]) if at in failed else steps[at].__next__)
             if found[at] is not _WAITS and done is not None:
                 done(at, found[at])
 
-    go_on(None)
+    go_on({})
     for wait in waits:
-        failed = None
+        failed: Mapping[int, Exception] = {}
         if waiting := _places(found):
             try:
-                wait(waiting)
+                failed = wait(waiting) or {}
             except Exception as error:
-                failed = error
+                failed = dict.fromkeys(waiting, error)
         go_on(failed)
     return found
 

@@ -492,8 +492,13 @@ class Session:
     async def _beside(self, request: Request, fds: list[int], work: Coroutine[Any, Any, bytes]) -> None:
         """A request that is answered when it is done; others of the kind go on beside it, and further ones wait.
         ``fds`` are closed then."""
-        if len(self._moving) >= MOVES_AT_ONCE:
-            await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if len(self._moving) >= MOVES_AT_ONCE:
+                await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            work.close()
+            close_foreign(fds)
+            raise
         task = self.loop.create_task(self._answered(request, fds, work))
         self._moving_by = request.type
         self._moving.add(task)

@@ -122,6 +122,9 @@ static void take(struct vmh_conf *fresh)
 	for (unsigned i = 0; i < fresh->nnotices; i++)
 		vmh_warn("%s:%u: %s: \"%s\"", vmh_params.config_file, fresh->notices[i].line, fresh->notices[i].what,
 			 fresh->notices[i].token);
+	if (fresh->log_line)
+		vmh_log(VMH_LOG_DETAILS, "%s:%u: log has no effect: VMA_TRACELEVEL and VMA_LOG_FILE say what is logged, and where",
+			vmh_params.config_file, fresh->log_line);
 	block = vmh_conf_block_of(fresh, program_invocation_short_name, vmh_params.application_id);
 	if (block < 0 && asked)
 		vmh_warn("requested VMA_APPLICATION_ID does not exist in the configuration file");

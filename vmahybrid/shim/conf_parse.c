@@ -297,6 +297,8 @@ static int log_line(struct cursor *c)
 			c->at = before;
 			return 0;
 		}
+		if (!c->out->log_line)
+			c->out->log_line = c->line;
 	}
 }
 
@@ -321,7 +323,7 @@ int vmh_conf_parse(const char *text, struct vmh_conf *out, struct vmh_conf_error
 	struct cursor c = { .at = text, .line = 1, .out = out, .err = err, .block = -1 };
 
 	memset(err, 0, sizeof(*err));
-	out->nblocks = out->nrules = out->nnotices = 0;
+	out->nblocks = out->nrules = out->nnotices = out->log_line = 0;
 	for (;;) {
 		skip_blanks(&c);
 		if (!*c.at)

@@ -43,12 +43,18 @@ void vmh_ctl_header(struct vmh_msg_hdr *h, unsigned type, size_t len)
 				   .len = (unsigned)len, .seq = ++seq };
 }
 
+/* Descriptors on their way, of all programs of the user, count against RLIMIT_NOFILE until the service has received
+ * them. */
+#define REFS_TRIES 50
+#define REFS_NAP_NS 1000000
+
 static int send_fds(const void *msg, size_t len, const int *fds, int n)
 {
 	_Alignas(struct cmsghdr) char cbuf[CMSG_SPACE(VMH_TCP_SHOW_MAX * sizeof(int))] = { 0 };
 	size_t bytes = (size_t)n * sizeof(int);
 	struct iovec iov = { (void *)msg, len };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+	const struct timespec nap = { 0, REFS_NAP_NS };
 
 	if (n) {
 		m.msg_control = cbuf;
@@ -59,8 +65,13 @@ static int send_fds(const void *msg, size_t len, const int *fds, int n)
 		c->cmsg_len = CMSG_LEN(bytes);
 		memcpy(CMSG_DATA(c), fds, bytes);
 	}
-	long r = vmh_sys(SYS_sendmsg, vmh_ctl_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-	return r < 0 ? (int)r : 0;
+	for (int tries = 0;; tries++) {
+		long r = vmh_sys(SYS_sendmsg, vmh_ctl_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+		if (r != -ETOOMANYREFS || tries == REFS_TRIES)
+			return r < 0 ? (int)r : 0;
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+	}
 }
 
 int vmh_ctl_send(const void *msg, size_t len)
@@ -161,6 +172,7 @@ union message {
 	char bytes[VMH_MSG_MAX];
 };
 
+#define LOT_NS 2500000000ull
 #define OPEN 1 /* err of a request that was sent */
 
 /* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */
@@ -340,10 +352,18 @@ static long take_reply(struct vmh_ctl_request *q, int n, size_t reply_len, uint6
 	return r;
 }
 
+/* Of several all may be answered when the last is done, and Mover of the service gives a lot of them 2 s. */
+static uint64_t patience_for(int n, uint64_t now, bool internal)
+{
+	uint64_t patience = vmh_patience_ns(now, internal);
+
+	return n > 1 && patience < LOT_NS ? LOT_NS : patience;
+}
+
 void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len)
 {
 	bool internal = vmh_worker_is_me();
-	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
+	uint64_t start = vmh_now_ns(), deadline = start + patience_for(n, start, internal);
 	struct vmh_msg_hdr none = { 0 };
 	int open = 0;
 	long r;
@@ -366,7 +386,7 @@ void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len)
 		now = vmh_now_ns();
 		vmh_patience_spent(start, now, r == -ETIMEDOUT, internal);
 		start = now;
-		deadline = now + vmh_patience_ns(now, internal);
+		deadline = now + patience_for(open, now, internal);
 	} while (r >= 0 && --open);
 	if (r >= 0)
 		return;

@@ -75,20 +75,21 @@ static bool colours_wanted(void)
 	return vmh_params.log_colors && !(no_color && *no_color) && !(term && !strcmp(term, "dumb"));
 }
 
+static void use_file(void)
+{
+	int err = vmh_params.log_file[0] ? open_file(O_TRUNC) : 0;
+
+	to_file = vmh_params.log_file[0] && !err;
+	colours = colours_wanted() && is_terminal(to_file ? file.fd : 2);
+	if (err)
+		vmh_error("Failed to open logfile: %s (%s), logging to stderr", vmh_params.log_file, strerrorname_np(-err));
+}
+
 void vmh_log_init(void)
 {
-	int err = 0;
-
 	atomic_store(&vmh_log_level_now, (int)vmh_params.tracelevel);
 	atomic_store(&vmh_log_details_now, (int)vmh_params.log_details);
-	to_file = vmh_params.log_file[0] != 0;
-	if (to_file)
-		err = open_file(O_TRUNC);
-	colours = colours_wanted() && is_terminal(to_file && !err ? file.fd : 2);
-	if (err) {
-		to_file = false;
-		vmh_error("Failed to open logfile: %s (%s), logging to stderr", vmh_params.log_file, strerrorname_np(-err));
-	}
+	use_file();
 	find_callback();
 }
 
@@ -98,8 +99,7 @@ void vmh_log_reopen(void)
 	if (!to_file || !vmh_params_expand_again(VMH_PARAM_LOG_FILE))
 		return;
 	vmh_file_close(&file);
-	if (open_file(O_TRUNC))
-		to_file = false;
+	use_file();
 }
 
 void vmh_log_stderr_moved(void)
@@ -143,15 +143,32 @@ static void to_stderr(const char *line, size_t len)
 	vmh_quiet_end(&q, r);
 }
 
+/* Of a full disk, say. The lines after that one would spoil what the program shows there. */
+static void unwritten(int err)
+{
+	static _Atomic bool told;
+	char line[LINE_MAX_];
+	int n;
+
+	if (atomic_exchange(&told, true))
+		return;
+	n = snprintf(line, sizeof(line), " VMA ERROR: Failed to write logfile: %.300s (%s), lines are lost\n",
+		     vmh_params.log_file, strerrorname_np(-err));
+	to_stderr(line, (size_t)n);
+}
+
 static void put(const char *line, size_t len)
 {
+	int err;
+
 	if (to_file) {
-		if (!vmh_file_write(&file, line, len))
-			return;
+		err = vmh_file_write(&file, line, len);
 		/* the program closed our fd (daemons close all of them): once more, without truncating */
-		if (file.fd < 0 && !open_file(0) && !vmh_file_write(&file, line, len))
-			return;
-		return; /* disk full and the like: stderr is not where the user looks */
+		if (err && file.fd < 0 && !(err = open_file(0)))
+			err = vmh_file_write(&file, line, len);
+		if (err)
+			unwritten(err);
+		return;
 	}
 	to_stderr(line, len);
 }

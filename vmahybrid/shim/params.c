@@ -202,8 +202,8 @@ static bool take(unsigned param, const char *name, const char *text, enum vmh_pa
 
 	if (d->type == VMH_PARAM_STRING)
 		return set_string(param, text, origin);
-	if (is_blank(text))
-		return false;
+	if (is_blank(text)) /* in the environment it says nothing */
+		return reading ? refuse(param, name, "", true) : false;
 	text += strspn(text, " \t");
 	if (parse_word(d, text, &value))
 		return set_number(param, value, origin);

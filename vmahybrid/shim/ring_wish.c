@@ -71,8 +71,10 @@ static void compare_sizes(const struct vmh_ring *r, const struct xdp_ring *x)
 		vmh_params_used(VMH_PARAM_RX_BUFS, r->ifname, BUFS_LEAST, VMH_FRAMES_MAX - BUFS_LEAST, r->rx_frames);
 	if (vmh_params.rx_wre > x->share)
 		vmh_params_used(VMH_PARAM_RX_WRE, r->ifname, 1, x->share, x->share);
-	if (vmh_params.tx_wre < SIZE_LEAST || vmh_params.tx_wre > x->q[0].tx.size)
+	if (vmh_params.tx_wre < SIZE_LEAST || vmh_params.tx_wre > SIZE_MOST)
 		vmh_params_used(VMH_PARAM_TX_WRE, r->ifname, SIZE_LEAST, SIZE_MOST, x->q[0].tx.size);
+	else /* no power of two, or the service had no room */
+		vmh_params_used(VMH_PARAM_TX_WRE, r->ifname, 0, 0, x->q[0].tx.size);
 }
 
 void vmh_ring_wish_compare(const struct vmh_ring *r)

@@ -117,11 +117,15 @@ static void ending(int sig)
 	vmh_sys(SYS_tgkill, vmh_sys(SYS_getpid), vmh_sys(SYS_gettid), sig);
 }
 
+static void gone(int sig, uint64_t w);
+
 static void wrapper(int sig, siginfo_t *info, void *ctx)
 {
 	uint64_t w = atomic_load(&handlers[sig]);
 	void *f = (void *)(uintptr_t)(w & ~F_MASK);
 
+	if (vmh_unlikely(w & F_ONCE))
+		gone(sig, w);
 	if (vmh_unlikely(vmh_held.depth) && can_wait(sig, w) && put_off(sig, info, ctx))
 		return;
 	vmh_signals_any++;
@@ -191,6 +195,14 @@ static void arm(int sig)
 		vmh_real()->sigaction(sig, &was, NULL);
 }
 
+/* The kernel has its default for it now, and the program no handler `w` any more. */
+static void gone(int sig, uint64_t w)
+{
+	if (atomic_compare_exchange_strong(&handlers[sig], &w, w | F_GONE) && ENDING & BIT(sig) &&
+	    atomic_load(&ends_well) && vmh_is_own_process())
+		arm(sig);
+}
+
 void vmh_signals_end_well(void)
 {
 	/* the first process of a container: the kernel lets no signal end it that it has no handler for */
@@ -206,12 +218,12 @@ void vmh_signals_end_well(void)
 static int set_action(int sig, const struct sigaction *act, struct sigaction *old)
 {
 	struct sigaction mine, was;
-	uint64_t w, gone;
+	uint64_t w;
 	int r;
 
 	if (!ours(sig))
 		return vmh_real()->sigaction(sig, act, old);
-	w = gone = atomic_load(&handlers[sig]);
+	w = atomic_load(&handlers[sig]);
 	if (act && is_handler(act)) {
 		mine = *act;
 		mine.sa_sigaction = wrapper;
@@ -227,7 +239,7 @@ static int set_action(int sig, const struct sigaction *act, struct sigaction *ol
 	}
 	r = vmh_real()->sigaction(sig, act, &was);
 	if (r == 0 && act && act->sa_handler == SIG_DFL)
-		atomic_compare_exchange_strong(&handlers[sig], &gone, gone | F_GONE);
+		atomic_compare_exchange_strong(&handlers[sig], &(uint64_t){ w }, w | F_GONE);
 	if (r == 0 && old) {
 		unwrap(&was, w);
 		*old = was;

@@ -42,6 +42,7 @@ struct vmh_conf_error {
 
 struct vmh_conf {
 	uint32_t nblocks, nrules, nnotices;
+	uint32_t log_line; /* of the first that says something of the log, which does nothing; 0: none */
 	struct vmh_conf_block blocks[VMH_CONF_BLOCKS];
 	struct vmh_conf_rule rules[VMH_CONF_RULES]; /* in the order of the file */
 	struct vmh_conf_error notices[VMH_CONF_NOTICES]; /* what was taken for something else; the first of them */
