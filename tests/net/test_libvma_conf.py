@@ -107,7 +107,7 @@ def test_each_role_and_a_new_file(ask: Callable[[str], dict[str, Any]], tmp_path
     assert reasons("udp(local=5001)") == ("none", True)
     (tmp_path / "conf").write_text("use os udp_receiver *:4100\nuse os *:4101\n")
     assert reasons("udp(local=4101)") == ("none", True)
-    (tmp_path / "conf").write_text("use os udp_receiver *:4102\nuse os udp_receiver 10.0.0.1/33:4101\nlog min-level 1\n")
+    (tmp_path / "conf").write_text("use os udp_receiver *:4102\nuse os udp_receiver 10.0.0.1/33:1\nlog min-level 1\n")
     assert reasons("udp(local=4102)") == ("libvma-conf", False)
     last = ask("udp(local=4200)")
     assert f"{tmp_path}/conf:2: not a role" in last["log"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -70,9 +71,14 @@ def test_a_busy_connection_of_the_kernel(capsys: pytest.CaptureFixture[str], mon
             assert main([*name, "-v", view]) == 0
             assert "2 sockets that the kernel alone serves are not counted: " in capsys.readouterr().err
         assert main([*name, "--top"]) == 0
-        assert " 2 not counted," in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert " 2 not counted," in said and len(re.findall(r" tcp +No +127\.0\.0\.1:\d+ +-", said)) == 2
         assert main([*name, "-S", str(fd)]) == 0
         assert f"Fd {fd}, tcp 127.0.0.1:" in capsys.readouterr().out
+        if how == "switched-off":   # else it listens to the service from its first ring on
+            until(lambda: f"VMA INFO: Fd number : {fd}\n" in program.log.read_text(), 5)
+            said = program.log.read_text()
+            assert " VMA INFO: No statistics are kept of it\n VMA INFO: Is offloaded : false\n" in said
         rows = [line.split() for line in shown(capsys, program, "-v", "5")[1:]]
         assert sorted(row[:2] for row in rows) == [["tcp", "No"], ["tcp", "No"], ["udp", "No"]]
 
@@ -86,6 +92,25 @@ def test_service_that_comes_later(capsys: pytest.CaptureFixture[str], monkeypatc
         service.start()
         until(lambda: [p["pid"] for p in Api(service).call("GET", "/v1/processes")[1]] == [program.pid], 5)
         views(capsys, program)
+
+
+def test_beside_those_that_the_service_knows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                             tmp_path: Path) -> None:  # fmt: skip
+    """A program without a session is shown by its file, where that is asked for."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service) as known, \
+            Program(sandbox, service, VMA_HYBRID_SOCKET=str(tmp_path / "none")) as program:
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        known.on_ring()
+        program.do(TALK + LISTEN)
+        directory = ["-k", str(program.directory)]
+        views(capsys, program, *directory)
+        (program.directory / f"vmastat.{known.pid}").symlink_to(known.directory / f"vmastat.{known.pid}")
+        assert main(["-F", *directory, "-v", "5"]) == 0
+        assert capsys.readouterr().out.count(f" {program.pid}/") == 2
+        assert main(["-F", *directory, "-p", str(known.pid), "-z", "--once"]) == 0
+        assert main(["-F", *directory, "-p", str(program.pid), "-z", "--once"]) == 1
+        assert "it has no session with the service" in capsys.readouterr().err
 
 
 def test_without_a_service(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,8 +155,8 @@ def test_a_ring_without_a_slot(capsys: pytest.CaptureFixture[str], monkeypatch: 
                         "them: raise VMA_STATS_FD_NUM\n")
         assert main([*name, "-S", str(fd)]) == 0
         assert ": on a ring, but its program's statistics page had no slot for it" in capsys.readouterr().out
-        assert main([*name, "-S", "900"]) == 0
-        assert f"process {program.pid} has no Fd 900: " in capsys.readouterr().out
+        assert main([*name, "-S", "900"]) == 1
+        assert f"process {program.pid} has no Fd 900: " in capsys.readouterr().err
 
 
 def test_who_has_sent_on_the_kernel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

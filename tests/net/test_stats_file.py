@@ -56,6 +56,24 @@ def test_sockets_that_are_closed_and_such_that_are_open_at_the_end(tmp_path: Pat
     assert sorted((sent, received) for _, sent, received in blocks(path)) == [(0, 3), (0, 5), (3, 0), (5, 0)]
 
 
+def test_tcp_of_the_kernel(tmp_path: Path) -> None:
+    """It is counted where the file is asked for."""
+    path = tmp_path / "stats"
+    code = """
+l = socket.create_server(("127.0.0.1", 0))
+c = socket.create_connection(l.getsockname())
+s = l.accept()[0]
+for _ in range(3):
+    c.sendall(b"x" * 1024)
+    assert len(s.recv(1024, socket.MSG_WAITALL)) == 1024
+"""
+    done = run(tmp_path, code, VMA_STATS_FILE=str(path), VMA_HYBRID_TCP="kernel")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    text = path.read_text()
+    assert re.findall(r"(Tx|Rx) OS info: (\d+ / \d+) / 0 ", text) == [("Tx", "3 / 3"), ("Rx", "0 / 0"), ("Tx", "0 / 0"),
+                                                                     ("Rx", "3 / 3")]
+
+
 def test_sockets_that_found_no_slot(tmp_path: Path) -> None:
     """Of VMA_STATS_FD_NUM: the file has them all the same, closed or not, each once, and with what is theirs."""
     path = tmp_path / "stats"

@@ -26,7 +26,14 @@ CHOICES = (
     r"^\t?(?P<value>\d+)\s*[-=] ",
     r"Use value of (?P<value>-?\d+) ",
     r"(?<!Default )value is (?P<value>\d+)(?: then|$)",
+    r"^(?:Enable|Disable) with (?P<value>\d+)$",
 )
+SENTENCES = {
+    "most": re.compile(r"greater than (?P<value>0x[0-9A-F]+)\."),
+    "floor": re.compile(r"^Minimum value is the .*\((?P<value>VMA_\w+)\)\.$"),
+    "older name": re.compile(r"^In older releases this parameter was called: (?P<value>VMA_\w+)$"),
+    "also": re.compile(r"(?:value of|used) (?P<value>-1) "),
+}
 PROFILE = re.compile(r"^(?P<name>latency|multi_ring_latency)$")
 CHANGE = re.compile(r"^\s+(?P<name>VMA_\w+) = (?P<value>\S+)\s+\(default: (?P<default>.*)\)$")
 
@@ -74,6 +81,7 @@ def described(body: list[str]) -> dict[str, Any]:
             if match := re.search(pattern, line):
                 facts.setdefault("choices", []).append(int(match["value"]))
                 break
+        facts |= {what: match["value"] for what, form in SENTENCES.items() if (match := form.search(line))}
         if match := SIMILAR.match(line):
             facts["range"] = match["other"]
     if "choices" in facts:

@@ -273,3 +273,11 @@ def test_damaged_programs_are_left_to_the_kernel(tmp_path: Path, data: bytes) ->
     path = tmp_path / "damaged"
     path.write_bytes(data)
     assert preload_problem(str(path)) == ""
+
+
+@pytest.mark.parametrize("text", ["VMA_STATS_FD_NUM=2000", "VMA_RX_POLL=-2", "VMA_RING_ALLOCATION_LOGIC_TX=11"])
+def test_a_number_out_of_range_is_the_shims(text: str) -> None:
+    """As in the environment: it uses another one, and says which."""
+    assert assignment(text) == tuple(text.split("="))
+    with pytest.raises(UsageError):
+        assignment(text, "")    # of config set

@@ -53,6 +53,21 @@ def same(parameter: Parameter, text: str, value: int | str) -> bool:
     return (word or text) == str(value)
 
 
+def allows(parameter: Parameter, value: int) -> bool:
+    if parameter.type == "string":
+        return parameter.syntax is not None and parameter.syntax.takes(str(value))
+    ours = {choice.value for choice in parameter.choices} | set(parameter.also)
+    return value in ours or (parameter.minimum is not None and parameter.minimum <= value)
+
+
+SENTENCES = {
+    "most": lambda parameter, fact: parameter.maximum == int(fact, 16),
+    "floor": lambda parameter, fact: parameter.floor is not None and parameter.floor.other == fact,
+    "older name": lambda parameter, fact: fact in {*parameter.aliases, *(old.name for old in CATALOGUE.obsolete)},
+    "also": lambda parameter, fact: allows(parameter, int(fact)),
+}
+
+
 def differences(facts: dict[str, Any]) -> set[tuple[str, str]]:
     known = {parameter.name: parameter for parameter in CATALOGUE.parameters}
     found = {(name, "missing") for name in facts["described"].keys() - known.keys() - ALIASES}
@@ -86,6 +101,8 @@ def agrees(parameter: Parameter, what: str, fact: Any) -> bool:
         if set(fact) == {0}:  # only what 0 means is said
             return parameter.minimum == 0 or 0 in ours
         return ours == set(fact)
+    if what in SENTENCES:
+        return SENTENCES[what](parameter, fact)
     low, high = fact
     high = MTU_LIMITS[parameter.name] if high == "MTU" else high
     if parameter.type == "bool":
@@ -118,7 +135,10 @@ def test_the_facts_are_the_manual_s() -> None:
     ("where", "name", "change"),
     [("banner", 3, ["VMA_LOG_FILE", "Log File", "x"]), ("described", "VMA_RX_POLL", {"default": "7"}),
      ("described", "VMA_STATS_FD_NUM", {"range": [0, 1023]}), ("described", "VMA_NEW", {"default": "7"}),
-     ("described", "VMA_THREAD_MODE", {"choices": [0, 1, 2]})],
+     ("described", "VMA_THREAD_MODE", {"choices": [0, 1, 2]}), ("described", "VMA_TX_BUF_SIZE", {"most": "0xFF01"}),
+     ("described", "VMA_TCP_TIMER_RESOLUTION_MSEC", {"floor": "VMA_RX_POLL"}), ("described", "VMA_MTU", {"also": "-1"}),
+     ("described", "VMA_TX_MAX_INLINE", {"older name": "VMA_INLINE"}),
+     ("described", "VMA_SELECT_POLL_OS_FORCE", {"choices": [0, 2]})],
 )  # fmt: skip
 def test_a_difference_is_found(where: str, name: str | int, change: Any) -> None:
     facts = json.loads(json.dumps(FACTS))

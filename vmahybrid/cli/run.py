@@ -136,7 +136,7 @@ def library() -> Path:
 
 def assignment(text: str, option: str = "-e ") -> tuple[str, str]:
     """``VMA_RX_POLL=-1``, checked against the catalogue of parameters; an older name becomes the present one, and that
-    is said. Raises UsageError."""
+    is said. A number out of range is for the shim with ``-e``: it uses another, and warns. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{option}{text!r}", "not VMA_NAME=VALUE", f"for example {option}VMA_RX_POLL=-1")
@@ -151,8 +151,9 @@ def assignment(text: str, option: str = "-e ") -> tuple[str, str]:
     try:
         known[name].parse(value)
     except ValueError as error:
-        why = str(error).removeprefix(f"{known[name].name}: ")
-        raise UsageError(f"{option}{name}", why, "docs/parameters.md describes it") from None
+        if not option or not known[name].is_number(value):
+            why = str(error).removeprefix(f"{known[name].name}: ")
+            raise UsageError(f"{option}{name}", why, "docs/parameters.md describes it") from None
     present = known[name].name
     if name != present:
         # Under the older name the environment's value, or another line of the policy, would win over this one.

@@ -4,6 +4,7 @@ Standard library only, because the build runs it (gen_params.py) before anything
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from vmahybrid.config.syntax import SYNTAXES, Syntax
 PATH = Path(__file__).with_name("parameters.toml")
 SCHEMA = 1
 STRING_SIZE = 256  # of the C field, with the terminator
+_NUMBER = re.compile("-?[0-9]+")
 INT_LIMIT = 2**31 - 1
 
 Kind = Literal["int", "bool", "string", "enum"]
@@ -124,6 +126,10 @@ class Parameter:
         if self.type == "enum" or not word.removeprefix("-").isdecimal() or not word.isascii():
             raise ValueError(f"{self.name}: {text!r} is not {self.expected()}")
         return self._checked(int(word), text)
+
+    def is_number(self, text: str) -> bool:
+        """A number where one is expected, in range or not: the shim knows what to use instead, and says so."""
+        return self.type != "string" and bool(_NUMBER.fullmatch(text.strip()))
 
     def _checked(self, value: int, text: str) -> int:
         low = -INT_LIMIT - 1 if self.minimum is None else self.minimum

@@ -195,6 +195,10 @@ Where this differs from libvma:
 - An unknown profile, an unknown level and an unknown `VMA_*` variable are warned about; libvma ignores them silently.
 - libvma takes VMA_TX_WRE up to 2097152 bytes of inline room, 8192 descriptors with VMA_TX_MAX_INLINE 204. Here it is
   what the device has, and 65536 on AF_XDP rings, which have no inline room.
+- `vmahybrid run -e` refuses unknown names and what is no number or word of the parameter; a number that is out of
+  range is warned about and replaced as in the environment.
+- SO_MAX_PACING_RATE works with any VMA_RING_ALLOCATION_LOGIC_TX, and SO_TIMESTAMPING with TX flags (the kernel sends
+  then); libvma refuses them. The box about CAP_NET_RAW says in one more line what serves the program instead.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 
 `%d` in file and directory names and in the application id (first occurrence) becomes the process id. Where an older

@@ -3,6 +3,7 @@
 #include "vmh_fd.h"
 #include "vmh_lock.h"
 #include "vmh_log.h"
+#include "vmh_obj.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
 #include "vmh_tcps_info.h"
@@ -145,6 +146,8 @@ void vmh_stats_dump_fd(int fd, int level)
 	if (!found) { /* no socket, not of a kind that is offloaded, or over VMA_STATS_FD_NUM */
 		vmh_log(level, "Fd number : %d", fd);
 		vmh_log(level, "No statistics are kept of it");
+		if ((unsigned)fd >= vmh_fdtab_size || !atomic_load(&vmh_fdtab[fd]))
+			vmh_log(level, "Is offloaded : false");
 	}
 	vmh_log(level, "%s", line);
 	vmh_log(level, "%s", line);

@@ -23,9 +23,12 @@ static struct vmh_tcps *_Atomic all;
 
 void vmh_tcps_init(void)
 {
+	bool wanted;
+
 	if (!vmh_params.hybrid_tcp)
 		vmh_conf_refresh();
-	atomic_store(&vmh_tcps_on, (vmh_params.hybrid_tcp || vmh_conf_any_tcp()) && vmh_params.offloaded_sockets);
+	wanted = vmh_params.hybrid_tcp || vmh_conf_any_tcp() || vmh_params.stats_file[0]; /* the last: to be counted */
+	atomic_store(&vmh_tcps_on, wanted && vmh_params.offloaded_sockets);
 }
 
 static struct vmh_tcps *alloc(void)

@@ -101,7 +101,8 @@ def run(options: Options) -> int:
 def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
     """The service and its processes; with -k, where none answers us, the files of that directory."""
     try:
-        return service, service.get("v1", "processes")
+        found = service.get("v1", "processes")
+        return (service, found) if options.directory is None else with_pages(service, found, options.directory)
     except ServiceUnreachable as why:
         if options.directory is None:
             raise
@@ -118,6 +119,16 @@ def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
             pids = ", ".join(map(str, sorted(pages.refused)))
             error(f"the files of other users' processes there may not be read: {pids}")
         return pages, found
+
+
+def with_pages(service: Any, known: list[dict[str, Any]], path: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The service, and beside it the files in the directory of programs that have no session with it."""
+    from vmahybrid.vma_stats.pages import Beside, Pages
+
+    pids = {process["pid"] for process in known}
+    pages = Pages(path, ServiceUnreachable("process", "it has no session with the service", "its log says why"))
+    others = [process for process in pages.get("v1", "processes") if process["pid"] not in pids]
+    return (Beside(service, pages, {process["pid"] for process in others}) if others else service), known + others
 
 
 def look_into_directory(options: Options) -> set[int]:
@@ -141,8 +152,8 @@ def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
     if options.pid is not None:
         error(f"VMA statistics data for process id {options.pid} not found")
         if any(program["pid"] == options.pid for program in unconnected.programs(set())):
-            error("it has no session, its sockets came from another process, and the kernel alone serves them: "
-                  f"vma_stats -v 5 -p {options.pid} lists them")
+            error("it has no session: its sockets came from another process, or it could not open one with the service "
+                  f"(its log says why). The kernel alone serves it: vma_stats -v 5 -p {options.pid} lists its sockets")
     else:
         error("Failed to identify process...")
         if not options.json:
@@ -199,7 +210,8 @@ def tell_where(client: Any, pid: int, options: Options) -> None:
         sock, where = wheres[options.dump_fd]
         tell(options, f"Fd {sock['fd']}, {sock['proto']} {sock['local']}: {where}")
     elif options.dump_fd and passthrough.lacks(pid, options.dump_fd):
-        tell(options, f"process {pid} has no Fd {options.dump_fd}: vma_stats -v 5 -p {pid} lists its sockets")
+        error(f"process {pid} has no Fd {options.dump_fd}: vma_stats -v 5 -p {pid} lists its sockets")
+        raise Failed
 
 
 def tell_uncounted(client: Any, reading: Reading, options: Options) -> None:
@@ -336,7 +348,7 @@ def show_top(client: Any, processes: list[dict[str, Any]], options: Options) -> 
 
     def fetch() -> list[Reading]:
         return [reading | {"sockets": [sock for sock in reading["sockets"] if options.shows(sock["fd"])],
-                           "uncounted": sum(options.shows(sock["fd"]) for sock in passthrough.uncounted(reading))}
+                           "passthrough": [sock for sock in uncounted(client, reading) if options.shows(sock["fd"])]}
                 for reading in client.get("v1", "stats") if wanted is None or reading["process"]["pid"] in wanted]
 
     top.run(fetch, options.interval, options.cycles)

@@ -68,6 +68,25 @@ class Pages:
             os.close(fd)
 
 
+class Beside:
+    """A client, and the files of the programs with these pids, which it does not know."""
+
+    def __init__(self, client: Any, pages: Pages, pids: set[int]) -> None:
+        self._client, self._pages, self._pids = client, pages, pids
+
+    def get(self, *path: str | int) -> Any:
+        if path == ("v1", "stats"):
+            found = self._pages.get(*path)
+            return self._client.get(*path) + [one for one in found if one["process"]["pid"] in self._pids]
+        return self._of(path).get(*path)
+
+    def post(self, *path: str | int, body: Any = None) -> Any:
+        return self._of(path).post(*path, body=body)
+
+    def _of(self, path: tuple[str | int, ...]) -> Any:
+        return self._pages if self._pids.intersection(path) else self._client
+
+
 def _reading(page: StatsPage, uid: int) -> ProcessStats:
     try:
         words = Path(f"/proc/{page.pid}/cmdline").read_bytes().split(b"\0")

@@ -1,17 +1,19 @@
 """vma_stats --top: the rows, their columns and order, and what the keys do. Nothing here knows a terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from vmahybrid.cli.output import short
 from vmahybrid.printable import clean
+from vmahybrid.stats.counters import SOCKET
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.lists import sent_by
 from vmahybrid.vma_stats.tables import poll_percent
 
 Sock = dict[str, Any]
 Value = int | float | str
+NOTHING = {counter.name: 0 for counter in SOCKET}
 INTERVALS = (1, 2, 3, 5, 10, 15, 30, 60)  # seconds
 
 
@@ -37,6 +39,18 @@ def _why(sock: Sock) -> str:
     return "" if sock["reason"] == "none" else clean(sock["reason"])
 
 
+def is_counted(sock: Sock) -> bool:
+    """Else its calls go to libc without a detour: see passthrough.py."""
+    return "counters" in sock and sock["counters"] is not NOTHING
+
+
+def _uncounted(reading: Reading) -> Iterator[Sock]:
+    process = reading["process"]
+    for sock in reading.get("passthrough", ()):
+        yield {"offloaded": False, **sock, "pid": process["pid"], "comm": process["comm"], "reason": "none",
+               "counters": NOTHING}
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """``rate``: per second, or a total. Columns with the lowest ``rank`` stay when there is no room for all."""
@@ -49,10 +63,17 @@ class Column:
     number: bool = True
     rate: bool = False
 
+    @property
+    def counted(self) -> bool:
+        """Is it of what the shim counts?"""
+        return self.number and self.title not in ("PID", "FD")
+
     def heading(self, totals: bool) -> str:
         return self.title if totals or not self.rate else f"{self.title}/s"
 
     def show(self, sock: Sock) -> str:
+        if self.counted and not is_counted(sock):
+            return "-"
         value = self.value(sock)
         return short(value) if isinstance(value, int) and self.rate else str(value)
 
@@ -133,11 +154,11 @@ class Top:
 
     def uncounted(self) -> int:
         """Sockets that the kernel alone serves."""
-        return sum(reading.get("uncounted", 0) for reading in self.readings)
+        return sum(len(reading.get("passthrough", ())) for reading in self.readings)
 
     def rows(self) -> list[Sock]:
         """Filtered and sorted; equal ones by process and descriptor."""
-        socks = [sock for reading in self.shown() for sock in reading["sockets"]]
+        socks = [sock for reading in self.shown() for sock in (*reading["sockets"], *_uncounted(reading))]
         if self.filter:
             socks = [sock for sock in socks if self.filter in _text(sock)]
         socks.sort(key=lambda sock: (sock["pid"], sock["fd"]))

@@ -8,7 +8,7 @@ from vmahybrid.cli.output import short
 from vmahybrid.printable import clean
 from vmahybrid.vma_stats import full
 from vmahybrid.vma_stats.tables import iomux_active, iomux_row, poll_percent
-from vmahybrid.vma_stats.top_model import COLUMNS, HELP, Sock, Top, columns_for
+from vmahybrid.vma_stats.top_model import COLUMNS, HELP, Sock, Top, columns_for, is_counted
 
 Look = Literal["plain", "bold", "dim", "reverse", "warn"]
 HEAD = 3        # lines above the rows
@@ -74,10 +74,7 @@ def _body(top: Top, rows: list[Sock], width: int, height: int) -> Iterator[Line]
     table = [Line(_row(sock, chosen).ljust(width), "reverse" if sock is rows[at] else
                   "plain" if sock["offloaded"] else "dim") for sock in rows[first : first + page]]
     if not rows:
-        others = top.uncounted()
-        table = [Line("no socket" + (f" with {top.filter!r}: Esc shows all" if top.filter else
-                                     f" that is counted; {others} of the kernel alone: vma_stats -v 5" if others else
-                                     " yet"), "dim")]
+        table = [Line("no socket" + (f" with {top.filter!r}: Esc shows all" if top.filter else " yet"), "dim")]
     yield from table
     if pane:
         yield from [Line("")] * (page - len(table))
@@ -115,8 +112,11 @@ def _cell(text: str, width: int, number: bool) -> str:
 def _detail(top: Top, sock: Sock) -> list[Line]:
     """The block of view 3, and what it leaves out: the reason, the ring, the waits of the program."""
     post = "" if top.totals else "/s"
-    reading = next(r for r in top.shown() if any(s is sock for s in r["sockets"]))
     title = f"---- fd {sock['fd']} of {clean(sock['comm'])} ({sock['pid']}), inode {sock['inode']} "
+    if not is_counted(sock):
+        queues = f"{sock['state']}, Recv-Q {sock['recv_q']}, Send-Q {sock['send_q']}"
+        return [Line(title.ljust(78, "-"), "bold"), Line(f"{queues}. Nothing is counted: the kernel alone serves it")]
+    reading = next(r for r in top.shown() if any(s is sock for s in r["sockets"]))
     lines = [Line(title.ljust(78, "-"), "bold")]
     if sock["reason"] != "none":
         lines.append(Line(f"{sock['reason']}: {clean(sock['reason_text'])}. {clean(sock['remedy'])}".rstrip(), "warn"))

@@ -19,6 +19,8 @@ void vmh_sock_dump(int fd, int level)
 	(void)fd;
 	(void)level;
 }
+struct vmh_obj *_Atomic *vmh_fdtab; /* no objects */
+unsigned vmh_fdtab_size;
 void vmh_epoll_dump(int epfd, int level)
 {
 	(void)epfd;
