@@ -281,6 +281,11 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 	(void)s;
 }
 
+bool vmh_is_own_process(void)
+{
+	return true;
+}
+
 void vmh_before_exit(void)
 {
 }
