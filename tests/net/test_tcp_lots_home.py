@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -75,7 +76,7 @@ def kind(i):
 def check(conns):
     '''What is unread, one more round, or the end.'''
     for i, s in conns:
-        s.settimeout(10)
+        s.settimeout(40)
         word, n = kind(i)
         read(s, n)
         if word in ("late", "end"):
@@ -123,6 +124,14 @@ if how == "fork":
     check([(i, s) for i, s in enumerate(conns) if i % 2 == bool(child)])
     if not child:
         os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+elif how == "lone fork":
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    print("forked", flush=True)
+    took = time.monotonic() - begun
+    check(list(enumerate(conns)))
     assert os.waitpid(child, 0)[1] == 0
 elif how == "spawn":
     env = {**os.environ, "VMA_HYBRID_TCP": "kernel"}
@@ -185,9 +194,9 @@ def homed(service: Service) -> int:
     return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
 
 
-def run(service: Service, how: str, policy: str, conns: int = CONNS, limits: Sequence[str] = ()) -> tuple[Program, int]:
-    """With its connections on rings, as ``policy`` has it; "": not under the shim. How many came home. ``limits``: a
-    command that runs it."""
+def begun(service: Service, how: str, policy: str, conns: int = CONNS, limits: Sequence[str] = ()) -> Program:
+    """With its connections on rings, as ``policy`` has it; "": not under the shim. It goes on with SIGUSR1. ``limits``:
+    a command that runs it."""
     words = [*limits, sys.executable, "-S", "-c", PROGRAM, how, service.sandbox.a.address, str(conns), str(PORT), HEIR]
     if policy:
         words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
@@ -196,6 +205,12 @@ def run(service: Service, how: str, policy: str, conns: int = CONNS, limits: Seq
     if policy == "adaptive":
         assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "ring"})[0] == 204
     assert until(lambda: len(offloaded(service)) == (conns if policy else 0), 10)
+    return program
+
+
+def run(service: Service, how: str, policy: str, conns: int = CONNS, limits: Sequence[str] = ()) -> tuple[Program, int]:
+    """begun(), to the end. How many came home."""
+    program = begun(service, how, policy, conns, limits)
     before = homed(service)
     program.process.send_signal(signal.SIGUSR1)
     assert program.wait(40) == (-signal.SIGTERM if "TERM" in how else 0), program.errors + program.output
@@ -210,6 +225,22 @@ def test_another_process_goes_on(service: Service, giver: Program, how: str, pol
     assert not program.errors, program.errors
     assert came >= CONNS if policy else came == 0
     assert not service.program.errors.count("Traceback"), service.program.errors
+    assert "lost" not in giver.output
+
+
+def test_the_service_hangs_at_a_fork(service: Service, giver: Program) -> None:
+    """The parent's connections stand still until it goes on, and none is lost."""
+    program = begun(service, "lone fork", "adaptive" if service.softverbs else "offload", 40)
+    program.process.send_signal(signal.SIGUSR1)
+    time.sleep(0.1)
+    service.program.process.send_signal(signal.SIGSTOP)
+    try:
+        program.wait_for("forked", 10)
+        time.sleep(1)
+    finally:
+        service.program.process.send_signal(signal.SIGCONT)
+    assert program.wait(50) == 0, program.errors + program.output
+    assert "reset" not in program.errors
     assert "lost" not in giver.output
 
 

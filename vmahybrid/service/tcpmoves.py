@@ -49,6 +49,7 @@ ASK_PEERS = (0.1, 0.6)      # seconds
 LOT_SECONDS = 0.1       # in which those that were said to follow come
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
 MOVES_AT_ONCE = 32      # threads: one program's that takes long holds no other's up
+CAME_SECONDS = 60.0     # in which a program that heard no answer may bring the same connection home again
 DOUBT_SECONDS = 10.0    # in which a program may say that the answer came too late for it
 LIGHT_BYTES = 1 << 20   # of a state that goes home with others: all of them are in memory then
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
@@ -197,6 +198,7 @@ class TcpMoves:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fins: dict[int, _Fin] = {}        # that a raw packet QP may have taken, by flow id
         self._shown: dict[int, int] = {}        # flow ids of parked ones that began on a ring, by inode
+        self._came: dict[int, int] = {}         # sessions, by the inode of what came home a moment ago
 
     def holds(self, flow_id: int) -> bool:
         return flow_id in self.parked
@@ -307,16 +309,20 @@ class TcpMoves:
         descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. Raises Refused; the
         socket stays parked then. ``follow`` as of take()."""
         try:
-            flow_id = self._shown.get(os.fstat(fd).st_ino, flow_id)
+            inode = os.fstat(fd).st_ino
+            flow_id = self._shown.get(inode, flow_id)
             parked, port = self.parked.get(flow_id), self._ports.get(flow_id)
             if port is not None and port.owner != session:
                 port = None
-            way = self._homing.add(session, _Way(self._core, fd, room, ifindex, session, namespace, parked, port))
+            way = self._homing.add(session, _Way(self._core, fd, room, ifindex, session, namespace, parked, port,
+                                                 self._came.get(inode) == session))
         finally:
             self._homing.begin(session, follow)
         flow, state = await way.done
         if state is None:
             return flow
+        self._came[inode] = session
+        asyncio.get_running_loop().call_later(CAME_SECONDS, self._came.pop, inode, None)
         if port is not None:
             if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, ifindex):
                 self._begin(self._repeat_fins(_Fin(state, flow, namespace, session)))
@@ -600,11 +606,12 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
     namespace: Namespace
     parked: Parked | None
     port: Flow | None
+    came: bool      # home before: the connection may have ended since
 
     def begin(self, light: bool, loop: asyncio.AbstractEventLoop) -> tuple[Flow, Homing | None]:
         """In a thread. None: it is home. Raises Refused."""
         state = self.room.read(light)
-        if self.parked is None and _is_home(self.fd, state):
+        if self.parked is None and ((self.came and not _is_parked(self.fd)) or _is_home(self.fd, state)):
             return self._flow_of(state), None
         flow = self._checked(state)
         steering = _Steering(self.core, flow, self.namespace, loop)
@@ -666,6 +673,14 @@ def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:
     return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=Kind.FIVE, proto=socket.IPPROTO_TCP,
                 local=addr_to_bytes(state.laddr), local_port=state.lport, remote=addr_to_bytes(state.raddr),
                 remote_port=state.rport, ifindex=ifindex, netns=netns, family=family)
+
+
+def _is_parked(fd: int) -> bool:
+    sock = socket.socket(fileno=fd)
+    try:
+        return tcpsock.repairing(sock)
+    finally:
+        sock.detach()
 
 
 def _is_home(fd: int, state: TcpState) -> bool:

@@ -439,7 +439,9 @@ int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vm
 
 	vmh_lock(&vmh_ctl_lock);
 	vmh_ctl_header(&req->hdr, VMH_MSG_TCP_SHOW, sizeof(*req));
-	err = vmh_ctl_rpc_fds(&req->hdr, fds, (int)req->n, rep, sizeof(*rep), NULL, NULL);
+	err = -EBUSY; /* not -ETIMEDOUT, by which it may have been done: a service that hangs is not asked */
+	if (!vmh_session_muted())
+		err = vmh_ctl_rpc_fds(&req->hdr, fds, (int)req->n, rep, sizeof(*rep), NULL, NULL);
 	vmh_unlock(&vmh_ctl_lock);
 	return err;
 }

@@ -281,6 +281,8 @@ VMH_TRACED(shutdown, (int fd, int how), (fd, how), "%d, %d", fd, how)
 		if (done != VMH_TCPS_KERNELS)
 			RETURN(done);
 		vmh_tcps_home_fd(fd, VMH_R_SHUTDOWN);
+		if (t)
+			vmh_tcps_await_service(t);
 	}
 	int r = vmh_real()->shutdown(fd, how);
 

@@ -516,10 +516,11 @@ static bool restart(struct vmh_tcps *s)
 	return true;
 }
 
-/* By which the service knows the kernel socket; one that is shown by its inode, and the next service by its names. */
+/* By which the service knows the kernel socket; one that is shown by its inode, and the next service by its names. Of one
+ * that may be shown, since there was no answer, by its port as well. */
 static uint32_t flow_of(const struct vmh_tcps *s)
 {
-	return s->shown ? 0 : s->flow_id;
+	return s->shown_flow ? 0 : s->flow_id;
 }
 
 /* The rule of a QP is ours to take away, and what has come until then was lost: the peer is asked what it has. */
@@ -531,7 +532,8 @@ static void off_the_qp(struct vmh_tcps *s)
 		vmh_tport_went_home(s->tring, s->flow_id, &s->addr);
 	if (!atomic_load(&s->fresh) || s->shown)
 		vmh_session_detach(flow_of(s), 0); /* the service repeats the peer's FIN: a QP may have taken that, too */
-	vmh_tcp_nudge(s->conn);
+	if (s->conn)
+		vmh_tcp_nudge(s->conn);
 }
 
 /* Home: what came for it meanwhile is in the ring still, or put aside. */
@@ -654,10 +656,12 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
 		return 0;
 	vmh_tcp_blob_free(&s->blob);
-	if (err)
+	if (err) {
 		lost(s, reason, err);
-	else
+	} else {
+		off_the_qp(s);
 		leave(s, VMH_TCPS_HOME, reason, false);
+	}
 	return err;
 }
 
@@ -887,9 +891,10 @@ static void add_homer(struct vmh_tcps *s, void *arg)
 	homers_add(arg, s);
 }
 
-static bool shared_or_gone(unsigned reason)
+/* Nobody goes on with it here. After a fork the parent does, and most children never touch it. */
+static bool is_the_last(unsigned reason)
 {
-	return reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_CLOSED;
+	return reason == VMH_R_EXEC || reason == VMH_R_CLOSED;
 }
 
 static void home_one(struct vmh_tcps *s, void *arg)
@@ -899,14 +904,14 @@ static void home_one(struct vmh_tcps *s, void *arg)
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 		return;
 	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING) /* what has not been adopted yet may be, later */
-		vmh_tcps_home(s, *reason, shared_or_gone(*reason));
+		vmh_tcps_home(s, *reason, is_the_last(*reason));
 	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
 		vmh_tcps_home(s, *reason, false);
 }
 
 void vmh_tcps_home_all(unsigned reason)
 {
-	struct homers *l = homers_new(reason, shared_or_gone(reason));
+	struct homers *l = homers_new(reason, is_the_last(reason));
 
 	if (reason == VMH_R_FORK)
 		vmh_tcps_note_fork();
@@ -1012,6 +1017,14 @@ static void back_one(struct vmh_tcps *s, void *arg)
 void vmh_tcps_service_back(void)
 {
 	vmh_tcps_each(back_one, NULL);
+}
+
+void vmh_tcps_await_service(struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, 10000000 };
+
+	for (uint64_t end = vmh_now_ns() + 2 * STRANDED_NS; vmh_tcps_state(s) == VMH_TCPS_STRANDED && vmh_now_ns() < end;)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
 }
 
 /* ---- by the operator ---- */
