@@ -531,7 +531,7 @@ static void off_the_qp(struct vmh_tcps *s)
 	if (atomic_load(&s->fresh))
 		vmh_tport_went_home(s->tring, s->flow_id, &s->addr);
 	if (!atomic_load(&s->fresh) || s->shown)
-		vmh_session_detach(flow_of(s), 0); /* the service repeats the peer's FIN: a QP may have taken that, too */
+		vmh_session_detach(s->shown ? 0 : s->flow_id, 0); /* the service repeats the peer's FIN: a QP may have taken that, too */
 	if (s->conn)
 		vmh_tcp_nudge(s->conn);
 }
