@@ -101,3 +101,36 @@ def test_threads_see_nothing_of_the_end(service: Service, start: Callable[[list[
     assert "woken" not in program.output, program.output
     assert not program.errors, program.errors
     assert not service.program.errors.count("Traceback"), service.program.errors
+
+
+@pytest.fixture(scope="module")
+def with_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = compiled(tmp_path_factory, "ending_library.c", "-shared", "-fPIC", "-DLIBRARY", "-pthread")
+    return compiled(tmp_path_factory, "ending_library.c", "-Wl,--no-as-needed", str(library))
+
+
+KEEPER = """
+import socket, sys, time
+server = socket.create_server(("0.0.0.0", int(sys.argv[1])))
+print("ready", flush=True)
+kept = [server.accept() for _ in range(2)]
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("policy", ["offload", ""], ids=["from the SYN", "plain"])
+@pytest.mark.parametrize("call", ["recv", "send", "poll", "epoll_wait"])
+def test_a_destructor_ends_a_thread(service: Service, start: Callable[[list[str]], Program], with_library: Path,
+                                    call: str, policy: str) -> None:  # fmt: skip
+    """It runs after the shim's own, and finds a connection that it can shut down."""
+    keeper = service.sandbox.start(service.sandbox.a, [sys.executable, "-S", "-c", KEEPER, "7422"])
+    keeper.wait_for("ready")
+    words = [str(with_library), call, service.sandbox.a.address, "7422"]
+    if policy:
+        words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
+    program = start(words)
+    program.wait_for("there")
+    assert until(lambda: len(offloaded(service)) == (1 if policy else 0), 5)
+    assert program.wait(6) == 7, program.errors
+    assert not program.errors, program.errors
+    keeper.stop(signal.SIGKILL)

@@ -101,7 +101,7 @@ class Room:
         """The program waits no longer: it has written there."""
         try:
             return os.pread(self.file, 1, self.at) not in (b"", b"\0")
-        except OSError:
+        except (OSError, OverflowError):
             return True
 
     def write(self, data: bytes) -> int:

@@ -74,16 +74,11 @@ static bool can_wait(int sig, uint64_t w)
 }
 
 static _Atomic int ends_well; /* those of ENDING have a handler of ours where the program has none */
-#define ENDING (BIT(SIGHUP) | BIT(SIGINT) | BIT(SIGPIPE) | BIT(SIGALRM) | BIT(SIGTERM) | BIT(SIGUSR1) | BIT(SIGUSR2))
+#define ENDING (BIT(SIGHUP) | BIT(SIGINT) | BIT(SIGPIPE) | BIT(SIGALRM) | BIT(SIGTERM) | BIT(SIGUSR1) | BIT(SIGUSR2) | \
+		BIT(SIGVTALRM) | BIT(SIGPROF) | BIT(SIGIO) | BIT(SIGPWR) | BIT(SIGSTKFLT))
 
 static _Atomic unsigned ends_tid; /* who ends the process */
 static _Atomic int ends_sig;      /* for which signal */
-
-void vmh_signals_fork_child(void)
-{
-	atomic_store(&ends_sig, 0);
-	atomic_store(&ends_tid, 0);
-}
 
 /* false: it is being done. The same signal again does not wait for it; another one, as SIGPIPE of a thread that still
  * runs, does. */
@@ -212,6 +207,20 @@ void vmh_signals_end_well(void)
 	for (int sig = 1; sig < NSIGNALS; sig++)
 		if (ENDING & BIT(sig))
 			arm(sig);
+}
+
+void vmh_signals_fork_child(void)
+{
+	const struct sigaction by_default = { .sa_handler = SIG_DFL };
+
+	atomic_store(&ends_sig, 0);
+	atomic_store(&ends_tid, 0);
+	if (vmh_sys(SYS_getpid) != 1)
+		return;
+	atomic_store(&ends_well, 0);
+	for (int sig = 1; sig < NSIGNALS; sig++) /* of a new namespace: without a handler these would not even interrupt it */
+		if (atomic_load(&handlers[sig]) == (uintptr_t)ending)
+			vmh_real()->sigaction(sig, &by_default, NULL);
 }
 
 /* 0, or -1 with libc's errno */

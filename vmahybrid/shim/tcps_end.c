@@ -10,7 +10,6 @@
 
 #define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
-#define ENDED_NS 3000000000u   /* what ends the process may wait for a thread that calls */
 
 /* SO_LINGER: until the peer has everything, or the time is over. */
 static void linger(struct vmh_tcps *s)
@@ -35,14 +34,7 @@ static void linger(struct vmh_tcps *s)
 	}
 }
 
-static uint64_t ended_ns; /* when the end of the process began */
-
-bool vmh_tcps_end_is_near(void)
-{
-	return vmh_now_ns() - VMH_GET(ended_ns) < ENDED_NS;
-}
-
-/* exiting: nobody waits for it, and the program's other threads, which the kernel would have ended, see no end of it. */
+/* exiting: nobody waits for it, and other threads may be in calls on it. */
 static void close_fresh(struct vmh_tcps *s, bool exiting)
 {
 	struct vmh_tcp_conn *c;
@@ -59,8 +51,8 @@ static void close_fresh(struct vmh_tcps *s, bool exiting)
 	vmh_lock(&s->io);
 	c = s->conn;
 	s->conn = NULL;
-	atomic_store(&s->bits, 0);
-	atomic_store(&s->state, exiting ? VMH_TCPS_ENDED : VMH_TCPS_HOME);
+	atomic_store(&s->bits, exiting ? EPOLLERR | EPOLLHUP | EPOLLIN | EPOLLOUT : 0);
+	atomic_store(&s->state, exiting ? VMH_TCPS_LOST : VMH_TCPS_HOME);
 	vmh_tshow_end(s);
 	if (c && s->linger && !s->linger_s)
 		vmh_tcp_abort(c);
@@ -97,8 +89,11 @@ static void close_one(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		close_fresh(s, true);
+		vmh_epoll_notify(&s->obj);
+		vmh_wake_all();
+	}
 	vmh_unlock(&s->obj.lock);
 }
 
@@ -185,9 +180,9 @@ void vmh_tcps_finish(bool exiting)
 
 	if (!vmh_trings_any())
 		return;
-	if (exiting) {
-		VMH_SET(ended_ns, vmh_now_ns());
-		vmh_tcps_each(close_one, NULL);
+	if (exiting) { /* other threads, and destructors that come later, go on with kernel sockets until it ends */
+		vmh_tcps_leave_to_kernel();
+		vmh_tcps_each(close_one, NULL); /* without a service */
 	}
 	let_them_end();
 	if (vmh_trings_closing(&left))

@@ -242,18 +242,12 @@ static bool kernel_may_have_told(const struct vmh_tcps *s)
 	return vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) != 0 || atomic_load(&s->taken);
 }
 
-static void nap(void)
-{
-	struct pollfd none = { .fd = -1 };
-	int wakefd = vmh_sleep_begin();
-
-	vmh_sleep(&none, 1, 20000000, NULL, wakefd);
-	vmh_sleep_end();
-}
-
 /* Of a state in which nobody serves the connection now. 0: look again. */
 static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 {
+	struct pollfd none = { .fd = -1 };
+	int wakefd;
+
 	switch (vmh_tcps_state(s)) {
 	case VMH_TCPS_ADOPTING:
 		/* a program that could send a moment ago, or was told to receive, may not expect it */
@@ -269,18 +263,14 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 		return 0;
 	case VMH_TCPS_LOST:
 		return -ECONNRESET;
-	case VMH_TCPS_ENDED:
-		if (!vmh_tcps_end_is_near())
-			return -ECONNRESET;
-		pthread_testcancel();
-		nap();
-		return 0;
 	}
 	if (w->now)
 		return -EAGAIN;
 	if (vmh_interrupted(&w->w))
 		return -EINTR;
-	nap();
+	wakefd = vmh_sleep_begin();
+	vmh_sleep(&none, 1, 20000000, NULL, wakefd);
+	vmh_sleep_end();
 	return w->w.deadline && vmh_now_ns() >= w->w.deadline ? -EAGAIN : 0;
 }
 

@@ -550,7 +550,7 @@ static void at_home(struct vmh_tcps *s, unsigned reason, struct vmh_tcps_stash *
 /* On its way from a ring; the object lock is held. */
 struct homing {
 	struct vmh_tcps *s;
-	bool must;
+	bool must, may_stay;       /* on the ring, whatever keeps it there */
 	struct vmh_tcps_stash *st;
 	struct vmh_session_home home; /* .err: of it all */
 };
@@ -603,6 +603,18 @@ static void stays_on_ring(struct vmh_tcps *s)
 	vmh_tring_flush(s->tring);
 }
 
+/* As the kernel says: a parked socket is in repair mode, one of a connection that began on a ring was never connected. */
+static bool is_home_already(int fd)
+{
+	struct tcp_info info = { 0 };
+	socklen_t n = sizeof(info), m = sizeof(int);
+	int repair = 1;
+
+	return !vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &repair, &m) && !repair &&
+	       !vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &n) && info.tcpi_state != TCP_CLOSE &&
+	       info.tcpi_state != TCP_LISTEN;
+}
+
 /* After the service's answer. */
 static void homing_ends(struct homing *h)
 {
@@ -610,12 +622,14 @@ static void homing_ends(struct homing *h)
 	struct vmh_session_home *home = &h->home;
 	bool back = false;
 
+	if (home->err == -ENOTCONN && is_home_already(s->obj.fd))
+		home->err = 0; /* the service could not say so any more */
 	/* the rule is gone with the service; with one that only hangs it is not */
-	h->must |= home->err == -ENOTCONN && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
+	h->must |= home->err == -ENOTCONN && !h->may_stay && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
 	if (!home->err) {
 		at_home(s, home->reason, h->st);
 		h->st = NULL;
-	} else if (home->err == -ENOTCONN && !h->must) {
+	} else if (home->err == -ENOTCONN && !h->must && !h->may_stay) {
 		s->blob = home->state;
 		home->state.p = NULL;
 		s->stranded_ns = vmh_now_ns();
@@ -715,7 +729,7 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
  * vmh_tcps_home(). In memory of its own: who calls may be a handler with a small stack. */
 struct homers {
 	unsigned reason;
-	bool must;
+	bool must, may_stay;
 	int n;
 	struct vmh_tcps *v[VMH_HOMES_MAX]; /* held */
 	struct homing h[VMH_HOMES_MAX];
@@ -728,7 +742,7 @@ static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
 {
 	if (!vmh_trylock(&s->obj.lock))
 		return false;
-	*h = (struct homing){ .s = s, .must = l->must, .home.reason = l->reason };
+	*h = (struct homing){ .s = s, .must = l->must, .may_stay = l->may_stay, .home.reason = l->reason };
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h))
 		return true;
 	vmh_unlock(&s->obj.lock);
@@ -920,6 +934,40 @@ void vmh_tcps_home_all(unsigned reason)
 	vmh_tcps_each(home_one, &reason);
 	vmh_tcps_each(home_listener, &reason);
 	vmh_tcps_each(home_one, &reason); /* what other threads have accepted meanwhile */
+}
+
+static void add_fresh(struct vmh_tcps *s, void *arg)
+{
+	if (vmh_tcps_is_fresh(s))
+		homers_add(arg, s);
+}
+
+/* With the time that it takes, where another thread was in a call. */
+static void leave_one(struct vmh_tcps *s, void *arg)
+{
+	struct homing h = { .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED };
+
+	(void)arg;
+	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING)
+		return;
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(&h)) {
+		ask_home(&h.home);
+		homing_ends(&h);
+	}
+	vmh_unlock(&s->obj.lock);
+}
+
+void vmh_tcps_leave_to_kernel(void)
+{
+	struct homers *l = homers_new(VMH_R_CLOSED, false);
+
+	if (l) {
+		l->may_stay = true;
+		vmh_tcps_each(add_fresh, l);
+		homers_free(l);
+	}
+	vmh_tcps_each(leave_one, NULL);
 }
 
 struct heirs {

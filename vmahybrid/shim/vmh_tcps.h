@@ -24,7 +24,6 @@ enum vmh_tcps_state {
 	VMH_TCPS_RING,
 	VMH_TCPS_HOMING,
 	VMH_TCPS_STRANDED, /* its state waits in `blob` for a service to bring it home */
-	VMH_TCPS_ENDED,    /* the process ends: other threads' calls wait for that */
 	VMH_TCPS_LOST,     /* nobody could: every call says ECONNRESET */
 	VMH_TCPS_HOME,     /* the kernel's, for good */
 	VMH_TCPS_LISTEN,   /* the kernel listens, and so do rings */
@@ -251,6 +250,7 @@ void vmh_tcps_flow_home(uint32_t flow_id, unsigned reason);
 void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd -1: all */
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
 void vmh_tcps_service_back(void);
+void vmh_tcps_leave_to_kernel(void); /* at the end of the process; what can't go stays */
 void vmh_tcps_await_service(struct vmh_tcps *s); /* as long as it stands still on its way home */
 void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended: the peer may use it for another */
 
@@ -335,7 +335,6 @@ void vmh_tport_fork_child(void);
 
 /* tcps_end.c */
 void vmh_tcps_close(struct vmh_tcps *s);                         /* the last descriptor is about to be closed */
-bool vmh_tcps_end_is_near(void);                                 /* of the process; else those of state ENDED are lost */
 void vmh_tcps_finish(bool exiting);                              /* what was closed is done with before this returns */
 
 /* tcps_show.c */

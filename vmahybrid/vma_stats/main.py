@@ -153,7 +153,7 @@ def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:
         error(f"VMA statistics data for process id {options.pid} not found")
         if any(program["pid"] == options.pid for program in unconnected.programs(set())):
             error("it has no session: its sockets came from another process, or it could not open one with the service "
-                  f"(its log says why). The kernel alone serves it: vma_stats -v 5 -p {options.pid} lists its sockets")
+                  f"(its log says why). The kernel alone serves them: vma_stats -v 5 -p {options.pid} lists them")
     else:
         error("Failed to identify process...")
         if not options.json:
