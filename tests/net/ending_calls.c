@@ -69,6 +69,13 @@ static void *another_signal(void *arg)
 	return arg;
 }
 
+static void *another_end(void *arg)
+{
+	usleep(500);
+	kill(getpid(), SIGTERM);
+	return arg;
+}
+
 static void handler(int sig)
 {
 	handled = sig;
@@ -98,6 +105,10 @@ static void end(const char *how)
 		exit(7);
 	if (!strcmp(how, "_exit"))
 		_exit(7);
+	if (!strcmp(how, "both")) {
+		pthread_create(&t, NULL, another_end, NULL);
+		exit(7);
+	}
 	if (!strcmp(how, "two")) {
 		pthread_create(&t, NULL, another_signal, NULL);
 		raise(SIGTERM);

@@ -40,7 +40,8 @@ async def main():
 asyncio.run(main())
 """
 STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
-          "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
+          "both": (7, -signal.SIGTERM), "once": (-signal.SIGUSR2,),
+          "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@
 #define YOUNG_NS 100000000ull
 
 static struct vmh_lock start_lock;
+static struct vmh_lock end_lock; /* two threads may end the process: neither does before the connections have ended */
 static _Atomic int started;
 /* This thread took the session's lock, and start_lock. */
 static __thread bool forking, starting;
@@ -95,11 +96,13 @@ __attribute__((destructor)) static void library_unloaded(void)
 {
 	if (!atomic_load(&started))
 		return;
+	vmh_lock(&end_lock);
 	vmh_tcps_finish(true);
 	vmh_tcps_home_all(VMH_R_CLOSED);
 	vmh_stats_file_dump_all();
 	vmh_session_fini();
 	vmh_stats_fini();
+	vmh_unlock(&end_lock);
 }
 
 void vmh_before_exec(void)
@@ -146,9 +149,11 @@ void vmh_before_exit(void)
 {
 	if (!vmh_is_own_process())
 		return;
+	vmh_lock(&end_lock);
 	vmh_tcps_finish(true);
 	vmh_tcps_home_all(VMH_R_CLOSED);
 	vmh_stats_fini();
+	vmh_unlock(&end_lock);
 }
 
 /* Who begins (vmh_started) has done so, or does it in parent and child each for itself. */
@@ -191,6 +196,7 @@ static void begin_anew(void)
 	atomic_store(&accepted_one, false);
 	atomic_store(&vmh_accept_tells, true);
 	vmh_lock_fork_child();
+	vmh_lock_reset(&end_lock);
 	vmh_signals_fork_child();
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
