@@ -76,6 +76,13 @@ static void *another_end(void *arg)
 	return arg;
 }
 
+static void *another_exit(void *arg)
+{
+	usleep(1000);
+	exit(8);
+	return arg;
+}
+
 static void handler(int sig)
 {
 	handled = sig;
@@ -115,6 +122,16 @@ static void end(const char *how)
 	}
 	if (!strcmp(how, "TERM"))
 		kill(getpid(), SIGTERM);
+	if (!strcmp(how, "quick_exit"))
+		quick_exit(7);
+	if (!strcmp(how, "exits")) {
+		pthread_create(&t, NULL, another_exit, NULL);
+		exit(7);
+	}
+	if (!strcmp(how, "twice")) {
+		pthread_create(&t, NULL, another_end, NULL);
+		raise(SIGTERM);
+	}
 	if (!strcmp(how, "once")) {
 		sigaction(SIGUSR2, &(struct sigaction){ .sa_handler = handler, .sa_flags = (int)SA_RESETHAND }, NULL);
 		raise(SIGUSR2);

@@ -40,8 +40,8 @@ async def main():
 asyncio.run(main())
 """
 STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
-          "both": (7, -signal.SIGTERM), "once": (-signal.SIGUSR2,),
-          "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
+          "quick_exit": (7,), "exits": (7, 8), "twice": (-signal.SIGTERM,), "both": (7, -signal.SIGTERM),
+          "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

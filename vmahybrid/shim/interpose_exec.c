@@ -22,19 +22,21 @@ extern char **environ;
 		errno = saved_; \
 	} while (0)
 
-#define EXIT(name) \
+#define EXIT(name, first) \
 	VMH_EXPORT void name(int status) \
 	{ \
 		static void (*exits)(int); \
 		if (!exits) \
 			vmh_real_find(&exits, #name); \
-		vmh_before_exit(); \
+		first(); \
 		exits(status); \
 		__builtin_unreachable(); \
 	}
 
-EXIT(_exit)
-EXIT(_Exit)
+EXIT(_exit, vmh_before_exit)
+EXIT(_Exit, vmh_before_exit)
+EXIT(quick_exit, vmh_before_exit)
+EXIT(exit, vmh_await_exit) /* a second one passes libc's handlers by (before glibc 2.41) */
 
 /* Where the first thread ends alone, libc ends the process with the last thread of all. */
 VMH_EXPORT void pthread_exit(void *result)

@@ -144,6 +144,14 @@ bool vmh_is_own_process(void)
 	return atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid;
 }
 
+void vmh_await_exit(void)
+{
+	if (!vmh_is_own_process())
+		return;
+	vmh_lock(&end_lock);
+	vmh_unlock(&end_lock);
+}
+
 /* _exit(2): the kernel would send what is left of closed and open connections, and so do we. */
 void vmh_before_exit(void)
 {

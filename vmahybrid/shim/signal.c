@@ -79,9 +79,11 @@ static _Atomic int ends_well; /* those of ENDING have a handler of ours where th
 
 static _Atomic unsigned ends_tid; /* who ends the process */
 static _Atomic int ends_sig;      /* for which signal */
+static uint64_t ends_since;
+#define IMPATIENT_NS 500000000u   /* a signal that comes twice, to a process and to its group, is no second wish */
 
-/* false: it is being done. The same signal again does not wait for it; another one, as SIGPIPE of a thread that still
- * runs, does. */
+/* false: it is being done. The same signal again, some time later, does not wait for it; another one, as SIGPIPE of a
+ * thread that still runs, does. */
 static bool end_connections(int sig)
 {
 	unsigned tid = 0;
@@ -89,11 +91,12 @@ static bool end_connections(int sig)
 	if (!vmh_is_own_process())
 		return true;
 	if (atomic_compare_exchange_strong(&ends_tid, &tid, vmh_tid())) {
+		VMH_SET(ends_since, vmh_now_ns());
 		atomic_store(&ends_sig, sig);
 		vmh_before_exit();
 		return true;
 	}
-	if (atomic_load(&ends_sig) == sig)
+	if (atomic_load(&ends_sig) == sig && vmh_now_ns() - VMH_GET(ends_since) > IMPATIENT_NS)
 		return true;
 	while (tid != vmh_tid())
 		vmh_sys(SYS_pause);

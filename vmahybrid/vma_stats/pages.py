@@ -84,7 +84,7 @@ class Beside:
         return self._of(path).post(*path, body=body)
 
     def _of(self, path: tuple[str | int, ...]) -> Any:
-        return self._pages if self._pids.intersection(path) else self._client
+        return self._pages if self._pids.intersection(path[2:3]) else self._client
 
 
 def _reading(page: StatsPage, uid: int) -> ProcessStats:
