@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from net.introduced_lab import introduced  # noqa: F401
 from net.service_lab import Api, compiled, until
-from net.test_tcp_shim import introduce, offloaded, without_offloads
+from net.test_tcp_shim import offloaded
 
-from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.sandbox import Program
 from vmahybrid.bench.served import Service
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
@@ -42,13 +43,6 @@ asyncio.run(main())
 STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
           "quick_exit": (7,), "exits": (7, 8), "twice": (-signal.SIGTERM,), "both": (7, -signal.SIGTERM),
           "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def service(softverbs: bool) -> Iterator[Service]:
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), softverbs=softverbs) as running:
-        introduce(sandbox)
-        yield running
 
 
 @pytest.fixture

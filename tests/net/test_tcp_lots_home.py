@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from net.introduced_lab import introduced  # noqa: F401
 from net.service_lab import Api, until
-from net.test_tcp_shim import introduce, offloaded, without_offloads
+from net.test_tcp_shim import offloaded
 
-from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.sandbox import Program
 from vmahybrid.bench.served import Service
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
@@ -168,13 +169,6 @@ conns = [(i, socket.socket(fileno=int(word))) for i, word in enumerate(sys.argv[
 check(conns)
 print("done", 0, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def service(softverbs: bool) -> Iterator[Service]:
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), softverbs=softverbs) as running:
-        introduce(sandbox)
-        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ Standard library only, because the build runs it (gen_params.py) before anything
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from vmahybrid.config.syntax import SYNTAXES, Syntax
 PATH = Path(__file__).with_name("parameters.toml")
 SCHEMA = 1
 STRING_SIZE = 256  # of the C field, with the terminator
-_NUMBER = re.compile("-?[0-9]+")
 INT_LIMIT = 2**31 - 1
 
 Kind = Literal["int", "bool", "string", "enum"]
@@ -123,13 +121,14 @@ class Parameter:
                 return choice.value
         if self.type == "bool" and word in TRUE_WORDS + FALSE_WORDS:
             return int(word in TRUE_WORDS)
-        if self.type == "enum" or not word.removeprefix("-").isdecimal() or not word.isascii():
+        if self.type == "enum" or not self.is_number(word):
             raise ValueError(f"{self.name}: {text!r} is not {self.expected()}")
         return self._checked(int(word), text)
 
     def is_number(self, text: str) -> bool:
         """A number where one is expected, in range or not: the shim knows what to use instead, and says so."""
-        return self.type != "string" and bool(_NUMBER.fullmatch(text.strip()))
+        word = text.strip()
+        return self.type != "string" and word.removeprefix("-").isdecimal() and word.isascii()
 
     def _checked(self, value: int, text: str) -> int:
         low = -INT_LIMIT - 1 if self.minimum is None else self.minimum

@@ -611,7 +611,7 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
     def begin(self, light: bool, loop: asyncio.AbstractEventLoop) -> tuple[Flow, Homing | None]:
         """In a thread. None: it is home. Raises Refused."""
         state = self.room.read(light)
-        if self.parked is None and ((self.came and not _is_parked(self.fd)) or _is_home(self.fd, state)):
+        if self.parked is None and _is_home(self.fd, state, self.came):
             return self._flow_of(state), None
         flow = self._checked(state)
         steering = _Steering(self.core, flow, self.namespace, loop)
@@ -675,19 +675,15 @@ def _flow_of(state: TcpState, ifindex: int, netns: str, family: int) -> Flow:
                 remote_port=state.rport, ifindex=ifindex, netns=netns, family=family)
 
 
-def _is_parked(fd: int) -> bool:
+def _is_home(fd: int, state: TcpState, came: bool) -> bool:
+    """Is the socket the kernel's, with that connection? ``came``: it was a moment ago."""
     sock = socket.socket(fileno=fd)
     try:
-        return tcpsock.repairing(sock)
-    finally:
-        sock.detach()
-
-
-def _is_home(fd: int, state: TcpState) -> bool:
-    """Is the socket the kernel's, with that connection?"""
-    sock = socket.socket(fileno=fd)
-    try:
-        if tcpsock.repairing(sock) or tcpsock.info(sock).state in (TcpPhase.CLOSE, TcpPhase.LISTEN):
+        if tcpsock.repairing(sock):
+            return False
+        if came:
+            return True
+        if tcpsock.info(sock).state in (TcpPhase.CLOSE, TcpPhase.LISTEN):
             return False
         return Kept.of(sock).is_of(state)
     except OSError:

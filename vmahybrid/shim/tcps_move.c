@@ -652,10 +652,8 @@ static void ask_home(struct vmh_session_home *home)
 		home->err = vmh_session_tcp_home(home->fd, &home->state, home->flow_id, home->ifindex, home->reason);
 }
 
-static int home_from_ring(struct vmh_tcps *s, unsigned reason, bool must)
+static int home_from_ring(struct homing h)
 {
-	struct homing h = { .s = s, .must = must, .home.reason = reason };
-
 	if (homing_begins(&h)) {
 		ask_home(&h.home);
 		homing_ends(&h);
@@ -711,7 +709,7 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 		vmh_tcps_set_reason(s, reason);
 		break;
 	case VMH_TCPS_RING:
-		err = home_from_ring(s, reason, must);
+		err = home_from_ring((struct homing){ .s = s, .must = must, .home.reason = reason });
 		vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 		break;
 	case VMH_TCPS_STRANDED:
@@ -838,7 +836,7 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed)) {
 		s->resting = 1;
-		done = !home_from_ring(s, reason, false);
+		done = !home_from_ring((struct homing){ .s = s, .must = false, .home.reason = reason });
 		s->resting = 0;
 		vmh_debug("fd %d: the TCP connection goes home to the kernel for now: %s", s->obj.fd, vmh_reason_text(reason));
 	}
@@ -945,16 +943,12 @@ static void add_fresh(struct vmh_tcps *s, void *arg)
 /* With the time that it takes, where another thread was in a call. */
 static void leave_one(struct vmh_tcps *s, void *arg)
 {
-	struct homing h = { .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED };
-
 	(void)arg;
 	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING)
 		return;
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(&h)) {
-		ask_home(&h.home);
-		homing_ends(&h);
-	}
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		home_from_ring((struct homing){ .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED });
 	vmh_unlock(&s->obj.lock);
 }
 
@@ -1093,7 +1087,7 @@ static void keep(struct vmh_tcps *s, unsigned reason)
 		return;
 	}
 	s->resting = 1;
-	home_from_ring(s, reason, false);
+	home_from_ring((struct homing){ .s = s, .must = false, .home.reason = reason });
 	s->resting = 0;
 }
 
