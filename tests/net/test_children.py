@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.introduced_lab import introduced  # noqa: F401
 from net.service_lab import Api, compiled, tcp_echo, until
+from net.test_tcp_shim import introduce, without_offloads
 
+from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def service(softverbs: bool) -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), softverbs=softverbs) as running:
+        introduce(sandbox)
+        yield running
 
 
 USES_A_RING = """
