@@ -109,6 +109,26 @@ static void interrupted_send(int restart)
 	close(fd);
 }
 
+/* The peer reads nothing. */
+static void interrupted_linger(int restart)
+{
+	struct timespec a, b;
+	struct linger l = { 1, 5 };
+
+	tell("rcvbuf 8192");
+	int fd = tcp_client();
+	fill_window(fd);
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
+	handle(SIGALRM, restart ? SA_RESTART : 0);
+	alarm_in(300);
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	say("close", close(fd));
+	clock_gettime(CLOCK_MONOTONIC, &b);
+	say_yes("at the signal", b.tv_sec - a.tv_sec + (b.tv_nsec - a.tv_nsec) / 1e9 < 2);
+	say("signals", signals);
+	alarm_back();
+}
+
 static void interrupted_wait_all(int restart)
 {
 	char c[32];
@@ -466,6 +486,8 @@ const struct call_case tcp_wait_cases[] = {
 	{ "tcp EINTR", interrupted, 0 }, { "tcp SA_RESTART", interrupted, 1 },
 	{ "tcp EINTR with a timeout", interrupted_timed, 0 }, { "tcp SA_RESTART with a timeout", interrupted_timed, 1 },
 	{ "tcp EINTR in send", interrupted_send, 0 },
+	{ "tcp a signal in SO_LINGER", interrupted_linger, 0 },
+	{ "tcp a signal with SA_RESTART in SO_LINGER", interrupted_linger, 1 },
 	{ "tcp EINTR in MSG_WAITALL", interrupted_wait_all, 0 }, { "tcp SA_RESTART in MSG_WAITALL", interrupted_wait_all, 1 },
 	{ "tcp EINTR in the first accept", interrupted_first, BY_ACCEPT },
 	{ "tcp EINTR in the first poll", interrupted_first, BY_POLL },

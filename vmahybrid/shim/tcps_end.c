@@ -10,11 +10,11 @@
 
 #define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
+#define LINGER_NS 50000000u    /* the peer's delayed ACK comes within it */
 
-/* SO_LINGER: until the peer has everything, or the time is over. */
-static void linger(struct vmh_tcps *s)
+/* Until the peer has everything, or the time is over: has it? */
+static bool drains(struct vmh_tcps *s, uint64_t until)
 {
-	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
 	struct pollfd none = { .fd = -1 };
 	bool drained = false;
 
@@ -26,12 +26,26 @@ static void linger(struct vmh_tcps *s)
 		vmh_lock(&s->io);
 		drained = !s->conn || vmh_tcp_poll(s->conn) & VMH_TCP_DRAINED;
 		vmh_unlock(&s->io);
-		if (drained || now >= end)
-			return;
+		if (drained || now >= until)
+			return drained;
 		wakefd = vmh_sleep_begin();
-		vmh_sleep(&none, 1, end - now > 10000000 ? 10000000 : (int64_t)(end - now), NULL, wakefd);
+		vmh_sleep(&none, 1, until - now > 10000000 ? 10000000 : (int64_t)(until - now), NULL, wakefd);
 		vmh_sleep_end();
 	}
+}
+
+/* SO_LINGER. What is not soon through waits in the kernel, whose close() a signal ends. false: it went there. */
+static bool linger(struct vmh_tcps *s)
+{
+	uint64_t begun = vmh_now_ns(), end = begun + s->linger_s * 1000000000ull;
+
+	if (drains(s, begun + LINGER_NS))
+		return true;
+	vmh_tcps_leave_one(s);
+	if (vmh_tcps_state(s) != VMH_TCPS_RING)
+		return false;
+	drains(s, end);
+	return true;
 }
 
 /* exiting: nobody waits for it, and other threads may be in calls on it. */
@@ -45,8 +59,8 @@ static void close_fresh(struct vmh_tcps *s, bool exiting)
 		open = s->conn && !vmh_tcp_shutdown(s->conn, SHUT_WR); /* else there is nothing to wait for */
 		vmh_unlock(&s->io);
 		vmh_tring_flush(s->tring);
-		if (open)
-			linger(s);
+		if (open && !linger(s))
+			return;
 	}
 	vmh_lock(&s->io);
 	c = s->conn;

@@ -940,6 +940,12 @@ static void add_fresh(struct vmh_tcps *s, void *arg)
 		homers_add(arg, s);
 }
 
+void vmh_tcps_leave_one(struct vmh_tcps *s)
+{
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+		home_from_ring((struct homing){ .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED });
+}
+
 /* With the time that it takes, where another thread was in a call. */
 static void leave_one(struct vmh_tcps *s, void *arg)
 {
@@ -947,8 +953,7 @@ static void leave_one(struct vmh_tcps *s, void *arg)
 	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING)
 		return;
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
-		home_from_ring((struct homing){ .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED });
+	vmh_tcps_leave_one(s);
 	vmh_unlock(&s->obj.lock);
 }
 
