@@ -83,6 +83,24 @@ static void *another_exit(void *arg)
 	return arg;
 }
 
+static void ends_at_once(int sig)
+{
+	(void)sig;
+	_exit(7);
+}
+
+/* By a thread that sends, somewhere in a call. */
+static void by_another(int sig, unsigned flags)
+{
+	sigset_t set;
+
+	sigaction(sig, &(struct sigaction){ .sa_handler = ends_at_once, .sa_flags = (int)flags }, NULL);
+	sigemptyset(&set);
+	sigaddset(&set, sig);
+	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	kill(getpid(), sig);
+}
+
 static void handler(int sig)
 {
 	handled = sig;
@@ -128,6 +146,15 @@ static void end(const char *how)
 		pthread_create(&t, NULL, another_exit, NULL);
 		exit(7);
 	}
+	if (!strcmp(how, "returns")) {
+		pthread_create(&t, NULL, another_exit, NULL);
+		usleep(1300);
+		return;
+	}
+	if (!strcmp(how, "oneshot"))
+		by_another(SIGTERM, SA_RESETHAND);
+	if (!strcmp(how, "abort"))
+		by_another(SIGABRT, 0);
 	if (!strcmp(how, "twice")) {
 		pthread_create(&t, NULL, another_end, NULL);
 		raise(SIGTERM);
@@ -183,5 +210,5 @@ int main(int argc, char **argv)
 	while (!__atomic_load_n(&sent[MOST - 1], __ATOMIC_SEQ_CST))
 		usleep(1000);
 	end(argv[1]);
-	return 1;
+	return 7;
 }

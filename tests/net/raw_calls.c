@@ -27,6 +27,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <threads.h>
 #include <unistd.h>
 
 #define CHECK(x) \
@@ -462,13 +463,30 @@ static void *goes_on(void *arg)
 	return NULL;
 }
 
-/* By libc's own function: the program ends with its last thread, which is not the first. */
+/* By libc's own functions: the program ends with its last thread, which is not the first. */
 static void leaves(void)
 {
 	pthread_t thread;
 
 	CHECK(!pthread_create(&thread, NULL, goes_on, NULL));
 	pthread_exit(NULL);
+}
+
+static void leaves_by_c11(void)
+{
+	pthread_t thread;
+
+	CHECK(!pthread_create(&thread, NULL, goes_on, NULL));
+	thrd_exit(0);
+}
+
+static void leaves_cancelled(void)
+{
+	pthread_t thread;
+
+	CHECK(!pthread_create(&thread, NULL, goes_on, NULL));
+	pthread_cancel(pthread_self());
+	pause();
 }
 
 /* ---- what does not concern sockets ---- */
@@ -592,6 +610,7 @@ static const struct {
 	{ "forks", forks }, { "clones", clones }, { "executes", executes }, { "exits", exits },
 	{ "exits_thread", exits_thread }, { "others", others }, { "cancel", cancel }, { "uring", uring },
 	{ "aio", aio }, { "udp", udp }, { "leaves", leaves },
+	{ "leaves_by_c11", leaves_by_c11 }, { "leaves_cancelled", leaves_cancelled },
 };
 
 int main(int argc, char **argv)

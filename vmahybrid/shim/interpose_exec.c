@@ -4,8 +4,6 @@
  * there the parent goes on with the socket. */
 #include "vmh_main.h"
 #include "vmh_real.h"
-#include "vmh_worker.h"
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 
@@ -22,34 +20,19 @@ extern char **environ;
 		errno = saved_; \
 	} while (0)
 
-#define EXIT(name, first) \
+#define EXIT(name) \
 	VMH_EXPORT void name(int status) \
 	{ \
 		static void (*exits)(int); \
 		if (!exits) \
 			vmh_real_find(&exits, #name); \
-		first(); \
+		vmh_before_exit(); \
 		exits(status); \
 		__builtin_unreachable(); \
 	}
 
-EXIT(_exit, vmh_before_exit)
-EXIT(_Exit, vmh_before_exit)
-EXIT(quick_exit, vmh_before_exit)
-EXIT(exit, vmh_await_exit) /* a second one passes libc's handlers by (before glibc 2.41) */
-
-/* Where the first thread ends alone, libc ends the process with the last thread of all. */
-VMH_EXPORT void pthread_exit(void *result)
-{
-	static void (*real)(void *);
-
-	if (!real)
-		vmh_real_find(&real, "pthread_exit");
-	if (vmh_sys(SYS_gettid) == vmh_sys(SYS_getpid))
-		vmh_worker_first_ends();
-	real(result);
-	__builtin_unreachable();
-}
+EXIT(_exit)
+EXIT(_Exit)
 
 VMH_EXPORT int execve(const char *path, char *const argv[], char *const envp[])
 {

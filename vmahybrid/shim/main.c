@@ -15,6 +15,8 @@
 #include "vmh_tcps.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
+#include "vmh_worker.h"
+#include <stdlib.h>
 #include <sys/socket.h>
 
 #define YOUNG_NS 100000000ull
@@ -22,6 +24,7 @@
 static struct vmh_lock start_lock;
 static struct vmh_lock end_lock; /* two threads may end the process: neither does before the connections have ended */
 static _Atomic int started;
+static _Atomic bool ended;
 /* This thread took the session's lock, and start_lock. */
 static __thread bool forking, starting;
 static long own_pid;
@@ -29,13 +32,6 @@ _Atomic bool vmh_accept_tells = true;
 static uint64_t forked_ns; /* 0: this is no child of a fork */
 static _Atomic bool accepted_one;
 static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
-
-__attribute__((constructor)) static void library_loaded(void)
-{
-	vmh_real_init();
-	vmh_fdtab_init();
-	vmh_fdtab_own();
-}
 
 /* Nothing is made (no file, no connection) for a program that never opens a socket. */
 void vmh_started(void)
@@ -92,17 +88,58 @@ void vmh_accept_tell(int listener, int fd)
 		atomic_store(&vmh_accept_tells, false);
 }
 
+/* Once; who comes meanwhile waits. */
+static void end_of_process(void)
+{
+	vmh_lock(&end_lock);
+	if (!atomic_load(&ended)) {
+		vmh_tcps_finish(true);
+		vmh_tcps_home_all(VMH_R_CLOSED);
+		vmh_stats_file_dump_all();
+		vmh_session_fini();
+		vmh_stats_fini();
+		atomic_store(&ended, true);
+	}
+	vmh_unlock(&end_lock);
+}
+
 __attribute__((destructor)) static void library_unloaded(void)
 {
-	if (!atomic_load(&started))
+	if (atomic_load(&started))
+		end_of_process();
+}
+
+/* libc calls each such function once. A second thread that ends the process (main() returns while the first is in exit())
+ * finds none that the first has begun, and would be through at once: so there is always one left until all is done. */
+static void at_exit(int status, void *arg)
+{
+	(void)status;
+	(void)arg;
+	if (!vmh_is_own_process() || atomic_load(&ended))
 		return;
-	vmh_lock(&end_lock);
-	vmh_tcps_finish(true);
-	vmh_tcps_home_all(VMH_R_CLOSED);
-	vmh_stats_file_dump_all();
-	vmh_session_fini();
-	vmh_stats_fini();
-	vmh_unlock(&end_lock);
+	on_exit(at_exit, NULL);
+	end_of_process();
+}
+
+static void at_quick(void)
+{
+	static _Atomic bool done;
+
+	if (!vmh_is_own_process() || atomic_load(&done))
+		return;
+	at_quick_exit(at_quick);
+	vmh_before_exit();
+	atomic_store(&done, true);
+}
+
+__attribute__((constructor)) static void library_loaded(void)
+{
+	vmh_real_init();
+	vmh_fdtab_init();
+	vmh_fdtab_own();
+	on_exit(at_exit, NULL); /* before any other: they are called last */
+	at_quick_exit(at_quick);
+	vmh_worker_first_thread();
 }
 
 void vmh_before_exec(void)
@@ -142,14 +179,6 @@ void vmh_before_spawn(bool actions)
 bool vmh_is_own_process(void)
 {
 	return atomic_load(&started) && vmh_sys(SYS_getpid) == own_pid;
-}
-
-void vmh_await_exit(void)
-{
-	if (!vmh_is_own_process())
-		return;
-	vmh_lock(&end_lock);
-	vmh_unlock(&end_lock);
 }
 
 /* _exit(2): the kernel would send what is left of closed and open connections, and so do we. */
@@ -205,6 +234,7 @@ static void begin_anew(void)
 	atomic_store(&vmh_accept_tells, true);
 	vmh_lock_fork_child();
 	vmh_lock_reset(&end_lock);
+	atomic_store(&ended, false);
 	vmh_signals_fork_child();
 	vmh_wait_fork_child();
 	vmh_session_fork_child();
@@ -223,6 +253,7 @@ static void begin_anew(void)
 void vmh_after_fork_child(void)
 {
 	vmh_fdtab_own();
+	vmh_worker_first_thread();
 	if (forking)
 		begin_anew();
 	if (starting)

@@ -51,7 +51,7 @@ typedef void (*info_handler)(int, siginfo_t *, void *);
 
 static bool put_off(int sig, siginfo_t *info, ucontext_t *interrupted)
 {
-	uint64_t all = ~(FAULTS | LIBC_OWN), here;
+	uint64_t all = ~((FAULTS & ~BIT(sig)) | LIBC_OWN), here;
 
 	/* first, or SA_NODEFER would bring the signal back at once */
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &here, sizeof(all));
@@ -67,15 +67,9 @@ static bool put_off(int sig, siginfo_t *info, ucontext_t *interrupted)
 	return true;
 }
 
-/* The kernel has taken a one-shot handler away already: sent again, its signal would kill. */
-static bool can_wait(int sig, uint64_t w)
-{
-	return !(BIT(sig) & FAULTS) && !(w & F_ONCE);
-}
-
 static _Atomic int ends_well; /* those of ENDING have a handler of ours where the program has none */
 #define ENDING (BIT(SIGHUP) | BIT(SIGINT) | BIT(SIGPIPE) | BIT(SIGALRM) | BIT(SIGTERM) | BIT(SIGUSR1) | BIT(SIGUSR2) | \
-		BIT(SIGVTALRM) | BIT(SIGPROF) | BIT(SIGIO) | BIT(SIGPWR) | BIT(SIGSTKFLT))
+		BIT(SIGVTALRM) | BIT(SIGPROF) | BIT(SIGIO) | BIT(SIGPWR) | BIT(SIGSTKFLT) | BIT(SIGXCPU) | BIT(SIGXFSZ))
 
 static _Atomic unsigned ends_tid; /* who ends the process */
 static _Atomic int ends_sig;      /* for which signal */
@@ -116,16 +110,47 @@ static void ending(int sig)
 }
 
 static void gone(int sig, uint64_t w);
+static void wrapper(int sig, siginfo_t *info, void *ctx);
+
+/* Another process may send those of faults, as a watchdog does: they can wait, too. */
+static bool can_wait(int sig, uint64_t w, const siginfo_t *info)
+{
+	bool sent = info->si_code == SI_USER || info->si_code == SI_QUEUE;
+
+	if (BIT(sig) & FAULTS && !sent)
+		return false;
+	return (w & ~F_MASK) != (uintptr_t)ending || atomic_load(&ends_tid) != vmh_tid();
+}
+
+/* The kernel has taken a one-shot handler away, which has not run yet. */
+static void once_more(int sig)
+{
+	struct sigaction a;
+
+	if (vmh_real()->sigaction(sig, NULL, &a) || a.sa_handler != SIG_DFL)
+		return;
+	a.sa_sigaction = wrapper;
+	vmh_real()->sigaction(sig, &a, NULL);
+}
+
+static bool waits(int sig, uint64_t w, siginfo_t *info, ucontext_t *interrupted)
+{
+	if (!can_wait(sig, w, info) || !put_off(sig, info, interrupted))
+		return false;
+	if (w & F_ONCE)
+		once_more(sig);
+	return true;
+}
 
 static void wrapper(int sig, siginfo_t *info, void *ctx)
 {
 	uint64_t w = atomic_load(&handlers[sig]);
 	void *f = (void *)(uintptr_t)(w & ~F_MASK);
 
+	if (vmh_unlikely(vmh_held.depth) && waits(sig, w, info, ctx))
+		return;
 	if (vmh_unlikely(w & F_ONCE))
 		gone(sig, w);
-	if (vmh_unlikely(vmh_held.depth) && can_wait(sig, w) && put_off(sig, info, ctx))
-		return;
 	vmh_signals_any++;
 	if (!(w & F_RESTART))
 		vmh_signals_norestart++;
@@ -176,7 +201,7 @@ static void unwrap(struct sigaction *a, uint64_t w)
 
 static struct sigaction end_well(void)
 {
-	return (struct sigaction){ .sa_sigaction = wrapper, .sa_flags = SA_SIGINFO | SA_RESTART };
+	return (struct sigaction){ .sa_sigaction = wrapper, .sa_flags = SA_SIGINFO | SA_RESTART | SA_NODEFER };
 }
 
 static void arm(int sig)

@@ -33,7 +33,7 @@ static _Atomic int control_fd = -1;
 static _Atomic int lost;
 static _Atomic int behind; /* the first session came after sockets were bound: they are not on rings yet */
 static _Atomic int aside; /* ASKED to end for a moment, LEFT */
-static _Atomic int first_ended; /* pthread_exit() of the first thread: the last one to end ends the process */
+static _Atomic int first_ended; /* the first thread has, alone: the last one to end ends the process */
 static int bell = -1;
 
 void vmh_worker_wake(void)
@@ -236,10 +236,22 @@ bool vmh_worker_and_one(void)
 	return atomic_load(&vmh_worker_runs) && has_threads(2);
 }
 
-void vmh_worker_first_ends(void)
+static void thread_ends(void *arg)
 {
+	(void)arg;
 	atomic_store(&first_ended, 1);
 	vmh_worker_wake();
+}
+
+void vmh_worker_first_thread(void)
+{
+	static pthread_key_t key;
+	static bool made;
+
+	if (!made && pthread_key_create(&key, thread_ends))
+		return;
+	made = true;
+	pthread_setspecific(key, &key);
 }
 
 /* A first thread that has ended is a zombie as long as there are others. */
