@@ -27,8 +27,8 @@ AF_XDP, SOL_XDP = 44, 283
 RINGS = {2: 512, 3: 512, 5: 1024, 6: 512}  # XDP_RX_RING, TX_RING, UMEM_FILL_RING, UMEM_COMPLETION_RING: descriptors
 FRAMES, FRAME_SIZE = 2048, 2048
 HEADER = contracts.size_of("struct vmh_msg_hdr")
-EVENTS = (lib.VMH_EV_RING_GONE, lib.VMH_EV_FLOW_HOME, lib.VMH_EV_BYE, lib.VMH_EV_ZERO, lib.VMH_EV_LOG_DETAILS,
-          lib.VMH_EV_DUMP_FD, 0, 99, 1 << 31)
+EVENTS = (lib.VMH_EV_RING_GONE, lib.VMH_EV_FLOW_HOME, lib.VMH_EV_BYE, lib.VMH_EV_ASKED, lib.VMH_EV_TCP_MOVE,
+          0, 99, 1 << 31)
 NUMBERS = (0, 1, 2, 3, 16, 17, 255, 4096, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 LIES = ("seq", "type", "short", "long", "noise", "magic", "status", "fields", "many", "few", "strange", "empty",
         "twice", "events", "close", "hang", "flood", "late")

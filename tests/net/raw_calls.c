@@ -480,6 +480,14 @@ static void leaves_by_c11(void)
 	thrd_exit(0);
 }
 
+static void leaves_by_number(void)
+{
+	pthread_t thread;
+
+	CHECK(!pthread_create(&thread, NULL, goes_on, NULL));
+	syscall(SYS_exit, 6);
+}
+
 static void leaves_cancelled(void)
 {
 	pthread_t thread;
@@ -611,6 +619,7 @@ static const struct {
 	{ "exits_thread", exits_thread }, { "others", others }, { "cancel", cancel }, { "uring", uring },
 	{ "aio", aio }, { "udp", udp }, { "leaves", leaves },
 	{ "leaves_by_c11", leaves_by_c11 }, { "leaves_cancelled", leaves_cancelled },
+	{ "leaves_by_number", leaves_by_number },
 };
 
 int main(int argc, char **argv)

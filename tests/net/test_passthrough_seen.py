@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -75,10 +76,10 @@ def test_a_busy_connection_of_the_kernel(capsys: pytest.CaptureFixture[str], mon
         assert " 2 not counted," in said and len(re.findall(r" tcp +No +127\.0\.0\.1:\d+ +-", said)) == 2
         assert main([*name, "-S", str(fd)]) == 0
         assert f"Fd {fd}, tcp 127.0.0.1:" in capsys.readouterr().out
-        if how == "switched-off":   # else it listens to the service from its first ring on
-            until(lambda: f"VMA INFO: Fd number : {fd}\n" in program.log.read_text(), 5)
-            said = program.log.read_text()
-            assert " VMA INFO: No statistics are kept of it\n VMA INFO: Is offloaded : false\n" in said
+        program.do("c.send(b'x')")   # without an internal thread the next call looks
+        until(lambda: f"VMA INFO: Fd number : {fd}\n" in program.log.read_text(), 5)
+        said = program.log.read_text()
+        assert " VMA INFO: No statistics are kept of it\n VMA INFO: Is offloaded : false\n" in said
         rows = [line.split() for line in shown(capsys, program, "-v", "5")[1:]]
         assert sorted(row[:2] for row in rows) == [["tcp", "No"], ["tcp", "No"], ["udp", "No"]]
 
@@ -92,6 +93,47 @@ def test_service_that_comes_later(capsys: pytest.CaptureFixture[str], monkeypatc
         service.start()
         until(lambda: [p["pid"] for p in Api(service).call("GET", "/v1/processes")[1]] == [program.pid], 5)
         views(capsys, program)
+
+
+def program_counters(program: Program, directory: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    """Of its UDP socket, by its file."""
+    capsys.readouterr()
+    assert main(["-F", *directory, "-p", str(program.pid), "--once", "--json"]) == 0
+    sockets = json.loads(capsys.readouterr().out)["sockets"]
+    found: dict[str, int] = next(sock["counters"] for sock in sockets if sock["proto"] == "udp")
+    return found
+
+
+@pytest.mark.parametrize("asks", ["service", "file", "no-service"])
+@pytest.mark.parametrize("waits", ["udp", "tcp", "epoll"])
+def test_orders_to_a_program_without_a_ring(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                            tmp_path: Path, asks: str, waits: str) -> None:  # fmt: skip
+    """Counters are zero at once; the rest is done with its next call. Nobody starts a thread for it."""
+    none = str(tmp_path / "none")
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_HYBRID_TCP="kernel",
+                    **({"VMA_HYBRID_SOCKET": none} if asks == "no-service" else {})) as program:  # fmt: skip
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir if asks == "service" else tmp_path))
+        monkeypatch.setattr("vmahybrid.vma_stats.main.DEFAULT_DIRECTORY", str(program.directory))
+        program.do(TALK + LISTEN + """
+import select
+c = socket.create_connection(tcp.getsockname())
+e = select.epoll()
+e.register(c, select.EPOLLIN)
+""")
+        assert main(["-F", "-p", str(program.pid), "-z", "-l", "details", "-D", "1", "-S", "0"]) == 0
+        assert not program_counters(program, [], capsys)["rx_os_packets"]
+        assert "DUMPING" not in program.log.read_text()
+        if waits == "udp":
+            program.do(TALK)
+        else:
+            program.do("c.send(b'x')" if waits == "tcp" else "e.poll(0)")
+        said = program.log.read_text()
+        assert "======= DUMPING STATISTICS FOR ALL OPEN FDS ======" in said
+        assert main(["-F", "-p", str(program.pid), "--once", "--json"]) == 0
+        process = json.loads(capsys.readouterr().out.splitlines()[-1])["process"]
+        assert (process["log_level"], process["log_details"]) == (4, 1)
+        assert len(list(Path(f"/proc/{program.pid}/task").iterdir())) == 1
 
 
 def test_beside_those_that_the_service_knows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -109,8 +151,9 @@ def test_beside_those_that_the_service_knows(capsys: pytest.CaptureFixture[str],
         assert main(["-F", *directory, "-v", "5"]) == 0
         assert capsys.readouterr().out.count(f" {program.pid}/") == 2
         assert main(["-F", *directory, "-p", str(known.pid), "-z", "--once"]) == 0
-        assert main(["-F", *directory, "-p", str(program.pid), "-z", "--once"]) == 1
-        assert "it has no session with the service" in capsys.readouterr().err
+        assert program_counters(program, directory, capsys)["rx_os_packets"]
+        assert main(["-F", *directory, "-p", str(program.pid), "-z", "--once"]) == 0
+        assert not program_counters(program, directory, capsys)["rx_os_packets"]
 
 
 def test_without_a_service(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

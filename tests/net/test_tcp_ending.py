@@ -40,9 +40,10 @@ async def main():
     print("all", flush=True)
 asyncio.run(main())
 """
-STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
-          "quick_exit": (7,), "exits": (7, 8), "twice": (-signal.SIGTERM,), "both": (7, -signal.SIGTERM),
-          "returns": (7, 8), "oneshot": (7,), "abort": (7,), "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
+TERM, USR1, USR2 = -signal.SIGTERM, -signal.SIGUSR1, -signal.SIGUSR2
+STATUS = {"exit": (7,), "_exit": (7,), "TERM": (TERM,), "vfork": (TERM,), "quick_exit": (7,), "exits": (7, 8),
+          "twice": (TERM,), "both": (7, TERM), "returns": (7, 8), "oneshot": (7,), "abort": (7,), "once": (USR2,),
+          "two": (TERM, USR1)}  # fmt: skip
 
 
 @pytest.fixture

@@ -178,7 +178,8 @@ def test_accept(service: Service, server: Program, program: Path, shim: bool) ->
 
 @pytest.mark.parametrize("shim", [False, True], ids=["kernel", "shim"])
 @pytest.mark.parametrize(("case", "code", "sent"), [("exits", 5, 1000), ("exits_thread", 6, 6), ("leaves", 0, 6),
-                                                    ("leaves_by_c11", 0, 6), ("leaves_cancelled", 0, 6)])  # fmt: skip
+                                                    ("leaves_by_c11", 0, 6), ("leaves_cancelled", 0, 6),
+                                                    ("leaves_by_number", 0, 6)])  # fmt: skip
 def test_the_end(
     service: Service, server: Program, program: Path, case: str, code: int, sent: int, shim: bool
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vmahybrid._contracts import ffi, lib
 from vmahybrid.config.rule import parse_endpoint
-from vmahybrid.stats import counters
+from vmahybrid.stats import counters, orders
 from vmahybrid.stats.page import HEADER_SIZE, SOCKET_SIZE, PageError, StatsPage, decode_bytes, read_page
 from vmahybrid.stats.sockopts import option_name
 
@@ -219,3 +219,39 @@ def test_every_byte_the_same(value: int) -> None:
 ])  # fmt: skip
 def test_option_names(detail: int, name: str) -> None:
     assert option_name(detail) == name
+
+
+def test_zero(tmp_path: Path) -> None:
+    """Counters alone; a high-water mark is what there is now, and what nobody counts in stays."""
+    path = tmp_path / "page"
+    path.write_bytes(page_bytes(fill=fill_socket))
+    before = read(path)
+    with path.open("r+b") as file:
+        orders.zero(file.fileno())
+    after = read(path)
+    sock, was = after.sockets[0], before.sockets[0].counters
+    gauges = ["rx_ready_packets", "rx_ready_bytes", "rx_limit", "tx_ready_bytes", "rx_zcopy_packets"]
+    assert {name for name, value in sock.counters.items() if value} == {
+        *gauges, "rx_ready_packets_max", "rx_ready_bytes_max"}
+    assert all(sock.counters[name] == was[name] for name in gauges)
+    assert sock.counters["rx_ready_bytes_max"] == was["rx_ready_bytes"]
+    assert (sock.fd, sock.flow_id, sock.groups) == (14, 9, before.sockets[0].groups)
+    assert not any(value for view in after.iomux for value in view.counters.values())
+    assert after.rings[0].stats["rx_packets"] == 0 and after.rings[0].stats["queue_len"] == 3
+
+
+def test_orders_are_for_pages_of_this_version_alone(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    for data in (b"", bytes(1 << 20), page_bytes()[:-1].replace(b"VMS1", b"VMS0")):
+        path.write_bytes(data)
+        with path.open("r+b") as file:
+            for order in (orders.zero, orders.ask, lambda fd: orders.set_log(fd, 4, None),
+                          lambda fd: orders.dump(fd, 0, 3)):  # fmt: skip
+                with pytest.raises(PageError):
+                    order(file.fileno())
+        assert path.read_bytes() == data
+
+
+def read(path: Path) -> StatsPage:
+    with path.open("rb") as file:
+        return read_page(file.fileno())

@@ -21,6 +21,7 @@ from unit.test_stats_page import fill_socket, page_bytes
 from vmahybrid.cli.run import library
 from vmahybrid.contracts import lib, pack
 from vmahybrid.service.view import ProcessStats
+from vmahybrid.stats.page import header, read_page
 from vmahybrid.vma_stats import directory
 from vmahybrid.vma_stats.delta import delta
 from vmahybrid.vma_stats.main import main
@@ -435,14 +436,14 @@ def test_no_service(tmp_path: Path) -> None:
 def test_the_files_without_a_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """-k: of processes that run, if the file is their user's; looked at only."""
+    """-k: of processes that run, if the file is their user's; orders stand in the file, for the program."""
     monkeypatch.setenv("VMAHYBRID_RUNDIR", str(tmp_path))
     mine = os.getpid()
     page = page_bytes(fill=fill_socket)
     (tmp_path / f"vmastat.{mine}").write_bytes(page)
     (tmp_path / f"vmastat.{os.getppid()}").symlink_to(tmp_path / f"vmastat.{mine}")
     (tmp_path / "vmastat.1").write_bytes(b"no page")
-    note = f"vmastat: no service answers: what is in {tmp_path} is shown, and nothing can be changed\n"
+    note = f"vmastat: no service answers: what is in {tmp_path} is shown\n"
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = main(["-F", "-k", str(tmp_path), *argv])
@@ -457,9 +458,21 @@ def test_the_files_without_a_service(
     assert set(body["process"]) == set(process().__slots__), "as the service says it"
     assert "with pid: " in run("--once", "-p", str(mine))[1]
     assert run("--once", "-p", "1")[::2] == (1, note + "vmastat: VMA statistics data for process id 1 not found\n")
-    code, _, err = run("-z", "--once")
-    assert (code, err) == (
-        1, f"{note}vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n")
+    code, out, _ = run("-z", "-l", "details", "-D", "3", "-S", "14", "fine")
+    assert code == 0 and "Fd 14, udp 10.0.0.1:11111: on a ring" in out
+    with (tmp_path / f"vmastat.{mine}").open("rb") as file:
+        page, there = header(file.fileno()), read_page(file.fileno())
+    assert (there.log_level, there.log_details) == (4, 3)
+    assert (page.dump_wanted, page.dump_fd, page.dump_level, page.asked) == (1, 14, 6, 2)
+    assert there.sockets[0].counters["rx_packets"] == 0
+    # without -k, those of the default directory
+    monkeypatch.setattr("vmahybrid.vma_stats.main.DEFAULT_DIRECTORY", str(tmp_path))
+    assert main(["-F", "--once"]) == 0
+    assert capsys.readouterr().err.startswith(note)
+    (tmp_path / f"vmastat.{mine}").unlink()
+    assert main(["-F", "--once"]) == 1
+    assert capsys.readouterr().err == (
+        f"vmastat: service at {tmp_path}/api.sock: no such socket. start it: vmahybrid start\n")
 
 
 @pytest.fixture
@@ -495,7 +508,7 @@ def test_a_service_that_this_user_may_not_ask(open_directory: Path, view: FakeVi
         for argv in ([], ["-p", str(mine), "-z"], ["-v", "5"]):
             done = ask(*argv)
             assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{refused}. {who}\n")
-        note = f"{refused}: what is in {rundir} is shown, and nothing can be changed. {who}\n"
+        note = f"{refused}: what is in {rundir} is shown. {who}\n"
         done = ask("-k", str(rundir))
         assert (done.returncode, done.stderr) == (
             1, f"{note}vmastat: the files of other users' processes there may not be read: {mine}\n"

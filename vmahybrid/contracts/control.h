@@ -305,11 +305,8 @@ struct vmh_msg_tcp_hide {
 #define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */
 #define VMH_EV_FLOW_HOME 2   /* a = flow id: its rules are already gone */
 #define VMH_EV_BYE 3         /* the service stops: everything goes home */
-#define VMH_EV_ZERO 4        /* zero all counters */
-#define VMH_EV_LOG_LEVEL 5   /* a = level */
-#define VMH_EV_LOG_DETAILS 6 /* a = 0..3 */
-#define VMH_EV_DUMP_FD 7     /* a = fd, 0 = all; b = level */
-#define VMH_EV_TCP_MOVE 8    /* a = fd, VMH_EV_ALL = all; b = 0: TCP connections go home, 1: they are adopted */
+#define VMH_EV_ASKED 4       /* the statistics page has an order */
+#define VMH_EV_TCP_MOVE 5    /* a = fd, VMH_EV_ALL = all; b = 0: TCP connections go home, 1: they are adopted */
 #define VMH_EV_ALL 0xffffffffu
 
 struct vmh_msg_event {

@@ -1,12 +1,12 @@
 /* Statistics page: one file per process (VMA_STATS_SHMEM_DIR/vmastat.<pid>), made and written by the
  * shim, handed to the service as an fd, read there with pread (never mapped: the file is the
- * program's and may shrink). Contract page: docs/stats-page.md. All counters 64 bit, relaxed.
+ * program's and may shrink). Who may write the file gives the program orders in it. Contract page: docs/stats-page.md. All counters 64 bit, relaxed.
  */
 #ifndef VMH_STATS_PAGE_H
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 6
+#define VMH_STATS_VERSION 7
 #define VMH_STATS_RINGS 256 /* as many as a service grants by default; libvma has 16 */
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 64      /* per socket, first ones */
@@ -117,8 +117,14 @@ struct vmh_stats_page {
 	unsigned long long socks_over; /* sockets that found no slot */
 	unsigned long long calls_home; /* homecomings */
 	char comm[16];
+	/* Written by others, too: vma_stats and the service. `asked` grows when they have; the program follows, and says
+	 * up to where. */
 	unsigned int log_level;
 	unsigned int log_details;
+	unsigned int asked, taken;
+	unsigned int dump_wanted;    /* 1: of dump_fd (0: all), at dump_level, into the log; then 0 again */
+	int dump_fd, dump_level;
+	unsigned int listens;        /* 1: the internal thread hears the service */
 	struct vmh_iomux_stats select, poll;
 	struct vmh_iomux_stats epoll[VMH_STATS_EPOLLS];
 	struct vmh_ring_stats rings[VMH_STATS_RINGS];

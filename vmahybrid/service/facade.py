@@ -13,7 +13,7 @@ from typing import Any
 from vmahybrid.config.rule import OperatorRule
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.contracts import lib
-from vmahybrid.errors import NotFound, Refused, UsageError
+from vmahybrid.errors import NotFound, Refused, UsageError, VmahybridError
 from vmahybrid.service import explain, health, views
 from vmahybrid.service.core import Core
 from vmahybrid.service.messages import event
@@ -30,6 +30,7 @@ from vmahybrid.service.view import (
     SocketView,
     StatusView,
 )
+from vmahybrid.stats import orders
 from vmahybrid.stats.page import StatsPage
 from vmahybrid.steering.flow import Source
 from vmahybrid.steering.reasons import Reason
@@ -147,22 +148,22 @@ class Facade:
 
     async def zero(self, pid: int) -> None:
         session = self._session(pid)
-        session.notify(event(lib.VMH_EV_ZERO))
+        orders.zero(_page_of(session))
         for grant in self._core.grants.of_session(session.id):
             with contextlib.suppress(OSError):
                 grant.zeroed = grant.handle.kernel_stats()
 
     async def set_log(self, pid: int, level: int | None, details: int | None) -> None:
         session = self._session(pid)
-        if level is not None:
-            session.notify(event(lib.VMH_EV_LOG_LEVEL, level & 0xFFFFFFFF))
-        if details is not None:
-            if not 0 <= details <= 3:
-                raise UsageError("log details", f"{details} is not 0 to 3")
-            session.notify(event(lib.VMH_EV_LOG_DETAILS, details))
+        if details is not None and not 0 <= details <= 3:
+            raise UsageError("log details", f"{details} is not 0 to 3")
+        orders.set_log(_page_of(session), level, details)
+        _wake(session)
 
     async def dump_fd(self, pid: int, fd: int, level: int) -> None:
-        self._session(pid).notify(event(lib.VMH_EV_DUMP_FD, fd, level & 0xFFFFFFFF))
+        session = self._session(pid)
+        orders.dump(_page_of(session), fd, level)
+        _wake(session)
 
     async def move(self, pid: int, fd: int | None, to: str) -> None:
         session, core = self._session(pid), self._core
@@ -186,6 +187,8 @@ class Facade:
                 core.converge([session.id])
         session.notify(event(lib.VMH_EV_TCP_MOVE, lib.VMH_EV_ALL if fd is None else fd, to == "ring",
                              int(Reason.FLOW_DELETED)))
+        with contextlib.suppress(VmahybridError, OSError):  # one without a page hears of it with its first ring
+            orders.ask(_page_of(session))
         core.events.add("move-asked", f"{pid}{'' if fd is None else f':{fd}'} to the {to}", pid=pid)
 
     def config(self) -> Mapping[str, Any]:
@@ -201,6 +204,21 @@ class Facade:
 
     def events(self, since: int = 0) -> AsyncIterator[EventView]:
         return self._core.events.follow(since)
+
+
+def _page_of(session: Session) -> int:
+    """The descriptor, which may be written. Raises NotFound."""
+    if session.stats is None or session.stats.fd < 0:
+        raise NotFound(f"statistics of process {session.pid}",
+                       "the program handed over no page by which it takes orders",
+                       "see VMA_STATS_SHMEM_DIR: it must be a directory of a local file system")
+    return session.stats.fd
+
+
+def _wake(session: Session) -> None:
+    """Its internal thread, if it has one; a message that nobody reads would have the program begin one."""
+    if orders.listens(_page_of(session)):
+        session.notify(event(lib.VMH_EV_ASKED))
 
 
 def apply_live(config: ServiceConfig) -> None:

@@ -37,6 +37,7 @@ static inline struct vmh_sock *plain_rx(int fd)
 			ssize_t tcp_ = (call); \
 			RETURN(tcp_); \
 		} \
+		vmh_stats_look(); /* the kernel's alone, and not counted */ \
 	} while (0)
 
 static ssize_t tcp_buffer(struct vmh_tcps *t, int fd, void *buf, size_t len, int flags, bool send)
@@ -72,6 +73,7 @@ static inline ssize_t sent(struct vmh_sock *s, ssize_t r)
 	} else {
 		VMH_COUNT_BY(alone, *(errno == EAGAIN ? &st->tx_os_eagain : &st->tx_os_errors), 1);
 	}
+	vmh_stats_look();
 	return r;
 }
 
@@ -80,6 +82,7 @@ static inline ssize_t received(struct vmh_sock *s, int flags, ssize_t r)
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
 	bool alone = vmh_rx_alone(st);
 
+	vmh_stats_look();
 	if (vmh_likely(r > 0) || (!r && !vmh_sock_at_end(s))) {
 		if (vmh_unlikely(flags & (MSG_PEEK | MSG_ERRQUEUE)))
 			return r;

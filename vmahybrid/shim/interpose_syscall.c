@@ -248,6 +248,15 @@ static long do_exit_group(const struct call *k)
 	return said(vmh_sys(SYS_exit_group, k->a));
 }
 
+static long do_exit(const struct call *k)
+{
+	if (vmh_worker_and_one()) /* the process would go on with the internal thread alone */
+		return do_exit_group(k);
+	if (vmh_sys(SYS_gettid) == vmh_sys(SYS_getpid))
+		vmh_worker_first_ends();
+	return kernels(k);
+}
+
 /* ---- queues of the kernel, which works on the descriptors behind our back ---- */
 
 static bool any_ours(const int *fds, unsigned n)
@@ -404,7 +413,7 @@ static long do_submit(const struct call *k)
 	X(execve, true, do_exec(k)) \
 	X(execveat, true, do_exec(k)) \
 	X(exit_group, true, do_exit_group(k)) \
-	X(exit, vmh_worker_and_one(), do_exit_group(k)) /* the process would go on with the internal thread alone */ \
+	X(exit, true, do_exit(k)) \
 	X(unshare, true, unshare(INT(a))) \
 	X(setns, true, setns(INT(a), INT(b))) \
 	X(io_submit, submits(k), do_submit(k)) \

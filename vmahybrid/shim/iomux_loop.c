@@ -221,6 +221,7 @@ static void count_ready(struct vmh_iomux_stats *s, bool alone, int n, int ring_r
 void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n, int rx)
 {
 	count_ready(s, vmh_iomux_alone(s), n, 0, rx);
+	vmh_stats_look();
 }
 
 static int account(struct vmh_waiter *w, const struct run *r, int n)
@@ -248,6 +249,7 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 
 	/* Look at both sides where that may be the end of it. As in the kernel, what is ready is returned before
 	 * the mask lets a signal in. */
+	vmh_stats_look();
 	vmh_rings_catch_up(batch());
 	n = w->collect(w, timeout_ns == 0 || mask || vmh_signals_any != r.sig0);
 	if (!n && timeout_ns == 0 && mask) { /* and what is pending ends the call where the kernel says so */

@@ -18,6 +18,7 @@
 #include "vmh_real.h"
 #include "vmh_iomux_int.h"
 #include "vmh_main.h"
+#include "vmh_obj.h"
 #include <signal.h>
 #include <ucontext.h>
 
@@ -261,6 +262,12 @@ static int set_action(int sig, const struct sigaction *act, struct sigaction *ol
 	if (!ours(sig))
 		return vmh_real()->sigaction(sig, act, old);
 	w = atomic_load(&handlers[sig]);
+	if (vmh_fdtab_borrowed()) { /* the table is the parent's */
+		r = vmh_real()->sigaction(sig, act, old);
+		if (!r && old)
+			unwrap(old, w);
+		return r;
+	}
 	if (act && is_handler(act)) {
 		mine = *act;
 		mine.sa_sigaction = wrapper;

@@ -33,6 +33,7 @@ VMH_COLD static void count_os(struct vmh_sock *s, ssize_t r, int flags)
 {
 	bool alone = vmh_rx_alone(s->stats);
 
+	vmh_stats_look();
 	if (r <= 0 && (r ? r == -EAGAIN && has_some : vmh_sock_at_end(s)))
 		return;
 	if (r >= 0 && (flags & NOT_TAKEN))

@@ -26,6 +26,7 @@ VMH_COLD static ssize_t by_kernel(struct vmh_sock *s, int fd, const struct msghd
 	bool alone = vmh_tx_alone(s->stats);
 	ssize_t r;
 
+	vmh_stats_look();
 	vmh_sock_tx_flush(s); /* of one sendmmsg: what a ring was given before leaves before */
 	r = vmh_real_sendmsg(fd, m, flags);
 	if (r >= 0) {

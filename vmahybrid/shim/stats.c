@@ -308,6 +308,43 @@ int vmh_stats_fd(void)
 	return vmh_file_is_ours(&file) ? file.fd : -1;
 }
 
+/* Counters stand together in the structs; these name the first and the one behind the last. */
+static void zero_range(void *start, void *end)
+{
+	unsigned long long *c;
+
+	for (c = start; c < (unsigned long long *)end; c++)
+		VMH_SET(*c, 0);
+}
+
+static void zero_iomux(struct vmh_iomux_stats *s)
+{
+	zero_range(&s->rx_ready, &s->polling_percent);
+}
+
+static void zero_sock(struct vmh_sock_stats *s)
+{
+	zero_range(&s->rx_packets, &s->rx_ready_packets);
+	VMH_SET(s->rx_ready_packets_max, VMH_GET(s->rx_ready_packets));
+	VMH_SET(s->rx_ready_bytes_max, VMH_GET(s->rx_ready_bytes));
+}
+
+static void zero_all(void)
+{
+	if (page_size)
+		vmh_stats_each_sock(zero_sock);
+	for (int i = -1; (i = next_claimed(ring_claims, VMH_STATS_RINGS, i)) >= 0;) {
+		struct vmh_ring_stats *r = &vmh_stats->rings[i];
+
+		zero_range(&r->rx_packets, &r->pool_rx_free);
+		zero_range(&r->pool_rx_empty, &r->queue_len);
+	}
+	zero_iomux(&vmh_stats->select);
+	zero_iomux(&vmh_stats->poll);
+	for (int i = -1; (i = next_claimed(epoll_claims, VMH_STATS_EPOLLS, i)) >= 0;)
+		zero_iomux(&vmh_stats->epoll[i]);
+}
+
 static void copy_page(struct vmh_stats_page *to, const struct vmh_stats_page *from)
 {
 	memcpy(to, from, offsetof(struct vmh_stats_page, epoll));
@@ -345,7 +382,7 @@ void vmh_stats_fork_child(void)
 	old->magic = 0;
 	old->state = 0;
 	old->session = old->socks_over = old->calls_home = 0;
-	vmh_stats_zero();
+	zero_all();
 	describe(old);
 }
 
@@ -500,41 +537,4 @@ void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
 		return;
 	HIDE_SLOT(s);
 	unclaim(epoll_claims, (size_t)(s - vmh_stats->epoll));
-}
-
-/* Counters stand together in the structs; these name the first and the one behind the last. */
-static void zero_range(void *start, void *end)
-{
-	unsigned long long *c;
-
-	for (c = start; c < (unsigned long long *)end; c++)
-		VMH_SET(*c, 0);
-}
-
-static void zero_iomux(struct vmh_iomux_stats *s)
-{
-	zero_range(&s->rx_ready, &s->polling_percent);
-}
-
-static void zero_sock(struct vmh_sock_stats *s)
-{
-	zero_range(&s->rx_packets, &s->rx_ready_packets);
-	VMH_SET(s->rx_ready_packets_max, VMH_GET(s->rx_ready_packets));
-	VMH_SET(s->rx_ready_bytes_max, VMH_GET(s->rx_ready_bytes));
-}
-
-void vmh_stats_zero(void)
-{
-	if (page_size)
-		vmh_stats_each_sock(zero_sock);
-	for (int i = -1; (i = next_claimed(ring_claims, VMH_STATS_RINGS, i)) >= 0;) {
-		struct vmh_ring_stats *r = &vmh_stats->rings[i];
-
-		zero_range(&r->rx_packets, &r->pool_rx_free);
-		zero_range(&r->pool_rx_empty, &r->queue_len);
-	}
-	zero_iomux(&vmh_stats->select);
-	zero_iomux(&vmh_stats->poll);
-	for (int i = -1; (i = next_claimed(epoll_claims, VMH_STATS_EPOLLS, i)) >= 0;)
-		zero_iomux(&vmh_stats->epoll[i]);
 }

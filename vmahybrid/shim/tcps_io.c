@@ -64,6 +64,8 @@ static void account(struct vmh_tcps *s, ssize_t r, int flags, bool send, bool ke
 	struct vmh_sock_stats *st = VMH_GET(s->stats);
 	bool alone = send ? vmh_tx_alone(st) : vmh_rx_alone(st);
 
+	if (kernel)
+		vmh_stats_look();
 	if (vmh_likely(r > 0)) {
 		if (vmh_unlikely(flags & MSG_PEEK))
 			return;

@@ -29,7 +29,6 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
-#define ORDERS_CALLS 64
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
 #define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
@@ -72,21 +71,8 @@ static void count_busy(struct vmh_tcps *s)
 	}
 }
 
-/* Where there is no internal thread nobody reads what the service says. With one, each system call of a program that has
- * no other thread would take a reference of its descriptor, 2 % of a busy program's time: so it is begun when the
- * service says something. */
-VMH_COLD static void look_for_orders(void)
-{
-	if (!atomic_load(&vmh_worker_runs) && !vmh_session_open() && vmh_session_told())
-		vmh_session_serve();
-}
-
 void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 {
-	const struct vmh_sock_stats *st = s->stats;
-
-	if (vmh_unlikely(!(VMH_GET(*(send ? &st->tx_os_packets : &st->rx_os_packets)) % ORDERS_CALLS)))
-		look_for_orders();
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) {
 		s->rounds++; /* calls */
 		VMH_COUNT(s->kernel_turns, !send && r > 0);

@@ -43,6 +43,14 @@ static inline void vmh_add_here(unsigned long long *c, uint64_t n)
 
 extern struct vmh_stats_page *vmh_stats; /* never NULL after vmh_stats_init */
 
+/* Orders of an operator in the page. Where there is no internal thread, the program's calls that the kernel serves look. */
+VMH_COLD void vmh_stats_asked(void);
+static inline void vmh_stats_look(void)
+{
+	if (vmh_stats && vmh_unlikely(VMH_GET(vmh_stats->asked) != VMH_GET(vmh_stats->taken)))
+		vmh_stats_asked();
+}
+
 void vmh_stats_init(void);              /* makes the file, nameless yet, or private memory where it can't */
 /* Gives the file its name (and the child of a fork its file), before the service is first asked for;
  * without one, vma_stats -k reads it all the same, and removes what a program left that was killed. */
@@ -58,7 +66,6 @@ struct vmh_ring_stats *vmh_stats_ring_new(void);
 void vmh_stats_ring_free(struct vmh_ring_stats *s);
 struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd);
 void vmh_stats_epoll_free(struct vmh_iomux_stats *s);
-void vmh_stats_zero(void);              /* counters only, not gauges nor descriptions */
 void vmh_sock_dump(int fd, int level);  /* what the page does not have: sock_stamp.c, epoll_dump.c */
 void vmh_epoll_dump(int epfd, int level);
 void vmh_stats_dump_fd(int fd, int level); /* the manual's fd dump, through the log; fd 0 = all */

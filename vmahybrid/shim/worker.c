@@ -127,19 +127,7 @@ static void handle(const struct vmh_msg_event *ev)
 		go_home();
 		vmh_session_end(VMH_R_SERVICE_STOP);
 		break;
-	case VMH_EV_ZERO:
-		vmh_stats_zero();
-		break;
-	case VMH_EV_LOG_LEVEL:
-		atomic_store(&vmh_log_level_now, (int)ev->a);
-		VMH_SET(vmh_stats->log_level, ev->a);
-		break;
-	case VMH_EV_LOG_DETAILS:
-		atomic_store(&vmh_log_details_now, (int)ev->a);
-		VMH_SET(vmh_stats->log_details, ev->a);
-		break;
-	case VMH_EV_DUMP_FD:
-		vmh_stats_dump_fd((int)ev->a, (int)ev->b);
+	case VMH_EV_ASKED: /* turn() looks */
 		break;
 	case VMH_EV_TCP_MOVE:
 		vmh_tcps_told(ev->a == VMH_EV_ALL ? -1 : (int)ev->a, ev->b, ev->hdr.reason);
@@ -147,6 +135,25 @@ static void handle(const struct vmh_msg_event *ev)
 	default:
 		vmh_debug("an event this version does not know: %u", ev->event);
 	}
+}
+
+/* With one, each system call of a program of one thread would take a reference of its descriptor, 2 % of a busy program's
+ * time: so it begins with the first ring, or when the service has something to say. */
+void vmh_stats_asked(void)
+{
+	unsigned asked = VMH_GET(vmh_stats->asked);
+	int saved = errno;
+
+	if (vmh_held.depth || vmh_in_handler() ||
+	    __atomic_exchange_n(&vmh_stats->taken, asked, __ATOMIC_SEQ_CST) == asked)
+		return;
+	atomic_store(&vmh_log_level_now, (int)VMH_GET(vmh_stats->log_level));
+	atomic_store(&vmh_log_details_now, (int)VMH_GET(vmh_stats->log_details));
+	if (__atomic_exchange_n(&vmh_stats->dump_wanted, 0, __ATOMIC_SEQ_CST))
+		vmh_stats_dump_fd(VMH_GET(vmh_stats->dump_fd), VMH_GET(vmh_stats->dump_level));
+	if (!atomic_load(&vmh_worker_runs) && !vmh_session_open() && vmh_session_told())
+		vmh_session_serve();
+	errno = saved;
 }
 
 /* Flows that went home because of their interface come back when the network has changed. */
@@ -236,11 +243,16 @@ bool vmh_worker_and_one(void)
 	return atomic_load(&vmh_worker_runs) && has_threads(2);
 }
 
+void vmh_worker_first_ends(void)
+{
+	atomic_store(&first_ended, 1);
+	vmh_worker_wake();
+}
+
 static void thread_ends(void *arg)
 {
 	(void)arg;
-	atomic_store(&first_ended, 1);
-	vmh_worker_wake();
+	vmh_worker_first_ends();
 }
 
 void vmh_worker_first_thread(void)
@@ -278,6 +290,7 @@ static void look_for_end(void)
 		exit(0);
 }
 
+#define ASKED_MS 1000 /* between two looks at the page: vma_stats writes there without a service, too */
 #define STAMPS_MS 1
 #define PROMPT_BUDGET 2048 /* frames of each ring */
 #define WATCH_FDS 256      /* of rings; the others are looked at by the clock */
@@ -291,7 +304,7 @@ static bool stamps_wanted(void)
 static int interval_ms(void)
 {
 	bool look = atomic_load(&control_fd) < 0 || vmh_session_muted() || atomic_load(&vmh_homesick) || vmh_verbs_any();
-	int idle = look ? VMH_RECONNECT_MS : -1;
+	int idle = look ? VMH_RECONNECT_MS : ASKED_MS;
 
 	if (atomic_load(&vmh_sock_any_shared))
 		idle = SHARED_MS;
@@ -347,6 +360,7 @@ static void turn(void)
 		vmh_rings_woken(p + 2, rings);
 	while (next_event(&ev))
 		handle(&ev);
+	vmh_stats_look();
 	if (vmh_unlikely(atomic_load(&first_ended)))
 		look_for_end();
 	vmh_tport_work();
@@ -385,6 +399,7 @@ static bool leaves(void)
 	if (!atomic_compare_exchange_strong(&aside, &asked, LEFT))
 		return false;
 	atomic_store(&vmh_worker_runs, 0);
+	VMH_SET(vmh_stats->listens, 0);
 	atomic_store(&my_tid, 0);
 	return true;
 }
@@ -449,6 +464,7 @@ void vmh_worker_start(int fd, bool late)
 	pthread_attr_setstacksize(&attr, 256 * 1024);
 	if (pthread_create(&thread, &attr, loop, NULL) == 0) {
 		atomic_store(&vmh_worker_runs, 1);
+		VMH_SET(vmh_stats->listens, 1);
 		pthread_setname_np(thread, "vmahybrid");
 	} else {
 		vmh_warn("no internal thread: rings are drained by the program's own calls only");
@@ -462,6 +478,7 @@ void vmh_worker_fork_child(void)
 	vmh_fd_hidden_close(bell);
 	bell = -1;
 	atomic_store(&vmh_worker_runs, 0);
+	VMH_SET(vmh_stats->listens, 0);
 	atomic_store(&my_tid, 0);
 	atomic_store(&first_ended, 0);
 	atomic_store(&aside, NOT_ASKED);

@@ -10,7 +10,7 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,19 @@ def decode_bytes(data: bytes, pid: int | None = None) -> StatsPage:
     return decode(lambda size, offset: data[offset : offset + size], pid)
 
 
+def header(fd: int) -> Any:
+    """What stands before the sockets: struct vmh_stats_page. Raises PageError and OSError."""
+    return _header(_pread(fd, HEADER_SIZE, 0))
+
+
+def slots(fd: int, count: int) -> Iterable[Any]:
+    """struct vmh_sock_stats of the sockets, as far as the file has them."""
+    return _slots(_pread(fd, count * SOCKET_SIZE, HEADER_SIZE))
+
+
 def decode(read: Read, pid: int | None = None) -> StatsPage:
     """``read(size, offset)`` gives at most ``size`` bytes; fewer means the end of the file. Raises PageError."""
-    header = read(HEADER_SIZE, 0)
-    if len(header) < HEADER_SIZE:
-        raise PageError(f"{len(header)} bytes long, its header alone is {HEADER_SIZE}")
-    page = ffi.from_buffer("struct vmh_stats_page *", header)
-    _check(page)
+    page = _header(read(HEADER_SIZE, 0))
     body = read(page.nsocks * SOCKET_SIZE, HEADER_SIZE)
     owner = int(page.pid) if pid is None else pid
     comm = _text(page.comm)
@@ -105,6 +111,14 @@ def decode(read: Read, pid: int | None = None) -> StatsPage:
     )
 
 
+def _header(data: bytes) -> Any:
+    if len(data) < HEADER_SIZE:
+        raise PageError(f"{len(data)} bytes long, its header alone is {HEADER_SIZE}")
+    page = ffi.from_buffer("struct vmh_stats_page *", data)
+    _check(page)
+    return page
+
+
 def _check(page: Any) -> None:
     if page.magic != lib.VMH_STATS_MAGIC:
         raise PageError(f"magic 0x{page.magic:08x}, not 0x{lib.VMH_STATS_MAGIC:08x}")
@@ -117,9 +131,13 @@ def _check(page: Any) -> None:
 
 
 def _sockets(body: bytes, pid: int, comm: str) -> list[SocketView]:
+    return [_socket(slot, pid, comm) for slot in _slots(body) if slot.used]
+
+
+def _slots(body: bytes) -> Iterable[Any]:
     count = len(body) // SOCKET_SIZE  # a file that shrank meanwhile has fewer slots than it said
-    slots = ffi.from_buffer("struct vmh_sock_stats[]", body[: count * SOCKET_SIZE]) if count else ()
-    return [_socket(slot, pid, comm) for slot in slots if slot.used]
+    found: Iterable[Any] = ffi.from_buffer("struct vmh_sock_stats[]", body[: count * SOCKET_SIZE]) if count else ()
+    return found
 
 
 def _inode(slot: Any, pid: int) -> int:

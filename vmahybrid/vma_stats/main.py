@@ -99,26 +99,33 @@ def run(options: Options) -> int:
 
 
 def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
-    """The service and its processes; with -k, where none answers us, the files of that directory."""
+    """The service and its processes; where none answers us, the files of the directory."""
     try:
         found = service.get("v1", "processes")
         return (service, found) if options.directory is None else with_pages(service, found, options.directory)
     except ServiceUnreachable as why:
-        if options.directory is None:
-            raise
-        from vmahybrid.vma_stats.pages import Pages
+        return only_pages(why, options)
 
-        pages = Pages(options.directory, why)
-        instead = f"what is in {options.directory} is shown, and nothing can be changed"
-        if isinstance(why.__cause__, PermissionError):  # there is one, for others
-            error(f"{why.what}: {why.why}: {instead}. {why.remedy}")
-        else:
-            error(f"no service answers: {instead}")
+
+def only_pages(why: ServiceUnreachable, options: Options) -> tuple[Any, list[dict[str, Any]]]:
+    from vmahybrid.vma_stats.pages import Pages
+
+    path = options.directory or DEFAULT_DIRECTORY
+    pages = Pages(path, why)
+    try:
         found = pages.get("v1", "processes")
-        if pages.refused:
-            pids = ", ".join(map(str, sorted(pages.refused)))
-            error(f"the files of other users' processes there may not be read: {pids}")
-        return pages, found
+    except OSError:
+        raise why from None
+    if options.directory is None and not found:
+        raise why
+    if isinstance(why.__cause__, PermissionError):  # there is one, for others
+        error(f"{why.what}: {why.why}: what is in {path} is shown. {why.remedy}")
+    else:
+        error(f"no service answers: what is in {path} is shown")
+    if pages.refused and options.directory is not None:
+        pids = ", ".join(map(str, sorted(pages.refused)))
+        error(f"the files of other users' processes there may not be read: {pids}")
+    return pages, found
 
 
 def with_pages(service: Any, known: list[dict[str, Any]], path: str) -> tuple[Any, list[dict[str, Any]]]:

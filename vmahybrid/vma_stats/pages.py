@@ -1,18 +1,21 @@
 """The statistics files of a directory (-k, VMA_STATS_SHMEM_DIR) read without a service: what libvma's vma_stats does.
 
-They can be looked at only: what a program is asked to do goes through the service. A file counts as a process's when
-the process runs and the file is its user's, so that nobody can pretend to be somebody else's program.
+A file counts as a process's when the process runs and the file is its user's, so that nobody can pretend to be somebody
+else's program. Who may write it gives the program orders there (stats/orders.py).
 """
 
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vmahybrid.errors import NotFound, ServiceUnreachable
 from vmahybrid.service.view import ProcessStats, ProcessView
+from vmahybrid.stats import orders
 from vmahybrid.stats.page import PageError, StatsPage, read_page
 from vmahybrid.vma_stats.directory import pids_in
 
@@ -36,8 +39,20 @@ class Pages:
                 return []
         raise self._why
 
-    def post(self, *_path: str | int, body: Any = None) -> Any:
-        raise self._why
+    def post(self, *path: str | int, body: Any = None) -> Any:
+        match path:
+            case ("v1", "processes", int(pid), "zero"):
+                self._order(pid, orders.zero)
+            case ("v1", "processes", int(pid), "log"):
+                self._order(pid, lambda fd: orders.set_log(fd, body["level"], body["details"]))
+            case ("v1", "processes", int(pid), "dump-fd"):
+                self._order(pid, lambda fd: orders.dump(fd, body["fd"], body["level"]))
+            case _:
+                raise self._why
+
+    def _order(self, pid: int, order: Callable[[int], None]) -> None:
+        with self._file(pid, os.O_RDWR) as (fd, _):
+            order(fd)
 
     def _all(self) -> list[dict[str, Any]]:
         found = []
@@ -49,10 +64,16 @@ class Pages:
         return found
 
     def _one(self, pid: int) -> dict[str, Any]:
+        with self._file(pid, os.O_RDONLY) as (fd, owner):
+            return asdict(_reading(read_page(fd, pid), owner))
+
+    @contextmanager
+    def _file(self, pid: int, mode: int) -> Iterator[tuple[int, int]]:
+        """The descriptor, and the user of the process. Raises NotFound."""
         path = os.path.join(self._directory, f"vmastat.{pid}")
         try:
             owner = os.stat(f"/proc/{pid}").st_uid
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as why:
             if isinstance(why, PermissionError):
                 self.refused.add(pid)
@@ -61,7 +82,7 @@ class Pages:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_uid != owner:
                 raise NotFound(f"process {pid}", f"{path} is not of its user")
-            return asdict(_reading(read_page(fd, pid), owner))
+            yield fd, owner
         except (OSError, PageError) as why:
             raise NotFound(f"process {pid}", str(why)) from None
         finally:

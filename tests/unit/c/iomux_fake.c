@@ -290,6 +290,10 @@ void vmh_before_exit(void)
 {
 }
 
+void vmh_stats_asked(void)
+{
+}
+
 bool vmh_crash_handles(const struct sigaction *act)
 {
 	(void)act;
