@@ -114,6 +114,16 @@ def test_syn_rate(served: Served) -> None:
     assert told(served, MANY, 7392, VMA_TCP_MAX_SYN_RATE="4") == 4
 
 
+@pytest.mark.parametrize("policy", ["kernel", "adaptive", "offload"])
+def test_syn_rate_where_the_kernel_listens(served: Served, policy: str) -> None:
+    sandbox, service = served
+    argv = service.run_argv([sys.executable, "-S", "-c", "import socket; socket.socket()"], "none", VMA_HYBRID_TCP=policy,
+                            VMA_TCP_MAX_SYN_RATE="4", VMA_TRACELEVEL="details")  # fmt: skip
+    program = sandbox.start(sandbox.a, argv, env=service.env)
+    program.result(10)
+    assert program.errors.count("VMA_TCP_MAX_SYN_RATE has no effect where the kernel listens") == (policy != "offload")
+
+
 def test_the_internal_thread_handles_control_packets(served: Served) -> None:
     """The program sleeps: the internal thread answers a SYN when it looks, or at once when it is woken."""
     rarely = {"VMA_TIMER_RESOLUTION_MSEC": "300"}

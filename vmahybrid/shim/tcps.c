@@ -29,6 +29,9 @@ void vmh_tcps_init(void)
 		vmh_conf_refresh();
 	wanted = vmh_params.hybrid_tcp || vmh_conf_any_tcp() || vmh_params.stats_file[0]; /* the last: to be counted */
 	atomic_store(&vmh_tcps_on, wanted && vmh_params.offloaded_sockets);
+	if (vmh_params.tcp_max_syn_rate && vmh_params.hybrid_tcp != VMH_TCPS_OFFLOAD)
+		vmh_log(VMH_LOG_DETAILS, "VMA_TCP_MAX_SYN_RATE has no effect where the kernel listens, as it does unless "
+			"VMA_HYBRID_TCP = offload");
 }
 
 static struct vmh_tcps *alloc(void)
