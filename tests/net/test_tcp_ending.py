@@ -42,7 +42,8 @@ asyncio.run(main())
 """
 STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
           "quick_exit": (7,), "exits": (7, 8), "twice": (-signal.SIGTERM,), "both": (7, -signal.SIGTERM),
-          "returns": (7, 8), "oneshot": (7,), "abort": (7,), "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
+          "returns": (7, 8), "oneshot": (7,), "abort": (7,), "once": (-signal.SIGUSR2,),
+          "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
 
 
 @pytest.fixture
