@@ -251,6 +251,8 @@ def markdown(catalogue: Catalogue) -> str:
         )
         lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {values}." if values else ""))
     for acts, meaning in ACTS.items():
+        if all(parameter.acts != acts for parameter in catalogue.parameters):
+            continue
         lines += [
             "",
             f"## Parameters: {meaning}",
