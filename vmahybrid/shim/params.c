@@ -5,6 +5,7 @@
  */
 #define VMH_PARAMS_TABLE
 #include "vmh_params.h"
+#include "vmh_affinity.h"
 #include "vmh_log.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -189,6 +190,21 @@ static bool refuse(unsigned param, const char *name, const char *text, bool peer
 	return set_number(param, d->number, VMH_FROM_DEFAULT);
 }
 
+/* A text that need say something, and does not: as a number that is out of range. */
+static bool take_text(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
+{
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+
+	if (!d->instead || strlen(text) > d->max_length || vmh_cpus_says(text))
+		return set_string(param, text, origin);
+	if (reading) {
+		warn("%s = %s is not %s, ignored", name, shorten(text).text, d->expected);
+		return false;
+	}
+	warn("%s = %s is not %s, using [%s]", name, shorten(text).text, d->expected, d->instead);
+	return set_string(param, d->instead, origin);
+}
+
 static bool is_blank(const char *text)
 {
 	return !text[strspn(text, " \t")];
@@ -201,7 +217,7 @@ static bool take(unsigned param, const char *name, const char *text, enum vmh_pa
 	int64_t value, used;
 
 	if (d->type == VMH_PARAM_STRING)
-		return set_string(param, text, origin);
+		return take_text(param, name, text, origin);
 	if (is_blank(text)) /* in the environment it says nothing */
 		return reading ? refuse(param, name, "", true) : false;
 	text += strspn(text, " \t");
