@@ -400,6 +400,12 @@ bool vmh_params_is_set(unsigned param)
 	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY || origins[param] == VMH_FROM_PROFILE;
 }
 
+/* Whatever follows from another value is of nobody's choice. */
+static bool is_chosen(unsigned param)
+{
+	return is_set(param) || origins[param] == VMH_FROM_BUILTIN;
+}
+
 /* `least`: "at least", "at most" or "only" */
 static void warn_pair(unsigned param, unsigned other, const char *least, int64_t used)
 {
@@ -604,7 +610,7 @@ void vmh_params_report(void)
 		vmh_warn("%u more warnings about parameters", warnings_lost);
 	warnings_len = warnings_lost = 0;
 	for (unsigned i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (is_set(i) && !vmh_param_defs[i].backends)
+		if (is_chosen(i) && !vmh_param_defs[i].backends)
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect", vmh_param_defs[i].name);
 }
 
@@ -655,7 +661,7 @@ void vmh_params_no_effect(unsigned backend, const char *name)
 	if (atomic_fetch_or(&said, backend) & backend)
 		return;
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (is_set(i) && vmh_param_defs[i].backends && !(vmh_param_defs[i].backends & backend))
+		if (is_chosen(i) && vmh_param_defs[i].backends && !(vmh_param_defs[i].backends & backend))
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
 }
 
