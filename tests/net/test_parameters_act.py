@@ -31,6 +31,7 @@ from net.test_tcp_many import moves
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words
 from vmahybrid.cli.client import Client
+from vmahybrid.config import profiles
 from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
@@ -913,14 +914,30 @@ def test_receive_buffers_go_back_in_batches(
 ) -> None:
     """Of 128 buffers 40 were used and read: how many are there for the datagrams that come then."""
     more = {"VMA_RX_WRE_BATCHING": batch} if batch else {}
-    program = start(BATCHES, VMA_RX_WRE="128", VMA_RX_BYTES_MIN="4194304", VMA_PROGRESS_ENGINE_INTERVAL="0", **more)
+    assert low <= buffers_after_40(start, netns_pair, "128", **more) <= high
+
+
+@xdp_only("of a QP's: tests/unit/c/test_ring_verbs.c")
+@pytest.mark.parametrize("copied", [False, True], ids=["built-in", "file"])
+def test_receive_buffers_go_back_as_the_profile_says(
+    start: Run, netns_pair: Sandbox, tmp_path: Path, copied: bool
+) -> None:
+    """In batches of 256, not our own 16; a file with the values of the built-in one acts as that."""
+    (tmp_path / "copy.conf").write_text(profiles.text_of("throughput"))
+    spec = str(tmp_path / "copy.conf") if copied else "throughput"
+    assert 465 <= buffers_after_40(start, netns_pair, "512", VMA_SPEC=spec) <= 480
+
+
+def buffers_after_40(start: Run, netns_pair: Sandbox, posted: str, **more: str) -> int:
+    """Of ``posted`` buffers."""
+    program = start(BATCHES, VMA_RX_WRE=posted, VMA_RX_BYTES_MIN="4194304", VMA_PROGRESS_ENGINE_INTERVAL="0", **more)
     program.wait_for("bound")
     send = f"import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" \
            f"for n in range(540):\n" \
            f"    s.sendto(b'x', ('{netns_pair.a.address}', 5039))\n" \
            f"    time.sleep(0.002 if n < 39 else 0.4 if n == 39 else 0)"  # fmt: skip
     netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", send]).result()
-    assert low <= int(program.wait_for(r'"got": (\d+)')[1]) <= high
+    return int(program.wait_for(r'"got": (\d+)')[1])
 
 
 MOVES = """
