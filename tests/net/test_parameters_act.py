@@ -881,6 +881,68 @@ def test_spinning(start: Run, receive: str, choose: str) -> None:
     assert (spent["selected"] > 0.08) is (choose == "-1"), spent
 
 
+# Nothing in it is on a ring. What each wait took, and the time of the processor in it.
+FORCED = """
+import select, threading
+s = udp(0, "127.0.0.1")
+server, listener = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+c = socket.create_connection(server.getsockname())
+r, w = os.pipe()
+def of_poll(*files, timeout=400):
+    p = select.poll()
+    for file in files:
+        p.register(file, select.POLLIN)
+    return lambda: p.poll(timeout)
+def of_epoll(*files):
+    e = select.epoll()
+    for file in files:
+        e.register(file, select.EPOLLIN)
+    return lambda: e.poll(0.4)
+waits = {"poll": of_poll(r, s), "tcp": of_poll(c), "listener": of_poll(listener), "select":
+         lambda: select.select([r, s], [], [], 0.4)[0], "epoll": of_epoll(r, s), "epoll tcp": of_epoll(c),
+         "pipe": of_poll(r), "select pipe": lambda: select.select([r], [], [], 0.4)[0], "epoll pipe": of_epoll(r),
+         "sleep": of_poll()}
+for name, wait_so in waits.items():
+    begun, used = time.monotonic(), time.thread_time()
+    assert not wait_so()
+    tell(**{name: [time.monotonic() - begun, time.thread_time() - used]})
+# what comes is seen
+threading.Timer(0.1, lambda: os.write(w, b"x")).start()
+begun = time.monotonic()
+assert len(waits["poll"]()) == 1 and len(waits["epoll"]()) == 1 and time.monotonic() - begun < 0.35
+tell(done=1)
+"""
+OF_SOCKETS = {"poll", "tcp", "listener", "select", "epoll", "epoll tcp"}
+
+
+@xdp_only("no ring has a part in it")
+@pytest.mark.parametrize(("asked", "spins"), [
+    ({"VMA_SELECT_POLL_OS_FORCE": "0", "VMA_SELECT_POLL": "-1"}, False),
+    ({"VMA_SELECT_POLL_OS_FORCE": "1", "VMA_SELECT_POLL": "-1"}, True),
+    ({"VMA_SELECT_POLL_OS_FORCE": "1", "VMA_SELECT_POLL": "10000"}, False),  # microseconds
+    ({"VMA_SELECT_POLL_OS_FORCE": "1", "VMA_SELECT_POLL": "0"}, False),
+    ({"VMA_SELECT_POLL_OS_FORCE": "1", "VMA_SELECT_POLL": "-1", "VMA_SELECT_POLL_OS_RATIO": "0"}, True),
+    ({"VMA_SPEC": "latency"}, True),
+    ({"VMA_SPEC": "latency", "VMA_SELECT_POLL_OS_FORCE": "0"}, False),
+    ({"VMA_SPEC": "{}/own.conf"}, True),
+    ({"VMA_HYBRID_POLICY": "{}/own.conf"}, True),
+], ids=lambda case: "-".join(f"{name[4:]}={value}" for name, value in case.items()) if isinstance(case, dict) else "")
+def test_the_kernel_is_polled_where_nothing_is_on_a_ring(
+    start: Run, tmp_path: Path, asked: dict[str, str], spins: bool
+) -> None:
+    """Nearly the whole time, or hardly; never where there are pipes alone, or nothing."""
+    (tmp_path / "own.conf").write_text("VMA_SELECT_POLL = -1\nVMA_SELECT_POLL_OS_FORCE = 1\n")
+    environment = {"VMA_HYBRID_TCP": "adaptive"} | {name: value.format(tmp_path) for name, value in asked.items()}
+    program = start(FORCED, environment=environment)
+    program.wait_for("done")
+    told_of = {name: value for line in program.output.splitlines() for name, value in json.loads(line).items()}
+    waits = {name: value for name, value in told_of.items() if isinstance(value, list)}
+    assert waits.keys() >= OF_SOCKETS
+    for name, (took, used) in waits.items():
+        assert 0.399 <= took < 1.5, (name, took)
+        assert (used > 0.04) is (spins and name in OF_SOCKETS), (name, used)
+
+
 @xdp_only("softverbs keeps what finds no buffer (docs/verbs.md); tests/net/test_verbs_ring.py has the QP's")
 @pytest.mark.parametrize(("posted", "low", "high"), [("128", 100, 260), ("16000", 500, 500)])
 def test_receive_buffers_of_a_ring(
