@@ -79,18 +79,20 @@ def library(catalogue: Catalogue) -> list[str]:
     lines += [".SH SYNOPSIS", ".B LD_PRELOAD=libvmahybrid.so", ".RI [ VMA_X = VALUE ]...", ".I PROGRAM",
               ".SH DESCRIPTION"]  # fmt: skip
     lines.append(roff(
-        "Preloaded, it passes UDP traffic of the program over rings that the service (`vmahybrid start`) grants; what "
-        "has no ring stays on the kernel, with a reason that `vmahybrid explain` shows. Without a service the program "
-        "runs as without the library. It is set up at the program's first socket. Values are taken in this order, "
-        "later ones win: default, profile (`VMA_SPEC`), policy file, environment; `vmahybrid config show` says which "
-        "won. A value that can't be used is warned about by name and replaced, or, in a file, left out; it never ends "
-        "the program."))
+        "Preloaded, it passes UDP datagrams and TCP connections of the program over rings that the service "
+        "(`vmahybrid start`) grants, TCP as `VMA_HYBRID_TCP` says; what has no ring stays on the kernel, with a reason "
+        "that `vmahybrid explain` shows. Without a service the program runs as without the library. It is set up at "
+        "the program's first socket. Values are taken in this order, later ones win: default, profile (`VMA_SPEC`), "
+        "policy file, environment, `vmahybrid run -e`; `vmahybrid config show` says which won. A value that can't be "
+        "used is warned about by name and replaced, or, in a file, left out; it never ends the program."))
     lines += paragraph("A number is a decimal number; a switch is 0 or 1, or true, yes, on, false, no, off. The first "
                        "%d in names of files and directories and in the application id becomes the process id. "
                        "A relative path begins in the directory that the program is in at its first socket or "
                        "epoll instance.")
     lines += [".SH PROFILES", *profiles(catalogue)]
     for acts, meaning in ACTS.items():
+        if all(parameter.acts != acts for parameter in catalogue.parameters):
+            continue
         lines += [f".SH PARAMETERS: {meaning.upper()}"]
         for parameter in catalogue.parameters:
             if parameter.acts == acts:

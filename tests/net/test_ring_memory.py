@@ -14,6 +14,7 @@ from net.service_lab import Api, module_pair, module_service, until  # noqa: F40
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
+from vmahybrid.config import profiles
 
 pytestmark = pytest.mark.root
 POOL = Path("/proc/sys/vm/nr_hugepages")
@@ -159,10 +160,14 @@ def test_pages_that_the_kernel_may_make_huge(
     ({"VMA_TX_BUFS": "300"}, 7892, 300, 8192),
     ({"VMA_RX_BUFS": "1000", "VMA_TX_BUFS": "24"}, 1000, 64, 2048),
     ({"VMA_SPEC": "ultra-latency"}, 1024, 512, 2048),
-    ({"VMA_SPEC": "7750"}, 6144, 2048, 8192),
+    ({"VMA_SPEC": "7750"}, 129024, 2048, 131072),  # of 204800
+    ({"VMA_SPEC": "{}/copy.conf"}, 129024, 2048, 131072),
 ])  # fmt: skip
-def test_buffers(netns_pair: Sandbox, service: Service, peer: Peer, asked: dict[str, str], rx: int, tx: int,
-                 frames: int) -> None:  # fmt: skip
+def test_buffers(netns_pair: Sandbox, service: Service, peer: Peer, tmp_path: Path, asked: dict[str, str], rx: int,
+                 tx: int, frames: int) -> None:  # fmt: skip
+    """A built-in profile acts as a file with its values; that more can't be had is a warning of what a person set."""
+    (tmp_path / "copy.conf").write_text(profiles.text_of("7750"))
+    asked = {name: value.format(tmp_path) for name, value in asked.items()}
     more = {"VMA_RX_POLL": "10", "VMA_SELECT_POLL": "0", "VMA_TRACELEVEL": "info"} if "VMA_SPEC" in asked else {}
     with Program(netns_pair, service, **asked, **more) as program:
         port = program.on_ring()
@@ -170,7 +175,8 @@ def test_buffers(netns_pair: Sandbox, service: Service, peer: Peer, asked: dict[
         assert (pools["pool_rx_free"], pools["pool_tx_free"]) == (rx, tx)
         assert ring_of(program)["frames"] == frames
         carries(program, peer, port)
-        assert "receive buffers only" not in program.log.read_text()
+        text = "the ring on vb has 129024 receive buffers only, VMA_RX_BUFS asks for 204800"
+        assert (text in program.log.read_text()) is ("copy.conf" in asked.get("VMA_SPEC", ""))
 
 
 @pytest.mark.parametrize(("asked", "size"), [(None, 1024), ("100", 128), ("4096", 4096), ("1000000", 65536)])

@@ -143,7 +143,7 @@ def test_acts_says_what_the_shim_does() -> None:
     shim = ROOT / "vmahybrid" / "shim"
     code = "\n".join(path.read_text(encoding="utf-8") for path in shim.glob("*.[ch]") if path.name != "params.c")
     used = set(re.findall(r"vmh_params\.(\w+)(?!\w*\.h\b)", code)) - {"h"}
-    in_params_c = {"spec", "select_poll_os_force", "hybrid_policy", "hybrid_profile_dir"}  # they set other parameters
+    in_params_c = {"spec", "hybrid_policy", "hybrid_profile_dir"}  # they set other parameters
     acting = {parameter.field for parameter in load().parameters if parameter.acts == "now"}
     assert acting - used - in_params_c == set()
     assert used - acting == set()

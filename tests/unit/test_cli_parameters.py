@@ -279,8 +279,8 @@ def test_what_is_written_is_read_back(place: Path, value: str, before: str) -> N
     assert policy.read_text().count("# why") == before.count("# why")
 
 
-def test_a_text_that_only_the_internal_thread_would_warn_of(place: Path, capsys: pytest.CaptureFixture[str],
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_text_that_says_no_processors(place: Path, capsys: pytest.CaptureFixture[str],
+                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     name, policy = "VMA_INTERNAL_THREAD_AFFINITY", place / "policy.conf"
     assert main(["config", "set", f"{name}=zz"]) == 2 and not policy.exists()
     assert capsys.readouterr().err.startswith(f"vmahybrid: {name}: 'zz' is not ")
@@ -288,11 +288,11 @@ def test_a_text_that_only_the_internal_thread_would_warn_of(place: Path, capsys:
     assert main(["config", "check", str(policy)]) == 1
     assert capsys.readouterr().err.startswith(f"{policy}:1: {name}: 'zz' is not ")
     (warning,) = body(capsys, "show")["warnings"]
-    assert warning.startswith(f"{policy}:1: {name} = zz is not ") and warning.endswith(", using processor 0")
+    assert warning.startswith(f"{policy}:1: {name} = zz is not ") and warning.endswith(", ignored")
     monkeypatch.setenv(name, "1-0")
     found = body(capsys, "show")
-    assert found["parameters"][name]["value"] == "1-0"
-    assert [text.partition(" is ")[0] for text in found["warnings"]] == [f"{name} = 1-0"]
+    assert found["parameters"][name]["value"] == "0"
+    assert found["warnings"][1].startswith(f"{name} = 1-0 is not ") and found["warnings"][1].endswith(", using [0]")
 
 
 def test_a_policy_that_begins_with_a_section(place: Path) -> None:

@@ -68,7 +68,7 @@ TESTS = {
     "VMA_RX_CQ_DRAIN_RATE_NSEC": ACT + "test_a_look_at_the_ring_while_something_is_queued",
     "VMA_UDP_3T_RULES": ACT + "test_rules_of_connected_sockets",
     "VMA_SELECT_POLL": ACT + "test_spinning",
-    "VMA_SELECT_POLL_OS_FORCE": SHIM + "test_environment",
+    "VMA_SELECT_POLL_OS_FORCE": ACT + "test_the_kernel_is_polled_where_nothing_is_on_a_ring",
     "VMA_SELECT_POLL_OS_RATIO": IOMUX,
     "VMA_SELECT_SKIP_OS": IOMUX,
     "VMA_PROGRESS_ENGINE_INTERVAL": ACT + "test_what_waits_for_a_program_that_does_something_else",

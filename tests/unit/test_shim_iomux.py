@@ -57,6 +57,7 @@ TESTS = {
     "wake_races",
     "churn",
     "cancellation",
+    "os_forced",
     "eintr",
     "mask_ready_first",
     "handlers",

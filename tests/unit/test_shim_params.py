@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from vmahybrid.config import effective
+from vmahybrid.cli.parameters import effect
+from vmahybrid.config import effective, profiles
 from vmahybrid.config.catalogue import Profile, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -572,6 +573,7 @@ def test_banner_at_info_shows_what_is_not_the_default(driver: Path) -> None:
         " VMA INFO: TCP Timer Resolution (msec)    1200 (acts as 40)          [VMA_TCP_TIMER_RESOLUTION_MSEC]"]
     assert run(driver, BANNER="1", VMA_TRACELEVEL="warn")[1] == ""
     log = run(driver, BANNER="1", VMA_SPEC="10", VMA_RX_POLL="x", VMA_TRACELEVEL="debug")[1].splitlines()
+    log = [line for line in log if "has no effect" not in line]
     after = log.index(next(line for line in log if "VMA_RX_POLL = x is not" in line))
     assert log[after - 1].endswith("VMA INFO: " + "-" * 75) and "high log level" in log[after + 2]
     assert any("VMA Spec                       Ultra Latency              [VMA_SPEC]" in line for line in log)
@@ -606,9 +608,11 @@ def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) ->
     env = {"VMA_TRACELEVEL": "details", "VMA_BF": "0", "VMA_RX_POLL": "7", "VMA_TX_PREFETCH_BYTES": "512",
            "VMA_TCP_MAX_SYN_RATE": "10", "VMA_TSO": "1", "VMA_SPEC": "latency"}
     log = run(driver, "effect", **env)[1]
-    assert sorted(line for line in log.splitlines() if "no effect" in line) == [
-        " VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TCP_MAX_SYN_RATE has no effect on verbs",
-        " VMA DETAILS: VMA_TSO has no effect", " VMA DETAILS: VMA_TX_PREFETCH_BYTES has no effect on xdp"]
+    lines = [line for line in log.splitlines() if "no effect" in line]
+    assert {" VMA DETAILS: VMA_BF has no effect on xdp", " VMA DETAILS: VMA_TCP_MAX_SYN_RATE has no effect on verbs",
+            " VMA DETAILS: VMA_TSO has no effect", " VMA DETAILS: VMA_TX_PREFETCH_BYTES has no effect on xdp",
+            " VMA DETAILS: VMA_TX_WRE_BATCHING has no effect on xdp"} < set(lines)  # the last: of the profile
+    assert len(set(lines)) == len(lines)
     assert run(driver, VMA_TRACELEVEL="details", VMA_TSO="1")[1].count("VMA_TSO has no effect\n") == 1  # without a ring
     assert "no effect" not in run(driver, "effect", VMA_BF="0")[1]
     Path(files["VMA_HYBRID_POLICY"]).write_text("VMA_BF = 0\nVMA_RX_POLL_OS_RATIO = 3\n")
@@ -617,13 +621,41 @@ def test_what_has_no_effect_is_said_once(driver: Path, files: dict[str, str]) ->
     assert "VMA_RX_POLL_OS_RATIO is no longer in use. Parameter VMA_RX_UDP_POLL_OS_RATIO was set to 3 instead" in log
 
 
-def test_what_has_no_effect_is_said_of_a_profile_that_is_a_file(driver: Path, tmp_path: Path) -> None:
-    """Not of what only the built-in one has that it starts from: nobody has set that."""
-    own = tmp_path / "own.conf"
-    own.write_text("VMA_SPEC = latency\nVMA_TX_WRE_BATCHING = 32\nVMA_TSO = 0\n")
-    for spec, named in ((str(own), {"VMA_TX_WRE_BATCHING", "VMA_TSO"}), ("latency", set())):
-        log = run(driver, "effect", VMA_TRACELEVEL="details", VMA_SPEC=spec)[1]
-        assert set(re.findall("DETAILS: (.*) has no effect(?: on xdp)?\n", log)) == named
+@pytest.mark.parametrize("spec", ["latency", "throughput", "own", "copy", "none"])
+def test_what_has_no_effect_is_said_of_a_profile(driver: Path, tmp_path: Path, spec: str) -> None:
+    """A built-in one as one that is a file, and as `config show` marks it; not of what follows from its values."""
+    (tmp_path / "own.conf").write_text("VMA_SPEC = latency\nVMA_BF = 0\nVMA_TX_WRE_BATCHING = 32\n")
+    (tmp_path / "copy.conf").write_text(profiles.text_of("latency"))
+    env = {"VMA_HYBRID_PROFILE_DIR": str(tmp_path), "VMA_SPEC": spec}
+    found = effective.resolve(env).values.values()
+    named = {held.parameter.name for held in found if held.origin in (effective.BUILTIN, effective.PROFILE) and
+             effect(held.parameter) in ("no effect", "no effect on xdp")}  # fmt: skip
+    log = run(driver, "effect", VMA_TRACELEVEL="details", **env)[1]
+    assert set(re.findall("DETAILS: (.*) has no effect(?: on xdp)?\n", log)) == named
+    assert ("VMA_TX_WRE_BATCHING" in named) is (spec in ("latency", "own", "copy"))
+    assert ("VMA_BF" in named) is (spec == "own")
+    assert bool(named) is (spec != "none")
+
+
+@pytest.mark.parametrize("text", ["foo", "0x0", "8192", "-2147483649", "", "1,bogus"])
+def test_a_list_of_processors_that_is_none(driver: Path, tmp_path: Path, text: str) -> None:
+    """Said at start, whether or not a thread ever runs; the banner and `config show` have what is used."""
+    name, policy = "VMA_INTERNAL_THREAD_AFFINITY", tmp_path / "policy.conf"
+    says = f"{name} = {text} is not a hexadecimal mask of processors (0x3), or a list (0,2-5,8-15:2), all below 8192; "\
+           "or -1, "  # fmt: skip
+    shown, log = run(driver, BANNER="1", **{name: text})
+    assert shown["internal_thread_affinity"] == "0"
+    assert log.count(f" VMA WARNING: {says}using [0]\n") == log.count("WARNING") == 1
+    assert re.search(r"INFO: Internal Thread Affinity +0 +\[", log)
+    found = effective.resolve({name: text})
+    assert (found[name], found.values[name].source, found.warnings) == ("0", "environment", [f"{says}using [0]"])
+    policy.write_text(f"{name} = 1\n{name} = {text}\n")  # in a file what was said before stays
+    env = {"VMA_HYBRID_POLICY": str(policy), "VMA_TRACELEVEL": "info"}
+    shown, log = run(driver, **env)
+    found = effective.resolve(env)
+    assert shown["internal_thread_affinity"] == found[name] == "1"
+    assert log.count("WARNING") == 1 and f" VMA WARNING: {policy}:2: {says}ignored\n" in log
+    assert found.warnings == [f"{policy}:2: {says}ignored"]
 
 
 def test_each_bad_value_is_named(driver: Path) -> None:

@@ -72,6 +72,13 @@ class _Resolver:
         if parameter.type == "string":
             value = self._expand(parameter, text)
             fits = len(os.fsencode(value)) <= parameter.max_length
+            syntax = parameter.syntax
+            if fits and syntax is not None and syntax.instead is not None and not syntax.takes(value):
+                used = "ignored" if in_file else f"using [{syntax.instead}]"
+                self._warn(f"{where}{name} = {value} is not {syntax.expected}, {used}")
+                if not in_file:
+                    self._set(parameter, syntax.instead, origin, source)
+                return not in_file
             if fits:
                 self._set(parameter, value, origin, source)
             else:
@@ -259,12 +266,12 @@ class _Resolver:
         held.value, held.source = v4, f"{held.source}, lowered by VMA_MTU"
 
     def syntaxes(self) -> None:
-        """The shim keeps such a text, and says what it does instead when it would use it."""
+        """Of a text that the shim keeps: it says that when it would use it."""
         for name, held in self.found.values.items():
             syntax, value = held.parameter.syntax, str(held.value)
-            if syntax is not None and not syntax.takes(value):
+            if syntax is not None and syntax.instead is None and not syntax.takes(value):
                 where = f"{held.source}: " if held.origin in (PROFILE, POLICY) else ""
-                self._warn(f"{where}{name} = {value} is not {syntax.expected}, {syntax.instead}")
+                self._warn(f"{where}{name} = {value} is not {syntax.expected}, {syntax.late}")
 
     def small_mtu(self) -> None:
         """As warn_small_mtu() of the shim."""

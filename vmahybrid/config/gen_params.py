@@ -49,6 +49,7 @@ struct vmh_param_def {
 	uint32_t offset;                    /* in struct vmh_params */
 	int64_t number, min, max, zero, also;
 	const char *string;
+	const char *instead;                /* of a text that says no processors; NULL: it need say none */
 	const char *warning;                /* with {value}; NULL: ours */
 	uint8_t warns_above;                /* it is for too much only */
 	const struct vmh_param_word *words; /* ends with a NULL word */
@@ -119,6 +120,8 @@ def def_lines(parameter: Parameter, index: dict[str, int]) -> Iterator[str]:
         yield f'\t\t.number = {parameter.default}, .min = {low}, .max = {high}, .string = "",'
     else:
         yield f"\t\t.string = {c_string(str(parameter.default))},"
+        if parameter.syntax is not None and parameter.syntax.instead is not None:
+            yield f"\t\t.instead = {c_string(parameter.syntax.instead)},"
     if parameter.zero is not None:
         yield f"\t\t.has_zero = 1, .zero = {parameter.zero},"
     if parameter.also:
@@ -251,6 +254,8 @@ def markdown(catalogue: Catalogue) -> str:
         )
         lines.append(f"- `{profile.name}`{alias}: {profile.text}." + (f" Sets {values}." if values else ""))
     for acts, meaning in ACTS.items():
+        if all(parameter.acts != acts for parameter in catalogue.parameters):
+            continue
         lines += [
             "",
             f"## Parameters: {meaning}",

@@ -1,6 +1,6 @@
 """Grammars of texts among the parameters (``syntax`` in parameters.toml), where they are not paths or names.
 
-The shim reads such a text when it uses it, so nobody else would say that it is wrong. Standard library only, as
+Standard library only, as
 catalogue.py.
 """
 
@@ -16,12 +16,14 @@ _PARTS = re.compile("([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
 @dataclass(frozen=True, slots=True)
 class Syntax:
     """``pattern``: how a text looks, in ECMA 262 as well (JSON Schema); ``says``: does one that looks so say something?
-    ``instead``: what programs do with another one."""
+    ``instead``: what programs use for another one, from the start; None: they keep it, and do what ``late`` says when
+    they would use it."""
 
     expected: str
-    instead: str
+    instead: str | None
     pattern: str
     says: Callable[[str], bool]
+    late: str = ""
 
     def takes(self, text: str) -> bool:
         return re.fullmatch(self.pattern, text) is not None and self.says(text)
@@ -48,14 +50,15 @@ def _range(text: str) -> bool:
 SYNTAXES: Mapping[str, Syntax] = {
     "cpus": Syntax(
         f"a hexadecimal mask of processors (0x3), or a list (0,2-5,8-15:2), all below {CPUS}; or -1",
-        "using processor 0",
+        "0",
         rf"^(?:-1|0[xX][0-9a-fA-F]+|{_RANGE}(?:,{_RANGE})*)$",
         _cpus,
     ),
     "address": Syntax(
         "an address as %p of printf(3) has it (0x55d0c0de1000); or empty",
-        "logging as without it",
+        None,
         r"^(?:(?:0[xX])?[0-9a-fA-F]{1,16})?$",
         lambda text: not text or int(text, 16) > 0,
+        "logging as without it",
     ),
 }

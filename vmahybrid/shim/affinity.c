@@ -86,6 +86,13 @@ bool vmh_cpus_parse(const char *text, struct vmh_cpus *cpus)
 	return any;
 }
 
+bool vmh_cpus_says(const char *text)
+{
+	struct vmh_cpus cpus;
+
+	return !strcmp(text, "-1") || vmh_cpus_parse(text, &cpus);
+}
+
 /* As a list: 0,2-5. What does not fit is left out. */
 static const char *text_of(const struct vmh_cpus *cpus, char *text, size_t size)
 {

@@ -159,7 +159,7 @@ bool vmh_epitem_link(struct vmh_epitem *it)
 	if (e->items)
 		e->items->set_pprev = &it->set_next;
 	e->items = it;
-	e->nitems++;
+	VMH_SET(e->nitems, e->nitems + 1);
 	/* pairs with the fence of notify: it sees the item, or we see its datagram */
 	atomic_thread_fence(memory_order_seq_cst);
 	return true;
@@ -186,7 +186,7 @@ void vmh_epitem_unlink(struct vmh_epitem *it)
 	*it->set_pprev = it->set_next;
 	if (it->set_next)
 		it->set_next->set_pprev = it->set_pprev;
-	e->nitems--;
+	VMH_SET(e->nitems, e->nitems - 1);
 	if (e->hint == it)
 		__atomic_store_n(&e->hint, NULL, __ATOMIC_RELAXED);
 	vmh_epitem_free(it);

@@ -270,6 +270,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
 	bool faults = vmh_bad_ptr(evs);
+	bool forced = vmh_os_forced() && timeout_ns && VMH_GET(e->nitems);
 	struct epoll_event nowhere;
 	uint64_t start = 0;
 	int64_t left = timeout_ns;
@@ -281,7 +282,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		evs = &nowhere;
 		max = 1;
 	}
-	while (!vmh_epoll_on_ring(ep)) {
+	while (!forced && !vmh_epoll_on_ring(ep)) {
 		if (timeout_ns > 0 && !start)
 			start = coarse_now_ns() + COARSE_NS;
 		n = wait_kernel(e, epfd, evs, max, left, mask);
@@ -302,7 +303,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 	}
 	struct ep_waiter x = {
 		.w = { .collect = collect, .on_ring = on_ring, .nfds = 1, .closed_with = ep,
-		       .sig0 = vmh_signals_any, .look = &e->look, .stats = e->stats, .faults = faults },
+		       .sig0 = vmh_signals_any, .look = &e->look, .stats = e->stats, .faults = faults, .forced = forced },
 		.e = e, .epfd = epfd, .evs = evs, .max = max, .pfd = { .fd = epfd, .events = POLLIN },
 	};
 	x.w.fds = &x.pfd;

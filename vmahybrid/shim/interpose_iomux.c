@@ -76,7 +76,7 @@ static bool poll_plain(struct pollfd *p, int *timeout, int *r)
 	PLAIN_CALL call = vmh_plain_begin(p->fd);
 	bool brief = *timeout >= 0 && *timeout <= PLAIN_POLL_MS;
 
-	if (!call)
+	if (!call || (*timeout && vmh_os_forced()))
 		return false;
 	*r = vmh_real()->poll(p, 1, brief ? *timeout : PLAIN_POLL_MS);
 	if (!*r && !brief) {

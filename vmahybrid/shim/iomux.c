@@ -23,16 +23,17 @@ static bool obj_wanted(const struct vmh_obj *o)
 {
 	switch (atomic_load_explicit(&o->class_, memory_order_relaxed)) {
 	case VMH_CLASS_UDP:
-		return !VMH_GET(((const struct vmh_sock *)o)->home) || vmh_sock_ready((const struct vmh_sock *)o);
+		return !VMH_GET(((const struct vmh_sock *)o)->home) || vmh_sock_ready((const struct vmh_sock *)o) ||
+		       vmh_os_forced();
 	case VMH_CLASS_EPOLL:
 		return VMH_GET(((const struct vmh_ep *)o)->nitems) != 0;
 	case VMH_CLASS_TCP:
-		return vmh_tcps_state((const struct vmh_tcps *)o) != VMH_TCPS_HOME;
+		return vmh_tcps_state((const struct vmh_tcps *)o) != VMH_TCPS_HOME || vmh_os_forced();
 	}
 	return false;
 }
 
-/* Without a reference: objects are type-stable, a stale answer is at worst the slow way. */
+/* Is the long way worth it? Without a reference: objects are type-stable, a stale answer is at worst the slow way. */
 bool vmh_fd_wanted(int fd)
 {
 	struct vmh_obj *o;
@@ -257,6 +258,7 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 			x.tcp++;
 		}
 	}
+	x.w.forced = x.nent && vmh_os_forced();
 	if (x.tcp)
 		vmh_batch_begin(0);
 	r = vmh_waiter_run(&x.w, timeout_ns, mask);

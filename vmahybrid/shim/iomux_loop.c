@@ -1,6 +1,5 @@
 /* The wait loop of select, poll and epoll: look, spin for the budget, sleep. */
 #include "vmh_iomux_int.h"
-#include "vmh_params.h"
 #include "vmh_ring.h"
 #include <pthread.h>
 
@@ -59,7 +58,8 @@ static uint64_t spin_end(const struct run *r)
 	return r->now + (uint64_t)us * 1000u;
 }
 
-static int spin(struct vmh_waiter *w, struct run *r)
+/* `rings`: a member is on one. Where none is there is nothing to look at but the kernel, each time. */
+static int spin(struct vmh_waiter *w, struct run *r, bool rings)
 {
 	uint64_t end = spin_end(r);
 	VMH_SPINS_HERE;
@@ -67,7 +67,7 @@ static int spin(struct vmh_waiter *w, struct run *r)
 
 	r->spun = true;
 	while (r->now < end) {
-		bool os = os_ratio_due(w, r->now);
+		bool os = os_ratio_due(w, r->now) || !rings;
 		int n;
 
 		vmh_rings_poll(batch());
@@ -82,7 +82,8 @@ static int spin(struct vmh_waiter *w, struct run *r)
 			if (w->closed_with && atomic_load(&w->closed_with->closed))
 				return -EBADF;
 			pthread_testcancel();
-			if (!w->on_ring(w)) /* the last member went home: nothing to spin for */
+			rings = w->on_ring(w);
+			if (!rings && !w->forced) /* the last member went home: nothing to spin for */
 				return 0;
 		}
 		if (vmh_unlikely(++loops % VMH_SPIN_TURN == 0))
@@ -146,13 +147,16 @@ static int look_once(struct vmh_waiter *w, struct run *r)
 
 static int wait_long(struct vmh_waiter *w, struct run *r, int64_t timeout_ns)
 {
+	bool rings;
 	int n = 0;
 
 	w->began = r->start = r->now = vmh_now_ns();
 	r->deadline = timeout_ns < 0 || (uint64_t)timeout_ns >= UINT64_MAX / 2 - r->now ?
 		UINT64_MAX : r->now + (uint64_t)timeout_ns;
-	if (vmh_params.select_poll != 0)
-		n = w->on_ring(w) ? spin(w, r) : look_once(w, r);
+	if (vmh_params.select_poll != 0) {
+		rings = w->on_ring(w);
+		n = rings || w->forced ? spin(w, r, rings) : look_once(w, r);
+	}
 	while (!n && r->now < r->deadline) {
 		n = sleep_once(w, r);
 		if (!n)

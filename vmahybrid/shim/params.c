@@ -5,6 +5,7 @@
  */
 #define VMH_PARAMS_TABLE
 #include "vmh_params.h"
+#include "vmh_affinity.h"
 #include "vmh_log.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -189,6 +190,21 @@ static bool refuse(unsigned param, const char *name, const char *text, bool peer
 	return set_number(param, d->number, VMH_FROM_DEFAULT);
 }
 
+/* A text that need say something, and does not: as a number that is out of range. */
+static bool take_text(unsigned param, const char *name, const char *text, enum vmh_param_origin origin)
+{
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+
+	if (!d->instead || strlen(text) > d->max_length || vmh_cpus_says(text))
+		return set_string(param, text, origin);
+	if (reading) {
+		warn("%s = %s is not %s, ignored", name, shorten(text).text, d->expected);
+		return false;
+	}
+	warn("%s = %s is not %s, using [%s]", name, shorten(text).text, d->expected, d->instead);
+	return set_string(param, d->instead, origin);
+}
+
 static bool is_blank(const char *text)
 {
 	return !text[strspn(text, " \t")];
@@ -201,7 +217,7 @@ static bool take(unsigned param, const char *name, const char *text, enum vmh_pa
 	int64_t value, used;
 
 	if (d->type == VMH_PARAM_STRING)
-		return set_string(param, text, origin);
+		return take_text(param, name, text, origin);
 	if (is_blank(text)) /* in the environment it says nothing */
 		return reading ? refuse(param, name, "", true) : false;
 	text += strspn(text, " \t");
@@ -382,6 +398,12 @@ static int64_t bound_value(const struct vmh_param_bound *b)
 bool vmh_params_is_set(unsigned param)
 {
 	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY || origins[param] == VMH_FROM_PROFILE;
+}
+
+/* Whatever follows from another value is of nobody's choice. */
+static bool is_chosen(unsigned param)
+{
+	return is_set(param) || origins[param] == VMH_FROM_BUILTIN;
 }
 
 /* `least`: "at least", "at most" or "only" */
@@ -588,7 +610,7 @@ void vmh_params_report(void)
 		vmh_warn("%u more warnings about parameters", warnings_lost);
 	warnings_len = warnings_lost = 0;
 	for (unsigned i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (is_set(i) && !vmh_param_defs[i].backends)
+		if (is_chosen(i) && !vmh_param_defs[i].backends)
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect", vmh_param_defs[i].name);
 }
 
@@ -639,7 +661,7 @@ void vmh_params_no_effect(unsigned backend, const char *name)
 	if (atomic_fetch_or(&said, backend) & backend)
 		return;
 	for (i = 0; i < VMH_PARAMS_COUNT; i++)
-		if (is_set(i) && vmh_param_defs[i].backends && !(vmh_param_defs[i].backends & backend))
+		if (is_chosen(i) && vmh_param_defs[i].backends && !(vmh_param_defs[i].backends & backend))
 			vmh_log(VMH_LOG_DETAILS, "%s has no effect on %s", vmh_param_defs[i].name, name);
 }
 

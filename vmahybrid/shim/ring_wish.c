@@ -9,23 +9,20 @@
 #define SIZE_LEAST 16
 #define SIZE_MOST (1 << 16)
 
-/* 0: as many as the service gives. So is a built-in profile that names no fewer than the default. */
+/* 0: as many as the service gives. */
 static uint32_t buffers(unsigned param, int64_t value)
 {
-	enum vmh_param_origin origin = vmh_params_origin(param);
-
-	if (origin == VMH_FROM_DEFAULT || (origin == VMH_FROM_BUILTIN && value >= vmh_param_def(param)->number))
+	if (vmh_params_origin(param) == VMH_FROM_DEFAULT)
 		return 0;
 	if (value > VMH_FRAMES_MAX)
 		value = VMH_FRAMES_MAX;
 	return value > BUFS_LEAST ? (uint32_t)value : BUFS_LEAST;
 }
 
-/* Of received frames, before they are posted again; 0: our own number, which is measured, also where a built-in profile
- * has one. */
+/* Of received frames, before they are posted again; 0: our own number, which is measured. */
 static uint32_t batch(void)
 {
-	return vmh_params_is_set(VMH_PARAM_RX_WRE_BATCHING) ? (uint32_t)vmh_params.rx_wre_batching : 0;
+	return vmh_params_origin(VMH_PARAM_RX_WRE_BATCHING) != VMH_FROM_DEFAULT ? (uint32_t)vmh_params.rx_wre_batching : 0;
 }
 
 static uint32_t power_of_two_from(uint32_t v)
@@ -81,6 +78,7 @@ void vmh_ring_wish_compare(const struct vmh_ring *r)
 {
 	const struct xdp_ring *x = (const struct xdp_ring *)r;
 	static _Atomic int said;
+	int level;
 
 	/* the memory of a ring that fills no huge page is not asked for in such */
 	if (vmh_params.mem_alloc_type == VMH_MEMORY_HUGE && !(r->flags & VMH_RING_F_HUGE) &&
@@ -90,12 +88,14 @@ void vmh_ring_wish_compare(const struct vmh_ring *r)
 	if (!buffers(VMH_PARAM_RX_BUFS, vmh_params.rx_bufs) || r->rx_frames >= vmh_params.rx_bufs ||
 	    atomic_exchange(&said, 1))
 		return;
+	/* that of a built-in profile adapts itself */
+	level = vmh_params_is_set(VMH_PARAM_RX_BUFS) ? VMH_LOG_WARNING : VMH_LOG_DETAILS;
 	if (x->frames >= VMH_FRAMES_MAX)
-		vmh_warn("the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: a ring has %d buffers at "
+		vmh_log(level, "the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: a ring has %d buffers at "
 			 "most, %u of them to send", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs, VMH_FRAMES_MAX,
 			 x->tx_frames);
 	else
-		vmh_warn("the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: raise limits.memory of the "
+		vmh_log(level, "the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: raise limits.memory of the "
 			 "service, up to %u are possible", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs,
 			 VMH_FRAMES_MAX - x->tx_frames);
 }

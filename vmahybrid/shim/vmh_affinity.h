@@ -10,6 +10,8 @@ struct vmh_cpus {
 
 /* A hexadecimal mask (0x7) or a list (0,1,7-10), as taskset(1). false: neither, or no processor in it. */
 bool vmh_cpus_parse(const char *text, struct vmh_cpus *cpus);
+/* May VMA_INTERNAL_THREAD_AFFINITY be this? Such a text, or -1. */
+bool vmh_cpus_says(const char *text);
 /* The calling thread goes where the parameters say. */
 void vmh_affinity_apply(void);
 #endif

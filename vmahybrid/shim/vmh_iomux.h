@@ -36,7 +36,7 @@ void vmh_epoll_member_on_ring(struct vmh_obj *member); /* rx_on became true: sle
 
 /* iomux.c */
 int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask);  /* count / -errno */
-bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n); /* any fd on a ring? else call libc */
+bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n); /* any fd on a ring, or to spin for? else call libc */
 int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, const sigset_t *mask);
 bool vmh_select_wanted(int nfds, const fd_set *r, const fd_set *w, const fd_set *e);
 #endif

@@ -13,6 +13,7 @@
 #ifndef VMH_IOMUX_INT_H
 #define VMH_IOMUX_INT_H
 #include "vmh_iomux.h"
+#include "vmh_params.h"
 #include "vmh_stats.h"
 #include "vmh_wait.h"
 
@@ -39,6 +40,7 @@ struct vmh_waiter {
 	struct vmh_iomux_stats *stats;
 	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
 	bool nval_fails;               /* POLLNVAL is EBADF: select */
+	bool forced;                   /* spin though no ring may make it ready: VMA_SELECT_POLL_OS_FORCE */
 	bool faults;                   /* the caller has no room for what is ready: EFAULT */
 	bool fresh;                    /* the sleep has just filled in fds[].revents */
 	uint64_t began;                /* when the call had looked once, and waits; 0: it has not */
@@ -55,8 +57,15 @@ bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
 void vmh_scratch_free(void *p, size_t bytes);
 
+/* Is the kernel polled for a set with any socket of ours, on a ring or not? For pipes alone, or a poll() that is a
+ * sleep, a processor would be burnt for nothing. */
+static inline bool vmh_os_forced(void)
+{
+	return vmh_params.select_poll_os_force && vmh_params.select_poll;
+}
+
 /* iomux.c, for select as well */
-bool vmh_fd_wanted(int fd);                 /* can rings make this fd ready, now or later? */
+bool vmh_fd_wanted(int fd);                 /* can rings make this fd ready, now or later, or is it spun for? */
 int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
 		 struct vmh_oslook *look, struct vmh_iomux_stats *stats);
 
@@ -86,7 +95,7 @@ struct vmh_epitem {
 struct vmh_ep {
 	struct vmh_obj obj;        /* first: class EPOLL */
 	struct vmh_epitem *items;
-	unsigned nitems, noneshot; /* set lock to write */
+	unsigned nitems, noneshot; /* set lock to write; read by others too */
 	struct vmh_lock rdy_lock;
 	struct vmh_epitem rdy;     /* head of the ring of ready items */
 	_Atomic unsigned rdy_n;

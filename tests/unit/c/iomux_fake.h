@@ -72,6 +72,7 @@ void t_handlers(void);
 void t_poll_exact(void);
 void t_select_exact(void);
 void t_budget(void);
+void t_os_forced(void);
 void t_link_closed(void);
 void t_signal_before_sleep(void);
 void t_model(void);

@@ -27,7 +27,7 @@ static const struct {
 	T(fairness), T(kernel_not_starved), T(os_ratio), T(cpu_usage), T(timeouts), T(kernel_only_set),
 	T(offloaded_later), T(wake_races),
 	T(churn), T(mask_ready_first), T(handlers), T(poll_exact), T(select_exact),
-	T(budget), T(after_fork), T(model), T(link_closed), T(signal_before_sleep),
+	T(budget), T(os_forced), T(after_fork), T(model), T(link_closed), T(signal_before_sleep),
 #ifdef TEST_EINTR
 	T(eintr),
 #endif

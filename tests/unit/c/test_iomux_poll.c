@@ -1,5 +1,6 @@
 /* poll and select, entry by entry; the budget; fork. */
 #include "iomux_fake.h"
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/wait.h>
 
@@ -123,6 +124,87 @@ void t_budget(void)
 	CHECK(vmh_stats->poll.thread == (unsigned)getpid());
 	fake_close(fd);
 	fake_close(off);
+}
+
+static int looks_of(int n)
+{
+	static int before;
+	int now = atomic_load(&fake_polls), looks = now - before;
+
+	before = now;
+	EQUAL(n, 0);
+	return looks;
+}
+
+/* VMA_SELECT_POLL_OS_FORCE: the kernel is polled for the budget though nothing is on a ring. */
+void t_os_forced(void)
+{
+	int off = fake_sock(false), home = fake_sock(false), ep = fake_epoll(), p[2];
+	struct vmh_sock *s = vmh_sock_of(atomic_load(&vmh_fdtab[home]));
+	struct pollfd k[2] = { { .fd = off, .events = POLLIN } }, h = { .fd = home, .events = POLLIN };
+	uint64_t begun;
+	fd_set r;
+
+	CHECK(pipe(p) == 0);
+	k[1] = (struct pollfd){ .fd = p[0], .events = POLLIN };
+	s->home = VMH_R_NESTED;
+	EQUAL(ctl(ep, EPOLL_CTL_ADD, home, EPOLLIN, 1), 0);
+	EQUAL(ctl(ep, EPOLL_CTL_ADD, p[0], EPOLLIN, 2), 0);
+	FD_ZERO(&r);
+	FD_SET(home, &r);
+	vmh_params.select_poll = -1;
+	vmh_params.select_poll_os_ratio = 1;
+	CHECK(!vmh_poll_wanted(&h, 1) && !vmh_select_wanted(home + 1, &r, NULL, NULL));
+	vmh_params.select_poll_os_force = 1;
+	CHECK(vmh_poll_wanted(&h, 1) && vmh_select_wanted(home + 1, &r, NULL, NULL));
+	CHECK(!vmh_poll_wanted(&k[1], 1)); /* pipes alone */
+	for (int ratio = 0; ratio < 20; ratio += 10) { /* each look is one at the kernel */
+		vmh_params.select_poll_os_ratio = ratio;
+		looks_of(0);
+		begun = vmh_now_ns();
+		CHECK(looks_of(vmh_poll(k, 2, 20 * MS, NULL)) > 50);
+		CHECK(looks_of(vmh_poll(&h, 1, 20 * MS, NULL)) > 50);
+		CHECK(looks_of(wait_ep(ep, evs, 8, 20 * MS, NULL)) > 50);
+		CHECK(looks_of(vmh_select(home + 1, &r, NULL, NULL, 20 * MS, NULL)) > 50);
+		FD_SET(home, &r);
+		CHECK(vmh_now_ns() - begun >= 80 * MS);
+		/* what comes is seen */
+		CHECK(write(p[1], "x", 1) == 1);
+		EQUAL(vmh_poll(k, 2, -1, NULL), 1);
+		EQUAL(k[1].revents, POLLIN);
+		EQUAL(wait_ep(ep, evs, 8, -1, NULL), 1);
+		EQUAL(evs[0].data.u64, 2);
+		CHECK(read(p[0], &(char){ 0 }, 1) == 1);
+		fake_os_rx(home);
+		EQUAL(vmh_poll(&h, 1, -1, NULL), 1);
+		EQUAL(wait_ep(ep, evs, 8, -1, NULL), 1);
+		EQUAL(evs[0].data.u64, 1);
+		fake_os_take(home);
+	}
+	/* not at all, and for the budget */
+	looks_of(0);
+	for (int i = 0; i < 10; i++)
+		CHECK(looks_of(vmh_poll(&h, 1, 0, NULL)) <= 1);
+	CHECK(looks_of(wait_ep(ep, evs, 8, 0, NULL)) <= 1);
+	vmh_params.select_poll = 3000;
+	struct rusage u[2];
+	getrusage(RUSAGE_SELF, &u[0]);
+	CHECK(looks_of(vmh_poll(&h, 1, 200 * MS, NULL)) > 10);
+	CHECK(looks_of(wait_ep(ep, evs, 8, 200 * MS, NULL)) > 10);
+	getrusage(RUSAGE_SELF, &u[1]);
+	CHECK((u[1].ru_utime.tv_sec - u[0].ru_utime.tv_sec) * 1000000 + u[1].ru_utime.tv_usec - u[0].ru_utime.tv_usec < 50000);
+	vmh_params.select_poll = 0;
+	CHECK(!vmh_poll_wanted(&h, 1));
+	CHECK(looks_of(vmh_poll(k, 2, 20 * MS, NULL)) <= 6);
+	CHECK(looks_of(wait_ep(ep, evs, 8, 20 * MS, NULL)) == 0);
+	/* of sockets no more */
+	vmh_params.select_poll = -1;
+	fake_close(home);
+	CHECK(looks_of(wait_ep(ep, evs, 8, 20 * MS, NULL)) == 0);
+	fake_close(off);
+	fake_close(ep);
+	close(p[0]);
+	close(p[1]);
 }
 
 void t_after_fork(void)

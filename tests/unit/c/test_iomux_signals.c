@@ -37,11 +37,14 @@ static void *shoot(void *arg)
 /* In the spin and in the sleep, with SA_RESTART and without; races with the way to sleep included. */
 void t_eintr(void)
 {
-	int ep = fake_epoll(), fd = fake_sock(true), rounds = iomux_races / 50;
+	int ep = fake_epoll(), on = fake_sock(true), off = fake_sock(false), alone = fake_epoll(), rounds = iomux_races / 50;
 	struct sigaction sa = { .sa_handler = on_signal };
 
-	EQUAL(ctl(ep, EPOLL_CTL_ADD, fd, EPOLLIN, 1), 0);
+	EQUAL(ctl(ep, EPOLL_CTL_ADD, on, EPOLLIN, 1), 0);
+	EQUAL(ctl(alone, EPOLL_CTL_ADD, off, EPOLLIN, 1), 0);
+	vmh_params.select_poll_os_force = 1;
 	for (int i = 0; i < rounds; i++) {
+		int fd = i & 8 ? off : on;
 		struct shooter s = { .who = pthread_self(), .delay_us = i % 100 };
 		struct pollfd q = { .fd = fd, .events = POLLIN };
 		sigset_t all, none, was;
@@ -61,7 +64,7 @@ void t_eintr(void)
 		FD_SET(fd, &r);
 		switch (i % 3) {
 		case 0:
-			n = wait_ep(ep, evs, 4, 5000 * MS, &none);
+			n = wait_ep(i & 8 ? alone : ep, evs, 4, 5000 * MS, &none);
 			break;
 		case 1:
 			n = vmh_poll(&q, 1, 5000 * MS, &none);
@@ -78,8 +81,10 @@ void t_eintr(void)
 		pthread_join(t, NULL);
 		pthread_sigmask(SIG_SETMASK, &was, NULL);
 	}
-	fake_close(fd);
+	fake_close(on);
+	fake_close(off);
 	fake_close(ep);
+	fake_close(alone);
 }
 
 static void raise_usr1(void)

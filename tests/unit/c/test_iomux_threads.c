@@ -219,13 +219,15 @@ static void *cancelled_thread(void *arg)
 
 void t_cancellation(void)
 {
-	int fd = fake_sock(true);
+	int on = fake_sock(true), off = fake_sock(false);
 
-	for (int spin = 0; spin < 2; spin++) {
+	for (int how = 0; how < 3; how++) {
+		int fd = how == 2 ? off : on;
 		pthread_t t;
 		void *r;
 
-		vmh_params.select_poll = -spin;
+		vmh_params.select_poll = -(how > 0);
+		vmh_params.select_poll_os_force = how == 2;
 		CHECK(pthread_create(&t, NULL, cancelled_thread, &fd) == 0);
 		doze(20);
 		CHECK(pthread_cancel(t) == 0);
