@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from net.introduced_lab import introduced  # noqa: F401
 from net.service_lab import Api, compiled, until
 from net.test_tcp_shim import offloaded
 
-from vmahybrid.bench.sandbox import Program
+from vmahybrid.bench.sandbox import Program, Side
 from vmahybrid.bench.served import Service
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
@@ -47,12 +49,12 @@ STATUS = {"exit": (7,), "_exit": (7,), "TERM": (TERM,), "vfork": (TERM,), "quick
 
 
 @pytest.fixture
-def start(service: Service) -> Iterator[Callable[[list[str]], Program]]:
-    """On side b; none outlives its test."""
+def start(service: Service) -> Iterator[Callable[..., Program]]:
+    """On side b, or another; none outlives its test."""
     started: list[Program] = []
 
-    def start(argv: list[str]) -> Program:
-        started.append(service.sandbox.start(service.sandbox.b, argv, env=service.env))
+    def start(argv: list[str], side: Side = service.sandbox.b) -> Program:
+        started.append(service.sandbox.start(side, argv, env=service.env))
         return started[-1]
 
     yield start
@@ -130,3 +132,121 @@ def test_a_destructor_ends_a_thread(service: Service, start: Callable[[list[str]
     assert program.wait(6) == 7, program.errors
     assert not program.errors, program.errors
     keeper.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def begins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory, "ending_begins.c", "-pthread")
+
+
+# tells of connections with another end than that of a whole one; "all N": so many were whole
+TAKER = """
+import asyncio, sys
+whole, there = 0, 0
+async def take(reader, writer):
+    global whole, there
+    there += 1
+    got, end = 0, "end"
+    try:
+        while data := await reader.read(65536):
+            if data == b"?":
+                there -= 1
+                while there:
+                    await asyncio.sleep(0.05)
+                print("all", whole, flush=True)
+                writer.close()
+                return
+            got += len(data)
+    except ConnectionError as error:
+        end = type(error).__name__
+    there -= 1
+    if (got, end) == (3008, "end"):
+        whole += 1
+    else:
+        print(f"<{got} {end}>", flush=True)
+    writer.close()
+async def main():
+    server = await asyncio.start_server(take, "0.0.0.0", int(sys.argv[1]), backlog=512)
+    print("ready", flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+ASKER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as s:
+    s.sendall(b"?")
+    s.shutdown(socket.SHUT_WR)
+    s.recv(1)
+"""
+# as a client, until nobody listens any more: how many got all. Others nobody has accepted
+COMER = """
+import socket, sys, threading
+wholes = []
+def whole(s):
+    got = 0
+    try:
+        s.sendall(bytes(8))
+        while data := s.recv(65536):
+            got += len(data)
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+    return got == 3000
+def come():
+    try:
+        while True:
+            try:
+                with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as s:
+                    wholes.append(whole(s))
+            except ConnectionResetError:
+                pass
+    except ConnectionRefusedError:
+        pass
+threads = [threading.Thread(target=come) for _ in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print("all", sum(wholes), flush=True)
+"""
+THREADS = 3
+
+
+def ended(counts: Path, end: bool = False) -> int:
+    """Connections that the program's threads have ended; ``end``: it is to end itself."""
+    if end:
+        with counts.open("r+b") as file:
+            file.seek(8 * 255)
+            file.write(b"\1")
+    return sum(struct.unpack(f"<{THREADS}Q", counts.read_bytes()[: THREADS * 8]))
+
+
+@pytest.mark.parametrize("policy", ["offload", ""], ids=["from the SYN", "plain"])
+@pytest.mark.parametrize("how", ["exit", "_exit", "quick_exit", "return", "exit_group", "TERM"])
+@pytest.mark.parametrize("direction", ["connect", "accept"])
+def test_threads_begin_connections_until_the_end(service: Service, start: Callable[..., Program], begins: Path,
+                                                 tmp_path: Path, direction: str, how: str, policy: str) -> None:  # fmt: skip
+    sandbox, counts, port = service.sandbox, tmp_path / "counts", "7423"
+    side = sandbox.a if direction == "connect" else sandbox.b
+    words = [str(begins), how, direction, side.address, port, str(counts)]
+    if policy:
+        words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
+    if direction == "connect":
+        peer = start([sys.executable, "-S", "-c", TAKER, port], sandbox.a)
+        peer.wait_for("ready")
+    program = start(words)
+    program.wait_for("there")
+    if direction == "accept":
+        peer = start([sys.executable, "-S", "-c", COMER, side.address, port], sandbox.a)
+    assert until(lambda: ended(counts) > 20, 10)
+    ended(counts, end=True)
+    began = time.monotonic()
+    assert program.wait(10) == (-signal.SIGTERM if how == "TERM" else 7), program.output + program.errors
+    assert time.monotonic() - began < 3
+    if direction == "connect":
+        start([sys.executable, "-S", "-c", ASKER, side.address, port], sandbox.a).wait(10)
+    peer.wait_for("all \\d")
+    assert not peer.errors, peer.errors
+    whole, others = int(peer.output.split()[-1]), re.findall(r"<(\d+) (\w+)>", peer.output)
+    # a thread that ends with the program has one in its hands, which may be whole by then
+    assert 0 <= whole - ended(counts) <= THREADS, peer.output
+    assert len(others) <= THREADS and all(end == "end" for _, end in others), others
+    assert "failed" not in program.output, program.output
+    assert not program.errors, program.errors

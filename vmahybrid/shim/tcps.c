@@ -17,6 +17,7 @@
 #define CHUNK 16
 
 _Atomic int vmh_tcps_on;
+_Atomic bool vmh_tcps_ending;
 static struct vmh_lock pool_lock;
 static struct vmh_tcps *free_list;
 static struct vmh_tcps *_Atomic all;
@@ -61,16 +62,27 @@ static struct vmh_tcps *alloc(void)
 	return s;
 }
 
-void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
+/* closed: as far as that, at most */
+static void each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg, uint8_t closed)
 {
 	for (struct vmh_tcps *s = atomic_load_explicit(&all, memory_order_acquire); s; s = s->all_next) {
-		if (atomic_load(&s->obj.closed))
+		if (atomic_load(&s->obj.closed) > closed)
 			continue;
 		vmh_obj_hold(&s->obj);
-		if (!atomic_load(&s->obj.closed))
+		if (atomic_load(&s->obj.closed) <= closed)
 			fn(s, arg);
 		vmh_obj_put(&s->obj);
 	}
+}
+
+void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
+{
+	each(fn, arg, 0);
+}
+
+void vmh_tcps_each_closing(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
+{
+	each(fn, arg, 1);
 }
 
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg)
@@ -320,6 +332,7 @@ static void child_refs(struct vmh_tcps *s, void *arg)
 void vmh_tcps_fork_child(void)
 {
 	vmh_lock_reset(&pool_lock);
+	atomic_store(&vmh_tcps_ending, false);
 	vmh_trings_fork_child();
 	vmh_tport_fork_child();
 	vmh_tshow_fork_child();

@@ -32,7 +32,7 @@ static void ask_neighbour(const struct vmh_way *hop)
 /* until it is resolved, or not worth waiting for */
 static bool resolving(const struct vmh_tcps *s, unsigned reason, const struct vmh_signals *began)
 {
-	return reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) &&
+	return reason == VMH_R_NO_NEIGHBOUR && !atomic_load(&s->nonblock) && !atomic_load(&vmh_tcps_ending) &&
 	       !vmh_signals_end(began, VMH_GET(s->sndtimeo_ns) != 0);
 }
 
@@ -99,7 +99,8 @@ static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to, cons
 	unsigned reason;
 	int rc;
 
-	if (!plain(s, fd, to) || atomic_load(&s->in_kernel) || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_not_plain(s))
+	if (atomic_load(&vmh_tcps_ending) || !plain(s, fd, to) || atomic_load(&s->in_kernel) ||
+	    atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_not_plain(s))
 		return VMH_TCPS_KERNELS;
 	vmh_conf_refresh();
 	reason = find_way(s, &a, &path, began);
@@ -170,8 +171,10 @@ static int outcome(struct vmh_tcps *s)
 
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) != VMH_TCPS_RING || !vmh_tcps_is_fresh(s)) {
+		rc = s->opening ? 1 : VMH_TCPS_KERNELS; /* 1: it went home open */
+		s->opening = VMH_TCPS_OPEN;
 		vmh_unlock(&s->obj.lock);
-		return VMH_TCPS_KERNELS;
+		return rc;
 	}
 	if (s->opening) {
 		vmh_lock(&s->io);
@@ -344,8 +347,7 @@ void vmh_tcps_restart(struct vmh_tcps *s)
 	undo_to(s, VMH_TCPS_HOME);
 }
 
-/* Has it come to its end? */
-static bool is_over(struct vmh_tcps *s)
+bool vmh_tcps_is_over(struct vmh_tcps *s)
 {
 	struct vmh_tcp_info info = { .state = VMH_TCP_CLOSE };
 
@@ -396,7 +398,7 @@ int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
 
 	if (in_use(s, a, len))
 		return -EADDRINUSE;
-	if (!vmh_tcps_is_fresh(s) || s->shown || vmh_bad_ptr(a) || len < least || is_over(s))
+	if (!vmh_tcps_is_fresh(s) || s->shown || vmh_bad_ptr(a) || len < least || vmh_tcps_is_over(s))
 		return VMH_TCPS_KERNELS;
 	if (a->sa_family != (s->v6 ? AF_INET6 : AF_INET))
 		return VMH_TCPS_KERNELS;

@@ -12,7 +12,7 @@
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
 #define LINGER_NS 50000000u    /* the peer's delayed ACK comes within it */
 
-/* Until the peer has everything, or the time is over: has it? */
+/* Until the peer has everything, or the time is over, or the process ends: has it? */
 static bool drains(struct vmh_tcps *s, uint64_t until)
 {
 	struct pollfd none = { .fd = -1 };
@@ -26,7 +26,7 @@ static bool drains(struct vmh_tcps *s, uint64_t until)
 		vmh_lock(&s->io);
 		drained = !s->conn || vmh_tcp_poll(s->conn) & VMH_TCP_DRAINED;
 		vmh_unlock(&s->io);
-		if (drained || now >= until)
+		if (drained || now >= until || atomic_load(&vmh_tcps_ending))
 			return drained;
 		wakefd = vmh_sleep_begin();
 		vmh_sleep(&none, 1, until - now > 10000000 ? 10000000 : (int64_t)(until - now), NULL, wakefd);
@@ -99,11 +99,12 @@ void vmh_tcps_close(struct vmh_tcps *s)
 
 /* ---- the end of the process ---- */
 
+/* One that a thread is about to close, or that could not go home. Of one that is over its calls tell the truth. */
 static void close_one(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && !vmh_tcps_is_over(s)) {
 		close_fresh(s, true);
 		vmh_epoll_notify(&s->obj);
 		vmh_wake_all();
@@ -192,12 +193,13 @@ void vmh_tcps_finish(bool exiting)
 	struct vmh_tring *t;
 	int tries = 8;
 
+	if (exiting) { /* other threads, and destructors that come later, go on with kernel sockets until it ends */
+		atomic_store(&vmh_tcps_ending, true);
+		vmh_tcps_leave_to_kernel();
+		vmh_tcps_each_closing(close_one, NULL);
+	}
 	if (!vmh_trings_any())
 		return;
-	if (exiting) { /* other threads, and destructors that come later, go on with kernel sockets until it ends */
-		vmh_tcps_leave_to_kernel();
-		vmh_tcps_each(close_one, NULL); /* without a service */
-	}
 	let_them_end();
 	if (vmh_trings_closing(&left))
 		vmh_tshow_flush();

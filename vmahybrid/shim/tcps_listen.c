@@ -203,7 +203,7 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
 	if (VMH_GET(s->policy) != VMH_TCPS_OFFLOAD || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
-	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens)) {
+	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens) && !atomic_load(&vmh_tcps_ending)) {
 		VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
 		to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
 	}
@@ -568,7 +568,8 @@ static void end(struct vmh_tcps *s, unsigned reason)
 		vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
 	l->flow_id = 0;
 	l->syns_left = false;
-	for (; reason == VMH_R_CLOSED && l->nwaiting; l->nwaiting--) {
+	/* at the end of the process other threads may accept them yet */
+	for (; reason == VMH_R_CLOSED && !atomic_load(&vmh_tcps_ending) && l->nwaiting; l->nwaiting--) {
 		int fd = l->waiting[l->first++ % WAITING_MAX];
 
 		vmh_fd_close(fd);

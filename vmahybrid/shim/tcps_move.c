@@ -299,7 +299,8 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	*m = (struct adoption){ .s = s, .fd = fd, .why = why };
 	if (VMH_GET(s->kept) || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return false;
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || !vmh_tcps_note_names(s, fd, &m->a)) {
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1 || atomic_load(&vmh_tcps_ending) ||
+	    !vmh_tcps_note_names(s, fd, &m->a)) {
 		vmh_unlock(&s->obj.lock);
 		return false;
 	}
@@ -502,7 +503,8 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 		vmh_session_detach(flow, reason && reason != VMH_R_NO_ANSWER ? reason : VMH_R_TCP_STATE);
 }
 
-/* It has sent its SYN and heard nothing yet: the kernel takes over by a SYN of its own. */
+/* It has sent its SYN and heard nothing yet, nor does it from here on, being put aside: the kernel takes over by a SYN of
+ * its own. */
 static bool restart(struct vmh_tcps *s)
 {
 	struct vmh_tcp_info info;
@@ -562,9 +564,12 @@ static bool homing_begins(struct homing *h)
 	struct vmh_tcps *s = h->s;
 	struct vmh_session_home *home = &h->home;
 
-	if (s->opening && restart(s))
-		return false;
 	h->st = vmh_tring_stash(s->tring, &s->addr);
+	if (s->opening && restart(s)) {
+		if (h->st)
+			vmh_tring_unstash(s->tring, h->st, false);
+		return false;
+	}
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
 	home->err = vmh_tcps_export(s->conn, &home->state);
@@ -946,12 +951,10 @@ void vmh_tcps_leave_one(struct vmh_tcps *s)
 		home_from_ring((struct homing){ .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED });
 }
 
-/* With the time that it takes, where another thread was in a call. */
+/* With the time that it takes, where another thread was in a call, or is about to come to a ring. */
 static void leave_one(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
-	if (!vmh_tcps_is_fresh(s) || vmh_tcps_state(s) != VMH_TCPS_RING)
-		return;
 	vmh_lock(&s->obj.lock);
 	vmh_tcps_leave_one(s);
 	vmh_unlock(&s->obj.lock);
@@ -959,13 +962,15 @@ static void leave_one(struct vmh_tcps *s, void *arg)
 
 void vmh_tcps_leave_to_kernel(void)
 {
-	struct homers *l = homers_new(VMH_R_CLOSED, false);
+	struct homers *l = vmh_trings_any() ? homers_new(VMH_R_CLOSED, false) : NULL;
+	unsigned reason = VMH_R_CLOSED;
 
 	if (l) {
 		l->may_stay = true;
 		vmh_tcps_each(add_fresh, l);
 		homers_free(l);
 	}
+	vmh_tcps_each(home_listener, &reason); /* no more are accepted from rings */
 	vmh_tcps_each(leave_one, NULL);
 }
 

@@ -121,6 +121,9 @@ _Static_assert(offsetof(struct vmh_tcps, bits) == 64, "a call on the kernel sock
 
 static inline struct vmh_tcps *vmh_tcps_of(struct vmh_obj *o) { return (struct vmh_tcps *)o; }
 extern _Atomic int vmh_tcps_on; /* the policy is not `kernel`, and this is not the child of a process with TCP rings */
+/* The process ends: nothing comes to a ring any more. Looked at under the object's lock, which the thread that has set
+ * it takes once of each object: what had begun before is on its ring then, or in the kernel. */
+extern _Atomic bool vmh_tcps_ending;
 
 static inline unsigned vmh_tcps_state(const struct vmh_tcps *s)
 {
@@ -211,6 +214,8 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags);
 void vmh_tcps_closed(struct vmh_tcps *s);
 void vmh_tcps_recycle(struct vmh_tcps *s);
 void vmh_tcps_each(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
+/* Also those that a thread is about to close. */
+void vmh_tcps_each_closing(void (*fn)(struct vmh_tcps *s, void *arg), void *arg);
 void vmh_tcps_glance(void (*fn)(struct vmh_tcps *s, void *arg), void *arg); /* not held: it may be closed at any time */
 void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
@@ -297,6 +302,7 @@ int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len);
 void vmh_tcps_bound(struct vmh_tcps *s, int fd);                 /* by the kernel, as it is shown */
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
+bool vmh_tcps_is_over(struct vmh_tcps *s);                       /* the stack's part has come to its end */
 void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */
 
 /* tcps_name.c */
