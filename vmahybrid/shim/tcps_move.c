@@ -27,6 +27,7 @@
 #define NAPS_ORDERED 500    /* longer than a plain poll() is, interpose_iomux.c */
 #define LEFT_FRAMES 1024      /* of a ring, at the end of a move */
 #define REPAIR_NAP_NS 5000000
+#define LEAVE_NS 1000000000u  /* that the end of a process waits for the kernel to take some thousand */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 
 /* Passes by itself: the connection may be adopted later. */
@@ -939,10 +940,17 @@ void vmh_tcps_home_all(unsigned reason)
 	vmh_tcps_each(home_one, &reason); /* what other threads have accepted meanwhile */
 }
 
+struct leaving {
+	struct homers *l;
+	uint64_t until;
+};
+
 static void add_fresh(struct vmh_tcps *s, void *arg)
 {
-	if (vmh_tcps_is_fresh(s))
-		homers_add(arg, s);
+	const struct leaving *g = arg;
+
+	if (vmh_tcps_is_fresh(s) && vmh_now_ns() < g->until)
+		homers_add(g->l, s);
 }
 
 void vmh_tcps_leave_one(struct vmh_tcps *s)
@@ -954,24 +962,27 @@ void vmh_tcps_leave_one(struct vmh_tcps *s)
 /* With the time that it takes, where another thread was in a call, or is about to come to a ring. */
 static void leave_one(struct vmh_tcps *s, void *arg)
 {
-	(void)arg;
+	const struct leaving *g = arg;
+
 	vmh_lock(&s->obj.lock);
-	vmh_tcps_leave_one(s);
+	if (vmh_now_ns() < g->until)
+		vmh_tcps_leave_one(s);
 	vmh_unlock(&s->obj.lock);
 }
 
 void vmh_tcps_leave_to_kernel(void)
 {
-	struct homers *l = vmh_trings_any() ? homers_new(VMH_R_CLOSED, false) : NULL;
+	struct leaving g = { .l = vmh_trings_any() ? homers_new(VMH_R_CLOSED, false) : NULL,
+			     .until = vmh_now_ns() + LEAVE_NS };
 	unsigned reason = VMH_R_CLOSED;
 
-	if (l) {
-		l->may_stay = true;
-		vmh_tcps_each(add_fresh, l);
-		homers_free(l);
+	if (g.l) {
+		g.l->may_stay = true;
+		vmh_tcps_each(add_fresh, &g);
+		homers_free(g.l);
 	}
 	vmh_tcps_each(home_listener, &reason); /* no more are accepted from rings */
-	vmh_tcps_each(leave_one, NULL);
+	vmh_tcps_each(leave_one, &g);
 }
 
 struct heirs {
