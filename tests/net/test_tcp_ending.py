@@ -44,7 +44,8 @@ asyncio.run(main())
 """
 STATUS = {"exit": (7,), "_exit": (7,), "TERM": (-signal.SIGTERM,), "vfork": (-signal.SIGTERM,),
           "quick_exit": (7,), "exits": (7, 8), "twice": (-signal.SIGTERM,), "both": (7, -signal.SIGTERM),
-          "returns": (7, 8), "oneshot": (7,), "abort": (7,), "once": (-signal.SIGUSR2,), "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
+          "returns": (7, 8), "oneshot": (7,), "abort": (7,), "once": (-signal.SIGUSR2,),
+          "two": (-signal.SIGTERM, -signal.SIGUSR1)}  # fmt: skip
 
 
 @pytest.fixture
@@ -220,8 +221,8 @@ def ended(counts: Path, end: bool = False) -> int:
 @pytest.mark.parametrize("policy", ["offload", ""], ids=["from the SYN", "plain"])
 @pytest.mark.parametrize("how", ["exit", "_exit", "quick_exit", "return", "exit_group", "TERM"])
 @pytest.mark.parametrize("direction", ["connect", "accept"])
-def test_threads_begin_connections_until_the_end(service: Service, start: Callable[..., Program], begins: Path,
-                                                 tmp_path: Path, direction: str, how: str, policy: str) -> None:  # fmt: skip
+def test_connections_begin_until_the_end(service: Service, start: Callable[..., Program], begins: Path,
+                                         tmp_path: Path, direction: str, how: str, policy: str) -> None:  # fmt: skip
     sandbox, counts, port = service.sandbox, tmp_path / "counts", "7423"
     side = sandbox.a if direction == "connect" else sandbox.b
     words = [str(begins), how, direction, side.address, port, str(counts)]
