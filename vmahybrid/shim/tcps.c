@@ -339,7 +339,7 @@ void vmh_tcps_fork_child(void)
 	vmh_plain_fork_child();
 	vmh_tcps_move_fork_child();
 	vmh_tcps_glance(child_refs, NULL);
-	vmh_tcps_each(child_reset, NULL);
+	vmh_tcps_each_closing(child_reset, NULL); /* the thread that closes one has its lock in the parent */
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);
 }
