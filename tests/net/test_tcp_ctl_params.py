@@ -117,8 +117,9 @@ def test_syn_rate(served: Served) -> None:
 @pytest.mark.parametrize("policy", ["kernel", "adaptive", "offload"])
 def test_syn_rate_where_the_kernel_listens(served: Served, policy: str) -> None:
     sandbox, service = served
-    argv = service.run_argv([sys.executable, "-S", "-c", "import socket; socket.socket()"], "none", VMA_HYBRID_TCP=policy,
-                            VMA_TCP_MAX_SYN_RATE="4", VMA_TRACELEVEL="details")  # fmt: skip
+    makes_one = [sys.executable, "-S", "-c", "import socket; socket.socket()"]
+    argv = service.run_argv(makes_one, "none", VMA_HYBRID_TCP=policy, VMA_TCP_MAX_SYN_RATE="4",
+                            VMA_TRACELEVEL="details")  # fmt: skip
     program = sandbox.start(sandbox.a, argv, env=service.env)
     program.result(10)
     assert program.errors.count("VMA_TCP_MAX_SYN_RATE has no effect where the kernel listens") == (policy != "offload")

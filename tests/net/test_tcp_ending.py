@@ -221,8 +221,8 @@ def ended(counts: Path, end: bool = False) -> int:
 @pytest.mark.parametrize("policy", ["offload", ""], ids=["from the SYN", "plain"])
 @pytest.mark.parametrize("how", ["exit", "_exit", "quick_exit", "return", "exit_group", "TERM"])
 @pytest.mark.parametrize("direction", ["connect", "accept"])
-def test_threads_begin_connections_until_the_end(service: Service, start: Callable[..., Program], begins: Path,
-                                                 tmp_path: Path, direction: str, how: str, policy: str) -> None:  # fmt: skip
+def test_connections_begin_until_the_end(service: Service, start: Callable[..., Program], begins: Path,
+                                         tmp_path: Path, direction: str, how: str, policy: str) -> None:  # fmt: skip
     sandbox, counts, port = service.sandbox, tmp_path / "counts", "7423"
     side = sandbox.a if direction == "connect" else sandbox.b
     words = [str(begins), how, direction, side.address, port, str(counts)]
