@@ -250,3 +250,46 @@ def test_connections_begin_until_the_end(service: Service, start: Callable[..., 
     assert len(others) <= THREADS and all(end == "end" for _, end in others), others
     assert "failed" not in program.output, program.output
     assert not program.errors, program.errors
+
+
+DEAF = """
+import socket, sys, time
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("0.0.0.0", int(sys.argv[1])))
+server.listen()
+print("ready", flush=True)
+kept = server.accept()
+time.sleep(60)
+"""
+LINGERS = """
+import pathlib, select, socket, struct, sys, time
+c = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+print("there", flush=True)
+while not pathlib.Path(sys.argv[3]).exists():
+    select.select([c], [], [], 0.01)
+c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
+c.send(b"x" * 40000)
+begun = time.monotonic()
+c.close()
+print("took", time.monotonic() - begun, flush=True)
+"""
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive", ""], ids=["from the SYN", "adopted", "plain"])
+def test_a_close_that_lingers(service: Service, start: Callable[..., Program], tmp_path: Path, policy: str) -> None:
+    """Also at the kernel, where the service has a copy of the descriptor for some moments."""
+    port, go, a = "7425", tmp_path / "go", service.sandbox.a
+    start([sys.executable, "-S", "-c", DEAF, port], a).wait_for("ready")
+    words = [sys.executable, "-S", "-c", LINGERS, a.address, port, str(go)]
+    if policy:
+        words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
+    program = start(words)
+    program.wait_for("there")
+    if policy == "adaptive":
+        assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "ring"})[0] == 204
+    assert until(lambda: len(offloaded(service)) == (1 if policy else 0), 10)
+    go.touch()
+    took = float(program.wait_for(r"took (\S+)")[1])
+    assert 0.9 < took < 1.6 and program.wait(5) == 0

@@ -7,14 +7,16 @@
 #include "vmh_tcps.h"
 #include "vmh_wait.h"
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 
 #define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
-#define LINGER_NS 50000000u    /* the peer's delayed ACK comes within it */
 
-/* Until the peer has everything, or the time is over, or the process ends: has it? */
-static bool drains(struct vmh_tcps *s, uint64_t until)
+/* SO_LINGER: until the peer has everything, the time is over, a signal comes, or the process ends. */
+static void linger(struct vmh_tcps *s)
 {
+	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
+	sig_atomic_t signals = vmh_signals_any;
 	struct pollfd none = { .fd = -1 };
 	bool drained = false;
 
@@ -26,42 +28,38 @@ static bool drains(struct vmh_tcps *s, uint64_t until)
 		vmh_lock(&s->io);
 		drained = !s->conn || vmh_tcp_poll(s->conn) & VMH_TCP_DRAINED;
 		vmh_unlock(&s->io);
-		if (drained || now >= until || atomic_load(&vmh_tcps_ending))
-			return drained;
+		if (drained || now >= end || vmh_signals_any != signals || atomic_load(&vmh_tcps_ending))
+			return;
 		wakefd = vmh_sleep_begin();
-		vmh_sleep(&none, 1, until - now > 10000000 ? 10000000 : (int64_t)(until - now), NULL, wakefd);
+		vmh_sleep(&none, 1, end - now > 10000000 ? 10000000 : (int64_t)(end - now), NULL, wakefd);
 		vmh_sleep_end();
 	}
 }
 
-/* SO_LINGER. What is not soon through waits in the kernel, whose close() a signal ends. false: it went there. */
-static bool linger(struct vmh_tcps *s)
+static bool on_ring(const struct vmh_tcps *s)
 {
-	uint64_t begun = vmh_now_ns(), end = begun + s->linger_s * 1000000000ull;
+	return vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING;
+}
 
-	if (drains(s, begun + LINGER_NS))
-		return true;
-	vmh_tcps_leave_one(s);
-	if (vmh_tcps_state(s) != VMH_TCPS_RING)
+/* Object lock held. false: it does not linger. */
+static bool begins_to_linger(struct vmh_tcps *s)
+{
+	bool open;
+
+	if (!on_ring(s) || !s->linger || !s->linger_s)
 		return false;
-	drains(s, end);
-	return true;
+	vmh_lock(&s->io);
+	open = s->conn && !vmh_tcp_shutdown(s->conn, SHUT_WR); /* else there is nothing to wait for */
+	vmh_unlock(&s->io);
+	vmh_tring_flush(s->tring);
+	return open;
 }
 
 /* exiting: nobody waits for it, and other threads may be in calls on it. */
 static void close_fresh(struct vmh_tcps *s, bool exiting)
 {
 	struct vmh_tcp_conn *c;
-	bool open;
 
-	if (!exiting && s->linger && s->linger_s) {
-		vmh_lock(&s->io);
-		open = s->conn && !vmh_tcp_shutdown(s->conn, SHUT_WR); /* else there is nothing to wait for */
-		vmh_unlock(&s->io);
-		vmh_tring_flush(s->tring);
-		if (open && !linger(s))
-			return;
-	}
 	vmh_lock(&s->io);
 	c = s->conn;
 	s->conn = NULL;
@@ -79,18 +77,53 @@ static void close_fresh(struct vmh_tcps *s, bool exiting)
 	vmh_tring_count(s->tring, -1);
 }
 
+static bool has_sent_all(int fd)
+{
+	struct tcp_info info = { .tcpi_state = TCP_CLOSE };
+	socklen_t len = sizeof(info);
+
+	vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len);
+	return info.tcpi_state != TCP_FIN_WAIT1 && info.tcpi_state != TCP_CLOSING && info.tcpi_state != TCP_LAST_ACK;
+}
+
+/* One that has come home to be closed: the service may have a copy of the descriptor yet, and the kernel lingers for the
+ * last one. */
+static void linger_at_home(const struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, 1000000 };
+	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
+
+	if (vmh_sys(SYS_shutdown, s->obj.fd, SHUT_WR))
+		return;
+	while (!has_sent_all(s->obj.fd) && vmh_now_ns() < end)
+		if (vmh_sys(SYS_nanosleep, &nap, NULL) == -EINTR)
+			break;
+	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
+}
+
 void vmh_tcps_close(struct vmh_tcps *s)
 {
+	bool lingers;
+
 	if (!vmh_tcps_is_fresh(s)) {
+		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;
+
 		vmh_tcps_policy_end(s);
 		vmh_tcps_home(s, VMH_R_CLOSED, true); /* first: who is in a call goes on at the kernel */
+		if (ring && s->linger && s->linger_s && vmh_tcps_state(s) == VMH_TCPS_HOME)
+			linger_at_home(s);
 		return;
 	}
 	if (s->opening) /* the peer may have answered: it gets a connection that ends */
 		vmh_rings_poll(1);
 	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
+	lingers = begins_to_linger(s);
+	vmh_unlock(&s->obj.lock);
+	if (lingers)
+		linger(s);
+	vmh_lock(&s->obj.lock);
+	if (on_ring(s))
 		close_fresh(s, false);
 	vmh_unlock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
@@ -104,7 +137,7 @@ static void close_one(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && !vmh_tcps_is_over(s)) {
+	if (on_ring(s) && !vmh_tcps_is_over(s)) {
 		close_fresh(s, true);
 		vmh_epoll_notify(&s->obj);
 		vmh_wake_all();

@@ -953,20 +953,14 @@ static void add_fresh(struct vmh_tcps *s, void *arg)
 		homers_add(g->l, s);
 }
 
-void vmh_tcps_leave_one(struct vmh_tcps *s)
-{
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING)
-		home_from_ring((struct homing){ .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED });
-}
-
 /* With the time that it takes, where another thread was in a call, or is about to come to a ring. */
 static void leave_one(struct vmh_tcps *s, void *arg)
 {
 	const struct leaving *g = arg;
 
 	vmh_lock(&s->obj.lock);
-	if (vmh_now_ns() < g->until)
-		vmh_tcps_leave_one(s);
+	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING && vmh_now_ns() < g->until)
+		home_from_ring((struct homing){ .s = s, .may_stay = true, .home.reason = VMH_R_CLOSED });
 	vmh_unlock(&s->obj.lock);
 }
 
