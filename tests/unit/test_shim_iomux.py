@@ -57,7 +57,7 @@ TESTS = {
     "wake_races",
     "churn",
     "cancellation",
-    "os_forced",
+    "os_forced", "put_off",
     "eintr",
     "mask_ready_first",
     "handlers",

@@ -19,6 +19,7 @@ from vmahybrid.service.core import Core
 from vmahybrid.service.messages import event
 from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
+from vmahybrid.service.statsfile import StatsFile
 from vmahybrid.service.view import (
     EventView,
     ExplainStep,
@@ -148,7 +149,7 @@ class Facade:
 
     async def zero(self, pid: int) -> None:
         session = self._session(pid)
-        orders.zero(_page_of(session))
+        await _page_of(session).order(orders.zero)
         for grant in self._core.grants.of_session(session.id):
             with contextlib.suppress(OSError):
                 grant.zeroed = grant.handle.kernel_stats()
@@ -157,12 +158,12 @@ class Facade:
         session = self._session(pid)
         if details is not None and not 0 <= details <= 3:
             raise UsageError("log details", f"{details} is not 0 to 3")
-        orders.set_log(_page_of(session), level, details)
+        await _page_of(session).order(lambda fd: orders.set_log(fd, level, details))
         _wake(session)
 
     async def dump_fd(self, pid: int, fd: int, level: int) -> None:
         session = self._session(pid)
-        orders.dump(_page_of(session), fd, level)
+        await _page_of(session).order(lambda page: orders.dump(page, fd, level))
         _wake(session)
 
     async def move(self, pid: int, fd: int | None, to: str) -> None:
@@ -187,8 +188,8 @@ class Facade:
                 core.converge([session.id])
         session.notify(event(lib.VMH_EV_TCP_MOVE, lib.VMH_EV_ALL if fd is None else fd, to == "ring",
                              int(Reason.FLOW_DELETED)))
-        with contextlib.suppress(VmahybridError, OSError):  # one without a page hears of it with its first ring
-            orders.ask(_page_of(session))
+        with contextlib.suppress(VmahybridError):  # one without a page hears of it with its first ring
+            await _page_of(session).order(orders.ask)
         core.events.add("move-asked", f"{pid}{'' if fd is None else f':{fd}'} to the {to}", pid=pid)
 
     def config(self) -> Mapping[str, Any]:
@@ -206,19 +207,20 @@ class Facade:
         return self._core.events.follow(since)
 
 
-def _page_of(session: Session) -> int:
-    """The descriptor, which may be written. Raises NotFound."""
+def _page_of(session: Session) -> StatsFile:
+    """Raises NotFound."""
     if session.stats is None or session.stats.fd < 0:
         raise NotFound(f"statistics of process {session.pid}",
                        "the program handed over no page by which it takes orders",
                        "see VMA_STATS_SHMEM_DIR: it must be a directory of a local file system")
-    return session.stats.fd
+    return session.stats
 
 
 def _wake(session: Session) -> None:
     """Its internal thread, if it has one; a message that nobody reads would have the program begin one."""
-    if orders.listens(_page_of(session)):
-        session.notify(event(lib.VMH_EV_ASKED))
+    with contextlib.suppress(VmahybridError, OSError):
+        if orders.listens(_page_of(session).fd):
+            session.notify(event(lib.VMH_EV_ASKED))
 
 
 def apply_live(config: ServiceConfig) -> None:

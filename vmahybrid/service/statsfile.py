@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from vmahybrid import contracts
+from vmahybrid.errors import Refused
 from vmahybrid.service.reaper import fulfil, in_thread
 from vmahybrid.vma_stats import directory
 
@@ -64,6 +65,25 @@ class StatsFile:
             chunks.append(chunk)
             at += len(chunk)
         return b"".join(chunks)
+
+    async def order(self, give: Callable[[int], None]) -> None:
+        """``give`` writes, in a thread: another writer of the file, which is the program's, may hold its lock for ever.
+        Raises Refused."""
+        fd = os.dup(self.fd)
+
+        def work() -> None:
+            try:
+                give(fd)
+            finally:
+                os.close(fd)
+
+        future = _thread(work, "stats-order")
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), PROBE_SECONDS)
+        except TimeoutError:
+            raise Refused("statistics page", "the program keeps others from writing it") from None
+        except OSError as error:
+            raise Refused("statistics page", f"it can't be written: {error.strerror}") from None
 
     def remove_for(self, process: int, pid: int, uid: int, gid: int) -> Future[bool]:
         """Unlink the file that a program left, with its user's rights, in a thread; then close. One that lives keeps

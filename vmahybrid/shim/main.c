@@ -123,13 +123,13 @@ static void at_exit(int status, void *arg)
 
 static void at_quick(void)
 {
-	static _Atomic bool done;
+	static _Atomic long done; /* by which process */
 
-	if (!vmh_is_own_process() || atomic_load(&done))
+	if (!vmh_is_own_process() || atomic_load(&done) == own_pid)
 		return;
 	at_quick_exit(at_quick);
 	vmh_before_exit();
-	atomic_store(&done, true);
+	atomic_store(&done, own_pid);
 }
 
 __attribute__((constructor)) static void library_loaded(void)

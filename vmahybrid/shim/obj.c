@@ -54,11 +54,16 @@ void vmh_fdtab_part(void)
 	apart = true;
 }
 
+bool vmh_memory_borrowed(void)
+{
+	return owner && *owner && *owner != vmh_sys(SYS_getpid);
+}
+
 /* The child of a vfork has descriptors of its own in the memory of its parent: what it closes stays the parent's. So does
  * what a thread closes that has left the table of the others (CLONE_FILES, CLOSE_RANGE_UNSHARE). */
 bool vmh_fdtab_borrowed(void)
 {
-	return vmh_unlikely(apart) || vmh_unlikely(owner && *owner && *owner != vmh_sys(SYS_getpid));
+	return vmh_unlikely(apart) || vmh_unlikely(vmh_memory_borrowed());
 }
 
 /* References that this thread has: at a fork all others are those of threads that the child does not have. */

@@ -92,10 +92,10 @@ void vmh_ring_wish_compare(const struct vmh_ring *r)
 	level = vmh_params_is_set(VMH_PARAM_RX_BUFS) ? VMH_LOG_WARNING : VMH_LOG_DETAILS;
 	if (x->frames >= VMH_FRAMES_MAX)
 		vmh_log(level, "the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: a ring has %d buffers at "
-			 "most, %u of them to send", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs, VMH_FRAMES_MAX,
-			 x->tx_frames);
+			"most, %u of them to send", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs, VMH_FRAMES_MAX,
+			x->tx_frames);
 	else
-		vmh_log(level, "the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: raise limits.memory of the "
-			 "service, up to %u are possible", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs,
-			 VMH_FRAMES_MAX - x->tx_frames);
+		vmh_log(level, "the ring on %s has %u receive buffers only, VMA_RX_BUFS asks for %lld: raise limits.memory of "
+			"the service, up to %u are possible", r->ifname, r->rx_frames, (long long)vmh_params.rx_bufs,
+			VMH_FRAMES_MAX - x->tx_frames);
 }

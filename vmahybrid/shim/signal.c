@@ -49,22 +49,26 @@ typedef void (*info_handler)(int, siginfo_t *, void *);
 /* Of the code that runs, not of the outside: they can't wait. */
 #define FAULTS (BIT(SIGSEGV) | BIT(SIGBUS) | BIT(SIGFPE) | BIT(SIGILL) | BIT(SIGTRAP) | BIT(SIGABRT) | BIT(SIGSYS))
 #define LIBC_OWN (BIT(32) | BIT(33))
+#define UNSTOPPABLE (BIT(SIGKILL) | BIT(SIGSTOP)) /* no mask has them */
 
 static bool put_off(int sig, siginfo_t *info, ucontext_t *interrupted)
 {
-	uint64_t all = ~((FAULTS & ~BIT(sig)) | LIBC_OWN), here;
+	uint64_t all = ~(FAULTS | LIBC_OWN | UNSTOPPABLE), wait = all | BIT(sig), here, was;
 
 	/* first, or SA_NODEFER would bring the signal back at once */
-	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &here, sizeof(all));
+	vmh_sys(SYS_rt_sigprocmask, SIG_BLOCK, &wait, &here, sizeof(wait));
 	if (vmh_sys(SYS_rt_tgsigqueueinfo, getpid(), vmh_tid(), sig, info) < 0) {
 		vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &here, NULL, sizeof(here));
 		return false; /* RLIMIT_SIGPENDING: now or never */
 	}
 	/* Of several that came one inside another the outermost writes last, and knows the mask that counts. The
 	 * kernel's mask has 8 bytes, where libc's type has 128. */
-	memcpy(&vmh_held.mask, &interrupted->uc_sigmask, sizeof(vmh_held.mask));
+	memcpy(&was, &interrupted->uc_sigmask, sizeof(was));
+	if (!vmh_held.put_off || (was & all) != all) /* else one waits already, and this is a fault's */
+		memcpy(&vmh_held.mask, &was, sizeof(vmh_held.mask));
 	vmh_held.put_off = 1;
-	memcpy(&interrupted->uc_sigmask, &all, sizeof(all));
+	wait |= was | (here & FAULTS); /* those that wait go on to */
+	memcpy(&interrupted->uc_sigmask, &wait, sizeof(wait));
 	return true;
 }
 
@@ -262,7 +266,7 @@ static int set_action(int sig, const struct sigaction *act, struct sigaction *ol
 	if (!ours(sig))
 		return vmh_real()->sigaction(sig, act, old);
 	w = atomic_load(&handlers[sig]);
-	if (vmh_fdtab_borrowed()) { /* the table is the parent's */
+	if (vmh_memory_borrowed()) { /* the table is the parent's */
 		r = vmh_real()->sigaction(sig, act, old);
 		if (!r && old)
 			unwrap(old, w);

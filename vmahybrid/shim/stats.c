@@ -382,6 +382,8 @@ void vmh_stats_fork_child(void)
 	old->magic = 0;
 	old->state = 0;
 	old->session = old->socks_over = old->calls_home = 0;
+	old->listens = old->dump_wanted = 0;
+	old->taken = old->asked; /* orders to the parent are not ours */
 	zero_all();
 	describe(old);
 }

@@ -5,18 +5,19 @@
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 
 #define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
 
 /* SO_LINGER: until the peer has everything, the time is over, a signal comes, or the process ends. */
-static void linger(struct vmh_tcps *s)
+static void linger(struct vmh_tcps *s, sig_atomic_t signals)
 {
 	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
-	sig_atomic_t signals = vmh_signals_any;
 	struct pollfd none = { .fd = -1 };
 	bool drained = false;
 
@@ -44,9 +45,12 @@ static bool on_ring(const struct vmh_tcps *s)
 /* Object lock held. false: it does not linger. */
 static bool begins_to_linger(struct vmh_tcps *s)
 {
+	struct vmh_tcp_info info;
 	bool open;
 
 	if (!on_ring(s) || !s->linger || !s->linger_s)
+		return false;
+	if (vmh_tcps_info(s, &info) && info.unread) /* its peer is reset */
 		return false;
 	vmh_lock(&s->io);
 	open = s->conn && !vmh_tcp_shutdown(s->conn, SHUT_WR); /* else there is nothing to wait for */
@@ -88,21 +92,23 @@ static bool has_sent_all(int fd)
 
 /* One that has come home to be closed: the service may have a copy of the descriptor yet, and the kernel lingers for the
  * last one. */
-static void linger_at_home(const struct vmh_tcps *s)
+static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 {
 	const struct timespec nap = { 0, 1000000 };
 	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
+	int unread = 0;
 
-	if (vmh_sys(SYS_shutdown, s->obj.fd, SHUT_WR))
+	vmh_sys(SYS_ioctl, s->obj.fd, FIONREAD, &unread);
+	if (unread || vmh_sys(SYS_shutdown, s->obj.fd, SHUT_WR))
 		return;
-	while (!has_sent_all(s->obj.fd) && vmh_now_ns() < end)
-		if (vmh_sys(SYS_nanosleep, &nap, NULL) == -EINTR)
-			break;
+	while (!has_sent_all(s->obj.fd) && vmh_now_ns() < end && vmh_signals_any == signals)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
 }
 
 void vmh_tcps_close(struct vmh_tcps *s)
 {
+	sig_atomic_t signals = vmh_signals_any;
 	bool lingers;
 
 	if (!vmh_tcps_is_fresh(s)) {
@@ -111,17 +117,17 @@ void vmh_tcps_close(struct vmh_tcps *s)
 		vmh_tcps_policy_end(s);
 		vmh_tcps_home(s, VMH_R_CLOSED, true); /* first: who is in a call goes on at the kernel */
 		if (ring && s->linger && s->linger_s && vmh_tcps_state(s) == VMH_TCPS_HOME)
-			linger_at_home(s);
+			linger_at_home(s, signals);
 		return;
 	}
 	if (s->opening) /* the peer may have answered: it gets a connection that ends */
 		vmh_rings_poll(1);
-	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
 	lingers = begins_to_linger(s);
 	vmh_unlock(&s->obj.lock);
-	if (lingers)
-		linger(s);
+	if (lingers) /* it may have to go home meanwhile, as others */
+		linger(s, signals);
+	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
 	if (on_ring(s))
 		close_fresh(s, false);

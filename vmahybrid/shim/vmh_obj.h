@@ -59,6 +59,7 @@ void vmh_fd_close(int fd);                        /* forget fd (before the kerne
 bool vmh_fd_forget(struct vmh_obj *o, int fd);    /* the same, if fd is still o's. Hold a reference */
 void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
+bool vmh_memory_borrowed(void);                   /* in the child of a vfork */
 bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */
 void vmh_fdtab_part(void);                        /* this thread has descriptors of its own from here on */
 void vmh_fd_rename(struct vmh_obj *o);

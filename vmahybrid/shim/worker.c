@@ -4,6 +4,7 @@
 #include "vmh_control.h"
 #include "vmh_lock.h"
 #include "vmh_log.h"
+#include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_params.h"
 #include "vmh_sock.h"
@@ -137,14 +138,17 @@ static void handle(const struct vmh_msg_event *ev)
 	}
 }
 
-/* With one, each system call of a program of one thread would take a reference of its descriptor, 2 % of a busy program's
- * time: so it begins with the first ring, or when the service has something to say. */
+/* By the internal thread. Where there is none, by a call: with the thread each system call of a program of one thread would
+ * take a reference of its descriptor, 2 % of a busy program's time. So it begins with the first ring, or when the service
+ * has something to say. */
 void vmh_stats_asked(void)
 {
 	unsigned asked = VMH_GET(vmh_stats->asked);
 	int saved = errno;
 
-	if (vmh_held.depth || vmh_in_handler() ||
+	bool ours = vmh_worker_is_me() || !atomic_load(&vmh_worker_runs);
+
+	if (!ours || vmh_held.depth || vmh_in_handler() || !vmh_is_own_process() ||
 	    __atomic_exchange_n(&vmh_stats->taken, asked, __ATOMIC_SEQ_CST) == asked)
 		return;
 	atomic_store(&vmh_log_level_now, (int)VMH_GET(vmh_stats->log_level));
@@ -337,19 +341,19 @@ static void turn(void)
 	struct pollfd p[2 + WATCH_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
 	int ms = interval_ms(), tcp = vmh_trings_progress(), together = vmh_tcps_together(), rings = fd < 0 ? 0 : watch_rings(p + 2, tcp >= 0);
 
-	if (tcp >= 0 && (ms < 0 || tcp < ms))
+	if (tcp >= 0 && tcp < ms)
 		ms = tcp;
-	if (together >= 0 && (ms < 0 || together < ms))
+	if (together >= 0 && together < ms)
 		ms = together;
 	if (tcp >= 0) {
 		vmh_tcps_look();
 		vmh_tlisten_look();
 	}
 	vmh_tpath_look(); /* also of listeners that have had no connection for a while */
-	if (atomic_load(&first_ended) && (ms < 0 || ms > LAST_MS))
+	if (atomic_load(&first_ended) && ms > LAST_MS)
 		ms = LAST_MS;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
-	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2 + rings, ms < 0 ? NULL : &ts, NULL, 0);
+	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2 + rings, &ts, NULL, 0);
 	uint64_t bells;
 
 	if (n > 0 && p[0].revents)
@@ -478,7 +482,6 @@ void vmh_worker_fork_child(void)
 	vmh_fd_hidden_close(bell);
 	bell = -1;
 	atomic_store(&vmh_worker_runs, 0);
-	VMH_SET(vmh_stats->listens, 0);
 	atomic_store(&my_tid, 0);
 	atomic_store(&first_ended, 0);
 	atomic_store(&aside, NOT_ASKED);

@@ -205,7 +205,7 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
 
 
 def tell_where(client: Any, pid: int, options: Options) -> None:
-    """Of the one socket that is dumped: its program may write its lines later, with its first accept() or ring."""
+    """Of the one socket that is dumped: its program may write its lines later, with its next call."""
     reading = client.get("v1", "stats", pid)
     wheres = {sock["fd"]: (sock, "on a ring" if sock["offloaded"] else f"on the kernel: {sock['reason_text']}")
               for sock in reading["sockets"]}

@@ -51,6 +51,7 @@ int wait_ep(int ep, struct epoll_event *evs, int max, int64_t ns, const sigset_t
 /* the tests, by file */
 extern int iomux_races;
 void t_level(void);
+void t_put_off(void);
 void t_edge(void);
 void t_oneshot(void);
 void t_oneshot_shared_data(void);

@@ -26,7 +26,7 @@ static const struct {
 	T(level), T(edge), T(oneshot), T(oneshot_shared_data), T(masks), T(errors), T(many_sets), T(nested),
 	T(fairness), T(kernel_not_starved), T(os_ratio), T(cpu_usage), T(timeouts), T(kernel_only_set),
 	T(offloaded_later), T(wake_races),
-	T(churn), T(mask_ready_first), T(handlers), T(poll_exact), T(select_exact),
+	T(churn), T(mask_ready_first), T(handlers), T(put_off), T(poll_exact), T(select_exact),
 	T(budget), T(os_forced), T(after_fork), T(model), T(link_closed), T(signal_before_sleep),
 #ifdef TEST_EINTR
 	T(eintr),

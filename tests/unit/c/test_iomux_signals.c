@@ -182,3 +182,40 @@ void t_handlers(void)
 	signal(SIGUSR2, SIG_DFL);
 	EQUAL(errno, EINVAL);
 }
+
+static volatile sig_atomic_t counts[65], under_lock;
+
+static void on_count(int sig)
+{
+	counts[sig]++;
+	under_lock |= vmh_held.depth != 0;
+}
+
+/* No handler runs while its thread has a lock of ours: not one for once, nor of signals that are faults' else. */
+void t_put_off(void)
+{
+	static const int sigs[] = { SIGUSR2, SIGSEGV, SIGABRT, SIGBUS, SIGUSR1 };
+	struct sigaction sa = { .sa_handler = on_count };
+	static struct vmh_lock lock;
+	sigset_t before, after;
+
+	for (unsigned i = 0; i < sizeof(sigs) / sizeof(*sigs); i++) {
+		sa.sa_flags = i ? 0 : (int)SA_RESETHAND;
+		EQUAL(sigaction(sigs[i], &sa, NULL), 0);
+	}
+	sigprocmask(SIG_SETMASK, NULL, &before);
+	for (int round = 1; round <= 3; round++) {
+		vmh_lock(&lock);
+		for (unsigned i = round > 1; i < sizeof(sigs) / sizeof(*sigs); i++)
+			kill(getpid(), sigs[i]);
+		for (unsigned i = 0; i < sizeof(sigs) / sizeof(*sigs); i++)
+			EQUAL(counts[sigs[i]], i ? round - 1 : round > 1);
+		vmh_unlock(&lock);
+		for (unsigned i = 0; i < sizeof(sigs) / sizeof(*sigs); i++)
+			EQUAL(counts[sigs[i]], i ? round : 1);
+		sigprocmask(SIG_SETMASK, NULL, &after);
+		CHECK(!memcmp(&before, &after, 8));
+	}
+	EQUAL(under_lock, 0);
+	CHECK(signal(SIGUSR2, SIG_DFL) == SIG_DFL); /* it was for once */
+}

@@ -137,6 +137,7 @@ static void stats(void)
 	fflush(stdout);
 	a->rx_packets = 7;
 	a->tx_packets = 0;
+	vmh_stats->listens = vmh_stats->dump_wanted = vmh_stats->asked = 1;
 	if (!fork()) {
 		vmh_stats_fork_child();
 		a->tx_packets = 5;
@@ -147,6 +148,7 @@ static void stats(void)
 		if (pread(vmh_stats_fd(), &tx, sizeof(tx), (char *)&a->tx_packets - (char *)vmh_stats) < 0)
 			perror("pread");
 		printf("child_fd=%d\n", vmh_stats_fd() >= 0);
+		printf("child_orders=%d\n", !vmh_stats->listens && !vmh_stats->dump_wanted && vmh_stats->taken == 1);
 		printf("child_named=%d\n", lstat(name, &st) == 0 && a->tx_packets == 5 && tx == 5);
 		vmh_stats_fini();
 		printf("child_gone=%d\n", lstat(name, &st) != 0);
@@ -162,6 +164,7 @@ static void stats(void)
 		perror("readlink");
 	printf("named=%s\n", target);
 	printf("parent=%d\n", a->rx_packets == 7 && a->tx_packets == 0 && vmh_stats->pid == (unsigned)getpid());
+	printf("parent_orders=%d\n", vmh_stats->listens && vmh_stats->dump_wanted && !vmh_stats->taken);
 	printf("file=%s/vmastat.%d\n", vmh_params.stats_shmem_dir, (int)getpid());
 	fstat(vmh_stats_fd(), &st);
 	printf("mode=%o size=%d\n", st.st_mode & 07777, st.st_size == (off_t)vmh_stats->size);
