@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,26 @@ e.register(c, select.EPOLLIN)
         process = json.loads(capsys.readouterr().out.splitlines()[-1])["process"]
         assert (process["log_level"], process["log_details"]) == (4, 1)
         assert len(list(Path(f"/proc/{program.pid}/task").iterdir())) == 1
+
+
+def test_a_child_in_our_memory_takes_no_orders(capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Of a vfork: they are its parent's, who would have an internal thread that dies with the child."""
+    with Sandbox("test") as sandbox, Service(sandbox, [sandbox.b]) as service, \
+            Program(sandbox, service, VMA_HYBRID_TCP="adaptive") as program:  # fmt: skip
+        monkeypatch.setenv("VMAHYBRID_RUNDIR", str(service.rundir))
+        source, vforks = tmp_path / "vforks.c", tmp_path / "vforks.so"
+        source.write_text("#include <sys/wait.h>\n#include <unistd.h>\nint vforks(int fd) { int s; pid_t c = vfork();"
+                          "if (!c) { if (write(fd, fd < 0 ? 0 : \"x\", 1)) _exit(0); _exit(1); }"
+                          "return waitpid(c, &s, 0) == c && s == 0; }\n")  # fmt: skip
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", vforks, source], check=True, timeout=60)
+        program.do(LISTEN + f"\nimport ctypes, os\nlib = ctypes.CDLL({str(vforks)!r})\nr, w = os.pipe()")
+        program.tell("time.sleep(1)\nlib.vforks(w)")  # its next call is the child's
+        assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "kernel"})[0] == 204
+        assert main(["-F", "-p", str(program.pid), "-S", "0"]) == 0
+        assert program.answer() == 1
+        until(lambda: len(list(Path(f"/proc/{program.pid}/task").iterdir())) == 2, 5)
+        assert program.log.read_text().count("======= DUMPING STATISTICS FOR ALL OPEN FDS ======") == 1
 
 
 def test_beside_those_that_the_service_knows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

@@ -17,7 +17,7 @@ from vmahybrid.bench.served import Service
 pytestmark = pytest.mark.root
 
 SPEAKS = """
-import os, socket, sys, time
+import os, socket, struct, sys, time
 role, how, size, address, port = *sys.argv[1:3], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 if role == "server":
     listener = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -30,11 +30,14 @@ while sock.recv(1 << 16):
 sock.sendall(b"x" * size)
 if how == "leaves":
     os._exit(0)
+if how == "lingers":
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 6))
+    print("said", flush=True)
 sock.close()
 print("said", flush=True)
 if how == "executes":
     os.execv("/bin/sleep", ["sleep", "5"])
-if how == "waits":
+if how in ("waits", "lingers"):
     time.sleep(20)
 """
 LISTENS = """
@@ -118,12 +121,13 @@ def test_the_program_ends(service: Service, netns_pair: Sandbox, role: str, ip: 
     talk.speaker.close()
 
 
+@pytest.mark.parametrize("how", ["waits", "lingers"])
 @pytest.mark.parametrize("ip", ["4", "6"])
-def test_the_service_stops(softverbs: bool, ip: str) -> None:
-    """While a connection that the program has closed still sends."""
+def test_the_service_stops(softverbs: bool, ip: str, how: str) -> None:
+    """While a connection that the program has closed, or is about to, still sends."""
     with Sandbox("stop") as box, Service(with_ipv6(without_offloads(box)), softverbs=softverbs) as service:
         know(box, "4", "6")
-        talk = Talk(service, box, ip, "client", "waits", RESTS)
+        talk = Talk(service, box, ip, "client", how, RESTS)
         talk.speaker.wait_for("said")
         service.stop()
         talk.ends_well()

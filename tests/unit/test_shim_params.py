@@ -227,7 +227,8 @@ def test_statistics(driver: Path, locales: Path, tmp_path: Path, numbers: str, p
     shown, log = run(driver, "stats", VMA_STATS_SHMEM_DIR=str(shm), VMA_STATS_FILE=str(dump), VMA_STATS_FD_NUM="4",
                      LC_NUMERIC=numbers, LC_ALL="", LOCPATH=str(locales))
     assert shown["locale"] == point
-    for key in ("fd", "slots", "reused", "child", "child_fd", "child_orders", "parent_orders", "child_named", "child_gone", "nameless",
+    for key in ("fd", "slots", "reused", "child", "child_fd", "child_orders", "parent_orders",
+                "child_named", "child_gone", "nameless",
                 "parent"):
         assert shown[key] == "1", key
     assert shown["mode"] == "600 size=1"
