@@ -477,12 +477,14 @@ def test_so_many_are_half_open(stage: Stage, backlog: int, cookies: int) -> None
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_a_listener_of_ring_and_kernel(stage: Stage, who: str) -> None:
-    """A wildcard listener gets connections by the ring and by the loopback interface."""
+@pytest.mark.parametrize("own", [False, True], ids=["loopback", "own address"])
+def test_a_listener_of_ring_and_kernel(stage: Stage, who: str, own: bool) -> None:
+    """A wildcard listener gets connections by the ring and by the loopback interface, also to the ring's address."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
         port = listening(b, to, address=wildcard(to))
         b.side.ip("link", "set", "lo", "up")
         here = to.address[:-len("10.77.0.2")] + "127.0.0.1" if "." in to.address else "::1"
+        here = to.address if own else here
         b.do("new", name="local")
         a.do("new", name="far")
         seen = [b.call("local", "connect", [here, port]), b.do("accept", name="l", new="s1")]

@@ -41,6 +41,7 @@ class StatsFile:
 
     def __init__(self, fd: int, size: int, inode: tuple[int, int]) -> None:
         self.fd, self.size, self._inode = fd, size, inode
+        self._ordered: Future[None] | None = None
 
     @classmethod
     async def accept(cls, fd: int) -> StatsFile | None:
@@ -69,7 +70,12 @@ class StatsFile:
     async def order(self, give: Callable[[int], None]) -> None:
         """``give`` writes, in a thread: another writer of the file, which is the program's, may hold its lock for ever.
         Raises Refused."""
-        fd = os.dup(self.fd)
+        if self._ordered is not None and not self._ordered.done():
+            raise Refused("statistics page", "an earlier order has not been written yet")
+        try:
+            fd = os.dup(self.fd)
+        except OSError as error:
+            raise Refused("statistics page", error.strerror or str(error)) from None
 
         def work() -> None:
             try:
@@ -77,9 +83,9 @@ class StatsFile:
             finally:
                 os.close(fd)
 
-        future = _thread(work, "stats-order")
+        self._ordered = _thread(work, "stats-order")
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), PROBE_SECONDS)
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ordered)), PROBE_SECONDS)
         except TimeoutError:
             raise Refused("statistics page", "the program keeps others from writing it") from None
         except OSError as error:

@@ -27,6 +27,7 @@ void vmh_let_signals_in(void)
 	uint64_t mask = vmh_held.mask;
 
 	vmh_held.put_off = 0;
+	vmh_held.faults = 0;
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 

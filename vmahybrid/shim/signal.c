@@ -67,7 +67,8 @@ static bool put_off(int sig, siginfo_t *info, ucontext_t *interrupted)
 	if (!vmh_held.put_off || (was & all) != all) /* else one waits already, and this is a fault's */
 		memcpy(&vmh_held.mask, &was, sizeof(vmh_held.mask));
 	vmh_held.put_off = 1;
-	wait |= was | (here & FAULTS); /* those that wait go on to */
+	vmh_held.faults |= BIT(sig) & FAULTS;
+	wait = all | was | vmh_held.faults;
 	memcpy(&interrupted->uc_sigmask, &wait, sizeof(wait));
 	return true;
 }

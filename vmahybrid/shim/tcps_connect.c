@@ -171,8 +171,11 @@ static int outcome(struct vmh_tcps *s)
 
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) != VMH_TCPS_RING || !vmh_tcps_is_fresh(s)) {
-		rc = s->opening && vmh_tcps_state(s) == VMH_TCPS_HOME ? 1 : VMH_TCPS_KERNELS; /* 1: it went home open */
-		s->opening = VMH_TCPS_OPEN;
+		if (!s->opening)
+			rc = VMH_TCPS_KERNELS;
+		else if (vmh_tcps_state(s) == VMH_TCPS_LOST)
+			rc = -ECONNRESET;
+		s->opening = VMH_TCPS_OPEN; /* it went home open */
 		vmh_unlock(&s->obj.lock);
 		return rc;
 	}

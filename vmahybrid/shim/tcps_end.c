@@ -102,7 +102,8 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 	if (unread || vmh_sys(SYS_shutdown, s->obj.fd, SHUT_WR))
 		return;
 	while (!has_sent_all(s->obj.fd) && vmh_now_ns() < end && vmh_signals_any == signals)
-		vmh_sys(SYS_nanosleep, &nap, NULL);
+		if (vmh_sys(SYS_nanosleep, &nap, NULL) == -EINTR)
+			break;
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
 }
 
@@ -120,7 +121,7 @@ void vmh_tcps_close(struct vmh_tcps *s)
 			linger_at_home(s, signals);
 		return;
 	}
-	if (s->opening) /* the peer may have answered: it gets a connection that ends */
+	if (s->opening || s->linger) /* the peer may have answered: it gets a connection that ends; or has sent something */
 		vmh_rings_poll(1);
 	vmh_lock(&s->obj.lock);
 	lingers = begins_to_linger(s);

@@ -31,6 +31,7 @@ struct vmh_held {
 	volatile unsigned depth;
 	volatile unsigned put_off; /* a handler waits, and every signal that can is blocked */
 	uint64_t mask;             /* what was blocked before that */
+	uint64_t faults;           /* those of faults among them that wait: they can't, else */
 	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread; another may end that */
 	bool was_owner;            /* and may still have taken a lock as that */
 	bool internal;             /* our own thread */
