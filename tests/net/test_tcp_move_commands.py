@@ -64,7 +64,8 @@ print(len(seen), {sock.connect_ex((sys.argv[2], 4000)) for sock in socks})
 def test_home_while_it_connects(service: Service, by: str) -> None:
     """The peer has not answered: nobody is told anything, before or after."""
     side = service.sandbox.a
-    argv = service.run_argv([sys.executable, "-c", CONNECTING, by, nobody(side, 97)], "latency", VMA_RX_POLL="0")
+    argv = service.run_argv([sys.executable, "-c", CONNECTING, by, nobody(side, 97)], "latency", VMA_RX_POLL="0",
+                            VMA_SELECT_POLL_OS_FORCE="0")  # fmt: skip
     program = service.sandbox.start(side, argv, env=service.env)
     program.wait_for("connecting")
     for _ in range(4):
