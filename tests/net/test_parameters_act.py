@@ -666,7 +666,7 @@ tell(taken=taken)
 """
 
 
-@on_both(["ratio"], [(300,), (10,)], 1)
+@on_both(["ratio"], [(2000,), (10,)], 1)
 def test_looks_of_calls_that_do_not_block(start: Run, ratio: int) -> None:
     """As many calls as are asked, where none of them was interrupted for so long that the program came seldom."""
     taken = told(start(CALLS_TILL_SEEN, VMA_RX_UDP_POLL_OS_RATIO=str(ratio)))["taken"]

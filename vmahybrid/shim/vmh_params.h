@@ -31,8 +31,8 @@ int64_t vmh_param_number(unsigned param); /* not of a text */
 const char *vmh_param_string(unsigned param);
 /* How the banner calls the profile in use; NULL: none. */
 const char *vmh_params_profile(void);
-/* Once, at level details: what is set, also by a built-in profile, and has no effect on this backend (VMH_PARAM_ON_*). What has none on any is said by
- * vmh_params_report. */
+/* Once, at level details: what is set, also by a built-in profile, and has no effect on this backend (VMH_PARAM_ON_*).
+ * What has none on any is said by vmh_params_report. */
 void vmh_params_no_effect(unsigned backend, const char *name);
 /* Once: what is set can't be had on interface `where`, which takes `least` to `most`; `used` is what there is. Nothing if
  * it was not set, or is what was asked for. */

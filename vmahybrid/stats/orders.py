@@ -58,7 +58,7 @@ def dump(fd: int, sock: int, level: int) -> None:
 
 def ask(fd: int) -> None:
     """The program is to look: the page has something for it, or the service has."""
-    _put(fd, "asked", _signed(header(fd).asked + 1))
+    _put(fd, "asked", header(fd).asked + 1)
 
 
 def listens(fd: int) -> bool:
@@ -80,9 +80,4 @@ def _clear(fd: int, kind: str, places: Iterable[int]) -> None:
 
 
 def _put(fd: int, field: str, value: int) -> None:
-    os.pwrite(fd, struct.pack("=i", value), ffi.offsetof(_PAGE, field))
-
-
-def _signed(value: int) -> int:
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
+    os.pwrite(fd, struct.pack("=I", value & 0xFFFFFFFF), ffi.offsetof(_PAGE, field))
