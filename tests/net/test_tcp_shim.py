@@ -29,6 +29,7 @@ class ShimPeer(Peer):
     def __init__(self, service: Service, side: Side, policy: str, rounds: int = 8, **variables: str) -> None:
         argv, env = [sys.executable, str(PROGRAM), "6" if ":" in side.address else "4"], dict(service.env)
         if policy:
+            variables = {"VMA_THREAD_MODE": "1", **variables}   # it has threads, profile latency is for one
             argv = under_shim(service, argv, VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds),
                               VMA_RX_POLL="1000", **variables)
         self.process = subprocess.Popen(side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -373,8 +373,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 		if (vmh_unlikely(atomic_load(&s->obj.closed)))
 			return -EBADF;
 		if (vmh_unlikely(vmh_tcps_state(s) != VMH_TCPS_RING)) {
-			err = vmh_tcps_state(s) == VMH_TCPS_HOME || vmh_tcps_state(s) == VMH_TCPS_KERNEL ?
-				GO_ON : wait_for_state(s, &w);
+			err = vmh_tcps_at_kernel(s) ? GO_ON : wait_for_state(s, &w);
 			if (err)
 				return err;
 			continue;

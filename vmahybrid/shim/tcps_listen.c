@@ -500,7 +500,7 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 		if (!any || (fd = from_ring(s, SOCK_CLOEXEC, &from)) < 0)
 			return;
 		n = vmh_tcps_get(fd);
-		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_state(n) == VMH_TCPS_HOME) {
+		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_at_kernel(n)) {
 			vmh_lock(&s->io);
 			l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = fd;
 			vmh_tlisten_refresh(s);
@@ -553,7 +553,7 @@ static void tell(struct vmh_tcps *s)
 static void end(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
-	bool back = reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP || reason == VMH_R_TCP_METRICS;
+	bool back = vmh_tcps_trouble(reason) || reason == VMH_R_TCP_METRICS;
 
 	if (l->until)
 		atomic_fetch_sub(&staying, 1);

@@ -37,6 +37,19 @@ static bool passing(unsigned reason)
 	       reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP || reason == VMH_R_NO_ANSWER;
 }
 
+bool vmh_tcps_trouble(unsigned reason)
+{
+	return reason == VMH_R_IF_DOWN || reason == VMH_R_IF_GONE || reason == VMH_R_IF_MAC ||
+	       reason == VMH_R_VERBS_FAILED || reason == VMH_R_SERVICE_GONE || reason == VMH_R_SERVICE_STOP;
+}
+
+/* What an interface that is down, or away, leaves. */
+static bool no_way(unsigned reason)
+{
+	return reason == VMH_R_IF_DOWN || reason == VMH_R_IF_GONE || reason == VMH_R_NO_INTERFACE ||
+	       reason == VMH_R_NO_ROUTE || reason == VMH_R_NOT_OFFLOADABLE_ADDR || reason == VMH_R_VERBS_FAILED;
+}
+
 static int64_t timeout_of(int fd, int name)
 {
 	struct timeval tv = { 0 };
@@ -284,7 +297,7 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 	vmh_tcps_set_reason(s, reason);
 	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
 	s->rounds = 0;
-	atomic_store(&s->state, passing(reason) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+	atomic_store(&s->state, passing(reason) || (s->troubled && no_way(reason)) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	if (atomic_exchange(&s->put_off, 0)) {
 		vmh_epoll_member_parked(&s->obj, false);
 		vmh_wake_all();
@@ -658,6 +671,11 @@ static void ask_home(struct vmh_session_home *home)
 		home->err = vmh_session_tcp_home(home->fd, &home->state, home->flow_id, home->ifindex, home->reason);
 }
 
+static void rests(struct vmh_tcps *s, unsigned reason)
+{
+	s->resting = s->troubled = vmh_tcps_trouble(reason);
+}
+
 static int home_from_ring(struct homing h)
 {
 	if (homing_begins(&h)) {
@@ -715,11 +733,15 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 		vmh_tcps_set_reason(s, reason);
 		break;
 	case VMH_TCPS_RING:
+		rests(s, reason);
 		err = home_from_ring((struct homing){ .s = s, .must = must, .home.reason = reason });
+		s->resting = 0;
 		vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 		break;
 	case VMH_TCPS_STRANDED:
+		rests(s, reason);
 		err = home_stranded(s, reason, must);
+		s->resting = 0;
 		break;
 	case VMH_TCPS_LISTEN:
 		vmh_tlisten_home(s, reason);
@@ -747,8 +769,10 @@ static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
 	if (!vmh_trylock(&s->obj.lock))
 		return false;
 	*h = (struct homing){ .s = s, .must = l->must, .may_stay = l->may_stay, .home.reason = l->reason };
-	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h))
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h)) {
+		rests(s, l->reason);
 		return true;
+	}
 	vmh_unlock(&s->obj.lock);
 	return false;
 }
@@ -756,6 +780,7 @@ static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
 static void arrives(struct homing *h)
 {
 	homing_ends(h);
+	h->s->resting = 0;
 	vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", h->s->obj.fd, vmh_reason_text(h->home.reason));
 	vmh_unlock(&h->s->obj.lock);
 }

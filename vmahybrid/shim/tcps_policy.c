@@ -567,7 +567,7 @@ void vmh_tcps_rested(struct vmh_tcps *s)
 {
 	s->rounds = 0;
 	VMH_SET(s->last_sent, 0);
-	if (s->homes < HOMES_MAX)
+	if (s->homes < HOMES_MAX && !s->troubled)
 		s->homes++;
 	vmh_plain_open(s);
 }

@@ -62,7 +62,8 @@ struct vmh_tcps {
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
 	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
-	uint8_t connecting, resting;      /* resting: going home by policy or the operator, not for good */
+	uint8_t connecting, resting;      /* resting: going home by policy, the operator or trouble, not for good */
+	uint8_t troubled;                 /* it came home because an interface or the service went */
 	uint8_t lent;                     /* to the service, which may hold the socket yet when the program closes it */
 	uint8_t kept;                     /* on the kernel by the operator, until he says otherwise */
 	uint32_t seen_kernel_turns;
@@ -142,12 +143,22 @@ static inline uint32_t vmh_tcps_bits(const struct vmh_tcps *s)
 		atomic_load_explicit(&s->bits, memory_order_acquire) : 0;
 }
 
+/* Does an interface that went, or the service, send home for this reason? They may be back, and so may the sockets. */
+bool vmh_tcps_trouble(unsigned reason);
+
+static inline bool vmh_tcps_at_kernel(const struct vmh_tcps *s)
+{
+	unsigned state = vmh_tcps_state(s);
+
+	return state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME;
+}
+
 /* What the kernel says of an error or an end is not the connection's: it is parked, or being parked. */
 static inline bool vmh_tcps_hushed(struct vmh_tcps *s)
 {
 	if (vmh_tcps_state(s) == VMH_TCPS_ADOPTING) {
 		atomic_store(&s->put_off, 1);
-		return vmh_tcps_state(s) != VMH_TCPS_KERNEL && vmh_tcps_state(s) != VMH_TCPS_HOME;
+		return !vmh_tcps_at_kernel(s);
 	}
 	return vmh_tcps_parked(s);
 }

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 struct sleeper {
 	struct sleeper *next, **pprev;         /* those who sleep now */
@@ -276,6 +277,55 @@ void vmh_spin_init(void)
 }
 
 #define LONG_LOOKS 256 /* a shorter wait is not worth two atomic operations */
+#define TURN_LONG_NS 100000u  /* from one turn to the next: somebody had the processor meanwhile */
+#define WANTED_NS 10000000u   /* it is wanted by others for so long after each time that one had it */
+#define SWITCHED_NS 5000u     /* a sched_yield() that takes less found nobody */
+
+static __thread struct {
+	uint64_t turn_ns, wanted_until;
+	long switches; /* by the kernel's count, that this thread did not ask for */
+} spin __attribute__((tls_model("initial-exec")));
+static _Atomic uint64_t lost_ns;
+
+uint64_t vmh_spin_lost_ns(void)
+{
+	return atomic_load_explicit(&lost_ns, memory_order_relaxed);
+}
+
+/* Not what the host of a virtual machine took, nor an interrupt: these would come back all the same. */
+static bool was_switched(void)
+{
+	struct rusage usage;
+	long before = spin.switches;
+
+	if (vmh_sys(SYS_getrusage, RUSAGE_THREAD, &usage))
+		return false;
+	spin.switches = usage.ru_nivcsw;
+	return usage.ru_nivcsw != before;
+}
+
+static void others_had(uint64_t ns, uint64_t now)
+{
+	atomic_fetch_add_explicit(&lost_ns, ns, memory_order_relaxed);
+	spin.wanted_until = now + WANTED_NS;
+}
+
+/* Others than this program's spinners: the kernel takes the processor from one that spins after a slice of milliseconds. */
+static void look_for_others(bool first)
+{
+	uint64_t now = vmh_now_ns(), took = now - spin.turn_ns;
+
+	if (!first && took >= TURN_LONG_NS && was_switched())
+		others_had(took, now);
+	if (now < spin.wanted_until) {
+		sched_yield();
+		took = vmh_now_ns() - now;
+		now += took;
+		if (took >= SWITCHED_NS && was_switched())
+			others_had(took, now);
+	}
+	spin.turn_ns = now;
+}
 
 void vmh_spin_goes_on(uint64_t looks)
 {
@@ -289,6 +339,8 @@ void vmh_spin_goes_on(uint64_t looks)
 	}
 	if (others >= processors)
 		sched_yield();
+	else
+		look_for_others(looks == VMH_SPIN_TURN);
 }
 
 void vmh_spin_over(void)

@@ -1,0 +1,108 @@
+"""Ring trouble: an interface goes down, away, or gets another address, while a connection on its ring carries bulk data
+in both directions, to a peer on the kernel. It goes home, or on, as the kernel's does; no byte is lost, and it may come
+back.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from net.service_lab import until
+from net.test_tcp_path import NEVER
+from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+SIZE = 12_000_000
+MAC = "02:76:6d:68:02:01"
+
+
+@pytest.fixture(scope="module")
+def service(softverbs: bool) -> Iterator[Service]:
+    """Side a is served."""
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), sides=[sandbox.a],
+                                             softverbs=softverbs) as running:  # fmt: skip
+        yield running
+
+
+def command(side: Side, *words: str) -> str:
+    return " ".join(side.command(["ip", *words]))
+
+
+def down_and_up(side: Side) -> list[str]:
+    return [command(side, "link", "set", side.device, "down"), "sleep 0.3",
+            command(side, "link", "set", side.device, "up")]
+
+
+def own_down(a: Side, b: Side) -> list[str]:
+    return down_and_up(a)
+
+
+def carrier_lost(a: Side, b: Side) -> list[str]:
+    return down_and_up(b)
+
+
+def made_again(a: Side, b: Side) -> list[str]:
+    again = [command(a, "link", "add", a.device, "address", a.mac, "type", "veth",
+                     "peer", "name", b.device, "address", b.mac, "netns", b.netns)]  # fmt: skip
+    for side in (a, b):
+        again += [command(side, "address", "add", f"{side.address}/24", "dev", side.device),
+                  " ".join(side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"])),
+                  command(side, "link", "set", side.device, "up")]
+    return [command(a, "link", "del", a.device), "sleep 0.1", *again]
+
+
+def another_mac(a: Side, b: Side) -> list[str]:
+    return [command(a, "link", "set", a.device, "address", MAC),
+            command(b, "neigh", "replace", a.address, "lladdr", MAC, "dev", b.device)]
+
+
+def its_own_mac(a: Side, b: Side) -> None:
+    a.ip("link", "set", a.device, "address", a.mac)
+    b.ip("neigh", "replace", a.address, "lladdr", a.mac, "dev", b.device)
+
+
+Trouble = Callable[[Side, Side], list[str]]
+TROUBLES = [own_down, carrier_lost, made_again, another_mac]
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+@pytest.mark.parametrize("trouble", TROUBLES, ids=[trouble.__name__ for trouble in TROUBLES])
+def test_a_connection_outlives_it(service: Service, trouble: Trouble, policy: str, server: bool) -> None:
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
+        one, other = (b, a) if server else (a, b)
+        port = other.do("listen", address=other.side.address)
+        if server and policy == "offload":
+            other.do("waits")
+        one.do("connect", address=other.side.address, port=port)
+        other.do("accept")
+        a.do("nodelay")
+        b.do("echo")
+        comes_to_ring(service, a)
+        if trouble is another_mac and policy == "offload":
+            time.sleep(2.5)     # the kernel does not know of it before (docs/tcp-wiring.md, What is missing)
+        steps = ["sleep 0.15", *trouble(a_side, b_side)]
+        beside = subprocess.Popen(["sh", "-ec", "\n".join(steps)])
+        begin = time.monotonic()
+        try:
+            assert a.do("bulk", 30, size=SIZE) == ""
+        finally:
+            assert beside.wait(10) == 0
+        took = time.monotonic() - begin
+        print(f"{SIZE * 2 / took / 1e6:.0f} MB/s, {took:.1f} s; {service.ask('explain', str(a.pid))}")
+        comes_to_ring(service, a)
+        a.do("close")
+        assert b.do("echo_ended")
+        until(lambda: not offloaded(service))
+    if trouble is another_mac:
+        its_own_mac(a_side, b_side)
+    assert service.program.running
+    assert "Traceback" not in service.program.errors
