@@ -214,6 +214,7 @@ class Process(View):
     homecomings: int = quantity("flows that went back to the kernel", "flows")
     pid_ns: int = identifier("inode of its PID namespace (/proc/PID/ns/pid); 0 if not known", default=0)
     ns_pid: int = identifier("its process id in that namespace; 0 if not known", default=0)
+    orders_waiting: bool = note("it has been given a log level or a dump and has not taken it yet", default=False)
 
 
 class ProcessStats(View):

@@ -726,7 +726,7 @@ ALONE = "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
 BESIDE = """
 import subprocess
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-busy = "import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+busy = "import time; end = time.monotonic() + 3\\nwhile time.monotonic() < end: pass"
 subprocess.Popen([sys.executable, "-Sc", busy], env={})
 """
 

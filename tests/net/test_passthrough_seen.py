@@ -123,6 +123,8 @@ e = select.epoll()
 e.register(c, select.EPOLLIN)
 """)
         assert main(["-F", "-p", str(program.pid), "-z", "-l", "details", "-D", "1", "-S", "0"]) == 0
+        waiting = f"process {program.pid} has not taken it yet: it waits in a call that no ring may end"
+        assert waiting in capsys.readouterr().err
         assert not program_counters(program, [], capsys)["rx_os_packets"]
         assert "DUMPING" not in program.log.read_text()
         if waits == "udp":
@@ -133,7 +135,7 @@ e.register(c, select.EPOLLIN)
         assert "======= DUMPING STATISTICS FOR ALL OPEN FDS ======" in said
         assert main(["-F", "-p", str(program.pid), "--once", "--json"]) == 0
         process = json.loads(capsys.readouterr().out.splitlines()[-1])["process"]
-        assert (process["log_level"], process["log_details"]) == (4, 1)
+        assert (process["log_level"], process["log_details"], process["orders_waiting"]) == (4, 1, False)
         assert len(list(Path(f"/proc/{program.pid}/task").iterdir())) == 1
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from net.service_lab import until
-from net.test_tcp_shim import ShimPeer, at_home, comes_to_ring, flows, on_ring, without_offloads
+from net.test_tcp_shim import ShimPeer, at_home, comes_to_ring, flows, offloaded, on_ring, without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
 from vmahybrid.bench.sandbox import Sandbox, Side
@@ -156,6 +158,51 @@ def test_one_that_is_used_is_not_idle(service: Service) -> None:
             assert a.do("ask", count=1, size=100) == ""
             time.sleep(0.2)
         assert len(flows(service)) == 1
+
+
+SLOW_ECHO = """
+import socket, sys, time
+s = socket.create_server((sys.argv[1], 0))
+print("port", s.getsockname()[1], flush=True)
+c = s.accept()[0]
+while data := c.recv(100):
+    time.sleep(0.001)
+    c.sendall(data)
+"""
+ASKS = """
+import socket, sys
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+while True:
+    s.sendall(b"x" * 100)
+    assert s.recv(100)
+"""
+BUSY = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+
+
+@pytest.mark.parametrize("turns", ["1", "0"])
+def test_other_programs_want_the_processor(service: Service, turns: str) -> None:
+    """It waits for answers on one that a program computes on: spinning gains nothing, so the kernel has it."""
+    a_side, b_side = service.sandbox.sides
+    one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
+    port = echo.wait_for(r"port (\d+)", 10)[1]
+    argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "adaptive", VMA_RX_POLL="-1",
+                            VMA_HYBRID_SPIN_TURNS=turns)
+    asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
+    until(lambda: asks.pid in {s["pid"] for s in offloaded(service)} or moved(service, asks.pid))
+    busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
+    if turns == "1":
+        until(lambda: moved(service, asks.pid), 10, what=lambda: service.ask("explain", str(asks.pid)))
+    else:
+        time.sleep(1)
+        assert not moved(service, asks.pid)
+    for program in (asks, busy, echo):
+        program.stop(signal.SIGKILL)
+
+
+def moved(service: Service, pid: int) -> bool:
+    """It went home for this, or is there yet."""
+    return "tcp-processor" in service.ask("explain", str(pid))
 
 
 def test_offload_stays_on_the_ring(service: Service) -> None:

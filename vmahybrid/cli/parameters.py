@@ -247,6 +247,7 @@ def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def _set_live(pid: int, changes: Sequence[tuple[str, str]]) -> dict[str, Any]:
     from vmahybrid.cli.client import Client
+    from vmahybrid.stats import orders
 
     known = catalogue.load()
     body: dict[str, Any] = {}
@@ -256,7 +257,8 @@ def _set_live(pid: int, changes: Sequence[tuple[str, str]]) -> dict[str, Any]:
         body[{"VMA_TRACELEVEL": "level", "VMA_LOG_DETAILS": "details"}[name]] = known[name].parse(value)
     with Client() as client:
         client.post("v1", "processes", pid, "log", body=body)
-    return {"schema": SCHEMA, "pid": pid, "set": dict(changes)}
+        taken = orders.taken_soon(client, pid)
+    return {"schema": SCHEMA, "pid": pid, "set": dict(changes), "taken": taken}
 
 
 def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
@@ -287,6 +289,10 @@ def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
     else:
         where = f"process {body['pid']}" if "pid" in body else body["file"]
         yield f"{where}: " + ", ".join(f"{name} = {value}" for name, value in body["set"].items())
+        if not body.get("taken", True):
+            from vmahybrid.stats import orders
+
+            yield f"not taken yet: {orders.WAITS}"
 
 
 def _warnings(body: dict[str, Any], style: Style) -> Iterator[str]:

@@ -119,7 +119,8 @@ class PortHandle(Protocol):
         ...
 
     def grant(self, sizes: RingSizes, direct: bool) -> RingHandle:
-        """A ring for one more process, direct if that is free and ``direct``. Raises OSError, VmahybridError."""
+        """A ring for one more process, direct if that is free and ``direct``. From any thread, which may take its time
+        for the memory. Raises OSError, VmahybridError."""
         ...
 
     def set_mtu(self, mtu: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,7 @@ async def _climb(session: Session, namespace: Namespace, port: Port, sizes: Ring
     try:
         await namespace.open_port(port.id.ifindex)
         core.port_attached(namespace, port)
-        handle = await namespace.worker.call_async(port.attached().grant, sizes,
-                                                   core.config["ring.direct"] == "first")
+        handle = await asyncio.to_thread(port.attached().grant, sizes, core.config["ring.direct"] == "first")
     except VmahybridError as error:
         if isinstance(error, Refused):
             _remember(session, port, on_kernel((first, xdp_refused(error))))

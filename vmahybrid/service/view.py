@@ -160,6 +160,7 @@ class ProcessView:
     homecomings: int
     pid_ns: int = 0                 # inode of its PID namespace, and its pid there; 0: not known
     ns_pid: int = 0
+    orders_waiting: bool = False    # a log level or a dump that it has not taken yet
 
 
 @dataclass(slots=True)

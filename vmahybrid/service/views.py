@@ -146,7 +146,8 @@ def process_view(core: Core, session: Session, page: StatsPage | None) -> Proces
         sockets=len(page.sockets) if page else len(flows), rings=rings, flows=flows,
         reason=page.reason if page else Reason.NONE.slug, log_level=page.log_level if page else 0,
         log_details=page.log_details if page else 0, sockets_over=page.sockets_over if page else 0,
-        homecomings=page.homecomings if page else 0, pid_ns=session.pid_ns, ns_pid=session.ns_pid)
+        homecomings=page.homecomings if page else 0, pid_ns=session.pid_ns, ns_pid=session.ns_pid,
+        orders_waiting=page.orders_waiting if page else False)
 
 
 def read_stats(session: Session) -> StatsPage | None:

@@ -228,8 +228,9 @@ static int role_of(const char *text)
 static int use(struct cursor *c)
 {
 	struct vmh_conf_rule r = { .line = c->line, .second = { .high = 65535 } };
+	struct vmh_conf_end unused; /* other roles know one end only, and the peer passes a second one by */
 	char transport[VMH_CONF_NAME], text[VMH_CONF_NAME];
-	bool never, ours;
+	bool never, ours, both;
 	int role;
 
 	if (word(c, transport) || word(c, text))
@@ -249,8 +250,8 @@ static int use(struct cursor *c)
 	if (end_of_tuple(c, &r.first))
 		return -1;
 	skip_blanks(c);
-	if ((role == VMH_CONF_TCP_CLIENT || role == VMH_CONF_UDP_CONNECT) && *c->at == ':' &&
-	    (colon(c) || end_of_tuple(c, &r.second)))
+	both = role == VMH_CONF_TCP_CLIENT || role == VMH_CONF_UDP_CONNECT;
+	if (*c->at == ':' && (colon(c) || end_of_tuple(c, both ? &r.second : &unused)))
 		return -1;
 	if (never)
 		return 0;

@@ -670,15 +670,17 @@ void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t m
 	static _Atomic uint8_t said[VMH_PARAMS_COUNT];
 	int64_t asked = vmh_param_number(param);
 
-	if (used == asked || !is_set(param) || atomic_exchange(&said[param], 1))
+	int level = is_set(param) ? VMH_LOG_WARNING : VMH_LOG_DETAILS; /* that of a built-in profile adapts itself */
+
+	if (used == asked || !is_chosen(param) || atomic_exchange(&said[param], 1))
 		return;
 	if (least >= most) /* of the others' making: there is no choice */
-		vmh_warn("%s = %lld is not what %s can have, using [%lld]", vmh_param_defs[param].name, (long long)asked,
-			 where, (long long)used);
+		vmh_log(level, "%s = %lld is not what %s can have, using [%lld]", vmh_param_defs[param].name,
+			(long long)asked, where, (long long)used);
 	else
-		vmh_warn("%s = %lld is not a number from %lld to %lld, which is what %s can have, using [%lld]",
-			 vmh_param_defs[param].name, (long long)asked, (long long)least, (long long)most, where,
-			 (long long)used);
+		vmh_log(level, "%s = %lld is not a number from %lld to %lld, which is what %s can have, using [%lld]",
+			vmh_param_defs[param].name, (long long)asked, (long long)least, (long long)most, where,
+			(long long)used);
 }
 
 int vmh_params_expand_again(unsigned param)

@@ -17,6 +17,7 @@
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
+#include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
@@ -29,6 +30,9 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
+#define WANTED_PERCENT 20   /* of the time, that others had the processor while a thread would have spun */
+#define WANTED_LOOKS 2      /* in a row */
+#define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
 #define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
@@ -195,6 +199,27 @@ static void pause_adoptions(uint64_t now)
 	atomic_store(&pause_ns, ns);
 	atomic_store(&free_at, now + ns);
 	atomic_store(&together_at, now + ns);
+}
+
+/* The processor is wanted by others: each time in a row they have to wait for longer. */
+static void pause_for_processor(uint64_t now)
+{
+	static uint64_t ns, until;
+
+	ns = now - until > EASE_NS || !ns ? WANTED_MIN_NS : ns < PAUSE_MAX_NS ? ns * 2 : ns;
+	until = now + ns;
+	atomic_store(&free_at, until);
+	atomic_store(&together_at, until);
+}
+
+/* Of the time between two looks others had much while a thread of this program would have spun. */
+static bool processor_is_wanted(uint64_t ns)
+{
+	static uint64_t seen;
+	uint64_t is = vmh_spin_lost_ns(), lost = is - seen;
+
+	seen = is;
+	return vmh_params.hybrid_spin_turns && lost * 100 >= ns * WANTED_PERCENT;
 }
 
 /* ---- many at a time ---- */
@@ -467,7 +492,7 @@ static bool is_idle(struct vmh_tcps *s, bool quiet, uint64_t now)
 struct look {
 	uint64_t now;
 	unsigned moves;
-	bool crowded;                       /* those on rings go home */
+	unsigned why;                       /* those on rings go home; 0: they do not */
 	uint32_t busy;                      /* in the kernel */
 	uint64_t kernel_turns, ring_turns;
 };
@@ -503,8 +528,8 @@ static void look_at(struct vmh_tcps *s, void *arg)
 		judge_move(0, turns_on_ring(s));
 	}
 	busy = !quiet && vmh_tcps_info(s, &info);
-	if (l->crowded)
-		reason = VMH_R_TCP_MANY;
+	if (l->why)
+		reason = l->why;
 	else if (is_idle(s, quiet, l->now))
 		reason = VMH_R_TCP_IDLE;
 	else if (busy && is_bulk(&was, &is, &info))
@@ -516,7 +541,7 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	l->moves++;
 	if (!vmh_tcps_rest(s, reason))
 		s->rest_at = l->now + AGAIN_NS;
-	else if (!l->crowded && !VMH_GET(s->paid))
+	else if (!l->why && !VMH_GET(s->paid))
 		judge_move(VMH_GET(s->kernel_turns), turns_on_ring(s));
 }
 
@@ -538,15 +563,21 @@ static void glance_at(struct vmh_tcps *s, void *arg)
 /* No program's thread is in here: the internal thread alone. */
 void vmh_tcps_look(void)
 {
-	static unsigned crowded;
-	struct look l = { .now = vmh_now_ns(), .crowded = crowded >= CROWDED_LOOKS };
-	uint64_t window = (uint64_t)vmh_params.hybrid_tcp_window * 1000000u;
+	static unsigned crowded, wanted;
+	struct look l = { .now = vmh_now_ns() };
+	uint64_t window = (uint64_t)vmh_params.hybrid_tcp_window * 1000000u, since = l.now - looked_ns;
 
-	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || l.now - looked_ns < window)
+	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || since < window)
 		return;
 	looked_ns = l.now;
-	if (l.crowded)
+	wanted = processor_is_wanted(since) ? wanted + 1 : 0;
+	if (crowded >= CROWDED_LOOKS) {
+		l.why = VMH_R_TCP_MANY;
 		pause_adoptions(l.now);
+	} else if (wanted >= WANTED_LOOKS) {
+		l.why = VMH_R_TCP_PROCESSOR;
+		pause_for_processor(l.now);
+	}
 	vmh_tcps_glance(glance_at, &l);
 	crowded = too_many(l.busy) && l.kernel_turns > l.ring_turns && !atomic_load(&together) ? crowded + 1 : 0;
 }

@@ -60,6 +60,7 @@ class StatsPage:
     homecomings: int
     log_level: int
     log_details: int
+    orders_waiting: bool            # it has not looked since the last one
     sockets: list[SocketView]
     iomux: list[IomuxView]
     rings: list[RingView]
@@ -105,6 +106,7 @@ def decode(read: Read, pid: int | None = None) -> StatsPage:
         homecomings=int(page.calls_home),
         log_level=_signed(page.log_level),
         log_details=_signed(page.log_details),
+        orders_waiting=page.asked != page.taken,
         sockets=_sockets(body, owner, comm),
         iomux=_iomux(page),
         rings=[_ring(ring, owner) for ring in page.rings if ring.used],

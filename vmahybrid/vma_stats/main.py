@@ -11,6 +11,7 @@ from typing import Any
 from vmahybrid.cli.output import any_name_prints, lost_stdout
 from vmahybrid.errors import NotFound, ServiceUnreachable, VmahybridError
 from vmahybrid.printable import clean
+from vmahybrid.stats import orders
 from vmahybrid.vma_stats import directory, full, lists, passthrough, tables, unconnected
 from vmahybrid.vma_stats.delta import Reading, delta
 from vmahybrid.vma_stats.options import DEFAULT_DIRECTORY, USAGE, OptionError, Options, level_name, parse
@@ -202,6 +203,8 @@ def act(client: Any, process: dict[str, Any], options: Options) -> None:
         if now < options.dump_level:
             error(f"nothing will be seen: process {pid} logs up to {level_name(now)} only. "
                   f"Give a lower level, or -l {level_name(options.dump_level).lower()}")
+    if options.orders and not orders.taken_soon(client, pid):
+        error(f"process {pid} has not taken it yet: {orders.WAITS}")
 
 
 def tell_where(client: Any, pid: int, options: Options) -> None:

@@ -115,6 +115,11 @@ class Options:
     def deltas(self) -> bool:
         return self.details == 2
 
+    @property
+    def orders(self) -> bool:
+        """Something that the program has to take; -z needs nobody."""
+        return self.log_level is not None or self.log_details is not None or self.dump_fd is not None
+
     def shows(self, fd: int) -> bool:
         return not self.sockets or any(fd in numbers for numbers in self.sockets)
 

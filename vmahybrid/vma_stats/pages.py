@@ -119,5 +119,6 @@ def _reading(page: StatsPage, uid: int) -> ProcessStats:
         offloaded_sockets=sum(sock.offloaded for sock in page.sockets), sockets=len(page.sockets),
         rings=[ring.ring_id for ring in page.rings], flows=[], reason=page.reason, log_level=page.log_level,
         log_details=page.log_details, sockets_over=page.sockets_over, homecomings=page.homecomings,
+        orders_waiting=page.orders_waiting,
     )  # fmt: skip
     return ProcessStats(process, time.monotonic(), page.sockets, page.iomux, page.rings)

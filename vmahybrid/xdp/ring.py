@@ -313,9 +313,18 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
     if not 0 < frames <= MAX_FRAMES:  # before the fill ring's size is made of it
         raise ValueError(f"frames must be 1..{MAX_FRAMES}, got {frames}")
     sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": _power_of_two_from(frames), "comp_size": tx_size}
-    # In the worker as a whole: two callers can't both find the queues free.
-    return port.worker.call(_open_ring, port, lambda: Umem(frames, frame_size_for(port.mtu), pages), sizes,
-                            direct_allowed, bind_after)
+    memory = [Umem(frames, frame_size_for(port.mtu), pages)]
+    memory[0].populate()
+
+    def umem() -> Umem:
+        return memory.pop() if memory else Umem(frames, frame_size_for(port.mtu), pages)
+
+    try:
+        # In the worker as a whole: two callers can't both find the queues free.
+        return port.worker.call(_open_ring, port, umem, sizes, direct_allowed, bind_after)
+    finally:
+        for unused in memory:
+            unused.close()
 
 
 def _open_ring(port: XdpPort, new_umem: Callable[[], Umem], sizes: dict[str, int], direct_allowed: bool,

@@ -54,6 +54,11 @@ class Umem:
         self._keep: tuple[Any, ...] = ()
         self._sockets = 0
 
+    def populate(self) -> None:
+        """Have the kernel allocate all of it now; else :meth:`register` does, for which a large one has other callers
+        of that thread wait (256 MiB: some 0.3 s). What can't be done now is done then. From any thread."""
+        lib.vmh_umem_populate(self.fd, self.size, self._may_be_huge and not self.huge)
+
     @property
     def registered(self) -> bool:
         return self._handle is not None
