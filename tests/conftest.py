@@ -40,7 +40,9 @@ def _terminate(signum: int, frame: object) -> NoReturn:
 
 def pytest_configure() -> None:
     """SIGTERM (of timeout(1), of CI) ends the session as Ctrl-C does: fixtures remove what they made. A shell has its
-    background jobs ignore SIGINT; programs that the tests end by it must not inherit that."""
+    background jobs ignore SIGINT; programs that the tests end by it must not inherit that. All services share what is
+    compiled once."""
+    os.environ["CACHE_DIRECTORY"] = str(Path(__file__).parents[1] / "build" / "xdp-cache")
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -57,6 +57,7 @@ class Service:
         self.env: dict[str, str] = {
             "VMAHYBRID_RUNDIR": str(self.rundir),
             "VMA_HYBRID_SOCKET": str(self.rundir / "control.sock"),
+            "CACHE_DIRECTORY": os.environ.get("CACHE_DIRECTORY") or os.devnull,  # nothing is to be left on the machine
         }
         self.ready_seconds = 0.0
         self._program: Program | None = None

@@ -15,6 +15,7 @@ ExecStart={program} start --foreground
 # One that is killed leaves TCP connections standing still. The next one brings them home if it is there within 10 s.
 Restart=on-failure
 RestartSec=1
+CacheDirectory=vmahybrid
 
 [Install]
 WantedBy=multi-user.target

@@ -12,8 +12,8 @@ from vmahybrid.service.backend import PortHandle, RingHandle, RingSizes
 from vmahybrid.steering.keys import Action, FlowKey, GrantKey
 from vmahybrid.steering.mirror import MirrorTarget
 from vmahybrid.xdp.above import Stack
-from vmahybrid.xdp.compile import compile_image
 from vmahybrid.xdp.image import Image
+from vmahybrid.xdp.imagecache import kept_image
 from vmahybrid.xdp.inject import Injector
 from vmahybrid.xdp.latebind import two_steps
 from vmahybrid.xdp.port import XdpPort
@@ -176,7 +176,7 @@ class XdpBackend:
     def prepare(self) -> None:
         self._two_steps = two_steps()
         self._injector = Injector.open()
-        self._image = compile_image()
+        self._image = kept_image()
 
     def inject(self, ifindex: int, frames: Sequence[bytes]) -> None:
         if self._injector is None:

@@ -669,7 +669,6 @@ void vmh_params_used(unsigned param, const char *where, int64_t least, int64_t m
 {
 	static _Atomic uint8_t said[VMH_PARAMS_COUNT];
 	int64_t asked = vmh_param_number(param);
-
 	int level = is_set(param) ? VMH_LOG_WARNING : VMH_LOG_DETAILS; /* that of a built-in profile adapts itself */
 
 	if (used == asked || !is_chosen(param) || atomic_exchange(&said[param], 1))

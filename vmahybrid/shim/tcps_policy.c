@@ -585,6 +585,7 @@ void vmh_tcps_look(void)
 /* Object lock held: it is on the ring, from now on. */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 {
+	s->troubled = 0;
 	s->seen = s->watch;
 	VMH_SET(s->turns_before, s->watch.turns);
 	VMH_SET(s->paid, 0);
