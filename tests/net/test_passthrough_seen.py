@@ -123,7 +123,7 @@ e = select.epoll()
 e.register(c, select.EPOLLIN)
 """)
         assert main(["-F", "-p", str(program.pid), "-z", "-l", "details", "-D", "1", "-S", "0"]) == 0
-        waiting = f"process {program.pid} has not taken it yet: it waits in a call that no ring may end"
+        waiting = f"process {program.pid} has not taken it yet: it computes, or waits in a call that no ring may end"
         assert waiting in capsys.readouterr().err
         assert not program_counters(program, [], capsys)["rx_os_packets"]
         assert "DUMPING" not in program.log.read_text()

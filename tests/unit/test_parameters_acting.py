@@ -132,6 +132,7 @@ TESTS = {
     "VMA_HYBRID_TCP_TURN": "net/test_tcp_policy.py::test_rounds_that_are_bulk_by_a_lower_threshold",
     "VMA_HYBRID_TCP_LOSS_SEGMENTS": "net/test_tcp_policy.py::test_a_lossy_connection_goes_home",
     "VMA_HYBRID_TCP_WINDOW": "net/test_tcp_policy.py::test_bulk_in_a_longer_time",
+    "VMA_HYBRID_TCP_PROCESSOR": "net/test_tcp_policy.py::test_other_programs_want_the_processor",
     "VMA_HYBRID_TCP_LOSS": "net/test_tcp_policy.py::test_a_lossy_connection_goes_home",
     "VMA_HYBRID_TCP_IDLE": "net/test_tcp_policy.py::test_an_idle_connection_goes_home_and_comes_back",
     "VMA_HYBRID_POLICY": SHIM + "test_profile_and_policy_files",

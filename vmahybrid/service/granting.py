@@ -74,6 +74,8 @@ async def _climb(session: Session, namespace: Namespace, port: Port, sizes: Ring
         await namespace.open_port(port.id.ifindex)
         core.port_attached(namespace, port)
         handle = await asyncio.to_thread(port.attached().grant, sizes, core.config["ring.direct"] == "first")
+    except RuntimeError as error:  # the namespace was left meanwhile
+        raise refuse(f"interface {port.name}", Reason.IF_GONE) from error
     except VmahybridError as error:
         if isinstance(error, Refused):
             _remember(session, port, on_kernel((first, xdp_refused(error))))

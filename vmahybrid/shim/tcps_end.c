@@ -133,7 +133,7 @@ void vmh_tcps_close(struct vmh_tcps *s)
 	if (on_ring(s))
 		close_fresh(s, false);
 	vmh_unlock(&s->obj.lock);
-	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED || vmh_tcps_state(s) == VMH_TCPS_KERNEL) /* trouble came meanwhile */
+	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED || !vmh_tcps_is_fresh(s)) /* trouble came meanwhile */
 		vmh_tcps_home(s, VMH_R_CLOSED, true);
 }
 

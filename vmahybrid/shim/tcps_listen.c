@@ -38,6 +38,7 @@ struct vmh_tlisten {
 	uint32_t flow_id;
 	bool syns_left;          /* by a rule that leaves SYNs to the kernel */
 	bool rings_go;           /* nobody can stay there */
+	bool back;               /* the kernel's alone for now: it may come to rings again */
 	unsigned why;            /* of one that is on its way home, and stays for what is half open */
 	uint64_t until;          /* the same: so long at most; else 0 */
 	unsigned nrings;
@@ -397,7 +398,7 @@ static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, 
 		l->nwaiting--;
 		vmh_tlisten_refresh(s);
 		if (!l->nwaiting && !l->nrings)
-			atomic_store(&s->state, VMH_TCPS_HOME);
+			atomic_store(&s->state, l->back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	}
 	vmh_unlock(&s->io);
 	if (fd < 0)
@@ -553,16 +554,15 @@ static void tell(struct vmh_tcps *s)
 static void end(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
-	bool back = vmh_tcps_trouble(reason) || reason == VMH_R_TCP_METRICS;
-
 	if (l->until)
 		atomic_fetch_sub(&staying, 1);
 	l->until = 0;
 	vmh_lock(&s->io);
 	stop(l);
 	vmh_tlisten_refresh(s);
+	l->back = vmh_tcps_trouble(reason) || reason == VMH_R_TCP_METRICS;
 	if (!l->nwaiting)
-		atomic_store(&s->state, back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+		atomic_store(&s->state, l->back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
 	if (l->flow_id)
 		vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);

@@ -47,7 +47,8 @@ bool vmh_tcps_trouble(unsigned reason)
 static bool no_way(unsigned reason)
 {
 	return reason == VMH_R_IF_DOWN || reason == VMH_R_IF_GONE || reason == VMH_R_NO_INTERFACE ||
-	       reason == VMH_R_NO_ROUTE || reason == VMH_R_NOT_OFFLOADABLE_ADDR || reason == VMH_R_VERBS_FAILED;
+	       reason == VMH_R_NO_ROUTE || reason == VMH_R_NOT_OFFLOADABLE_ADDR || reason == VMH_R_VERBS_FAILED ||
+	       reason == VMH_R_RING_FAILED || reason == VMH_R_ATTACH_FAILED || reason == VMH_R_IF_BUSY;
 }
 
 static int64_t timeout_of(int fd, int name)
@@ -867,6 +868,7 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed)) {
 		s->resting = 1;
+		s->troubled = 0;
 		done = !home_from_ring((struct homing){ .s = s, .must = false, .home.reason = reason });
 		s->resting = 0;
 		vmh_debug("fd %d: the TCP connection goes home to the kernel for now: %s", s->obj.fd, vmh_reason_text(reason));
@@ -1127,6 +1129,7 @@ static void keep(struct vmh_tcps *s, unsigned reason)
 		return;
 	}
 	s->resting = 1;
+	s->troubled = 0;
 	home_from_ring((struct homing){ .s = s, .must = false, .home.reason = reason });
 	s->resting = 0;
 }

@@ -30,8 +30,7 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
-#define WANTED_PERCENT 20   /* of the time, that others had the processor while a thread would have spun */
-#define WANTED_LOOKS 2      /* in a row */
+#define WANTED_LOOKS 2      /* in a row, in which others had the processor */
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
@@ -201,27 +200,6 @@ static void pause_adoptions(uint64_t now)
 	atomic_store(&together_at, now + ns);
 }
 
-/* The processor is wanted by others: each time in a row they have to wait for longer. */
-static void pause_for_processor(uint64_t now)
-{
-	static uint64_t ns, until;
-
-	ns = now - until > EASE_NS || !ns ? WANTED_MIN_NS : ns < PAUSE_MAX_NS ? ns * 2 : ns;
-	until = now + ns;
-	atomic_store(&free_at, until);
-	atomic_store(&together_at, until);
-}
-
-/* Of the time between two looks others had much while a thread of this program would have spun. */
-static bool processor_is_wanted(uint64_t ns)
-{
-	static uint64_t seen;
-	uint64_t is = vmh_spin_lost_ns(), lost = is - seen;
-
-	seen = is;
-	return vmh_params.hybrid_spin_turns && lost * 100 >= ns * WANTED_PERCENT;
-}
-
 /* ---- many at a time ---- */
 
 #define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
@@ -349,6 +327,29 @@ int vmh_tcps_together(void)
 	return GATHER_NS / 1000000;
 }
 
+/* The processor is wanted by others: each time in a row they have to wait for longer. */
+static void pause_for_processor(uint64_t now)
+{
+	static uint64_t ns, until;
+
+	if (now < until)
+		return;
+	ns = now - until > EASE_NS || !ns ? WANTED_MIN_NS : ns < PAUSE_MAX_NS ? ns * 2 : ns;
+	until = now + ns;
+	atomic_store(&free_at, until);
+	atomic_store(&together_at, until);
+	atomic_store(&together, false);
+	last_lot_ns = 0;
+}
+
+/* Of the time between two looks others had much while a thread of this program would have spun. */
+static bool processor_is_wanted(uint64_t ns)
+{
+	uint64_t lost = vmh_spin_lost_ns();
+
+	return vmh_params.hybrid_tcp_processor && lost * 100 >= ns * (uint64_t)vmh_params.hybrid_tcp_processor;
+}
+
 static bool worth_it(uint64_t now)
 {
 	uint32_t n;
@@ -440,7 +441,8 @@ void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	my_free_at = vmh_now_ns() + pause_after(ns);
-	atomic_store_explicit(&free_at, my_free_at, memory_order_relaxed);
+	if (my_free_at > atomic_load(&free_at)) /* else a pause has begun meanwhile */
+		atomic_store_explicit(&free_at, my_free_at, memory_order_relaxed);
 }
 
 void vmh_tcps_adoption_over(void)

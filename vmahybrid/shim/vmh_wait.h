@@ -44,7 +44,8 @@ extern __thread bool vmh_spins __attribute__((tls_model("initial-exec"))); /* th
 void vmh_spin_init(void);               /* at the start of the process */
 VMH_COLD void vmh_spin_goes_on(uint64_t looks); /* after each VMH_SPIN_TURN of them in vain */
 VMH_COLD void vmh_spin_over(void);
-uint64_t vmh_spin_lost_ns(void); /* that others had while threads of this program would have spun; wraps */
+/* Since the last call, that others had while a thread of this program would have spun: the mean of those that lost some. */
+uint64_t vmh_spin_lost_ns(void);
 static inline void vmh_spin_ends(void)
 {
 	if (vmh_unlikely(vmh_spins))

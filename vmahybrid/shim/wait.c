@@ -283,16 +283,22 @@ void vmh_spin_init(void)
 
 static __thread struct {
 	uint64_t turn_ns, wanted_until;
-	long switches; /* by the kernel's count, that this thread did not ask for */
+	long switches;  /* by the kernel's count, that this thread did not ask for */
+	uint32_t epoch; /* in which it was counted as one that lost */
 } spin __attribute__((tls_model("initial-exec")));
 static _Atomic uint64_t lost_ns;
+static _Atomic uint32_t losers, epoch = 1;
 
 uint64_t vmh_spin_lost_ns(void)
 {
-	return atomic_load_explicit(&lost_ns, memory_order_relaxed);
+	uint32_t n = atomic_exchange(&losers, 0);
+	uint64_t ns = atomic_exchange(&lost_ns, 0);
+
+	atomic_fetch_add(&epoch, 1);
+	return n ? ns / n : 0;
 }
 
-/* Not what the host of a virtual machine took, nor an interrupt: these would come back all the same. */
+/* Since it was asked last. Else the host of a virtual machine had the time, or an interrupt: to yield gains nothing. */
 static bool was_switched(void)
 {
 	struct rusage usage;
@@ -306,7 +312,13 @@ static bool was_switched(void)
 
 static void others_had(uint64_t ns, uint64_t now)
 {
+	uint32_t in = atomic_load_explicit(&epoch, memory_order_relaxed);
+
 	atomic_fetch_add_explicit(&lost_ns, ns, memory_order_relaxed);
+	if (spin.epoch != in) {
+		spin.epoch = in;
+		atomic_fetch_add_explicit(&losers, 1, memory_order_relaxed);
+	}
 	spin.wanted_until = now + WANTED_NS;
 }
 
@@ -315,7 +327,7 @@ static void look_for_others(bool first)
 {
 	uint64_t now = vmh_now_ns(), took = now - spin.turn_ns;
 
-	if (!first && took >= TURN_LONG_NS && was_switched())
+	if (!first && spin.turn_ns && took >= TURN_LONG_NS && was_switched())
 		others_had(took, now);
 	if (now < spin.wanted_until) {
 		sched_yield();
@@ -337,10 +349,12 @@ void vmh_spin_goes_on(uint64_t looks)
 		atomic_fetch_add_explicit(&spinners, 1, memory_order_relaxed);
 		vmh_spins = true;
 	}
-	if (others >= processors)
+	if (others >= processors) {
 		sched_yield();
-	else
+		spin.turn_ns = 0; /* what they had is not lost to others */
+	} else {
 		look_for_others(looks == VMH_SPIN_TURN);
+	}
 }
 
 void vmh_spin_over(void)

@@ -10,13 +10,15 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from vmahybrid._contracts import ffi, lib
+from vmahybrid.errors import NotFound
 from vmahybrid.stats.page import HEADER_SIZE, SOCKET_SIZE, header, slots
 
 SOON = 1.5  # an internal thread looks once a second
-WAITS = "it waits in a call that no ring may end, and takes this with the next one"
+WAITS = "it computes, or waits in a call that no ring may end, and takes this with the next one"
 _PAGE = "struct vmh_stats_page"
 _SOCK = "struct vmh_sock_stats"
 _COUNTERS = {  # of each struct: the first counter of a range, and what stands behind the last one
@@ -73,10 +75,11 @@ def listens(fd: int) -> bool:
 def taken_soon(client: Any, pid: int) -> bool:
     """Of the last order, by a service's or a directory's client: has the program looked, in :data:`SOON` seconds?"""
     end = time.monotonic() + SOON
-    while client.get("v1", "stats", pid)["process"]["orders_waiting"]:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
+    with suppress(NotFound):    # it has ended
+        while client.get("v1", "stats", pid)["process"].get("orders_waiting"):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
     return True
 
 

@@ -15,6 +15,7 @@ import os
 import platform
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,9 @@ log = logging.getLogger("vmahybrid.service")
 DIRECTORY = "/var/cache/vmahybrid"
 KEPT = 4  # the newest; the host may have several versions, or kernels by turns
 _SIZE_MAX = 4 << 20  # bytes
-_HEADERS = (Path("/usr/include/linux/bpf.h"), Path("/usr/include/linux/version.h"))
+_HEADERS = Path("/usr/include/linux")   # a package that brings others writes them anew, and so its directory
+_OURS = ("headers.py", "bcc_child.py")  # what is compiled in, and how, beside the sources
+_STALE = 60.0  # seconds: a temporary file of a service that was killed
 
 
 def directory() -> Path:
@@ -50,14 +53,16 @@ def kept_image() -> Image:
 
 
 def _key() -> str:
-    parts = [source_text(), str(IMAGE_VERSION), platform.machine(), platform.release(), platform.version(),
+    parts = [source_text(), *(Path(__file__).with_name(name).read_text("utf-8") for name in _OURS),
+             str(IMAGE_VERSION), platform.machine(), platform.release(), platform.version(),
              *(f"{path} {found.st_size} {found.st_mtime_ns}" for path, found in _made_by())]  # fmt: skip
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _made_by() -> Iterator[tuple[Path, os.stat_result]]:
     bcc = importlib.util.find_spec("bcc")
-    for path in (*([Path(bcc.origin)] if bcc and bcc.origin else []), *_HEADERS):
+    compiler = [Path(bcc.origin)] if bcc and bcc.origin else []
+    for path in (*compiler, *sorted(Path("/usr/lib").glob("*/libbcc.so.0")), _HEADERS, _HEADERS / "version.h"):
         with contextlib.suppress(OSError):
             yield path, path.stat()
 
@@ -84,6 +89,9 @@ def _write(path: Path, text: str) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+    for left in path.parent.glob(".xdp-*"):
+        if time.time() - left.stat().st_mtime > _STALE:
+            left.unlink(missing_ok=True)
     images = sorted(path.parent.glob("xdp-*.json"), key=lambda found: found.stat().st_mtime)
     for old in images[:-KEPT]:
         old.unlink(missing_ok=True)

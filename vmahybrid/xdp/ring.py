@@ -313,7 +313,10 @@ def open_ring(port: XdpPort, *, frames: int = 4096, rx_size: int = 1024, tx_size
     if not 0 < frames <= MAX_FRAMES:  # before the fill ring's size is made of it
         raise ValueError(f"frames must be 1..{MAX_FRAMES}, got {frames}")
     sizes = {"rx_size": rx_size, "tx_size": tx_size, "fill_size": _power_of_two_from(frames), "comp_size": tx_size}
-    memory = [Umem(frames, frame_size_for(port.mtu), pages)]
+    try:
+        memory = [Umem(frames, frame_size_for(port.mtu), pages)]
+    except OSError as error:
+        raise _refusal(port, error) from error
     memory[0].populate()
 
     def umem() -> Umem:
