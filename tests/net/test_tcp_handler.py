@@ -40,7 +40,7 @@ def test_a_handler_in_malloc_may(service: Service, program: Path, call: str) -> 
     argv = [str(program), call, service.sandbox.a.address, str(PORT)]
     argv = service.run_argv(argv, "none", VMA_HYBRID_TCP="offload", VMA_RX_POLL="0")
     user = service.sandbox.start(service.sandbox.b, argv, env=service.env)
-    user.wait_for("old", 20)
+    user.wait_for(r"(?m)^old$", 20)
     assert len([flow for flow in flows(service) if flow["pid"] == user.pid]) >= RING
     user.process.send_signal(signal.SIGUSR1)
     try:

@@ -179,7 +179,12 @@ def _diff(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     files = []
     for name in args.files:
-        kind, problems = check_file(Path(name))
+        try:
+            kind, problems = check_file(Path(name))
+        except UsageError as error:
+            if len(args.files) == 1:
+                raise
+            kind, problems = "not read", [f" {error.why}"]  # of the others it is said what they are
         files.append({"file": name, "kind": kind, "problems": problems})
     return {"schema": SCHEMA, "files": files}, int(any(entry["problems"] for entry in files))
 

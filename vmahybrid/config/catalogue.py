@@ -256,7 +256,7 @@ def _parameter(raw: dict[str, Any]) -> Parameter:
         cap=raw.get("cap"),
         since=raw.get("since", ""),
         banner=Banner(**raw.get("banner", {})),
-        backends=tuple(raw.get("backends", BACKENDS)),
+        backends=() if raw.get("acts") == "never" else tuple(raw.get("backends", BACKENDS)),
         live=raw.get("live", False),
     )
     if parameter.type == "int" and (parameter.minimum is None or parameter.maximum is None or "outside" not in raw):

@@ -98,8 +98,8 @@ def c_banner(banner: Banner) -> str:
 
 
 def backends_of(parameter: Parameter) -> int:
-    """As enum of the header: what is accepted only has no effect anywhere."""
-    return 0 if parameter.acts == "never" else sum(1 << BACKENDS.index(name) for name in parameter.backends)
+    """As enum of the header."""
+    return sum(1 << BACKENDS.index(name) for name in parameter.backends)
 
 
 def c_bound(bound: Bound | None, index: dict[str, int]) -> str:
