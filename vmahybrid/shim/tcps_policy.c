@@ -30,7 +30,8 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
-#define WANTED_LOOKS 2      /* in a row, in which others had the processor */
+#define WANTED_LOOKS 2      /* in a row, in which others took the processor */
+#define OFFERS_MIN 5        /* fewer in a window say nothing */
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
@@ -342,12 +343,13 @@ static void pause_for_processor(uint64_t now)
 	last_lot_ns = 0;
 }
 
-/* Of the time between two looks others had much while a thread of this program would have spun. */
+/* Others took it often, or for long, while a thread of this program would have spun. */
 static bool processor_is_wanted(uint64_t ns)
 {
-	uint64_t lost = vmh_spin_lost_ns();
+	struct vmh_spin_offers o = vmh_spin_offered();
+	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor;
 
-	return vmh_params.hybrid_tcp_processor && lost * 100 >= ns * (uint64_t)vmh_params.hybrid_tcp_processor;
+	return percent && ((o.all >= OFFERS_MIN && o.taken * 100ull >= o.all * percent) || o.gone_ns * 100 >= ns * percent);
 }
 
 static bool worth_it(uint64_t now)
@@ -495,6 +497,7 @@ struct look {
 	uint64_t now;
 	unsigned moves;
 	unsigned why;                       /* those on rings go home; 0: they do not */
+	bool any;                           /* there are some */
 	uint32_t busy;                      /* in the kernel */
 	uint64_t kernel_turns, ring_turns;
 };
@@ -521,6 +524,7 @@ static void look_at(struct vmh_tcps *s, void *arg)
 	if (vmh_tcps_state(s) != VMH_TCPS_RING || VMH_GET(s->policy) != VMH_TCPS_ADAPTIVE || l->moves == MOVES_MAX ||
 	    l->now < s->rest_at)
 		return;
+	l->any = true;
 	is = (struct vmh_tcps_watch){ VMH_GET(s->watch.bytes), VMH_GET(s->watch.turns) };
 	quiet = is.bytes == was.bytes;
 	s->seen = is;
@@ -581,6 +585,7 @@ void vmh_tcps_look(void)
 		pause_for_processor(l.now);
 	}
 	vmh_tcps_glance(glance_at, &l);
+	atomic_store(&vmh_spin_offers, l.any && vmh_params.hybrid_tcp_processor);
 	crowded = too_many(l.busy) && l.kernel_turns > l.ring_turns && !atomic_load(&together) ? crowded + 1 : 0;
 }
 

@@ -36,16 +36,20 @@ extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("
 extern __thread volatile sig_atomic_t vmh_signals_norestart __attribute__((tls_model("initial-exec")));
 bool vmh_in_handler(void); /* of a signal, this thread; also after a longjmp() out of one */
 
-/* A call that spins. Where more threads of the program do so than it has processors, or other programs want this one,
- * it would take the processor from the others for a whole slice of milliseconds: they take turns
- * (VMA_HYBRID_SPIN_TURNS). */
+/* A call that spins. Where more threads of the program do so than it has processors, each would take the processor from
+ * the others for a whole slice of milliseconds: they take turns (VMA_HYBRID_SPIN_TURNS). */
 extern __thread bool vmh_spins __attribute__((tls_model("initial-exec"))); /* this thread is counted */
 #define VMH_SPIN_TURN 16 /* looks */
 void vmh_spin_init(void);               /* at the start of the process */
 VMH_COLD void vmh_spin_goes_on(uint64_t looks); /* after each VMH_SPIN_TURN of them in vain */
 VMH_COLD void vmh_spin_over(void);
-/* Since the last call, that others had while a thread of this program would have spun: the mean of those that lost some. */
-uint64_t vmh_spin_lost_ns(void);
+/* Whether a thread that spins offers its processor to other programs, once in a millisecond; and how many of the offers
+ * since the last question were taken, and how long others had it, then and by the kernel's slices. */
+extern _Atomic bool vmh_spin_offers;
+struct vmh_spin_offers {
+	uint32_t all, taken;
+	uint64_t gone_ns;
+} vmh_spin_offered(void);
 static inline void vmh_spin_ends(void)
 {
 	if (vmh_unlikely(vmh_spins))

@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 struct sleeper {
 	struct sleeper *next, **pprev;         /* those who sleep now */
@@ -277,84 +276,58 @@ void vmh_spin_init(void)
 }
 
 #define LONG_LOOKS 256 /* a shorter wait is not worth two atomic operations */
-#define TURN_LONG_NS 100000u  /* from one turn to the next: somebody had the processor meanwhile */
-#define WANTED_NS 10000000u   /* it is wanted by others for so long after each time that one had it */
-#define SWITCHED_NS 5000u     /* a sched_yield() that takes less found nobody */
+#define OFFER_NS 1000000u /* more often would cost who is beside one that computes more than a tenth of its time */
+#define TAKEN_NS 5000u    /* a sched_yield() that takes less found nobody */
+#define GONE_NS 1000000u  /* from one turn to the next: the processor was taken */
 
-static __thread struct {
-	uint64_t turn_ns, wanted_until;
-	long switches;  /* by the kernel's count, that this thread did not ask for */
-	uint32_t epoch; /* in which it was counted as one that lost */
-} spin __attribute__((tls_model("initial-exec")));
-static _Atomic uint64_t lost_ns;
-static _Atomic uint32_t losers, epoch = 1;
+_Atomic bool vmh_spin_offers;
+static _Atomic uint32_t offers, taken;
+static _Atomic uint64_t gone_ns;
 
-uint64_t vmh_spin_lost_ns(void)
+struct vmh_spin_offers vmh_spin_offered(void)
 {
-	uint32_t n = atomic_exchange(&losers, 0);
-	uint64_t ns = atomic_exchange(&lost_ns, 0);
+	struct vmh_spin_offers o = { .taken = atomic_exchange(&taken, 0), .gone_ns = atomic_exchange(&gone_ns, 0) };
 
-	atomic_fetch_add(&epoch, 1);
-	return n ? ns / n : 0;
+	o.all = atomic_exchange(&offers, 0);
+	return o;
 }
 
-/* Since it was asked last. Else the host of a virtual machine had the time, or an interrupt: to yield gains nothing. */
-static bool was_switched(void)
-{
-	struct rusage usage;
-	long before = spin.switches;
-
-	if (vmh_sys(SYS_getrusage, RUSAGE_THREAD, &usage))
-		return false;
-	spin.switches = usage.ru_nivcsw;
-	return usage.ru_nivcsw != before;
-}
-
-static void others_had(uint64_t ns, uint64_t now)
-{
-	uint32_t in = atomic_load_explicit(&epoch, memory_order_relaxed);
-
-	atomic_fetch_add_explicit(&lost_ns, ns, memory_order_relaxed);
-	if (spin.epoch != in) {
-		spin.epoch = in;
-		atomic_fetch_add_explicit(&losers, 1, memory_order_relaxed);
-	}
-	spin.wanted_until = now + WANTED_NS;
-}
-
-/* Others than this program's spinners: the kernel takes the processor from one that spins after a slice of milliseconds. */
+/* Does another program wait for this processor? The kernel tells nobody, but gives it to one when it is offered, if that
+ * one has had less than its share. One that computes has slices of milliseconds anyway. */
 static void look_for_others(bool first)
 {
-	uint64_t now = vmh_now_ns(), took = now - spin.turn_ns;
+	static __thread uint64_t turn_ns, offer_ns __attribute__((tls_model("initial-exec")));
+	uint64_t now = vmh_now_ns(), then;
 
-	if (!first && spin.turn_ns && took >= TURN_LONG_NS && was_switched())
-		others_had(took, now);
-	if (now < spin.wanted_until) {
-		sched_yield();
-		took = vmh_now_ns() - now;
-		now += took;
-		if (took >= SWITCHED_NS && was_switched())
-			others_had(took, now);
+	if (!first && now - turn_ns >= GONE_NS)
+		atomic_fetch_add_explicit(&gone_ns, now - turn_ns, memory_order_relaxed);
+	turn_ns = now;
+	if (now - offer_ns < OFFER_NS)
+		return;
+	sched_yield();
+	then = vmh_now_ns();
+	atomic_fetch_add_explicit(&offers, 1, memory_order_relaxed);
+	if (then - now >= TAKEN_NS) {
+		atomic_fetch_add_explicit(&taken, 1, memory_order_relaxed);
+		atomic_fetch_add_explicit(&gone_ns, then - now, memory_order_relaxed);
 	}
-	spin.turn_ns = now;
+	turn_ns = offer_ns = then;
 }
 
 void vmh_spin_goes_on(uint64_t looks)
 {
 	int others = atomic_load_explicit(&spinners, memory_order_relaxed) - vmh_spins;
 
+	if (vmh_unlikely(atomic_load_explicit(&vmh_spin_offers, memory_order_relaxed)) && others < processors)
+		look_for_others(looks == VMH_SPIN_TURN);
 	if (processors == INT_MAX)
 		return;
 	if (!vmh_spins && (looks >= LONG_LOOKS || others >= processors)) { /* else a handler may have jumped out of a call that was */
 		atomic_fetch_add_explicit(&spinners, 1, memory_order_relaxed);
 		vmh_spins = true;
 	}
-	if (others >= processors) {
+	if (others >= processors)
 		sched_yield();
-		spin.turn_ns = 0; /* what they had is not lost to others */
-	} else {
-		look_for_others(looks == VMH_SPIN_TURN);
-	}
 }
 
 void vmh_spin_over(void)
