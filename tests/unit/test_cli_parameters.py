@@ -588,17 +588,6 @@ def test_check_names_file_line_and_token(place: Path, capsys: pytest.CaptureFixt
     (b"use os tcp_client [fe80::1]:80\n",
      "1: an IPv6 address: rules have IPv4 addresses, and * is for both: \"[fe80::1]:80\""),
 ])  # fmt: skip
-def test_check_of_many_names_those_that_cannot_be_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "libvma.conf").write_text("use os udp_connect *:53\n")
-    (place / "a.conf").write_text("VMA_RX_POLL = 1\n")
-    files = [str(place / name) for name in ("libvma.conf", "none", "a.conf", ".")]
-    assert main(["config", "check", *files]) == 1
-    out, err = capsys.readouterr()
-    assert [line.partition(": ")[0] for line in out.splitlines()] == [files[0], files[2]]
-    assert [line.partition(": ")[0] for line in err.splitlines()] == [files[1], files[3]]
-    assert main(["config", "check", files[1]]) == 2
-
-
 def test_check_judges_libvma_conf_by_bytes_as_the_shim_does(place: Path, capsys: pytest.CaptureFixture[str],
                                                             data: bytes, said: str | None) -> None:
     path = place / "libvma.conf"
@@ -663,3 +652,14 @@ def test_what_the_shell_has_opened_is_read(name: str) -> None:
     argv = [sys.executable, "-m", "vmahybrid.cli.main", "config", "check", name]
     done = subprocess.run(argv, input="VMA_BF = 1\nVMA_RX_POLL = x\n", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.startswith(f"{name}:2: VMA_RX_POLL: 'x' is not a number")) == (1, True)
+
+
+def test_check_of_many_names_those_that_cannot_be_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "libvma.conf").write_text("use os udp_connect *:53\n")
+    (place / "a.conf").write_text("VMA_RX_POLL = 1\n")
+    files = [str(place / name) for name in ("libvma.conf", "none", "a.conf", ".")]
+    assert main(["config", "check", *files]) == 1
+    out, err = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in out.splitlines()] == [files[0], files[2]]
+    assert [line.partition(": ")[0] for line in err.splitlines()] == [files[1], files[3]]
+    assert main(["config", "check", files[1]]) == 2
