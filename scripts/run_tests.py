@@ -39,7 +39,7 @@ QUIET = (
     "tests/net/test_death_interface.py", "tests/net/test_death_program.py", "tests/net/test_death_service.py",
     "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py", "tests/net/test_service_life.py",
     "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py", "tests/net/test_tcp_conf.py",
-    "tests/net/test_tcp_listener_home.py", "tests/sanitize/test_asan.py", LAST,
+    "tests/net/test_tcp_listener_home.py", "tests/net/test_tcp_trouble.py", "tests/sanitize/test_asan.py", LAST,
 )
 LATER = (
     "tests/net/test_address_gone.py", "tests/net/test_arp_flux.py", "tests/net/test_death_life.py",
