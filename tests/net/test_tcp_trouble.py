@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from net.service_lab import until
-from net.test_tcp_path import NEVER
-from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, without_offloads
+from net.test_tcp_path import conversation
+from net.test_tcp_shim import comes_to_ring, offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
@@ -77,16 +77,7 @@ TROUBLES = [own_down, carrier_lost, made_again, another_mac]
 @pytest.mark.parametrize("trouble", TROUBLES, ids=[trouble.__name__ for trouble in TROUBLES])
 def test_a_connection_outlives_it(service: Service, trouble: Trouble, policy: str, server: bool) -> None:
     a_side, b_side = service.sandbox.sides
-    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, policy, **NEVER) as a:
-        one, other = (b, a) if server else (a, b)
-        port = other.do("listen", address=other.side.address)
-        if server and policy == "offload":
-            other.do("waits")
-        one.do("connect", address=other.side.address, port=port)
-        other.do("accept")
-        a.do("nodelay")
-        b.do("echo")
-        comes_to_ring(service, a)
+    with conversation(service, policy, server=server) as a:
         if trouble is another_mac and policy == "offload":
             time.sleep(2.5)     # the kernel does not know of it before (docs/tcp-wiring.md, What is missing)
         steps = ["sleep 0.15", *trouble(a_side, b_side)]
@@ -99,9 +90,7 @@ def test_a_connection_outlives_it(service: Service, trouble: Trouble, policy: st
         took = time.monotonic() - begin
         print(f"{SIZE * 2 / took / 1e6:.0f} MB/s, {took:.1f} s; {service.ask('explain', str(a.pid))}")
         comes_to_ring(service, a)
-        a.do("close")
-        assert b.do("echo_ended")
-        until(lambda: not offloaded(service))
+    until(lambda: not offloaded(service))
     if trouble is another_mac:
         its_own_mac(a_side, b_side)
     assert service.program.running

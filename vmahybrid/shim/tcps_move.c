@@ -466,9 +466,11 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 {
 	bool had = s->conn != NULL, home = state == VMH_TCPS_HOME;
 
-	if (home && s->resting)
-		state = VMH_TCPS_KERNEL;
-
+	if (home) {
+		s->troubled = vmh_tcps_trouble(reason);
+		if (s->resting || s->troubled)
+			state = VMH_TCPS_KERNEL;
+	}
 	vmh_lock(&s->io);
 	if (had && abort_)
 		vmh_tcp_abort(s->conn);
@@ -672,11 +674,6 @@ static void ask_home(struct vmh_session_home *home)
 		home->err = vmh_session_tcp_home(home->fd, &home->state, home->flow_id, home->ifindex, home->reason);
 }
 
-static void rests(struct vmh_tcps *s, unsigned reason)
-{
-	s->resting = s->troubled = vmh_tcps_trouble(reason);
-}
-
 static int home_from_ring(struct homing h)
 {
 	if (homing_begins(&h)) {
@@ -734,15 +731,11 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 		vmh_tcps_set_reason(s, reason);
 		break;
 	case VMH_TCPS_RING:
-		rests(s, reason);
 		err = home_from_ring((struct homing){ .s = s, .must = must, .home.reason = reason });
-		s->resting = 0;
 		vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 		break;
 	case VMH_TCPS_STRANDED:
-		rests(s, reason);
 		err = home_stranded(s, reason, must);
-		s->resting = 0;
 		break;
 	case VMH_TCPS_LISTEN:
 		vmh_tlisten_home(s, reason);
@@ -770,10 +763,8 @@ static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
 	if (!vmh_trylock(&s->obj.lock))
 		return false;
 	*h = (struct homing){ .s = s, .must = l->must, .may_stay = l->may_stay, .home.reason = l->reason };
-	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h)) {
-		rests(s, l->reason);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING && homing_begins(h))
 		return true;
-	}
 	vmh_unlock(&s->obj.lock);
 	return false;
 }
@@ -781,7 +772,6 @@ static bool joins(struct homing *h, struct vmh_tcps *s, const struct homers *l)
 static void arrives(struct homing *h)
 {
 	homing_ends(h);
-	h->s->resting = 0;
 	vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", h->s->obj.fd, vmh_reason_text(h->home.reason));
 	vmh_unlock(&h->s->obj.lock);
 }
@@ -868,7 +858,6 @@ bool vmh_tcps_rest(struct vmh_tcps *s, unsigned reason)
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_RING && !atomic_load(&s->obj.closed)) {
 		s->resting = 1;
-		s->troubled = 0;
 		done = !home_from_ring((struct homing){ .s = s, .must = false, .home.reason = reason });
 		s->resting = 0;
 		vmh_debug("fd %d: the TCP connection goes home to the kernel for now: %s", s->obj.fd, vmh_reason_text(reason));
@@ -1129,7 +1118,6 @@ static void keep(struct vmh_tcps *s, unsigned reason)
 		return;
 	}
 	s->resting = 1;
-	s->troubled = 0;
 	home_from_ring((struct homing){ .s = s, .must = false, .home.reason = reason });
 	s->resting = 0;
 }

@@ -346,7 +346,7 @@ static void pause_for_processor(uint64_t now)
 /* Others took it often, or for long, while a thread of this program would have spun. */
 static bool processor_is_wanted(uint64_t ns)
 {
-	struct vmh_spin_offers o = vmh_spin_offered();
+	struct vmh_offered o = vmh_spin_offered();
 	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor;
 
 	return percent && ((o.all >= OFFERS_MIN && o.taken * 100ull >= o.all * percent) || o.gone_ns * 100 >= ns * percent);
@@ -592,7 +592,6 @@ void vmh_tcps_look(void)
 /* Object lock held: it is on the ring, from now on. */
 void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 {
-	s->troubled = 0;
 	s->seen = s->watch;
 	VMH_SET(s->turns_before, s->watch.turns);
 	VMH_SET(s->paid, 0);

@@ -62,8 +62,8 @@ struct vmh_tcps {
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
 	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
-	uint8_t connecting, resting;      /* resting: going home by policy, the operator or trouble, not for good */
-	uint8_t troubled;                 /* it came home because an interface or the service went */
+	uint8_t connecting, resting;      /* resting: going home by policy or the operator, not for good */
+	uint8_t troubled;                 /* the last time it came home because an interface or the service went */
 	uint8_t lent;                     /* to the service, which may hold the socket yet when the program closes it */
 	uint8_t kept;                     /* on the kernel by the operator, until he says otherwise */
 	uint32_t seen_kernel_turns;

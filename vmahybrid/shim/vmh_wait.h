@@ -46,7 +46,7 @@ VMH_COLD void vmh_spin_over(void);
 /* Whether a thread that spins offers its processor to other programs, once in a millisecond; and how many of the offers
  * since the last question were taken, and how long others had it, then and by the kernel's slices. */
 extern _Atomic bool vmh_spin_offers;
-struct vmh_spin_offers {
+struct vmh_offered {
 	uint32_t all, taken;
 	uint64_t gone_ns;
 } vmh_spin_offered(void);

@@ -284,9 +284,9 @@ _Atomic bool vmh_spin_offers;
 static _Atomic uint32_t offers, taken;
 static _Atomic uint64_t gone_ns;
 
-struct vmh_spin_offers vmh_spin_offered(void)
+struct vmh_offered vmh_spin_offered(void)
 {
-	struct vmh_spin_offers o = { .taken = atomic_exchange(&taken, 0), .gone_ns = atomic_exchange(&gone_ns, 0) };
+	struct vmh_offered o = { .taken = atomic_exchange(&taken, 0), .gone_ns = atomic_exchange(&gone_ns, 0) };
 
 	o.all = atomic_exchange(&offers, 0);
 	return o;
@@ -296,7 +296,8 @@ struct vmh_spin_offers vmh_spin_offered(void)
  * one has had less than its share. One that computes has slices of milliseconds anyway. */
 static void look_for_others(bool first)
 {
-	static __thread uint64_t turn_ns, offer_ns __attribute__((tls_model("initial-exec")));
+	static __thread uint64_t turn_ns __attribute__((tls_model("initial-exec")));
+	static __thread uint64_t offer_ns __attribute__((tls_model("initial-exec")));
 	uint64_t now = vmh_now_ns(), then;
 
 	if (!first && now - turn_ns >= GONE_NS)

@@ -3,7 +3,8 @@
 Counters are zeroed here, so that those of a program that sleeps are, too. For the rest the program looks into its page:
 its internal thread within a second, else its next call on a socket that the kernel serves (shim/worker.c).
 
-Functions take a descriptor that may be written, and raise PageError where it is no page of this version, or OSError.
+Functions take a descriptor that may be written, and raise PageError where it is no page of this version, or OSError;
+:func:`taken_soon` asks a client.
 """
 
 import os

@@ -17,19 +17,17 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-/* huge: ask for transparent huge pages first, as whoever maps it later does */
-static int vmh_umem_populate(int fd, uint64_t bytes, int huge)
+/* What it can. huge: ask for transparent huge pages first, as whoever maps it later does */
+static void vmh_umem_populate(int fd, uint64_t bytes, int huge)
 {
 	void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	int r;
 
 	if (map == MAP_FAILED)
-		return -errno;
+		return;
 	if (huge)
 		madvise(map, bytes, MADV_HUGEPAGE);
-	r = madvise(map, bytes, MADV_POPULATE_WRITE) ? -errno : 0;
+	madvise(map, bytes, MADV_POPULATE_WRITE);
 	munmap(map, bytes);
-	return r;
 }
 
 static int vmh_umem_register(int fd, void *area, uint64_t bytes, uint32_t chunk_size)
