@@ -117,9 +117,51 @@ class Ask {
 }
 """
 
-# "if at hand": a machine without a JDK has no such test. Go programs make system calls without libc: no shim sees them.
+GO = """
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+)
+
+func check(err error) {
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func main() {
+	connection, err := net.Dial("tcp", os.Args[1]+":7800")
+	check(err)
+	for turn := 0; turn < 200; turn++ {
+		sent := bytes.Repeat([]byte{byte(turn)}, 1+turn*turn)
+		got := make([]byte, len(sent))
+		_, err = connection.Write(sent)
+		check(err)
+		_, err = io.ReadFull(connection, got)
+		check(err)
+		if !bytes.Equal(sent, got) {
+			fmt.Println("other bytes in turn", turn)
+			os.Exit(1)
+		}
+	}
+	check(connection.(*net.TCPConn).CloseWrite())
+	rest, err := io.ReadAll(connection)
+	check(err)
+	fmt.Println("answered", len(rest))
+}
+"""
+
+OFFLOAD = pytest.mark.parametrize("stage", [("offload", "both")], ids=["offload"], indirect=True)
+
+# Go and Java "if at hand": a machine without them has no such test.
 if shutil.which("javac"):
-    @pytest.mark.parametrize("stage", [("offload", "both")], ids=["offload"], indirect=True)
+    @OFFLOAD
     def test_java_client(stage: TcpStage, ending: list[Program], tmp_path: Path) -> None:
         serving = stage.serve(*PROGRAM, "threads", stage.address, "7800")
         ending.append(serving)
@@ -130,3 +172,19 @@ if shutil.which("javac"):
         argv = ["java", "-Djava.net.preferIPv4Stack=true", "-cp", str(tmp_path), "Ask", stage.address]
         assert stage.client(*argv).result(40) == "answered\n"
         stage.used_rings("client")
+
+
+if shutil.which("go"):
+    @OFFLOAD
+    @pytest.mark.parametrize("cgo", ["0", "1"], ids=["static", "dynamic"])
+    def test_go_client(stage: TcpStage, ending: list[Program], tmp_path: Path, cgo: str) -> None:
+        """A Go program makes its system calls without libc: no shim sees them. The kernel serves it, unharmed."""
+        serving = stage.serve(*PROGRAM, "threads", stage.address, "7800")
+        ending.append(serving)
+        serving.wait_for("ready")
+        (tmp_path / "ask.go").write_text(GO)
+        env = {**os.environ, "CGO_ENABLED": cgo, "GOCACHE": str(tmp_path / "cache"), "GOFLAGS": "-p=1"}
+        subprocess.run(["go", "build", "-o", tmp_path / "ask", tmp_path / "ask.go"], env=env, check=True, timeout=300)
+        asking = stage.client(str(tmp_path / "ask"), stage.address)
+        assert asking.result(40) == "answered 0\n"
+        assert ("statically linked: there is no ld.so" in asking.errors) == (cgo == "0")

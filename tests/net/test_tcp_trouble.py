@@ -8,11 +8,13 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from net.service_lab import until
-from net.test_tcp_path import conversation
-from net.test_tcp_shim import comes_to_ring, offloaded, without_offloads
+from net.test_tcp_path import NEVER, conversation
+from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox, Side
 from vmahybrid.bench.served import Service
@@ -95,3 +97,54 @@ def test_a_connection_outlives_it(service: Service, trouble: Trouble, policy: st
         its_own_mac(a_side, b_side)
     assert service.program.running
     assert "Traceback" not in service.program.errors
+
+
+def taken_by_ring(service: Service, server: ShimPeer, client: ShimPeer, address: str, port: int) -> bool:
+    """A new connection to the listener of ``server``."""
+    client.do("connect", address=address, port=port)
+    server.do("accept")
+    client.do("echo")
+    assert server.do("ask", count=2, size=100) == ""
+    found = any(sock["pid"] == server.pid for sock in offloaded(service))
+    server.do("close")
+    assert client.do("echo_ended")
+    return found
+
+
+def test_who_waits_at_a_listener(service: Service) -> None:
+    """Connections that nobody has accepted yet outlive it; when they are, the listener comes back to its ring."""
+    a_side, b_side = service.sandbox.sides
+    with ExitStack() as stack:
+        a = stack.enter_context(ShimPeer(service, a_side, "offload", **NEVER))
+        early, late, new = (stack.enter_context(ShimPeer(service, b_side, "")) for _ in range(3))
+        port = a.do("listen", address=a_side.address)
+        a.do("waits")
+        for client in (early, late):
+            client.do("connect", address=a_side.address, port=port)
+            client.do("send", data="from before")
+        subprocess.run(["sh", "-ec", "\n".join(own_down(a_side, b_side))], check=True, timeout=10)
+        for client in (early, late):
+            a.do("accept")
+            assert a.do("read", size=11) == "from before"
+            a.do("send", data="seen")
+            assert client.do("read", size=4) == "seen"
+            a.do("close")
+        until(lambda: taken_by_ring(service, a, new, a_side.address, port) or service.softverbs)  # QPs don't listen
+
+
+def test_a_wildcard_listens_where_an_interface_comes_back() -> None:
+    with Sandbox("test") as sandbox:
+        a, b = without_offloads(sandbox).sides
+        a.ip("link", "add", "wa", "type", "veth", "peer", "name", "wb", "netns", b.netns)
+        wa, wb = replace(a, device="wa", address="10.78.0.1"), replace(b, device="wb", address="10.78.0.2")
+        for side in (wa, wb):
+            side.ip("address", "add", f"{side.address}/24", "dev", side.device)
+            side.ip("link", "set", side.device, "up")
+        with Service(sandbox, sides=[a, wa]) as service, ShimPeer(service, a, "offload", **NEVER) as server, \
+                ShimPeer(service, b, "") as client:
+            wa.ip("link", "set", "wa", "down")
+            port = server.do("listen", address="0.0.0.0")
+            until(lambda: taken_by_ring(service, server, client, a.address, port))
+            wa.ip("link", "set", "wa", "up")
+            until(lambda: taken_by_ring(service, server, client, wa.address, port))
+            assert taken_by_ring(service, server, client, a.address, port)

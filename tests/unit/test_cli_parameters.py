@@ -129,12 +129,14 @@ def test_a_name_that_is_no_parameter_any_more(capsys: pytest.CaptureFixture[str]
     assert "LOG_DETAILS" not in said
 
 
-def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("level", "shown_as"), [(5, ("debug", "changed while it runs")), (77, ("info", "default"))])
+def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str], level: int,
+                                               shown_as: tuple[str, str]) -> None:  # fmt: skip
     from vmahybrid._contracts import ffi, lib
 
     page = ffi.new("struct vmh_stats_page *")
     page.magic, page.version, page.sock_size = lib.VMH_STATS_MAGIC, lib.VMH_STATS_VERSION, SOCKET_SIZE
-    page.log_level, page.log_details = 5, 0
+    page.log_level, page.log_details = level, 0
     env = {**os.environ, "VMA_STATS_SHMEM_DIR": str(place)}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=env) as program:
         (place / f"vmastat.{program.pid}").write_bytes(bytes(ffi.buffer(page)))
@@ -142,7 +144,7 @@ def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.Captu
         assert program.stdin is not None
         program.stdin.close()
     rows = shown["parameters"]
-    assert (rows["VMA_TRACELEVEL"]["value"], rows["VMA_TRACELEVEL"]["origin"]) == ("debug", "changed while it runs")
+    assert (rows["VMA_TRACELEVEL"]["value"], rows["VMA_TRACELEVEL"]["origin"]) == shown_as
     assert (rows["VMA_LOG_DETAILS"]["value"], rows["VMA_LOG_DETAILS"]["origin"]) == ("0", "default")
     assert not any("no statistics file" in warning for warning in shown["warnings"])
 
@@ -243,6 +245,15 @@ def test_set_writes_the_policy(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert policy.read_text() == before
     assert main(["config", "set", "VMA_RX_POLL=1", "--pid", "1"]) == 2
     assert "VMA_RX_POLL: it does not change while a program runs" in capsys.readouterr().err
+
+
+def test_set_tells_what_else_is_wrong_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place / "policy.conf"
+    policy.write_text("garbage here\nVMA_RX_POLL = 5\n")
+    assert main(["config", "set", "VMA_RX_POLL=6"]) == 0
+    assert policy.read_text() == "garbage here\nVMA_RX_POLL = 6\n"
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(f"{policy}: VMA_RX_POLL = 6 warning: {policy}:1: ") and '"garbage here"' in said
 
 
 @pytest.mark.parametrize(("argv", "token"), [

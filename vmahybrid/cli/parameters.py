@@ -104,8 +104,9 @@ def _live(found: effective.Effective, pid: int) -> None:
         return
     for name, attribute in LIVE.items():
         held, now = found.values[name], getattr(page, attribute)
-        if held.value != now:
-            held.value, held.source = now, "changed while it runs"
+        with contextlib.suppress(ValueError):  # an order that the program does not take: the page is its user's
+            if held.value != catalogue.load()[name].parse(str(now)):
+                held.value, held.source = now, "changed while it runs"
 
 
 def is_pid(text: str) -> bool:
@@ -247,7 +248,8 @@ def _set(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
             raise UsageError(str(path), f"it would be longer than the {paramfile.LIMIT} bytes that programs read",
                              "take lines out of it first")
         paramfile.write(target, text)
-    return {"schema": SCHEMA, "file": str(path), "program": args.program, "set": dict(changes)}, 0
+    wrong = [f"{path}:{problem}" for problem in paramfile.check(text, profiles.files())]
+    return {"schema": SCHEMA, "file": str(path), "program": args.program, "set": dict(changes), "warnings": wrong}, 0
 
 
 def _set_live(pid: int, changes: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -263,7 +265,7 @@ def _set_live(pid: int, changes: Sequence[tuple[str, str]]) -> dict[str, Any]:
     with Client() as client:
         client.post("v1", "processes", pid, "log", body=body)
         taken = orders.taken_soon(client, pid)
-    return {"schema": SCHEMA, "pid": pid, "set": dict(changes), "taken": taken}
+    return {"schema": SCHEMA, "pid": pid, "set": dict(changes), "taken": taken, "warnings": []}
 
 
 def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
@@ -294,6 +296,7 @@ def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
     else:
         where = f"process {body['pid']}" if "pid" in body else body["file"]
         yield f"{where}: " + ", ".join(f"{name} = {value}" for name, value in body["set"].items())
+        yield from _warnings(body, style)
         if not body.get("taken", True):
             from vmahybrid.stats import orders
 

@@ -55,27 +55,37 @@ struct vmh_tlisten {
 
 /* ---- to the rings ---- */
 
-/* 0, or why not. A raw packet QP has all frames of a port or none, and could not leave those to the kernel that are of
+/* NULL: why not. A raw packet QP has all frames of a port or none, and could not leave those to the kernel that are of
  * its connections. */
-static unsigned listen_on(struct vmh_tlisten *l, struct vmh_tcps *s, unsigned ifindex, unsigned backlog)
+static struct vmh_tring *tring_on(const struct vmh_tlisten *l, unsigned ifindex, unsigned *reason)
+{
+	struct vmh_tring *t = NULL;
+	struct vmh_ring *r;
+
+	*reason = VMH_R_RING_FAILED;
+	r = l->nrings < RINGS_MAX ? vmh_session_ring(ifindex, l->lane, reason) : NULL;
+	if (r && r->kind == VMH_RING_VERBS)
+		*reason = VMH_R_TCP_LISTEN_QP;
+	else if (r)
+		t = vmh_tring_of(r);
+	if (!t && !*reason)
+		*reason = VMH_R_RING_FAILED;
+	return t;
+}
+
+/* io held, or nobody accepts yet. */
+static bool listen_on(struct vmh_tlisten *l, struct vmh_tcps *s, unsigned ifindex, struct vmh_tring *t, unsigned backlog)
 {
 	struct vmh_tcp_options o = s->opt;
-	struct vmh_tcp_conn *conn = NULL;
-	struct vmh_tring *t;
-	struct vmh_ring *r;
-	unsigned reason = VMH_R_RING_FAILED;
+	struct vmh_tcp_conn *conn;
 
-	r = l->nrings < RINGS_MAX ? vmh_session_ring(ifindex, l->lane, &reason) : NULL;
-	if (r && r->kind == VMH_RING_VERBS)
-		return VMH_R_TCP_LISTEN_QP;
-	t = r ? vmh_tring_of(r) : NULL;
-	if (!t || vmh_tcp_listen(vmh_tring_stack(t), &l->name.addr, l->name.port, l->families, backlog, &o, s, &conn))
-		return reason ? reason : VMH_R_RING_FAILED;
+	if (vmh_tcp_listen(vmh_tring_stack(t), &l->name.addr, l->name.port, l->families, backlog, &o, s, &conn))
+		return false;
 	l->r[l->nrings].tring = t;
 	l->r[l->nrings].ifindex = ifindex;
 	l->r[l->nrings++].conn = conn;
 	vmh_tring_count(t, 1);
-	return 0;
+	return true;
 }
 
 static void stop(struct vmh_tlisten *l)
@@ -91,6 +101,7 @@ static void stop(struct vmh_tlisten *l)
 static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsigned backlog)
 {
 	unsigned links[VMH_NET_LINKS], reason = vmh_session_open(), why = VMH_R_NO_INTERFACE;
+	struct vmh_tring *t;
 	int n = 1;
 
 	if (reason)
@@ -106,8 +117,8 @@ static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsign
 		if (vmh_net_metrics_by(links[i])) /* they act on the answer to the SYN; not known: it is tried again */
 			return VMH_R_TCP_METRICS;
 	for (int i = 0; i < n; i++)
-		if (!vmh_net_link_served(links[i]))
-			why = listen_on(l, s, links[i], backlog);
+		if (!vmh_net_link_served(links[i]) && (t = tring_on(l, links[i], &why)) && !listen_on(l, s, links[i], t, backlog))
+			why = VMH_R_RING_FAILED;
 	if (!l->nrings)
 		return why;
 	reason = vmh_tport_attach(fd, &l->name, l->ifindex, l->lane, VMH_ATTACH_F_LISTEN, &l->flow_id);
@@ -154,7 +165,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	memcpy(s->stats->local_addr, name.addr.b, 16);
 	VMH_SET(s->stats->local_port, name.port);
 	vmh_conf_refresh();
-	s->way_generation = vmh_net_generation();
+	VMH_SET(s->way_generation, vmh_net_generation());
 	reason = vmh_tcps_kept_server(&name.addr, name.port);
 	if (!reason)
 		reason = attach(s, fd, l, backlog);
@@ -181,6 +192,34 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	vmh_debug("fd %d: %u rings listen", fd, l->nrings);
 }
 
+static bool listens_on(const struct vmh_tlisten *l, unsigned ifindex)
+{
+	for (unsigned i = 0; i < l->nrings; i++)
+		if (l->r[i].ifindex == ifindex)
+			return true;
+	return false;
+}
+
+/* A wildcard's rings on interfaces that came, or came back, since it began to listen. Object lock held. */
+static void join(struct vmh_tcps *s)
+{
+	struct vmh_tlisten *l = s->listening;
+	uint64_t now = vmh_net_generation();
+	unsigned links[VMH_NET_LINKS], reason;
+	struct vmh_tring *t;
+	int n = vmh_ip_any(&l->name.addr) && !l->syns_left ? vmh_net_served_links(links, VMH_NET_LINKS) : 0;
+
+	for (int i = 0; i < n; i++) {
+		if (listens_on(l, links[i]) || vmh_net_metrics_by(links[i]) || !(t = tring_on(l, links[i], &reason)))
+			continue;
+		vmh_lock(&s->io);
+		if (listen_on(l, s, links[i], t, backlog_of(VMH_GET(s->backlog))))
+			vmh_debug("fd %d: a ring listens on interface %u as well", s->obj.fd, links[i]);
+		vmh_unlock(&s->io);
+	}
+	VMH_SET(s->way_generation, now);
+}
+
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 {
 	struct vmh_tcp_addr a;
@@ -204,9 +243,12 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
 	if (VMH_GET(s->policy) != VMH_TCPS_OFFLOAD || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
-	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens) && !atomic_load(&vmh_tcps_ending)) {
+	if (!atomic_load(&vmh_tcps_ending)) {
 		VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
-		to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
+		if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens))
+			to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
+		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+			join(s);
 	}
 	vmh_unlock(&s->obj.lock);
 }

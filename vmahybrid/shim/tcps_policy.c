@@ -205,7 +205,7 @@ static void pause_adoptions(uint64_t now)
 
 #define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
 #define CROWD_NS 1000000000u
-#define TOGETHER_ENDS_NS 500000000u /* none was due for so long */
+#define TOGETHER_ENDS_NS 3000000000u /* none was due for so long */
 
 static _Atomic bool together;    /* the internal thread moves all that are due */
 static uint64_t next_lot_ns, last_lot_ns; /* its own */

@@ -12,6 +12,7 @@
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
 #include "vmh_lane.h"
+#include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
 #include "vmh_wait.h"
@@ -279,10 +280,13 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd);               /* the program waits for connections of this one */
 static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
 {
-	vmh_tcps_name_it(vmh_tcps_of(o));
-	if (atomic_load_explicit(&vmh_tcps_of(o)->listens, memory_order_relaxed) &&
-	    vmh_tcps_state(vmh_tcps_of(o)) == VMH_TCPS_KERNEL)
-		vmh_tcps_accepts(vmh_tcps_of(o), fd);
+	struct vmh_tcps *s = vmh_tcps_of(o);
+
+	vmh_tcps_name_it(s);
+	if (atomic_load_explicit(&s->listens, memory_order_relaxed) &&
+	    (vmh_tcps_state(s) == VMH_TCPS_KERNEL ||
+	     (vmh_tcps_state(s) == VMH_TCPS_LISTEN && VMH_GET(s->way_generation) != vmh_net_generation())))
+		vmh_tcps_accepts(s, fd);
 }
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
 		    const struct vmh_signals *began);

@@ -85,7 +85,7 @@ def run(options: Options) -> int:
     with Client() as service:
         client, processes = connect(service, options)
         if options.directory is not None:
-            processes = [process for process in processes if process["pid"] in allowed]
+            processes = of_directory(processes, allowed, options)
         if options.top:
             return show_top(client, processes, options)
         if options.view == 5:
@@ -151,6 +151,14 @@ def look_into_directory(options: Options) -> set[int]:
             return set()
         error(f"opendir {path} failed (errno={why.errno} {why.strerror})")
         raise Failed from why
+
+
+def of_directory(processes: list[dict[str, Any]], allowed: set[int], options: Options) -> list[dict[str, Any]]:
+    if options.pid not in allowed and any(process["pid"] == options.pid for process in processes):
+        error(f"VMA statistics data for process id {options.pid} not found in {options.directory}: the program's "
+              "VMA_STATS_SHMEM_DIR is another directory")
+        raise Failed
+    return [process for process in processes if process["pid"] in allowed]
 
 
 def choose(processes: list[dict[str, Any]], options: Options) -> dict[str, Any]:

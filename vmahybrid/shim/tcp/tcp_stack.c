@@ -5,10 +5,13 @@
 
 #define COPY(n) extern const struct vmh_tcp_ops vmh_tcp_core_##n;
 COPY(0) COPY(1) COPY(2) COPY(3) COPY(4) COPY(5) COPY(6) COPY(7)
+COPY(8) COPY(9) COPY(10) COPY(11) COPY(12) COPY(13) COPY(14) COPY(15)
 
 static const struct vmh_tcp_ops *const copies[VMH_TCP_INSTANCES] = {
 	&vmh_tcp_core_0, &vmh_tcp_core_1, &vmh_tcp_core_2, &vmh_tcp_core_3,
 	&vmh_tcp_core_4, &vmh_tcp_core_5, &vmh_tcp_core_6, &vmh_tcp_core_7,
+	&vmh_tcp_core_8, &vmh_tcp_core_9, &vmh_tcp_core_10, &vmh_tcp_core_11,
+	&vmh_tcp_core_12, &vmh_tcp_core_13, &vmh_tcp_core_14, &vmh_tcp_core_15,
 };
 
 /* Of a copy, not of an instance: its globals are what must not be shared. */

@@ -23,7 +23,7 @@
 struct vmh_tcp;
 struct vmh_tcp_conn; /* a connection or a listener */
 
-#define VMH_TCP_INSTANCES 8 /* that run at the same time without waiting for each other; more share */
+#define VMH_TCP_INSTANCES 16 /* that run at the same time without waiting for each other; more share */
 
 struct vmh_tcp_amounts {
 	uint32_t unread, unread_pieces; /* received */
