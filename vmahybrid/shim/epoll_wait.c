@@ -71,8 +71,50 @@ static bool parked(struct vmh_ep *e, const struct epoll_event *ev)
 	return !found || (fd >= 0 && !vmh_has_hung_up(fd));
 }
 
+/* Set lock held. The only member with that data; most programs have the descriptor in it. NULL: nobody knows. */
+static struct vmh_epitem *item_of(struct vmh_ep *e, struct vmh_tcps *likely, uint64_t data)
+{
+	struct vmh_epitem *found = likely ? vmh_epitem_find(e, &likely->obj, likely->obj.fd) : NULL;
+
+	if (found && found->data == data)
+		return found;
+	found = NULL;
+	for (struct vmh_epitem *it = e->items; it; it = it->set_next) {
+		if (it->data != data)
+			continue;
+		if (found)
+			return NULL;
+		found = it;
+	}
+	return found;
+}
+
+/* Of one that moves with others: who is told would stand still in his next call. It is told when that is over. */
+VMH_COLD static bool moves(struct vmh_ep *e, uint64_t data)
+{
+	struct vmh_tcps *likely = data <= INT_MAX ? vmh_tcps_get((int)data) : NULL;
+	struct vmh_epitem *it;
+	bool is = false;
+
+	if (!vmh_ep_foreign(e, data)) {
+		vmh_lock(&e->obj.lock);
+		it = item_of(e, likely, data);
+		is = it && vmh_epitem_hushed(it);
+		vmh_unlock(&e->obj.lock);
+	}
+	vmh_tcps_drop(&likely);
+	return is;
+}
+
+static bool lot_moves(const struct vmh_ep *e)
+{
+	return vmh_unlikely(atomic_load_explicit(&vmh_tcps_lots, memory_order_relaxed)) &&
+	       atomic_load_explicit(&e->tcp, memory_order_relaxed);
+}
+
 static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 {
+	bool lot = lot_moves(e);
 	int k = 0;
 
 	for (int i = 0; i < n; i++) {
@@ -82,6 +124,8 @@ static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 		}
 		if (vmh_unlikely(evs[i].events & (EPOLLERR | EPOLLHUP)) &&
 		    atomic_load_explicit(&e->tcp, memory_order_relaxed) && parked(e, evs + i))
+			continue;
+		if (vmh_unlikely(lot) && moves(e, evs[i].data.u64))
 			continue;
 		if (vmh_unlikely(VMH_GET(e->noneshot)) && !oneshot_pass(e, evs[i].data.u64))
 			continue;
@@ -245,7 +289,7 @@ static int wait_kernel(struct vmh_ep *e, int epfd, struct epoll_event *evs, int 
 		n = libc_wait(epfd, evs, max, timeout_ns, mask);
 		if (n > 0) {
 			n = settle(e, epfd, evs, n);
-			if (n == 0) /* a kick, or a ONESHOT event that was dropped */
+			if (n == 0) /* a kick, or an event that was dropped */
 				n = LOOK_AT_RINGS;
 		}
 	}
@@ -293,8 +337,8 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		}
 		if (atomic_load(&e->obj.closed))
 			return -EBADF;
-		if (atomic_load(&e->kick_on))
-			sched_yield(); /* the kick stands until all have seen it */
+		if (atomic_load(&e->kick_on) || lot_moves(e))
+			sched_yield(); /* the kick stands until all have seen it, and events of some that move until they have */
 		if (timeout_ns > 0) {
 			int64_t gone = (int64_t)(vmh_now_ns() - start);
 

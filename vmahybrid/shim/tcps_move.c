@@ -15,8 +15,10 @@
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -292,25 +294,42 @@ static bool left_alone(struct vmh_tcps *s, bool ordered)
 	return true;
 }
 
-/* Object lock held. A program that waits for edges was told EAGAIN, and no edge follows unless it is armed anew. */
-static void stays(struct vmh_tcps *s, unsigned reason)
+/* Object lock held. A program that waits for edges was told EAGAIN, or nothing, and no edge follows unless it is armed
+ * anew. */
+static void goes_on(struct vmh_tcps *s, unsigned state)
 {
-	vmh_tcps_set_reason(s, reason);
-	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
-	s->rounds = 0;
-	atomic_store(&s->state, passing(reason) || (s->troubled && no_way(reason)) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+	atomic_store(&s->state, state);
 	if (atomic_exchange(&s->put_off, 0)) {
 		vmh_epoll_member_parked(&s->obj, false);
 		vmh_wake_all();
 	}
 	vmh_plain_open(s);
+}
+
+static void stays(struct vmh_tcps *s, unsigned reason)
+{
+	vmh_tcps_set_reason(s, reason);
+	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
+	s->rounds = 0;
+	goes_on(s, passing(reason) || (s->troubled && no_way(reason)) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 
-/* The object lock is held from here on. false: it is not, and nothing is to be done. patient: for a neighbour; the others
- * of a lot stand still meanwhile. */
-static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsigned why, bool patient)
+static bool unread(int fd)
 {
+	int in = 0;
+
+	return vmh_sys(SYS_ioctl, fd, SIOCINQ, &in) < 0 || in;
+}
+
+#define PATIENT 1 /* for a neighbour; the others of a lot stand still meanwhile */
+#define QUIET 2   /* only while there is nothing to read */
+
+/* The object lock is held from here on. false: it is not, and nothing is to be done. */
+static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsigned why, int how)
+{
+	bool patient = how & PATIENT;
+
 	*m = (struct adoption){ .s = s, .fd = fd, .why = why };
 	if (VMH_GET(s->kept) || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return false;
@@ -332,7 +351,12 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	atomic_store(&s->taken, 0);
 	atomic_store(&s->state, VMH_TCPS_ADOPTING);
 	m->reason = left_alone(s, patient && why == VMH_R_OPERATOR) && vmh_epoll_member_settle(&s->obj) ? 0 : VMH_R_NOT_TRIED;
-	return true;
+	if (m->reason || !(how & QUIET) || !unread(fd))
+		return true;
+	goes_on(s, VMH_TCPS_KERNEL);
+	s->rounds = (uint32_t)vmh_params.hybrid_tcp_rounds << s->homes; /* with the next lot */
+	vmh_unlock(&s->obj.lock);
+	return false;
 }
 
 static void adoption_ends(struct adoption *m)
@@ -374,7 +398,7 @@ void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
 	uint64_t began = vmh_now_ns();
 	struct adoption m;
 
-	if (adoption_begins(&m, s, fd, why, true))
+	if (adoption_begins(&m, s, fd, why, PATIENT))
 		adopt(&m, 1, began);
 	vmh_tcps_adoption_over();
 }
@@ -424,18 +448,23 @@ void vmh_tcps_adopt_chosen(void)
 void vmh_tcps_move_fork_child(void)
 {
 	atomic_store(&chosen, NULL);
+	atomic_store(&vmh_tcps_lots, 0);
 }
 
-int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why)
+_Atomic int vmh_tcps_lots;
+
+int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why, bool quiet)
 {
 	struct adoption m[VMH_TAKES_MAX];
 	uint64_t began = vmh_now_ns();
 	int moving = 0, moved = 0;
 
+	atomic_fetch_add(&vmh_tcps_lots, 1);
 	for (int i = 0; i < n; i++)
-		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, why, false);
+		moving += adoption_begins(m + moving, v[i], v[i]->obj.fd, why, quiet ? QUIET : 0);
 	if (moving)
 		adopt(m, moving, began);
+	atomic_fetch_sub(&vmh_tcps_lots, 1);
 	for (int i = 0; i < moving; i++)
 		moved += !m[i].reason;
 	return moved;
@@ -1138,7 +1167,7 @@ static bool is_meant(const struct vmh_tcps *s, const struct told *t)
 static void adopt_gathered(struct told *t)
 {
 	if (t->n)
-		vmh_tcps_adopt_together(t->v, t->n, VMH_R_OPERATOR);
+		vmh_tcps_adopt_together(t->v, t->n, VMH_R_OPERATOR, false);
 	for (int i = 0; i < t->n; i++)
 		vmh_obj_put(&t->v[i]->obj);
 	t->n = 0;

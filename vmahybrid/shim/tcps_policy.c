@@ -30,7 +30,8 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
-#define WANTED_LOOKS 2      /* in a row, in which others took the processor */
+#define WANTED_LOOKS 10     /* in a row, in which others took the processor: not for what runs for a moment each second */
+#define SERVED_NS 1000000000u /* after moves: it may be the service that wanted it, for them */
 #define OFFERS_MIN 5        /* fewer in a window say nothing */
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
@@ -44,6 +45,7 @@ static _Atomic uint64_t free_at; /* ns: the next adoption */
 static __thread uint64_t my_free_at __attribute__((tls_model("initial-exec"))); /* by this thread, of one in use; 0: ask */
 static _Atomic bool underway;       /* one by such a thread is */
 static __thread bool my_move __attribute__((tls_model("initial-exec")));
+static _Atomic uint64_t moved_ns;   /* when some came to rings last */
 static _Atomic uint64_t together_at; /* the next one of many at a time */
 static uint64_t looked_ns;
 
@@ -205,7 +207,8 @@ static void pause_adoptions(uint64_t now)
 
 #define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
 #define CROWD_NS 1000000000u
-#define TOGETHER_ENDS_NS 3000000000u /* none was due for so long */
+#define TOGETHER_ENDS_NS 3000000000u /* none was due for so long: while many move the others are slow to come to it */
+#define QUIET_LOT (VMH_TAKES_MAX / 2)
 
 static _Atomic bool together;    /* the internal thread moves all that are due */
 static uint64_t next_lot_ns, last_lot_ns; /* its own */
@@ -257,6 +260,7 @@ VMH_COLD static bool begin_together(uint64_t now)
 struct lot {
 	struct vmh_tcps *v[VMH_TAKES_MAX];
 	int n;
+	bool quiet;
 	uint64_t now;
 };
 
@@ -275,13 +279,21 @@ static bool goes_along(struct vmh_tcps *s, uint64_t now)
 }
 
 /* The service reads what is in the kernel's queues, of one after the other: those that have much would hold the others
- * up. */
-static bool is_light(const struct vmh_tcps *s)
+ * up. And whoever was told of what is there stands still in his next call until the lot has moved. */
+static bool is_light(const struct vmh_tcps *s, bool quiet)
 {
 	int in = 0, out = 0;
 
 	return vmh_sys(SYS_ioctl, s->obj.fd, SIOCINQ, &in) >= 0 && vmh_sys(SYS_ioctl, s->obj.fd, SIOCOUTQ, &out) >= 0 &&
-	       in <= VMH_TCPS_LIGHT_BYTES && out <= VMH_TCPS_LIGHT_BYTES;
+	       in <= (quiet ? 0 : VMH_TCPS_LIGHT_BYTES) && out <= VMH_TCPS_LIGHT_BYTES;
+}
+
+static bool is_in(const struct lot *l, const struct vmh_tcps *s)
+{
+	for (int i = 0; i < l->n; i++)
+		if (l->v[i] == s)
+			return true;
+	return false;
 }
 
 static void gather(struct vmh_tcps *s, void *arg)
@@ -289,19 +301,29 @@ static void gather(struct vmh_tcps *s, void *arg)
 	struct lot *l = arg;
 
 	if (l->n == VMH_TAKES_MAX || vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->kept) ||
-	    !VMH_GET(s->connecting) || !goes_along(s, l->now))
+	    !VMH_GET(s->connecting) || !goes_along(s, l->now) || (!l->quiet && is_in(l, s)))
 		return;
 	vmh_obj_hold(&s->obj);
-	if (atomic_load(&s->obj.closed) || !is_light(s))
+	if (atomic_load(&s->obj.closed) || !is_light(s, l->quiet))
 		vmh_obj_put(&s->obj);
 	else
 		l->v[l->n++] = s;
 }
 
+/* Those of which nobody has been told; the others as well where these are few. */
+static void gather_lot(struct lot *l)
+{
+	vmh_tcps_glance(gather, l);
+	if (l->n >= QUIET_LOT)
+		return;
+	l->quiet = false;
+	vmh_tcps_glance(gather, l);
+}
+
 int vmh_tcps_together(void)
 {
 	uint64_t now = vmh_now_ns();
-	struct lot l = { .now = now };
+	struct lot l = { .now = now, .quiet = true };
 
 	if (!atomic_load(&together))
 		return -1;
@@ -310,10 +332,10 @@ int vmh_tcps_together(void)
 		next_lot_ns = now + GATHER_NS;
 	}
 	if (now >= next_lot_ns) {
-		vmh_tcps_glance(gather, &l);
+		gather_lot(&l);
 		for (int i = 0; i < l.n; i++)
 			l.v[i]->rounds = 0; /* asked once */
-		if (l.n && vmh_tcps_adopt_together(l.v, l.n, VMH_R_TCP_BUSY))
+		if (l.n && vmh_tcps_adopt_together(l.v, l.n, VMH_R_TCP_BUSY, l.quiet))
 			last_lot_ns = vmh_now_ns();
 		for (int i = 0; i < l.n; i++)
 			vmh_obj_put(&l.v[i]->obj);
@@ -440,6 +462,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 {
 	atomic_store(&by_lots, n > 1);
+	atomic_store(&moved_ns, vmh_now_ns());
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	my_free_at = vmh_now_ns() + pause_after(ns);
@@ -576,7 +599,7 @@ void vmh_tcps_look(void)
 	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || since < window)
 		return;
 	looked_ns = l.now;
-	wanted = processor_is_wanted(since) ? wanted + 1 : 0;
+	wanted = processor_is_wanted(since) && l.now - atomic_load(&moved_ns) >= SERVED_NS ? wanted + 1 : 0;
 	if (crowded >= CROWDED_LOOKS) {
 		l.why = VMH_R_TCP_MANY;
 		pause_adoptions(l.now);

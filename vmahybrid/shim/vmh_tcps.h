@@ -245,8 +245,9 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd); /* by the internal thread
 void vmh_tcps_adopt_chosen(void);                /* the internal thread */
 void vmh_tcps_move_fork_child(void);
 #define VMH_TCPS_LIGHT_BYTES 65536 /* in a queue of one that moves with others */
-/* The same; up to VMH_TAKES_MAX, held. How many it did. */
-int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why);
+extern _Atomic int vmh_tcps_lots; /* that are on their way from the kernel now */
+/* The same; up to VMH_TAKES_MAX, held. quiet: only those of which nothing is to be read now. How many it did. */
+int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why, bool quiet);
 /* Home for good. must: where that fails the connection is reset, else it stays on the ring. 0, or -errno. */
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must);
 /* Else the number is closed, or another file's, by a call that nobody saw or in the child of a vfork. A socket without
