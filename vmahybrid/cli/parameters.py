@@ -104,9 +104,9 @@ def _live(found: effective.Effective, pid: int) -> None:
         return
     for name, attribute in LIVE.items():
         held, now = found.values[name], getattr(page, attribute)
-        with contextlib.suppress(ValueError):  # an order that the program does not take: the page is its user's
-            if held.value != catalogue.load()[name].parse(str(now)):
-                held.value, held.source = now, "changed while it runs"
+        # others are an order that the program does not take: the page is its user's
+        if held.value != now and catalogue.load()[name].has(now):
+            held.value, held.source = now, "changed while it runs"
 
 
 def is_pid(text: str) -> bool:

@@ -107,6 +107,12 @@ class Parameter:
         """Name of the field of struct vmh_params."""
         return self.name.removeprefix("VMA_").lower()
 
+    def has(self, value: int) -> bool:
+        """Whether it can come to have this value."""
+        low, high = self.minimum, self.maximum
+        return value in {choice.value for choice in self.choices} or (
+            low is not None and high is not None and low <= value <= high)
+
     def parse(self, text: str) -> int | str:
         """The value of ``text`` as the shim would take it; raises ValueError that names parameter, text and range."""
         if self.type == "string":

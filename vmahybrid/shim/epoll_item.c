@@ -319,7 +319,7 @@ bool vmh_epoll_member_settle(struct vmh_obj *member)
 /* Set lock held. */
 static void park_item(struct vmh_epitem *it, bool parked)
 {
-	if (!parked && !it->silent && !(it->events & EPOLLET) && vmh_ep_behind(it->fd))
+	if (!parked && !it->silent && !(it->events & (EPOLLET | EPOLLONESHOT)) && vmh_ep_behind(it->fd))
 		return; /* it was not parked, and what its events are now only the kernel knows */
 	vmh_epitem_tell(it, it->set->obj.fd, parked);
 }

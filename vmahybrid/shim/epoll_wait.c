@@ -71,38 +71,43 @@ static bool parked(struct vmh_ep *e, const struct epoll_event *ev)
 	return !found || (fd >= 0 && !vmh_has_hung_up(fd));
 }
 
-/* Set lock held. The only member with that data; most programs have the descriptor in it. NULL: nobody knows. */
-static struct vmh_epitem *item_of(struct vmh_ep *e, struct vmh_tcps *likely, uint64_t data)
+/* Data of the members that move now. At most max of them; the others' events pass. */
+VMH_COLD static int moving(struct vmh_ep *e, uint64_t *data, int max)
 {
-	struct vmh_epitem *found = likely ? vmh_epitem_find(e, &likely->obj, likely->obj.fd) : NULL;
+	int n = 0;
 
-	if (found && found->data == data)
-		return found;
-	found = NULL;
-	for (struct vmh_epitem *it = e->items; it; it = it->set_next) {
-		if (it->data != data)
-			continue;
-		if (found)
-			return NULL;
-		found = it;
+	vmh_lock(&e->obj.lock);
+	for (struct vmh_epitem *it = e->items; it && n < max; it = it->set_next) {
+		const struct vmh_tcps *s = vmh_epitem_tcp(it);
+
+		/* ONESHOT: what is dropped is not armed any more */
+		if (s && vmh_tcps_state(s) == VMH_TCPS_ADOPTING && !(it->events & EPOLLONESHOT))
+			data[n++] = it->data;
 	}
-	return found;
+	vmh_unlock(&e->obj.lock);
+	return n;
 }
 
-/* Of one that moves with others: who is told would stand still in his next call. It is told when that is over. */
-VMH_COLD static bool moves(struct vmh_ep *e, uint64_t data)
+/* Is the event of one that moves with others? Who is told of it would stand still in his next call: he is when that is
+ * over. What several members have as data, or one of the kernel's alone, does not say whose event it is. */
+VMH_COLD static bool moves(struct vmh_ep *e, const uint64_t *data, int n, uint64_t of)
 {
-	struct vmh_tcps *likely = data <= INT_MAX ? vmh_tcps_get((int)data) : NULL;
-	struct vmh_epitem *it;
+	struct vmh_epitem *found = NULL;
 	bool is = false;
 
-	if (!vmh_ep_foreign(e, data)) {
-		vmh_lock(&e->obj.lock);
-		it = item_of(e, likely, data);
-		is = it && vmh_epitem_hushed(it);
-		vmh_unlock(&e->obj.lock);
+	for (int i = 0; i < n && !is; i++)
+		is = data[i] == of;
+	if (!is || vmh_ep_foreign(e, of))
+		return false;
+	vmh_lock(&e->obj.lock);
+	for (struct vmh_epitem *it = e->items; it && is; it = it->set_next) {
+		if (it->data != of)
+			continue;
+		is = !found;
+		found = it;
 	}
-	vmh_tcps_drop(&likely);
+	is = is && found && vmh_epitem_hushed(found);
+	vmh_unlock(&e->obj.lock);
 	return is;
 }
 
@@ -114,8 +119,8 @@ static bool lot_moves(const struct vmh_ep *e)
 
 static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 {
-	bool lot = lot_moves(e);
-	int k = 0;
+	uint64_t data[VMH_TAKES_MAX];
+	int k = 0, nmoving = lot_moves(e) ? moving(e, data, VMH_TAKES_MAX) : 0;
 
 	for (int i = 0; i < n; i++) {
 		if (vmh_ep_is_kick(evs[i].data.u64)) {
@@ -125,7 +130,7 @@ static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 		if (vmh_unlikely(evs[i].events & (EPOLLERR | EPOLLHUP)) &&
 		    atomic_load_explicit(&e->tcp, memory_order_relaxed) && parked(e, evs + i))
 			continue;
-		if (vmh_unlikely(lot) && moves(e, evs[i].data.u64))
+		if (vmh_unlikely(nmoving) && moves(e, data, nmoving, evs[i].data.u64))
 			continue;
 		if (vmh_unlikely(VMH_GET(e->noneshot)) && !oneshot_pass(e, evs[i].data.u64))
 			continue;
@@ -279,8 +284,16 @@ static int wait_kernel(struct vmh_ep *e, int epfd, struct epoll_event *evs, int 
 	int n;
 
 	if (timeout_ns == 0) {
-		n = libc_wait(epfd, evs, max, 0, mask);
-		return n > 0 ? settle(e, epfd, evs, n) : n;
+		int k = 0;
+
+		/* as in kernel_now() */
+		for (int tries = 0; tries < 3 && k == 0; tries++) {
+			n = libc_wait(epfd, evs, max, 0, mask);
+			if (n <= 0)
+				return n;
+			k = settle(e, epfd, evs, n);
+		}
+		return k;
 	}
 	vmh_ep_kernel_enter(e, epfd);
 	if (atomic_load(&e->maybe_ring)) {

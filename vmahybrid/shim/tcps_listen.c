@@ -165,7 +165,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	memcpy(s->stats->local_addr, name.addr.b, 16);
 	VMH_SET(s->stats->local_port, name.port);
 	vmh_conf_refresh();
-	VMH_SET(s->way_generation, vmh_net_generation());
+	s->way_generation = vmh_net_generation();
 	reason = vmh_tcps_kept_server(&name.addr, name.port);
 	if (!reason)
 		reason = attach(s, fd, l, backlog);
@@ -200,24 +200,70 @@ static bool listens_on(const struct vmh_tlisten *l, unsigned ifindex)
 	return false;
 }
 
-/* A wildcard's rings on interfaces that came, or came back, since it began to listen. Object lock held. */
-static void join(struct vmh_tcps *s)
+/* Object lock held. */
+static unsigned join(struct vmh_tcps *s, struct vmh_tlisten *l, unsigned ifindex)
 {
-	struct vmh_tlisten *l = s->listening;
-	uint64_t now = vmh_net_generation();
-	unsigned links[VMH_NET_LINKS], reason;
+	unsigned reason;
 	struct vmh_tring *t;
-	int n = vmh_ip_any(&l->name.addr) && !l->syns_left ? vmh_net_served_links(links, VMH_NET_LINKS) : 0;
+	bool listens;
 
+	if (vmh_net_metrics_by(ifindex))
+		return VMH_R_TCP_METRICS;
+	t = tring_on(l, ifindex, &reason);
+	if (!t)
+		return reason;
+	vmh_lock(&s->io); /* whoever takes the ring away has said so before he looks who is on it, by this lock */
+	listens = !atomic_load(&vmh_tring_ring(t)->gone) && listen_on(l, s, ifindex, t, backlog_of(VMH_GET(s->backlog)));
+	vmh_unlock(&s->io);
+	if (!listens)
+		return VMH_R_RING_FAILED;
+	vmh_debug("fd %d: a ring listens on interface %u as well", s->obj.fd, ifindex);
+	vmh_wake_all(); /* who sleeps has not this ring among those that wake him */
+	return 0;
+}
+
+unsigned vmh_tlisten_join(struct vmh_tcps *s)
+{
+	unsigned links[VMH_NET_LINKS], why, reason = 0;
+	struct vmh_tlisten *l;
+	int n = 0;
+
+	if (!vmh_trylock(&s->obj.lock))
+		return VMH_R_NOT_TRIED;
+	l = s->listening;
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && l->flow_id && !l->syns_left && vmh_ip_any(&l->name.addr))
+		n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++) {
-		if (listens_on(l, links[i]) || vmh_net_metrics_by(links[i]) || !(t = tring_on(l, links[i], &reason)))
-			continue;
-		vmh_lock(&s->io);
-		if (listen_on(l, s, links[i], t, backlog_of(VMH_GET(s->backlog))))
-			vmh_debug("fd %d: a ring listens on interface %u as well", s->obj.fd, links[i]);
-		vmh_unlock(&s->io);
+		why = listens_on(l, links[i]) ? 0 : join(s, l, links[i]);
+		reason = why ? why : reason;
 	}
-	VMH_SET(s->way_generation, now);
+	vmh_unlock(&s->obj.lock);
+	return reason;
+}
+
+struct missed {
+	in_port_t port;
+	bool any;
+};
+
+static void miss(struct vmh_tcps *s, void *arg)
+{
+	struct missed *m = arg;
+
+	if (vmh_tcps_state(s) != VMH_TCPS_LISTEN || s->listening->name.port != m->port ||
+	    !vmh_ip_any(&s->listening->name.addr))
+		return;
+	m->any = true;
+	vmh_tpath_sent_again(s);
+}
+
+/* Rules of a wildcard are in force where any ring of the program begins, and it may not listen there yet. Ring lock held. */
+bool vmh_tlisten_missed(in_port_t port)
+{
+	struct missed m = { .port = port };
+
+	vmh_tcps_glance(miss, &m);
+	return m.any;
 }
 
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
@@ -243,12 +289,9 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
 	if (VMH_GET(s->policy) != VMH_TCPS_OFFLOAD || vmh_now_ns() < VMH_GET(s->retry_ns) || !vmh_trylock(&s->obj.lock))
 		return;
-	if (!atomic_load(&vmh_tcps_ending)) {
+	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens) && !atomic_load(&vmh_tcps_ending)) {
 		VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
-		if (vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->listens))
-			to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
-		else if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
-			join(s);
+		to_rings(s, fd, backlog_of(VMH_GET(s->backlog)));
 	}
 	vmh_unlock(&s->obj.lock);
 }

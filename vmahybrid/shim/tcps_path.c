@@ -238,17 +238,26 @@ static unsigned judge(struct vmh_tcps *s, struct look *l)
 	return home || !doubted ? home : look_at_stuck(s, l, &a.raddr, &hop);
 }
 
+/* Where a ring has SYNs for it and it can't listen there, they have to be the kernel's. */
+static void look_at_listener(struct vmh_tcps *s, struct look *l)
+{
+	bool missed = atomic_exchange(&s->doubt, 0);
+	int has = vmh_tlisten_has_metrics(s);
+	unsigned reason = has > 0 ? VMH_R_TCP_METRICS : vmh_tlisten_join(s);
+
+	l->unsure |= has < 0 || reason == VMH_R_NOT_TRIED;
+	if (reason == VMH_R_NOT_TRIED && missed)
+		doubt(s);
+	else if (reason && (missed || has > 0))
+		vmh_tcps_home(s, reason, false);
+}
+
 static void look_at(struct vmh_tcps *s, struct look *l)
 {
 	unsigned reason;
 
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
-		int has = vmh_tlisten_has_metrics(s);
-
-		l->unsure |= has < 0;
-		atomic_store(&s->doubt, 0);
-		if (has > 0)
-			vmh_tcps_home(s, VMH_R_TCP_METRICS, false);
+		look_at_listener(s, l);
 		return;
 	}
 	if (!vmh_trylock(&s->obj.lock)) { /* it is being closed or moved, or next time */

@@ -462,7 +462,6 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 {
 	atomic_store(&by_lots, n > 1);
-	atomic_store(&moved_ns, vmh_now_ns());
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	my_free_at = vmh_now_ns() + pause_after(ns);
@@ -599,7 +598,7 @@ void vmh_tcps_look(void)
 	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || since < window)
 		return;
 	looked_ns = l.now;
-	wanted = processor_is_wanted(since) && l.now - atomic_load(&moved_ns) >= SERVED_NS ? wanted + 1 : 0;
+	wanted = processor_is_wanted(since) && l.now >= atomic_load(&moved_ns) + SERVED_NS ? wanted + 1 : 0;
 	if (crowded >= CROWDED_LOOKS) {
 		l.why = VMH_R_TCP_MANY;
 		pause_adoptions(l.now);
@@ -616,6 +615,7 @@ void vmh_tcps_look(void)
 void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 {
 	s->seen = s->watch;
+	atomic_store(&moved_ns, vmh_now_ns());
 	VMH_SET(s->turns_before, s->watch.turns);
 	VMH_SET(s->paid, 0);
 	s->seen_out = s->seen_again = 0;

@@ -183,12 +183,24 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
-/* Ring lock held: at a port that is the ring's, nobody has that connection. */
+#define TCP_AT_V4 34 /* without options */
+#define TCP_AT_V6 54
+#define SYN_ACK_RST 0x16
+
+static bool is_syn(const unsigned char *frame, uint32_t len)
+{
+	uint32_t at = frame[12] == 0x08 ? TCP_AT_V4 : TCP_AT_V6;
+
+	return len >= at + 20 && (frame[at + 13] & SYN_ACK_RST) == TH_SYN;
+}
+
+/* Ring lock held: at a port that is the ring's, nobody has that connection. A SYN without an answer comes again. */
 static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
 {
 	struct vmh_tcp_addr a;
 
-	if (vmh_tcp_name(tr->tcp, frame, len, &a) && vmh_tport_is(a.lport))
+	if (vmh_tcp_name(tr->tcp, frame, len, &a) && vmh_tport_is(a.lport) &&
+	    !(is_syn(frame, len) && vmh_tlisten_missed(a.lport)))
 		vmh_tcp_refuse(tr->tcp, frame, len);
 }
 

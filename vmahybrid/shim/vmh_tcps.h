@@ -12,7 +12,6 @@
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
 #include "vmh_lane.h"
-#include "vmh_net.h"
 #include "vmh_params.h"
 #include "vmh_stats.h"
 #include "vmh_wait.h"
@@ -281,13 +280,10 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd);               /* the program waits for connections of this one */
 static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
 {
-	struct vmh_tcps *s = vmh_tcps_of(o);
-
-	vmh_tcps_name_it(s);
-	if (atomic_load_explicit(&s->listens, memory_order_relaxed) &&
-	    (vmh_tcps_state(s) == VMH_TCPS_KERNEL ||
-	     (vmh_tcps_state(s) == VMH_TCPS_LISTEN && VMH_GET(s->way_generation) != vmh_net_generation())))
-		vmh_tcps_accepts(s, fd);
+	vmh_tcps_name_it(vmh_tcps_of(o));
+	if (atomic_load_explicit(&vmh_tcps_of(o)->listens, memory_order_relaxed) &&
+	    vmh_tcps_state(vmh_tcps_of(o)) == VMH_TCPS_KERNEL)
+		vmh_tcps_accepts(vmh_tcps_of(o), fd);
 }
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
 		    const struct vmh_signals *began);
@@ -298,6 +294,9 @@ void vmh_tlisten_fork_child(struct vmh_tcps *s);
 int vmh_tlisten_has_metrics(struct vmh_tcps *s);                 /* as vmh_net_metrics_by, of its interfaces */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
 void vmh_tlisten_look(void);                                     /* by the internal thread */
+/* The same: of a wildcard, on interfaces that came. VMH_R_NOT_TRIED: another time; else 0, or why not on one of them. */
+unsigned vmh_tlisten_join(struct vmh_tcps *s);
+bool vmh_tlisten_missed(in_port_t port);                         /* a SYN came by a ring that a wildcard does not have yet */
 void vmh_tlisten_rings_go(struct vmh_tcps *s);                   /* before it goes home */
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id); /* on that ring, or of that flow */
 

@@ -989,6 +989,37 @@ static void test_beyond_the_window(void)
 	}
 }
 
+/* Of a former connection of that name, or old: far ahead, behind, or with an ACK of what was not sent. */
+static void test_others_tell_no_window(void)
+{
+	static const int32_t away[] = {INT32_MAX / 2, -100000, 3000000};
+	struct seen seen = {0};
+	struct vmh_tcp_conn *l, *c;
+	struct vmh_tcp_info i;
+	uint8_t data[500] = "";
+	uint32_t seq, ack;
+	struct wire w;
+
+	c = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	inject_window(&w, 5000, 4000, 80, seq, ack, ACK, NULL, 0);
+	for (size_t k = 0; k < sizeof(away) / sizeof(*away); k++) {
+		inject_window(&w, 0, 4000, 80, seq + (uint32_t)away[k], ack, ACK, NULL, 0);
+		inject_window(&w, 0, 4000, 80, seq, ack + (uint32_t)away[k], ACK, NULL, 0);
+		inject_window(&w, 0, 4000, 80, seq + (uint32_t)away[k], ack + (uint32_t)away[k], ACK, data, sizeof(data));
+		wire_run(&w, 1000000000);
+		vmh_tcp_get_info(c, &i);
+		CHECK(i.snd_wnd == 5000 && i.state == 1, "%d away: window %u, state %u", away[k], i.snd_wnd, i.state);
+	}
+	inject_window(&w, 6000, 4000, 80, seq, ack, ACK, NULL, 0);
+	CHECK(wire_write(c, data, sizeof(data)) == sizeof(data), "write");
+	inject_window(&w, 7000, 4000, 80, seq, ack + sizeof(data), ACK, NULL, 0);
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.snd_wnd == 7000 && i.unsent == 0 && i.pcb.first_unacked.len == 0, "window %u, %u unsent", i.snd_wnd, i.unsent);
+	vmh_tcp_abort(c);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 struct edge { /* what goes out, beside the peer's window */
 	uint32_t una, end;
 	unsigned acks, data, beyond;
@@ -1085,6 +1116,7 @@ int main(void)
 	test_cut();
 	test_take_and_give();
 	test_beyond_the_window();
+	test_others_tell_no_window();
 	test_a_window_that_shrank();
 	return check_result();
 }

@@ -270,6 +270,31 @@ static void take_shut_window(struct tcp_pcb *pcb, const struct seg_in *in, const
 		pcb->snd_wnd = 0;
 }
 
+/* RFC 9293, 3.10.7.4: only what is of this connection tells the window. lwIP takes it of any segment that seems newer, and
+ * after one of a former connection of that name, far ahead perhaps, of none of the peer's. */
+static bool tells_window(const struct tcp_pcb *pcb, const struct seg_in *in)
+{
+	uint32_t end = in->seq + in->payload + (in->flags & TCP_FIN ? 1 : 0);
+
+	return pcb->state < ESTABLISHED ||
+	       (TCP_SEQ_GEQ(end, pcb->rcv_nxt) && TCP_SEQ_LEQ(in->seq, pcb->rcv_nxt + pcb->rcv_wnd) &&
+		TCP_SEQ_BETWEEN(in->ack, pcb->lastack, pcb->snd_nxt));
+}
+
+/* To lwIP, which keeps the window that it has: nothing is newer than this. */
+static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struct segment *s)
+{
+	uint32_t wl1 = c->pcb->snd_wl1, wl2 = c->pcb->snd_wl2;
+
+	c->pcb->snd_wl1 = in->seq + 1;
+	c->pcb->snd_wl2 = in->ack + 1;
+	to_lwip(c->t, c, in, s, &c->key);
+	if (!c->pcb)
+		return;
+	c->pcb->snd_wl1 = wl1;
+	c->pcb->snd_wl2 = wl2;
+}
+
 /* A frame of several segments, which counts as two at least. True: what the peer sends is bulk, and the kernel's. */
 static bool count_long(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
@@ -356,7 +381,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	struct vmh_tcp *t = c->t;
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool first;
+	bool first, tells;
 
 	read_segment(s->tcp, s->len, &in);
 	if (s->next)
@@ -386,12 +411,16 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	cut_to_window(c->pcb, &in, s);
 	first = input_count(c, &in, frames(s));
 	c->hold_ack = has_company(c, &in);
-	if (s->next)
+	tells = tells_window(c->pcb, &in);
+	if (tells && s->next)
 		take_window(c->pcb, &in, s);
-	else
+	else if (tells)
 		take_shut_window(c->pcb, &in, s);
 	recovery_before(c);
-	to_lwip(t, c, &in, s, &c->key);
+	if (tells)
+		to_lwip(t, c, &in, s, &c->key);
+	else
+		to_lwip_alone(c, &in, s);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
 		core_ack_soon(c);
 	c->hold_ack = c->held_ack = false;
