@@ -161,63 +161,43 @@ def test_one_that_is_used_is_not_idle(service: Service) -> None:
 
 
 SLOW_ECHO = """
-import socket, sys, threading, time
+import socket, sys, time
 s = socket.create_server((sys.argv[1], 0))
 print("port", s.getsockname()[1], flush=True)
-def echo(c):
-    while data := c.recv(100):
-        time.sleep(0.001)
-        c.sendall(data)
-while True:
-    threading.Thread(target=echo, args=s.accept()[:1], daemon=True).start()
+c = s.accept()[0]
+while data := c.recv(100):
+    time.sleep(0.001)
+    c.sendall(data)
 """
 ASKS = """
-import socket, sys, threading
-def ask():
-    s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-    while True:
-        s.sendall(b"x" * 100)
-        assert s.recv(100)
-for _ in range(int(sys.argv[3])):
-    threading.Thread(target=ask).start()
+import socket, sys
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+while True:
+    s.sendall(b"x" * 100)
+    assert s.recv(100)
 """
 BUSY = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
-
-
-@contextmanager
-def asking(service: Service, threads: int, **variables: str) -> Iterator[tuple[Program, list[str]]]:
-    """A program on one processor whose connections were taken by rings; and how another starts there."""
-    a_side, b_side = service.sandbox.sides
-    one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-    echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
-    port = echo.wait_for(r"port (\d+)", 10)[1]
-    argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port, str(threads)], "adaptive",
-                            VMA_RX_POLL="-1", **variables)
-    asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
-    until(lambda: [s["pid"] for s in offloaded(service)] == [asks.pid] * threads or moved(service, asks.pid), 8)
-    yield asks, one
-    for program in (asks, echo):
-        program.stop(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("percent", ["10", "0"])
 def test_other_programs_want_the_processor(service: Service, percent: str) -> None:
     """It waits for answers on one that a program computes on: spinning gains nothing, so the kernel has it."""
-    with asking(service, 1, VMA_HYBRID_TCP_PROCESSOR=percent) as (asks, one):
-        busy = service.sandbox.start(service.sandbox.a, [*one, sys.executable, "-c", BUSY])
-        if percent != "0":
-            until(lambda: moved(service, asks.pid), 15, what=lambda: service.ask("explain", str(asks.pid)))
-        else:
-            time.sleep(1)
-            assert not moved(service, asks.pid)
-        busy.stop(signal.SIGKILL)
-
-
-def test_its_own_threads_are_no_other_programs(service: Service) -> None:
-    """Three of them wait by turns on one processor."""
-    with asking(service, 3, VMA_HYBRID_TCP_PROCESSOR="10") as (asks, _one):
+    a_side, b_side = service.sandbox.sides
+    one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
+    port = echo.wait_for(r"port (\d+)", 10)[1]
+    argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "adaptive", VMA_RX_POLL="-1",
+                            VMA_HYBRID_TCP_PROCESSOR=percent)
+    asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
+    until(lambda: asks.pid in {s["pid"] for s in offloaded(service)} or moved(service, asks.pid))
+    busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
+    if percent != "0":
+        until(lambda: moved(service, asks.pid), 15, what=lambda: service.ask("explain", str(asks.pid)))
+    else:
         time.sleep(2)
-        assert not moved(service, asks.pid), service.ask("explain", str(asks.pid))
+        assert not moved(service, asks.pid)
+    for program in (asks, busy, echo):
+        program.stop(signal.SIGKILL)
 
 
 def moved(service: Service, pid: int) -> bool:
