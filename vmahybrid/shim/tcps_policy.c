@@ -30,9 +30,9 @@
 #define PAUSE_MIN_NS 1000000000u /* until a process with too many is looked at again; doubled up to the next */
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
-#define WANTED_LOOKS 10     /* in a row, in which others took the processor: not for what runs for a moment each second */
-#define SERVED_NS 1000000000u /* after moves: it may be the service that wanted it, for them */
-#define OFFERS_MIN 5        /* fewer in a window say nothing */
+#define WANTED_NS 1000000000u /* for so long others took the processor */
+#define SERVED_NS 500000000u  /* after moves: it may be the service that wanted it, for them */
+#define OFFERS_MIN 50       /* fewer in that time say nothing */
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
@@ -365,13 +365,29 @@ static void pause_for_processor(uint64_t now)
 	last_lot_ns = 0;
 }
 
-/* Others took it often, or for long, while a thread of this program would have spun. */
-static bool processor_is_wanted(uint64_t ns)
+/* Others took it often, or for long, in a second in which a thread of this program would have spun: what runs for a moment
+ * now and then is not meant, nor the service at moves of this program. */
+static bool processor_is_wanted(uint64_t now)
 {
+	static struct vmh_offered sum;
+	static uint64_t begun;
+	static bool wanted;
 	struct vmh_offered o = vmh_spin_offered();
-	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor;
+	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor, ns = now - begun;
 
-	return percent && ((o.all >= OFFERS_MIN && o.taken * 100ull >= o.all * percent) || o.gone_ns * 100 >= ns * percent);
+	sum.all += o.all;
+	sum.taken += o.taken;
+	sum.gone_ns += o.gone_ns;
+	if (!begun || now < atomic_load(&moved_ns) + SERVED_NS)
+		wanted = false;
+	else if (ns < WANTED_NS)
+		return wanted;
+	else
+		wanted = percent && ((sum.all >= OFFERS_MIN && sum.taken * 100ull >= sum.all * percent) ||
+				     sum.gone_ns * 100 >= ns * percent);
+	begun = now;
+	sum = (struct vmh_offered){ 0 };
+	return wanted;
 }
 
 static bool worth_it(uint64_t now)
@@ -591,18 +607,19 @@ static void glance_at(struct vmh_tcps *s, void *arg)
 /* No program's thread is in here: the internal thread alone. */
 void vmh_tcps_look(void)
 {
-	static unsigned crowded, wanted;
+	static unsigned crowded;
 	struct look l = { .now = vmh_now_ns() };
-	uint64_t window = (uint64_t)vmh_params.hybrid_tcp_window * 1000000u, since = l.now - looked_ns;
+	bool wanted;
+	uint64_t window = (uint64_t)vmh_params.hybrid_tcp_window * 1000000u;
 
-	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || since < window)
+	if ((vmh_params.hybrid_tcp != VMH_TCPS_ADAPTIVE && !vmh_conf_any_tcp()) || l.now - looked_ns < window)
 		return;
 	looked_ns = l.now;
-	wanted = processor_is_wanted(since) && l.now >= atomic_load(&moved_ns) + SERVED_NS ? wanted + 1 : 0;
+	wanted = processor_is_wanted(l.now);
 	if (crowded >= CROWDED_LOOKS) {
 		l.why = VMH_R_TCP_MANY;
 		pause_adoptions(l.now);
-	} else if (wanted >= WANTED_LOOKS) {
+	} else if (wanted) {
 		l.why = VMH_R_TCP_PROCESSOR;
 		pause_for_processor(l.now);
 	}
