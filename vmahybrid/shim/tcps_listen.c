@@ -180,6 +180,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	s->listening = l;
 	atomic_store(&s->bits, 0);
 	atomic_store(&s->state, VMH_TCPS_LISTEN);
+	atomic_store(&s->wild_port, vmh_ip_any(&l->name.addr) ? l->name.port : 0);
 	vmh_tlisten_refresh(s);
 	vmh_unlock(&s->io);
 	vmh_tpath_begun(s);
@@ -212,7 +213,7 @@ static unsigned join(struct vmh_tcps *s, struct vmh_tlisten *l, unsigned ifindex
 	t = tring_on(l, ifindex, &reason);
 	if (!t)
 		return reason;
-	vmh_lock(&s->io); /* whoever takes the ring away has said so before he looks who is on it, by this lock */
+	vmh_lock(&s->io);
 	listens = !atomic_load(&vmh_tring_ring(t)->gone) && listen_on(l, s, ifindex, t, backlog_of(VMH_GET(s->backlog)));
 	vmh_unlock(&s->io);
 	if (!listens)
@@ -222,9 +223,17 @@ static unsigned join(struct vmh_tcps *s, struct vmh_tlisten *l, unsigned ifindex
 	return 0;
 }
 
-unsigned vmh_tlisten_join(struct vmh_tcps *s)
+static bool listens_by(const struct vmh_tlisten *l, const struct vmh_ring *r)
 {
-	unsigned links[VMH_NET_LINKS], why, reason = 0;
+	for (unsigned i = 0; i < l->nrings; i++)
+		if (vmh_tring_ring(l->r[i].tring) == r)
+			return true;
+	return false;
+}
+
+unsigned vmh_tlisten_join(struct vmh_tcps *s, struct vmh_ring *missed)
+{
+	unsigned links[VMH_NET_LINKS], why, reason = VMH_R_RING_FAILED;
 	struct vmh_tlisten *l;
 	int n = 0;
 
@@ -235,8 +244,11 @@ unsigned vmh_tlisten_join(struct vmh_tcps *s)
 		n = vmh_net_served_links(links, VMH_NET_LINKS);
 	for (int i = 0; i < n; i++) {
 		why = listens_on(l, links[i]) ? 0 : join(s, l, links[i]);
-		reason = why ? why : reason;
+		if (missed && missed->ifindex == links[i] && why)
+			reason = why;
 	}
+	if (!n || !missed || atomic_load(&missed->gone) || listens_by(l, missed))
+		reason = 0;
 	vmh_unlock(&s->obj.lock);
 	return reason;
 }
@@ -244,23 +256,24 @@ unsigned vmh_tlisten_join(struct vmh_tcps *s)
 struct missed {
 	in_port_t port;
 	bool any;
+	struct vmh_ring *r;
 };
 
 static void miss(struct vmh_tcps *s, void *arg)
 {
 	struct missed *m = arg;
 
-	if (vmh_tcps_state(s) != VMH_TCPS_LISTEN || s->listening->name.port != m->port ||
-	    !vmh_ip_any(&s->listening->name.addr))
+	if (atomic_load(&s->wild_port) != m->port)
 		return;
 	m->any = true;
+	atomic_store(&s->missed, m->r);
 	vmh_tpath_sent_again(s);
 }
 
 /* Rules of a wildcard are in force where any ring of the program begins, and it may not listen there yet. Ring lock held. */
-bool vmh_tlisten_missed(in_port_t port)
+bool vmh_tlisten_missed(in_port_t port, struct vmh_ring *r)
 {
-	struct missed m = { .port = port };
+	struct missed m = { .port = port, .r = r };
 
 	vmh_tcps_glance(miss, &m);
 	return m.any;
@@ -642,6 +655,7 @@ static void end(struct vmh_tcps *s, unsigned reason)
 	if (l->until)
 		atomic_fetch_sub(&staying, 1);
 	l->until = 0;
+	atomic_store(&s->wild_port, 0);
 	vmh_lock(&s->io);
 	stop(l);
 	vmh_tlisten_refresh(s);
@@ -740,5 +754,6 @@ void vmh_tlisten_fork_child(struct vmh_tcps *s)
 		vmh_sys(SYS_close, fd);
 	}
 	s->listening = NULL;
+	atomic_store(&s->wild_port, 0);
 	atomic_store(&staying, 0); /* the parent's */
 }

@@ -241,15 +241,21 @@ static unsigned judge(struct vmh_tcps *s, struct look *l)
 /* Where a ring has SYNs for it and it can't listen there, they have to be the kernel's. */
 static void look_at_listener(struct vmh_tcps *s, struct look *l)
 {
-	bool missed = atomic_exchange(&s->doubt, 0);
+	struct vmh_ring *missed;
 	int has = vmh_tlisten_has_metrics(s);
-	unsigned reason = has > 0 ? VMH_R_TCP_METRICS : vmh_tlisten_join(s);
+	unsigned reason;
 
-	l->unsure |= has < 0 || reason == VMH_R_NOT_TRIED;
-	if (reason == VMH_R_NOT_TRIED && missed)
-		doubt(s);
-	else if (reason && (missed || has > 0))
+	atomic_store(&s->doubt, 0);
+	missed = atomic_exchange(&s->missed, NULL);
+	reason = has > 0 ? VMH_R_TCP_METRICS : vmh_tlisten_join(s, missed);
+	l->unsure |= has < 0;
+	if (reason == VMH_R_NOT_TRIED) {
+		l->unsure = true;
+		if (missed)
+			atomic_store(&s->missed, missed);
+	} else if (reason) {
 		vmh_tcps_home(s, reason, false);
+	}
 }
 
 static void look_at(struct vmh_tcps *s, struct look *l)

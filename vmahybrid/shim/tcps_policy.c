@@ -370,22 +370,23 @@ static void pause_for_processor(uint64_t now)
 static bool processor_is_wanted(uint64_t now)
 {
 	static struct vmh_offered sum;
-	static uint64_t begun;
+	static uint64_t last, ns;
 	static bool wanted;
 	struct vmh_offered o = vmh_spin_offered();
-	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor, ns = now - begun;
+	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor, since = now - last;
 
+	last = now;
+	if (now < atomic_load(&moved_ns) + SERVED_NS)
+		return false;
+	ns += since < WANTED_NS ? since : WANTED_NS;
 	sum.all += o.all;
 	sum.taken += o.taken;
 	sum.gone_ns += o.gone_ns;
-	if (!begun || now < atomic_load(&moved_ns) + SERVED_NS)
-		wanted = false;
-	else if (ns < WANTED_NS)
+	if (ns < WANTED_NS)
 		return wanted;
-	else
-		wanted = percent && ((sum.all >= OFFERS_MIN && sum.taken * 100ull >= sum.all * percent) ||
-				     sum.gone_ns * 100 >= ns * percent);
-	begun = now;
+	wanted = percent && ((sum.all >= OFFERS_MIN && sum.taken * 100ull >= sum.all * percent) ||
+			     sum.gone_ns * 100 >= ns * percent);
+	ns = 0;
 	sum = (struct vmh_offered){ 0 };
 	return wanted;
 }

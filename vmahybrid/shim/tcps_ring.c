@@ -183,13 +183,11 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 		atomic_store_explicit(&t->news, true, memory_order_release);
 }
 
-#define TCP_AT_V4 34 /* without options */
-#define TCP_AT_V6 54
 #define SYN_ACK_RST 0x16
 
 static bool is_syn(const unsigned char *frame, uint32_t len)
 {
-	uint32_t at = frame[12] == 0x08 ? TCP_AT_V4 : TCP_AT_V6;
+	uint32_t at = ETH_HLEN + (frame[12] == 0x08 ? (frame[ETH_HLEN] & 15) * 4u : 40);
 
 	return len >= at + 20 && (frame[at + 13] & SYN_ACK_RST) == TH_SYN;
 }
@@ -200,7 +198,7 @@ static void unknown(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len)
 	struct vmh_tcp_addr a;
 
 	if (vmh_tcp_name(tr->tcp, frame, len, &a) && vmh_tport_is(a.lport) &&
-	    !(is_syn(frame, len) && vmh_tlisten_missed(a.lport)))
+	    !(is_syn(frame, len) && vmh_tlisten_missed(a.lport, tr->ring)))
 		vmh_tcp_refuse(tr->tcp, frame, len);
 }
 

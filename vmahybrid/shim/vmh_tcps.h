@@ -103,6 +103,8 @@ struct vmh_tcps {
 	_Atomic uint8_t doubt;            /* it has sent again, or the page has changed unseen */
 	uint32_t way_if;
 	uint64_t way_generation;
+	_Atomic uint32_t wild_port;       /* of a wildcard that listens on rings; 0: none */
+	struct vmh_ring *_Atomic missed;  /* has had a SYN for it, and it does not listen there */
 	/* Its kernel socket is parked as that of an adopted one, for who looks at the kernel's (tcps_show.c); object lock */
 	uint8_t shown, lived;             /* lived: for a second */
 	uint32_t shown_flow;              /* rule of its own, 0 if not known */
@@ -294,9 +296,9 @@ void vmh_tlisten_fork_child(struct vmh_tcps *s);
 int vmh_tlisten_has_metrics(struct vmh_tcps *s);                 /* as vmh_net_metrics_by, of its interfaces */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
 void vmh_tlisten_look(void);                                     /* by the internal thread */
-/* The same: of a wildcard, on interfaces that came. VMH_R_NOT_TRIED: another time; else 0, or why not on one of them. */
-unsigned vmh_tlisten_join(struct vmh_tcps *s);
-bool vmh_tlisten_missed(in_port_t port);                         /* a SYN came by a ring that a wildcard does not have yet */
+/* The same: of a wildcard, on interfaces that came. VMH_R_NOT_TRIED: another time; else 0, or why not on `missed`. */
+unsigned vmh_tlisten_join(struct vmh_tcps *s, struct vmh_ring *missed);
+bool vmh_tlisten_missed(in_port_t port, struct vmh_ring *r);     /* a SYN came by r, where a wildcard does not listen yet */
 void vmh_tlisten_rings_go(struct vmh_tcps *s);                   /* before it goes home */
 bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_id); /* on that ring, or of that flow */
 

@@ -270,14 +270,15 @@ static void take_shut_window(struct tcp_pcb *pcb, const struct seg_in *in, const
 		pcb->snd_wnd = 0;
 }
 
-/* RFC 9293, 3.10.7.4: only what is of this connection tells the window. lwIP takes it of any segment that seems newer, and
+/* RFC 9293, 3.10.7.4: only what is of this connection tells the window (where ours is shut also a peer that has sent a
+ * byte to look). lwIP takes it of any segment that seems newer, and
  * after one of a former connection of that name, far ahead perhaps, of none of the peer's. */
 static bool tells_window(const struct tcp_pcb *pcb, const struct seg_in *in)
 {
 	uint32_t end = in->seq + in->payload + (in->flags & TCP_FIN ? 1 : 0);
 
 	return pcb->state < ESTABLISHED ||
-	       (TCP_SEQ_GEQ(end, pcb->rcv_nxt) && TCP_SEQ_LEQ(in->seq, pcb->rcv_nxt + pcb->rcv_wnd) &&
+	       (TCP_SEQ_GEQ(end, pcb->rcv_nxt) && TCP_SEQ_LEQ(in->seq, pcb->rcv_nxt + LWIP_MAX(pcb->rcv_wnd, 1)) &&
 		TCP_SEQ_BETWEEN(in->ack, pcb->lastack, pcb->snd_nxt));
 }
 
