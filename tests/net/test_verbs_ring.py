@@ -291,6 +291,17 @@ def test_ring_that_is_taken_away(lab: Lab) -> None:
     assert counters["rx_packets"] + counters["rx_os_packets"] == 10
 
 
+@pytest.mark.parametrize("silent", [False, True], ids=["told", "silent"])
+def test_ring_that_is_long_in_the_making(lab: Lab, silent: bool) -> None:
+    """A program waits for more than three seconds only for a service that says so."""
+    lab.service.ring_seconds, lab.service.silent = 5, silent
+    program = lab.serve("echo", "block", lab.box.b.address, str(PORT))
+    assert lab.ask([100] * 5)["wrong"] == {}
+    sock = lab.socket(program)
+    assert (sock.offloaded, "the service does not answer" in program.errors) == (not silent, silent)
+    lab.service.ring_seconds = 0
+
+
 def test_flow_that_is_taken_home(lab: Lab) -> None:
     program = lab.serve("echo", "block", lab.box.b.address, str(PORT))
     assert lab.ask([100] * 5)["wrong"] == {}

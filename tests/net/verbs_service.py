@@ -48,6 +48,8 @@ class VerbsService:
         self.peer = next(other for other in sandbox.sides if other is not side)
         self.ifindex = int(side.ip("-o", "link", "show", "dev", side.device).split(":")[0])
         self.said: list[Said] = []
+        self.ring_seconds = 0   # that a ring takes to be made, of which programs hear each second
+        self.silent = False     # they do not
         self._numbers = {"ring": 0, "flow": 0}
         self._connections: list[socket.socket] = []
         self._stop = threading.Event()
@@ -151,6 +153,10 @@ class VerbsService:
         if what == "hello":
             body, fds = {"session": 7, "net_page_size": self._page.size}, [self._page.fd]
         elif what == "ring":
+            for _ in range(self.ring_seconds):
+                time.sleep(1)
+                if not self.silent:
+                    self.event(lib.VMH_EV_MAKING)
             refusal = 0 if fields["verbs"] == lib.VMH_VERBS_USABLE else fields["verbs_reason"]
             body = {"ring_id": self._next("ring"), "ifindex": fields["ifindex"], "kind": lib.VMH_RING_VERBS,
                     "mtu": self.mtu, "mac": self.mac}

@@ -307,6 +307,7 @@ struct vmh_msg_tcp_hide {
 #define VMH_EV_BYE 3         /* the service stops: everything goes home */
 #define VMH_EV_ASKED 4       /* the statistics page has an order */
 #define VMH_EV_TCP_MOVE 5    /* a = fd, VMH_EV_ALL = all; b = 0: TCP connections go home, 1: they are adopted */
+#define VMH_EV_MAKING 6      /* the ring that was asked for is being made, which takes a while: the answer has its time again */
 #define VMH_EV_ALL 0xffffffffu
 
 struct vmh_msg_event {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from vmahybrid.contracts import lib
@@ -23,6 +24,7 @@ from vmahybrid.service.ladder import (
     xdp_forbidden,
     xdp_refused,
 )
+from vmahybrid.service.messages import event
 from vmahybrid.service.ports import Port
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from vmahybrid.service.session import Session
 
 log = logging.getLogger("vmahybrid.service")
+
+MAKING_SECONDS = 1.0
 
 
 async def grant_ring(session: Session, body: Any, namespace: Namespace) -> Grant:
@@ -73,7 +77,8 @@ async def _climb(session: Session, namespace: Namespace, port: Port, sizes: Ring
     try:
         await namespace.open_port(port.id.ifindex)
         core.port_attached(namespace, port)
-        handle = await asyncio.to_thread(port.attached().grant, sizes, core.config["ring.direct"] == "first")
+        making = asyncio.to_thread(port.attached().grant, sizes, core.config["ring.direct"] == "first")
+        handle = await _made(session, making)
     except RuntimeError as error:  # the namespace was left meanwhile
         raise refuse(f"interface {port.name}", Reason.IF_GONE) from error
     except VmahybridError as error:
@@ -84,6 +89,18 @@ async def _climb(session: Session, namespace: Namespace, port: Port, sizes: Ring
     text = ("native" if native else "generic") + " mode" + ("" if handle.direct else ", by a ring veth")
     text += ", huge pages" if handle.huge_pages else ""
     return handle, (first, Rung(XDP, Reason.NONE, text))
+
+
+async def _made(session: Session, making: Coroutine[Any, Any, RingHandle]) -> RingHandle:
+    """Packet memory takes a while where there is much of it and little processor. The program hears that it is being
+    made: it waits for three seconds only for one of whom it hears nothing."""
+    task = asyncio.ensure_future(making)
+    try:
+        while not (await asyncio.wait({task}, timeout=MAKING_SECONDS))[0]:
+            session.notify(event(lib.VMH_EV_MAKING))
+    finally:
+        task.cancel()  # nothing to one that is done
+    return task.result()
 
 
 async def _attach_beside(namespace: Namespace, port: Port) -> None:

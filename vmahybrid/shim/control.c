@@ -156,13 +156,17 @@ static void mute(void)
 	vmh_warn("the service does not answer: what is on rings stays there, the kernel serves what is new");
 }
 
+static uint64_t making_ns; /* lock held: when the service said last that it makes the ring that was asked for */
+
 static bool on_event(const void *msg, size_t len)
 {
 	const struct vmh_msg_event *ev = msg;
 
 	if (ev->hdr.type != VMH_MSG_EVENT)
 		return false;
-	if (len >= sizeof(*ev))
+	if (len >= sizeof(*ev) && ev->event == VMH_EV_MAKING)
+		making_ns = vmh_now_ns();
+	else if (len >= sizeof(*ev))
 		vmh_worker_event(ev);
 	return true;
 }
@@ -173,6 +177,7 @@ union message {
 };
 
 #define LOT_NS 2500000000ull
+#define MAKING_NS 12000000000ull /* at most, of all */
 #define OPEN 1 /* err of a request that was sent */
 
 /* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */
@@ -208,6 +213,8 @@ static struct vmh_ctl_request *asked(struct vmh_ctl_request *q, int n, uint32_t 
 /* lock held. A reply to one of n requests, of whatever length; bytes, or -errno. */
 static long await_reply(struct vmh_ctl_request *q, int n, union message *buf, uint64_t deadline, int *fds, int *nfds)
 {
+	uint64_t start = vmh_now_ns(), patience = deadline - start;
+
 	for (;;) {
 		long r = recv_msg(buf, sizeof(*buf), fds, nfds);
 		uint64_t now;
@@ -228,6 +235,8 @@ static long await_reply(struct vmh_ctl_request *q, int n, union message *buf, ui
 		}
 		/* looked at each time: a service that chatters has not answered either */
 		now = vmh_now_ns();
+		if (making_ns > start)
+			deadline = making_ns + (making_ns - start < MAKING_NS ? patience : 0);
 		if (now >= deadline)
 			return -ETIMEDOUT;
 		if (r == -EAGAIN) {
@@ -299,7 +308,7 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 		return (int)r;
 	if (r == 0) {
 		r = await_reply(&q, 1, &buf, deadline, got, &ngot);
-		vmh_patience_spent(start, vmh_now_ns(), r == -ETIMEDOUT, internal);
+		vmh_patience_spent(making_ns > start ? making_ns : start, vmh_now_ns(), r == -ETIMEDOUT, internal);
 	}
 	r = checked(r, &buf, req, reply_len);
 	if (r < 0 || buf.h.status || !fds) {
