@@ -129,14 +129,15 @@ def test_a_name_that_is_no_parameter_any_more(capsys: pytest.CaptureFixture[str]
     assert "LOG_DETAILS" not in said
 
 
-@pytest.mark.parametrize(("level", "shown_as"), [(5, ("debug", "changed while it runs")), (77, ("info", "default"))])
-def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str], level: int,
+@pytest.mark.parametrize(("level", "asked", "shown_as"), [
+    (5, 0, ("debug", "changed while it runs")), (5, 1, ("debug", "asked for, not taken yet")), (77, 0, ("info", "default"))])
+def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str], level: int, asked: int,
                                                shown_as: tuple[str, str]) -> None:  # fmt: skip
     from vmahybrid._contracts import ffi, lib
 
     page = ffi.new("struct vmh_stats_page *")
     page.magic, page.version, page.sock_size = lib.VMH_STATS_MAGIC, lib.VMH_STATS_VERSION, SOCKET_SIZE
-    page.log_level, page.log_details = level, 0
+    page.log_level, page.log_details, page.asked = level, 0, asked
     env = {**os.environ, "VMA_STATS_SHMEM_DIR": str(place)}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=env) as program:
         (place / f"vmastat.{program.pid}").write_bytes(bytes(ffi.buffer(page)))

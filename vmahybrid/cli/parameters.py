@@ -106,7 +106,8 @@ def _live(found: effective.Effective, pid: int) -> None:
         held, now = found.values[name], getattr(page, attribute)
         # others are an order that the program does not take: the page is its user's
         if held.value != now and catalogue.load()[name].has(now):
-            held.value, held.source = now, "changed while it runs"
+            held.value = now
+            held.source = "asked for, not taken yet" if page.orders_waiting else "changed while it runs"
 
 
 def is_pid(text: str) -> bool:
