@@ -130,7 +130,8 @@ def test_a_name_that_is_no_parameter_any_more(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(("level", "asked", "shown_as"), [
-    (5, 0, ("debug", "changed while it runs")), (5, 1, ("debug", "asked for, not taken yet")), (77, 0, ("info", "default"))])
+    (5, 0, ("debug", "changed while it runs")), (5, 1, ("debug", "asked for, not taken yet")),
+    (77, 0, ("info", "default"))])  # fmt: skip
 def test_what_was_changed_in_a_running_program(place: Path, capsys: pytest.CaptureFixture[str], level: int, asked: int,
                                                shown_as: tuple[str, str]) -> None:  # fmt: skip
     from vmahybrid._contracts import ffi, lib
