@@ -30,7 +30,7 @@ def alone() -> Iterator[None]:
 def variables() -> dict[str, str]:
     """VMAHYBRID_LIB and VMH_SANITIZER_RUNTIME for build-asan/, which is made or brought up to date here."""
     with alone():
-        done = subprocess.run([ROOT / "scripts" / "asan"], capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run([ROOT / "scripts" / "asan"], capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return dict(word.split("=", 1) for word in done.stdout.split())
 
@@ -45,7 +45,7 @@ def tsan_library() -> Path:
     env = os.environ | {"CC": "gcc"}
     with alone():
         for command in (["meson", "setup", *reconfigure, *options, str(directory)], ["ninja", "-C", str(directory)]):
-            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=900)
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     return directory / "vmahybrid" / "shim" / "libvmahybrid.so"
 

@@ -243,7 +243,7 @@ void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
 }
 
 /* no TCP sockets here */
-_Atomic int vmh_tcps_on;
+_Atomic int vmh_tcps_on, vmh_tcps_lots;
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	(void)s;
