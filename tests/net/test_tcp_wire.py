@@ -95,9 +95,9 @@ def test_connections_open_and_close_over_a_bad_wire(service: Service, wire: Wire
 @pytest.mark.parametrize("peer", ["kernel", "offloaded"])
 def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str) -> None:
     """Bytes both ways, losses and reordering, a connection that is adopted or begins on the ring, and goes home in the
-    midst of it. VMH_TCP_MOVES (80) connections; the stack's and the service's own thousands are in
+    midst of it. VMH_TCP_MOVES (1000) connections; the stack's and the service's own thousands are in
     tests/unit/c/test_tcp_move.c and tests/net/test_tcprepair.py."""
-    moves = int(os.environ.get("VMH_TCP_MOVES", "80"))
+    moves = int(os.environ.get("VMH_TCP_MOVES", "1000"))
     variables = {"VMA_HYBRID_TCP": "offload", "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "0",
                  "VMA_TRACELEVEL": "warn"}
     server = [sys.executable, str(SERVERS), "threads", wire.b.address, "7900"]
@@ -110,7 +110,7 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
     try:
         with wire.bad(Faults(loss=0.01, reorder=0.02), seed=moves) as counts:
             running = wire.start(wire.a, service.run_argv(program, profile="none", **variables), env=service.env)
-            said = running.result(80)
+            said = running.result(300)
     finally:
         serving.stop(signal.SIGKILL)
     after = Api(service).status()["counters"]
