@@ -348,11 +348,8 @@ bool vmh_tlisten_is(struct vmh_tcps *s, const struct vmh_ring *r, uint32_t flow_
 	bool is = false;
 
 	vmh_lock(&s->io);
-	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
-		is = flow_id && s->listening->flow_id == flow_id;
-		for (unsigned i = 0; i < s->listening->nrings && r; i++)
-			is |= vmh_tring_ring(s->listening->r[i].tring) == r;
-	}
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		is = (flow_id && s->listening->flow_id == flow_id) || (r && listens_by(s->listening, r));
 	vmh_unlock(&s->io);
 	return is;
 }
