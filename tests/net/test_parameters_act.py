@@ -291,12 +291,10 @@ def test_processors_of_the_internal_thread(start: Run, asked: str, allowed: str,
     while f"Cpus_allowed_list:\t{wanted}\n" not in (thread / "status").read_text():
         assert time.monotonic() < deadline, (thread / "status").read_text()
         time.sleep(0.01)
-    bad = f"VMA WARNING: VMA_INTERNAL_THREAD_AFFINITY = {asked} is not a hexadecimal mask of processors "
-    unknown = f"VMA WARNING:  Failed to set internal thread affinity: {asked}...  deferring to cpu-0."
-    said = unknown if asked == "8000" else bad  # the manual's words where there is no such processor
+    said = f"VMA WARNING:  Failed to set internal thread affinity: {asked}...  deferring to cpu-0.\n"
     if warned:
         program.wait_for(re.escape(said))
-    assert [text for text in (bad, unknown) if text in program.errors] == ([said] if warned else [])
+    assert re.findall(r"VMA WARNING: .*affinity.*\n", program.errors, re.IGNORECASE) == ([said] if warned else [])
 
 
 @xdp_only("no ring has a part in it")

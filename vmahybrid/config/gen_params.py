@@ -203,6 +203,8 @@ Where this differs from libvma:
 - SO_MAX_PACING_RATE works with any VMA_RING_ALLOCATION_LOGIC_TX, and SO_TIMESTAMPING with TX flags (the kernel sends
   then); libvma refuses them. The box about CAP_NET_RAW says in one more line what serves the program instead.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
+- The banner comes at the program's first socket or epoll instance: a program that makes none says nothing. libvma's
+  comes when it is loaded. Its time is that of UTC, and says so.
 
 `%d` in file and directory names and in the application id (first occurrence) becomes the process id. Where an older
 name and the present one are both set, the present one wins. Everything is read, and VMA_LOG_FILE and VMA_STATS_FILE are

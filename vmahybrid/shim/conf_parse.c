@@ -75,6 +75,29 @@ static int word(struct cursor *c, char out[VMH_CONF_NAME])
 	return 0;
 }
 
+/* A word, and what the separator joins to it: blanks beside it say nothing ("1.1.1.1 / 24", "80 - 90"). */
+static int joined(struct cursor *c, char separator, char out[VMH_CONF_NAME])
+{
+	char more[VMH_CONF_NAME];
+	size_t n;
+
+	if (word(c, out))
+		return -1;
+	for (;;) {
+		skip_blanks(c);
+		n = strlen(out);
+		if (!n || *c->at == ':' || (*c->at != separator && out[n - 1] != separator))
+			return 0;
+		if (word(c, more))
+			return -1;
+		if (!*more)
+			return 0;
+		if (n + strlen(more) >= VMH_CONF_NAME)
+			return wrong(c, "longer than 63 letters", more);
+		strcpy(out + n, more);
+	}
+}
+
 /* Digits without leading zeros, at most `most`. */
 static bool number(const char *text, unsigned most, unsigned *out)
 {
@@ -179,11 +202,11 @@ static int end_of_tuple(struct cursor *c, struct vmh_conf_end *e)
 	skip_blanks(c);
 	if (is_ip6(c->at, text))
 		return wrong(c, "an IPv6 address: rules have IPv4 addresses, and * is for both", text);
-	if (word(c, text))
+	if (joined(c, '/', text))
 		return -1;
 	if (!address(c, text, e))
 		return wrong(c, "not an address (a.b.c.d, a.b.c.d/bits or *)", text);
-	if (colon(c) || word(c, text))
+	if (colon(c) || joined(c, '-', text))
 		return -1;
 	return ports(text, e) ? 0 : wrong(c, "not a port (0 to 65535), a range of ports, or *", text);
 }

@@ -128,9 +128,8 @@ static struct shown show(const struct vmh_param_def *d, int64_t value)
 }
 
 /* The peer's text with {value} filled in, else one of ours. `name` is the name that the user wrote. */
-static void warn_value(const struct vmh_param_def *d, const char *name, const char *value, int64_t used)
+static void warn_used(const struct vmh_param_def *d, const char *text, const char *name, const char *value, const char *used)
 {
-	const char *text = d->warns_above && used != d->max ? NULL : d->warning;
 	const char *mark = text ? strstr(text, "{value}") : NULL;
 
 	if (mark)
@@ -138,7 +137,12 @@ static void warn_value(const struct vmh_param_def *d, const char *name, const ch
 	else if (text)
 		warn("%s", text);
 	else
-		warn("%s = %s is not %s, using [%s]", name, shorten(value).text, d->expected, show(d, used).text);
+		warn("%s = %s is not %s, using [%s]", name, shorten(value).text, d->expected, used);
+}
+
+static void warn_value(const struct vmh_param_def *d, const char *name, const char *value, int64_t used)
+{
+	warn_used(d, d->warns_above && used != d->max ? NULL : d->warning, name, value, show(d, used).text);
 }
 
 /* A decimal number with nothing but blanks around it. */
@@ -201,7 +205,7 @@ static bool take_text(unsigned param, const char *name, const char *text, enum v
 		warn("%s = %s is not %s, ignored", name, shorten(text).text, d->expected);
 		return false;
 	}
-	warn("%s = %s is not %s, using [%s]", name, shorten(text).text, d->expected, d->instead);
+	warn_used(d, d->warning, name, text, d->instead);
 	return set_string(param, d->instead, origin);
 }
 

@@ -11,16 +11,16 @@ from vmahybrid.vma_stats.delta import Reading
 from vmahybrid.vma_stats.tables import KB, iomux_active, iomux_name, poll_percent
 
 EDGE = "=" * 54
-UNBOUND = "0.0.0.0:*"
+UNBOUND = ("0.0.0.0:*", "[::]:*")
 
 
 def socket_block(sock: dict[str, Any], post: str) -> Iterator[str]:
     yield EDGE
     yield f"\tFd=[{sock['fd']}]"
     yield _kind(sock)
-    if sock["local"] != UNBOUND:
+    if sock["local"] not in UNBOUND:
         yield f"- Local Address   = [{sock['local']}]"
-    if sock["remote"] != UNBOUND:
+    if sock["remote"] not in UNBOUND:
         yield f"- Foreign Address = [{sock['remote']}]"
     for group in sock["groups"]:
         yield f"- Member of = [{group}]"

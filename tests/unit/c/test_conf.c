@@ -42,6 +42,12 @@ static const struct bad {
 	{ "use os udp_receiver *:9-8", 1, "9-8", "port" },
 	{ "use os udp_receiver *:-8", 1, "-8", "port" },
 	{ "use os udp_receiver *:8-", 1, "8-", "port" },
+	{ "use os udp_receiver *:8 - # 9", 1, "8-", "port" },
+	{ "use os udp_receiver *:8 - : 9:9", 1, "8-", "port" },
+	{ "use os udp_receiver *:8 - 9 - 10", 1, "8-9-10", "port" },
+	{ "use os udp_receiver 10.0.0.1 / 8 / 9:1", 1, "10.0.0.1/8/9", "address" },
+	{ "use os udp_receiver *:1 - 22222222222222222222222222222222222222222222222222222222222222", 1,
+	  "22222222222222222222222222222222222222222222222222222222222222", "63 letters" },
 	{ "use os udp_receiver *:99999999999999999999", 1, "99999999999999999999", "port" },
 	{ "use os udp_receiver *:53:*:99999", 1, "99999", "port" },
 	{ "use os udp_receiver *:53:*:*:*", 1, ":", "statement" },
@@ -63,13 +69,13 @@ static const char good[] =
 	"log min-level 9 destination yfile x\n"
 	"use os udp_receiver 224.0.0.1:5353\t# rules before any id are for all\n"
 	"application-id ping* feed\r\n"
-	"use vma udp_receiver 10.1.1.7/24:1000-2000\r\n"
-	"use os udp_receiver 10.1.1.0/16:*\n"
+	"use vma udp_receiver 10.1.1.7 / 24 : 1000 - 2000\r\n"
+	"use os udp_receiver 10.1.1.0/\t16:*\n"
 	"use os udp_connect *:53\n"
-	"use os udp_connect 10.2.0.0/16:1-10:10.3.0.1:7\n"
+	"use os udp_connect 10.2.0.0 /16:1- 10:10.3.0.1:7\n"
 	"use sdp tcp_server *:1\nuse sa tcp_client *:1:*:*\n"
 	"use * tcp_server *:80\nuse os tcp_server *:*\n"
-	"use os udp_sender 239.0.0.0/8 : 5000-5005\n"
+	"use os udp_sender 239.0.0.0/8 : 5000 -5005# x\n"
 	"application-id other *\n"
 	"use os udp_sender *:*\n"
 	"application-id ping* feed\n"
