@@ -56,6 +56,13 @@ def test_without_options_the_profile_is_safe_unless_one_is_chosen(shim: Path) ->
     assert found["VMA_SPEC"] == "rti" and "VMA_HYBRID_PROFILE" not in found
 
 
+@pytest.mark.parametrize(("more", "named"), [(["VMA_SPEC=15"], "latency"), (["VMA_SPEC="], ""),
+                                             (["VMA_SPEC=rti", "VMA_HYBRID_PROFILE=mine"], "mine")])  # fmt: skip
+def test_the_profile_that_is_named_is_the_one_that_acts(shim: Path, more: list[str], named: str) -> None:
+    found = environment_of(vmahybrid_run(shim, "-p", "safe", *(word for text in more for word in ("-e", text)), "env"))
+    assert found["VMA_HYBRID_PROFILE"] == named
+
+
 def test_other_preloads_stay_behind_the_shim(shim: Path) -> None:
     found = environment_of(vmahybrid_run(shim, "env", LD_PRELOAD=f"{shim} libm.so.6:libdl.so.2"))
     assert found["LD_PRELOAD"] == f"{shim}:libm.so.6:libdl.so.2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def logs(tmp_path: Path, code: str, shell: str = "", **env: str) -> tuple[str, s
         subprocess.run(["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-c", f"import os, sys\n{code}", mine],
                        env=clean | shim | env, stderr=stderr, timeout=20, check=True)
     return (mine.read_text() if mine.exists() else ""), first.read_text()
+
+
+def test_the_banner_says_which_commit_it_is(tmp_path: Path) -> None:
+    """Where the sources are in git. Its last digits may be -dirty, as built before the last commit."""
+    head = logs(tmp_path, SOCKET)[1].splitlines()[1:4]
+    known = (Path(__file__).parents[2] / ".git").exists()
+    assert BANNER in head[0] and bool(re.fullmatch(r".*Git: [0-9a-f]{40}(-dirty)?", head[1])) is known
+    assert "Cmd Line: " in head[2 if known else 1]
 
 
 @pytest.mark.parametrize(("code", "shell"), [

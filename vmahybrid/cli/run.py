@@ -105,6 +105,8 @@ def environment(profile: str | None, assignments: list[str], shim: Path, program
         changes["VMA_SPEC"], changes["VMA_HYBRID_PROFILE"] = profiles.find(profile)
     elif not os.environ.get("VMA_SPEC") and not effective.policy_profile(os.environ, program):
         changes["VMA_SPEC"] = changes["VMA_HYBRID_PROFILE"] = DEFAULT_PROFILE
+    if (spec := set_here.get("VMA_SPEC")) is not None:
+        changes["VMA_HYBRID_PROFILE"] = profiles.find(spec)[1] if spec else ""
     if set_here:
         before = [name for name in os.environ.get(effective.RUN_E, "").split(",") if name and name not in set_here]
         changes[effective.RUN_E] = ",".join([*before, *set_here])

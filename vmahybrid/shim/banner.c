@@ -1,5 +1,8 @@
 /* What the library says when it starts: the manual's banner, line by line as there. */
 #include "vmh_banner.h"
+#if __has_include("commit.h")
+#include "commit.h"
+#endif
 #include "vmh_fd.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
@@ -9,6 +12,9 @@
 
 #ifndef VMH_VERSION
 #define VMH_VERSION "0"
+#endif
+#ifndef VMH_COMMIT
+#define VMH_COMMIT "unknown"
 #endif
 #define DASHES "---------------------------------------------------------------------------"
 #define CMDLINE 400 /* a log line has 512 */
@@ -132,6 +138,8 @@ void vmh_banner(void)
 {
 	vmh_info(DASHES);
 	vmh_info("VMA_VERSION: %s-0 Release vmahybrid built on %s %s", VMH_VERSION, __DATE__, __TIME__);
+	if (strcmp(VMH_COMMIT, "unknown"))
+		vmh_info("Git: %s", VMH_COMMIT);
 	command_line();
 	machine();
 	vmh_info(DASHES);

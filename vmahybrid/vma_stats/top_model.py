@@ -257,7 +257,7 @@ HELP = (
     ("<, >, left, right", "sort by the next column to that side"),
     ("r", "reverse the order"),
     ("d", "rates per second, or totals"),
-    ("/", "show only rows with this text; Enter takes it, Esc leaves it"),
+    ("/", "show rows with this text; Enter takes it, Esc not"),
     ("+, -", "longer or shorter interval"),
     ("p", "pause, go on"),
     ("Esc", "close the pane, then forget the text of /"),

@@ -41,10 +41,10 @@ def _head(top: Top, rows: list[Sock], clock: str) -> Iterator[Line]:
     readings = top.shown()
     on_ring = sum(sock["offloaded"] for sock in rows)
     state = " paused," if top.paused else ""
-    found = f" with {top.filter!r}" if top.filter else ""
-    others = f" {top.uncounted()} not counted," if top.uncounted() else ""
-    yield Line(f"vma_stats {clock}: {len(readings)} programs, {len(rows)} sockets{found}, {on_ring} on rings,"
-               f"{others}{state} every {top.interval} s", "bold")
+    others = f", {top.uncounted()} not counted" if top.uncounted() else ""
+    found = f", with {top.filter!r}" if top.filter else ""
+    yield Line(f"vma_stats {clock},{state} every {top.interval} s: {len(readings)} programs, {len(rows)} sockets, "
+               f"{on_ring} on rings{others}{found}", "bold")
     yield Line(top.message, "warn") if top.message else Line(_sums(rows, "" if top.totals else "/s"))
 
 
