@@ -426,7 +426,7 @@ def test_gauges_are_not_differenced() -> None:
 def test_no_service(tmp_path: Path) -> None:
     """As a process of its own: what a user sees, and that no traceback comes."""
     done = subprocess.run(
-        [sys.executable, "-m", "vmahybrid.vma_stats.main", "-F", "--once", "-k", tmp_path], capture_output=True, text=True,
+        [sys.executable, "-m", "vmahybrid.vma_stats.main", "-F", "--once"], capture_output=True, text=True,
         env=os.environ | {"VMAHYBRID_RUNDIR": str(tmp_path)}, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
