@@ -399,7 +399,8 @@ def test_sent_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
             again = lab.do(total)
             assert again > 0
             assert main(["-F", "-p", str(lab.program.pid), "-v", "3", "--once", "-s", str(lab.fd)]) == 0
-            assert f"Retransmissions: {again}\n" in capsys.readouterr().out
+            said = capsys.readouterr().out
+            assert f"Retransmissions: {again}\n" in said and f"Retransmissions:     {again}" in said   # of its ring
             assert main(["-F", "-p", str(lab.program.pid), "-z", "--once"]) == 0
             until(lambda: lab.gauge("retransmits") == 0)
             lossy(lab, lab.peers[-1])

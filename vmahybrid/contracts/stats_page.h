@@ -6,7 +6,7 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 7
+#define VMH_STATS_VERSION 8
 #define VMH_STATS_RINGS 256 /* as many as a service grants by default; libvma has 16 */
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 64      /* per socket, first ones */
@@ -78,6 +78,7 @@ struct vmh_ring_stats {
 	unsigned long long rx_tcp_kept;                          /* frames whose TCP payload stayed in them until it was read */
 	unsigned long long rx_tcp_copied;                        /* frames whose TCP payload was copied before, to free them */
 	unsigned long long rx_tcp_merged;                        /* frames that were one segment with an earlier one (GRO) */
+	unsigned long long tx_tcp_resent;                        /* TCP segments sent again */
 	/* verbs rings only, like mod_count, mod_usec and dm_size */
 	unsigned long long cq_errors;                            /* completions with an error, flushes apart */
 	unsigned long long rx_tagged;                            /* frames whose flow tag named the socket */

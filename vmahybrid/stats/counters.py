@@ -82,6 +82,7 @@ RING = (
     _c("rx_tcp_kept", "frames", "frames whose TCP payload stayed in the ring's memory until it was read (zero-copy)"),
     _c("rx_tcp_copied", "frames", "frames whose TCP payload was copied out, so that the ring keeps free frames"),
     _c("rx_tcp_merged", "frames", "frames of TCP data that went through the stack as one segment with an earlier one"),
+    _c("tx_tcp_resent", "segments", "TCP segments sent again"),
     _c("cq_errors", "completions", "completions with an error, flushes apart (verbs rings)"),
     _c("rx_tagged", "frames", "frames whose flow tag named the socket (verbs rings)"),
     _c("rx_hw_csum", "frames", "frames whose checksums the device verified (verbs rings)"),

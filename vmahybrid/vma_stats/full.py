@@ -132,6 +132,8 @@ def ring_block(number: int, ring: dict[str, Any], post: str) -> Iterator[str]:
         yield _line("Backend:", f"verbs {ring['device']}".rstrip())
     for label, way in (("Tx Offload:", "tx"), ("Rx Offload:", "rx")):
         yield f"{label:<20} {c[way + '_bytes'] // KB} / {c[way + '_packets']} [kilobytes/packets] {post:<3}"
+    if c["tx_tcp_resent"]:
+        yield f"{_line('Retransmissions:', c['tx_tcp_resent'])} {post:<3}"
     if c["rx_tcp_kept"] or c["rx_tcp_copied"]:
         yield f"{'Rx TCP zero copy:':<20} {c['rx_tcp_kept']} / {c['rx_tcp_copied']} [frames kept/copied] {post:<3}"
     if c["rx_tcp_merged"]:

@@ -137,6 +137,8 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 	} else {
 		c->count.retransmits++;
 		c->resent++;
+		if (c->t->env.resent)
+			c->t->env.resent(c->t->env.ctx);
 	}
 	s = pcb->unsent == s ? NULL : s;
 	pcb->unsent = unsent;

@@ -83,6 +83,14 @@ static void copied(void *ctx, unsigned frames)
 	VMH_COUNT(tr->ring->stats->rx_tcp_copied, frames);
 }
 
+/* Stack lock held. */
+static void resent(void *ctx)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	VMH_COUNT(tr->ring->stats->tx_tcp_resent, 1);
+}
+
 /* The stack has had it. */
 static int taken(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, int rc)
 {
@@ -138,8 +146,8 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, 
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .copied = copied, .soon = soon, .talkers = talkers, .hold_max = frames / 2, .hold_share = frames / 8,
-				  .merge_max = merge_max, .verify = verify};
+				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .hold_max = frames / 2,
+				  .hold_share = frames / 8, .merge_max = merge_max, .verify = verify};
 	int rc;
 
 	memset(tr, 0, sizeof(*tr));

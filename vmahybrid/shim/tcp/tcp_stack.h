@@ -45,6 +45,7 @@ struct vmh_tcp_env {
 	 * write any more; may be NULL. */
 	void (*soon)(void *ctx);
 	void (*copied)(void *ctx, unsigned frames); /* whose payload was copied, at once or later; may be NULL */
+	void (*resent)(void *ctx);                  /* a segment was sent again; may be NULL */
 	/* How many connections had a segment lately; once for each of them in VMH_TCP_LATELY_NS; may be NULL */
 	void (*talkers)(void *ctx, uint32_t n);
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
