@@ -246,7 +246,7 @@ def test_statistics(driver: Path, locales: Path, tmp_path: Path, numbers: str, p
     assert " VMA INFO: ============ DUMPING FD 10 STATISTICS ============\n" in log
     assert " VMA INFO: Bind info : 10.1.2.3:11111\n" in log
     assert " VMA INFO: Connection info : [fd00:77::2]:7950\n" in log
-    assert " VMA INFO: Tx Offload : 455 / 233020 / 0 / 0 [kilobytes/packets/drops/errors]\n" in log
+    assert " VMA INFO: Tx Offload : 455 / 233020 / 0 / 0 [kilobytes/packets/eagains/errors]\n" in log
     assert " VMA INFO: Rx byte : max 200 / dropped 0 (0.00%) / limit 2000000\n" in log
     assert " VMA INFO: Rx pkt : max 1 / dropped 0 (0.00%)\n" in log
     assert " VMA INFO: Rx poll : 1000 / 233020 (99.57%) [miss/hit]\n" in log

@@ -51,8 +51,8 @@ static bool was_active(const struct vmh_sock_stats *s)
 
 static void dump_counters(const struct vmh_sock_stats *s, int level)
 {
-	vmh_log(level, "Tx Offload : %llu / %llu / %llu / %llu [kilobytes/packets/drops/errors]", KB(s->tx_bytes),
-		s->tx_packets, s->tx_drops, s->tx_errors);
+	vmh_log(level, "Tx Offload : %llu / %llu / %llu / %llu [kilobytes/packets/eagains/errors]", KB(s->tx_bytes),
+		s->tx_packets, s->tx_eagain, s->tx_errors);
 	if (s->tx_os_packets || s->tx_os_errors)
 		vmh_log(level, "Tx OS info : %llu / %llu / %llu [kilobytes/packets/errors]", KB(s->tx_os_bytes),
 			s->tx_os_packets, s->tx_os_errors);
