@@ -85,6 +85,19 @@ def test_received_into_a_buffer_that_is_too_small(lab: Lab) -> None:
         "rx_packets": N, "rx_bytes": N * 10, "rx_poll_hit": N}
 
 
+@pytest.mark.parametrize(("call", "each"), [
+    ("recv(s.fileno(), None, 0, 0)", 0),
+    ("readv(s.fileno(), (ctypes.c_size_t * 4)(at, 10, 0, 0), 2)", 10),
+    ("readv(s.fileno(), (ctypes.c_size_t * 4)(0, 0, at, 10), 2)", 10)])
+def test_received_beside_an_empty_buffer(lab: Lab, call: str, each: int) -> None:
+    """No byte would go to its address, which may be none, and none is counted."""
+    where = lab.ring()
+    lab.peer.send(where, N, SIZE)
+    lab.do("room = ctypes.create_string_buffer(10); at = ctypes.addressof(room)")
+    assert lab.counted(lambda: lab.do(f"for _ in range({N}): assert libc.{call} == {each}")) == {
+        "rx_packets": N, "rx_poll_hit": N} | ({"rx_bytes": N * each} if each else {})
+
+
 def test_peeked(lab: Lab) -> None:
     where = lab.ring()
     lab.peer.send(where, 1, SIZE)

@@ -23,7 +23,8 @@ PROGRAM = [sys.executable, str(Path(__file__).with_name("tcp_param_program.py"))
 LINES = [
     r"Fd number : {fd}", r"Bind info : {local}", r"Connection info : {peer}", r"Protocol : PROTO_TCP",
     r"Is closed : false",
-    r"Is blocking : true", r"Is offloaded : true", r"Tx Offload : \d+ / \d+ / 0 / 0 \[kilobytes/packets/eagains/errors\]",
+    r"Is blocking : true", r"Is offloaded : true",
+    r"Tx Offload : \d+ / \d+ / 0 / 0 \[kilobytes/packets/eagains/errors\]",
     r"Rx Offload : \d+ / \d+ / \d+ / 0 \[kilobytes/packets/eagains/errors\]",
     r"Socket state : TCP_SOCK_CONNECTED_RDWR", r"Connection state : TCP_CONN_CONNECTED",
     r"Receive buffer : m_rcvbuff_current 0, m_rcvbuff_max \d+, m_rcvbuff_non_tcp_recved 0",

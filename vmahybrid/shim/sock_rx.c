@@ -82,7 +82,8 @@ static size_t scatter(const struct msghdr *m, const unsigned char *data, size_t 
 
 		if (n > len - done)
 			n = len - done;
-		memcpy(m->msg_iov[i].iov_base, data + done, n);
+		if (vmh_likely(n)) /* an empty one may be anywhere */
+			memcpy(m->msg_iov[i].iov_base, data + done, n);
 		done += n;
 	}
 	return done;
@@ -557,9 +558,12 @@ static bool bad_target(const struct msghdr *m)
 		return true;
 	if (m->msg_controllen && vmh_bad_ptr(m->msg_control) && m->msg_control)
 		return true;
-	for (size_t i = 0; i < m->msg_iovlen; i++)
-		if (vmh_bad_ptr(m->msg_iov[i].iov_base))
+	for (size_t i = 0; i < m->msg_iovlen; i++) {
+		const struct iovec *v = &m->msg_iov[i];
+
+		if (vmh_bad_ptr(v->iov_base) && (v->iov_len || (intptr_t)v->iov_base < 0))
 			return true;
+	}
 	return false;
 }
 
