@@ -420,17 +420,26 @@ static void use_dm(struct verbs_ring *x, const unsigned char *frame, struct ibv_
 		at = 0;
 	}
 	if (size > m->size || m->used + pad + size > m->size ||
-	    ibv_memcpy_to_dm(m->dm, at, frame, (sge->length + 3) & ~3u)) {
-		VMH_COUNT(x->r.stats->dm_full, 1);
+	    ibv_memcpy_to_dm(m->dm, at, frame, (sge->length + 3) & ~3u))
 		return;
-	}
 	m->head = at + size;
 	m->used += pad + size;
 	*bytes = pad + size;
 	sge->addr = at;
 	sge->lkey = m->mr->lkey;
-	VMH_COUNT(x->r.stats->dm_packets, 1);
-	VMH_COUNT(x->r.stats->dm_bytes, sge->length);
+}
+
+/* A frame that was posted. */
+static void count_dm(struct verbs_ring *x, const struct ibv_sge *sge, bool used)
+{
+	struct vmh_ring_stats *s = x->r.stats;
+
+	if (!used) {
+		VMH_COUNT(s->dm_full, 1);
+		return;
+	}
+	VMH_COUNT(s->dm_packets, 1);
+	VMH_COUNT(s->dm_bytes, sge->length);
 }
 
 struct frame {
@@ -484,7 +493,9 @@ static int post(struct verbs_ring *x, struct frame *f, size_t size)
 	struct ibv_send_wr *bad;
 	int rc;
 
-	if (x->slot_dm && !(f->wr.send_flags & IBV_SEND_INLINE))
+	const bool wanted = x->slot_dm && !(f->wr.send_flags & IBV_SEND_INLINE);
+
+	if (wanted)
 		use_dm(x, (unsigned char *)(uintptr_t)f->sge[0].addr, &f->sge[0], &dm_bytes);
 	if (x->unsignalled + 1 >= x->tx_batch)
 		f->wr.send_flags |= IBV_SEND_SIGNALED;
@@ -502,6 +513,8 @@ static int post(struct verbs_ring *x, struct frame *f, size_t size)
 	}
 	if (x->slot_dm)
 		x->slot_dm[x->tx_posted % x->tx_slots] = dm_bytes;
+	if (wanted)
+		count_dm(x, &f->sge[0], dm_bytes != 0);
 	x->tx_posted++;
 	VMH_COUNT(s->tx_packets, 1);
 	VMH_COUNT(s->tx_bytes, size);

@@ -59,6 +59,7 @@ static struct ibv_pd pd;
 static struct ibv_mr mr = { .lkey = 7 }, dm_mr = { .lkey = 9 };
 static struct ibv_recv_wr posted[WRS];
 static struct ibv_sge posted_sge[WRS];
+static unsigned long long dm_frames, dm_octets; /* that were sent from device memory */
 static unsigned nposted, nsent, refuse_send, refuse_recv, notified, cqs;
 static struct ibv_wc rx_wc[WRS], tx_wc[WRS];
 static unsigned nrx, ntx, late; /* late: this many completions appear with the request for a notification */
@@ -133,6 +134,8 @@ static int post_send(struct ibv_qp *q, struct ibv_send_wr *wr, struct ibv_send_w
 		const struct ibv_sge *s = sent_sge + i;
 
 		sent_sge[i] = wr->sg_list[i];
+		dm_frames += s->lkey == dm_mr.lkey;
+		dm_octets += s->lkey == dm_mr.lkey ? s->length : 0;
 		memcpy(wire + at, s->lkey == dm_mr.lkey ? device_memory + s->addr : (void *)(uintptr_t)s->addr, s->length);
 		at += s->length;
 	}
@@ -350,6 +353,27 @@ static void test_sending(void)
 	CHECK(cqs == 0, "%u", cqs);
 }
 
+/* Each that is not for the end of the QP, of both queues. */
+static void test_completions_with_an_error(void)
+{
+	static const enum ibv_wc_status errors[] = { IBV_WC_LOC_LEN_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_RETRY_EXC_ERR };
+	struct verbs_ring *x = make(false, 0);
+
+	for (unsigned i = 0; i < 9; i++) {
+		CHECK(send_bytes(x, 20) == 0, "%u", i);
+		tx_wc[ntx++] = (struct ibv_wc){ .wr_id = x->tx_posted, .status = errors[i % 3] };
+		vmh_verbs_reap(x);
+	}
+	CHECK(stats.cq_errors == 6 && x->suspect, "%llu of sending", stats.cq_errors);
+	for (unsigned i = 0; i < 6; i++) {
+		arrive(wire, 62, 0);
+		rx_wc[nrx - 1].status = errors[i % 3];
+		CHECK(vmh_rings_poll(8) == 1 && ngot == 0, "%u", ngot);
+	}
+	CHECK(stats.cq_errors == 10, "%llu with those of receiving", stats.cq_errors);
+	vmh_ring_close(&x->r);
+}
+
 static void test_device_memory(void)
 {
 	struct verbs_ring *x;
@@ -357,7 +381,7 @@ static void test_device_memory(void)
 
 	vmh_params.ring_dev_mem_tx = 1 << 20;
 	x = make(true, 64);
-	CHECK(!x->slot_dm, "less than one frame");
+	CHECK(!x->slot_dm && !stats.dm_size, "less than one frame");
 	vmh_ring_close(&x->r);
 	vmh_params.bf = 0;
 	said[0] = 0;
@@ -369,7 +393,9 @@ static void test_device_memory(void)
 	atomic_store(&vmh_log_level_now, -1);
 	vmh_params.bf = 1;
 	x = make(true, 2048 + 64);
+	CHECK(stats.dm_size == x->dm.size && stats.dm_size > sizeof(device_memory), "%llu", stats.dm_size);
 	x->dm.size = sizeof(device_memory); /* small, so that it goes round */
+	dm_frames = dm_octets = 0;
 	for (i = 0; i < 200; i++) {
 		size_t len = 60 + i % 90;
 
@@ -380,7 +406,9 @@ static void test_device_memory(void)
 		if (sent.send_flags & IBV_SEND_SIGNALED)
 			complete(x);
 	}
-	CHECK(stats.dm_packets > 50 && stats.dm_packets + stats.dm_full == 200, "%llu", stats.dm_packets);
+	CHECK(dm_frames > 50 && dm_frames < 200, "%llu of 200", dm_frames);
+	CHECK(stats.dm_packets == dm_frames && stats.dm_bytes == dm_octets && stats.dm_full == 200 - dm_frames,
+	      "%llu frames, %llu bytes, no room for %llu", stats.dm_packets, stats.dm_bytes, stats.dm_full);
 	refuse_send = ENOMEM;
 	complete(x);
 	vmh_verbs_reap(x);
@@ -390,6 +418,8 @@ static void test_device_memory(void)
 	refuse_send = ENOMEM;
 	i = x->dm.head;
 	CHECK(send_bytes(x, 60) == -EAGAIN && x->dm.head == i, "%u, was %u", x->dm.head, i);
+	CHECK(stats.dm_packets == dm_frames && stats.dm_packets + stats.dm_full == 201, "refused ones are not counted: %llu",
+	      stats.dm_packets);
 	refuse_send = 0;
 	vmh_params.ring_dev_mem_tx = 0;
 	vmh_ring_close(&x->r);
@@ -673,6 +703,7 @@ int main(void)
 	test_memory();
 	test_sizes();
 	test_sending();
+	test_completions_with_an_error();
 	test_device_memory();
 	test_prefetching();
 	test_receiving();
