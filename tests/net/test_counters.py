@@ -787,7 +787,7 @@ NOT_DRIVEN = {
     "tx_dummy": "seven of them: tests/net/test_parameters_act.py::test_dummy_sends",
     "rx_zcopy_packets": "programs have no way yet to borrow a datagram",
     **dict.fromkeys(("tx_ready_bytes", "retransmits", "tx_tcp_resent"), "of TCP: tests/net/test_tcp_counters.py"),
-    **dict.fromkeys(("rx_tcp_kept", "rx_tcp_copied"), "of TCP: tests/unit/c/test_tcp_hold.c, tests/net/test_tcp_hold.py"),
+    **dict.fromkeys(("rx_tcp_kept", "rx_tcp_copied"), "of TCP: tests/unit/c/test_tcp_hold.c, net/test_tcp_hold.py"),
     "rx_tcp_merged": "of TCP: tests/net/test_tcp_params.py::test_merged_segments",
     **dict.fromkeys(("cq_errors", "rx_tagged", "rx_hw_csum", "tx_inline", "dm_packets", "dm_bytes", "dm_full",
                      "mod_count", "mod_usec", "dm_size"), VERBS),

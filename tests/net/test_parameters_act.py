@@ -339,11 +339,18 @@ def test_the_log_says_where_the_internal_thread_runs(start: Run, asked: str, act
     program.wait_for(f"the internal thread runs on cpus {acts}\n")
 
 
+@xdp_only("no ring has a part in it")
+def test_the_internal_thread_is_not_attached_with_the_one_that_starts_it(start: Run) -> None:
+    program = start("s = udp(5019); tell(pid=os.getpid()); wait()",
+                    VMA_INTERNAL_THREAD_AFFINITY="-1", VMA_RING_ALLOCATION_LOGIC_RX="31", VMA_TRACELEVEL="debug")
+    program.wait_for("the internal thread runs on cpus 0-1\n")
+    assert "is attached to processor" in program.errors
+
+
 if (CPUSETS / "cpuset.cpus").exists():
     @xdp_only("no ring has a part in it")
     @pytest.mark.parametrize(("asked", "said"), [
         ("0", " Failed to set internal thread affinity: 0...  its cpuset decides: cpus 1."),
-        ("bogus", " Failed to set internal thread affinity: 0...  its cpuset decides: cpus 1."),
         ("0-1", ""), ("1", ""), ("-1", "")])  # fmt: skip
     def test_the_cpuset_decides_over_the_affinity(start: Run, cpuset_of_1: Path, asked: str, said: str) -> None:
         program = start("s = udp(5016); tell(pid=os.getpid()); wait()", VMA_INTERNAL_THREAD_CPUSET=str(cpuset_of_1),

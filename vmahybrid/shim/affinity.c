@@ -1,5 +1,6 @@
 /* Where the internal thread runs: VMA_INTERNAL_THREAD_AFFINITY and VMA_INTERNAL_THREAD_CPUSET. */
 #include "vmh_affinity.h"
+#include "vmh_lane.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
@@ -134,7 +135,9 @@ static void pin(void)
 	struct vmh_cpus cpus;
 	char text[128];
 
-	if (strcmp(asked, "-1") && !(vmh_cpus_parse(asked, &cpus) && set(&cpus))) {
+	if (!strcmp(asked, "-1")) {
+		vmh_lane_detach();
+	} else if (!(vmh_cpus_parse(asked, &cpus) && set(&cpus))) {
 		if (set(&first))
 			vmh_warn(" Failed to set internal thread affinity: %s...  deferring to cpu-0.", asked);
 		else

@@ -42,19 +42,41 @@ static bool allows(const uint64_t *mask, unsigned cpu)
 	return mask[cpu / 64] >> cpu % 64 & 1;
 }
 
-/* lock held. Of those that the thread may use the one with the fewest threads; CPUS: none. A thread that was started by
- * an attached one may use that one's only: it gets the choice that the first one had. */
-static unsigned least_used(uint64_t *mask)
+/* lock held. A thread that was started by an attached one may use that one's processor only: it gets the choice that the
+ * first one had. */
+static bool was_inherited(uint64_t *mask)
 {
-	unsigned best = CPUS, n = 0;
+	unsigned n = 0;
 
 	for (int i = 0; i < CPU_WORDS; i++)
 		n += (unsigned)__builtin_popcountll(mask[i]);
 	for (unsigned cpu = 0; n == 1 && cpu < CPUS; cpu++)
 		if (allows(mask, cpu) && attached[cpu]) {
 			memcpy(mask, allowed, sizeof(allowed));
-			n = 0;
+			return true;
 		}
+	return false;
+}
+
+void vmh_lane_detach(void)
+{
+	uint64_t mask[CPU_WORDS] = { 0 };
+	long bytes = vmh_sys(SYS_sched_getaffinity, 0, sizeof(mask), mask);
+	bool inherited;
+
+	vmh_lock(&lock);
+	inherited = bytes > 0 && was_inherited(mask);
+	vmh_unlock(&lock);
+	if (inherited)
+		vmh_sys(SYS_sched_setaffinity, 0, bytes, mask);
+}
+
+/* lock held. Of those that the thread may use the one with the fewest threads; CPUS: none. */
+static unsigned least_used(uint64_t *mask)
+{
+	unsigned best = CPUS;
+
+	was_inherited(mask);
 	for (unsigned cpu = 0; cpu < CPUS; cpu++)
 		if (allows(mask, cpu) && (best == CPUS || attached[cpu] < attached[best]))
 			best = cpu;

@@ -61,5 +61,7 @@ static inline bool vmh_lane_due(struct vmh_lane_use *u, enum vmh_lane_direction 
 
 /* The service gave no ring for a lane on an interface where the process has others: no more lanes for a while. */
 void vmh_lane_refused(const char *ifname, unsigned reason);
+/* The internal thread, started by one that is attached to a core: it is not. */
+void vmh_lane_detach(void);
 void vmh_lane_fork_child(void);
 #endif
