@@ -242,9 +242,10 @@ def test_the_program_is_killed(service: Service, both: tuple[Calls, Calls]) -> N
     b.kill()
     until(lambda: not flows(service, b.pid))
     assert ss(b.side) == []
-    assert a.call("c", "send", "x") == 1
-    assert a.do("until", name="c", wanted="POLLERR")
-    assert a.call("c", "recv", 1) == "ECONNRESET"
+    if (sent := a.call("c", "send", "x")) == 1:    # else it has been told before
+        assert a.do("until", name="c", wanted="POLLERR")
+        sent = a.call("c", "recv", 1)
+    assert sent == "ECONNRESET"
 
 
 @pytest.mark.parametrize("kill", [False, True])
