@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from net.service_lab import Api, tcp_echo, until
+from net.service_lab import Api, tcp_echo, until, xdp_only
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words, tool
@@ -244,6 +244,30 @@ def test_where_the_service_gives_no_more(service: Service, box: Sandbox, start: 
         assert "sockets share those that are there" in program.errors
     finally:
         assert api.call("PATCH", "/v1/config", {"limits.rings": 256})[0] == 200
+
+
+MANY = """
+import socket, sys, time
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(160)]
+for number, s in enumerate(sockets):
+    s.bind((sys.argv[1], 6100 + number))
+print("bound", flush=True)
+for s in sockets:
+    s.sendto(*s.recvfrom(100))
+print("answered", flush=True)
+time.sleep(30)
+"""
+
+
+@xdp_only("QPs share VMA_RX_BUFS, and have no rings of the kernel's")
+def test_many_rings_of_one_program(service: Service, box: Sandbox, start: Callable[..., Program]) -> None:
+    """Each takes its time to be made; none of that is taken for a service that hangs."""
+    program = start(MANY, box.a.address, VMA_RX_BUFS="128", VMA_TX_BUFS="64", **logic(10))
+    program.wait_for("bound", 120)
+    assert len(rings(service)) == 160
+    ask(box, [[box.a.address, 6100 + number] for number in range(160)], 1)
+    program.wait_for("answered")
+    assert "WARNING" not in program.errors
 
 
 MOVES = f"""

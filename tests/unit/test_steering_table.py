@@ -103,7 +103,7 @@ def test_flows_go_by_the_ring_of_their_lane(table: SteeringTable) -> None:
     assert [target(table, key) for key in keys] == [(Act.DEV, 8)] * 4
     table.add_ring(RingRef(16, 1, ETH0, Act.RING, 128))
     assert [target(table, key) for key in keys] == [(Act.RING, 128), (Act.DEV, 8), (Act.RING, 128), (Act.RING, 128)]
-    assert {key.sport for key in table.grants(15)} == {5000, 5001, 5002, 5003, 6000}  # whichever it receives by
+    assert {key.sport for key in table.grants(1, ETH0)} == {5000, 5001, 5002, 5003, 6000}  # whichever it receives by
 
 
 def test_a_rule_of_the_operator_sees_the_peer_of_a_port_s_flow(table: SteeringTable) -> None:
@@ -270,11 +270,11 @@ def test_a_ring_goes_from_under_two_flows_of_one_key(table: SteeringTable) -> No
 def test_grants_are_the_proven_sources(table: SteeringTable) -> None:
     specific = table.attach(flow(owner=2))
     group = table.attach(flow(owner=2, local=GROUP, port=6000, kind=Kind.MULTICAST))
-    assert table.grants(12) == {GrantKey(A1, 5000): specific.flow_id, GrantKey(A1, 6000): group.flow_id,
+    assert table.grants(2, ETH0) == {GrantKey(A1, 5000): specific.flow_id, GrantKey(A1, 6000): group.flow_id,
                                 GrantKey(A2, 6000): group.flow_id}
     table.remove(specific.flow_id)
-    assert GrantKey(A1, 5000) not in table.grants(12)
-    assert table.grants(99) == {}
+    assert GrantKey(A1, 5000) not in table.grants(2, ETH0)
+    assert table.grants(99, ETH0) == table.grants(2, PortId(ETH0.netns, 9)) == {}
 
 
 def test_counter_indexes_are_used_again_only_when_free(table: SteeringTable) -> None:

@@ -26,7 +26,7 @@ from vmahybrid.service.namespaces import MakeWatcher, Namespace, Namespaces
 from vmahybrid.service.ports import Port, named
 from vmahybrid.service.tcpmoves import TcpMoves
 from vmahybrid.steering.flow import Flow, Source
-from vmahybrid.steering.keys import PortId
+from vmahybrid.steering.keys import GrantKey, PortId
 from vmahybrid.steering.mirror import mirror
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import SteeringTable
@@ -105,20 +105,31 @@ class Core:
                     continue  # a sentence of its own, as long as it is so
                 self.health[f"mirror {found[1].name}"] = f"Interface {found[1].name}: a rule could not be set: {error}."
         for owner in owners:
-            for grant in self.grants.of_session(owner):
-                self._mirror_guard(grant)
+            self._mirror_guards(owner)
         self.tcp.let_go()
         self._tell_evicted()
 
-    def _mirror_guard(self, grant: Grant) -> None:
-        if grant.handle.grants is None:
-            return
-        wanted = self.table.grants(grant.ring_id)
-        keys = {key for key in wanted.keys() | grant.allowed.keys() if wanted.get(key) != grant.allowed.get(key)}
-        if not keys:
-            return
+    def _mirror_guards(self, owner: int) -> None:
+        """Of hundreds of rings of one process on an interface: all may send from the same sources, and share what they
+        have been told, so that what differs is found once."""
+        wanted: dict[PortId, dict[GrantKey, int]] = {}
+        differs: dict[tuple[int, PortId], set[GrantKey]] = {}   # by what was told
+        for grant in self.grants.of_session(owner):
+            if grant.handle.grants is None:
+                continue
+            port, told = grant.port.id, grant.allowed
+            if port not in wanted:
+                wanted[port] = self.table.grants(owner, port)
+            if (id(told), port) not in differs:
+                differs[id(told), port] = {key for key, _ in wanted[port].items() ^ told.items()}
+            if keys := differs[id(told), port]:
+                self._mirror_guard(grant, wanted[port], keys)
+
+    def _mirror_guard(self, grant: Grant, wanted: dict[GrantKey, int], keys: set[GrantKey]) -> None:
+        assert grant.handle.grants is not None
         changes = mirror(grant.handle.grants, wanted, keys)
-        grant.allowed = {key: value for key, value in wanted.items() if key not in {k for k, _ in changes.failed}}
+        failed = {key for key, _ in changes.failed}
+        grant.allowed = {key: value for key, value in wanted.items() if key not in failed} if failed else wanted
         for key, error in changes.failed:
             log.error("ring %d: source %s: %s", grant.ring_id, key, error)
             self.counters["mirror_failures_total"] += 1

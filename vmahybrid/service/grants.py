@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vmahybrid.config.service import ServiceConfig
@@ -29,7 +30,7 @@ class Grant:
     pid: int
     port: Port
     handle: RingHandle
-    allowed: dict[GrantKey, int]    # what the guard has been told
+    allowed: Mapping[GrantKey, int]     # what the guard has been told
     ladder: Ladder                  # how it came to this backend
     frames: int                     # that its program may hold unread at the most
     lane: int = 0                   # of control.h

@@ -178,6 +178,7 @@ union message {
 
 #define LOT_NS 2500000000ull
 #define MAKING_NS 12000000000ull /* at most, of all */
+#define RING_NS 2000000000ull    /* at least, for a ring: the service tells each second that it is in the making */
 #define OPEN 1 /* err of a request that was sent */
 
 /* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */
@@ -289,12 +290,19 @@ static void unanswered(long r, struct vmh_msg_hdr *reply)
 	}
 }
 
+/* A ring takes its time, and more where there are many: what its making took says nothing of the service, and until it
+ * would have told of it nobody gives up. */
+static bool is_of_a_ring(const struct vmh_msg_hdr *req)
+{
+	return req->type == VMH_MSG_RING || req->type == VMH_MSG_RING_MAPPED;
+}
+
 /* lock held. Reply of at least reply_len bytes into reply, all zero but a reason where there is none; its fds belong
  * to the caller on success. */
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds)
 {
-	bool internal = vmh_worker_is_me();
-	uint64_t start = vmh_now_ns(), deadline = start + vmh_patience_ns(start, internal);
+	bool internal = vmh_worker_is_me(), ring = is_of_a_ring(req);
+	uint64_t start = vmh_now_ns(), patience = vmh_patience_ns(start, internal);
 	struct vmh_ctl_request q = { .req = req, .err = OPEN };
 	union message buf;
 	int got[MAX_FDS], ngot = 0;
@@ -307,8 +315,8 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 	if (vmh_unlikely(for_its_fds(r, nout)))
 		return (int)r;
 	if (r == 0) {
-		r = await_reply(&q, 1, &buf, deadline, got, &ngot);
-		vmh_patience_spent(making_ns > start ? making_ns : start, vmh_now_ns(), r == -ETIMEDOUT, internal);
+		r = await_reply(&q, 1, &buf, start + (ring && patience < RING_NS ? RING_NS : patience), got, &ngot);
+		vmh_patience_spent(making_ns > start ? making_ns : start, vmh_now_ns(), r == -ETIMEDOUT, internal || ring);
 	}
 	r = checked(r, &buf, req, reply_len);
 	if (r < 0 || buf.h.status || !fds) {

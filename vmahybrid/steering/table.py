@@ -223,15 +223,14 @@ class SteeringTable:
         ports = {port for port, _ in self._placed.get(flow.flow_id, ())}
         return [ring for port in sorted(ports) if (ring := self.ring_on(flow, port)) is not None]
 
-    def grants(self, ring_id: int) -> dict[GrantKey, int]:
-        """Sources that the process of a ring may send from, with the flow that entitles it."""
-        ring = self.rings.get(ring_id)
-        if ring is None or ring.port not in self._ports:
+    def grants(self, owner: int, port: PortId) -> dict[GrantKey, int]:
+        """Sources that the rings of a process may send from on an interface, with the flow that entitles it."""
+        if port not in self._ports:
             return {}
-        addresses = self._ports[ring.port].addresses
+        addresses = self._ports[port].addresses
         granted: dict[GrantKey, int] = {}
-        for flow in self.of_owner(ring.owner):
-            if flow.of_port or flow.ifindex not in (0, ring.port.ifindex):
+        for flow in self.of_owner(owner):
+            if flow.of_port or flow.ifindex not in (0, port.ifindex):
                 continue
             own = addresses if flow.wildcard or is_multicast(flow.local) else (flow.local,)
             granted.update((GrantKey(a, flow.local_port, flow.proto), flow.flow_id) for a in own)
