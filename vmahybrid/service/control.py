@@ -82,6 +82,7 @@ class Connection:
         self.sock, self._loop = sock, loop
         self._bucket = TokenBucket(RATE, BURST)
         self._waiter: asyncio.Future[None] | None = None
+        self._watched = False   # by the event loop
         self._lost = False
 
     @property
@@ -123,22 +124,35 @@ class Connection:
 
     async def _readable(self) -> None:
         self._waiter = self._loop.create_future()
-        self._loop.add_reader(self.sock.fileno(), self._wake)
+        if not self._watched:
+            self._loop.add_reader(self.sock.fileno(), self._wake)
+            self._watched = True
         try:
             await self._waiter
         finally:
             self._waiter = None
-            if self.sock.fileno() >= 0:
-                self._loop.remove_reader(self.sock.fileno())
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Most programs wait for the reply before they send again: the loop goes on watching, and ends that only where
+        something comes for which nobody waits."""
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif self._watched:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        self._watched = False
+        if self.sock.fileno() >= 0:
+            self._loop.remove_reader(self.sock.fileno())
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send one message, never waiting. Raises ConnectionLost, also for a program that does not read."""
         try:
-            socket.send_fds(self.sock, [data], list(fds), socket.MSG_NOSIGNAL)
+            if fds:
+                socket.send_fds(self.sock, [data], list(fds), socket.MSG_NOSIGNAL)
+            else:
+                self.sock.send(data, socket.MSG_NOSIGNAL)
         except OSError as error:
             self.lose()
             raise ConnectionLost(str(error)) from error
@@ -151,9 +165,9 @@ class Connection:
     def close(self) -> None:
         """Idempotent. Unread messages may hold foreign descriptors, so the last close is not ours to wait for."""
         self.lose()
+        self._unwatch()
         fd = self.sock.detach()
         if fd >= 0:
-            self._loop.remove_reader(fd)
             peer = socket.socket(fileno=fd)
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)  # the program sees the end now

@@ -193,6 +193,7 @@ class TcpMoves:
         self._taking: set[int] = set()          # flow ids
         self._adopting = _Lots(self._adopt)
         self._homing = _Lots(self._bring_home)
+        self._let_go_at = 0                     # flows that had gone then
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
@@ -213,11 +214,18 @@ class TcpMoves:
 
     def keep(self, flow_id: int, fd: int) -> None:
         """Hold the socket of a port, and so the port, as long as the flow is there. ``fd`` is taken over."""
-        self._kept[flow_id] = fd
+        if flow_id in self._core.table.flows:
+            self._kept[flow_id] = fd
+        else:   # evicted meanwhile
+            proof.close_slowly(fd)
 
     def let_go(self) -> None:
-        """Close the sockets of ports whose flow is gone."""
-        flows = self._core.table.flows
+        """Close the sockets of ports whose flow is gone. After each change of the table: thousands are looked through
+        only where some flow has gone."""
+        flows, removed = self._core.table.flows, self._core.table.removed
+        if removed == self._let_go_at:
+            return
+        self._let_go_at = removed
         for flow_id in [flow_id for flow_id in self._kept if flow_id not in flows]:
             proof.close_slowly(self._kept.pop(flow_id))
 

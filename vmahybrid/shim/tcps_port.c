@@ -13,6 +13,7 @@
 
 #define PORTS_MAX 16384 /* of a ring and local address */
 #define PORTS_AHEAD 256 /* as many by themselves; more for connections that are open at once */
+#define PORTS_AT_ONCE 32
 #define TAIL_LOOK_NS 50000000u
 #define LEAVE_NS 2000000u
 
@@ -61,26 +62,42 @@ bool vmh_tport_is(in_port_t lport)
 	return atomic_load_explicit(&ports[lport], memory_order_relaxed) != 0;
 }
 
-unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags,
-			  uint32_t *flow_id)
+static struct vmh_session_attach request(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags)
 {
-	struct vmh_msg_attach req = { .kind = VMH_FLOW_3T, .ifindex = ifindex, .fd = (unsigned)fd, .proto = IPPROTO_TCP,
-				      .family = l->v6 ? 6 : 4, .local_port = l->port, .flags = (unsigned short)flags,
-				      .lane = lane };
-	unsigned reason = 0;
+	struct vmh_session_attach a = { .fd = fd,
+					.req = { .kind = VMH_FLOW_3T, .ifindex = ifindex, .fd = (unsigned)fd,
+						 .proto = IPPROTO_TCP, .family = l->v6 ? 6 : 4, .local_port = l->port,
+						 .flags = (unsigned short)flags, .lane = lane } };
 
-	memcpy(req.local_addr, l->addr.b, sizeof(req.local_addr));
-	vmh_session_attach(&req, fd, flow_id, &reason);
-	if (!reason && flags & VMH_ATTACH_F_KEEP) { /* a QP would rob the kernel of what it has of a listener's port */
-		reason = vmh_verbs_attach_tcp(*flow_id, &req);
+	memcpy(a.req.local_addr, l->addr.b, sizeof(a.req.local_addr));
+	return a;
+}
+
+/* What it was answered: the reason, 0 where the port is the ring's. */
+static unsigned attached(const struct vmh_session_attach *a)
+{
+	unsigned reason = a->reason;
+
+	if (!reason && a->req.flags & VMH_ATTACH_F_KEEP) { /* a QP would rob the kernel of what it has of a listener's port */
+		reason = vmh_verbs_attach_tcp(a->flow_id, &a->req);
 		if (reason)
-			vmh_session_detach(*flow_id, reason);
+			vmh_session_detach(a->flow_id, reason);
 	}
 	if (reason)
 		return reason;
-	mark(l->port, true);
-	atomic_store(&newest[l->port], *flow_id);
+	mark(a->req.local_port, true);
+	atomic_store(&newest[a->req.local_port], a->flow_id);
 	return 0;
+}
+
+unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags,
+			  uint32_t *flow_id)
+{
+	struct vmh_session_attach a = request(fd, l, ifindex, lane, flags);
+
+	vmh_session_attach_all(&a, 1);
+	*flow_id = a.flow_id;
+	return attached(&a);
 }
 
 /* With a reason it returns when no frame comes by it any more; 0: nothing of the port is left. */
@@ -131,34 +148,73 @@ static unsigned ports_of(struct block *b)
 	return n;
 }
 
+/* A socket that has a port of its own there, to be held by the service; -errno. */
+static int bound(struct block *b, struct vmh_session_attach *a)
+{
+	struct vmh_tname l = { .addr = b->laddr, .v6 = !vmh_ip_is4(&b->laddr) };
+	struct sockaddr_storage to;
+	socklen_t len = vmh_tcps_compose(l.v6, &l.addr, 0, &to);
+	int fd = (int)vmh_sys(SYS_socket, l.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return fd;
+	if (vmh_sys(SYS_bind, fd, &to, len) < 0 || !vmh_tcps_kernel_name(fd, false, &l.addr, &l.port)) {
+		vmh_sys(SYS_close, fd);
+		return -EADDRNOTAVAIL;
+	}
+	*a = request(fd, &l, b->ifindex, vmh_tring_ring(b->tring)->lane, VMH_ATTACH_F_KEEP);
+	return 0;
+}
+
+static void add(struct block *b, const struct vmh_session_attach *a)
+{
+	vmh_lock(&lock);
+	if (b->n < PORTS_MAX) {
+		b->p[b->n].port = a->req.local_port;
+		b->p[b->n++].flow_id = a->flow_id;
+	}
+	vmh_unlock(&lock);
+}
+
+/* Asked for together: the service takes less time for each. */
+static int reserve_lot(struct block *b, unsigned count)
+{
+	struct vmh_session_attach a[PORTS_AT_ONCE];
+	unsigned reason = 0, no;
+	int n = 0, rc = 0;
+
+	while (n < (int)count && !(rc = bound(b, &a[n])))
+		n++;
+	if (n)
+		vmh_session_attach_all(a, n);
+	for (int i = 0; i < n; i++) {
+		vmh_sys(SYS_close, a[i].fd);
+		no = attached(&a[i]);
+		if (!no)
+			add(b, &a[i]);
+		else
+			reason = no;
+	}
+	if (rc == -EADDRNOTAVAIL)
+		reason = VMH_R_NOT_OFFLOADABLE_ADDR;
+	if (reason) {
+		vmh_debug("no more local ports for connections on rings: %s", vmh_reason_text(reason));
+		return -EADDRNOTAVAIL;
+	}
+	return rc;
+}
+
 static int reserve(struct block *b, unsigned count)
 {
-	for (unsigned i = 0; i < count && ports_of(b) < PORTS_MAX; i++) {
-		struct vmh_tname l = { .addr = b->laddr, .v6 = !vmh_ip_is4(&b->laddr) };
-		struct sockaddr_storage a;
-		socklen_t len = vmh_tcps_compose(l.v6, &l.addr, 0, &a);
-		int fd = (int)vmh_sys(SYS_socket, l.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-		uint32_t flow_id = 0;
-		unsigned reason;
+	unsigned there, n;
+	int rc = 0;
 
-		if (fd < 0)
-			return fd;
-		reason = vmh_sys(SYS_bind, fd, &a, len) < 0 || !vmh_tcps_kernel_name(fd, false, &l.addr, &l.port) ?
-			VMH_R_NOT_OFFLOADABLE_ADDR :
-			vmh_tport_attach(fd, &l, b->ifindex, vmh_tring_ring(b->tring)->lane, VMH_ATTACH_F_KEEP, &flow_id);
-		vmh_sys(SYS_close, fd);
-		if (reason) {
-			vmh_debug("no more local ports for connections on rings: %s", vmh_reason_text(reason));
-			return -EADDRNOTAVAIL;
-		}
-		vmh_lock(&lock);
-		if (b->n < PORTS_MAX) {
-			b->p[b->n].port = l.port;
-			b->p[b->n++].flow_id = flow_id;
-		}
-		vmh_unlock(&lock);
+	for (; count && !rc && (there = ports_of(b)) < PORTS_MAX; count -= n) {
+		n = count < PORTS_AT_ONCE ? count : PORTS_AT_ONCE;
+		n = n < PORTS_MAX - there ? n : PORTS_MAX - there;
+		rc = reserve_lot(b, n);
 	}
-	return 0;
+	return rc;
 }
 
 /* All n ports have a connection to that peer. Some now; and more, ahead of the next calls, by the internal thread. True:

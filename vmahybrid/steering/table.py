@@ -75,6 +75,7 @@ class SteeringTable:
     def __init__(self, max_rules: int = MAX_INDEX, clock: Callable[[], float] = time.time) -> None:
         self.max_rules = max_rules
         self.flows: dict[int, Flow] = {}
+        self.removed = 0    # flows, since the start
         self.rings: dict[int, RingRef] = {}
         self._rings_at: dict[tuple[int, PortId], dict[int, RingRef]] = {}  # by lane
         self._ports: dict[PortId, _Port] = {}
@@ -164,6 +165,7 @@ class SteeringTable:
         flow = self.flows.pop(flow_id, None)
         if flow is None:
             return None
+        self.removed += 1
         self._rules.pop(flow_id, None)
         if flow.source is Source.SOCKET:
             del self._owned[flow.owner][flow_id]
