@@ -19,7 +19,9 @@
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
+#include <fcntl.h>
 #include <linux/sockios.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 
 /* What decides whether a connection moves is a parameter (VMA_HYBRID_TCP_*). These only say how soon and how many at a
@@ -34,6 +36,8 @@
 #define SERVED_NS 500000000u  /* after moves: it may be the service that wanted it, for them */
 #define OFFERS_MIN 50       /* fewer in that time say nothing */
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
+#define WAITS_NS 200000000u   /* what a thread waits for its processor is measured for so long, */
+#define KNOWN_NS 1000000000u  /* and believed for so long */
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
 #define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
@@ -391,6 +395,49 @@ static bool processor_is_wanted(uint64_t now)
 	return wanted;
 }
 
+/* How long the thread could have run and did not, as another one had the processor: ns since its start. */
+static uint64_t waited_ns(void)
+{
+	char text[64], *second;
+	long fd = vmh_sys(SYS_openat, AT_FDCWD, "/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC), n;
+
+	if (fd < 0)
+		return 0;
+	n = vmh_sys(SYS_read, (int)fd, text, sizeof(text) - 1);
+	vmh_sys(SYS_close, (int)fd);
+	text[n > 0 ? n : 0] = 0;
+	second = strchr(text, ' ');
+	return second ? strtoull(second, NULL, 10) : 0;
+}
+
+/* Before it would spin: does this thread wait for its processor as it is, that often would others then. Looked at for a
+ * while first, and true until that is known. */
+static bool waits_for_processor(struct vmh_tcps *s, uint64_t now)
+{
+	static __thread struct {
+		uint64_t since, waited, known_at;
+		bool waits;
+	} my __attribute__((tls_model("initial-exec")));
+	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor;
+
+	if (!percent)
+		return false;
+	if (now - my.known_at < KNOWN_NS)
+		return my.waits;
+	if (now - my.since > KNOWN_NS) {
+		my.since = now;
+		my.waited = waited_ns();
+		return true;
+	}
+	if (now - my.since < WAITS_NS)
+		return true;
+	my.waits = (waited_ns() - my.waited) * 100 >= (now - my.since) * percent;
+	my.known_at = now;
+	if (my.waits)
+		vmh_tcps_set_reason(s, VMH_R_TCP_PROCESSOR);
+	return my.waits;
+}
+
 static bool worth_it(uint64_t now)
 {
 	uint32_t n;
@@ -461,12 +508,12 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return false;
 	}
 	if (may_go_together() && lots_possible(now)) {
-		if (crowd_lasts(now))
+		if (crowd_lasts(now) && !waits_for_processor(s, now))
 			begin_together(now);
 		s->rounds = 0;
 		return false;
 	}
-	if (!VMH_GET(s->kept) && worth_it(now)) {
+	if (!VMH_GET(s->kept) && !waits_for_processor(s, now) && worth_it(now)) {
 		if (s->accepted)
 			atomic_store_explicit(&handed, 0, memory_order_relaxed);
 		return true;
