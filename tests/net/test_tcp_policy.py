@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from net.service_lab import until
+from net.service_lab import Api, until
 from net.test_tcp_shim import ShimPeer, at_home, comes_to_ring, flows, offloaded, on_ring, without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
