@@ -128,8 +128,10 @@ class Core:
     def _mirror_guard(self, grant: Grant, wanted: dict[GrantKey, int], keys: set[GrantKey]) -> None:
         assert grant.handle.grants is not None
         changes = mirror(grant.handle.grants, wanted, keys)
-        failed = {key for key, _ in changes.failed}
-        grant.allowed = {key: value for key, value in wanted.items() if key not in failed} if failed else wanted
+        told, failed = grant.allowed, {key for key, _ in changes.failed}
+        grant.allowed = wanted if not failed else {
+            **{key: value for key, value in wanted.items() if key not in failed},
+            **{key: told[key] for key in failed if key in told}}
         for key, error in changes.failed:
             log.error("ring %d: source %s: %s", grant.ring_id, key, error)
             self.counters["mirror_failures_total"] += 1

@@ -178,7 +178,7 @@ union message {
 
 #define LOT_NS 2500000000ull
 #define MAKING_NS 12000000000ull /* at most, of all */
-#define RING_NS 2000000000ull    /* at least, for a ring: the service tells each second that it is in the making */
+#define RING_NS 2000000000ull    /* at least, for a ring: that it is in the making the service tells after a second */
 #define OPEN 1 /* err of a request that was sent */
 
 /* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */

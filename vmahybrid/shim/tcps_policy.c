@@ -38,6 +38,7 @@
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define WAITS_NS 200000000u   /* what a thread waits for its processor is measured for so long, */
 #define KNOWN_NS 1000000000u  /* and believed for so long */
+#define UNKNOWN UINT64_MAX
 #define LONG_WAY_US 20000   /* on a shorter one the buffer carries more than the default of VMA_HYBRID_TCP_BULK */
 #define MOVE_NS 20000000u   /* what one takes, as long as this thread has made none */
 #define EASE_NS 30000000000u /* without a move in vain: half of the rounds do, from then on */
@@ -402,39 +403,45 @@ static uint64_t waited_ns(void)
 	long fd = vmh_sys(SYS_openat, AT_FDCWD, "/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC), n;
 
 	if (fd < 0)
-		return 0;
+		return UNKNOWN;
 	n = vmh_sys(SYS_read, (int)fd, text, sizeof(text) - 1);
 	vmh_sys(SYS_close, (int)fd);
 	text[n > 0 ? n : 0] = 0;
 	second = strchr(text, ' ');
-	return second ? strtoull(second, NULL, 10) : 0;
+	return second ? strtoull(second, NULL, 10) : UNKNOWN;
 }
 
 /* Before it would spin: does this thread wait for its processor as it is, that often would others then. Looked at for a
- * while first, and true until that is known. */
+ * while first, and true until that is known; from then on since the last look. */
 static bool waits_for_processor(struct vmh_tcps *s, uint64_t now)
 {
 	static __thread struct {
 		uint64_t since, waited, known_at;
 		bool waits;
 	} my __attribute__((tls_model("initial-exec")));
-	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor;
+	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor, waited;
 
-	if (!percent)
+	if (!percent || (my.known_at && !my.waits && now < atomic_load(&moved_ns) + SERVED_NS))
 		return false;
-	if (now - my.known_at < KNOWN_NS)
+	if (my.known_at && now - my.known_at < KNOWN_NS)
 		return my.waits;
-	if (now - my.since > KNOWN_NS) {
+	waited = waited_ns();
+	if (waited == UNKNOWN)
+		return false;
+	if (!my.since || waited < my.waited) { /* less: that was the parent's, before a fork */
 		my.since = now;
-		my.waited = waited_ns();
+		my.waited = waited;
 		return true;
 	}
 	if (now - my.since < WAITS_NS)
 		return true;
-	my.waits = (waited_ns() - my.waited) * 100 >= (now - my.since) * percent;
-	my.known_at = now;
-	if (my.waits)
+	my.waits = (waited - my.waited) * 100 >= (now - my.since) * percent;
+	my.since = my.known_at = now;
+	my.waited = waited;
+	if (my.waits) {
+		count_anew(); /* who was busy so far need not be when it is asked again */
 		vmh_tcps_set_reason(s, VMH_R_TCP_PROCESSOR);
+	}
 	return my.waits;
 }
 

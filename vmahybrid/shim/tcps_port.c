@@ -13,7 +13,7 @@
 
 #define PORTS_MAX 16384 /* of a ring and local address */
 #define PORTS_AHEAD 256 /* as many by themselves; more for connections that are open at once */
-#define PORTS_AT_ONCE 32
+#define PORTS_AT_ONCE 8 /* descriptors that the program has less meanwhile */
 #define TAIL_LOOK_NS 50000000u
 #define LEAVE_NS 2000000u
 
@@ -23,7 +23,7 @@ struct block {
 	struct vmh_ip laddr;
 	uint32_t ifindex;
 	unsigned n, at, wanted;
-	bool dead;
+	bool dead, full; /* full: more were refused, and none are taken ahead any more */
 	struct {
 		in_port_t port;
 		uint32_t flow_id;
@@ -168,33 +168,45 @@ static int bound(struct block *b, struct vmh_session_attach *a)
 
 static void add(struct block *b, const struct vmh_session_attach *a)
 {
+	bool fits;
+
 	vmh_lock(&lock);
-	if (b->n < PORTS_MAX) {
+	fits = !b->dead && b->n < PORTS_MAX;
+	if (fits) {
 		b->p[b->n].port = a->req.local_port;
 		b->p[b->n++].flow_id = a->flow_id;
 	}
 	vmh_unlock(&lock);
+	if (!fits)
+		vmh_tport_end(a->flow_id, a->req.local_port, 0);
 }
+
+static struct vmh_lock reserving; /* the lot; after the object lock, and across a call of the service */
+static struct vmh_session_attach lot[PORTS_AT_ONCE];
+static _Atomic int lot_open; /* of which a child of a fork has the descriptors */
 
 /* Asked for together: the service takes less time for each. */
 static int reserve_lot(struct block *b, unsigned count)
 {
-	struct vmh_session_attach a[PORTS_AT_ONCE];
 	unsigned reason = 0, no;
 	int n = 0, rc = 0;
 
-	while (n < (int)count && !(rc = bound(b, &a[n])))
-		n++;
+	vmh_lock(&reserving);
+	for (; n < (int)count && !(rc = bound(b, &lot[n])); n++)
+		atomic_store(&lot_open, n + 1);
 	if (n)
-		vmh_session_attach_all(a, n);
+		vmh_session_attach_all(lot, n);
+	atomic_store(&lot_open, 0); /* before a number may be another's */
+	for (int i = 0; i < n; i++)
+		vmh_sys(SYS_close, lot[i].fd);
 	for (int i = 0; i < n; i++) {
-		vmh_sys(SYS_close, a[i].fd);
-		no = attached(&a[i]);
+		no = attached(&lot[i]);
 		if (!no)
-			add(b, &a[i]);
+			add(b, &lot[i]);
 		else
 			reason = no;
 	}
+	vmh_unlock(&reserving);
 	if (rc == -EADDRNOTAVAIL)
 		reason = VMH_R_NOT_OFFLOADABLE_ADDR;
 	if (reason) {
@@ -229,7 +241,7 @@ static bool reserve_more(struct block *b, unsigned n)
 		return false;
 	}
 	b->at = n; /* the new ones */
-	if (!rc && n >= 8 && b->wanted < b->n + n / 4) {
+	if (!rc && n >= 8 && !b->full && b->wanted < b->n + n / 4) {
 		b->wanted = b->n + n / 4 < PORTS_MAX ? b->n + n / 4 : PORTS_MAX;
 		atomic_store(&work, 1);
 	}
@@ -266,7 +278,7 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 		unsigned k = b->at % b->n;
 
 		b->at++;
-		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && b->wanted <= b->n) { /* twice around: more would be better */
+		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && !b->full && b->wanted <= b->n) { /* twice around: more would be better */
 			b->at = k + 1;
 			b->wanted = 2 * b->n;
 			atomic_store(&work, 1);
@@ -375,7 +387,7 @@ static unsigned missing(struct block *b)
 	unsigned n;
 
 	vmh_lock(&lock);
-	n = b->wanted > b->n && !b->dead ? b->wanted - b->n : 0;
+	n = b->wanted > b->n && !b->dead && !b->full ? b->wanted - b->n : 0;
 	vmh_unlock(&lock);
 	return n;
 }
@@ -393,7 +405,7 @@ static void grow(void)
 		if (!n || !reserve(b, n))
 			continue;
 		vmh_lock(&lock);
-		b->wanted = PORTS_MAX; /* not again */
+		b->full = true;
 		vmh_unlock(&lock);
 	}
 }
@@ -436,6 +448,9 @@ void vmh_tport_work(void)
 void vmh_tport_fork_child(void)
 {
 	vmh_lock_reset(&lock);
+	vmh_lock_reset(&reserving);
+	for (int i = atomic_exchange(&lot_open, 0); i-- > 0;)
+		vmh_sys(SYS_close, lot[i].fd);
 	tails = NULL;
 	blocks = NULL;
 	if (atomic_exchange(&marked, false))
