@@ -515,7 +515,9 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return false;
 	}
 	if (may_go_together() && lots_possible(now)) {
-		if (crowd_lasts(now) && !waits_for_processor(s, now))
+		bool waits = waits_for_processor(s, now); /* measured while it is seen whether they last */
+
+		if (crowd_lasts(now) && !waits)
 			begin_together(now);
 		s->rounds = 0;
 		return false;
