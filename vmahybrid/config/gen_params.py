@@ -203,6 +203,9 @@ Where this differs from libvma:
 - SO_MAX_PACING_RATE works with any VMA_RING_ALLOCATION_LOGIC_TX, and SO_TIMESTAMPING with TX flags (the kernel sends
   then); libvma refuses them. The box about CAP_NET_RAW says in one more line what serves the program instead.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
+- VMA_ALLOW_PRIVILEGED_SOCK_OPT has no effect. libvma hides the EPERM of SO_BINDTODEVICE and serves the socket as if it
+  were bound; here the kernel serves sockets as well, and would not know of it.
+- A group with a list of sources (IP_ADD_SOURCE_MEMBERSHIP and the like) is the kernel's (`source-membership`).
 - The banner comes at the program's first socket or epoll instance: a program that makes none says nothing. libvma's
   comes when it is loaded. Its time is that of UTC, and says so.
 

@@ -278,7 +278,7 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 		unsigned k = b->at % b->n;
 
 		b->at++;
-		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && !b->full && b->wanted <= b->n) { /* twice around: more would be better */
+		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && !b->full && b->wanted <= b->n) { /* twice around: more are better */
 			b->at = k + 1;
 			b->wanted = 2 * b->n;
 			atomic_store(&work, 1);
