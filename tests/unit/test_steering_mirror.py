@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from vmahybrid.contracts import ANY_ADDR, addr_to_bytes
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import Netns
+from vmahybrid.service.core import Core
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import Act, Action, FlowKey, PortId
 from vmahybrid.steering.mirror import mirror
@@ -184,3 +189,46 @@ def _fresh_rules(table: SteeringTable, port: object) -> dict[FlowKey, Action]:
             if key not in best or rank > best[key][0]:
                 best[key] = (rank, action)
     return {key: action for key, (_, action) in best.items()}
+
+
+class Guard(dict[str, int]):
+    """Of a ring; changes of the keys in ``stuck`` fail."""
+
+    stuck: frozenset[str] = frozenset()
+
+    def present(self) -> dict[str, int]:
+        return self
+
+    def put(self, key: str, value: int) -> None:
+        self._may(key)
+        self[key] = value
+
+    def delete(self, key: str) -> None:
+        self._may(key)
+        self.pop(key, None)
+
+    def _may(self, key: str) -> None:
+        if key in self.stuck:
+            raise OSError(12, "no memory")
+
+
+def test_guards_of_one_process_are_told_alike_and_what_failed_comes_again() -> None:
+    rings = [SimpleNamespace(ring_id=number, port=SimpleNamespace(id="eth0"), handle=SimpleNamespace(grants=Guard()),
+                             allowed={}) for number in range(3)]
+    core: Any = SimpleNamespace(counters=Counter(), grants=SimpleNamespace(of_session=lambda owner: rings))
+    core._mirror_guard = partial(Core._mirror_guard, core)
+
+    def tell(**wanted: int) -> list[dict[str, int]]:
+        core.table = SimpleNamespace(grants=lambda owner, port: dict(wanted))
+        Core._mirror_guards(core, 7)
+        return [dict(ring.handle.grants) for ring in rings]
+
+    assert tell(a=1, b=2) == [{"a": 1, "b": 2}] * 3
+    assert rings[0].allowed is rings[1].allowed is rings[2].allowed
+    rings[1].handle.grants.stuck = frozenset("ac")
+    assert tell(b=2, c=3) == [{"b": 2, "c": 3}, {"a": 1, "b": 2}, {"b": 2, "c": 3}]
+    assert core.counters["mirror_failures_total"] == 2
+    rings[1].handle.grants.stuck = frozenset()
+    assert tell(b=2, c=3) == [{"b": 2, "c": 3}] * 3
+    assert tell(b=5) == [{"b": 5}] * 3
+    assert core.counters["mirror_failures_total"] == 2
