@@ -215,11 +215,11 @@ class Guard(dict[str, int]):
 def test_guards_of_one_process_are_told_alike_and_what_failed_comes_again() -> None:
     rings = [SimpleNamespace(ring_id=number, port=SimpleNamespace(id="eth0"), handle=SimpleNamespace(grants=Guard()),
                              allowed={}) for number in range(3)]
-    core: Any = SimpleNamespace(counters=Counter(), grants=SimpleNamespace(of_session=lambda owner: rings))
+    core: Any = SimpleNamespace(counters=Counter(), grants=SimpleNamespace(of_session=lambda _: rings))
     core._mirror_guard = partial(Core._mirror_guard, core)
 
     def tell(**wanted: int) -> list[dict[str, int]]:
-        core.table = SimpleNamespace(grants=lambda owner, port: dict(wanted))
+        core.table = SimpleNamespace(grants=lambda *_: dict(wanted))
         Core._mirror_guards(core, 7)
         return [dict(ring.handle.grants) for ring in rings]
 
