@@ -176,7 +176,7 @@ while True:
     s.sendall(b"x" * 100)
     assert s.recv(100)
 """
-BUSY = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+BUSY = "import time; print('busy', flush=True); end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 
 
 @pytest.mark.parametrize("percent", ["5", "0"])
@@ -208,6 +208,8 @@ def test_the_processor_is_wanted_before(service: Service, percent: str) -> None:
     echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
     port = echo.wait_for(r"port (\d+)", 10)[1]
     busy = [service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY]) for _ in range(2)]
+    for program in busy:
+        program.wait_for("busy", 10)
     argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "adaptive",
                             VMA_HYBRID_TCP_PROCESSOR=percent)
     asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
