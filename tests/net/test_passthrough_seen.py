@@ -74,7 +74,7 @@ def test_a_busy_connection_of_the_kernel(capsys: pytest.CaptureFixture[str], mon
             assert "2 sockets that the kernel alone serves are not counted: " in capsys.readouterr().err
         assert main([*name, "--top"]) == 0
         said = capsys.readouterr().out
-        assert " 2 not counted" in said and len(re.findall(r" tcp +No +127\.0\.0\.1:\d+ +-", said)) == 2
+        assert ", 2 not counted\n" in said and len(re.findall(r" tcp +No +127\.0\.0\.1:\d+ +-", said)) == 2
         assert main([*name, "-S", str(fd)]) == 0
         assert f"Fd {fd}, tcp 127.0.0.1:" in capsys.readouterr().out
         program.do("c.send(b'x')")   # without an internal thread the next call looks

@@ -271,7 +271,7 @@ def test_grants_are_the_proven_sources(table: SteeringTable) -> None:
     specific = table.attach(flow(owner=2))
     group = table.attach(flow(owner=2, local=GROUP, port=6000, kind=Kind.MULTICAST))
     assert table.grants(2, ETH0) == {GrantKey(A1, 5000): specific.flow_id, GrantKey(A1, 6000): group.flow_id,
-                                GrantKey(A2, 6000): group.flow_id}
+                                     GrantKey(A2, 6000): group.flow_id}
     table.remove(specific.flow_id)
     assert GrantKey(A1, 5000) not in table.grants(2, ETH0)
     assert table.grants(99, ETH0) == table.grants(2, PortId(ETH0.netns, 9)) == {}

@@ -290,6 +290,20 @@ static void unanswered(long r, struct vmh_msg_hdr *reply)
 	}
 }
 
+/* For a request that may take so long without anything being wrong. */
+static uint64_t patience_of(uint64_t least, uint64_t now, bool internal)
+{
+	uint64_t patience = vmh_patience_ns(now, internal);
+
+	return patience < least ? least : patience;
+}
+
+/* Of several all may be answered when the last is done, and Mover of the service gives a lot of them 2 s. */
+static uint64_t patience_for(int n, uint64_t now, bool internal)
+{
+	return patience_of(n > 1 ? LOT_NS : 0, now, internal);
+}
+
 /* A ring takes its time, and more where there are many: what its making took says nothing of the service, and until it
  * would have told of it nobody gives up. */
 static bool is_of_a_ring(const struct vmh_msg_hdr *req)
@@ -302,7 +316,7 @@ static bool is_of_a_ring(const struct vmh_msg_hdr *req)
 int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *reply, size_t reply_len, int *fds, int *nfds)
 {
 	bool internal = vmh_worker_is_me(), ring = is_of_a_ring(req);
-	uint64_t start = vmh_now_ns(), patience = vmh_patience_ns(start, internal);
+	uint64_t start = vmh_now_ns(), deadline = start + patience_of(ring ? RING_NS : 0, start, internal);
 	struct vmh_ctl_request q = { .req = req, .err = OPEN };
 	union message buf;
 	int got[MAX_FDS], ngot = 0;
@@ -315,7 +329,7 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 	if (vmh_unlikely(for_its_fds(r, nout)))
 		return (int)r;
 	if (r == 0) {
-		r = await_reply(&q, 1, &buf, start + (ring && patience < RING_NS ? RING_NS : patience), got, &ngot);
+		r = await_reply(&q, 1, &buf, deadline, got, &ngot);
 		vmh_patience_spent(making_ns > start ? making_ns : start, vmh_now_ns(), r == -ETIMEDOUT, internal || ring);
 	}
 	r = checked(r, &buf, req, reply_len);
@@ -367,14 +381,6 @@ static long take_reply(struct vmh_ctl_request *q, int n, size_t reply_len, uint6
 	memcpy(one->reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
 	one->err = buf.h.status;
 	return r;
-}
-
-/* Of several all may be answered when the last is done, and Mover of the service gives a lot of them 2 s. */
-static uint64_t patience_for(int n, uint64_t now, bool internal)
-{
-	uint64_t patience = vmh_patience_ns(now, internal);
-
-	return n > 1 && patience < LOT_NS ? LOT_NS : patience;
 }
 
 void vmh_ctl_rpc_many(struct vmh_ctl_request *q, int n, size_t reply_len)

@@ -218,12 +218,10 @@ static int reserve_lot(struct block *b, unsigned count)
 
 static int reserve(struct block *b, unsigned count)
 {
-	unsigned there, n;
 	int rc = 0;
 
-	for (; count && !rc && (there = ports_of(b)) < PORTS_MAX; count -= n) {
+	for (unsigned n; count && !rc && ports_of(b) < PORTS_MAX; count -= n) {
 		n = count < PORTS_AT_ONCE ? count : PORTS_AT_ONCE;
-		n = n < PORTS_MAX - there ? n : PORTS_MAX - there;
 		rc = reserve_lot(b, n);
 	}
 	return rc;
@@ -241,7 +239,7 @@ static bool reserve_more(struct block *b, unsigned n)
 		return false;
 	}
 	b->at = n; /* the new ones */
-	if (!rc && n >= 8 && !b->full && b->wanted < b->n + n / 4) {
+	if (!rc && n >= 8 && b->wanted < b->n + n / 4) {
 		b->wanted = b->n + n / 4 < PORTS_MAX ? b->n + n / 4 : PORTS_MAX;
 		atomic_store(&work, 1);
 	}
@@ -278,7 +276,7 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 		unsigned k = b->at % b->n;
 
 		b->at++;
-		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && !b->full && b->wanted <= b->n) { /* twice around: more are better */
+		if (b->at > 2 * b->n && b->n < PORTS_AHEAD && b->wanted <= b->n) { /* twice around: more would be better */
 			b->at = k + 1;
 			b->wanted = 2 * b->n;
 			atomic_store(&work, 1);
