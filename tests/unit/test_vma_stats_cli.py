@@ -170,6 +170,7 @@ def test_directory(view: FakeView, run: Run, tmp_path: Path) -> None:
     assert run("-k", str(missing)) == (
         1, "", f"vmastat: opendir {missing} failed (errno=2 No such file or directory)\n"
     )  # fmt: skip
+    assert run("-k", "") == (1, "", "vmastat: opendir  failed (errno=2 No such file or directory)\n")
     assert run("-k", str(tmp_path), "--once")[2] == "vmastat: Failed to identify process...\n"
     elsewhere = f"process id 1 not found in {tmp_path}: the program's VMA_STATS_SHMEM_DIR is another directory\n"
     assert run("-k", str(tmp_path), "-p", "1", "--once")[::2] == (1, f"vmastat: VMA statistics data for {elsewhere}")

@@ -50,6 +50,7 @@ class _Resolver:
                                 for p in catalogue.parameters})
 
         self.here = Path()
+        self.in_vain: set[str] = set()  # named in the environment, with what can't be used
 
     def _place(self, path: Path) -> Path:
         """Where a path of the program leads to."""
@@ -83,7 +84,7 @@ class _Resolver:
                 self._set(parameter, value, origin, source)
             else:
                 used = "ignored" if in_file else "using the default"
-                self._warn(f"{where}{name}: the text is longer than {parameter.max_length} bytes, {used}")
+                self._warn(f"{where}{name} = {value} is longer than {parameter.max_length} bytes, {used}")
                 if not in_file:
                     self._set(parameter, self._expand(parameter, str(parameter.default)), DEFAULT, source)
             return fits or not in_file
@@ -99,6 +100,8 @@ class _Resolver:
             self._warn(f"{where}{name} = {text} is not {parameter.expected()}, {says}")
         if not left_out:
             self._set(parameter, number, DEFAULT if kept is False else origin, source)
+            if kept is False:
+                self.in_vain.add(parameter.name)
         return not left_out
 
     def take_alias(self, parameter: Parameter, name: str, text: str, origin: int, source: str) -> None:
@@ -218,7 +221,8 @@ class _Resolver:
         if found["VMA_SELECT_POLL_OS_FORCE"]:
             self.imply("VMA_SELECT_POLL_OS_RATIO", 1, "VMA_SELECT_POLL_OS_FORCE")
             self.imply("VMA_SELECT_SKIP_OS", 1, "VMA_SELECT_POLL_OS_FORCE")
-        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin == DEFAULT:
+        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin == DEFAULT \
+                and "VMA_LOG_DETAILS" not in self.in_vain:
             self._set(self.catalogue["VMA_LOG_DETAILS"], 2, DERIVED, "derived from VMA_TRACELEVEL")
         for name in ("VMA_RX_POLL", "VMA_SELECT_POLL"):
             if int(found[name]) < 0:

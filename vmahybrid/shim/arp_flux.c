@@ -29,12 +29,18 @@ static bool answers_for_others(const char *name)
 void vmh_warn_arp_flux(void)
 {
 	static const char stars[] = "******************************************************************************";
+	static _Atomic uint64_t looked; /* the generation of the net page, + 1 */
 	static _Atomic int said;
+	uint64_t now = vmh_net_generation() + 1;
 	char one[16], other[16];
 	unsigned a, b;
 
-	if (atomic_exchange(&said, 1) || !vmh_net_same_network(&a, &b) || !vmh_net_link_name(a, one) ||
-	    !vmh_net_link_name(b, other) || (!answers_for_others(one) && !answers_for_others(other)))
+	if (vmh_likely(atomic_load_explicit(&looked, memory_order_relaxed) == now))
+		return;
+	atomic_store(&looked, now);
+	if (atomic_load(&said) || !vmh_net_same_network(&a, &b) || !vmh_net_link_name(a, one) ||
+	    !vmh_net_link_name(b, other) || (!answers_for_others(one) && !answers_for_others(other)) ||
+	    atomic_exchange(&said, 1))
 		return;
 	vmh_warn("%s", stars);
 	vmh_warn("Interfaces %s and %s are on the same network, and Linux answers ARP requests for the", one, other);

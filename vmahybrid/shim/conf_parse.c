@@ -276,12 +276,12 @@ static int use(struct cursor *c)
 	both = role == VMH_CONF_TCP_CLIENT || role == VMH_CONF_UDP_CONNECT;
 	if (*c->at == ':' && (colon(c) || end_of_tuple(c, both ? &r.second : &unused)))
 		return -1;
-	if (never)
-		return 0;
 	if (c->block < 0)
 		c->block = block(c, "*", "*");
 	if (c->block < 0)
 		return -1;
+	if (never)
+		return 0;
 	if (c->out->nrules == VMH_CONF_RULES)
 		return wrong(c, "more than 1024 rules", transport);
 	r.block = (uint16_t)c->block;

@@ -23,6 +23,7 @@ extern char **environ;
 struct vmh_params vmh_params;
 
 static uint8_t origins[VMH_PARAMS_COUNT];
+static bool in_vain[VMH_PARAMS_COUNT]; /* named in the environment, with what can't be used */
 static char warnings[1 << 16]; /* one behind the other, each with its terminator */
 static size_t warnings_len;
 static unsigned warnings_lost;
@@ -96,10 +97,10 @@ static bool set_string(unsigned param, const char *text, enum vmh_param_origin o
 	if (!expand(d, text, fits)) {
 		strcpy(string_of(d), fits);
 	} else if (reading) {
-		warn("%s: the text is longer than %u bytes, ignored", d->name, d->max_length);
+		warn("%s = %s is longer than %u bytes, ignored", d->name, shorten(text).text, d->max_length);
 		return false;
 	} else {
-		warn("%s: the text is longer than %u bytes, using the default [%s]", d->name, d->max_length, d->string);
+		warn("%s = %s is longer than %u bytes, using the default [%s]", d->name, shorten(text).text, d->max_length, d->string);
 		expand(d, d->string, string_of(d));
 		origin = VMH_FROM_DEFAULT;
 	}
@@ -191,6 +192,7 @@ static bool refuse(unsigned param, const char *name, const char *text, bool peer
 	else
 		warn("%s = %s is not %s, using the default [%s]", name, shorten(text).text, d->expected,
 		     show(d, d->number).text);
+	in_vain[param] = true;
 	return set_number(param, d->number, VMH_FROM_DEFAULT);
 }
 
@@ -517,7 +519,8 @@ static void apply_implied(void)
 		imply(VMH_PARAM_SELECT_POLL_OS_RATIO, 1, VMH_PARAM_SELECT_POLL_OS_FORCE);
 		imply(VMH_PARAM_SELECT_SKIP_OS, 1, VMH_PARAM_SELECT_POLL_OS_FORCE);
 	}
-	if (vmh_params.tracelevel >= VMH_LOG_DEBUG && origins[VMH_PARAM_LOG_DETAILS] == VMH_FROM_DEFAULT)
+	if (vmh_params.tracelevel >= VMH_LOG_DEBUG && origins[VMH_PARAM_LOG_DETAILS] == VMH_FROM_DEFAULT &&
+	    !in_vain[VMH_PARAM_LOG_DETAILS])
 		set_number(VMH_PARAM_LOG_DETAILS, 2, VMH_FROM_DERIVED);
 	if (vmh_params.rx_poll < 0)
 		compel(VMH_PARAM_CQ_MODERATION_ENABLE, 0, VMH_PARAM_RX_POLL);

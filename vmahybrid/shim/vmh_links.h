@@ -4,5 +4,5 @@
 
 /* As vmh_net_link_served; says what the manual says where a bond is the reason. */
 unsigned vmh_link_served(unsigned ifindex);
-void vmh_warn_arp_flux(void); /* when the net page is there; once */
+void vmh_warn_arp_flux(void); /* when the net page is there, or has changed; said once */
 #endif

@@ -2,6 +2,7 @@
 #include "vmh_worker.h"
 #include "vmh_affinity.h"
 #include "vmh_control.h"
+#include "vmh_links.h"
 #include "vmh_lock.h"
 #include "vmh_log.h"
 #include "vmh_main.h"
@@ -349,6 +350,7 @@ static void turn(void)
 		vmh_tcps_look();
 		vmh_tlisten_look();
 	}
+	vmh_warn_arp_flux(); /* an address may have come since */
 	vmh_tpath_look(); /* also of listeners that have had no connection for a while */
 	if (atomic_load(&first_ended) && ms > LAST_MS)
 		ms = LAST_MS;

@@ -111,7 +111,7 @@ def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
 def only_pages(why: ServiceUnreachable, options: Options) -> tuple[Any, list[dict[str, Any]]]:
     from vmahybrid.vma_stats.pages import Pages
 
-    path = options.directory or DEFAULT_DIRECTORY
+    path = DEFAULT_DIRECTORY if options.directory is None else options.directory
     pages = Pages(path, why)
     try:
         found = pages.get("v1", "processes")
@@ -141,7 +141,7 @@ def with_pages(service: Any, known: list[dict[str, Any]], path: str) -> tuple[An
 
 def look_into_directory(options: Options) -> set[int]:
     """Removes stale files, and gives the pids that have one. A directory that was asked for must exist."""
-    path = options.directory or DEFAULT_DIRECTORY
+    path = DEFAULT_DIRECTORY if options.directory is None else options.directory
     try:
         if not options.forbid_clean:
             directory.remove_stale(path)

@@ -26,7 +26,7 @@ def screen(top: Top, width: int, height: int, clock: str) -> list[Line]:
         lines = list(_help(top))
     else:
         rows = top.rows()
-        lines = [*_head(top, rows, clock), *_body(top, rows, width, height - HEAD - 1)]
+        lines = [*_head(top, rows, clock, width), *_body(top, rows, width, height - HEAD - 1)]
     lines = lines[: max(0, height - 1)]
     lines += [Line("")] * (height - 1 - len(lines))
     lines.append(_foot(top))
@@ -37,14 +37,15 @@ def _fit(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"[: max(0, width)]
 
 
-def _head(top: Top, rows: list[Sock], clock: str) -> Iterator[Line]:
+def _head(top: Top, rows: list[Sock], clock: str, width: int) -> Iterator[Line]:
     readings = top.shown()
     on_ring = sum(sock["offloaded"] for sock in rows)
     state = " paused," if top.paused else ""
     others = f", {top.uncounted()} not counted" if top.uncounted() else ""
     found = f", with {top.filter!r}" if top.filter else ""
-    yield Line(f"vma_stats {clock},{state} every {top.interval} s: {len(readings)} programs, {len(rows)} sockets, "
-               f"{on_ring} on rings{others}{found}", "bold")
+    text = (f"vma_stats {clock},{state} every {top.interval} s: {len(readings)} programs, {len(rows)} sockets, "
+            f"{on_ring} on rings{others}{found}")
+    yield Line(text if len(text) <= width else text.removeprefix("vma_stats "), "bold")
     yield Line(top.message, "warn") if top.message else Line(_sums(rows, "" if top.totals else "/s"))
 
 

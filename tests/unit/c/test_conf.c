@@ -139,6 +139,8 @@ static void blocks(void)
 	CHECK(vmh_conf_block_of(&conf, "yes", "VMA_DEFAULT_APPLICATION_ID") == 1, "[]");
 	CHECK(vmh_conf_block_of(&conf, "zed", "7") == 2, "* 7");
 	CHECK(vmh_conf_parse("", &conf, &err) == 0 && vmh_conf_block_of(&conf, "x", "y") == -1, "empty");
+	CHECK(vmh_conf_parse("use sdp tcp_server *:*\napplication-id a b\nuse os tcp_client *:*\n", &conf, &err) == 0 &&
+	      vmh_conf_block_of(&conf, "a", "b") == 0 && conf.rules[0].block == 1, "any rule before the first id opens * *");
 	CHECK(vmh_conf_parse("#", &conf, &err) == 0 && !conf.nblocks && !conf.nrules, "comment");
 }
 
