@@ -78,7 +78,11 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ),
     ({"VMA_TRACELEVEL": "4"}, {"tracelevel": "5", "log_details": "2"}, ["configured with high log level"]),
     ({"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "0"}, {"tracelevel": "5", "log_details": "0"}, []),
-    ({"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "4"}, {"log_details": "0"}, ["VMA_LOG_DETAILS = 4 is not a number from 0 to 3, using [0]"]),
+    (
+        {"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "4"},
+        {"log_details": "0"},
+        ["VMA_LOG_DETAILS = 4 is not a number from 0 to 3, using [0]"],
+    ),
     ({"VMA_TRACELEVEL": "func+"}, {"tracelevel": "7"}, []),
     ({"VMA_HYBRID_TCP": "bogus"}, {}, [", using the default [adaptive]\n"]),
     ({"VMA_HYBRID_TCP": "9"}, {}, [", using [adaptive]\n"]),

@@ -717,6 +717,16 @@ void vmh_session_end(unsigned reason)
 	vmh_unlock(&vmh_ctl_lock);
 }
 
+void vmh_session_part(unsigned reason)
+{
+	vmh_lock(&vmh_ctl_lock);
+	if (vmh_ctl_fd >= 0)
+		lose(reason);
+	atomic_store(&why_none, reason);
+	atomic_store(&next_try_ns, UINT64_MAX);
+	vmh_unlock(&vmh_ctl_lock);
+}
+
 void vmh_session_lock(void)
 {
 	vmh_lock(&vmh_ctl_lock);

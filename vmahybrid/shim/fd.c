@@ -187,16 +187,32 @@ void vmh_fd_unguard(int fd)
 	unhide(fd);
 }
 
-VMH_EXPORT int vmh_fd_hide(int fd)
+/* The least number of ours: see VMH_FDS_OWN. */
+static long own_numbers(void)
 {
 	struct rlimit lim = { 1024, 1024 };
+
+	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
+	rlim_t top = lim.rlim_cur > VMH_FDS_TABLE ? VMH_FDS_TABLE : lim.rlim_cur;
+	return (long)(top > 2 * VMH_FDS_OWN ? top - VMH_FDS_OWN : top / 2);
+}
+
+int vmh_fd_hide_another(int fd)
+{
+	long own = own_numbers(), high = fd < own / 2 ? vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, own) : -EMFILE;
+
+	if (high >= 0)
+		vmh_fd_guard((int)high);
+	return (int)high;
+}
+
+VMH_EXPORT int vmh_fd_hide(int fd)
+{
 	long high;
 
 	if (fd < 0)
 		return fd;
-	vmh_sys(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &lim);
-	rlim_t top = lim.rlim_cur > VMH_FDS_TABLE ? VMH_FDS_TABLE : lim.rlim_cur;
-	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, (long)(top > 2 * VMH_FDS_OWN ? top - VMH_FDS_OWN : top / 2));
+	high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, own_numbers());
 	if (high >= 0) {
 		vmh_sys(SYS_close, fd);
 		fd = (int)high;

@@ -8,6 +8,7 @@
 #include "vmh_real.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_trace.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -28,7 +29,9 @@ VMH_EXPORT int close(int fd)
 		return -1;
 	}
 	int saved = errno;
+	vmh_tspare_closing(fd);
 	vmh_fd_close(fd);
+	vmh_tspare_keep(fd);
 	errno = saved;
 	r = vmh_real()->close(fd);
 	if (vmh_unlikely(said))

@@ -209,6 +209,14 @@ static void nonblock_changed(struct vmh_sock *s, bool on)
 	VMH_SET(s->stats->blocking, !on);
 }
 
+/* Has the kernel socket more by it than O_NONBLOCK? */
+static bool lasts(int cmd, long arg)
+{
+	if (cmd == F_SETFL)
+		return arg & ~(long)(O_ACCMODE | O_NONBLOCK);
+	return cmd != F_GETFL && cmd != F_GETFD && cmd != F_SETFD;
+}
+
 static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 {
 	/* before: what the ring had delivered raises a signal, too, rather than nothing */
@@ -235,6 +243,8 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 		vmh_duplicated(fd, r);
 		return r;
 	}
+	if (vmh_unlikely(lasts(cmd, (long)arg)))
+		vmh_tcps_touch(fd);
 	if (cmd == F_SETFL) {
 		struct vmh_sock *s = sock_get(fd);
 
@@ -319,6 +329,8 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 			RETURN(refused);
 	}
 	int r = vmh_real()->ioctl(fd, request, arg);
+	if (request != FIONBIO && request != FIOCLEX)
+		vmh_tcps_touch(fd);
 	if (!r && request == FIONBIO && arg)
 		vmh_tcps_set_nonblock(t, *(int *)arg != 0);
 	return r;

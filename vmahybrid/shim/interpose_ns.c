@@ -1,7 +1,14 @@
-/* Namespaces: the kernel lets only a process of one thread enter or make some of them. Ours is out of the way meanwhile. */
+/* Namespaces: the kernel lets only a process of one thread enter or make some of them, so ours is out of the way meanwhile.
+ * And rings are those of the network namespace in which the program began. */
+#include "vmh_control.h"
+#include "vmh_log.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
+#include "vmh_sock.h"
+#include "vmh_tcps.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_worker.h"
+#include <linux/nsfs.h>
 #include <sched.h>
 
 static bool for_one_thread(int r)
@@ -9,13 +16,30 @@ static bool for_one_thread(int r)
 	return r < 0 && (errno == EINVAL || errno == EUSERS) && vmh_worker_step_aside();
 }
 
-static int done(int r)
+static int stepped_back(int r)
 {
 	int saved = errno;
 
 	vmh_worker_step_back();
 	errno = saved;
 	return r;
+}
+
+/* This thread's sockets would have the interfaces and routes of another namespace from here on. Which thread has which one
+ * is not followed: the kernel serves them all, and each socket stays in its own. */
+static void leave_network(void)
+{
+	int saved = errno;
+
+	vmh_tspare_off();
+	if (vmh_session_id()) {
+		vmh_info("%s", vmh_reason_text(VMH_R_NETNS));
+		vmh_tcps_home_all(VMH_R_NETNS);
+		vmh_tcps_finish(false);
+		vmh_sock_home_all(VMH_R_NETNS, true);
+		vmh_session_part(VMH_R_NETNS);
+	}
+	errno = saved;
 }
 
 VMH_EXPORT int unshare(int flags)
@@ -33,7 +57,17 @@ VMH_EXPORT int unshare(int flags)
 	r = real(flags);
 	if (!r && files)
 		vmh_fdtab_part();
-	return for_one_thread(r) ? done(real(flags)) : r;
+	if (for_one_thread(r))
+		r = stepped_back(real(flags));
+	if (!r && flags & CLONE_NEWNET && !vmh_memory_borrowed())
+		leave_network();
+	return r;
+}
+
+/* type: 0 is that of the file */
+static bool is_network(int fd, int type)
+{
+	return type ? type & CLONE_NEWNET : vmh_sys(SYS_ioctl, fd, NS_GET_NSTYPE) == CLONE_NEWNET;
 }
 
 VMH_EXPORT int setns(int fd, int type)
@@ -44,5 +78,9 @@ VMH_EXPORT int setns(int fd, int type)
 	if (!real)
 		vmh_real_find(&real, "setns");
 	r = real(fd, type);
-	return for_one_thread(r) ? done(real(fd, type)) : r;
+	if (for_one_thread(r))
+		r = stepped_back(real(fd, type));
+	if (!r && is_network(fd, type) && !vmh_memory_borrowed())
+		leave_network();
+	return r;
 }

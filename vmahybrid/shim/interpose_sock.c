@@ -154,8 +154,11 @@ VMH_COLD static ssize_t refused(int fd, int flags, bool send, ssize_t r)
 
 VMH_TRACED(socket, (int domain, int type, int protocol), (domain, type, protocol), "%d, %#x, %d", domain, type, protocol)
 {
-	int fd = vmh_real()->socket(domain, type, protocol);
+	uint64_t inode;
+	int fd = vmh_tcps_spare(domain, type, protocol, &inode);
 
+	if (fd < 0)
+		fd = vmh_real()->socket(domain, type, protocol);
 	if (fd >= 0) {
 		int saved = errno;
 
@@ -164,7 +167,7 @@ VMH_TRACED(socket, (int domain, int type, int protocol), (domain, type, protocol
 		if (domain == AF_INET || domain == AF_INET6)
 			vmh_session_open(); /* so that status and explain know of programs without UDP, too */
 		vmh_sock_created(fd, domain, type, protocol);
-		vmh_tcps_created(fd, domain, type, protocol);
+		vmh_tcps_created(fd, domain, type, protocol, inode);
 		errno = saved;
 	}
 	return fd;

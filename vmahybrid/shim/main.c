@@ -13,6 +13,7 @@
 #include "vmh_sock.h"
 #include "vmh_stats.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -200,6 +201,7 @@ static void hold_still(void)
 	starting = true;
 	if (!atomic_load(&started))
 		return;
+	vmh_tspare_drop();
 	vmh_session_lock();
 	forking = true;
 }

@@ -100,7 +100,7 @@ void vmh_sock_created(int fd, int domain, int type, int protocol)
 		return;
 	sock_reset(s);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
-	vmh_stats_sock_name(s->stats);
+	vmh_stats_sock_name(s->stats, 0);
 	VMH_SET(s->stats->proto, IPPROTO_UDP);
 	VMH_SET(s->stats->family, 4);
 	VMH_SET(s->stats->reason, VMH_R_NOT_TRIED);

@@ -469,12 +469,16 @@ struct vmh_sock_stats *vmh_stats_sock_new(int fd)
 	return s;
 }
 
-void vmh_stats_sock_name(struct vmh_sock_stats *s)
+void vmh_stats_sock_name(struct vmh_sock_stats *s, uint64_t inode)
 {
 	struct stat st;
 
-	if (s != &dummy_sock && !vmh_sys(SYS_fstat, s->fd, &st))
-		VMH_SET(s->inode, st.st_ino);
+	if (s == &dummy_sock)
+		return;
+	if (!inode && !vmh_sys(SYS_fstat, s->fd, &st))
+		inode = st.st_ino;
+	if (inode)
+		VMH_SET(s->inode, inode);
 }
 
 void vmh_stats_sock_free(struct vmh_sock_stats *s)

@@ -3,6 +3,7 @@
 #include "vmh_heap.h"
 #include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
@@ -112,6 +113,14 @@ void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
 	VMH_SET(s->stats->blocking, !on);
 }
 
+void vmh_tcps_touch(int fd)
+{
+	TCPS_HELD s = vmh_tcps_get(fd);
+
+	if (s)
+		s->touched |= VMH_TCPS_TOUCHED;
+}
+
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 {
 	const size_t from = offsetof(struct vmh_tcps, state), to = offsetof(struct vmh_tcps, io);
@@ -142,7 +151,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 void vmh_tcps_ask_inode(struct vmh_tcps *s)
 {
 	VMH_SET(s->unnamed, 0);
-	vmh_stats_sock_name(s->stats);
+	vmh_stats_sock_name(s->stats, 0);
 }
 
 /* Object lock held, state KERNEL, conn and addr are set. */
@@ -179,19 +188,35 @@ void vmh_tcps_publish(struct vmh_tcps *s)
 	vmh_wake_all();
 }
 
-void vmh_tcps_created(int fd, int domain, int type, int protocol)
+static bool is_tcp(int domain, int type, int protocol)
+{
+	return (domain == AF_INET || domain == AF_INET6) && (type & 0xf) == SOCK_STREAM &&
+	       (!protocol || protocol == IPPROTO_TCP);
+}
+
+int vmh_tcps_spare(int domain, int type, int protocol, uint64_t *inode)
+{
+	const int flags = type & (SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+	*inode = 0;
+	if (!is_tcp(domain, type, protocol) || type != (SOCK_STREAM | flags) || !atomic_load(&vmh_tcps_on))
+		return -1;
+	return vmh_tspare_take(VMH_TSPARE_OPENS, domain == AF_INET6, flags, inode);
+}
+
+void vmh_tcps_created(int fd, int domain, int type, int protocol, uint64_t inode)
 {
 	struct vmh_tcps *s;
 
-	if ((domain != AF_INET && domain != AF_INET6) || (type & 0xf) != SOCK_STREAM ||
-	    (protocol && protocol != IPPROTO_TCP))
+	if (!is_tcp(domain, type, protocol))
 		return;
-	vmh_tcps_defaults_kernel(fd, domain == AF_INET6);
+	if (!inode)
+		vmh_tcps_defaults_kernel(fd, domain == AF_INET6);
 	if (!atomic_load(&vmh_tcps_on))
 		return;
 	s = vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
-	if (s && VMH_GET(s->policy) != VMH_TCPS_OFFLOAD)
-		vmh_tcps_name_it(s);
+	if (s)
+		vmh_tspare_named(s, inode);
 }
 
 bool vmh_tcps_at_rest(int fd)
@@ -233,6 +258,7 @@ void vmh_tcps_connected(int fd, int r)
 
 	if (!s)
 		return;
+	s->touched |= VMH_TCPS_TOUCHED;
 	vmh_tcps_name_it(s);
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !vmh_tcps_at_rest(fd));
@@ -283,7 +309,7 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 
 void vmh_tcps_closed(struct vmh_tcps *s)
 {
-	vmh_epoll_member_closed(&s->obj, s->lent && vmh_tcps_owns_fd(s));
+	vmh_epoll_member_closed(&s->obj, vmh_tspare_is_offered(s) || (s->lent && vmh_tcps_owns_fd(s)));
 	vmh_wake_all();
 }
 
@@ -335,6 +361,7 @@ void vmh_tcps_fork_child(void)
 	atomic_store(&vmh_tcps_ending, false);
 	vmh_trings_fork_child();
 	vmh_tport_fork_child();
+	vmh_tspare_fork_child();
 	vmh_tshow_fork_child();
 	vmh_plain_fork_child();
 	vmh_tcps_move_fork_child();

@@ -119,12 +119,13 @@ static int begin(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *to, cons
 }
 
 /* What the program has set meanwhile and the kernel socket was not told. */
-static void tell_options(const struct vmh_tcps *s)
+static void tell_options(struct vmh_tcps *s)
 {
 	if (!vmh_params.avoid_sys_calls_on_tcp_fd)
 		return;
 	vmh_sys(SYS_setsockopt, s->obj.fd, IPPROTO_TCP, TCP_NODELAY, &(int){ s->opt.nodelay }, sizeof(int));
 	vmh_sys(SYS_setsockopt, s->obj.fd, IPPROTO_TCP, TCP_CORK, &(int){ s->opt.cork }, sizeof(int));
+	s->touched |= VMH_TCPS_TOUCHED;
 }
 
 /* Object lock held: the ring's part is over. state: KERNEL or HOME. */

@@ -6,6 +6,7 @@
 #include "vmh_log.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_wait.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -130,8 +131,10 @@ void vmh_tcps_close(struct vmh_tcps *s)
 		linger(s, signals);
 	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
-	if (on_ring(s))
+	if (on_ring(s)) {
+		vmh_tspare_offer(s);
 		close_fresh(s, false);
+	}
 	vmh_unlock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED || !vmh_tcps_is_fresh(s)) /* trouble came meanwhile */
 		vmh_tcps_home(s, VMH_R_CLOSED, true);

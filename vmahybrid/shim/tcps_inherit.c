@@ -3,6 +3,7 @@
  * each accept() pays for that alone. */
 #include "vmh_tcps_inherit.h"
 #include "vmh_params.h"
+#include "vmh_tcps.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -77,15 +78,20 @@ void vmh_inherited_read(struct vmh_inherited *i, int listener, bool v6)
 	vmh_sys(SYS_close, new);
 }
 
-void vmh_inherited_write(const struct vmh_inherited *i, int fd)
+uint8_t vmh_inherited_write(const struct vmh_inherited *i, int fd)
 {
+	uint8_t touched = 0;
+
 	for (unsigned k = 0; k < i->n; k++) {
 		unsigned which = i->o[k].which;
+		bool nodelay = is(which, IPPROTO_TCP, TCP_NODELAY);
 
-		if (is(which, IPPROTO_TCP, TCP_NODELAY) && vmh_params.avoid_sys_calls_on_tcp_fd)
+		if (nodelay && vmh_params.avoid_sys_calls_on_tcp_fd)
 			continue; /* the stack answers, and its state carries it home */
+		touched |= nodelay ? VMH_TCPS_NODELAY : VMH_TCPS_TOUCHED;
 		vmh_sys(SYS_setsockopt, fd, options[which].level, options[which].name, i->o[k].value, options[which].size);
 		if (is(which, IPPROTO_IP, IP_TOS)) /* sets it as well, and accept(2) sets it to 0 */
 			vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_PRIORITY, &(int){ 0 }, sizeof(int));
 	}
+	return touched;
 }

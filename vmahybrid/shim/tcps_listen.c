@@ -13,6 +13,7 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_inherit.h"
 #include "vmh_tcps_param.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
@@ -402,12 +403,16 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 {
 	struct vmh_inherited of_listener;
 	struct vmh_tcps *n;
+	uint64_t inode;
 	int fd, rc = -EAGAIN;
 
 	if (!(vmh_tcps_bits(s) & VMH_IN))
 		return -EAGAIN;
 	of_listener.n = 0; /* the rest is large */
-	fd = (int)vmh_sys(SYS_socket, s->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | (flags & (SOCK_NONBLOCK | SOCK_CLOEXEC)), IPPROTO_TCP);
+	flags &= SOCK_NONBLOCK | SOCK_CLOEXEC;
+	fd = vmh_tspare_take(VMH_TSPARE_ACCEPTS, s->v6, flags, &inode);
+	if (fd < 0)
+		fd = (int)vmh_sys(SYS_socket, s->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | flags, IPPROTO_TCP);
 	if (fd < 0)
 		return fd;
 	vmh_fd_close(fd); /* closed behind our back */
@@ -416,6 +421,7 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 		vmh_sys(SYS_close, fd);
 		return -ENFILE;
 	}
+	vmh_tspare_named(n, inode);
 	vmh_lock(&n->obj.lock);
 	inherit(n, s);
 	vmh_lock(&s->io);
@@ -428,7 +434,7 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 	vmh_unlock(&s->io);
 	if (!rc) {
 		*a = n->addr;
-		vmh_inherited_write(&of_listener, fd);
+		n->touched = vmh_inherited_write(&of_listener, fd);
 		vmh_tpath_accepted(n);
 		vmh_tcps_publish(n);
 	}

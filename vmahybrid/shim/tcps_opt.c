@@ -195,8 +195,12 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 			return r;
 	}
 	vmh_lock(&s->obj.lock);
-	r = stack_alone(s, level, name, len) || has_already(s, level, name, val, len) ? 0 :
-		(int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+	if (stack_alone(s, level, name, len) || has_already(s, level, name, val, len)) {
+		r = 0;
+	} else {
+		r = (int)vmh_sys(SYS_setsockopt, fd, level, name, val, len);
+		s->touched |= level == IPPROTO_TCP && name == TCP_NODELAY ? VMH_TCPS_NODELAY : VMH_TCPS_TOUCHED;
+	}
 	if (!r) {
 		s->secret |= secret;
 		taken(s, level, name, val, len);

@@ -35,6 +35,9 @@ struct vmh_tlisten;
 /* Of one that the program's connect() has begun: has it said that it is open? */
 enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
 
+#define VMH_TCPS_NODELAY 1 /* TCP_NODELAY was set, and nothing else */
+#define VMH_TCPS_TOUCHED 2
+
 enum vmh_tcps_only { VMH_TCPS_NOT_ONLY_V6 = 1, VMH_TCPS_ONLY_V6 };
 
 /* VMA_HYBRID_TCP, of the program or of a rule. */
@@ -93,6 +96,7 @@ struct vmh_tcps {
 	uint8_t v6;                       /* AF_INET6: its names, also where it is connected over IPv4 */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint8_t only_v6;                  /* VMH_TCPS_*ONLY_V6: IPV6_V6ONLY before a service bound it; 0 none has */
+	uint8_t touched;                  /* VMH_TCPS_NODELAY, VMH_TCPS_TOUCHED: its kernel socket is not as it was made */
 	uint8_t secret;                   /* segments are signed (TCP_MD5SIG, TCP_AO), which only the kernel does */
 	uint16_t accepts;
 	uint32_t linger_s;
@@ -220,7 +224,10 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 void vmh_tcps_init(void);
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
 void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on);
-void vmh_tcps_created(int fd, int domain, int type, int protocol); /* after socket(2) */
+void vmh_tcps_touch(int fd); /* its kernel socket is no more as it was made */
+/* socket(2) from those that were kept, or -1; and after it: inode as that has it, 0 of a new one */
+int vmh_tcps_spare(int domain, int type, int protocol, uint64_t *inode);
+void vmh_tcps_created(int fd, int domain, int type, int protocol, uint64_t inode);
 void vmh_tcps_connected(int fd, int r);                            /* after connect(2) */
 /* after accept(2); from: the listener, NULL: none of ours */
 void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags);

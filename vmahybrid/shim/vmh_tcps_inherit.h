@@ -17,5 +17,5 @@ struct vmh_inherited {
 };
 
 void vmh_inherited_read(struct vmh_inherited *i, int listener, bool v6);
-void vmh_inherited_write(const struct vmh_inherited *i, int fd);
+uint8_t vmh_inherited_write(const struct vmh_inherited *i, int fd); /* VMH_TCPS_NODELAY, VMH_TCPS_TOUCHED */
 #endif

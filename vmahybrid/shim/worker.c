@@ -11,6 +11,7 @@
 #include "vmh_sock.h"
 #include "vmh_stats.h"
 #include "vmh_tcps.h"
+#include "vmh_tcps_spare.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <fcntl.h>
@@ -371,6 +372,7 @@ static void turn(void)
 		look_for_end();
 	vmh_tport_work();
 	vmh_tshow_look();
+	vmh_tspare_look();
 	vmh_tcps_unfit_home();
 	vmh_tcps_adopt_chosen();
 	if (atomic_exchange(&lost, 0))
