@@ -37,6 +37,15 @@ for n in range(100000):
     s.recv(2048)
     time.sleep(0.001)
 """
+SENDS = """
+import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], 7778))
+for _ in range(2):
+    s.sendto(b"x" * 100, (sys.argv[2], 7778))
+print("sent", flush=True)
+time.sleep(60)
+"""
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -151,6 +160,26 @@ def test_a_rule_sends_the_flow_home(service: Service, netns_pair: Sandbox, echo:
     assert step.startswith(f"rule {rule} of the operator: kernel udp *:7777 *:*")
     assert call("vmahybrid", "flows", "delete", str(rule))[0] == 0
     assert echo.running
+
+
+def test_one_that_has_sent_is_home_before_it_sends_again(service: Service, netns_pair: Sandbox, call: Call) -> None:
+    run = run_words(*(["--softverbs"] if service.softverbs else []), "--", sys.executable, "-c")
+    ends = [netns_pair.a.address, netns_pair.b.address]
+    program = netns_pair.start(netns_pair.a, [*run, SENDS, *ends], env=service.env)
+    try:
+        program.wait_for("sent")
+
+        def row() -> str:
+            rows = call("vma_stats", "-F", "-v", "5", "-p", str(program.pid), "--once")[1].splitlines()
+            return next(row for row in rows if f"{ends[0]}:7778" in row)
+
+        until(lambda: "Yes" in row())
+        begun = time.monotonic()
+        assert call("vmahybrid", "home", str(program.pid))[0] == 0
+        assert time.monotonic() - begun < 2
+        assert "Yes" not in row()
+    finally:
+        program.stop()
 
 
 def test_metrics_of_a_running_service(service: Service, netns_pair: Sandbox, echo: Program) -> None:

@@ -162,13 +162,18 @@ static bool is_unused(int fd)
 
 void vmh_tspare_keep(int fd)
 {
-	struct spare it = closing.as;
-	const bool wanted = closing.offered && closing.fd == fd + 1 && atomic_load(&kept) < SPARES;
-	int nodelay = it.use == VMH_TSPARE_OPENS && vmh_params.tcp_nodelay;
+	const bool offered = closing.offered && closing.fd == fd + 1;
+	struct spare it;
+	int nodelay;
 
 	closing.fd = 0;
 	closing.offered = false;
-	if (!wanted || (it.fd = vmh_fd_hide_another(fd)) < 0)
+	if (vmh_likely(!offered) || atomic_load(&kept) >= SPARES)
+		return;
+	it = closing.as;
+	nodelay = it.use == VMH_TSPARE_OPENS && vmh_params.tcp_nodelay;
+	it.fd = vmh_fd_hide_another(fd);
+	if (it.fd < 0)
 		return;
 	it.uid = uid();
 	it.since = vmh_now_ns();
