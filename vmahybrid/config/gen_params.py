@@ -201,7 +201,8 @@ Where this differs from libvma:
 - `vmahybrid run -e` refuses unknown names and what is no number or word of the parameter; a number that is out of
   range is warned about and replaced as in the environment.
 - SO_MAX_PACING_RATE works with any VMA_RING_ALLOCATION_LOGIC_TX, and SO_TIMESTAMPING with TX flags (the kernel sends
-  then); libvma refuses them. The box about CAP_NET_RAW says in one more line what serves the program instead.
+  then) or with RAW_HARDWARE where no device stamps (the third time is 0); libvma refuses them. The box about
+  CAP_NET_RAW says in one more line what serves the program instead.
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 - VMA_ALLOW_PRIVILEGED_SOCK_OPT has no effect. libvma hides the EPERM of SO_BINDTODEVICE and serves the socket as if it
   were bound; here the kernel serves sockets as well, and would not know of it.
