@@ -79,6 +79,26 @@ CASES: list[tuple[dict[str, str], dict[str, str], list[str]]] = [
     ({"VMA_TRACELEVEL": "4"}, {"tracelevel": "5", "log_details": "2"}, ["configured with high log level"]),
     ({"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "0"}, {"tracelevel": "5", "log_details": "0"}, []),
     (
+        {"VMA_SELECT_POLL_OS_FORCE": "1", "VMA_SELECT_SKIP_OS": "zz"},
+        {"select_poll_os_ratio": "1", "select_skip_os": "4"},
+        ["VMA_SELECT_SKIP_OS = zz is not"],
+    ),
+    (
+        {"VMA_SPEC": "latency", "VMA_SELECT_POLL_OS_RATIO": "zz"},
+        {"select_poll_os_ratio": "10"},
+        ["VMA_SELECT_POLL_OS_RATIO = zz is not"],
+    ),
+    (
+        {"VMA_RX_POLL": "-1", "VMA_CQ_MODERATION_ENABLE": "zz"},
+        {},
+        ["VMA_CQ_MODERATION_ENABLE = 1 does not go with VMA_RX_POLL = -1 (only 0), using [0]"],
+    ),
+    (
+        {"VMA_RX_WRE": "300", "VMA_CQ_AIM_MAX_COUNT": "zz"},
+        {},
+        ["VMA_CQ_AIM_MAX_COUNT = 560 does not go with VMA_RX_WRE = 300 (at most 150), using [150]"],
+    ),
+    (
         {"VMA_TRACELEVEL": "DEBUG", "VMA_LOG_DETAILS": "4"},
         {"log_details": "0"},
         ["VMA_LOG_DETAILS = 4 is not a number from 0 to 3, using [0]"],

@@ -194,6 +194,10 @@ class _Resolver:
         """By a person: a built-in profile is ours, a profile that is a file its user's."""
         return self.found.values[name].origin in (PROFILE, POLICY, ENVIRONMENT)
 
+    def _is_named(self, name: str) -> bool:
+        """What was warned about is what is used, too."""
+        return self._is_set(name) or name in self.in_vain
+
     def _derive(self, name: str, value: int, by: str) -> None:
         """What is so already stays where it was said."""
         if self.found.values[name].origin == DEFAULT or self.found[name] != value:
@@ -201,12 +205,12 @@ class _Resolver:
 
     def imply(self, name: str, value: int, by: str) -> None:
         """As imply() of the shim: unless that one was set as explicitly."""
-        if self.found.values[name].origin < self.found.values[by].origin and not self._is_set(name):
+        if self.found.values[name].origin < self.found.values[by].origin and not self._is_named(name):
             self._derive(name, value, by)
 
     def compel(self, name: str, value: int, by: str) -> None:
         """As compel() of the shim: whatever set it."""
-        if self._is_set(name) and self.found[name] != value:
+        if self._is_named(name) and self.found[name] != value:
             self._warn_pair(name, by, "only", value)
         self._derive(name, value, by)
 
@@ -221,8 +225,8 @@ class _Resolver:
         if found["VMA_SELECT_POLL_OS_FORCE"]:
             self.imply("VMA_SELECT_POLL_OS_RATIO", 1, "VMA_SELECT_POLL_OS_FORCE")
             self.imply("VMA_SELECT_SKIP_OS", 1, "VMA_SELECT_POLL_OS_FORCE")
-        if int(found["VMA_TRACELEVEL"]) >= 5 and found.values["VMA_LOG_DETAILS"].origin == DEFAULT \
-                and "VMA_LOG_DETAILS" not in self.in_vain:
+        details = found.values["VMA_LOG_DETAILS"].origin == DEFAULT and not self._is_named("VMA_LOG_DETAILS")
+        if details and int(found["VMA_TRACELEVEL"]) >= 5:
             self._set(self.catalogue["VMA_LOG_DETAILS"], 2, DERIVED, "derived from VMA_TRACELEVEL")
         for name in ("VMA_RX_POLL", "VMA_SELECT_POLL"):
             if int(found[name]) < 0:
@@ -244,7 +248,7 @@ class _Resolver:
             for bound, least in ((floor, "at least"), (ceiling, "at most")):
                 limit = self._limit(bound) if bound else 0
                 if bound and (int(held.value) < limit if bound is floor else int(held.value) > limit):
-                    if self._is_set(name) or held.parameter.bound_warns:
+                    if self._is_named(name) or held.parameter.bound_warns:
                         self._warn_pair(name, bound.other, least, limit)
                         said = True
                     word = "raised" if bound is floor else "lowered"

@@ -406,6 +406,12 @@ bool vmh_params_is_set(unsigned param)
 	return origins[param] == VMH_FROM_ENV || origins[param] == VMH_FROM_POLICY || origins[param] == VMH_FROM_PROFILE;
 }
 
+/* What was warned about is what is used, too. */
+static bool is_named(unsigned param)
+{
+	return is_set(param) || in_vain[param];
+}
+
 /* Whatever follows from another value is of nobody's choice. */
 static bool is_chosen(unsigned param)
 {
@@ -429,7 +435,7 @@ static void warn_pair(unsigned param, unsigned other, const char *least, int64_t
 static bool apply_bounds(unsigned param)
 {
 	const struct vmh_param_def *d = &vmh_param_defs[param];
-	bool says = is_set(param) || d->bound_warns;
+	bool says = is_named(param) || d->bound_warns;
 	int64_t asked, value;
 
 	if (d->type == VMH_PARAM_STRING)
@@ -468,14 +474,14 @@ static void derive(unsigned param, int64_t value)
 /* One switch implies the value of another parameter, unless that one was set as explicitly. */
 static void imply(unsigned param, int64_t value, unsigned by)
 {
-	if (origins[param] < origins[by] && !is_set(param))
+	if (origins[param] < origins[by] && !is_named(param))
 		derive(param, value);
 }
 
 /* One value leaves no other for another parameter, whoever set it. */
 static void compel(unsigned param, int64_t value, unsigned by)
 {
-	if (is_set(param) && vmh_param_number(param) != value)
+	if (is_named(param) && vmh_param_number(param) != value)
 		warn_pair(param, by, "only", value);
 	derive(param, value);
 }
@@ -520,7 +526,7 @@ static void apply_implied(void)
 		imply(VMH_PARAM_SELECT_SKIP_OS, 1, VMH_PARAM_SELECT_POLL_OS_FORCE);
 	}
 	if (vmh_params.tracelevel >= VMH_LOG_DEBUG && origins[VMH_PARAM_LOG_DETAILS] == VMH_FROM_DEFAULT &&
-	    !in_vain[VMH_PARAM_LOG_DETAILS])
+	    !is_named(VMH_PARAM_LOG_DETAILS))
 		set_number(VMH_PARAM_LOG_DETAILS, 2, VMH_FROM_DERIVED);
 	if (vmh_params.rx_poll < 0)
 		compel(VMH_PARAM_CQ_MODERATION_ENABLE, 0, VMH_PARAM_RX_POLL);
