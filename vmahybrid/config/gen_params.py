@@ -206,6 +206,8 @@ Where this differs from libvma:
 - Log levels above debug are not capped, and a log file that can't be opened does not end the program.
 - VMA_ALLOW_PRIVILEGED_SOCK_OPT has no effect. libvma hides the EPERM of SO_BINDTODEVICE and serves the socket as if it
   were bound; here the kernel serves sockets as well, and would not know of it.
+- VMA_RING_ALLOCATION_LOGIC_* 20 goes by the thread that binds or connects the socket, as libvma does; its manual says
+  "created".
 - A group with a list of sources (IP_ADD_SOURCE_MEMBERSHIP and the like) is the kernel's (`source-membership`).
 - The banner comes at the program's first socket or epoll instance: a program that makes none says nothing. libvma's
   comes when it is loaded. Its time is that of UTC, and says so.
