@@ -7,10 +7,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +23,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -225,6 +229,9 @@ static void changed(void)
 	fd = opened();
 	CHECK(!fcntl(fd, F_SETOWN, getpid()));
 	CHECK(!again(fd));
+	fd = opened();
+	CHECK(!syscall(SYS_fcntl, fd, F_SETSIG, SIGUSR1));
+	CHECK(!again(fd));
 	fd = opened(); /* one more of it: home, and shared */
 	CHECK((two = dup(fd)) >= 0);
 	CHECK(!close(two));
@@ -363,15 +370,29 @@ static void aged(void)
 	CHECK(sockets() <= had + 1);
 }
 
+/* Whose it is, and who may do what with it, is said when a socket is made. */
 static void users(void)
 {
-	ino_t before = visit();
-	int fd;
+	int fd = opened();
+	struct stat st;
 
-	CHECK(!seteuid(65534));
+	for (int i = 0; i < 5; i++) {
+		bool late = i % 2;
+
+		if (!late)
+			CHECK(!close(fd));
+		CHECK(i < 2 ? !seteuid(65534) : i < 4 ? !setegid(65534) : !fchmod(opened(), 0600));
+		if (late)
+			CHECK(!close(fd));
+		fd = made(0);
+		CHECK(!fstat(fd, &st) && st.st_mode == (S_IFSOCK | 0777) && st.st_uid == (i < 2 ? 65534 : 0) &&
+		      st.st_gid == (i > 1 && i < 4 ? 65534 : 0));
+		CHECK(!close(fd) && !seteuid(0) && !setegid(0));
+		fd = opened();
+	}
+	CHECK(!fchmod(fd, 0600) && !fchown(fd, 7, 7) && !close(fd));
 	fd = made(0);
-	CHECK(inode(fd) != before);
-	CHECK(!close(fd) && !seteuid(0));
+	CHECK(!fstat(fd, &st) && st.st_mode == (S_IFSOCK | 0777) && !st.st_uid && !st.st_gid);
 }
 
 /* What is made in another network namespace is that one's; what was there before goes on in its own. */
@@ -400,11 +421,205 @@ static void namespaces(void)
 	CHECK(!close(stays) && !close(udp) && !close(here));
 }
 
+/* The kernel's connections from a port of ours: established ones. */
+static int established(int port)
+{
+	FILE *f = fopen("/proc/self/net/tcp", "r");
+	unsigned local, state;
+	char line[256];
+	int n = 0;
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f))
+		n += sscanf(line, " %*d: %*x:%x %*x:%*x %x", &local, &state) == 2 && (int)local == port && state == 1;
+	fclose(f);
+	return n;
+}
+
+/* One that goes home, and is closed: the peer is told, whoever had a copy of the table of descriptors before. */
+static void ends_at_home(void)
+{
+	int fd = opened(), two = dup(fd), tries = 0;
+	struct sockaddr_in a;
+	socklen_t len = sizeof(a);
+
+	CHECK(two >= 0 && !close(two) && !getsockname(fd, (struct sockaddr *)&a, &len));
+	rounds(fd);
+	CHECK(established(ntohs(a.sin_port)) == 1);
+	CHECK(!close(fd));
+	while (established(ntohs(a.sin_port)))
+		CHECK(tries++ < 100 && !usleep(10000));
+}
+
+static sem_t parted, over;
+
+static void *parts(void *how)
+{
+	CHECK(how ? !unshare(CLONE_FILES) : !close_range(900, 1000, CLOSE_RANGE_UNSHARE));
+	sem_post(&parted);
+	sem_wait(&over);
+	return NULL;
+}
+
+static int waits(void *arg)
+{
+	(void)arg;
+	raw(SYS_nanosleep, (long)&(struct timespec){ 1, 0 }, 0, 0);
+	return 0;
+}
+
+static void tables(void)
+{
+	static char stack[65536] __attribute__((aligned(16)));
+	pthread_t t;
+	pid_t pid;
+
+	visit();
+	pid = clone(waits, stack + sizeof(stack), CLONE_VM | SIGCHLD, NULL);
+	CHECK(pid > 0);
+	ends_at_home();
+	CHECK(waitpid(pid, NULL, 0) == pid);
+	sem_init(&parted, 0, 0);
+	sem_init(&over, 0, 0);
+	for (long how = 0; how < 2; how++) {
+		visit();
+		CHECK(!pthread_create(&t, NULL, parts, (void *)how));
+		sem_wait(&parted);
+		ends_at_home();
+		sem_post(&over);
+		pthread_join(t, NULL);
+	}
+}
+
+static volatile int other = -1;
+
+static void close_other(int sig)
+{
+	(void)sig;
+	if (other >= 0)
+		close(other);
+	other = -1;
+}
+
+/* A handler closes another one while this one is closed. */
+static void handlers(void)
+{
+	signal(SIGALRM, close_other);
+	for (int i = 0; i < 400; i++) {
+		int fd = opened(), more[2];
+
+		set(fd, IPPROTO_TCP, TCP_NODELAY, i % 2);
+		other = opened();
+		set(other, IPPROTO_TCP, TCP_NODELAY, 1 - i % 2);
+		setitimer(ITIMER_REAL, &(struct itimerval){ .it_value.tv_usec = 1 + i % 40 }, NULL);
+		usleep(i % 7);
+		close(fd);
+		while (other >= 0)
+			;
+		for (int k = 0; k < 2; k++) {
+			more[k] = made(0);
+			CHECK(!option(more[k], IPPROTO_TCP, TCP_NODELAY));
+		}
+		CHECK(!close(more[0]) && !close(more[1]));
+	}
+}
+
 static void *visits(void *arg)
 {
 	for (int i = 0; i < 300; i++)
 		visit();
 	return arg;
+}
+
+/* No child has one that was kept, also of another thread. */
+static void forks_meanwhile(void)
+{
+	pthread_t t;
+	int status;
+
+	CHECK(!pthread_create(&t, NULL, visits, NULL));
+	for (int i = 0; i < 60; i++) {
+		pid_t pid = fork();
+
+		if (!pid) {
+			int fd, proto;
+
+			for (fd = 256; fd < 8192; fd++) {
+				socklen_t len = sizeof(proto);
+				register long size __asm__("r10") = (long)&proto;
+				register long length __asm__("r8") = (long)&len;
+				long r;
+
+				__asm__ volatile("syscall" : "=a"(r) : "a"(SYS_getsockopt), "D"(fd), "S"(SOL_SOCKET),
+						 "d"(SO_PROTOCOL), "r"(size), "r"(length) : "rcx", "r11", "memory");
+				if (!r && proto == IPPROTO_TCP)
+					_exit(1);
+			}
+			_exit(0);
+		}
+		CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && !status);
+	}
+	CHECK(!pthread_join(t, NULL));
+}
+
+static void *leaves(void *arg)
+{
+	int fd;
+
+	CHECK(!unshare(CLONE_NEWNET));
+	sem_post(&parted);
+	sem_wait(&over);
+	fd = made(0);
+	CHECK(connect(fd, (struct sockaddr *)&server, sizeof(server)) && errno == ENETUNREACH);
+	CHECK(!close(fd));
+	return arg;
+}
+
+/* A thread is in another network namespace before the program has any socket. */
+static void left_before(void)
+{
+	pthread_t t;
+
+	sem_init(&parted, 0, 0);
+	sem_init(&over, 0, 0);
+	CHECK(!pthread_create(&t, NULL, leaves, NULL));
+	sem_wait(&parted);
+	visit();
+	sem_post(&over);
+	CHECK(!pthread_join(t, NULL));
+	visit();
+}
+
+static void *parts_and_leaves(void *arg)
+{
+	CHECK(!unshare(CLONE_FILES));
+	sem_post(&parted);
+	sem_wait(&over);
+	CHECK(!unshare(CLONE_NEWNET));
+	return arg;
+}
+
+/* What other threads are about disturbs nobody: connections that were there, and those that are being opened. */
+static void left_by_others(void)
+{
+	pthread_t t[4];
+	int fd;
+
+	sem_init(&parted, 0, 0);
+	sem_init(&over, 0, 0);
+	CHECK(!pthread_create(&t[3], NULL, parts_and_leaves, NULL));
+	sem_wait(&parted);
+	fd = opened();
+	for (int i = 0; i < 3; i++)
+		CHECK(!pthread_create(&t[i], NULL, visits, NULL));
+	sem_post(&over);
+	usleep(20000);
+	rounds(fd);
+	CHECK(!unshare(CLONE_NEWNET));
+	rounds(fd);
+	for (int i = 0; i < 4; i++)
+		CHECK(!pthread_join(t[i], NULL));
+	rounds(fd);
 }
 
 static void threads(void)
@@ -462,7 +677,8 @@ static const struct {
 } cases[] = {
 	{ "reused", reused }, { "several", several }, { "looks", looks }, { "changed", changed }, { "sets", sets },
 	{ "ends", ends }, { "forks", forks }, { "closed_unseen", closed_unseen }, { "aged", aged }, { "users", users },
-	{ "namespaces", namespaces }, { "threads", threads }, { "accepts", accepts }, { "inherits", inherits },
+	{ "namespaces", namespaces }, { "threads", threads }, { "tables", tables }, { "handlers", handlers }, { "forks_meanwhile", forks_meanwhile },
+	{ "left_before", left_before }, { "left_by_others", left_by_others }, { "accepts", accepts }, { "inherits", inherits },
 };
 
 int main(int argc, char **argv)
@@ -470,7 +686,7 @@ int main(int argc, char **argv)
 	CHECK(argc >= 4 && inet_pton(AF_INET, argv[2], &server.sin_addr) == 1);
 	server.sin_port = htons((uint16_t)atoi(argv[3]));
 	shim = argc == 4;
-	if (strcmp(argv[1], "accepts") && strcmp(argv[1], "inherits"))
+	if (strcmp(argv[1], "accepts") && strcmp(argv[1], "inherits") && strcmp(argv[1], "left_before"))
 		visit(); /* the ring, and what else begins with the first one */
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		if (!strcmp(argv[1], cases[i].name)) {

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.root
 
 PORT = 7480
 CASES = ["reused", "several", "looks", "changed", "sets", "ends", "forks", "closed_unseen", "aged", "users",
-         "namespaces", "threads"]  # fmt: skip
+         "namespaces", "left_before", *["left_by_others"] * 4, "threads", "tables", "handlers",
+         "forks_meanwhile"]  # fmt: skip
 ECHO = """
 import socket, sys, threading
 def serve(sock):

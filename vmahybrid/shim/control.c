@@ -130,6 +130,8 @@ static uint64_t next_try(unsigned reason)
 	bool soon = atomic_load(&vmh_worker_runs) && (reason == VMH_R_NO_SERVICE || reason == VMH_R_SERVICE_GONE ||
 						      reason == VMH_R_SERVICE_STOP);
 
+	if (reason == VMH_R_NETNS) /* for good */
+		return UINT64_MAX;
 	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
 
@@ -720,10 +722,9 @@ void vmh_session_end(unsigned reason)
 void vmh_session_part(unsigned reason)
 {
 	vmh_lock(&vmh_ctl_lock);
-	if (vmh_ctl_fd >= 0)
-		lose(reason);
 	atomic_store(&why_none, reason);
-	atomic_store(&next_try_ns, UINT64_MAX);
+	atomic_store(&next_try_ns, next_try(reason));
+	atomic_store(&session, 0);
 	vmh_unlock(&vmh_ctl_lock);
 }
 

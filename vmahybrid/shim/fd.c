@@ -199,8 +199,10 @@ static long own_numbers(void)
 
 int vmh_fd_hide_another(int fd)
 {
-	long own = own_numbers(), high = fd < own / 2 ? vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, own) : -EMFILE;
+	long own = own_numbers(), high = -EMFILE;
 
+	if (own > VMH_FDS_OWN && fd < own / 2)
+		high = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, own);
 	if (high >= 0)
 		vmh_fd_guard((int)high);
 	return (int)high;

@@ -74,6 +74,7 @@ static int close_apart(unsigned first, unsigned last, int flags)
 
 	if (vmh_worker_and_one())
 		return close_range(first, last, flags & ~(int)CLOSE_RANGE_UNSHARE);
+	vmh_tspare_off();
 	r = close_kernels(first, last, flags);
 	if (!r && vmh_process_has_threads())
 		vmh_fdtab_part();
@@ -355,6 +356,8 @@ VMH_EXPORT int clone(int (*fn)(void *), void *stack, int flags, void *arg, ...)
 	va_end(ap);
 	if (!real)
 		vmh_real_find(&real, "clone");
+	if (flags & CLONE_VM && !(flags & CLONE_FILES))
+		vmh_tspare_drop();
 	if (flags & CLONE_VM || !fn || !stack)
 		return real(fn, stack, flags, arg, parent_tid, tls, child_tid);
 	vmh_before_fork();

@@ -25,19 +25,23 @@ static int stepped_back(int r)
 	return r;
 }
 
-/* This thread's sockets would have the interfaces and routes of another namespace from here on. Which thread has which one
- * is not followed: the kernel serves them all, and each socket stays in its own. */
+/* This thread's sockets have the interfaces and routes of another namespace from here on. Which thread has which one is
+ * not followed: the kernel serves them all, and each socket stays in its own. A program of one thread that has not begun
+ * yet will begin there; a thread with descriptors of its own has none that the shim knows. */
 static void leave_network(void)
 {
 	int saved = errno;
 
+	if (vmh_fdtab_borrowed())
+		return;
 	vmh_tspare_off();
-	if (vmh_session_id()) {
+	if (vmh_session_id() || atomic_load(&vmh_worker_runs) || vmh_process_has_threads()) {
 		vmh_info("%s", vmh_reason_text(VMH_R_NETNS));
+		vmh_session_part(VMH_R_NETNS);
 		vmh_tcps_home_all(VMH_R_NETNS);
 		vmh_tcps_finish(false);
 		vmh_sock_home_all(VMH_R_NETNS, true);
-		vmh_session_part(VMH_R_NETNS);
+		vmh_session_end(VMH_R_NETNS);
 	}
 	errno = saved;
 }
@@ -54,12 +58,14 @@ VMH_EXPORT int unshare(int flags)
 		flags &= ~CLONE_FILES;
 		files = false;
 	}
+	if (files)
+		vmh_tspare_off();
 	r = real(flags);
 	if (!r && files)
 		vmh_fdtab_part();
 	if (for_one_thread(r))
 		r = stepped_back(real(flags));
-	if (!r && flags & CLONE_NEWNET && !vmh_memory_borrowed())
+	if (!r && flags & CLONE_NEWNET)
 		leave_network();
 	return r;
 }
@@ -80,7 +86,7 @@ VMH_EXPORT int setns(int fd, int type)
 	r = real(fd, type);
 	if (for_one_thread(r))
 		r = stepped_back(real(fd, type));
-	if (!r && is_network(fd, type) && !vmh_memory_borrowed())
+	if (!r && is_network(fd, type))
 		leave_network();
 	return r;
 }

@@ -77,9 +77,9 @@ static bool any_control(const struct mmsghdr *v, unsigned n)
 	return false;
 }
 
-static bool changes_flags(int command)
+static bool is_of_number(int command)
 {
-	return command == F_DUPFD || command == F_DUPFD_CLOEXEC || command == F_SETFL || command == F_GETFL;
+	return command == F_GETFD || command == F_SETFD;
 }
 
 /* ---- numbers that the kernel hands out anew: forget what was closed without our seeing it ---- */
@@ -379,7 +379,7 @@ static long do_submit(const struct call *k)
 	X(setsockopt, ours(k->a), setsockopt(INT(a), INT(b), INT(c), PTR(d), LEN(e))) \
 	X(getsockopt, ours(k->a), getsockopt(INT(a), INT(b), INT(c), PTR(d), PTR(e))) \
 	X(ioctl, ours(k->a), ioctl(INT(a), (unsigned long)UINT(b), PTR(c))) \
-	X(fcntl, ours(k->a) && changes_flags(INT(b)), fcntl(INT(a), INT(b), PTR(c))) \
+	X(fcntl, ours(k->a) && !is_of_number(INT(b)), fcntl(INT(a), INT(b), PTR(c))) \
 	X(dup, ours(k->a), dup(INT(a))) \
 	X(dup2, ours(k->a) || ours(k->b) || hidden(k->b) || k->b == STDERR_FILENO, dup2(INT(a), INT(b))) \
 	X(dup3, ours(k->a) || ours(k->b) || hidden(k->b) || k->b == STDERR_FILENO, dup3(INT(a), INT(b), INT(c))) \

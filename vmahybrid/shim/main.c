@@ -201,8 +201,8 @@ static void hold_still(void)
 	starting = true;
 	if (!atomic_load(&started))
 		return;
-	vmh_tspare_drop();
 	vmh_session_lock();
+	vmh_tspare_before_fork();
 	forking = true;
 }
 
@@ -218,8 +218,10 @@ void vmh_before_fork(void)
 
 void vmh_after_fork_parent(void)
 {
-	if (forking)
+	if (forking) {
+		vmh_tspare_after_fork_parent();
 		vmh_session_unlock();
+	}
 	forking = false;
 	if (starting)
 		vmh_unlock(&start_lock);
@@ -249,6 +251,7 @@ static void begin_anew(void)
 	vmh_epoll_fork_child();
 	vmh_verbs_fork_child();
 	vmh_rings_fork_child();
+	vmh_tspare_after_fork_child();
 	vmh_session_unlock_fork_child();
 }
 

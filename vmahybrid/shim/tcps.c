@@ -121,7 +121,7 @@ void vmh_tcps_touch(int fd)
 		s->touched |= VMH_TCPS_TOUCHED;
 }
 
-struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
+struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode)
 {
 	const size_t from = offsetof(struct vmh_tcps, state), to = offsetof(struct vmh_tcps, io);
 	struct vmh_tcps *s;
@@ -137,7 +137,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
-	s->unnamed = 1;
+	vmh_stats_sock_name(s->stats, inode);
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
@@ -146,12 +146,6 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock)
 	vmh_fd_install(fd, &s->obj);
 	vmh_plain_open(s);
 	return s;
-}
-
-void vmh_tcps_ask_inode(struct vmh_tcps *s)
-{
-	VMH_SET(s->unnamed, 0);
-	vmh_stats_sock_name(s->stats, 0);
 }
 
 /* Object lock held, state KERNEL, conn and addr are set. */
@@ -206,17 +200,12 @@ int vmh_tcps_spare(int domain, int type, int protocol, uint64_t *inode)
 
 void vmh_tcps_created(int fd, int domain, int type, int protocol, uint64_t inode)
 {
-	struct vmh_tcps *s;
-
 	if (!is_tcp(domain, type, protocol))
 		return;
 	if (!inode)
 		vmh_tcps_defaults_kernel(fd, domain == AF_INET6);
-	if (!atomic_load(&vmh_tcps_on))
-		return;
-	s = vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK);
-	if (s)
-		vmh_tspare_named(s, inode);
+	if (atomic_load(&vmh_tcps_on))
+		vmh_tcps_install(fd, domain == AF_INET6, type & SOCK_NONBLOCK, inode);
 }
 
 bool vmh_tcps_at_rest(int fd)
@@ -259,7 +248,6 @@ void vmh_tcps_connected(int fd, int r)
 	if (!s)
 		return;
 	s->touched |= VMH_TCPS_TOUCHED;
-	vmh_tcps_name_it(s);
 	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
 	VMH_SET(s->connecting, !r || !vmh_tcps_at_rest(fd));
 	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
@@ -287,11 +275,10 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
 	if ((domain != AF_INET && domain != AF_INET6) || type != IPPROTO_TCP)
 		return;
-	vmh_tcps_install(fd, domain == AF_INET6, flags & SOCK_NONBLOCK);
+	vmh_tcps_install(fd, domain == AF_INET6, flags & SOCK_NONBLOCK, 0);
 	TCPS_HELD s = vmh_tcps_get(fd);
 	if (!s)
 		return;
-	vmh_tcps_name_it(s);
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
 	vmh_tcps_note_names(s, fd, &a);
@@ -361,7 +348,6 @@ void vmh_tcps_fork_child(void)
 	atomic_store(&vmh_tcps_ending, false);
 	vmh_trings_fork_child();
 	vmh_tport_fork_child();
-	vmh_tspare_fork_child();
 	vmh_tshow_fork_child();
 	vmh_plain_fork_child();
 	vmh_tcps_move_fork_child();

@@ -200,7 +200,6 @@ static int wait_for(struct waiting *w)
 		poll_once();
 		if (changed(w))
 			return 0;
-		vmh_tcps_name_it(w->s);
 		if (w->now) {
 			count_poll(w, false);
 			return -EAGAIN;

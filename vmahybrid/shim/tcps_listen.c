@@ -284,7 +284,6 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog)
 {
 	struct vmh_tcp_addr a;
 
-	vmh_tcps_name_it(s);
 	vmh_tcps_note_names(s, s->obj.fd, &a);
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
 	vmh_lock(&s->obj.lock);
@@ -416,12 +415,11 @@ static int from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 	if (fd < 0)
 		return fd;
 	vmh_fd_close(fd); /* closed behind our back */
-	n = vmh_tcps_install(fd, s->v6, flags & SOCK_NONBLOCK);
+	n = vmh_tcps_install(fd, s->v6, flags & SOCK_NONBLOCK, inode);
 	if (!n) {
 		vmh_sys(SYS_close, fd);
 		return -ENFILE;
 	}
-	vmh_tspare_named(n, inode);
 	vmh_lock(&n->obj.lock);
 	inherit(n, s);
 	vmh_lock(&s->io);

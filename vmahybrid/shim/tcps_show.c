@@ -162,7 +162,6 @@ static bool add(struct batch *b, struct vmh_tcps *s)
 				     .local_port = s->addr.lport, .remote_port = s->addr.rport };
 	memcpy(c->local_addr, s->addr.laddr.b, sizeof(c->local_addr));
 	memcpy(c->remote_addr, s->addr.raddr.b, sizeof(c->remote_addr));
-	vmh_tcps_name_it(s);
 	s->lent = 1;
 	b->inode[b->req.n] = st.st_ino;
 	b->fds[b->req.n] = s->obj.fd;

@@ -63,7 +63,6 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		vmh_rings_poll(POLL_BUDGET);
 		if (changed(s, w))
 			return 0;
-		vmh_tcps_name_it(s);
 		if (w->now)
 			return -EAGAIN;
 		if (vmh_unlikely(vmh_interrupted(&w->w)))

@@ -92,7 +92,6 @@ struct vmh_tcps {
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
 	uint8_t accepted;                 /* by a listener */
-	uint8_t unnamed;                  /* its inode was not asked for yet */
 	uint8_t v6;                       /* AF_INET6: its names, also where it is connected over IPv4 */
 	uint8_t opening, bound, odd, linger; /* odd: an option that the stack has not; linger: SO_LINGER is on */
 	uint8_t only_v6;                  /* VMH_TCPS_*ONLY_V6: IPV6_V6ONLY before a service bound it; 0 none has */
@@ -193,15 +192,6 @@ static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 	return atomic_load_explicit(&s->fresh, memory_order_relaxed) && vmh_tcps_parked(s);
 }
 
-void vmh_tcps_ask_inode(struct vmh_tcps *s);
-
-/* The program waits for it, so there is time. */
-static inline void vmh_tcps_name_it(struct vmh_tcps *s)
-{
-	if (vmh_unlikely(VMH_GET(s->unnamed)))
-		vmh_tcps_ask_inode(s);
-}
-
 static inline struct vmh_tcps *vmh_tcps_get(int fd)
 {
 	struct vmh_obj *o = atomic_load_explicit(&vmh_tcps_on, memory_order_relaxed) ? vmh_fd_get(fd) : NULL;
@@ -222,7 +212,7 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 
 /* tcps.c: life */
 void vmh_tcps_init(void);
-struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock); /* NULL: a kernel fd */
+struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode); /* NULL: a kernel fd. inode: 0 of a new one */
 void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on);
 void vmh_tcps_touch(int fd); /* its kernel socket is no more as it was made */
 /* socket(2) from those that were kept, or -1; and after it: inode as that has it, 0 of a new one */
@@ -289,7 +279,6 @@ void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd);               /* the program waits for connections of this one */
 static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
 {
-	vmh_tcps_name_it(vmh_tcps_of(o));
 	if (atomic_load_explicit(&vmh_tcps_of(o)->listens, memory_order_relaxed) &&
 	    vmh_tcps_state(vmh_tcps_of(o)) == VMH_TCPS_KERNEL)
 		vmh_tcps_accepts(vmh_tcps_of(o), fd);

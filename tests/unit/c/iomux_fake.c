@@ -255,11 +255,6 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 uint8_t *vmh_plain_fds;
 unsigned vmh_plain_size;
 
-void vmh_tcps_ask_inode(struct vmh_tcps *s)
-{
-	s->unnamed = 0;
-}
-
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 {
 	(void)s;
