@@ -637,7 +637,7 @@ static bool inherit;
 /* The other side: each accepted connection is the next one's kernel socket. */
 static void accepts(void)
 {
-	int l = made(0), one;
+	int l = made(0), one, known = 0;
 	ino_t before = 0;
 
 	set(l, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -653,8 +653,7 @@ static void accepts(void)
 		one = accept4(l, NULL, NULL, i % 2 ? SOCK_CLOEXEC : 0);
 		CHECK(one >= 0 && fcntl(one, F_GETFD) == (i % 2 ? FD_CLOEXEC : 0) && fcntl(one, F_GETFL) == O_RDWR);
 		CHECK(!option(one, IPPROTO_TCP, TCP_NODELAY) && option(one, SOL_SOCKET, SO_REUSEADDR) == 1);
-		if (before)
-			CHECK((inode(one) == before) == (shim && !inherit));
+		known += inode(one) == before;
 		CHECK(!inherit || option(one, SOL_SOCKET, SO_RCVBUF) == 100000);
 		before = inode(one);
 		while (recv(one, &c, 1, 0) == 1)
@@ -663,6 +662,8 @@ static void accepts(void)
 			set(one, IPPROTO_TCP, TCP_NODELAY, 1);
 		CHECK(!close(one));
 	}
+	/* the first ones may have come before the ring listened */
+	CHECK(shim && !inherit ? known >= 40 : !known);
 }
 
 static void inherits(void)
