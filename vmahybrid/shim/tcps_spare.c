@@ -1,6 +1,6 @@
-/* See vmh_tcps_spare.h. Under each connection on a ring is a kernel socket, which a short one never uses, and for which
- * socket(2) and close(2) are a fifth of all that it costs. So close() keeps a few of them, and socket() and accept()
- * give them out again: two short calls for each.
+/* See vmh_tcps_spare.h. Under each connection on a ring is a kernel socket, which a short one never uses, and of what such
+ * a connection costs, socket(2) and close(2) are a third. So close() keeps a few of them, and socket() and accept() give
+ * them out again.
  *
  * A program can tell one from a new socket by the inode and SO_COOKIE alone, or it is not kept: no option was set but
  * TCP_NODELAY, no call of it has gone to the kernel, nobody else has it, owner and mode are those of a new one, and it is
