@@ -3,6 +3,7 @@
  *
  * raw_calls CASE ADDRESS PORT */
 #define _GNU_SOURCE
+#include "calls.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,16 +31,6 @@
 #include <threads.h>
 #include <unistd.h>
 
-#define CHECK(x) \
-	do { \
-		if (!(x)) { \
-			printf("line %d: %s: %s\n", __LINE__, #x, strerror(errno)); \
-			fflush(stdout); \
-			_exit(1); \
-		} \
-	} while (0)
-
-static struct sockaddr_in server = { .sin_family = AF_INET };
 static int c = -1;
 static unsigned char out[1 << 20], in[1 << 20];
 

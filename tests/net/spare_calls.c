@@ -1,8 +1,9 @@
 /* Opens short connections one after the other and looks at the kernel sockets below them: spare_calls CASE ADDRESS PORT.
  *
- * A connection that lived on a ring alone leaves its kernel socket to the next one; the program can tell by the inode, and
- * by nothing else. With `kernel` for a fourth argument there is no shim, and each has another. Says "done", or what is wrong. */
+ * A connection that lived on a ring alone leaves its kernel socket to the next one; the program can tell by the inode and
+ * SO_COOKIE alone. With `kernel` for a fourth argument there is no shim, and each has another. Says "done", or what is wrong. */
 #define _GNU_SOURCE
+#include "calls.h"
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -27,25 +28,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(x) \
-	do { \
-		if (!(x)) { \
-			printf("line %d: %s: %s\n", __LINE__, #x, strerror(errno)); \
-			fflush(stdout); \
-			_exit(1); \
-		} \
-	} while (0)
-
-static struct sockaddr_in server = { .sin_family = AF_INET };
 static bool shim;
 
 /* By the instruction itself, which no shim sees. */
-static long raw(long nr, long a, long b, long c)
+static long raw5(long nr, long a, long b, long c, long d, long e)
 {
+	register long fourth __asm__("r10") = d;
+	register long fifth __asm__("r8") = e;
 	long r;
 
-	__asm__ volatile("syscall" : "=a"(r) : "a"(nr), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+	__asm__ volatile("syscall" : "=a"(r) : "a"(nr), "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth)
+			 : "rcx", "r11", "memory");
 	return r;
+}
+
+static long raw(long nr, long a, long b, long c)
+{
+	return raw5(nr, a, b, c, 0, 0);
 }
 
 static ino_t inode(int fd)
@@ -546,13 +545,9 @@ static void forks_meanwhile(void)
 
 			for (fd = 256; fd < 8192; fd++) {
 				socklen_t len = sizeof(proto);
-				register long size __asm__("r10") = (long)&proto;
-				register long length __asm__("r8") = (long)&len;
-				long r;
 
-				__asm__ volatile("syscall" : "=a"(r) : "a"(SYS_getsockopt), "D"(fd), "S"(SOL_SOCKET),
-						 "d"(SO_PROTOCOL), "r"(size), "r"(length) : "rcx", "r11", "memory");
-				if (!r && proto == IPPROTO_TCP)
+				if (!raw5(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, (long)&proto, (long)&len) &&
+				    proto == IPPROTO_TCP)
 					_exit(1);
 			}
 			_exit(0);

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from net.introduced_lab import introduced  # noqa: F401
-from net.service_lab import compiled, under_shim
+from net.service_lab import compiled, tcp_echo, under_shim
 
 from vmahybrid.bench.sandbox import Program
 from vmahybrid.bench.served import Service
@@ -21,18 +21,6 @@ PORT = 7480
 CASES = ["reused", "several", "looks", "changed", "sets", "ends", "forks", "closed_unseen", "aged", "users",
          "namespaces", "left_before", *["left_by_others"] * 4, "threads", "tables", "handlers",
          "forks_meanwhile"]  # fmt: skip
-ECHO = """
-import socket, sys, threading
-def serve(sock):
-    with sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while data := sock.recv(100):
-            sock.sendall(data)
-with socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=64) as listener:
-    print("ready", flush=True)
-    while True:
-        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
 ASK = """
 import socket, sys
 for _ in range(50):
@@ -51,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(service: Service) -> Iterator[Program]:
     box = service.sandbox
-    echo = box.start(box.b, [sys.executable, "-uc", ECHO, box.b.address, str(PORT)])
+    echo = box.start(box.b, [sys.executable, "-c", tcp_echo(PORT)])
     echo.wait_for("ready")
     yield echo
     echo.close()

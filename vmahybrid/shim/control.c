@@ -135,16 +135,22 @@ static uint64_t next_try(unsigned reason)
 	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
 
+/* lock held. Nothing more comes to a ring. */
+static void refuse(unsigned reason)
+{
+	atomic_store(&session, 0);
+	atomic_store(&settling, 0);
+	atomic_store(&why_none, reason);
+	atomic_store(&next_try_ns, next_try(reason));
+}
+
 /* lock held. The connection is over; the worker takes the sockets home. */
 static void lose(unsigned reason)
 {
 	if (vmh_ctl_fd >= 0)
 		vmh_fd_hidden_close(vmh_ctl_fd);
 	vmh_ctl_fd = -1;
-	atomic_store(&session, 0);
-	atomic_store(&settling, 0);
-	atomic_store(&why_none, reason);
-	atomic_store(&next_try_ns, next_try(reason));
+	refuse(reason);
 	VMH_SET(vmh_stats->state, 0);
 	VMH_SET(vmh_stats->reason, reason);
 	vmh_worker_lost(); /* takes the sockets home, after a last look at the rings */
@@ -722,9 +728,7 @@ void vmh_session_end(unsigned reason)
 void vmh_session_part(unsigned reason)
 {
 	vmh_lock(&vmh_ctl_lock);
-	atomic_store(&why_none, reason);
-	atomic_store(&next_try_ns, next_try(reason));
-	atomic_store(&session, 0);
+	refuse(reason);
 	vmh_unlock(&vmh_ctl_lock);
 }
 

@@ -330,7 +330,7 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 	}
 	int r = vmh_real()->ioctl(fd, request, arg);
 	if (request != FIONBIO && request != FIOCLEX)
-		vmh_tcps_touch(fd);
+		t->touched |= VMH_TCPS_TOUCHED;
 	if (!r && request == FIONBIO && arg)
 		vmh_tcps_set_nonblock(t, *(int *)arg != 0);
 	return r;

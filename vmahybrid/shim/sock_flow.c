@@ -113,14 +113,12 @@ static void publish(struct vmh_sock *s)
 	atomic_store(&s->only_ring, only_ring(s));
 	VMH_SET(s->stats->flow_id, s->flow.id);
 	VMH_SET(s->stats->rx_offloaded, on);
-	if (on != was) { /* the entitlement to send by a ring came or went with it; the next send says so */
-		s->tx_cfg++;
-		if (!on)
-			VMH_SET(s->stats->tx_offloaded, 0);
-	}
+	if (was && !on) /* until the next send says so */
+		VMH_SET(s->stats->tx_offloaded, 0);
 	VMH_SET(s->stats->offloaded, on || VMH_GET(s->stats->tx_offloaded));
 	if (on == was)
 		return;
+	s->tx_cfg++; /* the entitlement to send by a ring came or went with it */
 	/* what the kernel queued before the switch is older than anything on the ring; after the one back it is younger,
 	 * and so than what still lies here from before that */
 	if (on) {

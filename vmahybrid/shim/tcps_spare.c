@@ -133,14 +133,6 @@ bool vmh_tspare_is_offered(const struct vmh_tcps *s)
 	return closing.offered && closing.fd == s->obj.fd + 1;
 }
 
-static bool is_unused(int fd)
-{
-	struct tcp_info info = { 0 };
-	socklen_t len = 1; /* tcpi_state */
-
-	return !vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len) && info.tcpi_state == TCP_CLOSE;
-}
-
 /* Lock held. */
 static void put(struct spare it, int fd)
 {
@@ -153,7 +145,7 @@ static void put(struct spare it, int fd)
 			place = &spares[i];
 	if (!place || (it.fd = vmh_fd_hide_another(fd)) < 0)
 		return;
-	if (!is_the_file(&it, &st) || !is_unused(it.fd)) {
+	if (!is_the_file(&it, &st) || !vmh_tcps_at_rest(it.fd)) {
 		vmh_fd_hidden_close(it.fd);
 		return;
 	}
@@ -192,12 +184,11 @@ static void drop(uint64_t before)
 
 void vmh_tspare_look(void)
 {
-	static uint64_t next;
-	uint64_t now;
+	static uint64_t looked;
+	uint64_t now = vmh_now_ns();
 
-	if (vmh_likely(!atomic_load_explicit(&kept, memory_order_relaxed)) || (now = vmh_now_ns()) < next)
+	if (vmh_likely(!atomic_load_explicit(&kept, memory_order_relaxed)) || !vmh_due(&looked, now, KEPT_NS / 4))
 		return;
-	next = now + KEPT_NS / 4;
 	vmh_lock(&lock);
 	drop(now - KEPT_NS);
 	vmh_unlock(&lock);

@@ -108,10 +108,15 @@ def connect(service: Any, options: Options) -> tuple[Any, list[dict[str, Any]]]:
         return only_pages(why, options)
 
 
+def pages_directory(options: Options) -> str:
+    """The one that was asked for, also if its name is empty."""
+    return DEFAULT_DIRECTORY if options.directory is None else options.directory
+
+
 def only_pages(why: ServiceUnreachable, options: Options) -> tuple[Any, list[dict[str, Any]]]:
     from vmahybrid.vma_stats.pages import Pages
 
-    path = DEFAULT_DIRECTORY if options.directory is None else options.directory
+    path = pages_directory(options)
     pages = Pages(path, why)
     try:
         found = pages.get("v1", "processes")
@@ -141,7 +146,7 @@ def with_pages(service: Any, known: list[dict[str, Any]], path: str) -> tuple[An
 
 def look_into_directory(options: Options) -> set[int]:
     """Removes stale files, and gives the pids that have one. A directory that was asked for must exist."""
-    path = DEFAULT_DIRECTORY if options.directory is None else options.directory
+    path = pages_directory(options)
     try:
         if not options.forbid_clean:
             directory.remove_stale(path)
