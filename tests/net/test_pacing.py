@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from net.service_lab import module_pair, module_services  # noqa: F401
+from net.test_tcp_shim import introduce
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -38,6 +39,7 @@ time.sleep(30)
 
 def run(box: Sandbox, service: Service, body: str) -> tuple[Any, dict[str, Any], str]:
     """Result of the expression, the socket as the service sees it, and the log."""
+    introduce(box)  # the first datagrams are not to be the kernel's because it has to ask for the neighbour
     argv = [sys.executable, "-S", "-E", "-c", PROGRAM.replace("{body}", body), box.b.address]
     program = box.start(box.a, service.run_argv(argv, "none"), env=service.env)
     told = json.loads(program.wait_for(r"told (.*)\n")[1])
