@@ -3,7 +3,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run test check lint unit bench asan test-asan test-vm clean
+.PHONY: help deps build run test check lint unit unit-slow bench asan test-asan test-vm clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -17,10 +17,13 @@ build: deps ## .venv/bin/vmahybrid, .venv/bin/vma_stats and libvmahybrid.so
 run: build ## sockperf in a sandbox, on the kernel and on rings, with the numbers (root, 3 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.run
 
-test: build ## every test (root, about 20 minutes on 2 cores); CI runs what fails once more
+test: build ## every test (root, 36 minutes on 2 cores); CI runs what fails once more
 	@$(VENV)/python -P scripts/run_tests.py
 
 check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
+
+unit-slow: build ## the unit tests that check leaves out: C with sanitizers (1 minute)
+	@$(PYTEST) -q -n auto --dist worksteal tests/unit -m slow
 
 lint:
 	@$(VENV)/ruff check .
@@ -29,7 +32,7 @@ lint:
 unit:
 	@$(PYTEST) -q -n auto --dist worksteal tests/unit -m 'not slow'
 
-bench: build ## every figure of the issue beside its target (root, 10 minutes)
+bench: build ## every figure of the issue beside its target (root, half an hour)
 	@$(VENV)/python -P -m vmahybrid.bench.bench
 
 asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour sanitizers
@@ -38,7 +41,7 @@ asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour
 test-asan: build ## the tests that run real programs, with the shim of make asan (root)
 	@env $$(scripts/asan) $(VENV)/python -P -m pytest tests/net tests/apps tests/test_zz_leftovers.py
 
-test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machine (root, 5 minutes; 200 MB of packages)
+test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machine (root, 12 minutes; 200 MB of packages)
 	@$(VENV)/python -P tests/vm/image.py
 	@$(VENV)/python -P -m pytest tests/vm tests/test_zz_leftovers.py -m ''
 

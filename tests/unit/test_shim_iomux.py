@@ -71,7 +71,9 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    "build", [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in BUILDS]
+)
 def test_iomux(build: str, tmp_path: Path) -> None:
     command, excluded, races = BUILDS[build]
     generator = ROOT / "vmahybrid" / "config" / "gen_params.py"

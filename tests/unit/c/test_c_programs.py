@@ -17,6 +17,7 @@ COMPILERS = {
     "sanitized": ["clang-14", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                   "-DVMH_PLAIN_MALLOC"],
 }
+BOTH = ["gcc", pytest.param("sanitized", marks=pytest.mark.slow)]
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim")]
 RING = ["ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c", "heap.c", "lock.c"]
@@ -34,7 +35,7 @@ def build(target: Path, compiler: str, tests: list[str], parts: list[str], *more
     return target
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", BOTH)
 @pytest.mark.parametrize(
     ("test", "parts"),
     [
@@ -53,7 +54,7 @@ def test_unit(tmp_path: Path, compiler: str, test: str, parts: list[str]) -> Non
     assert ", 0 failed" in done.stdout
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", BOTH)
 def test_heap(tmp_path: Path, compiler: str) -> None:
     program = build(tmp_path / "program", compiler, ["test_heap.c"], ["heap.c", "lock.c"], "-UVMH_PLAIN_MALLOC")
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
@@ -61,7 +62,7 @@ def test_heap(tmp_path: Path, compiler: str) -> None:
     assert ", 0 failed" in done.stdout
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", BOTH)
 def test_verbs_ring_on_a_device_made_of_arrays(tmp_path: Path, compiler: str) -> None:
     parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
     assert gen_params.main([str(parameters), str(tmp_path / "params_gen.h")]) == 0
@@ -73,7 +74,7 @@ def test_verbs_ring_on_a_device_made_of_arrays(tmp_path: Path, compiler: str) ->
     assert ", 0 failed" in done.stdout
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", BOTH)
 def test_lanes(tmp_path: Path, compiler: str) -> None:
     parameters = ROOT / "vmahybrid" / "config" / "parameters.toml"
     assert gen_params.main([str(parameters), str(tmp_path / "params_gen.h")]) == 0
@@ -84,7 +85,7 @@ def test_lanes(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", BOTH)
 def test_ring_and_kernel_exchange(tmp_path: Path, compiler: str, netns_pair: Sandbox) -> None:
     program = build(tmp_path / "program", compiler, ["ring_exchange.c", "live.c"], RING)
     a, b = netns_pair.sides

@@ -10,7 +10,8 @@ import pytest
 from tcp_build import build
 
 HERE = Path(__file__).resolve().parent
-BOTH = ["gcc", "sanitized"]
+SANITIZED = functools.partial(pytest.param, "sanitized", marks=pytest.mark.slow)
+BOTH = ["gcc", SANITIZED()]
 
 
 def start(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> subprocess.CompletedProcess[str]:
@@ -82,7 +83,7 @@ def test_header_prediction_changes_nothing(built: Callable[[str, str], Path], ip
     assert len(predicted.stdout) == len(plain.stdout)
 
 
-@pytest.mark.parametrize(("compiler", "moves"), [("gcc", 1000), ("sanitized", 200)])
+@pytest.mark.parametrize(("compiler", "moves"), [("gcc", 1000), SANITIZED(200)])
 def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_move.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program, str(moves))
@@ -90,7 +91,7 @@ def test_moves_of_a_connection(tmp_path: Path, compiler: str, moves: int) -> Non
     assert ", 0 failed" in run(program, str(moves // 10), look_us=20)
 
 
-@pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), ("sanitized", ["20000", "leaks only"])])
+@pytest.mark.parametrize(("compiler", "arguments"), [("gcc", ["100000"]), SANITIZED(["20000", "leaks only"])])
 def test_many_connections(tmp_path: Path, compiler: str, arguments: list[str]) -> None:
     program = build(tmp_path / "program", compiler, HERE / "test_tcp_many.c", HERE / "tcp_wire.c")
     assert ", 0 failed" in run(program, *arguments)
