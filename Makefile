@@ -22,7 +22,7 @@ test: build ## every test (root, 36 minutes on 2 cores); CI runs what fails once
 
 check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
 
-unit-slow: build ## the unit tests that check leaves out: C with sanitizers (1 minute)
+unit-slow: build ## the unit tests that check leaves out: C with sanitizers (2 minutes)
 	@$(PYTEST) -q -n auto --dist worksteal tests/unit -m slow
 
 lint:
@@ -30,7 +30,7 @@ lint:
 	@$(VENV)/mypy
 
 unit:
-	@$(PYTEST) -q -n auto --dist worksteal tests/unit -m 'not slow'
+	@$(PYTEST) -q -n $$(($$(nproc) + 1)) --dist worksteal tests/unit -m 'not slow'
 
 bench: build ## every figure of the issue beside its target (root, half an hour)
 	@$(VENV)/python -P -m vmahybrid.bench.bench

@@ -30,7 +30,8 @@ SHIM_SOURCES = (
 )
 # what each build can't run is said in test_iomux.c
 BUILDS: dict[str, tuple[list[str], set[str], int]] = {
-    "plain": (["gcc", "-O2"], set(), 20000),
+    "plain": (["gcc", "-O2"], set(), 3000),
+    "races": (["gcc", "-O2"], set(), 20000),
     "address": (
         ["clang-14", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         {"cancellation"},

@@ -69,6 +69,7 @@ def test_streams_over_a_wire_with_faults(tmp_path: Path, compiler: str) -> None:
         assert ", 0 failed" in run(program, look_us=200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ip", "look_us"), [("4", 0), ("6", 0), ("4", 20)])
 def test_header_prediction_changes_nothing(built: Callable[[str, str], Path], ip: str, look_us: int) -> None:
     """Every frame and the state after each step, with it and without."""
