@@ -1,6 +1,7 @@
 # vmahybrid: what one types. Every target installs what it needs; nothing is written outside the tree but apt packages.
 VENV := .venv/bin
 PYTEST := $(VENV)/pytest
+UNIT := $(PYTEST) -q -n $$(($$(nproc) + 1)) --dist worksteal tests/unit
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build run test check lint unit unit-slow bench asan test-asan test-vm clean
@@ -23,16 +24,16 @@ test: build ## every test (root, 36 minutes on 2 cores); CI runs what fails once
 check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
 
 unit-slow: build ## the unit tests that check leaves out: C with sanitizers (2 minutes)
-	@$(PYTEST) -q -n auto --dist worksteal tests/unit -m slow
+	@$(UNIT) -m slow
 
 lint:
 	@$(VENV)/ruff check .
 	@$(VENV)/mypy
 
 unit:
-	@$(PYTEST) -q -n $$(($$(nproc) + 1)) --dist worksteal tests/unit -m 'not slow'
+	@$(UNIT) -m 'not slow'
 
-bench: build ## every figure of the issue beside its target (root, half an hour)
+bench: build ## every figure of the issue beside its target (root; --only tcp alone takes 21 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.bench
 
 asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour sanitizers
@@ -41,7 +42,7 @@ asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour
 test-asan: build ## the tests that run real programs, with the shim of make asan (root)
 	@env $$(scripts/asan) $(VENV)/python -P -m pytest tests/net tests/apps tests/test_zz_leftovers.py
 
-test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machine (root, 12 minutes; 200 MB of packages)
+test-vm: build ## real uverbs without an RDMA NIC: rdma_rxe in an emulated machine (root, more than 10 minutes; 200 MB of packages)
 	@$(VENV)/python -P tests/vm/image.py
 	@$(VENV)/python -P -m pytest tests/vm tests/test_zz_leftovers.py -m ''
 

@@ -1,8 +1,11 @@
 """Builds C programs with the TCP stack in them, as released and with the sanitizers."""
 
+import functools
 import importlib.util
 import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "vmahybrid" / "shim"
@@ -23,6 +26,8 @@ COMPILERS = {
     "unpredicted": ["gcc", *lwip.RELEASE, "-DVMH_TCP_NO_PREDICTION"],
     "threads": ["clang-14", "-g", "-O1", "-fsanitize=thread"],
 }
+SANITIZED = functools.partial(pytest.param, "sanitized", marks=pytest.mark.slow)  # and more parameters
+BOTH = ["gcc", SANITIZED()]
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim", "vmahybrid/shim/tcp")]
 FLAGS += [f"-I{PROGRAMS}"]

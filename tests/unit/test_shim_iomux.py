@@ -29,15 +29,13 @@ SHIM_SOURCES = (
     "real",
 )
 # what each build can't run is said in test_iomux.c
-BUILDS: dict[str, tuple[list[str], set[str], int]] = {
-    "plain": (["gcc", "-O2"], set(), 3000),
-    "races": (["gcc", "-O2"], set(), 20000),
+BUILDS: dict[str, tuple[list[str], set[str]]] = {
+    "plain": (["gcc", "-O2"], set()),
     "address": (
         ["clang-14", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         {"cancellation"},
-        3000,
     ),
-    "thread": (["clang-14", "-O1", "-fsanitize=thread"], {"eintr"}, 3000),
+    "thread": (["clang-14", "-O1", "-fsanitize=thread"], {"eintr"}),
 }
 TESTS = {
     "level",
@@ -72,11 +70,15 @@ TESTS = {
 }
 
 
+def slow(build: str, races: int) -> object:
+    return pytest.param(build, races, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "build", [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in BUILDS]
+    ("build", "races"), [("plain", 3000), slow("plain", 20000), slow("address", 3000), slow("thread", 3000)]
 )
-def test_iomux(build: str, tmp_path: Path) -> None:
-    command, excluded, races = BUILDS[build]
+def test_iomux(build: str, races: int, tmp_path: Path) -> None:
+    command, excluded = BUILDS[build]
     generator = ROOT / "vmahybrid" / "config" / "gen_params.py"
     subprocess.run(
         [sys.executable, generator, generator.with_name("parameters.toml"), tmp_path / "params_gen.h"], check=True

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tcp_build import BOTH
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.config import gen_params
@@ -17,7 +18,6 @@ COMPILERS = {
     "sanitized": ["clang-14", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                   "-DVMH_PLAIN_MALLOC"],
 }
-BOTH = ["gcc", pytest.param("sanitized", marks=pytest.mark.slow)]
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-D_GNU_SOURCE"]
 FLAGS += [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahybrid/shim")]
 RING = ["ring.c", "ring_xdp.c", "ring_xdp_clock.c", "ring_xdp_open.c", "fd.c", "frame.c", "heap.c", "lock.c"]

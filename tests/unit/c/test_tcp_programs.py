@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tcp_build import build
+from tcp_build import BOTH, SANITIZED, build
 
 HERE = Path(__file__).resolve().parent
-SANITIZED = functools.partial(pytest.param, "sanitized", marks=pytest.mark.slow)
-BOTH = ["gcc", SANITIZED()]
 
 
 def start(program: Path, *arguments: str, ip: str = "4", look_us: int = 0) -> subprocess.CompletedProcess[str]:
