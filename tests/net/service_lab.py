@@ -248,14 +248,13 @@ def udp_from(sandbox: Sandbox, side: Side, data: str, address: str, port: int, s
 
 
 def idle_cpu(pid: int, seconds: float) -> float:
-    """Share of one core that a process uses."""
-    def ticks() -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
+    """Share of one core that the threads of a process use."""
+    def ran() -> int:
+        return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
-    before = ticks()
+    before = ran()
     time.sleep(seconds)
-    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    return (ran() - before) / 1e9 / seconds
 
 
 def resident_mib(pid: int) -> float:

@@ -232,8 +232,10 @@ class Core:
         log.warning("interface %s:%s: %s", namespace.name, port.name, reason.text)
         self.events.add("interface-lost", f"{port.name}: {reason.text}", interface=port.name, reason=reason.slug)
         grants = [self.grants.all[ring_id] for ring_id in sorted(port.ring_ids)]
-        placed = {flow_id for flow_id in self.table.flows
-                  if any(place[0] == port.id for place in self.table.rules_of(flow_id))}
+        owners = {grant.session for grant in grants}
+        affected = [flow for flow in self.table.flows.values() if flow.source is Source.SOCKET and (
+            any(place[0] == port.id for place in self.table.rules_of(flow.flow_id))
+            or (flow.owner in owners and not self.table.rules_of(flow.flow_id)))]  # its address may have gone first
         if reason is Reason.IF_GONE:
             self.table.drop_port(port.id)
             namespace.ports.pop(port.id.ifindex, None)
@@ -246,10 +248,9 @@ class Core:
             if session is not None:
                 session.notify(event(lib.VMH_EV_RING_GONE, grant.ring_id, reason=reason))
             self.drop_ring(grant, namespace)
-        for flow_id in placed:
-            flow = self.table.flows.get(flow_id)
-            if flow is not None and flow.source is Source.SOCKET and not self.table.rules_of(flow_id):
-                self.table.evict(flow_id, reason)
+        for flow in affected:
+            if flow.flow_id in self.table.flows and not self.table.rules_of(flow.flow_id):
+                self.table.evict(flow.flow_id, reason)
         self.converge()
         if port.handle is None:
             self.table.drop_port(port.id)
