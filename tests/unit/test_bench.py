@@ -55,12 +55,19 @@ def test_verdict(value: float, target: dict[str, float], passed: bool | None) ->
 
 def test_a_miss_shows_what_raw_af_xdp_reaches() -> None:
     part = figures.Part([figures.Figure("mmsg", "kernel", 10, "msg/s")])
-    limit = figures.ratio_of_medians([19, 20, 40], [10, 10, 10])
+    limit = figures.beside([19, 20, 40], [10, 10, 10])
     part.ratio("shim / kernel", [18, 19, 18], [10, 10, 10], at_least=2.3, limit=limit)
     part.ratio("absent / kernel", [], [10], at_least=2.3)
     assert len(part.figures) == 2
     assert part.figures[1].verdict == "MISS (raw AF_XDP: 2)"
     assert part.figures[1].as_json()["limit"] == 2
+
+
+def test_a_ratio_is_of_neighbours() -> None:
+    """Of a machine that is slow in some of the runs, others of each variant."""
+    assert figures.beside([2, 4, 4, 8], [1, 2, 2, 4]) == 2
+    assert figures.beside([20, 20, 40, 40, 40], [10, 10, 20, 20, 10]) == 2
+    assert figures.beside([], [1]) is None
 
 
 def test_interleave_turns_round_and_keeps_going_after_a_failure() -> None:

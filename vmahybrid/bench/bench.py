@@ -32,7 +32,7 @@ PARTS: dict[str, tuple[Measure, float]] = {  # and the seconds of one run
     "toll": (costs.measure_toll, 3.0),
     "overhead": (costs.measure_overhead, 0.0),
     "service": (costs.measure_service, 0.0),
-    "tcp-latency": (tcp_latency.measure, 3.0),
+    "tcp-latency": (tcp_latency.measure, 1.2),
     "tcp-rate": (tcp_rate.measure, 3.0),
     "tcp-conns": (tcp_conns.measure, 3.0),
     "tcp-bulk": (tcp_bulk.measure, 3.0),

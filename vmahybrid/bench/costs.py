@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Figure, Part, interleave, median_figure
+from vmahybrid.bench.figures import Figure, Part, beside, interleave, median_figure
 from vmahybrid.bench.latency import bench_program
 from vmahybrid.bench.rates import PORT
 from vmahybrid.bench.sandbox import Sandbox, SandboxError
@@ -48,11 +47,6 @@ def iperf_with_rules(sandbox: Sandbox, seconds: float) -> float:
         return iperf_tcp(sandbox, seconds)
 
 
-def _beside(over: list[float], under: list[float]) -> float:
-    """Median of each run against its neighbour: a shared machine changes its speed by a quarter within seconds."""
-    return statistics.median(run / beside for run, beside in zip(over, under, strict=True))
-
-
 def measure_toll(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     """TCP that is not offloaded, through the interface that carries the rules: short runs, twice as many."""
     without, rules = "iperf3 without the service", "iperf3 with rules"
@@ -65,9 +59,7 @@ def measure_toll(repeats: int, seconds: float, say: Callable[[str], None]) -> Pa
     part = Part(failures=runs.failures)
     rates = {name: runs.of(name, float) for name in variants}
     part.figures += [median_figure("toll", name, rates[name], "Gbit/s") for name in variants if rates[name]]
-    if rates[rules] and rates[without]:
-        kept = _beside(rates[rules], rates[without])
-        part.figures.append(Figure("toll", "with rules / without", kept, "x", at_least=0.9))
+    part.ratio("with rules / without", rates[rules], rates[without], at_least=0.9)
     return part
 
 
@@ -95,9 +87,8 @@ def measure_overhead(repeats: int, seconds: float, say: Callable[[str], None]) -
     part = Part(failures=runs.failures)
     times = {name: runs.of(name, float) for name in variants}
     part.figures += [median_figure("overhead", name, times[name], "ns") for name in variants if times[name]]
-    if times[bare] and times[shim]:
-        over = 100 * (_beside(times[shim], times[bare]) - 1)
-        part.figures.append(Figure("overhead", "added by the shim", over, "%", at_most=3))
+    if ratio := beside(times[shim], times[bare]):
+        part.figures.append(Figure("overhead", "added by the shim", 100 * (ratio - 1), "%", at_most=3))
     return part
 
 

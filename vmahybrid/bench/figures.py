@@ -56,9 +56,13 @@ def median_figure(part: str, name: str, samples: list[float], unit: str, at_most
     return Figure(part, name, statistics.median(samples), unit, at_most=at_most, samples=samples)
 
 
-def ratio_of_medians(over: list[float], under: list[float]) -> float | None:
-    """None when there are no samples of one of them."""
-    return statistics.median(over) / statistics.median(under) if over and under else None
+def beside(over: list[float], under: list[float]) -> float | None:
+    """The median of each run's ratio to its neighbour, as interleave() gives them; None when one of them has none.
+
+    A shared machine changes its speed by half within seconds: a median of one may be of a fast spell, and that of the
+    other of a slow one.
+    """
+    return statistics.median(a / b for a, b in zip(over, under, strict=True)) if over and under else None
 
 
 @dataclass
@@ -107,7 +111,7 @@ class Part:
         at_most: float | None = None,
         limit: float | None = None,
     ) -> None:
-        """Adds median(over) / median(under) unless one of them failed."""
-        value = ratio_of_medians(over, under)
+        """Adds beside(over, under) unless one of them failed."""
+        value = beside(over, under)
         if value is not None:
             self.figures.append(Figure(self.figures[0].part, name, value, "x", at_least, at_most, limit=limit))

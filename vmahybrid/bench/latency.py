@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Part, Runs, interleave, median_figure, ratio_of_medians
+from vmahybrid.bench.figures import Part, Runs, beside, interleave, median_figure
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
 T = TypeVar("T")
 
 PART = "latency"
-RUNS = 3  # short ones for each repeat: a run is fast or slow as a whole, by where its memory lies
+RUNS = 3  # short ones for each repeat: a run is fast or slow as a whole, by what the host gives the machine then
 RAW, BLOCKING, NONBLOCKED, SHIM = "raw AF_XDP", "kernel blocking", "kernel --nonblocked", "shim -p latency"
 SOFTVERBS = "shim --softverbs"  # and -p latency as well
 
@@ -93,7 +93,7 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
         runs = interleave(variants, RUNS * repeats, say)
     part, p50, p99 = percentiles(PART, runs)
     for kernel, target in ((BLOCKING, 15.0), (NONBLOCKED, 1.8)):
-        limit = ratio_of_medians(p50[kernel], p50[RAW])
+        limit = beside(p50[kernel], p50[RAW])
         part.ratio(f"{kernel} p50 / shim p50", p50[kernel], p50[SHIM], at_least=target, limit=limit)
     part.ratio("shim p50 / raw AF_XDP p50", p50[SHIM], p50[RAW], at_most=1.3)
     part.ratio("shim p99 / shim p50", p99[SHIM], p50[SHIM], at_most=2)

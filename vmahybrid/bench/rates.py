@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Part, Runs, interleave, median_figure, ratio_of_medians
+from vmahybrid.bench.figures import Part, Runs, beside, interleave, median_figure
 from vmahybrid.bench.latency import SHIM, SOFTVERBS, bench_program, on_rings, served
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -65,7 +65,7 @@ def _figures(name: str, runs: Runs[Rate], target: float, part: str) -> Part:
             made.figures.append(median_figure(part, f"{name}, {variant}, sent", sent[variant], "msg/s"))
             made.figures.append(median_figure(part, f"{name}, {variant}, received", received[variant], "msg/s"))
     for way, rates in (("sent", sent), ("received", received)):
-        limit = ratio_of_medians(rates[RAW], rates[KERNEL]) if RAW in rates else None
+        limit = beside(rates[RAW], rates[KERNEL]) if RAW in rates else None
         made.ratio(f"{name}, {way}, shim / kernel", rates[SHIM], rates[KERNEL], at_least=target, limit=limit)
     if SOFTVERBS in runs.results:
         made.ratio(f"{name}, received, softverbs / kernel", received[SOFTVERBS], received[KERNEL])

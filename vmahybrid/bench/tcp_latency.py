@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from vmahybrid.bench import sockperf
-from vmahybrid.bench.figures import Part, interleave
-from vmahybrid.bench.latency import BLOCKING, NONBLOCKED, RAW, percentiles, raw_ping_pong
+from vmahybrid.bench.figures import Part, beside, interleave
+from vmahybrid.bench.latency import BLOCKING, NONBLOCKED, RAW, RUNS, percentiles, raw_ping_pong
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.ways import ADAPTIVE, KERNEL, OFFLOAD, Place, places
 
@@ -37,15 +37,16 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     with Sandbox("bench") as plain, places() as found:
         variants: dict[str, Callable[[], sockperf.Latency]] = {
             RAW: partial(raw_ping_pong, plain, seconds),
-            BLOCKING: partial(ping_pong, found[KERNEL.name], seconds),
-            NONBLOCKED: partial(ping_pong, found[KERNEL.name], seconds, nonblocked=True),
-            ADAPTIVE.name: partial(ping_pong, found[ADAPTIVE.name], seconds),
             OFFLOAD.name: partial(ping_pong, found[OFFLOAD.name], seconds),
+            NONBLOCKED: partial(ping_pong, found[KERNEL.name], seconds, nonblocked=True),
+            BLOCKING: partial(ping_pong, found[KERNEL.name], seconds),
+            ADAPTIVE.name: partial(ping_pong, found[ADAPTIVE.name], seconds),
         }
-        runs = interleave(variants, repeats, say)
+        runs = interleave(variants, RUNS * repeats, say)
     part, p50, _p99 = percentiles(PART, runs)
-    part.ratio("kernel blocking p50 / offload p50", p50[BLOCKING], p50[OFFLOAD.name], at_least=12)
-    part.ratio("kernel --nonblocked p50 / offload p50", p50[NONBLOCKED], p50[OFFLOAD.name], at_least=1.7)
+    for kernel, target in ((BLOCKING, 12.0), (NONBLOCKED, 1.7)):
+        limit = beside(p50[kernel], p50[RAW])
+        part.ratio(f"{kernel} p50 / offload p50", p50[kernel], p50[OFFLOAD.name], at_least=target, limit=limit)
     part.ratio("offload p50 / raw AF_XDP p50", p50[OFFLOAD.name], p50[RAW], at_most=1.8)
     part.ratio("kernel blocking p50 / adaptive p50", p50[BLOCKING], p50[ADAPTIVE.name])
     return part

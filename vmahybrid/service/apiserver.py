@@ -38,7 +38,7 @@ class _Server(uvicorn.Server):
         self._ended.set()
 
     async def main_loop(self) -> None:
-        """Once a second, for the date in answers: uvicorn's own, ten times a second, is half of an idle service's work."""
+        """Once a second, for the date in answers: uvicorn's own, ten times a second, is half an idle service's work."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), 1)
