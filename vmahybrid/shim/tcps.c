@@ -262,26 +262,20 @@ static bool is_shared(const struct vmh_tcps *listener)
 	return listener->odd || reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_PORT_SHARED;
 }
 
-static bool is_tcp_fd(int fd, bool *v6)
-{
-	int type = 0, domain = 0;
-	socklen_t len = sizeof(int);
-
-	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len);
-	len = sizeof(int);
-	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
-	*v6 = domain == AF_INET6;
-	return (domain == AF_INET || domain == AF_INET6) && type == IPPROTO_TCP;
-}
-
 void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 {
 	struct vmh_tcp_addr a;
-	bool v6 = from && from->v6;
+	int type = 0, domain = 0;
+	socklen_t len = sizeof(int);
 
-	if (!atomic_load(&vmh_tcps_on) || (!from && !is_tcp_fd(fd, &v6)))
+	if (!atomic_load(&vmh_tcps_on))
 		return;
-	vmh_tcps_install(fd, v6, flags & SOCK_NONBLOCK, 0);
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len);
+	len = sizeof(int);
+	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
+	if ((domain != AF_INET && domain != AF_INET6) || type != IPPROTO_TCP)
+		return;
+	vmh_tcps_install(fd, domain == AF_INET6, flags & SOCK_NONBLOCK, 0);
 	TCPS_HELD s = vmh_tcps_get(fd);
 	if (!s)
 		return;
