@@ -25,7 +25,7 @@ from vmahybrid.service.messages import event
 from vmahybrid.service.namespaces import MakeWatcher, Namespace, Namespaces
 from vmahybrid.service.ports import Port, named
 from vmahybrid.service.tcpmoves import TcpMoves
-from vmahybrid.steering.flow import Flow, Source
+from vmahybrid.steering.flow import Flow
 from vmahybrid.steering.keys import GrantKey, PortId
 from vmahybrid.steering.mirror import mirror
 from vmahybrid.steering.reasons import Reason
@@ -232,10 +232,7 @@ class Core:
         log.warning("interface %s:%s: %s", namespace.name, port.name, reason.text)
         self.events.add("interface-lost", f"{port.name}: {reason.text}", interface=port.name, reason=reason.slug)
         grants = [self.grants.all[ring_id] for ring_id in sorted(port.ring_ids)]
-        owners = {grant.session for grant in grants}
-        affected = [flow for flow in self.table.flows.values() if flow.source is Source.SOCKET and (
-            any(place[0] == port.id for place in self.table.rules_of(flow.flow_id))
-            or (flow.owner in owners and not self.table.rules_of(flow.flow_id)))]  # its address may have gone first
+        affected = self.table.of_port(port.id)
         if reason is Reason.IF_GONE:
             self.table.drop_port(port.id)
             namespace.ports.pop(port.id.ifindex, None)

@@ -8,7 +8,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from vmahybrid.contracts import addr_to_text, family_of, lib
-from vmahybrid.steering.keys import ANY_ADDR, Act, FlowKey, is_link_local, is_multicast
+from vmahybrid.steering.keys import ANY_ADDR, Act, FlowKey, PortId, is_link_local, is_multicast
 from vmahybrid.steering.reasons import Reason
 
 TCP = 6
@@ -72,6 +72,7 @@ class Flow:
     created: float = 0.0
     index: int = 0              # of the hit counter
     serial: int = 0             # order of binding
+    placed_on: PortId | None = None     # the interface of its last rule, which may be gone
     reason: Reason = field(default=Reason.NONE)
 
     @property

@@ -209,6 +209,12 @@ class SteeringTable:
         """Where a flow's claims are, the won and the lost ones."""
         return sorted(self._placed.get(flow_id, ()))
 
+    def of_port(self, port: PortId) -> list[Flow]:
+        """Of sockets: those that have rules there, or had their last one there, since an address may go before."""
+        return [flow for flow in self.flows.values() if flow.source is Source.SOCKET and (
+            any(place[0] == port for place in self._placed[flow.flow_id])
+            or (flow.placed_on == port and not self._placed[flow.flow_id]))]
+
     def rule_count(self, flow: Flow) -> int:
         """Mirrored rules of a flow."""
         return sum(1 for port, key in self._placed.get(flow.flow_id, ()) if self._winner(port, key) is flow)
@@ -340,6 +346,7 @@ class SteeringTable:
             claims = self._ports[port].claims.setdefault(key, [])
             claims[:] = [claim for claim in claims if claim.flow is not flow]
             claims.append(Claim(flow, ring_id))
+            flow.placed_on = port
             self._decide(port, key)
         placed.difference_update(before)
         placed.update(now)
