@@ -132,10 +132,10 @@ def test_a_flow_is_of_the_interface_of_its_last_rule(table: SteeringTable) -> No
     first, second = table.attach(flow()), table.attach(flow(local=B1))
     everywhere = table.attach(flow(local=ANY_ADDR))
     table.set_port(ETH0, [], netns="host", interface="eth0")
-    assert table.of_port(ETH0) == [first]
-    assert table.of_port(ETH1) == [second, everywhere]
+    assert table.of_interface(ETH0) == [first]
+    assert table.of_interface(ETH1) == [second, everywhere]
     table.set_port(ETH0, [A1], netns="host", interface="eth0")
-    assert table.of_port(ETH0) == [first, everywhere]
+    assert table.of_interface(ETH0) == [first, everywhere]
 
 
 def test_a_wildcard_may_come_before_the_first_ring(table: SteeringTable) -> None:

@@ -232,7 +232,7 @@ class Core:
         log.warning("interface %s:%s: %s", namespace.name, port.name, reason.text)
         self.events.add("interface-lost", f"{port.name}: {reason.text}", interface=port.name, reason=reason.slug)
         grants = [self.grants.all[ring_id] for ring_id in sorted(port.ring_ids)]
-        affected = self.table.of_port(port.id)
+        affected = self.table.of_interface(port.id)
         if reason is Reason.IF_GONE:
             self.table.drop_port(port.id)
             namespace.ports.pop(port.id.ifindex, None)

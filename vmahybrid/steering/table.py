@@ -209,7 +209,7 @@ class SteeringTable:
         """Where a flow's claims are, the won and the lost ones."""
         return sorted(self._placed.get(flow_id, ()))
 
-    def of_port(self, port: PortId) -> list[Flow]:
+    def of_interface(self, port: PortId) -> list[Flow]:
         """Of sockets: those that have rules there, or had their last one there, since an address may go before."""
         return [flow for flow in self.flows.values() if flow.source is Source.SOCKET and (
             any(place[0] == port for place in self._placed[flow.flow_id])
