@@ -18,7 +18,7 @@ build: deps ## .venv/bin/vmahybrid, .venv/bin/vma_stats and libvmahybrid.so
 run: build ## sockperf in a sandbox, on the kernel and on rings, with the numbers (root, 3 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.run
 
-test: build ## every test (root, 36 minutes on 2 cores); CI runs what fails once more
+test: build ## every test (root, 22 to 36 minutes on 2 cores, by the host); CI runs what fails once more
 	@$(VENV)/python -P scripts/run_tests.py
 
 check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
@@ -33,7 +33,7 @@ lint:
 unit:
 	@$(UNIT) -m 'not slow'
 
-bench: build ## every figure of the issue beside its target (root; --only tcp alone takes 21 minutes)
+bench: build ## every figure of the issue beside its target (root; --only tcp alone takes 23 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.bench
 
 asan: build ## build-asan/: libvmahybrid.so with address and undefined-behaviour sanitizers
