@@ -18,7 +18,7 @@ build: deps ## .venv/bin/vmahybrid, .venv/bin/vma_stats and libvmahybrid.so
 run: build ## sockperf in a sandbox, on the kernel and on rings, with the numbers (root, 3 minutes)
 	@$(VENV)/python -P -m vmahybrid.bench.run
 
-test: build ## every test (root, 22 to 36 minutes on 2 cores, by the host); CI runs what fails once more
+test: build ## every test (root, 20 to 36 minutes on 2 cores, by the host); CI runs what fails once more
 	@$(VENV)/python -P scripts/run_tests.py
 
 check: build lint unit ## the fast part: ruff, mypy, unit tests (2 minutes)
