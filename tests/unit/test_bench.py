@@ -67,7 +67,8 @@ def test_a_ratio_is_of_neighbours() -> None:
     """Of a machine that is slow in some of the runs, others of each variant."""
     assert figures.beside([2, 4, 4, 8], [1, 2, 2, 4]) == 2
     assert figures.beside([20, 20, 40, 40, 40], [10, 10, 20, 20, 10]) == 2
-    assert figures.beside([], [1]) is None
+    assert figures.beside([1, 2], [0, 1]) == 2
+    assert figures.beside([], [1]) is figures.beside([1], [0]) is None
 
 
 def test_interleave_turns_round_and_keeps_going_after_a_failure() -> None:

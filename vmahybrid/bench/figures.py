@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -56,13 +56,20 @@ def median_figure(part: str, name: str, samples: list[float], unit: str, at_most
     return Figure(part, name, statistics.median(samples), unit, at_most=at_most, samples=samples)
 
 
-def beside(over: list[float], under: list[float]) -> float | None:
-    """The median of each run's ratio to its neighbour, as interleave() gives them; None when one of them has none.
+def neighbours(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """The ratio of each run to its neighbour, as interleave() gives them, less those to nothing at all; none when one
+    of the two failed.
 
     A shared machine changes its speed by half within seconds: a median of one may be of a fast spell, and that of the
     other of a slow one.
     """
-    return statistics.median(a / b for a, b in zip(over, under, strict=True)) if over and under else None
+    return [a / b for a, b in zip(over, under, strict=True) if b] if over and under else []
+
+
+def beside(over: Sequence[float], under: Sequence[float]) -> float | None:
+    """The median of neighbours(); None when there are none."""
+    ratios = neighbours(over, under)
+    return statistics.median(ratios) if ratios else None
 
 
 @dataclass

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmahybrid.bench.figures import Figure, Part
+from vmahybrid.bench.figures import Figure, Part, neighbours
 from vmahybrid.bench.sandbox import SandboxError, Side
 from vmahybrid.bench.ways import ADAPTIVE, KERNEL, Place, Started, Way, places
 
@@ -121,7 +121,7 @@ def add_adaptive(made: Part, part: str, what: str, begin: Begin, repeats: int, s
 def add_ratio(made: Part, part: str, what: str, found: Mapping[str, Sequence[float]], over: Way, under: Way,
               at_least: float | None) -> None:  # fmt: skip
     """Adds the median of the ratios of neighbours among what ``rates`` has found."""
-    samples = [a / b for a, b in zip(found[over.name], found[under.name], strict=True) if b]
+    samples = neighbours(found[over.name], found[under.name])
     if not samples:
         made.failures[what] = f"the client of {under.name} sends nothing"
         return
