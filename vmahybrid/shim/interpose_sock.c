@@ -214,7 +214,7 @@ VMH_TRACED(connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, a
 			RETURN(r);
 		r = vmh_real()->connect(fd, addr, len);
 		saved = errno;
-		vmh_tcps_connected(fd, r);
+		vmh_tcps_connected(fd, r ? -saved : 0, addr, len);
 		errno = saved;
 		return r;
 	}

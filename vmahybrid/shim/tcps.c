@@ -130,14 +130,15 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode
 	if ((unsigned)fd >= vmh_fdtab_size || !(s = alloc()))
 		return NULL;
 	memset((char *)s + from, 0, to - from);
-	s->rounds = 0;
+	VMH_SET(s->rounds, 0);
 	VMH_SET(s->policy, (uint8_t)vmh_params.hybrid_tcp);
 	vmh_tcp_options_init(&s->opt);
 	vmh_tcps_defaults(&s->opt, v6);
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
-	vmh_stats_sock_name(s->stats, inode);
+	if (inode || VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) /* else before a move: most never come to it */
+		vmh_stats_sock_name(s->stats, inode);
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
@@ -216,19 +217,25 @@ bool vmh_tcps_at_rest(int fd)
 	return vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || info.tcpi_state == TCP_CLOSE;
 }
 
+static void note_local(struct vmh_tcps *s, const struct vmh_tcp_addr *a)
+{
+	memcpy(s->stats->local_addr, a->laddr.b, 16);
+	VMH_SET(s->stats->local_port, a->lport);
+}
+
+static void note_remote(struct vmh_tcps *s, const struct vmh_tcp_addr *a)
+{
+	memcpy(s->stats->remote_addr, a->raddr.b, 16);
+	VMH_SET(s->stats->remote_port, a->rport);
+}
+
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 {
-	struct vmh_sock_stats *st = s->stats;
-
 	memset(a, 0, sizeof(*a));
-	if (vmh_tcps_kernel_name(fd, false, &a->laddr, &a->lport)) {
-		memcpy(st->local_addr, a->laddr.b, 16);
-		VMH_SET(st->local_port, a->lport);
-	}
-	if (vmh_tcps_kernel_name(fd, true, &a->raddr, &a->rport)) {
-		memcpy(st->remote_addr, a->raddr.b, 16);
-		VMH_SET(st->remote_port, a->rport);
-	}
+	if (vmh_tcps_kernel_name(fd, false, &a->laddr, &a->lport))
+		note_local(s, a);
+	if (vmh_tcps_kernel_name(fd, true, &a->raddr, &a->rport))
+		note_remote(s, a);
 	return a->lport && a->rport;
 }
 
@@ -241,15 +248,23 @@ static void offload(struct vmh_tcps *s, int fd)
 		vmh_tcps_suppose(s, VMH_R_TCP_TURN);
 }
 
-void vmh_tcps_connected(int fd, int r)
+void vmh_tcps_connected(int fd, long r, const struct sockaddr *to, socklen_t len)
 {
 	TCPS_HELD s = vmh_tcps_get(fd);
+	bool begun = !r || r == -EINPROGRESS;
+	struct vmh_tcp_addr a;
 
 	if (!s)
 		return;
 	s->touched |= VMH_TCPS_TOUCHED;
-	vmh_tcps_note_names(s, fd, &(struct vmh_tcp_addr){ 0 });
-	VMH_SET(s->connecting, !r || !vmh_tcps_at_rest(fd));
+	if (begun && to && vmh_tcps_parse(to, len, &a.raddr, &a.rport) && a.rport && !vmh_ip_any(&a.raddr)) {
+		note_remote(s, &a);
+		if (vmh_tcps_kernel_name(fd, false, &a.laddr, &a.lport))
+			note_local(s, &a);
+	} else {
+		vmh_tcps_note_names(s, fd, &a);
+	}
+	VMH_SET(s->connecting, begun || !vmh_tcps_at_rest(fd));
 	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		offload(s, fd);
 }
@@ -262,26 +277,32 @@ static bool is_shared(const struct vmh_tcps *listener)
 	return listener->odd || reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_PORT_SHARED;
 }
 
+static bool speaks_tcp(int fd)
+{
+	int protocol = 0;
+	socklen_t len = sizeof(protocol);
+
+	return !vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) && protocol == IPPROTO_TCP;
+}
+
 void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 {
-	struct vmh_tcp_addr a;
-	int type = 0, domain = 0;
-	socklen_t len = sizeof(int);
+	struct sockaddr_storage name = { 0 };
+	socklen_t len = sizeof(name);
+	struct vmh_tcp_addr a = { 0 };
 
-	if (!atomic_load(&vmh_tcps_on))
+	if (!atomic_load(&vmh_tcps_on) || vmh_sys(SYS_getsockname, fd, &name, &len) < 0 ||
+	    !vmh_tcps_parse((struct sockaddr *)&name, len, &a.laddr, &a.lport) || (!from && !speaks_tcp(fd)))
 		return;
-	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len);
-	len = sizeof(int);
-	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &type, &len);
-	if ((domain != AF_INET && domain != AF_INET6) || type != IPPROTO_TCP)
-		return;
-	vmh_tcps_install(fd, domain == AF_INET6, flags & SOCK_NONBLOCK, 0);
+	vmh_tcps_install(fd, name.ss_family == AF_INET6, flags & SOCK_NONBLOCK, 0);
 	TCPS_HELD s = vmh_tcps_get(fd);
 	if (!s)
 		return;
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
-	vmh_tcps_note_names(s, fd, &a);
+	note_local(s, &a);
+	if (vmh_tcps_kernel_name(fd, true, &a.raddr, &a.rport))
+		note_remote(s, &a);
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
 	if (from && from->secret) {
 		s->secret = true;

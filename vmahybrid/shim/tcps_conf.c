@@ -37,6 +37,8 @@ static void follow(struct vmh_tcps *s, int policy)
 	if (policy < 0)
 		policy = (int)vmh_params.hybrid_tcp;
 	VMH_SET(s->policy, (uint8_t)policy);
+	if (policy == VMH_TCPS_OFFLOAD)
+		vmh_stats_sock_name(s->stats, 0);
 	vmh_tcps_suppose(s, reasons[policy]);
 }
 

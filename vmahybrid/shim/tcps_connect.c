@@ -304,7 +304,7 @@ static int begin_at_kernel(int fd, const struct sockaddr *a, socklen_t len)
 	vmh_sys(SYS_fcntl, fd, F_SETFL, flags | O_NONBLOCK);
 	rc = (int)vmh_sys(SYS_connect, fd, a, len);
 	vmh_sys(SYS_fcntl, fd, F_SETFL, flags);
-	vmh_tcps_connected(fd, rc ? -1 : 0);
+	vmh_tcps_connected(fd, rc, a, len);
 	return rc == -EINPROGRESS || rc == -EALREADY ? -EINTR : rc;
 }
 

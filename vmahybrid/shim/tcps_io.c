@@ -602,8 +602,7 @@ static void opened_fast(struct vmh_tcps *s, int fd, ssize_t r)
 {
 	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL || VMH_GET(s->connecting) || r == -EOPNOTSUPP || r == -EINVAL)
 		return;
-	vmh_tcps_connected(fd, -1);
-	VMH_SET(s->connecting, 1);
+	vmh_tcps_connected(fd, -EINPROGRESS, NULL, 0);
 }
 
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags)

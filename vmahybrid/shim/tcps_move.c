@@ -310,7 +310,7 @@ static void stays(struct vmh_tcps *s, unsigned reason)
 {
 	vmh_tcps_set_reason(s, reason);
 	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
-	s->rounds = 0;
+	VMH_SET(s->rounds, 0);
 	goes_on(s, passing(reason) || (s->troubled && no_way(reason)) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
@@ -338,6 +338,7 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 		vmh_unlock(&s->obj.lock);
 		return false;
 	}
+	vmh_stats_sock_name(s->stats, 0);
 	/* the kernel has it, so no rule of its port would do */
 	m->reason = vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
 	if (!m->reason)
@@ -354,7 +355,7 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	if (m->reason || !(how & QUIET) || !unread(fd))
 		return true;
 	goes_on(s, VMH_TCPS_KERNEL);
-	s->rounds = (uint32_t)vmh_params.hybrid_tcp_rounds << s->homes; /* with the next lot */
+	VMH_SET(s->rounds, (uint32_t)vmh_params.hybrid_tcp_rounds << s->homes); /* with the next lot */
 	vmh_unlock(&s->obj.lock);
 	return false;
 }
@@ -418,7 +419,7 @@ bool vmh_tcps_adopt_later(struct vmh_tcps *s, int fd)
 	flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
 	if (flags < 0 || !(flags & O_NONBLOCK))
 		return false;
-	s->rounds = 0; /* asked once */
+	VMH_SET(s->rounds, 0); /* asked once */
 	if (vmh_trylock(&s->obj.lock)) { /* by this thread, which uses it */
 		vmh_lane_of(&s->lane, VMH_LANE_RX, fd, 0);
 		vmh_unlock(&s->obj.lock);

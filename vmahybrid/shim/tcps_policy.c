@@ -85,16 +85,17 @@ static void count_busy(struct vmh_tcps *s)
 void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 {
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) {
-		s->rounds++; /* calls */
+		VMH_COUNT(s->rounds, 1); /* calls */
 		VMH_COUNT(s->kernel_turns, !send && r > 0);
 	} else if (r >= vmh_params.hybrid_tcp_small) {
-		s->rounds = 0;
+		VMH_SET(s->rounds, 0);
 	} else if (send) {
 		VMH_SET(s->last_sent, 1);
 	} else if (VMH_GET(s->last_sent)) {
 		VMH_SET(s->last_sent, 0);
-		if (!s->rounds++ && vmh_unlikely(!VMH_GET(s->stats->remote_port)))
+		if (!VMH_GET(s->rounds) && vmh_unlikely(!VMH_GET(s->stats->remote_port)))
 			vmh_tcps_note_names(s, s->obj.fd, &(struct vmh_tcp_addr){ 0 });
+		VMH_COUNT(s->rounds, 1);
 		VMH_COUNT(s->kernel_turns, 1);
 		count_busy(s);
 	}
@@ -272,7 +273,7 @@ struct lot {
 /* Of policy `offload`, opened by the kernel. */
 static bool is_used(const struct vmh_tcps *s)
 {
-	return s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds;
+	return VMH_GET(s->rounds) >= (uint64_t)vmh_params.hybrid_tcp_rounds;
 }
 
 /* Now, together with others? Not one with a thread in a call on it, as those are that each have a thread. */
@@ -339,7 +340,7 @@ int vmh_tcps_together(void)
 	if (now >= next_lot_ns) {
 		gather_lot(&l);
 		for (int i = 0; i < l.n; i++)
-			l.v[i]->rounds = 0; /* asked once */
+			VMH_SET(l.v[i]->rounds, 0); /* asked once */
 		if (l.n && vmh_tcps_adopt_together(l.v, l.n, VMH_R_TCP_BUSY, l.quiet))
 			last_lot_ns = vmh_now_ns();
 		for (int i = 0; i < l.n; i++)
@@ -511,7 +512,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 		return false;
 	now = vmh_now_ns();
 	if (!lives(s, now)) {
-		s->rounds = 0;
+		VMH_SET(s->rounds, 0);
 		return false;
 	}
 	if (may_go_together() && lots_possible(now)) {
@@ -519,7 +520,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 
 		if (crowd_lasts(now) && !waits)
 			begin_together(now);
-		s->rounds = 0;
+		VMH_SET(s->rounds, 0);
 		return false;
 	}
 	if (!VMH_GET(s->kept) && !waits_for_processor(s, now) && worth_it(now)) {
@@ -527,7 +528,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 			atomic_store_explicit(&handed, 0, memory_order_relaxed);
 		return true;
 	}
-	s->rounds = 0; /* looks again after as many more */
+	VMH_SET(s->rounds, 0); /* looks again after as many more */
 	return false;
 }
 
@@ -700,7 +701,7 @@ void vmh_tcps_watch_from_now(struct vmh_tcps *s)
 /* Object lock held: it is the kernel's, and may come back. */
 void vmh_tcps_rested(struct vmh_tcps *s)
 {
-	s->rounds = 0;
+	VMH_SET(s->rounds, 0);
 	VMH_SET(s->last_sent, 0);
 	if (s->homes < HOMES_MAX && !s->troubled)
 		s->homes++;

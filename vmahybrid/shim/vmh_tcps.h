@@ -218,7 +218,8 @@ void vmh_tcps_touch(int fd); /* its kernel socket is no more as it was made */
 /* socket(2) from those that were kept, or -1; and after it: inode as that has it, 0 of a new one */
 int vmh_tcps_spare(int domain, int type, int protocol, uint64_t *inode);
 void vmh_tcps_created(int fd, int domain, int type, int protocol, uint64_t inode);
-void vmh_tcps_connected(int fd, int r);                            /* after connect(2) */
+/* after connect(2) to that name, if it is known, which said r: 0 or -errno */
+void vmh_tcps_connected(int fd, long r, const struct sockaddr *to, socklen_t len);
 /* after accept(2); from: the listener, NULL: none of ours */
 void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags);
 void vmh_tcps_closed(struct vmh_tcps *s);
@@ -383,7 +384,7 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 {
 	unsigned policy = VMH_GET(s->policy);
 
-	return policy == VMH_TCPS_ADAPTIVE ? s->rounds >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes
+	return policy == VMH_TCPS_ADAPTIVE ? VMH_GET(s->rounds) >= (uint64_t)vmh_params.hybrid_tcp_rounds << s->homes
 					   : policy == VMH_TCPS_OFFLOAD;
 }
 void vmh_tcps_note_fork(void);

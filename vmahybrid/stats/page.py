@@ -143,7 +143,7 @@ def _slots(body: bytes) -> Iterable[Any]:
 
 
 def _inode(slot: Any, pid: int) -> int:
-    """0 if nobody knows. The shim asks for that of a TCP socket when the program first waits for it."""
+    """0 if nobody knows. The shim asks for that of a TCP socket when it is about to come to a ring."""
     if slot.inode or slot.proto != socket.IPPROTO_TCP:
         return int(slot.inode)
     try:
