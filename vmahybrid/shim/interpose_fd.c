@@ -214,14 +214,14 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	   "%d, %#x", fd, flags)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
-	int r = by_rings(t, fd, a, len, flags);
+	int r;
 
-	if (r != VMH_TCPS_KERNELS)
-		RETURN(r);
-	/* a listener does not come to be on rings while a thread sleeps in accept(2) */
+	do {
+		r = by_rings(t, fd, a, len, flags);
+		if (r != VMH_TCPS_KERNELS)
+			RETURN(r);
+	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
 	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
-	if (t)
-		atomic_fetch_add(&t->in_kernel, 1);
 	r = vmh_real()->accept4(fd, a, len, flags);
 
 	FORGET(r);

@@ -447,6 +447,8 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 		} else if (vmh_tcps_bits(s)) {
 			vmh_epoll_notify(&s->obj);
 		}
+		if (!rc && info.state != VMH_TCP_SYN_SENT)
+			s->opening = VMH_TCPS_OPEN; /* the next connect() says EISCONN */
 		vmh_wake_all();
 	}
 	vmh_unlock(&s->obj.lock);

@@ -18,7 +18,7 @@
 #define POLL_BUDGET 32
 #define LOOKS 8         /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64  /* spins between looks at the clock */
-#define RECV_FLAGS (MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
+#define RECV_FLAGS (MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
 #define SEND_FLAGS (MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_CONFIRM | MSG_EOR)
 #define GO_ON (-1000000) /* the state has changed: look again */
 
@@ -307,6 +307,7 @@ static ssize_t stack_call(struct vmh_tcps *s, const struct iovec *iov, int n, in
 struct rest { /* of the caller's buffers */
 	const struct iovec *iov;
 	size_t n, skip, left;
+	bool nowhere; /* MSG_TRUNC: nothing is written to them */
 };
 
 #define PARTS 16
@@ -316,6 +317,10 @@ static int parts_of(const struct rest *t, struct iovec *out)
 	size_t skip = t->skip;
 	int k = 0;
 
+	if (vmh_unlikely(t->nowhere)) {
+		*out = (struct iovec){ .iov_len = t->left };
+		return 1;
+	}
 	for (size_t i = 0; i < t->n && k < PARTS; i++) {
 		if (skip >= t->iov[i].iov_len) {
 			skip -= t->iov[i].iov_len;
@@ -442,13 +447,13 @@ static unsigned kernels(const struct msghdr *m, int flags, bool send)
 }
 
 /* One that fails, or one buffer that is too long for us. */
-static bool is_wrong(const struct msghdr *m)
+static bool is_wrong(const struct msghdr *m, bool nowhere)
 {
 	if (m->msg_iovlen > 1024 || (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)))
 		return true;
 	if (m->msg_name == &vmh_tcps_buffer && m->msg_iov->iov_len > INT_MAX)
 		return true; /* the kernel goes as far as there is memory */
-	for (size_t i = 0; i < m->msg_iovlen; i++)
+	for (size_t i = 0; !nowhere && i < m->msg_iovlen; i++)
 		if (m->msg_iov[i].iov_len && vmh_bad_ptr(m->msg_iov[i].iov_base))
 			return true;
 	return false;
@@ -483,13 +488,20 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 {
 	char byte;
 	struct iovec one = { &byte, 1 };
-	struct rest t = { &one, !send, 0, !send };
+	struct rest t = { &one, !send, 0, !send, false };
 	ssize_t r;
 
 	if (m->msg_name != &vmh_tcps_buffer && length_of(m) == SIZE_MAX)
 		return -EINVAL;
 	r = by_stack(s, &t, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
 	return r > 0 || (send && !r) ? -EFAULT : r;
+}
+
+/* One that can't go home any more, as it has ended: what is left of it is the stack's to tell. */
+static bool stack_tells(struct vmh_tcps *s, const struct msghdr *m, int flags)
+{
+	return vmh_tcps_state(s) == VMH_TCPS_RING && !(flags & (MSG_OOB | MSG_ERRQUEUE)) && vmh_tcps_is_over(s) &&
+	       !is_wrong(m, false) && length_of(m) != SIZE_MAX;
 }
 
 /* A call that the stack can't do as it is (why), or that is wrong: one that fails leaves the connection where it is. GO_ON:
@@ -508,8 +520,13 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 		r = give_to_kernel(s, why);
 		if (!r)
 			return GO_ON;
-		if (r == VMH_TCPS_KERNELS)
+		if (r == VMH_TCPS_KERNELS && stack_tells(s, m, flags)) {
+			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), false };
+
+			r = by_stack(s, &t, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
+		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
+		}
 	}
 	if (r != GO_ON)
 		account(s, r, flags, send, vmh_tcps_state(s) != VMH_TCPS_RING);
@@ -545,10 +562,13 @@ static ssize_t total(const struct rest *t, ssize_t r)
 
 static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
+	bool nowhere = !send && (flags & MSG_TRUNC);
 	struct rest t = { 0 };
 	unsigned why;
 	ssize_t r;
 
+	if (vmh_unlikely(!send && (flags & MSG_PEEK)) && ((flags & MSG_DONTWAIT) || atomic_load(&s->nonblock)))
+		flags &= ~MSG_WAITALL; /* waits for nothing */
 	for (;;) {
 		unsigned state = vmh_tcps_state(s);
 
@@ -566,14 +586,14 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			return r;
 		}
 		why = kernels(m, flags, send);
-		if (vmh_unlikely(why || is_wrong(m))) {
+		if (vmh_unlikely(why || is_wrong(m, nowhere))) {
 			r = unfit(s, fd, m, flags, send, why);
 			if (r != GO_ON)
 				return r;
 			continue;
 		}
 		if (!t.iov)
-			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m) };
+			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m), nowhere };
 		if (vmh_unlikely(t.left == SIZE_MAX))
 			return vmh_tcps_failed(s, send, -EINVAL);
 		r = by_stack(s, &t, flags, send);

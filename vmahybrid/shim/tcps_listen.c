@@ -309,6 +309,24 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 	vmh_unlock(&s->obj.lock);
 }
 
+/* Under the lock, which another thread has for as long as it takes to put the listener on rings. */
+bool vmh_tcps_accept_in_kernel(struct vmh_tcps *s, int flags)
+{
+	bool may;
+
+	if (VMH_GET(s->policy) != VMH_TCPS_OFFLOAD || atomic_load(&s->nonblock) ||
+	    flags & ~(SOCK_NONBLOCK | SOCK_CLOEXEC)) { /* it does not sleep, or never comes to be on rings */
+		atomic_fetch_add(&s->in_kernel, 1);
+		return true;
+	}
+	vmh_lock(&s->obj.lock);
+	may = vmh_tcps_state(s) != VMH_TCPS_LISTEN;
+	if (may)
+		atomic_fetch_add(&s->in_kernel, 1);
+	vmh_unlock(&s->obj.lock);
+	return may;
+}
+
 void vmh_tlisten_options(struct vmh_tcps *s)
 {
 	struct vmh_inherited now;

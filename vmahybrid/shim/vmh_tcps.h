@@ -278,6 +278,9 @@ void vmh_tcps_publish(struct vmh_tcps *s); /* it is on the ring now */
 /* tcps_listen.c: listeners on rings. */
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen(2) */
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd);               /* the program waits for connections of this one */
+/* Before accept(2), which may sleep: a listener does not come to be on rings meanwhile, nor until in_kernel is counted
+ * down. false: it is on rings now. */
+bool vmh_tcps_accept_in_kernel(struct vmh_tcps *s, int flags);
 static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
 {
 	if (atomic_load_explicit(&vmh_tcps_of(o)->listens, memory_order_relaxed) &&

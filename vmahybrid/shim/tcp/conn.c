@@ -279,7 +279,8 @@ static size_t peek(const struct vmh_tcp_conn *c, const struct iovec *iov, int n)
 		for (size_t at = 0; at < iov[i].iov_len && p;) {
 			size_t part = LWIP_MIN(p->len - off, iov[i].iov_len - at);
 
-			memcpy((uint8_t *)iov[i].iov_base + at, (uint8_t *)p->payload + off, part);
+			if (iov[i].iov_base)
+				memcpy((uint8_t *)iov[i].iov_base + at, (uint8_t *)p->payload + off, part);
 			at += part;
 			off += part;
 			total += part;

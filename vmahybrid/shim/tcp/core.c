@@ -103,6 +103,7 @@ static void pcb_gone(u8_t id, void *data)
 	if (c && c->pcb) {
 		if (c->last_state != TIME_WAIT)
 			c->last_state = (uint8_t)c->pcb->state;
+		core_get_settled(c, &c->count); /* is told after the end, too */
 		c->count.left = c->pcb->snd_lbb - c->pcb->lastack;
 		c->count.left_unsent = c->pcb->snd_lbb - c->pcb->snd_nxt;
 		c->pcb = NULL;

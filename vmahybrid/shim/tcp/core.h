@@ -386,6 +386,7 @@ int core_fail(struct vmh_tcp_conn *c, int err);
 int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o);
 void core_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p);
 void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
+void core_get_settled(const struct vmh_tcp_conn *c, struct vmh_tcp_info *i); /* what the SYNs have settled; it has a PCB */
 uint8_t core_state(const struct vmh_tcp_conn *c);
 /* state.c */
 int core_freeze(struct vmh_tcp_conn *c, bool frozen);

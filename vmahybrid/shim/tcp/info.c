@@ -160,6 +160,20 @@ static uint32_t offered(const struct vmh_tcp_conn *c)
 	return c->opt.mss_max ? LWIP_MIN(c->opt.mss_max, path) : path;
 }
 
+void core_get_settled(const struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	uint32_t room = pcb->flags & TF_TIMESTAMP ? 12 : 0;
+
+	i->snd_mss = pcb->mss - room;
+	i->rcv_mss = i->adv_mss = offered(c) - room;
+	i->timestamps = !!(pcb->flags & TF_TIMESTAMP);
+	i->sack = !!(pcb->flags & TF_SACK);
+	i->wscale = !!(pcb->flags & TF_WND_SCALE);
+	i->snd_wscale = i->wscale ? pcb->snd_scale : 0;
+	i->rcv_wscale = i->wscale ? pcb->rcv_scale : 0;
+}
+
 void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 {
 	const struct tcp_pcb *pcb = c->pcb;
@@ -186,18 +200,10 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	if (!pcb || c->listening)
 		return;
 	get_pcb(c, &i->pcb);
-	i->snd_mss = pcb->mss - (pcb->flags & TF_TIMESTAMP ? 12 : 0);
+	core_get_settled(c, i);
 	i->mtu = c->path.mtu;
-	i->rcv_mss = i->adv_mss = offered(c);
-	if (pcb->flags & TF_TIMESTAMP)
-		i->rcv_mss = i->adv_mss = i->adv_mss - 12;
 	i->snd_wnd = pcb->snd_wnd;
 	i->rcv_wnd = pcb->rcv_ann_wnd;
-	i->timestamps = !!(pcb->flags & TF_TIMESTAMP);
-	i->sack = !!(pcb->flags & TF_SACK);
-	i->wscale = !!(pcb->flags & TF_WND_SCALE);
-	i->snd_wscale = i->wscale ? pcb->snd_scale : 0;
-	i->rcv_wscale = i->wscale ? pcb->rcv_scale : 0;
 	i->unacked = recovery_flight(c);
 	i->unsent = unsent_bytes(pcb);
 }

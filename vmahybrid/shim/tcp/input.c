@@ -393,7 +393,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
 		return;
 	}
-	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED) {
+	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED && !unwanted(c, &in)) {
 		c->urgent = c->changed = true;
 		core_enter(t, c);
 		core_leave(t, c);

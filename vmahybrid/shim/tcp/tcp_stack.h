@@ -173,7 +173,8 @@ int vmh_tcp_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struc
 		    const struct vmh_tcp_options *o, void *user, struct vmh_tcp_conn **out);
 
 ssize_t vmh_tcp_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more); /* -EAGAIN, -EPIPE, ... */
-ssize_t vmh_tcp_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool peek);  /* 0: end of stream */
+/* 0: end of stream. What goes to NULL is thrown away. */
+ssize_t vmh_tcp_read(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool peek);
 int vmh_tcp_take(struct vmh_tcp_conn *c, struct vmh_tcp_piece *pieces, int max); /* number of pieces, 0: end, -EAGAIN */
 void vmh_tcp_give(struct vmh_tcp *t, void *handle); /* any time, also after close */
 int vmh_tcp_shutdown(struct vmh_tcp_conn *c, int how); /* SHUT_RD, SHUT_WR, SHUT_RDWR */
