@@ -42,6 +42,7 @@ _SIOCINQ, _SIOCOUTQ = 0x541B, 0x5411    # linux/sockios.h
 _MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365}
 _MEMBARRIER_GLOBAL = 1
 _CHUNK = 1 << 18    # bytes per write into a queue
+_NO_MARK = (1 << 31) - 1    # bytes: TCP_NOTSENT_LOWAT that never matters
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -217,12 +218,24 @@ def peek(sock: socket.socket, which: int, length: int) -> bytes:
     return b""
 
 
+@contextlib.contextmanager
+def _any_amount_unsent(sock: socket.socket) -> Iterator[None]:
+    """TCP_NOTSENT_LOWAT, or net.ipv4.tcp_notsent_lowat, is for what a program sends anew. Raises OSError."""
+    mark = sock.getsockopt(TCP, socket.TCP_NOTSENT_LOWAT)
+    sock.setsockopt(TCP, socket.TCP_NOTSENT_LOWAT, _NO_MARK)
+    try:
+        yield
+    finally:
+        sock.setsockopt(TCP, socket.TCP_NOTSENT_LOWAT, mark)
+
+
 def fill(sock: socket.socket, which: int, data: bytes) -> None:
     """Append to a queue; with NO_QUEUE, outside repair mode, simply send. Raises OSError: EAGAIN when it is full."""
     if not data:
         return
     view = memoryview(data)
-    with queue(sock, which) if which != NO_QUEUE else contextlib.nullcontext():
+    with (queue(sock, which) if which != NO_QUEUE else contextlib.nullcontext(),
+          _any_amount_unsent(sock) if which != RECV_QUEUE else contextlib.nullcontext()):
         while view:
             view = view[sock.send(view[:_CHUNK], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL):]
 

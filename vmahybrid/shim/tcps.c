@@ -303,6 +303,7 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 	note_local(s, &a);
 	if (vmh_tcps_kernel_name(fd, true, &a.raddr, &a.rport))
 		note_remote(s, &a);
+	s->peculiar = from && from->peculiar;
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
 	if (from && from->secret) {
 		s->secret = true;

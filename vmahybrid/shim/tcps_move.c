@@ -340,7 +340,7 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	}
 	vmh_stats_sock_name(s->stats, 0);
 	/* the kernel has it, so no rule of its port would do */
-	m->reason = vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
+	m->reason = s->peculiar ? VMH_R_SOCKOPT : vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
 	if (!m->reason)
 		m->reason = find_way(s, &m->a, &m->path, patient);
 	if (m->reason)
@@ -518,6 +518,10 @@ static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abor
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->tx_offloaded, 0);
+	if (home && s->reuse_told) { /* the service knows what it was when it came */
+		vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_REUSEADDR, &(int){ s->opt.reuse }, sizeof(int));
+		s->reuse_told = 0;
+	}
 	if (home && atomic_load(&s->fresh))
 		vmh_tport_retire(s->flow_id);
 	if (state == VMH_TCPS_LOST)

@@ -19,10 +19,22 @@ static bool harmless(int level, int name)
 {
 	if (level == SOL_SOCKET)
 		return name == SO_REUSEADDR || name == SO_RCVTIMEO || name == SO_SNDTIMEO || name == SO_PRIORITY ||
-		       name == SO_DEBUG || name == SO_BROADCAST;
+		       name == SO_DEBUG || name == SO_BROADCAST || name == SO_BUSY_POLL || name == SO_INCOMING_CPU;
 	if (level == IPPROTO_IPV6)
 		return name == IPV6_V6ONLY; /* read from the kernel where it counts */
 	return level == IPPROTO_TCP && name == TCP_FASTOPEN; /* of a listener: the ring offers none */
+}
+
+/* What says how a socket is bound, listens or connects, and nothing of a connection that is open. */
+static bool of_opening(int level, int name)
+{
+	if (level == SOL_SOCKET)
+		return name == SO_REUSEPORT || name == SO_ATTACH_REUSEPORT_CBPF || name == SO_ATTACH_REUSEPORT_EBPF ||
+		       name == SO_OOBINLINE; /* urgent data goes by the kernel */
+	if (level == IPPROTO_IP)
+		return name == IP_BIND_ADDRESS_NO_PORT || name == IP_FREEBIND;
+	return level == IPPROTO_TCP && (name == TCP_DEFER_ACCEPT || name == TCP_FASTOPEN_CONNECT ||
+					name == TCP_FASTOPEN_KEY || name == TCP_SAVE_SYN);
 }
 
 static uint32_t buffer(int value)
@@ -116,8 +128,10 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 		s->linger_s = (uint32_t)l.l_linger;
 	} else if (level == SOL_SOCKET && name == SO_REUSEADDR) {
 		s->opt.reuse = v != 0;
+		s->reuse_told = vmh_tcps_parked(s);
 	} else if (!note(s, level, name, v)) {
 		s->odd |= !harmless(level, name);
+		s->peculiar |= !harmless(level, name) && !of_opening(level, name);
 	}
 }
 

@@ -97,6 +97,8 @@ struct vmh_tcps {
 	uint8_t only_v6;                  /* VMH_TCPS_*ONLY_V6: IPV6_V6ONLY before a service bound it; 0 none has */
 	uint8_t touched;                  /* VMH_TCPS_NODELAY, VMH_TCPS_TOUCHED: its kernel socket is not as it was made */
 	uint8_t secret;                   /* segments are signed (TCP_MD5SIG, TCP_AO), which only the kernel does */
+	uint8_t reuse_told;               /* SO_REUSEADDR was set while it was parked */
+	uint8_t peculiar;                 /* an option that acts on an open connection, and that only the kernel has */
 	uint16_t accepts;
 	uint32_t linger_s;
 	struct vmh_tcp_addr addr;         /* once it has come to a ring */
