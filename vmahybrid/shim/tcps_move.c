@@ -125,10 +125,33 @@ static unsigned find_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struc
 	return vmh_tpath_make(s, &hop, &a->raddr, path);
 }
 
+/* The kernel can't be told what the round trip was, and measures none as long as it sends again what a ring had sent: with
+ * that a ring would begin by a timeout of a second. */
+static void note_round_trip(struct vmh_tcps *s, const struct vmh_tcp_blob *state)
+{
+	const struct vmh_tcp_state *st = state->p;
+
+	if (state->len >= sizeof(*st) && st->srtt_us) {
+		s->srtt_us = st->srtt_us;
+		s->rttvar_us = st->rttvar_us;
+	}
+}
+
+static void recall_round_trip(const struct vmh_tcps *s, const struct vmh_tcp_blob *state)
+{
+	struct vmh_tcp_state *st = state->p;
+
+	if (state->len >= sizeof(*st) && !st->srtt_us) {
+		st->srtt_us = s->srtt_us;
+		st->rttvar_us = s->rttvar_us;
+	}
+}
+
 static int import(struct vmh_tcps *s, const struct vmh_tcp_blob *state, const struct vmh_tcp_path *path)
 {
 	int rc;
 
+	recall_round_trip(s, state);
 	vmh_lock(&s->io);
 	rc = vmh_tcp_import(vmh_tring_stack(s->tring), state->p, state->len, path, s, &s->conn);
 	if (!rc)
@@ -608,6 +631,59 @@ struct homing {
 	struct vmh_session_home home; /* .err: of it all */
 };
 
+/* What the peer has not acknowledged is the kernel's as if it had sent it, so that it goes again after a timeout of
+ * seconds, in pieces, if it is much. So for a moment nothing new goes, if that helps: acknowledgements come, and what is
+ * lost is sent again. The rest the kernel sends by itself. */
+#define FLIGHT_LIGHT (10 * 1460) /* the kernel's first congestion window */
+#define FLIGHT_RTT_US 5000
+#define FLIGHT_NS 20000000u      /* of one, or of those that go together */
+#define FLIGHT_STILL_NS 6000000u /* none has come for so long */
+#define FLIGHT_NAP_NS 50000
+
+static uint32_t flight_of(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info i;
+
+	return vmh_tcps_state(s) == VMH_TCPS_RING && vmh_tcps_info(s, &i) && i.state != VMH_TCP_SYN_SENT && i.snd_wnd &&
+	       i.rtt_us <= FLIGHT_RTT_US && i.unacked > FLIGHT_LIGHT ? i.unacked : 0;
+}
+
+static void settle(struct vmh_tcps *s, bool on)
+{
+	vmh_lock(&s->io);
+	if (s->conn && vmh_tcps_state(s) == VMH_TCPS_RING)
+		vmh_tcp_settle(s->conn, on);
+	vmh_unlock(&s->io);
+}
+
+static void land(struct vmh_tcps *const *v, int n, unsigned reason)
+{
+	const struct timespec nap = { 0, FLIGHT_NAP_NS };
+	uint64_t began = vmh_now_ns(), now = began, moved = began, before = UINT64_MAX;
+
+	if (vmh_tcps_trouble(reason))
+		return;
+	for (;;) {
+		uint64_t flight = 0;
+
+		for (int i = 0; i < n; i++) {
+			uint32_t of_this = flight_of(v[i]);
+
+			if (of_this && now == began)
+				settle(v[i], true);
+			flight += of_this;
+		}
+		if (flight < before)
+			moved = now;
+		before = flight;
+		if (!flight || now - began > FLIGHT_NS || now - moved > FLIGHT_STILL_NS)
+			return;
+		if (!vmh_rings_poll(64))
+			vmh_sys(SYS_nanosleep, &nap, NULL);
+		now = vmh_now_ns();
+	}
+}
+
 /* The stack has let go of it, and homing_ends() follows, if there is no .err when the service was asked. false: that was
  * all, with .err. */
 static bool homing_begins(struct homing *h)
@@ -624,6 +700,8 @@ static bool homing_begins(struct homing *h)
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
 	home->err = vmh_tcps_export(s->conn, &home->state);
+	if (!home->err)
+		note_round_trip(s, &home->state);
 	if (home->err == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);
@@ -710,6 +788,7 @@ static void ask_home(struct vmh_session_home *home)
 
 static int home_from_ring(struct homing h)
 {
+	land(&h.s, 1, h.home.reason);
 	if (homing_begins(&h)) {
 		ask_home(&h.home);
 		homing_ends(&h);
@@ -843,11 +922,14 @@ static void home_together(struct homers *l)
 
 	for (int i = 0; i < l->n; i++) /* no lock is held yet */
 		closed_unseen(l->v[i], l->reason);
+	land(l->v, l->n, l->reason);
 	for (int i = 0; i < l->n; i++)
 		n += joins(l->h + n, l->v[i], l);
 	go_home_together(l, n);
-	for (int i = 0; i < l->n; i++)
+	for (int i = 0; i < l->n; i++) {
+		settle(l->v[i], false); /* one that stays */
 		vmh_obj_put(&l->v[i]->obj);
+	}
 	l->n = 0;
 }
 

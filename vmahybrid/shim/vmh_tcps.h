@@ -77,6 +77,7 @@ struct vmh_tcps {
 	uint32_t seen_resent;             /* stack's lock */
 	uint64_t quiet_ns, rest_at;
 	uint64_t retry_ns;
+	uint32_t srtt_us, rttvar_us;      /* when it was on a ring last; 0: unknown */
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	struct vmh_lane_use lane;         /* of both directions */
 	struct vmh_tring *tring;

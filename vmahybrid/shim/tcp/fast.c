@@ -180,7 +180,7 @@ bool fast_output(struct vmh_tcp_conn *c, const struct iovec *data)
 	uint32_t options, most;
 	struct tcp_seg *s;
 
-	if (!is_plain(c) || pcb->unacked)
+	if (!is_plain(c) || pcb->unacked || c->settling)
 		return false;
 	options = pcb->flags & TF_TIMESTAMP ? TS_LEN : 0;
 	most = LWIP_MIN(pcb->mss, pcb->snd_wnd_max / 2);

@@ -295,6 +295,12 @@ static bool is_corked_rest(const struct vmh_tcp_conn *c, const struct tcp_hdr *t
 	       tcp->seqno == lwip_htonl(pcb->snd_nxt) && tcp_len - 4u * TCPH_HDRLEN(tcp) == s->len;
 }
 
+/* The next segment of the stream, and not one that is sent again. */
+static bool is_new(const struct vmh_tcp_conn *c, const struct tcp_hdr *tcp, size_t tcp_len)
+{
+	return tcp->seqno == lwip_htonl(c->pcb->snd_nxt) && tcp_len > 4u * TCPH_HDRLEN(tcp);
+}
+
 /* lwIP's way down; p's payload begins with the TCP header. */
 err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
 		    struct netif *netif)
@@ -315,6 +321,8 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 		core_conn->kept_rest = true;
 		return ERR_WOULDBLOCK;
 	}
+	if (core_conn && core_conn->settling && core_conn->pcb && is_new(core_conn, tcp, tcp_len))
+		return ERR_WOULDBLOCK; /* stays in the queue */
 	if (!key_is4(k))
 		mend_sum(tcp, k);
 	if (core_conn && core_conn->pcb && tcp_len == 4u * TCPH_HDRLEN(tcp))

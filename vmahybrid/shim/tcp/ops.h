@@ -40,6 +40,7 @@ struct vmh_tcp_ops {
 	void (*address)(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a);
 	void (*info)(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
 	void (*stats)(struct vmh_tcp *t, struct vmh_tcp_stats *s);
+	void (*settle)(struct vmh_tcp_conn *c, bool settling);
 	int (*freeze)(struct vmh_tcp_conn *c, bool frozen);
 	void (*nudge)(struct vmh_tcp_conn *c);
 	ssize_t (*export_)(struct vmh_tcp_conn *c, void *blob, size_t size);

@@ -6,8 +6,21 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the numbers of tcp_state.h are written as they are");
 
+void core_settle(struct vmh_tcp_conn *c, bool settling)
+{
+	if (c->settling == settling)
+		return;
+	c->settling = settling;
+	if (settling || !c->pcb || !c->established || c->frozen)
+		return;
+	core_enter(c->t, c);
+	recovery_output(c);
+	core_leave(c->t, c);
+}
+
 int core_freeze(struct vmh_tcp_conn *c, bool frozen)
 {
+	c->settling = false;
 	if (c->listening || !c->pcb || !c->established)
 		return -ENOTCONN;
 	if (c->frozen == frozen)

@@ -260,6 +260,11 @@ void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s)
 	WITH_VOID(t, stats(t, s));
 }
 
+void vmh_tcp_settle(struct vmh_tcp_conn *c, bool settling)
+{
+	WITH_VOID(OF(c), settle(c, settling));
+}
+
 int vmh_tcp_freeze(struct vmh_tcp_conn *c)
 {
 	return WITH(OF(c), int, freeze(c, true));
