@@ -5,8 +5,10 @@ The stack alone, over a wire made of memory, is in tests/unit/c/test_tcp_faults.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from vmahybrid.bench.served import Service
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 
 MOVES = Path(__file__).with_name("tcp_moves_program.py")
+DUPLEX = Path(__file__).with_name("tcp_duplex.py")
 SERVERS = Path(__file__).parents[1] / "apps" / "tcp_servers.py"
 WHO = ["client", "server", "both"]
 CASES = {
@@ -120,3 +123,39 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
     assert done["tcp_homed_total"] >= moves * 0.75, done  # of some the first call is the dup()
     assert done["tcp_taken_total"] >= moves / 3, done
     assert counts["lost"] > moves / 2, counts
+
+
+@pytest.mark.parametrize("peer", ["kernel", "offloaded"])
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy: str) -> None:
+    """By the operator, of both ends, in the midst of bulk both ways that has nothing to do with each other, over a wire
+    that is bad: each stream is whole, and goes on. VMH_TCP_SEED (1), VMH_TCP_SECONDS (6)."""
+    seed, seconds, count = int(os.environ.get("VMH_TCP_SEED", "1")), os.environ.get("VMH_TCP_SECONDS", "6"), 4
+    variables = {"VMA_HYBRID_TCP": policy, "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "0", "VMA_TRACELEVEL": "warn"}
+    chance, api, orders = random.Random(seed), Api(service), 0
+
+    def command(role: str, shimmed: bool) -> list[str]:
+        argv = [sys.executable, str(DUPLEX), role, wire.b.address, "7901", str(count), seconds, str(seed)]
+        return service.run_argv(argv, profile="none", **variables) if shimmed else argv
+
+    server = wire.start(wire.b, command("server", peer == "offloaded"), env=service.env)
+    server.wait_for("ready")
+    client = wire.start(wire.a, command("client", True), env=service.env)
+    ends = [(program.pid, int(fd)) for program in (client, server) if program is client or peer == "offloaded"
+            for fd in program.wait_for(r"fds ([\d ]+)\n")[1].split()]
+    before = api.status()["counters"]
+    with wire.bad(Faults(loss=0.05, reorder=0.05, duplicate=0.02), seed=seed) as counts:
+        until = time.monotonic() + float(seconds) + 1
+        while time.monotonic() < until:
+            pid, fd = chance.choice(ends)
+            order = {"to": chance.choice(["kernel", "ring"]), "fd": fd}
+            status, said = api.call("POST", f"/v1/processes/{pid}/move", order)
+            assert status in (204, 404, 409), said  # it has ended, or can't move now
+            orders += 1
+            time.sleep(chance.choice((0, 0.001, 0.005, 0.02, 0.05)))
+        came = [int(program.result(45).split()[-1]) for program in (client, server)]
+    after = api.status()["counters"]
+    done = {name: after[name] - before.get(name, 0) for name in ("tcp_taken_total", "tcp_homed_total")}
+    print(orders, done, counts, came)
+    assert done["tcp_homed_total"] >= 5 and done["tcp_taken_total"] >= 5, done
+    assert min(came) > 1_000_000 and counts["lost"] > 100, (came, counts)

@@ -498,9 +498,9 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 }
 
 /* One that can't go home any more, as it has ended: what is left of it is the stack's to tell. */
-static bool stack_tells(struct vmh_tcps *s, const struct msghdr *m, int flags)
+static bool stack_tells(struct vmh_tcps *s, const struct msghdr *m, int flags, bool send)
 {
-	return vmh_tcps_state(s) == VMH_TCPS_RING && !(flags & (MSG_OOB | MSG_ERRQUEUE)) && vmh_tcps_is_over(s) &&
+	return vmh_tcps_state(s) == VMH_TCPS_RING && (send || !(flags & (MSG_OOB | MSG_ERRQUEUE))) && vmh_tcps_is_over(s) &&
 	       !is_wrong(m, false) && length_of(m) != SIZE_MAX;
 }
 
@@ -520,7 +520,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 		r = give_to_kernel(s, why);
 		if (!r)
 			return GO_ON;
-		if (r == VMH_TCPS_KERNELS && stack_tells(s, m, flags)) {
+		if (r == VMH_TCPS_KERNELS && stack_tells(s, m, flags, send)) {
 			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), false };
 
 			r = by_stack(s, &t, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);

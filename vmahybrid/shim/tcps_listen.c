@@ -686,10 +686,11 @@ static void end(struct vmh_tcps *s, unsigned reason)
 		vmh_tport_leave(s->obj.fd, &l->name, l->ifindex, l->lane, l->flow_id, l->syns_left);
 	l->flow_id = 0;
 	l->syns_left = false;
-	/* at the end of the process other threads may accept them yet */
+	/* reset, as those of a listener of the kernel; at the end of the process other threads may accept them yet */
 	for (; reason == VMH_R_CLOSED && !atomic_load(&vmh_tcps_ending) && l->nwaiting; l->nwaiting--) {
 		int fd = l->waiting[l->first++ % WAITING_MAX];
 
+		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &(struct linger){ .l_onoff = 1 }, sizeof(struct linger));
 		vmh_fd_close(fd);
 		vmh_sys(SYS_close, fd);
 	}
