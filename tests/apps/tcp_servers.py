@@ -13,6 +13,7 @@ import sys
 import threading
 
 CHILDREN = 3
+THREADS = 8
 
 
 def echo(sock: socket.socket) -> None:
@@ -96,7 +97,7 @@ def accepting_threads(at: socket.socket) -> None:
         while True:
             echo(at.accept()[0])
 
-    workers = [threading.Thread(target=serve, daemon=True) for _ in range(8)]
+    workers = [threading.Thread(target=serve, daemon=True) for _ in range(THREADS)]
     for worker in workers:
         worker.start()
     ready()
@@ -172,6 +173,17 @@ def client(address: str, port: int) -> None:
     print("answered", len(done))
 
 
+def client_of_many(address: str, port: int) -> None:
+    """All are open before the first is asked, and stay: each needs a thread of its own."""
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.create_connection((address, port), 10)) for _ in range(THREADS)]
+        for number, sock in enumerate(socks):
+            sock.sendall(b"%d" % number)
+        answers = [sock.recv(10) for sock in socks]
+    assert answers == [b"%d" % number for number in range(THREADS)], answers
+    print("answered", len(answers))
+
+
 SERVERS = {
     "forking": forking, "preforking": preforking, "inetd": inetd, "inetd-wait": inetd_wait, "threads": threads,
     "accepting-threads": accepting_threads, "processes-fork": lambda at: processes(at, "fork"),
@@ -183,6 +195,8 @@ SERVERS = {
 def main(kind: str, address: str, port: int) -> None:
     if kind == "client":
         client(address, port)
+    elif kind == "client-of-many":
+        client_of_many(address, port)
     elif kind == "taken":
         taken()
     elif kind == "given":

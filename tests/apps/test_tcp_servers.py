@@ -52,6 +52,16 @@ def test_server(stage: TcpStage, ending: list[Program], kind: str) -> None:  # n
         stage.used_rings("server")
 
 
+@pytest.mark.parametrize("stage", BOTH, ids=["offload", "adaptive"], indirect=True)
+def test_threads_that_begin_to_accept_at_once(stage: TcpStage, ending: list[Program]) -> None:  # noqa: F811
+    """One puts the listener on rings; the others wait for it there, not in the kernel for ever."""
+    serving = stage.serve(*PROGRAM, "accepting-threads", stage.address, "7800")
+    ending.append(serving)
+    serving.wait_for("ready")
+    asking = stage.client(*PROGRAM, "client-of-many", stage.address, "7800")
+    assert asking.result(40) == "answered 8\n", serving.errors
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the host and of the user; for this test alone."""

@@ -190,6 +190,26 @@ static void trunc_(int arg)
 	close(fd);
 }
 
+/* It has ended, and can't go home any more: what is left is told all the same. */
+static void left_at_the_end(int how)
+{
+	char c[16];
+	int fd = tcp_pair(how & 1);
+
+	tell("send 11");
+	tell(how & 2 ? "reset" : "close");
+	settle();
+	if (!(how & 2))
+		say("SHUT_WR", shutdown(fd, SHUT_WR)), settle();
+	say("trunc", recv(fd, c, 2, MSG_TRUNC));
+	say_data("peek, wait for all", c, recv(fd, c, 4, MSG_PEEK | MSG_WAITALL));
+	say_data("the same, at once", c, recv(fd, c, 16, MSG_PEEK | MSG_WAITALL | MSG_DONTWAIT));
+	say_data("recv", c, recv(fd, c, 16, 0));
+	say("trunc of none", recv(fd, c, 2, MSG_TRUNC)), say("again", recv(fd, c, 2, MSG_TRUNC));
+	say("urgent", send(fd, "!", 1, MSG_OOB | MSG_NOSIGNAL));
+	close(fd);
+}
+
 static void wait_all(int accepted)
 {
 	char c[200];
@@ -510,6 +530,8 @@ const struct call_case tcp_data_cases[] = {
 	{ "tcp many messages", many_messages, 0 }, { "tcp vectors", vectors, 0 },
 	{ "tcp nothing asked for", nothing_asked, 0 }, { "tcp bad pointers", bad_pointers, 0 },
 	{ "tcp peek", peek, 0 }, { "tcp peek, accepted", peek, 1 }, { "tcp peek, wait for all", peek_all, 0 },
+	{ "tcp left at the end", left_at_the_end, 0 }, { "tcp left at the end, accepted", left_at_the_end, 1 },
+	{ "tcp left at a reset", left_at_the_end, 2 }, { "tcp left at a reset, accepted", left_at_the_end, 3 },
 	{ "tcp MSG_TRUNC", trunc_, 0 },
 	{ "tcp MSG_WAITALL", wait_all, 0 }, { "tcp MSG_WAITALL, accepted", wait_all, 1 },
 	{ "tcp left over by a reset", left_over, 0 }, { "tcp left over by a refused connect", left_over, 1 },

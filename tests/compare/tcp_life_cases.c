@@ -742,7 +742,50 @@ static void accepted_late(int how)
 	close(fd), close(l);
 }
 
+/* Its SYN-ACK is less than a segment, and no rest of a stream. */
+static void corked_listener(int after)
+{
+	const int on = 1;
+	char c[16];
+	int l = tcp_listener(), fd, cork = -1;
+
+	nonblock(l);
+	if (!after)
+		say("TCP_CORK", setsockopt(l, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)));
+	say("none", accept(l, NULL, NULL));
+	if (after)
+		say("TCP_CORK", setsockopt(l, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)));
+	tell("connect %d", my_port(l));
+	say_poll("poll", l, 1500);
+	fd = accept(l, NULL, NULL);
+	say_yes("accept", fd >= 0);
+	say("getsockopt", getsockopt(fd, IPPROTO_TCP, TCP_CORK, &cork, &(socklen_t){ sizeof(cork) })), say("value", cork);
+	tell("send 5");
+	say_data("recv", c, recv(fd, c, 16, 0));
+	close(fd), close(l);
+}
+
+/* Who went home with its listener, and nobody has accepted, is reset when that is closed. */
+static void dropped_at_home(int how)
+{
+	int l = tcp_listener();
+
+	nonblock(l);
+	say("none", accept(l, NULL, NULL));
+	tell("connect %d", my_port(l));
+	say_poll("poll", l, 500);
+	if (how)
+		close(dup(l));
+	else
+		say("SHUT_WR", shutdown(l, SHUT_WR));
+	close(l);
+	settle();
+	tell_said("peer", "recv 1");
+}
+
 const struct call_case tcp_life_cases[] = {
+	{ "tcp listener with TCP_CORK", corked_listener, 0 }, { "tcp listener on its ring, TCP_CORK", corked_listener, 1 },
+	{ "tcp listener closed after dup", dropped_at_home, 1 }, { "tcp listener closed after SHUT_WR", dropped_at_home, 0 },
 	{ "tcp accept to nowhere", accept_nowhere, 0 }, { "tcp accept to nowhere, blocking", accept_nowhere, 1 },
 	{ "tcp connect lengths", connect_lengths, 0 },
 	{ "tcp SHUT_RD", shut, SHUT_RD }, { "tcp SHUT_WR", shut, SHUT_WR }, { "tcp SHUT_RDWR", shut, SHUT_RDWR },

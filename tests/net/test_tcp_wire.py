@@ -144,7 +144,7 @@ def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy
     ends = [(program.pid, int(fd)) for program in (client, server) if program is client or peer == "offloaded"
             for fd in program.wait_for(r"fds ([\d ]+)\n")[1].split()]
     before = api.status()["counters"]
-    with wire.bad(Faults(loss=0.05, reorder=0.05, duplicate=0.02), seed=seed) as counts:
+    with wire.bad(Faults(loss=0.02, reorder=0.03, duplicate=0.02), seed=seed) as counts:
         until = time.monotonic() + float(seconds) + 1
         while time.monotonic() < until:
             pid, fd = chance.choice(ends)

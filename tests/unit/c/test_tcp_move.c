@@ -184,6 +184,47 @@ static void test_refusals(void)
 	wire_close(&w);
 }
 
+/* Before it moves nothing new goes, what is lost goes again, and the rest stays in the queue, also of what comes. */
+static void test_settling(void)
+{
+	static char data[200000], got[sizeof(data)];
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_info i;
+	struct wire w;
+	ssize_t took, more, n, all = 0;
+	uint32_t left;
+
+	open_pair(&w, &(struct wire_faults){.delay_ns = 20000, .loss = 0.1}, &l, &c, &p);
+	memset(data, 's', sizeof(data));
+	took = wire_write(c, data, sizeof(data) / 2);
+	vmh_tcp_get_info(c, &i);
+	CHECK(took > 0 && i.unacked && i.unsent, "%zd, %u on their way, %u wait", took, i.unacked, i.unsent);
+	left = i.unsent;
+	vmh_tcp_settle(c, true);
+	more = wire_write(c, data, 100);
+	wire_run(&w, 2000000000);
+	vmh_tcp_get_info(c, &i);
+	CHECK(more == 100 && !i.unacked && i.unsent == left + 100, "%u on their way, %u wait, of %u", i.unacked, i.unsent, left);
+	CHECK(vmh_tcp_freeze(c) == 0 && vmh_tcp_thaw(c) == 0, "it stays after all");
+	do {
+		wire_run(&w, 200000000);
+		n = wire_read(p, got, sizeof(got));
+		all += n > 0 ? n : 0;
+	} while (n > 0);
+	CHECK(all == took + more, "%zd came of %zd", all, took + more);
+	vmh_tcp_settle(c, true);
+	CHECK(wire_write(c, data, 10) == 10, "write");
+	wire_run(&w, 200000000);
+	CHECK(wire_read(p, got, sizeof(got)) == -EAGAIN, "nothing new");
+	vmh_tcp_settle(c, false);
+	wire_run(&w, 2000000000);
+	CHECK(wire_read(p, got, sizeof(got)) == 10, "at once when it stays");
+	vmh_tcp_close(c);
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 int main(int argc, char **argv)
 {
 	int n = argc > 1 ? atoi(argv[1]) : 300;
@@ -194,5 +235,6 @@ int main(int argc, char **argv)
 	for (int i = 0; i < 16; i++)
 		test_closing(i & 1, i >> 1 & 1, i >> 2 & 1, i >> 3);
 	test_refusals();
+	test_settling();
 	return check_result();
 }

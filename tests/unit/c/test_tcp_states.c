@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #define FIN 1
+#define URG 0x20
 #define SYN 2
 #define RST 4
 #define ACK 16
@@ -831,7 +832,8 @@ static void test_unwanted(void)
 		uint8_t flags;
 		bool close, resets;
 	} cases[] = {{0, ACK, false, true}, {3, ACK, false, true},  {0, ACK | FIN, false, true}, {0, ACK, true, true},
-		     {0, ACK | FIN, true, true}, {-5, ACK, false, false}, {100000, ACK, false, false}, {-5, ACK, true, false}};
+		     {0, ACK | FIN, true, true}, {0, ACK | URG, false, true}, {0, ACK | URG, true, true},
+		     {-5, ACK, false, false}, {100000, ACK, false, false}, {-5, ACK, true, false}};
 
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		for (enum state state = CLOSED_FIRST; state <= HALF_CLOSED; state++) {
