@@ -1,5 +1,5 @@
-"""Options that act on an open connection and that only the kernel has: set before it could come to a ring they keep it on
-the kernel, as they send it home when it has come. Others don't."""
+"""Options that act on an open connection and that only the kernel has: set before it could come to a ring they keep it
+on the kernel, as they send it home when it has come. Others don't."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def service() -> Iterator[Service]:
         yield running
 
 
-def told(service: Service, policy: str, option: str, how: str = "connect") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+Saw = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+def told(service: Service, policy: str, option: str, how: str = "connect") -> Saw:
     """What the program saw, and its sockets as the service knows them."""
     box = service.sandbox
     at: Side = box.a
@@ -141,7 +144,9 @@ print("all", got == sent)
 @pytest.mark.parametrize("policy", ["offload", "adaptive"])
 def test_home_with_more_unsent_than_the_system_wants(service: Service, policy: str) -> None:
     box = service.sandbox
-    subprocess.run(box.a.command(["sysctl", "-qw", "net.ipv4.tcp_notsent_lowat=16384"]), check=True, timeout=10)
+    mark = box.a.command(["sysctl", "-qw", "net.ipv4.tcp_notsent_lowat=16384"])
+    none = [*mark[:-1], "net.ipv4.tcp_notsent_lowat=4294967295"]
+    subprocess.run(mark, check=True, timeout=10)
     try:
         for _ in range(3):
             argv = under_shim(service, [sys.executable, "-uc", FULL, box.b.address, str(PORT)], profile="none",
@@ -149,4 +154,4 @@ def test_home_with_more_unsent_than_the_system_wants(service: Service, policy: s
             program = box.start(box.a, argv, env=service.env)
             assert program.result(40) == "all True\n", service.log
     finally:
-        subprocess.run(box.a.command(["sysctl", "-qw", "net.ipv4.tcp_notsent_lowat=4294967295"]), check=True, timeout=10)
+        subprocess.run(none, check=True, timeout=10)

@@ -7,17 +7,18 @@ port bound after the program's end.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.errors import Refused
-from vmahybrid.service.reaper import close_foreign
+from vmahybrid.service.reaper import close_foreign, closing
 from vmahybrid.steering.flow import Flow, Kind, endpoint
 from vmahybrid.steering.keys import ANY_ADDR, is_multicast
 from vmahybrid.steering.reasons import Reason
@@ -28,6 +29,7 @@ SO_BINDTOIFINDEX = 62   # asm-generic/socket.h, kernel 5.0
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 ZEROS = addr_to_bytes("0.0.0.0"), addr_to_bytes("::")
 TYPES = {17: socket.SOCK_DGRAM, 6: socket.SOCK_STREAM}
+CLOSING = 0.1   # seconds: a program's SO_LINGER does not keep its answer back for longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,21 @@ def close(fd: int) -> None:
         os.close(fd)
     else:
         close_slowly(fd)
+
+
+@contextlib.asynccontextmanager
+async def closed(fd: int) -> AsyncIterator[None]:
+    """The same, to begin with; and it is closed in the end, unless that takes CLOSING seconds: a program that is
+    answered may close its own and bind the port anew."""
+    if is_plain_udp(fd):
+        os.close(fd)
+        yield
+        return
+    future = closing(fd)
+    try:
+        yield
+    finally:
+        await asyncio.wait([asyncio.wrap_future(future)], timeout=CLOSING)
 
 
 def close_slowly(fd: int) -> None:

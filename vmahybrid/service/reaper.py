@@ -34,6 +34,13 @@ def close_foreign(fds: Iterable[int]) -> None:
         in_thread(lambda: _close_all(wanted), "close-foreign")
 
 
+def closing(fd: int) -> Future[None]:
+    """The same of one, and when it is done."""
+    future: Future[None] = Future()
+    in_thread(lambda: fulfil(future, lambda: _close_all([fd])), "close-foreign")
+    return future
+
+
 def in_thread(work: Callable[[], object], name: str, ends: bool = False) -> None:
     """Run ``work`` in a daemon thread, which nobody else uses meanwhile: it may hang without keeping the service from
     ending. One that has nothing to do is taken: to start one takes until it runs, on a busy machine milliseconds.

@@ -289,8 +289,8 @@ class Session:
         flow, found, fd = self._proved(request, fds, namespace)
         if request.body.flags & lib.VMH_ATTACH_F_KEEP and flow.kind is Kind.THREE and flow.proto == socket.IPPROTO_TCP:
             return await self._attach_port(request, flow, found, fd)
-        proof.close(fd)  # before anything else waits: kept, it would hold the port beyond the program's end
-        return await self._attach_proved(request, flow, found)
+        async with proof.closed(fd):  # kept, it would hold the port beyond the program's end
+            return await self._attach_proved(request, flow, found)
 
     async def _attach_port(self, request: Request, flow: Flow, found: proof.Proof, fd: int) -> bytes:
         """A local port for the program's own connections: its socket stays, and nobody else gets the port."""
