@@ -1,7 +1,7 @@
 """Streams that have nothing to do with each other, both ways at once: `python tcp_duplex.py client|server ADDRESS PORT
 CONNECTIONS SECONDS SEED`. Each ends with the SHA-256 of what came before, and a FIN; the side that is ready first
-closes its half. Prints "fds N..." when all are open, and in the end "done BYTES", the bytes that came, if every one was right;
-a stream that stands still for STILL seconds, or has another hash, is an error."""
+closes its half. Prints "fds N..." when all are open, and in the end "done BYTES", the bytes that came, if every one was
+right; a stream that stands still for STILL seconds, or has another hash, is an error."""
 
 from __future__ import annotations
 
