@@ -521,7 +521,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 		if (!r)
 			return GO_ON;
 		if (r == VMH_TCPS_KERNELS && stack_tells(s, m, flags, send)) {
-			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), false };
+			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), !send && (flags & MSG_TRUNC) };
 
 			r = by_stack(s, &t, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
 		} else if (r == VMH_TCPS_KERNELS) {

@@ -291,8 +291,8 @@ static bool is_corked_rest(const struct vmh_tcp_conn *c, const struct tcp_hdr *t
 	const struct tcp_pcb *pcb = c->pcb;
 	const struct tcp_seg *s = pcb->unsent;
 
-	return c->opt.cork && !c->uncorked && pcb->snd_wnd && s && s->len && !s->next && !is_whole(pcb, s) && !(pcb->flags & TF_FIN) &&
-	       tcp->seqno == lwip_htonl(pcb->snd_nxt) && tcp_len - 4u * TCPH_HDRLEN(tcp) == s->len;
+	return c->opt.cork && !c->uncorked && pcb->snd_wnd && s && s->len && !s->next && !is_whole(pcb, s) &&
+	       !(pcb->flags & TF_FIN) && tcp->seqno == lwip_htonl(pcb->snd_nxt) && tcp_len - 4u * TCPH_HDRLEN(tcp) == s->len;
 }
 
 /* The next segment of the stream, and not one that is sent again. */
