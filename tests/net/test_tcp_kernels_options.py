@@ -20,7 +20,7 @@ from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
 
-# argv: address, port, option; "listen" as address: the option is the listener's, and the peer connects
+# argv: connect or accept, address, port, option; "accept": the option is the listener's, and the peer connects
 PROGRAM = """
 import json, select, socket, sys, time
 OPTIONS = {

@@ -129,9 +129,9 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 	} else if (level == SOL_SOCKET && name == SO_REUSEADDR) {
 		s->opt.reuse = v != 0;
 		s->reuse_told = vmh_tcps_parked(s);
-	} else if (!note(s, level, name, v)) {
-		s->odd |= !harmless(level, name);
-		s->peculiar |= !harmless(level, name) && !of_opening(level, name);
+	} else if (!note(s, level, name, v) && !harmless(level, name)) {
+		s->odd = 1;
+		s->peculiar |= !of_opening(level, name);
 	}
 }
 

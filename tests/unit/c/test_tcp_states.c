@@ -4,10 +4,10 @@
 #include <sys/socket.h>
 
 #define FIN 1
-#define URG 0x20
 #define SYN 2
 #define RST 4
 #define ACK 16
+#define URG 32
 #define NS 1000000000ul
 
 static const struct wire_faults perfect = {.delay_ns = 20000};
