@@ -9,6 +9,7 @@
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_spare.h"
+#include "vmh_tcps_ticket.h"
 #include "vmh_trace.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -204,6 +205,23 @@ static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *l
 	return vmh_tcps_accept(t, fd, a, len, flags, &began);
 }
 
+/* Of the kernel's listener; also where a child leaves all TCP to the kernel. */
+static int by_kernel(const struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags)
+{
+	TCPS_HELD childs = !t && vmh_unlikely(atomic_load_explicit(&vmh_tickets_any, memory_order_relaxed)) ?
+				   vmh_tcps_any(fd) : NULL;
+	struct vmh_ticket ticket = vmh_ticket_await(t ? t : childs, a, len, flags);
+	int r;
+
+	for (;;) {
+		int got = vmh_real()->accept4(fd, a, len, flags);
+
+		r = vmh_ticket_redeem(&ticket, got);
+		if (r >= 0 || got < 0)
+			return got < 0 ? got : r;
+	}
+}
+
 static void accept_ends(struct vmh_tcps **t)
 {
 	if (*t)
@@ -222,8 +240,7 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 			RETURN(r);
 	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
 	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
-	r = vmh_real()->accept4(fd, a, len, flags);
-
+	r = by_kernel(t, fd, a, len, flags);
 	FORGET(r);
 	accepted(t, fd, r, flags);
 	return r;

@@ -14,6 +14,7 @@
 #include "vmh_tcps_inherit.h"
 #include "vmh_tcps_param.h"
 #include "vmh_tcps_spare.h"
+#include "vmh_tcps_ticket.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
@@ -472,6 +473,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	struct timespec zero = { 0 };
+	struct vmh_ticket ticket = vmh_ticket_await(s, a, len, flags);
 	int r = -EAGAIN;
 
 	VMH_SET(s->os_reports, atomic_load(&vmh_os_reports)); /* before the look: a later one calls for another */
@@ -479,6 +481,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	if (vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) > 0)
 		r = (int)vmh_sys(SYS_accept4, fd, a, len, flags);
 	vmh_unlock(&s->io);
+	r = vmh_ticket_redeem(&ticket, r);
 	if (r < 0)
 		return r;
 	vmh_fd_close(r);
@@ -601,7 +604,23 @@ static void leave_syns(struct vmh_tcps *s, unsigned reason)
 	vmh_tport_end(was, l->name.port, reason); /* no frame comes by it any more */
 }
 
-/* Connections that nobody has accepted become the kernel's, and wait here. Object lock held. */
+/* A connection of the kernel's that nobody has accepted waits for whichever process does, or here. */
+static void keep(struct vmh_tcps *s, int fd)
+{
+	struct vmh_tlisten *l = s->listening;
+	int stays = vmh_ticket_issue(s, &l->name.addr, l->name.port, l->families, fd);
+
+	if (stays < 0)
+		return;
+	if (stays != fd)
+		vmh_tcps_accepted(s, stays, 0);
+	vmh_lock(&s->io);
+	l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = stays;
+	vmh_tlisten_refresh(s);
+	vmh_unlock(&s->io);
+}
+
+/* Connections that nobody has accepted become the kernel's. Object lock held. */
 static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
@@ -619,15 +638,29 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 			return;
 		n = vmh_tcps_get(fd);
 		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_at_kernel(n)) {
-			vmh_lock(&s->io);
-			l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = fd;
-			vmh_tlisten_refresh(s);
-			vmh_unlock(&s->io);
+			keep(s, fd);
 		} else {
 			vmh_fd_close(fd);
 			vmh_sys(SYS_close, fd);
 		}
 		vmh_tcps_drop(&n);
+	}
+}
+
+/* Those that waited here. Object lock held. */
+static void keep_again(struct vmh_tcps *s)
+{
+	struct vmh_tlisten *l = s->listening;
+
+	for (unsigned n = l->nwaiting; n; n--) {
+		int fd;
+
+		vmh_lock(&s->io);
+		fd = l->nwaiting ? l->waiting[l->first++ % WAITING_MAX] : -1;
+		l->nwaiting -= fd >= 0;
+		vmh_unlock(&s->io);
+		if (fd >= 0)
+			keep(s, fd);
 	}
 }
 
@@ -718,6 +751,10 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 		return;
 	}
 	leave_syns(s, reason);
+	if (reason == VMH_R_FORK) {
+		vmh_tickets_begin(s);
+		keep_again(s);
+	}
 	stays = may_stay(l, reason);
 	let_them_open(s, reason, !stays ? OPEN_NS : l->until ? 0 : SOON_NS);
 	if (!stays || !half_open(l)) {

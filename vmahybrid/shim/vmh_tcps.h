@@ -118,6 +118,7 @@ struct vmh_tcps {
 	uint64_t scanned_bytes;           /* watch.bytes when it was last asked whether to show it; the internal thread's */
 	struct vmh_tcp_options opt;       /* as the program wants them */
 	struct vmh_tlisten *listening;    /* io; in state LISTEN */
+	struct vmh_tickets *tickets;      /* of a listener at a fork; or NULL */
 	_Atomic uint8_t listens;          /* listen() was called */
 	uint32_t os_reports;              /* vmh_os_reports when the kernel's listener was last seen empty */
 	uint64_t os_looked_ns;
@@ -195,9 +196,9 @@ static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 	return atomic_load_explicit(&s->fresh, memory_order_relaxed) && vmh_tcps_parked(s);
 }
 
-static inline struct vmh_tcps *vmh_tcps_get(int fd)
+static inline struct vmh_tcps *vmh_tcps_any(int fd) /* also where they are left to the kernel */
 {
-	struct vmh_obj *o = atomic_load_explicit(&vmh_tcps_on, memory_order_relaxed) ? vmh_fd_get(fd) : NULL;
+	struct vmh_obj *o = vmh_fd_get(fd);
 
 	if (!o)
 		return NULL;
@@ -205,6 +206,10 @@ static inline struct vmh_tcps *vmh_tcps_get(int fd)
 		return vmh_tcps_of(o);
 	vmh_obj_put(o);
 	return NULL;
+}
+static inline struct vmh_tcps *vmh_tcps_get(int fd)
+{
+	return atomic_load_explicit(&vmh_tcps_on, memory_order_relaxed) ? vmh_tcps_any(fd) : NULL;
 }
 static inline void vmh_tcps_drop(struct vmh_tcps **s)
 {
