@@ -237,6 +237,16 @@ static void waits(void)
 
 /* ---- descriptors ---- */
 
+static void gives_to_itself(void)
+{
+	long me = syscall(SYS_pidfd_open, getpid(), 0), copy = syscall(SYS_pidfd_getfd, me, c, 0);
+
+	CHECK(me >= 0 && copy >= 0 && !close((int)me));
+	echo((int)copy, "copy");
+	echo(c, "and the first");
+	CHECK(!close((int)copy));
+}
+
 static void dups(void)
 {
 	long two = syscall(SYS_dup, c), three, four = syscall(SYS_fcntl, c, F_DUPFD_CLOEXEC, 100L);
@@ -604,6 +614,7 @@ static const struct {
 	void (*run)(void);
 } cases[] = {
 	{ "stream", stream }, { "mmsg", mmsg }, { "names", names }, { "waits", waits }, { "dups", dups },
+	{ "gives_to_itself", gives_to_itself },
 	{ "closes", closes }, { "unseen", unseen }, { "closes_all", closes_all }, { "accepts", accepts },
 	{ "files", files },
 	{ "forks", forks }, { "clones", clones }, { "executes", executes }, { "exits", exits },

@@ -94,9 +94,11 @@ class Calls:
         value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         return outcome(self.sockets[name].setsockopt, socket.SOL_SOCKET, getattr(socket, which), value)
 
-    def do_option(self, name: str, level: str, option: str, value: int | None = None) -> Any:
+    def do_option(self, name: str, level: str, option: str, value: int | None = None, room: int | None = None) -> Any:
         names = getattr(socket, level), getattr(socket, option)
         sock = self.sockets[name]
+        if room:
+            return outcome(lambda: list(sock.getsockopt(*names, room)))
         return outcome(sock.getsockopt, *names) if value is None else outcome(sock.setsockopt, *names, value)
 
     def do_state(self, name: str) -> Any:

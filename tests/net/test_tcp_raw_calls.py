@@ -52,8 +52,8 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as so
     print(sock.recv(5, socket.MSG_WAITALL).decode())
 """
 STAYS = ["stream", "names", "waits", "closes_all", "clones", "others", "cancel"]
-HOME = {"mmsg": "unknown-call", "dups": "dup", "files": "sendfile", "forks": "fork", "uring": "io-uring",
-        "aio": "io-uring"}  # fmt: skip
+HOME = {"mmsg": "unknown-call", "dups": "dup", "gives_to_itself": "dup", "files": "sendfile", "forks": "fork",
+        "uring": "io-uring", "aio": "io-uring"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

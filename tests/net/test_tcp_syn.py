@@ -166,6 +166,10 @@ def test_refused(stage: Stage, who: str) -> None:
         seen += [a.call("n", "connect", [to.address, port]), a.do("until", name="n", wanted="POLLERR"),
                  a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR"),
                  a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR")]
+        a.do("new", name="n", blocking=False)
+        seen += [a.call("n", "connect", [to.address, port]), a.do("until", name="n", wanted="POLLERR"),
+                 a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR", room=1),
+                 a.do("option", name="n", level="SOL_SOCKET", option="SO_ERROR")]
         seen += [a.call("n", "connect", [to.address, port])]
         again = listening(b, to)
         seen += [a.call("d", "connect", [to.address, again]), b.do("accept", name="l", new="s2")]

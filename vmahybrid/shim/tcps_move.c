@@ -637,6 +637,7 @@ struct homing {
 #define FLIGHT_LIGHT (10 * 1460) /* the kernel's first congestion window */
 #define FLIGHT_RTT_US 5000
 #define FLIGHT_NS 20000000u      /* of one, or of those that go together */
+#define FLIGHTS_NS 100000000u    /* of all, lot after lot */
 #define FLIGHT_STILL_NS 6000000u /* none has come for so long */
 #define FLIGHT_NAP_NS 50000
 
@@ -656,13 +657,14 @@ static void settle(struct vmh_tcps *s, bool on)
 	vmh_unlock(&s->io);
 }
 
-static void land(struct vmh_tcps *const *v, int n, unsigned reason)
+/* How long it took. */
+static uint64_t land(struct vmh_tcps *const *v, int n, unsigned reason, uint64_t most)
 {
 	const struct timespec nap = { 0, FLIGHT_NAP_NS };
 	uint64_t began = vmh_now_ns(), now = began, moved = began, before = UINT64_MAX;
 
-	if (vmh_tcps_trouble(reason))
-		return;
+	if (vmh_tcps_trouble(reason) || !most)
+		return 0;
 	for (;;) {
 		uint64_t flight = 0;
 
@@ -676,8 +678,8 @@ static void land(struct vmh_tcps *const *v, int n, unsigned reason)
 		if (flight < before)
 			moved = now;
 		before = flight;
-		if (!flight || now - began > FLIGHT_NS || now - moved > FLIGHT_STILL_NS)
-			return;
+		if (!flight || now - began > most || now - moved > FLIGHT_STILL_NS)
+			return now - began;
 		if (!vmh_rings_poll(64))
 			vmh_sys(SYS_nanosleep, &nap, NULL);
 		now = vmh_now_ns();
@@ -788,7 +790,7 @@ static void ask_home(struct vmh_session_home *home)
 
 static int home_from_ring(struct homing h)
 {
-	land(&h.s, 1, h.home.reason);
+	land(&h.s, 1, h.home.reason, FLIGHT_NS);
 	if (homing_begins(&h)) {
 		ask_home(&h.home);
 		homing_ends(&h);
@@ -864,6 +866,7 @@ struct homers {
 	unsigned reason;
 	bool must, may_stay;
 	int n;
+	uint64_t landed_ns;
 	struct vmh_tcps *v[VMH_HOMES_MAX]; /* held */
 	struct homing h[VMH_HOMES_MAX];
 	struct homing *alone[VMH_HOMES_MAX], *of[VMH_HOMES_MAX]; /* of[i]: whom ask[i] is for */
@@ -918,11 +921,13 @@ static void go_home_together(struct homers *l, int n)
 
 static void home_together(struct homers *l)
 {
+	uint64_t left;
 	int n = 0;
 
 	for (int i = 0; i < l->n; i++) /* no lock is held yet */
 		closed_unseen(l->v[i], l->reason);
-	land(l->v, l->n, l->reason);
+	left = l->landed_ns < FLIGHTS_NS ? FLIGHTS_NS - l->landed_ns : 0;
+	l->landed_ns += land(l->v, l->n, l->reason, left < FLIGHT_NS ? left : FLIGHT_NS);
 	for (int i = 0; i < l->n; i++)
 		n += joins(l->h + n, l->v[i], l);
 	go_home_together(l, n);

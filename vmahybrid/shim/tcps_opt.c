@@ -284,7 +284,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 	int r = VMH_TCPS_KERNELS;
 
 	vmh_tcps_await_move(s);
-	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && (int)*len >= (int)sizeof(int)) {
+	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && (int)*len >= 0) {
 		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? ECONNRESET : 0;
 
 		vmh_rings_poll(1);
@@ -294,9 +294,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 			vmh_tcps_refresh(s);
 		}
 		vmh_unlock(&s->io);
-		memcpy(val, &err, sizeof(err));
-		*len = sizeof(err);
-		return 0;
+		return vmh_tcps_give(val, len, &err, sizeof(err));
 	}
 	if (level == IPPROTO_IPV6 && name == IPV6_V6ONLY && VMH_GET(s->only_v6))
 		return vmh_tcps_give(val, len, &(int){ s->only_v6 == VMH_TCPS_ONLY_V6 }, sizeof(int));
