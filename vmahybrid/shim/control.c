@@ -12,6 +12,7 @@
 #include "vmh_obj.h"
 #include "vmh_params.h"
 #include "vmh_patience.h"
+#include "vmh_ring.h"
 #include "vmh_stats.h"
 #include "vmh_verbs.h"
 #include "vmh_worker.h"
@@ -188,6 +189,8 @@ union message {
 #define MAKING_NS 12000000000ull /* at most, of all */
 #define RING_NS 2000000000ull    /* at least, for a ring: that it is in the making the service tells after a second */
 #define OPEN 1 /* err of a request that was sent */
+#define POLL_BUDGET 64
+#define MOVE_NAP_NS 200000
 
 /* lock held. An answer that came too late: what it grants is given back, nobody here knows of it. */
 static void decline(const union message *late, size_t len)
@@ -217,6 +220,13 @@ static struct vmh_ctl_request *asked(struct vmh_ctl_request *q, int n, uint32_t 
 		if (q[i].err == OPEN && q[i].req->seq == seq_)
 			return q + i;
 	return NULL;
+}
+
+/* Frames of a connection that is asked for come to a ring meanwhile, for as long as an RCU grace period takes, and may be
+ * more than it has room for. */
+static bool is_of_a_move(const struct vmh_msg_hdr *req)
+{
+	return req->type == VMH_MSG_ATTACH || req->type == VMH_MSG_TCP_TAKE || req->type == VMH_MSG_TCP_HOME;
 }
 
 /* lock held. A reply to one of n requests, of whatever length; bytes, or -errno. */
@@ -250,7 +260,11 @@ static long await_reply(struct vmh_ctl_request *q, int n, union message *buf, ui
 			return -ETIMEDOUT;
 		if (r == -EAGAIN) {
 			struct pollfd p = { .fd = vmh_ctl_fd, .events = POLLIN };
-			struct timespec ts = { (time_t)((deadline - now) / 1000000000), (long)((deadline - now) % 1000000000) };
+			uint64_t ns = deadline - now;
+
+			if (is_of_a_move(q->req) && ns > MOVE_NAP_NS)
+				ns = vmh_rings_poll(POLL_BUDGET) ? 0 : MOVE_NAP_NS;
+			struct timespec ts = { (time_t)(ns / 1000000000), (long)(ns % 1000000000) };
 
 			vmh_sys(SYS_ppoll, &p, 1, &ts, NULL, 0);
 		}

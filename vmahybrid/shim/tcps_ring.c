@@ -17,7 +17,7 @@
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
 
-#define STASH_BYTES (4u << 20) /* what a peer has under way; a page is there when it is written to */
+#define STASH_BYTES (8u << 20) /* what a peer has under way; a page is there when it is written to */
 #define POLL_BUDGET 64
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */

@@ -225,6 +225,44 @@ static void test_settling(void)
 	wire_close(&w);
 }
 
+/* Nor does the window move on for the peer, so that in the end nothing of it is under way. */
+static void test_settling_of_what_comes(void)
+{
+	static char data[300000], got[sizeof(data)];
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_info i;
+	struct wire w;
+	size_t sent = 0, read = 0;
+	uint32_t edge = 0;
+	ssize_t n;
+
+	open_pair(&w, &(struct wire_faults){.delay_ns = 20000, .gbit = 1}, &l, &c, &p);
+	for (int k = 0; k < 400; k++) {
+		if (k == 50) {
+			vmh_tcp_settle(p, true);
+			vmh_tcp_get_info(p, &i);
+			edge = i.pcb.right_edge;
+		}
+		n = wire_write(c, data, sizeof(data));
+		sent += n > 0 ? (size_t)n : 0;
+		wire_run(&w, 200000);
+		while ((n = wire_read(p, got, sizeof(got))) > 0)
+			read += (size_t)n;
+	}
+	vmh_tcp_get_info(p, &i);
+	CHECK(i.pcb.right_edge - edge <= i.pcb.rcvbuf / 4 && i.pcb.right_edge - i.pcb.rcv_nxt < i.rcv_mss,
+	      "%u further, %u left", i.pcb.right_edge - edge, i.pcb.right_edge - i.pcb.rcv_nxt);
+	vmh_tcp_get_info(c, &i);
+	CHECK(!i.unacked && sent > read, "%u on their way, %zu of %zu", i.unacked, read, sent);
+	vmh_tcp_settle(p, false);
+	wire_run(&w, 1000000);
+	CHECK(wire_read(p, got, sizeof(got)) > 0, "it goes on at once when it stays");
+	vmh_tcp_close(c);
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 int main(int argc, char **argv)
 {
 	int n = argc > 1 ? atoi(argv[1]) : 300;
@@ -236,5 +274,6 @@ int main(int argc, char **argv)
 		test_closing(i & 1, i >> 1 & 1, i >> 2 & 1, i >> 3);
 	test_refusals();
 	test_settling();
+	test_settling_of_what_comes();
 	return check_result();
 }

@@ -309,6 +309,8 @@ bool core_window_due(struct vmh_tcp_conn *c)
 	struct tcp_pcb *pcb = c->pcb;
 	uint32_t announced, limit = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff, size, more, worth;
 
+	if (c->settling)
+		return false;
 	announced = TCP_SEQ_GT(pcb->rcv_ann_right_edge, pcb->rcv_nxt) ? pcb->rcv_ann_right_edge - pcb->rcv_nxt : 0;
 	size = LWIP_MIN(c->opt.rcvbuf, limit);
 	size = size > c->rx_bytes ? size - c->rx_bytes : 0;

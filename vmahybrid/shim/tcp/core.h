@@ -134,7 +134,7 @@ struct vmh_tcp_conn {
 	bool urgent; /* data of the peer, seen and not taken */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool uncorked, kept_rest; /* of TCP_CORK: the rest may go during this call; it has not gone in this call */
-	bool settling;           /* it is about to be frozen: nothing new goes out */
+	bool settling;           /* it is about to be frozen: nothing new goes out, and the window does not move on */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */

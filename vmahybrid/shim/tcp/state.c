@@ -14,6 +14,7 @@ void core_settle(struct vmh_tcp_conn *c, bool settling)
 	if (settling || !c->pcb || !c->established || c->frozen)
 		return;
 	core_enter(c->t, c);
+	core_window(c);
 	recovery_output(c);
 	core_leave(c->t, c);
 }
