@@ -41,30 +41,36 @@ union fds_of_one {
 
 _Atomic bool vmh_tickets_any;
 
+static struct shared *share(void)
+{
+	long p = vmh_sys(SYS_mmap, NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0L);
+
+	return p < 0 && p > -4096 ? NULL : (struct shared *)p;
+}
+
+static void let_go(struct vmh_tickets *t)
+{
+	if (t->shared)
+		vmh_sys(SYS_munmap, t->shared, sizeof(*t->shared));
+	vmh_heap_free(t);
+}
+
 void vmh_tickets_begin(struct vmh_tcps *listener)
 {
-	struct vmh_tickets *t;
+	struct vmh_tickets *t = listener->tickets ? NULL : vmh_heap_zero(1, sizeof(*t));
 	int pair[2];
-	long p;
 
-	if (listener->tickets)
+	if (!t)
 		return;
-	t = vmh_heap_zero(1, sizeof(*t));
-	p = vmh_sys(SYS_mmap, NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0L);
-	if (!t || p < 0)
-		goto no_memory;
-	if (vmh_sys(SYS_socketpair, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
-		goto no_pair;
+	t->shared = share();
+	if (!t->shared || vmh_sys(SYS_socketpair, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
+		let_go(t);
+		return;
+	}
 	t->give = vmh_fd_hide(pair[0]);
 	t->take = vmh_fd_hide(pair[1]);
-	t->shared = (struct shared *)p;
 	listener->tickets = t;
 	atomic_store(&vmh_tickets_any, true);
-	return;
-no_pair:
-	vmh_sys(SYS_munmap, p, sizeof(struct shared));
-no_memory:
-	vmh_heap_free(t);
 }
 
 void vmh_tickets_end(struct vmh_tcps *listener)
@@ -76,8 +82,7 @@ void vmh_tickets_end(struct vmh_tcps *listener)
 	listener->tickets = NULL;
 	vmh_fd_hidden_close(t->give);
 	vmh_fd_hidden_close(t->take);
-	vmh_sys(SYS_munmap, t->shared, sizeof(*t->shared));
-	vmh_heap_free(t);
+	let_go(t);
 }
 
 static bool is_ready(int fd, short events, long ns)

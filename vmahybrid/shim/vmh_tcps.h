@@ -118,7 +118,7 @@ struct vmh_tcps {
 	uint64_t scanned_bytes;           /* watch.bytes when it was last asked whether to show it; the internal thread's */
 	struct vmh_tcp_options opt;       /* as the program wants them */
 	struct vmh_tlisten *listening;    /* io; in state LISTEN */
-	struct vmh_tickets *tickets;      /* of a listener at a fork; or NULL */
+	struct vmh_tickets *_Atomic tickets; /* of a listener at a fork; or NULL */
 	_Atomic uint8_t listens;          /* listen() was called */
 	uint32_t os_reports;              /* vmh_os_reports when the kernel's listener was last seen empty */
 	uint64_t os_looked_ns;
