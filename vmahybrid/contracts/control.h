@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 13
+#define VMH_CTL_VERSION 14
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -25,6 +25,8 @@
 #define VMH_MSG_TCP_SHOW 11 /* fds: sockets never connected, of connections that began on a ring: they are parked */
 #define VMH_MSG_TCP_HIDE 12 /* those of connections that have ended */
 #define VMH_MSG_TCP_FRAMES 13 /* fds: the kernel socket of a connection that came home, and what its ring got meanwhile, a memfd */
+#define VMH_MSG_TCP_KEEP 14 /* fds: a connection that nobody has accepted, and its ticket, which came to the listener */
+#define VMH_MSG_TCP_FETCH 15 /* fd: a ticket that was accepted; then none: the reply has what it stands for */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
 #define VMH_MSG_REPLY 0x8000
 
@@ -300,6 +302,19 @@ struct vmh_msg_tcp_hide {
 	unsigned int n;
 	unsigned int pad;
 	unsigned long long inode[VMH_TCP_HIDE_MAX]; /* of the sockets */
+};
+
+/* In two steps: in between the program closes the ticket, and has a descriptor for what follows. */
+struct vmh_msg_tcp_fetch {
+	struct vmh_msg_hdr hdr;
+	unsigned int id;       /* with a ticket 0; then as in the reply to that */
+	unsigned int pad;
+};
+
+struct vmh_msg_tcp_fetch_reply {
+	struct vmh_msg_hdr hdr;
+	unsigned int id;
+	unsigned int pad;
 };
 
 #define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */

@@ -25,6 +25,7 @@ from vmahybrid.service.messages import event
 from vmahybrid.service.namespaces import MakeWatcher, Namespace, Namespaces
 from vmahybrid.service.ports import Port, named
 from vmahybrid.service.tcpmoves import TcpMoves
+from vmahybrid.service.tickets import Tickets
 from vmahybrid.steering.flow import Flow
 from vmahybrid.steering.keys import GrantKey, PortId
 from vmahybrid.steering.mirror import mirror
@@ -60,6 +61,7 @@ class Core:
         self.connections: set[Session] = set()  # also those that have not said HELLO
         self.namespaces = Namespaces(lambda: self.config, backend, make_watcher, self.namespace_changed)
         self.tcp = TcpMoves(self)
+        self.tickets = Tickets()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- small services

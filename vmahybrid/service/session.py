@@ -17,7 +17,7 @@ from vmahybrid.contracts import c_text, family_of, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.net.pidns import own_pid
-from vmahybrid.service import binding, proof, reinject, shared, tcpmoves, tcpshow
+from vmahybrid.service import binding, proof, reinject, shared, tcpmoves, tcpshow, tickets
 from vmahybrid.service.bereaved import peers_of
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
@@ -65,6 +65,7 @@ class Session:
         self._asking: set[asyncio.Task[None]] = set()  # for neighbours; they end by themselves
         self._moving: set[asyncio.Task[None]] = set()  # TCP connections, by one kind of request
         self._moving_by = 0
+        self._fetched: dict[int, socket.socket] = {}   # connections that it is about to be given
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._last_flows: list[Flow] = []   # those that it had to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
@@ -77,7 +78,8 @@ class Session:
             lib.VMH_MSG_DETACH: self._detach, lib.VMH_MSG_NEIGH: self._neigh, lib.VMH_MSG_RELEASE: self._release,
             lib.VMH_MSG_REINJECT: self._reinject, lib.VMH_MSG_TCP_TAKE: self._tcp_take,
             lib.VMH_MSG_TCP_HOME: self._tcp_home, lib.VMH_MSG_TCP_SHOW: self._tcp_show,
-            lib.VMH_MSG_TCP_HIDE: self._tcp_hide, lib.VMH_MSG_TCP_FRAMES: self._tcp_frames}
+            lib.VMH_MSG_TCP_HIDE: self._tcp_hide, lib.VMH_MSG_TCP_FRAMES: self._tcp_frames,
+            lib.VMH_MSG_TCP_KEEP: self._tcp_keep, lib.VMH_MSG_TCP_FETCH: self._tcp_fetch}
 
     def __str__(self) -> str:
         return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
@@ -175,6 +177,8 @@ class Session:
         core.connections.discard(self)
         self.loop.remove_reader(self._pidfd)
         self._take_back()
+        for connection in self._fetched.values():
+            tickets.reset(connection)
         dead = await self._has_died()
         if self._moving:
             await asyncio.wait(self._moving)
@@ -480,6 +484,24 @@ class Session:
         finally:
             close_foreign([fd, file])
         return request.reply()
+
+    async def _tcp_keep(self, request: Request, fds: ReceivedFds) -> bytes:
+        connection, ticket = fds.take(), fds.take()
+        self.core.tickets.keep(connection, ticket)
+        self.core.counters["tcp_kept_total"] += 1
+        return request.reply()
+
+    async def _tcp_fetch(self, request: Request, fds: ReceivedFds) -> bytes | None:
+        if len(fds):
+            connection = self.core.tickets.fetch(fds.take())
+            self._fetched[connection.fileno()] = connection
+            return request.reply(id=connection.fileno())
+        fetched = self._fetched.pop(request.body.id, None)
+        if fetched is None:
+            raise refuse("ticket", Reason.NOT_OWNER)
+        self.connection.send(request.reply(id=fetched.fileno()), [fetched.fileno()])
+        close_foreign([fetched.detach()])
+        return None
 
     async def _tcp_take(self, request: Request, fds: ReceivedFds) -> None:
         fd, file = fds.take(), fds.take()

@@ -433,6 +433,45 @@ int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct 
 	return err;
 }
 
+int vmh_session_tcp_keep(int fd, int ticket)
+{
+	const int out[2] = { fd, ticket };
+	struct vmh_msg_hdr req = { 0 }, ack;
+	int err = -ENOTCONN;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req, VMH_MSG_TCP_KEEP, sizeof(req));
+	if (vmh_ctl_fd >= 0 && !vmh_session_muted())
+		err = vmh_ctl_rpc_fds(&req, out, 2, &ack, sizeof(ack), NULL, NULL);
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}
+
+int vmh_session_tcp_fetch(int ticket)
+{
+	struct vmh_msg_tcp_fetch req = { 0 };
+	struct vmh_msg_tcp_fetch_reply rep;
+	int fds[MAX_FDS], n = 0, err;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_FETCH, sizeof(req));
+	err = vmh_ctl_rpc_fds(&req.hdr, &ticket, 1, &rep, sizeof(rep), NULL, NULL);
+	if (err && err != -EPERM) {
+		err = -ENOTCONN;
+	} else if (!err) {
+		vmh_sys(SYS_close, ticket);
+		req.id = rep.id;
+		vmh_ctl_header(&req.hdr, VMH_MSG_TCP_FETCH, sizeof(req));
+		err = vmh_ctl_rpc_fds(&req.hdr, NULL, 0, &rep, sizeof(rep), fds, &n);
+		if (!err && n != 1)
+			err = -EMFILE;
+		else if (err)
+			err = -ECONNABORTED;
+	}
+	vmh_unlock(&vmh_ctl_lock);
+	return err ? err : fds[0];
+}
+
 int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep)
 {
 	int err;

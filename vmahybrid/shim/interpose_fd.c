@@ -205,20 +205,22 @@ static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *l
 	return vmh_tcps_accept(t, fd, a, len, flags, &began);
 }
 
-/* Of the kernel's listener; also where a child leaves all TCP to the kernel. */
-static int by_kernel(const struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags)
+static int by_kernel(int fd, struct sockaddr *a, socklen_t *len, int flags)
 {
-	TCPS_HELD childs = !t && vmh_unlikely(atomic_load_explicit(&vmh_tickets_any, memory_order_relaxed)) ?
-				   vmh_tcps_any(fd) : NULL;
-	struct vmh_ticket ticket = vmh_ticket_await(t ? t : childs, a, len, flags);
-	int r;
+	socklen_t room = vmh_ticket_room(a, len);
 
 	for (;;) {
-		int got = vmh_real()->accept4(fd, a, len, flags);
+		int got = vmh_real()->accept4(fd, a, len, flags), saved = errno, r;
 
-		r = vmh_ticket_redeem(&ticket, got);
-		if (r >= 0 || got < 0)
-			return got < 0 ? got : r;
+		if (got >= 0)
+			FORGET(got);
+		r = vmh_ticket_redeem(got, a, len, room, flags);
+		if (r == -EAGAIN) {
+			*(room ? len : &room) = room;
+			continue;
+		}
+		errno = r < -1 ? -r : saved;
+		return r < 0 ? -1 : r;
 	}
 }
 
@@ -240,8 +242,7 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 			RETURN(r);
 	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
 	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
-	r = by_kernel(t, fd, a, len, flags);
-	FORGET(r);
+	r = by_kernel(fd, a, len, flags);
 	accepted(t, fd, r, flags);
 	return r;
 }

@@ -4,7 +4,6 @@
 #include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
 #include "vmh_tcps_spare.h"
-#include "vmh_tcps_ticket.h"
 #include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_log.h"
@@ -326,7 +325,6 @@ void vmh_tcps_closed(struct vmh_tcps *s)
 void vmh_tcps_recycle(struct vmh_tcps *s)
 {
 	vmh_lock(&s->io);
-	vmh_tickets_end(s);
 	vmh_heap_free(s->listening);
 	s->listening = NULL;
 	atomic_store(&s->state, VMH_TCPS_HOME);

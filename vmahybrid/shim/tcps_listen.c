@@ -473,7 +473,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	struct timespec zero = { 0 };
-	struct vmh_ticket ticket = vmh_ticket_await(s, a, len, flags);
+	socklen_t room = vmh_ticket_room(a, len);
 	int r = -EAGAIN;
 
 	VMH_SET(s->os_reports, atomic_load(&vmh_os_reports)); /* before the look: a later one calls for another */
@@ -481,7 +481,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	if (vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) > 0)
 		r = (int)vmh_sys(SYS_accept4, fd, a, len, flags);
 	vmh_unlock(&s->io);
-	r = vmh_ticket_redeem(&ticket, r);
+	r = vmh_ticket_redeem(r, a, len, room, flags);
 	if (r < 0)
 		return r;
 	vmh_fd_close(r);
@@ -604,18 +604,21 @@ static void leave_syns(struct vmh_tcps *s, unsigned reason)
 	vmh_tport_end(was, l->name.port, reason); /* no frame comes by it any more */
 }
 
+/* Somebody else accepts, or by another number. */
+static bool is_of_others(unsigned reason)
+{
+	return reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_FD_PASSED || reason == VMH_R_DUP;
+}
+
 /* A connection of the kernel's that nobody has accepted waits for whichever process does, or here. */
-static void keep(struct vmh_tcps *s, int fd)
+static void keep(struct vmh_tcps *s, int fd, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
-	int stays = vmh_ticket_issue(s, &l->name.addr, l->name.port, l->families, fd);
 
-	if (stays < 0)
+	if (is_of_others(reason) && vmh_ticket_issue(&l->name.addr, l->name.port, l->families, fd))
 		return;
-	if (stays != fd)
-		vmh_tcps_accepted(s, stays, 0);
 	vmh_lock(&s->io);
-	l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = stays;
+	l->waiting[(l->first + l->nwaiting++) % WAITING_MAX] = fd;
 	vmh_tlisten_refresh(s);
 	vmh_unlock(&s->io);
 }
@@ -638,7 +641,7 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 			return;
 		n = vmh_tcps_get(fd);
 		if (n && !vmh_tcps_home(n, reason, true) && vmh_tcps_at_kernel(n)) {
-			keep(s, fd);
+			keep(s, fd, reason);
 		} else {
 			vmh_fd_close(fd);
 			vmh_sys(SYS_close, fd);
@@ -648,7 +651,7 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 }
 
 /* Those that waited here. Object lock held. */
-static void keep_again(struct vmh_tcps *s)
+static void keep_again(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
 
@@ -660,7 +663,7 @@ static void keep_again(struct vmh_tcps *s)
 		l->nwaiting -= fd >= 0;
 		vmh_unlock(&s->io);
 		if (fd >= 0)
-			keep(s, fd);
+			keep(s, fd, reason);
 	}
 }
 
@@ -700,6 +703,18 @@ static void tell(struct vmh_tcps *s)
 	vmh_wake_all();
 }
 
+/* Its connections that nobody has accepted are reset, as by close(). Object lock held. */
+static void reset_waiting(struct vmh_tlisten *l)
+{
+	for (; l->nwaiting; l->nwaiting--) {
+		int fd = l->waiting[l->first++ % WAITING_MAX];
+
+		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &(struct linger){ .l_onoff = 1 }, sizeof(struct linger));
+		vmh_fd_close(fd);
+		vmh_sys(SYS_close, fd);
+	}
+}
+
 /* Object lock held. The kernel alone listens from here on, or nobody, if it is closed. */
 static void end(struct vmh_tcps *s, unsigned reason)
 {
@@ -720,18 +735,23 @@ static void end(struct vmh_tcps *s, unsigned reason)
 	l->flow_id = 0;
 	l->syns_left = false;
 	/* reset, as those of a listener of the kernel; at the end of the process other threads may accept them yet */
-	for (; reason == VMH_R_CLOSED && !atomic_load(&vmh_tcps_ending) && l->nwaiting; l->nwaiting--) {
-		int fd = l->waiting[l->first++ % WAITING_MAX];
-
-		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &(struct linger){ .l_onoff = 1 }, sizeof(struct linger));
-		vmh_fd_close(fd);
-		vmh_sys(SYS_close, fd);
-	}
+	if (reason == VMH_R_CLOSED && !atomic_load(&vmh_tcps_ending))
+		reset_waiting(l);
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->flow_id, 0);
 	vmh_tcps_set_reason(s, reason);
 	tell(s);
+}
+
+void vmh_tlisten_shut(struct vmh_tcps *s)
+{
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		end(s, VMH_R_CLOSED);
+		vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
+	}
+	vmh_unlock(&s->obj.lock);
 }
 
 /* May the rings go on with what is half open, SYNs being the kernel's? Somebody has to look when it is over. */
@@ -751,10 +771,8 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 		return;
 	}
 	leave_syns(s, reason);
-	if (reason == VMH_R_FORK) {
-		vmh_tickets_begin(s);
-		keep_again(s);
-	}
+	if (is_of_others(reason))
+		keep_again(s, reason);
 	stays = may_stay(l, reason);
 	let_them_open(s, reason, !stays ? OPEN_NS : l->until ? 0 : SOON_NS);
 	if (!stays || !half_open(l)) {

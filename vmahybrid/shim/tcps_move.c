@@ -1170,6 +1170,8 @@ static void home_inherited(struct vmh_tcps *s, void *arg)
 		return;
 	if (h->l)
 		homers_add(h->l, s);
+	else if (vmh_memory_borrowed() && vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		vmh_tcps_home_by_worker(s, VMH_R_EXEC);
 	else
 		vmh_tcps_home(s, VMH_R_EXEC, false);
 }

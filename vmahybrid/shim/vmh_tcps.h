@@ -118,7 +118,6 @@ struct vmh_tcps {
 	uint64_t scanned_bytes;           /* watch.bytes when it was last asked whether to show it; the internal thread's */
 	struct vmh_tcp_options opt;       /* as the program wants them */
 	struct vmh_tlisten *listening;    /* io; in state LISTEN */
-	struct vmh_tickets *_Atomic tickets; /* of a listener at a fork; or NULL */
 	_Atomic uint8_t listens;          /* listen() was called */
 	uint32_t os_reports;              /* vmh_os_reports when the kernel's listener was last seen empty */
 	uint64_t os_looked_ns;
@@ -300,6 +299,7 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
+void vmh_tlisten_shut(struct vmh_tcps *s);                      /* it ends, and who is not accepted is reset */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
 int vmh_tlisten_has_metrics(struct vmh_tcps *s);                 /* as vmh_net_metrics_by, of its interfaces */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
@@ -526,6 +526,7 @@ void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
 void vmh_tcps_unfit_home(void);             /* the internal thread: connections that the stack can't serve go home */
+void vmh_tcps_home_by_worker(struct vmh_tcps *s, uint8_t reason); /* a listener; waits until it is done */
 void vmh_tcps_unfit_from_birth(struct vmh_tcps *s); /* it is on a ring now: the thread may have looked too early */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
