@@ -1,5 +1,5 @@
-"""Connections that came by a ring and that nobody had accepted when the program forked: whichever process accepts has
-them, however it waits, and their peers notice nothing."""
+"""Connections that came by a ring and that nobody had accepted when their listener went to another process: whoever
+accepts has them, however it waits, and their peers notice nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.root
 
 PORT, CLIENTS = 7470, 24
 SERVER = r"""
-import asyncio, ctypes, json, os, select, signal, socket, struct, sys, time
+import asyncio, ctypes, json, os, select, signal, socket, struct, subprocess, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 how, address, backlog, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
 family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -99,6 +99,19 @@ def raw(who):       # accept4(2) tells the whole name, or as much as there is ro
 
 WAYS = {"raw": raw, "accept": accepts, "select": lambda who: ready(who, lambda: select.select([l], [], [])),
         "epoll": epoll, "asyncio": lambda who: asyncio.run(loop(who))}
+def fork_and_exec(argv):
+    if not os.fork():
+        os.execv(argv[0], argv)
+
+def inetd(argv):            # it waits for the first, and has the rest served
+    select.select([l], [], [])
+    if not os.fork():
+        os.dup2(l.fileno(), 0)
+        os.execv(argv[0], [*argv[:3], "0"])
+
+heirs = {"execs": lambda argv: os.execv(argv[0], argv), "forks and execs": fork_and_exec, "inetd": inetd,
+         "popen": lambda argv: subprocess.Popen(argv, pass_fds=[l.fileno()]),
+         "spawns": lambda argv: os.posix_spawn(argv[0], argv, os.environ)}
 lowest = os.dup(0)
 os.close(lowest)
 way, _, kind = how.partition("-")
@@ -132,10 +145,41 @@ elif kind == "leaves":      # the child accepts none, and goes on
         l.close()
         time.sleep(60)
     WAYS[way]("parent")
+elif kind in heirs:         # another program has it
+    os.set_inheritable(l.fileno(), True)
+    heirs[kind]([sys.executable, "-uc", sys.argv[6], str(l.fileno())])
+    time.sleep(60)
+elif kind == "goes on":     # beside another one
+    os.set_inheritable(l.fileno(), True)
+    assert subprocess.run(["/bin/cat"], input=b"x", close_fds=False, stdout=subprocess.PIPE).stdout == b"x"
+    WAYS[way]("parent")
+elif kind == "shuts":
+    if way == "forked" and not os.fork():
+        time.sleep(60)
+    l.shutdown(socket.SHUT_RD)
+    time.sleep(60)
+elif kind == "passes":
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        socket.send_fds(ours, [b"x"], [l.fileno()])
+        time.sleep(60)
+    l.close()
+    l = socket.socket(fileno=socket.recv_fds(theirs, 1, 1)[1][0])
+    l.set_inheritable(False)
+    WAYS[way]("child")
 elif os.fork():
     time.sleep(60)          # the parent has no more to do with it
 else:
     WAYS[way]("child")
+"""
+HEIR = r"""
+import socket, sys
+l = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    s, peer = l.accept()
+    assert s.getpeername() == peer and s.recv(100).startswith(b"question")
+    s.sendall(f"heir {peer[1]}".encode())
+    s.close()
 """
 CLIENT = """
 import json, signal, socket, sys
@@ -175,7 +219,7 @@ def visits(service: Service, how: str, *, listens: str = "", n: int = CLIENTS, b
     sandbox, port = service.sandbox, str(PORT)
     v6 = ":" in listens and listens != "::"
     argv = service.run_argv([sys.executable, "-uc", SERVER, how, listens or sandbox.b.address, str(backlog),
-                             json.dumps(options), port], **shim)
+                             json.dumps(options), port, HEIR], **shim)
     b = sandbox.start(sandbox.b, argv, env=service.env)
     b.wait_for("ready")
     a = sandbox.start(sandbox.a, [sys.executable, "-uc", CLIENT, str(n), listens if v6 else sandbox.b.address, port])
@@ -196,11 +240,26 @@ def ended(*programs: Program) -> None:
 
 @pytest.mark.parametrize(("how", "by"), [
     ("accept-", "child"), ("select-", "child"), ("epoll-", "child"), ("asyncio-", "child"), ("raw-", "child"),
-    ("accept-daemon", "child"), ("epoll-daemon", "child"), ("epoll-ends", "parent"), ("accept-leaves", "parent")])
+    ("accept-daemon", "child"), ("epoll-daemon", "child"), ("epoll-ends", "parent"), ("accept-leaves", "parent"),
+    ("accept-passes", "child"), ("epoll-goes on", "parent")])
 def test_who_accepts_has_them(service: Service, how: str, by: str) -> None:
     seen, *programs = visits(service, how)
     ended(*programs)
     assert seen == {by: CLIENTS}, (seen, programs[1].errors)
+
+
+@pytest.mark.parametrize("how", ["execs", "forks and execs", "inetd", "popen", "spawns"])
+def test_another_program_that_gets_the_listener(service: Service, how: str) -> None:
+    seen, *programs = visits(service, f"accept-{how}")
+    ended(*programs)
+    assert seen == {"heir": CLIENTS}, (seen, programs[1].errors)
+
+
+@pytest.mark.parametrize("how", ["alone", "forked"])
+def test_a_listener_that_is_shut_down(service: Service, how: str) -> None:
+    seen, *programs = visits(service, f"{how}-shuts")
+    ended(*programs)
+    assert seen == {"ConnectionResetError": CLIENTS}, seen
 
 
 def test_of_several_processes_each_has_some(service: Service) -> None:

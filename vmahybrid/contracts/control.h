@@ -304,6 +304,10 @@ struct vmh_msg_tcp_hide {
 	unsigned long long inode[VMH_TCP_HIDE_MAX]; /* of the sockets */
 };
 
+struct vmh_msg_tcp_keep {
+	struct vmh_msg_hdr hdr;
+};
+
 /* In two steps: in between the program closes the ticket, and has a descriptor for what follows. */
 struct vmh_msg_tcp_fetch {
 	struct vmh_msg_hdr hdr;

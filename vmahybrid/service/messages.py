@@ -29,7 +29,7 @@ REQUESTS: dict[int, tuple[str, str, int, int]] = {
     lib.VMH_MSG_TCP_SHOW: ("struct vmh_msg_tcp_show", "struct vmh_msg_tcp_show_reply", 1, lib.VMH_TCP_SHOW_MAX),
     lib.VMH_MSG_TCP_HIDE: ("struct vmh_msg_tcp_hide", HEADER, 0, 0),
     lib.VMH_MSG_TCP_FRAMES: ("struct vmh_msg_tcp_frames", HEADER, 2, 2),
-    lib.VMH_MSG_TCP_KEEP: (HEADER, HEADER, 2, 2),
+    lib.VMH_MSG_TCP_KEEP: ("struct vmh_msg_tcp_keep", HEADER, 2, 2),
     lib.VMH_MSG_TCP_FETCH: ("struct vmh_msg_tcp_fetch", "struct vmh_msg_tcp_fetch_reply", 0, 1),
 }
 REINJECT_HEAD: int = ffi.offsetof("struct vmh_msg_reinject", "data")

@@ -1,8 +1,8 @@
 """TCP connections that nobody had accepted when their listener went home, for whichever process accepts them.
 
-Each has a ticket, a connection over loopback by which its program came to the listener itself: it stands in the queue of
-the kernel's listener, and who accepts it brings it here. When it ends in another way (the listener is closed, or a program
-without the shim has accepted it), what it stands for is reset, as the kernel does with its own.
+Each has a ticket, a connection over loopback by which its program came to the listener itself: it stands in the queue
+of the kernel's listener, and who accepts it brings it here. When it ends in another way (the listener is closed, or a
+program without the shim has accepted it), what it stands for is reset, as the kernel does with its own.
 """
 
 from __future__ import annotations

@@ -436,13 +436,14 @@ int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct 
 int vmh_session_tcp_keep(int fd, int ticket)
 {
 	const int out[2] = { fd, ticket };
-	struct vmh_msg_hdr req = { 0 }, ack;
+	struct vmh_msg_tcp_keep req;
+	struct vmh_msg_hdr ack;
 	int err = -ENOTCONN;
 
 	vmh_lock(&vmh_ctl_lock);
-	vmh_ctl_header(&req, VMH_MSG_TCP_KEEP, sizeof(req));
+	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_KEEP, sizeof(req));
 	if (vmh_ctl_fd >= 0 && !vmh_session_muted())
-		err = vmh_ctl_rpc_fds(&req, out, 2, &ack, sizeof(ack), NULL, NULL);
+		err = vmh_ctl_rpc_fds(&req.hdr, out, 2, &ack, sizeof(ack), NULL, NULL);
 	vmh_unlock(&vmh_ctl_lock);
 	return err;
 }
