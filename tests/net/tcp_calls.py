@@ -127,6 +127,16 @@ class Calls:
         sock = [self.sockets[name]]
         return [bool(found) for found in select.select(sock, sock, sock, seconds)]
 
+    def do_ecn_seen(self, name: str) -> Any:
+        """TCPI_OPT_ECN_SEEN: a packet of the peer had a bit of congestion notification."""
+        return bool(self.sockets[name].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[5] & 16)
+
+    def do_except(self, name: str, seconds: float) -> Any:
+        """What select() says of the third set alone, and whether it took its time."""
+        began = time.monotonic()
+        found = select.select([], [], [self.sockets[name]], seconds)[2]
+        return [bool(found), time.monotonic() - began >= seconds]
+
     def do_epoll(self, name: str, milliseconds: int, flags: int = 0) -> Any:
         with select.epoll() as poll:
             poll.register(self.sockets[name], EPOLL["EPOLLIN"] | EPOLL["EPOLLOUT"] | EPOLL["EPOLLRDHUP"] | flags)

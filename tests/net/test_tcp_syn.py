@@ -131,7 +131,10 @@ def test_a_connection(stage: Stage, who: str) -> None:
         seen += [a.call("c", "send", "question"), b.call("s", "recv", 100), b.call("s", "send", "answer")]
         seen += [a.do("until", name="c", wanted="POLLIN"), a.call("c", "recv", 100), a.do("select", name="c")]
         seen += [b.call("s", "shutdown", 1), a.do("until", name="c", wanted="POLLRDHUP"), a.call("c", "recv", 1)]
-        seen += [a.call("c", "send", "more"), b.call("s", "recv", 100), a.do("close", name="c"), b.call("s", "recv", 1)]
+        seen += [a.call("c", "send", "more"), b.call("s", "recv", 100)]
+        seen += [a.do("except", name="c", seconds=0.05), a.call("c", "shutdown", 1), b.call("s", "recv", 1),
+                 a.do("until", name="c", wanted="POLLHUP"), a.do("except", name="c", seconds=0.05)]
+        seen += [a.do("close", name="c")]
         return [*seen, b.do("close", name="s"), b.do("close", name="l")]
 
     stage.compare(scenario, who)
@@ -153,6 +156,19 @@ def test_it_is_on_the_ring_without_a_move(stage: Stage, who: str) -> None:
             assert after.get(counter, 0) == before.get(counter, 0) + more
 
     stage.play(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_the_bits_of_congestion_notification_are_not_the_programs(stage: Stage, who: str) -> None:
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        level, option = ("IPPROTO_IPV6", "IPV6_TCLASS") if ":" in to.address else ("IPPROTO_IP", "IP_TOS")
+        seen = [a.do("option", name="c", level=level, option=option, value=0xFF),
+                b.do("option", name="s", level=level, option=option, value=0xFF)]
+        seen += [a.call("c", "send", "x"), b.call("s", "recv", 1), b.call("s", "send", "y"), a.call("c", "recv", 1)]
+        return [*seen, a.do("ecn_seen", name="c"), b.do("ecn_seen", name="s")]
+
+    stage.compare(scenario, who)
 
 
 @pytest.mark.parametrize("who", WHO)

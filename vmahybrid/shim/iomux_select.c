@@ -109,6 +109,38 @@ static int from_poll(const struct sets *s, const struct pollfd *p)
 	return n;
 }
 
+/* poll() tells an error and an end without being asked; select() does not, in the third set. The descriptor is left out
+ * from then on: nothing else will come for it. */
+static bool only_untold(struct pollfd *p, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (p[i].revents && (p[i].events != EX_SET || p[i].revents & (EX_SET | POLLNVAL)))
+			return false;
+	for (unsigned i = 0; i < n; i++)
+		if (p[i].revents) {
+			p[i].fd = -1;
+			p[i].revents = 0;
+		}
+	return true;
+}
+
+/* As vmh_poll_run() */
+static int run(struct pollfd *p, unsigned n, int64_t timeout_ns, const sigset_t *mask)
+{
+	uint64_t end = timeout_ns > 0 ? vmh_now_ns() + (uint64_t)timeout_ns : 0, now;
+	int ret;
+
+	for (;;) {
+		ret = vmh_poll_run(p, n, timeout_ns, mask, &select_look, &vmh_stats->select);
+		if (ret <= 0 || !only_untold(p, n))
+			return ret;
+		if (end) {
+			now = vmh_now_ns();
+			timeout_ns = now < end ? (int64_t)(end - now) : 0;
+		}
+	}
+}
+
 #define STACK_POLLFDS 256
 
 int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, const sigset_t *mask)
@@ -126,7 +158,7 @@ int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, co
 			return -ENOMEM;
 	}
 	to_poll(&s, p);
-	ret = vmh_poll_run(p, n, timeout_ns, mask, &select_look, &vmh_stats->select);
+	ret = run(p, n, timeout_ns, mask);
 	if (ret >= 0)
 		ret = from_poll(&s, p);
 	if (bytes)

@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#define NOT_ECN 0xfc /* of the byte, those bits are TCP's */
 #define TCP_AO 38 /* linux/tcp.h: TCP_AO_ADD_KEY */
 #define SEND_MIN 4608 /* SOCK_MIN_SNDBUF and SOCK_MIN_RCVBUF, about */
 
@@ -66,11 +67,17 @@ static bool note(struct vmh_tcps *s, int level, int name, int v)
 	if (level == IPPROTO_TCP)
 		return of_tcp(o, name, v);
 	if (level == IPPROTO_IP && (name == IP_TOS || name == IP_TTL)) {
-		*(name == IP_TOS ? &o->tos : &o->ttl) = (uint8_t)(name == IP_TTL && v == -1 ? 64 : v);
+		if (name == IP_TOS)
+			o->tos = (uint8_t)(v & NOT_ECN);
+		else
+			o->ttl = (uint8_t)(v == -1 ? 64 : v);
 		return true;
 	}
 	if (level == IPPROTO_IPV6 && (name == IPV6_TCLASS || name == IPV6_UNICAST_HOPS)) {
-		*(name == IPV6_TCLASS ? &o->tclass : &o->hops) = (uint8_t)(v != -1 ? v : name == IPV6_TCLASS ? 0 : 64);
+		if (name == IPV6_TCLASS)
+			o->tclass = (uint8_t)(v == -1 ? 0 : v & NOT_ECN);
+		else
+			o->hops = (uint8_t)(v == -1 ? 64 : v);
 		return true;
 	}
 	if (level != SOL_SOCKET)

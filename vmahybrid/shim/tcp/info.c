@@ -197,11 +197,11 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->pcb.rcvbuf = c->opt.rcvbuf;
 	i->pcb.sndbuf = c->opt.sndbuf;
 	i->unread_pieces = c->rx_pieces;
+	i->mtu = c->path.mtu;
 	if (!pcb || c->listening)
 		return;
 	get_pcb(c, &i->pcb);
 	core_get_settled(c, i);
-	i->mtu = c->path.mtu;
 	i->snd_wnd = pcb->snd_wnd;
 	i->rcv_wnd = pcb->rcv_ann_wnd;
 	i->unacked = recovery_flight(c);
