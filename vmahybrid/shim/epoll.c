@@ -130,7 +130,7 @@ struct ctl_after { /* what must be done without the set lock */
 void vmh_epitem_tell(struct vmh_epitem *it, int epfd, bool silent)
 {
 	struct epoll_event ev = { .events = silent || VMH_GET(it->disarmed) ? EPOLLONESHOT : it->events,
-				  .data.u64 = it->data };
+				  .data.u64 = silent ? vmh_ep_silent_data() : it->data };
 
 	if (!(it->events & EPOLLEXCLUSIVE))
 		vmh_ep_kernel_ctl(epfd, EPOLL_CTL_MOD, it->fd, &ev);
@@ -202,7 +202,7 @@ static int ctl_ring_member(struct vmh_ep *e, struct vmh_obj *m, int epfd, int op
 	if (silent && bad_exclusive(e, m, op, fd, ev)) {
 		r = -EINVAL;
 	} else if (silent) {
-		struct epoll_event none = { .events = EPOLLONESHOT, .data = ev->data };
+		struct epoll_event none = { .events = EPOLLONESHOT, .data.u64 = vmh_ep_silent_data() };
 
 		r = (int)vmh_ep_kernel_ctl(epfd, op, fd, &none);
 	} else {

@@ -38,6 +38,25 @@ bool vmh_ep_is_kick(uint64_t data)
 	return vmh_unlikely(atomic_load_explicit(&kick_fd_plus_one, memory_order_acquire)) && data == kick_data;
 }
 
+static _Atomic uint64_t silent_data; /* a child has sets in common with its parent, and this, too */
+
+uint64_t vmh_ep_silent_data(void)
+{
+	uint64_t none = 0, random;
+
+	if (!atomic_load(&silent_data)) {
+		if (vmh_sys(SYS_getrandom, &random, sizeof(random), 0) != sizeof(random))
+			random = vmh_now_ns() * 0x9e3779b97f4a7c15u ^ (uintptr_t)&silent_data;
+		atomic_compare_exchange_strong(&silent_data, &none, random | 1);
+	}
+	return atomic_load(&silent_data);
+}
+
+bool vmh_ep_is_silent(uint64_t data)
+{
+	return vmh_unlikely(data == atomic_load_explicit(&silent_data, memory_order_relaxed)) && data;
+}
+
 /* The fd by which the last sleeper came may be closed meanwhile, and the set live on by a dup. */
 static int fd_of_set(struct vmh_ep *e)
 {

@@ -114,7 +114,7 @@ static void disarm_kernel(struct vmh_ep *e, int epfd, const struct fired *f, uns
 		/* the user's MOD may have armed it again, or DEL and another ADD reused the item */
 		if (f->it->set != e || f->it->fd != f->fd || !VMH_GET(f->it->disarmed))
 			continue;
-		ev.data.u64 = f->it->data;
+		ev.data.u64 = f->it->silent ? vmh_ep_silent_data() : f->it->data;
 		vmh_ep_kernel_ctl(epfd, EPOLL_CTL_MOD, f->fd, &ev);
 	}
 	vmh_unlock(&e->obj.lock);
@@ -172,7 +172,7 @@ void vmh_ep_join(struct vmh_ep *e, struct epoll_event *evs, int n, uint64_t call
 		if (it->call == call || !bits_of(it))
 			continue;
 		for (int i = 0; i < n; i++) {
-			if (evs[i].data.u64 != it->data)
+			if (evs[i].data.u64 != it->data || (vmh_ep_foreign(e, it->data) && vmh_epitem_parked(it)))
 				continue;
 			evs[i].events |= bits_of(it);
 			it->call = call;

@@ -52,23 +52,24 @@ static bool oneshot_pass(struct vmh_ep *e, uint64_t data)
  * thread, or at home. */
 static bool parked(struct vmh_ep *e, const struct epoll_event *ev)
 {
-	bool found = false, hushed = false;
-	int fd = -1;
+	bool found = false, hushed = true, hung_up = false;
 
+	if (vmh_ep_foreign(e, ev->data.u64))
+		return false;
 	vmh_lock(&e->obj.lock);
-	for (struct vmh_epitem *it = e->items; it && !hushed; it = it->set_next) {
+	for (struct vmh_epitem *it = e->items; it && !hung_up; it = it->set_next) {
 		if (it->data != ev->data.u64)
 			continue;
 		found = true;
-		fd = vmh_epitem_tcp(it) ? it->member->fd : -1;
-		hushed = vmh_epitem_hushed(it);
+		if (vmh_epitem_hushed(it))
+			continue;
+		hushed = false;
+		hung_up = !vmh_epitem_tcp(it) || vmh_has_hung_up(it->member->fd);
 	}
 	vmh_unlock(&e->obj.lock);
-	if (vmh_ep_foreign(e, ev->data.u64))
-		return false;
-	if (hushed || (ev->events & ~(uint32_t)(EPOLLERR | EPOLLHUP)))
-		return hushed;
-	return !found || (fd >= 0 && !vmh_has_hung_up(fd));
+	if (found && hushed)
+		return true;
+	return !(ev->events & ~(uint32_t)(EPOLLERR | EPOLLHUP)) && !hung_up;
 }
 
 /* Data of the members that move now. At most max of them; the others' events pass. */
@@ -127,6 +128,8 @@ static int settle(struct vmh_ep *e, int epfd, struct epoll_event *evs, int n)
 			vmh_ep_kick_seen(e, epfd);
 			continue;
 		}
+		if (vmh_ep_is_silent(evs[i].data.u64))
+			continue;
 		if (vmh_unlikely(evs[i].events & (EPOLLERR | EPOLLHUP)) &&
 		    atomic_load_explicit(&e->tcp, memory_order_relaxed) && parked(e, evs + i))
 			continue;
@@ -166,8 +169,27 @@ static int rx_of(const struct epoll_event *evs, int n)
 
 /* ---- both sides ---- */
 
+/* Is an event of the kernel with that data another member's than the ring's with the same? It says nothing of those that are
+ * parked; of a datagram socket it tells as a ring does. */
+static bool is_of_another(struct vmh_ep *e, uint64_t data)
+{
+	unsigned parked_ones = 0, others = vmh_ep_foreign(e, data);
+	bool both_tell = false;
+
+	vmh_lock(&e->obj.lock);
+	for (struct vmh_epitem *it = e->items; it && !both_tell; it = it->set_next) {
+		if (it->data != data)
+			continue;
+		both_tell = !vmh_epitem_tcp(it);
+		parked_ones += vmh_epitem_parked(it);
+		others += !vmh_epitem_parked(it);
+	}
+	vmh_unlock(&e->obj.lock);
+	return parked_ones && others && !both_tell;
+}
+
 /* Moves the bits of events in b[] whose data is in a[] over to a[]; the rest of b[] closes up. */
-static int merge(struct epoll_event *a, int na, struct epoll_event *b, int nb)
+static int merge(struct vmh_ep *e, struct epoll_event *a, int na, struct epoll_event *b, int nb)
 {
 	int k = 0;
 
@@ -176,7 +198,7 @@ static int merge(struct epoll_event *a, int na, struct epoll_event *b, int nb)
 
 		while (j < na && a[j].data.u64 != b[i].data.u64)
 			j++;
-		if (j < na)
+		if (j < na && !(atomic_load_explicit(&e->tcp, memory_order_relaxed) && is_of_another(e, b[i].data.u64)))
 			a[j].events |= b[i].events;
 		else
 			b[k++] = b[i];
@@ -205,7 +227,7 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	x->w.ring_n = n;
 	x->w.ring_rx = rx_of(evs, n);
 	x->w.os_rx = rx_of(evs + n, k);
-	k = merge(evs, n, evs + n, k);
+	k = merge(x->e, evs, n, evs + n, k);
 	if (n + k == x->max) {
 		/* no room for more entries, but the kernel's may be ready by a ring as well */
 		vmh_ep_join(x->e, evs + n, k, call);
@@ -215,7 +237,7 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	m = vmh_ep_harvest(x->e, x->epfd, evs + n + k, x->max - n - k, call);
 	x->w.ring_n += m;
 	x->w.ring_rx += rx_of(evs + n + k, m);
-	return n + k + merge(evs + n, k, evs + n + k, m);
+	return n + k + merge(x->e, evs + n, k, evs + n + k, m);
 }
 
 static int collect(struct vmh_waiter *w, bool os)

@@ -168,6 +168,10 @@ void vmh_ep_plain_fork_child(void);
 /* epoll_kick.c: threads in the kernel's epoll_wait */
 #define VMH_KICK_NS 1000000000u /* longest life of a kick */
 bool vmh_ep_is_kick(uint64_t data);
+/* The data by which the kernel has a member that it is to be silent about. Its ERR or HUP, which it tells all the same, is
+ * nobody's then: the program's own data may be another member's, too. */
+uint64_t vmh_ep_silent_data(void);
+bool vmh_ep_is_silent(uint64_t data);
 bool vmh_ep_can_kick(void);                 /* there is, or was to be had, an eventfd for it */
 void vmh_ep_kick_seen(struct vmh_ep *e, int epfd); /* takes back a kick that nobody waits for any more */
 void vmh_ep_kick(struct vmh_ep *e);         /* after maybe_ring was set; takes the set lock */
