@@ -144,6 +144,7 @@ class Service:
         await self._programs_gone()
         for session in list(core.connections):
             session.connection.close()
+        core.tickets.close()
         await core.settle()
         await core.namespaces.close()
 

@@ -14,7 +14,6 @@ from asyncio import get_running_loop
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from vmahybrid.errors import Refused
 from vmahybrid.service.reaper import close_foreign
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -43,33 +42,29 @@ def _plain(end: tuple[str, int]) -> tuple[str, int]:
     return end[0].removeprefix("::ffff:"), end[1]
 
 
-def _tcp(fd: int) -> socket.socket:
-    """Takes fd over. Raises Refused."""
-    sock = None
+def _tcp(*fds: int) -> list[socket.socket]:
+    """Takes them over. Raises Refused."""
+    socks = []
     try:
-        sock = socket.socket(fileno=fd)
-        if sock.type == socket.SOCK_STREAM and sock.family in {socket.AF_INET, socket.AF_INET6}:
-            return sock
+        for fd in fds:
+            socks.append(socket.socket(fileno=fd))
+            if socks[-1].type != socket.SOCK_STREAM or socks[-1].family not in {socket.AF_INET, socket.AF_INET6}:
+                raise OSError(errno.EPROTOTYPE, "no TCP socket")
     except OSError:
-        pass
-    close_foreign([sock.detach() if sock else fd])
-    raise refuse("ticket", Reason.TYPE)
+        for sock in socks:
+            sock.detach()
+        close_foreign(fds)
+        raise refuse("ticket", Reason.TYPE) from None
+    return socks
 
 
 class Tickets:
     def __init__(self) -> None:
         self._kept: dict[Key, Kept] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def keep(self, connection: int, ticket: int) -> None:
         """Both are taken over. Raises Refused."""
-        try:
-            kept = Kept(_tcp(connection), _tcp(ticket))
-        except Refused:
-            close_foreign([ticket])
-            raise
+        kept = Kept(*_tcp(connection, ticket))
         try:
             key = _key(kept.ticket, by_peer=False)
             if len(self._kept) >= KEPT_MAX or key in self._kept:
@@ -82,7 +77,7 @@ class Tickets:
 
     def fetch(self, accepted: int) -> socket.socket:
         """What the ticket stands for whose other end was accepted. Takes that over; raises Refused."""
-        sock = _tcp(accepted)
+        [sock] = _tcp(accepted)
         try:
             kept = self._take(_key(sock, by_peer=True))
         except (OSError, KeyError):

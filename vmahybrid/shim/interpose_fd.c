@@ -215,12 +215,12 @@ static int by_kernel(int fd, struct sockaddr *a, socklen_t *len, int flags)
 		if (got >= 0)
 			FORGET(got);
 		r = vmh_ticket_redeem(got, a, len, room, flags);
-		if (r == -EAGAIN) {
-			*(room ? len : &room) = room;
-			continue;
+		if (r != -EAGAIN) {
+			errno = r < -1 ? -r : saved;
+			return r < 0 ? -1 : r;
 		}
-		errno = r < -1 ? -r : saved;
-		return r < 0 ? -1 : r;
+		if (room)
+			*len = room;
 	}
 }
 

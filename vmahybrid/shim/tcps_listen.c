@@ -749,6 +749,7 @@ void vmh_tlisten_shut(struct vmh_tcps *s)
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
 		end(s, VMH_R_CLOSED);
+		atomic_store(&s->state, VMH_TCPS_HOME);
 		vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
 	}
 	vmh_unlock(&s->obj.lock);

@@ -110,7 +110,11 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 	unsigned reason = atomic_load(&s->unfit);
 
 	(void)arg;
-	if (atomic_load(&s->ended)) {
+	if (reason == VMH_R_EXEC) {
+		if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+			vmh_tcps_home(s, reason, false);
+		atomic_store(&s->unfit, 0);
+	} else if (atomic_load(&s->ended)) {
 		vmh_tcps_let_name_go(s);
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		if (reason == VMH_R_TCP_LONG_FRAMES) {
@@ -121,9 +125,6 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 			return;
 		}
 		vmh_tcps_home(s, reason, false);
-	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
-		vmh_tcps_home(s, reason, false);
-		atomic_store(&s->unfit, 0);
 	}
 }
 

@@ -89,7 +89,8 @@ struct vmh_tcps {
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
 	_Atomic uint8_t taken;            /* being moved: by now the service may have parked the kernel socket */
-	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's */
+	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's; EXEC: by a
+					   * child in our memory, of a listener */
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
 	uint8_t accepted;                 /* by a listener */
