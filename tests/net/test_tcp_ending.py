@@ -142,9 +142,9 @@ def begins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # tells of connections with another end than that of a whole one; "all N": so many were whole
 TAKER = """
 import asyncio, sys
-whole, there = 0, 0
+whole, there, asked = 0, 0, False
 async def take(reader, writer):
-    global whole, there
+    global whole, there, asked
     there += 1
     got, end = 0, "end"
     try:
@@ -153,6 +153,7 @@ async def take(reader, writer):
                 there -= 1
                 while there:
                     await asyncio.sleep(0.05)
+                asked = True
                 print("all", whole, flush=True)
                 writer.close()
                 return
@@ -162,6 +163,8 @@ async def take(reader, writer):
     there -= 1
     if (got, end) == (3008, "end"):
         whole += 1
+        if asked:       # what the last threads sent may be sent again
+            print("all", whole, flush=True)
     else:
         print(f"<{got} {end}>", flush=True)
     writer.close()
@@ -244,6 +247,7 @@ def test_connections_begin_until_the_end(service: Service, start: Callable[..., 
         start([sys.executable, "-S", "-c", ASKER, side.address, port], sandbox.a).wait(10)
     peer.wait_for("all \\d")
     assert not peer.errors, peer.errors
+    until(lambda: int(peer.output.split()[-1]) >= ended(counts), 5)
     whole, others = int(peer.output.split()[-1]), re.findall(r"<(\d+) (\w+)>", peer.output)
     # a thread that ends with the program has one in its hands, which may be whole by then
     assert 0 <= whole - ended(counts) <= THREADS, peer.output
