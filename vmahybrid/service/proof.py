@@ -47,10 +47,11 @@ class Proof:
 def netns_cookie() -> int:
     """The kernel's number of the calling thread's network namespace, never used twice. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        return _cookie(probe)
+        return netns_cookie_of(probe)
 
 
-def _cookie(sock: socket.socket) -> int:
+def netns_cookie_of(sock: socket.socket) -> int:
+    """Of the network namespace of a socket. Raises OSError."""
     return int(struct.unpack("Q", sock.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8))[0])
 
 
@@ -127,7 +128,7 @@ def _check(sock: socket.socket, flow: Flow, cookie: int) -> Proof:
     if (sock.family, sock.type, sock.proto) != (FAMILIES.get(flow.family), TYPES.get(flow.proto), flow.proto):
         raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
     _check_names(sock, flow)
-    if _cookie(sock) != cookie:
+    if netns_cookie_of(sock) != cookie:
         raise not_owner("it lives in another network namespace")
     device = sock.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX)
     if device and flow.ifindex not in (0, device):
@@ -150,7 +151,7 @@ def check_new(fd: int, cookie: int, local: tuple[bytes, int]) -> None:
         with _borrowed(fd) as sock:
             if sock.family not in FAMILIES.values() or (sock.type, sock.proto) != (TYPES[6], socket.IPPROTO_TCP):
                 raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
-            if _cookie(sock) != cookie:
+            if netns_cookie_of(sock) != cookie:
                 raise not_owner("it lives in another network namespace")
             bound, used = _name(sock.getsockname()), bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
             with contextlib.suppress(OSError):

@@ -14,15 +14,15 @@ from asyncio import get_running_loop
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from vmahybrid.service.proof import netns_cookie_of
 from vmahybrid.service.reaper import close_foreign
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 
-SO_NETNS_COOKIE = 71        # asm-generic/socket.h, Linux 5.14
 KEPT_MAX = 4096
 RESET = struct.pack("ii", 1, 0)
 
-Key: TypeAlias = tuple[bytes, tuple[str, int], tuple[str, int]]
+Key: TypeAlias = tuple[int, tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def _key(sock: socket.socket, by_peer: bool) -> Key:
     """Namespace, the ticket's end and the listener's. Raises OSError."""
     ends = [sock.getsockname()[:2], sock.getpeername()[:2]]
     mine, theirs = (_plain(end) for end in (ends[::-1] if by_peer else ends))
-    return sock.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8), mine, theirs
+    return netns_cookie_of(sock), mine, theirs
 
 
 def _plain(end: tuple[str, int]) -> tuple[str, int]:

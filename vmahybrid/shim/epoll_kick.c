@@ -9,6 +9,16 @@ static struct vmh_lock make_lock;
 static _Atomic int kick_fd_plus_one; /* written after kick_data */
 static uint64_t kick_data;
 
+/* A number that no program uses as data. */
+static uint64_t random_data(void)
+{
+	uint64_t random;
+
+	if (vmh_sys(SYS_getrandom, &random, sizeof(random), 0) != sizeof(random))
+		random = vmh_now_ns() * 0x9e3779b97f4a7c15u ^ (uintptr_t)&random;
+	return random;
+}
+
 static int kick_fd(void)
 {
 	int fd = atomic_load(&kick_fd_plus_one) - 1;
@@ -19,10 +29,10 @@ static int kick_fd(void)
 	fd = atomic_load(&kick_fd_plus_one) - 1;
 	if (fd < 0) {
 		fd = vmh_fd_hide((int)vmh_sys(SYS_eventfd2, 1, EFD_CLOEXEC | EFD_NONBLOCK));
-		if (fd >= 0 && vmh_sys(SYS_getrandom, &kick_data, sizeof(kick_data), 0) != sizeof(kick_data))
-			kick_data = vmh_now_ns() * 0x9e3779b97f4a7c15u ^ (uintptr_t)&kick_data;
-		if (fd >= 0)
+		if (fd >= 0) {
+			kick_data = random_data();
 			atomic_store(&kick_fd_plus_one, fd + 1);
+		}
 	}
 	vmh_unlock(&make_lock);
 	return fd;
@@ -42,13 +52,10 @@ static _Atomic uint64_t silent_data; /* a child has sets in common with its pare
 
 uint64_t vmh_ep_silent_data(void)
 {
-	uint64_t none = 0, random;
+	uint64_t none = 0;
 
-	if (!atomic_load(&silent_data)) {
-		if (vmh_sys(SYS_getrandom, &random, sizeof(random), 0) != sizeof(random))
-			random = vmh_now_ns() * 0x9e3779b97f4a7c15u ^ (uintptr_t)&silent_data;
-		atomic_compare_exchange_strong(&silent_data, &none, random | 1);
-	}
+	if (!atomic_load(&silent_data))
+		atomic_compare_exchange_strong(&silent_data, &none, random_data() | 1);
 	return atomic_load(&silent_data);
 }
 

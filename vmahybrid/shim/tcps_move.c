@@ -1171,7 +1171,7 @@ static void home_inherited(struct vmh_tcps *s, void *arg)
 	if (h->l)
 		homers_add(h->l, s);
 	else if (vmh_memory_borrowed() && vmh_tcps_state(s) == VMH_TCPS_LISTEN)
-		vmh_tcps_home_by_worker(s, VMH_R_EXEC);
+		vmh_tcps_home_by_worker(s);
 	else
 		vmh_tcps_home(s, VMH_R_EXEC, false);
 }

@@ -25,9 +25,9 @@
 #define LONG_LOSS_NS 200000000u /* what the loss of a long frame costs at worst: the peer's retransmission timeout */
 #define LOOKS_IN_VAIN 100 /* until the internal thread sleeps for as long as there is no connection */
 #define STRAYS_NS 130000000000ull /* and so long peers of the last one may send: Linux' TCP_RTO_MAX is 120 s */
-#define BORROWED_NS 1000000000u
-#define BORROWED_NAP_NS 200000
 #define STRAYS_MS 1000      /* such a ring is looked at so often at least */
+#define BORROWED_NS 1000000000u /* so long a child in our memory waits for the internal thread */
+#define BORROWED_NAP_NS 200000
 
 struct stashed {
 	_Alignas(8) uint32_t len;
@@ -144,15 +144,15 @@ static void is_unfit(struct vmh_tcps *s, uint8_t reason)
 }
 
 /* For a child that runs in our memory: what it accepted would have numbers of its own table. */
-void vmh_tcps_home_by_worker(struct vmh_tcps *s, uint8_t reason)
+void vmh_tcps_home_by_worker(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, BORROWED_NAP_NS };
 	uint64_t end = vmh_now_ns() + BORROWED_NS;
 
 	if (!atomic_load(&vmh_worker_runs))
 		return;
-	is_unfit(s, reason);
-	while (atomic_load(&s->unfit) == reason && vmh_now_ns() < end)
+	is_unfit(s, VMH_R_EXEC);
+	while (atomic_load(&s->unfit) == VMH_R_EXEC && vmh_now_ns() < end)
 		vmh_sys(SYS_nanosleep, &nap, NULL);
 }
 

@@ -78,9 +78,9 @@ static bool is_ticket(int fd, const struct sockaddr *a, const socklen_t *len, so
 	struct vmh_ip there, here, v6 = from_address(false);
 	in_port_t port;
 
-	if (room < sizeof(struct sockaddr_in) || !vmh_tcps_parse(a, *len < room ? *len : room, &there, &port))
-		if (!vmh_tcps_kernel_name(fd, true, &there, &port))
-			return false;
+	if ((room < sizeof(struct sockaddr_in) || !vmh_tcps_parse(a, *len < room ? *len : room, &there, &port)) &&
+	    !vmh_tcps_kernel_name(fd, true, &there, &port))
+		return false;
 	if (vmh_ip_is4(&there))
 		return vmh_ip_v4(&there) == htonl(FROM_V4);
 	return !memcmp(&there, &v6, sizeof(v6)) && vmh_tcps_kernel_name(fd, false, &here, &port) &&
@@ -91,16 +91,16 @@ static bool is_ticket(int fd, const struct sockaddr *a, const socklen_t *len, so
 static int fetch(int ticket)
 {
 	const struct timespec nap = { 0, KEPT_NAP_NS };
-	int r = vmh_session_open() ? -ENOTCONN : 0;
+	int r = -EPERM;
 
-	for (int i = 0; !r && i < KEPT_TRIES; i++) {
+	if (vmh_session_open())
+		return -ENOTCONN;
+	for (int i = 0; r == -EPERM && i < KEPT_TRIES; i++) {
+		if (i)
+			vmh_sys(SYS_nanosleep, &nap, NULL);
 		r = vmh_session_tcp_fetch(ticket);
-		if (r != -EPERM)
-			return r;
-		r = 0;
-		vmh_sys(SYS_nanosleep, &nap, NULL);
 	}
-	return r ? r : -EPERM;
+	return r;
 }
 
 int vmh_ticket_redeem(int r, struct sockaddr *a, socklen_t *len, socklen_t room, int flags)

@@ -59,9 +59,12 @@ struct vmh_session_home {
 };
 /* The same; n: from 1 to VMH_HOMES_MAX */
 void vmh_session_tcp_home_all(struct vmh_session_home *v, int n);
+/* A connection that nobody has accepted, and its ticket (tcps_ticket.c): 0 or -errno */
+int vmh_session_tcp_keep(int fd, int ticket);
+/* What a ticket stands for: a descriptor or -errno. The ticket is closed then, but for -ENOTCONN, and -EPERM: nothing is
+ * known of it */
+int vmh_session_tcp_fetch(int ticket);
 /* What a ring got for a connection that is the kernel's again, struct vmh_tcp_frame; fills header and len in. 0 / -errno */
-int vmh_session_tcp_keep(int fd, int ticket); /* 0 or -errno */
-int vmh_session_tcp_fetch(int ticket);        /* a descriptor or -errno, and it is closed; but for -EPERM: nothing is known of it, and -ENOTCONN */
 int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames);
 /* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */
 int vmh_session_tcp_show(struct vmh_msg_tcp_show *req, const int *fds, struct vmh_msg_tcp_show_reply *rep);

@@ -196,9 +196,9 @@ static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 	return atomic_load_explicit(&s->fresh, memory_order_relaxed) && vmh_tcps_parked(s);
 }
 
-static inline struct vmh_tcps *vmh_tcps_any(int fd) /* also where they are left to the kernel */
+static inline struct vmh_tcps *vmh_tcps_get(int fd)
 {
-	struct vmh_obj *o = vmh_fd_get(fd);
+	struct vmh_obj *o = atomic_load_explicit(&vmh_tcps_on, memory_order_relaxed) ? vmh_fd_get(fd) : NULL;
 
 	if (!o)
 		return NULL;
@@ -206,10 +206,6 @@ static inline struct vmh_tcps *vmh_tcps_any(int fd) /* also where they are left 
 		return vmh_tcps_of(o);
 	vmh_obj_put(o);
 	return NULL;
-}
-static inline struct vmh_tcps *vmh_tcps_get(int fd)
-{
-	return atomic_load_explicit(&vmh_tcps_on, memory_order_relaxed) ? vmh_tcps_any(fd) : NULL;
 }
 static inline void vmh_tcps_drop(struct vmh_tcps **s)
 {
@@ -527,7 +523,7 @@ void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
 void vmh_tcps_unfit_home(void);             /* the internal thread: connections that the stack can't serve go home */
-void vmh_tcps_home_by_worker(struct vmh_tcps *s, uint8_t reason); /* a listener; waits until it is done */
+void vmh_tcps_home_by_worker(struct vmh_tcps *s); /* a listener, for a child that executes; waits until it is done */
 void vmh_tcps_unfit_from_birth(struct vmh_tcps *s); /* it is on a ring now: the thread may have looked too early */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);
