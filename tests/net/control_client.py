@@ -124,6 +124,12 @@ class Client:
     def mapped(self, ring_id: int) -> Any:
         return self.call(lib.VMH_MSG_RING_MAPPED, "struct vmh_msg_ring_mapped", ring_id=ring_id)
 
+    def attach_port(self, address: str, ifindex: int, **more: Any) -> Any:
+        """A port of the service's choice."""
+        fields = {"kind": KINDS["3t"], "ifindex": ifindex, "proto": socket.IPPROTO_TCP, "family": 4,
+                  "local_addr": addr_to_bytes(address), "flags": lib.VMH_ATTACH_F_PORT, **more}
+        return self.call(lib.VMH_MSG_ATTACH, "struct vmh_msg_attach", **fields)
+
     def attach(self, fd: int, kind: str, local: tuple[str, int], remote: tuple[str, int] = ("*", 0), ifindex: int = 0,
                **more: Any) -> Any:
         fields = {"kind": KINDS[kind], "ifindex": ifindex, "fd": fd, "proto": socket.IPPROTO_UDP, "family": 4,
@@ -288,6 +294,9 @@ class Interpreter:
         far = (remote[0], remote[1]) if remote else ("*", 0)
         return _plain(self.client.attach(self.sockets[name].fileno(), kind, (local[0], local[1]), far, ifindex,
                                          **more))
+
+    def do_attach_port(self, address: str, ifname: str) -> dict[str, Any]:
+        return _plain(self.client.attach_port(address, socket.if_nametoindex(ifname)))
 
     def do_connect(self, name: str, to: list[Any]) -> list[Any]:
         """A TCP connection; its own address."""

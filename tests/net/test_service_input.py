@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from net.control_client import HEADER, Client, Closed
@@ -14,7 +15,7 @@ from net.service_lab import Api, Peer, assert_same_files, open_files, until
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
-from vmahybrid.contracts import lib, size_of
+from vmahybrid.contracts import addr_to_bytes, lib, size_of
 from vmahybrid.steering.reasons import Reason
 
 pytestmark = pytest.mark.root
@@ -99,6 +100,14 @@ def test_attach_without_a_descriptor(client: Client) -> None:
     client.hello()
     client.send(client.pack(lib.VMH_MSG_ATTACH, ATTACH, kind=lib.VMH_FLOW_3T, family=4, proto=17))
     refused(client, Reason.PROTOCOL, lib.VMH_MSG_ATTACH)
+
+
+@pytest.mark.parametrize(("fields", "reason"), [({"proto": 17}, Reason.TYPE), ({"kind": lib.VMH_FLOW_5T}, Reason.TYPE),
+                                                ({"local_addr": addr_to_bytes("192.0.2.1")},
+                                                 Reason.NOT_OFFLOADABLE_ADDR)])
+def test_a_port_of_something_else(client: Client, fields: dict[str, Any], reason: Reason) -> None:
+    client.hello()
+    assert client.attach_port("10.77.0.1", 0, **fields).hdr.reason == reason
 
 
 @pytest.mark.parametrize("fields", [{"kind": 9}, {"family": 5}, {"proto": 1}])

@@ -240,7 +240,7 @@ def test_the_service_hangs_at_a_fork(service: Service, giver: Program) -> None:
 
 def test_few_descriptors_may_be_on_their_way(service: Service, giver: Program, policy: str) -> None:
     """A lot's are more than RLIMIT_NOFILE, which counts where a user has no privileges."""
-    limits = ("setpriv", "--bounding-set", "-sys_admin,-sys_resource", "prlimit", "--nofile=60")   # 55 are open
+    limits = ("setpriv", "--bounding-set", "-sys_admin,-sys_resource", "prlimit", "--nofile=56")   # 55 are open
     program, came = run(service, "fork", policy, 34, limits)
     assert not program.errors, program.errors
     assert came == (34 if policy else 0)

@@ -293,10 +293,10 @@ def with_port(service: Service, sandbox: Sandbox) -> Iterator[tuple[Peer, list[A
     """A program with a local port whose connections are its ring's, (address, port) and the flow."""
     with Peer(service, sandbox.a) as peer:
         assert peer.do("ring", ifname="va")["status"] == 0
-        local = peer.do("stream", name="port", bind=[sandbox.a.address, 0])
-        reply = peer.do("attach", name="port", kind="3t", local=local, ifname="va", proto=socket.IPPROTO_TCP,
-                        flags=lib.VMH_ATTACH_F_KEEP)
+        reply = peer.do("attach_port", address=sandbox.a.address, ifname="va")
         assert reply["status"] == 0, reply
+        local = [sandbox.a.address, socket.ntohs(reply["local_port"])]
+        peer.do("stream", name="port")
         peer.do("stream", name="c")
         yield peer, local, reply["flow_id"]
 

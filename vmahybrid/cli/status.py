@@ -131,7 +131,8 @@ def without_session_row(p: dict[str, Any]) -> list[object]:
 
 def flow_row(f: dict[str, Any]) -> list[object]:
     action = f"ring {f['ring_id']}" if f["action"] == "ring" else f["action"]
-    owner = "operator" if f["source"] == "operator" else f"{f['pid']}:{f['fd']} {f['comm']}"
+    fd = f":{f['fd']}" if f["fd"] >= 0 else ""     # the port of connections of the ring is no one socket's
+    owner = "operator" if f["source"] == "operator" else f"{f['pid']}{fd} {f['comm']}"
     reason = "" if f["reason"] == "none" else f["reason"]
     backend = f["backend"] if f["action"] == "ring" else ""
     return [

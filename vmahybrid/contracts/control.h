@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 14
+#define VMH_CTL_VERSION 15
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */
@@ -150,7 +150,7 @@ struct vmh_msg_ring_mapped_reply {
 #define VMH_ATTACH_F_STAMP 8      /* the socket wants the adapter's time of arrival, where the ring has it */
 /* of a TCP port (VMH_FLOW_3T): connections of which the kernel knows nothing are the ring's */
 #define VMH_ATTACH_F_LISTEN 2     /* the socket listens, and SYNs are the ring's, too */
-#define VMH_ATTACH_F_KEEP 4       /* the service keeps the socket, and so the port, as long as the flow */
+#define VMH_ATTACH_F_PORT 4       /* no socket comes with it: the service makes one with a port of its own, and keeps it */
 
 struct vmh_msg_attach {
 	struct vmh_msg_hdr hdr;
@@ -172,6 +172,8 @@ struct vmh_msg_attach_reply {
 	struct vmh_msg_hdr hdr;
 	unsigned int flow_id;
 	unsigned int rules;    /* rules installed now (wildcards follow address changes) */
+	unsigned short local_port;
+	unsigned short pad[3];
 };
 
 struct vmh_msg_detach { /* the reply comes when no more frame will be steered to the ring */

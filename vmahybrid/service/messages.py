@@ -18,7 +18,7 @@ FDS_MAX = 16  # of a message from a program; more than any request may carry, to
 REQUESTS: dict[int, tuple[str, str, int, int]] = {
     lib.VMH_MSG_HELLO: ("struct vmh_msg_hello", "struct vmh_msg_hello_reply", 0, 1),
     lib.VMH_MSG_RING: ("struct vmh_msg_ring", "struct vmh_msg_ring_reply", 0, 0),
-    lib.VMH_MSG_ATTACH: ("struct vmh_msg_attach", "struct vmh_msg_attach_reply", 1, 1),
+    lib.VMH_MSG_ATTACH: ("struct vmh_msg_attach", "struct vmh_msg_attach_reply", 0, 1),
     lib.VMH_MSG_DETACH: ("struct vmh_msg_detach", HEADER, 0, 0),
     lib.VMH_MSG_NEIGH: ("struct vmh_msg_neigh", HEADER, 0, 0),
     lib.VMH_MSG_RELEASE: ("struct vmh_msg_release", HEADER, 0, 0),

@@ -16,7 +16,7 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from vmahybrid.contracts import addr_to_bytes
+from vmahybrid.contracts import addr_to_bytes, addr_to_text
 from vmahybrid.errors import Refused
 from vmahybrid.service.reaper import close_foreign, closing
 from vmahybrid.steering.flow import Flow, Kind, endpoint
@@ -142,6 +142,20 @@ def _check(sock: socket.socket, flow: Flow, cookie: int) -> Proof:
         raise not_owner("the socket does not listen")
     only_v6 = sock.family == socket.AF_INET6 and bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
     return Proof(os.fstat(sock.fileno()).st_ino, device, reuse_addr, reuse_port, only_v6)
+
+
+def own_port(flow: Flow) -> int:
+    """A TCP socket of the calling thread's namespace, bound to a free port of ``flow``'s local address, which ``flow``
+    gets. The caller's to close. Raises Refused (NOT_OFFLOADABLE_ADDR), OSError."""
+    family = FAMILIES[flow.family]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind((addr_to_text(flow.local), 0))
+    except OSError as error:
+        sock.close()
+        raise refuse(f"a port of {flow.local_text}: {error.strerror}", Reason.NOT_OFFLOADABLE_ADDR) from None
+    flow.local_port = sock.getsockname()[1]
+    return sock.detach()
 
 
 def check_new(fd: int, cookie: int, local: tuple[bytes, int]) -> None:

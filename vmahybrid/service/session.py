@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from vmahybrid.contracts import c_text, family_of, lib, ntohs
+from vmahybrid.contracts import c_text, family_of, htons, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.net.pidns import own_pid
@@ -289,26 +289,31 @@ class Session:
         return request.reply(ring_id=ring_id, flags=grant.handle.reply_fields()["flags"])
 
     async def _attach(self, request: Request, fds: ReceivedFds) -> bytes:
-        namespace = self._namespace()
-        flow, found, fd = self._proved(request, fds, namespace)
-        if request.body.flags & lib.VMH_ATTACH_F_KEEP and flow.kind is Kind.THREE and flow.proto == socket.IPPROTO_TCP:
-            return await self._attach_port(request, flow, found, fd)
+        if request.body.flags & lib.VMH_ATTACH_F_PORT:
+            return await self._attach_port(request)
+        if not len(fds):
+            raise ProtocolError("no socket came with ATTACH", Reason.PROTOCOL, request.type, request.seq)
+        flow, found, fd = self._proved(request, fds, self._namespace())
+        flow.fd = request.body.fd
         async with proof.closed(fd):  # kept, it would hold the port beyond the program's end
             return await self._attach_proved(request, flow, found)
 
-    async def _attach_port(self, request: Request, flow: Flow, found: proof.Proof, fd: int) -> bytes:
-        """A local port for the program's own connections: its socket stays, and nobody else gets the port."""
+    async def _attach_port(self, request: Request) -> bytes:
+        """A local port for the program's own connections: nobody else gets it as long as the socket stays."""
+        namespace, flow = self._namespace(), self._flow_of(request)
+        if flow.proto != socket.IPPROTO_TCP or flow.kind is not Kind.THREE:
+            raise refuse("flow", Reason.TYPE)
+        fd = await namespace.worker.call_async(proof.own_port, flow)
         try:
-            reply = await self._attach_proved(request, flow, found)
+            reply = await self._attach_proved(request, flow, proof.check(fd, flow, namespace.cookie))
             self.core.tcp.keep(flow.flow_id, fd)
         except BaseException:
-            proof.close_slowly(fd)
+            os.close(fd)
             raise
         return reply
 
     async def _attach_proved(self, request: Request, flow: Flow, found: proof.Proof) -> bytes:
         core, namespace = self.core, self._namespace()
-        flow.fd = request.body.fd
         if request.body.flags & lib.VMH_ATTACH_F_WAS_SHARED and await asyncio.to_thread(
             held_elsewhere, found.inode, self.pid
         ):
@@ -339,7 +344,7 @@ class Session:
         core.prepare_counter(flow)
         core.counters["flows_total"] += 1
         core.events.add("flow-added", f"{flow.local_text} of {self}", flow_id=flow.flow_id, pid=self.pid)
-        return request.reply(flow_id=flow.flow_id, rules=core.table.rule_count(flow))
+        return request.reply(flow_id=flow.flow_id, rules=core.table.rule_count(flow), local_port=htons(flow.local_port))
 
     def _refuse_unattached(self, flow: Flow) -> None:
         """All frames are the kernel's where nothing could be attached again, and the program should know: for a TCP

@@ -200,13 +200,15 @@ void vmh_session_attach_all(struct vmh_session_attach *v, int n)
 	vmh_lock(&vmh_ctl_lock);
 	for (int i = 0; i < n; i++) {
 		vmh_ctl_header(&v[i].req.hdr, VMH_MSG_ATTACH, sizeof(v[i].req));
-		q[i] = (struct vmh_ctl_request){ .req = &v[i].req.hdr, .out = { v[i].fd }, .nout = 1, .reply = &rep[i] };
+		q[i] = (struct vmh_ctl_request){ .req = &v[i].req.hdr, .out = { v[i].fd }, .nout = v[i].fd >= 0, .reply = &rep[i] };
 	}
 	vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
 	vmh_unlock(&vmh_ctl_lock);
 	for (int i = 0; i < n; i++) {
 		v[i].err = q[i].err;
 		v[i].flow_id = rep[i].flow_id;
+		if (v[i].req.flags & VMH_ATTACH_F_PORT)
+			v[i].req.local_port = rep[i].local_port;
 		v[i].reason = !q[i].err ? 0 : rep[i].hdr.reason ? rep[i].hdr.reason : vmh_session_reason();
 		if (q[i].err && !v[i].reason)
 			v[i].reason = VMH_R_PROTOCOL;

@@ -13,7 +13,7 @@
 
 #define PORTS_MAX 16384 /* of a ring and local address */
 #define PORTS_AHEAD 256 /* as many by themselves; more for connections that are open at once */
-#define PORTS_AT_ONCE 8 /* descriptors that the program has less meanwhile */
+#define PORTS_AT_ONCE 8
 #define TAIL_LOOK_NS 50000000u
 #define LEAVE_NS 2000000u
 
@@ -78,7 +78,7 @@ static unsigned attached(const struct vmh_session_attach *a)
 {
 	unsigned reason = a->reason;
 
-	if (!reason && a->req.flags & VMH_ATTACH_F_KEEP) { /* a QP would rob the kernel of what it has of a listener's port */
+	if (!reason && a->req.flags & VMH_ATTACH_F_PORT) { /* a QP would rob the kernel of what it has of a listener's port */
 		reason = vmh_verbs_attach_tcp(a->flow_id, &a->req);
 		if (reason)
 			vmh_session_detach(a->flow_id, reason);
@@ -148,24 +148,6 @@ static unsigned ports_of(struct block *b)
 	return n;
 }
 
-/* A socket that has a port of its own there, to be held by the service; -errno. */
-static int bound(struct block *b, struct vmh_session_attach *a)
-{
-	struct vmh_tname l = { .addr = b->laddr, .v6 = !vmh_ip_is4(&b->laddr) };
-	struct sockaddr_storage to;
-	socklen_t len = vmh_tcps_compose(l.v6, &l.addr, 0, &to);
-	int fd = (int)vmh_sys(SYS_socket, l.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	if (fd < 0)
-		return fd;
-	if (vmh_sys(SYS_bind, fd, &to, len) < 0 || !vmh_tcps_kernel_name(fd, false, &l.addr, &l.port)) {
-		vmh_sys(SYS_close, fd);
-		return -EADDRNOTAVAIL;
-	}
-	*a = request(fd, &l, b->ifindex, vmh_tring_ring(b->tring)->lane, VMH_ATTACH_F_KEEP);
-	return 0;
-}
-
 static void add(struct block *b, const struct vmh_session_attach *a)
 {
 	bool fits;
@@ -181,39 +163,27 @@ static void add(struct block *b, const struct vmh_session_attach *a)
 		vmh_tport_end(a->flow_id, a->req.local_port, 0);
 }
 
-static struct vmh_lock reserving; /* the lot; after the object lock, and across a call of the service */
-static struct vmh_session_attach lot[PORTS_AT_ONCE];
-static _Atomic int lot_open; /* of which a child of a fork has the descriptors */
-
 /* Asked for together: the service takes less time for each. */
 static int reserve_lot(struct block *b, unsigned count)
 {
+	const struct vmh_tname l = { .addr = b->laddr, .v6 = !vmh_ip_is4(&b->laddr) };
+	struct vmh_session_attach lot[PORTS_AT_ONCE];
 	unsigned reason = 0, no;
-	int n = 0, rc = 0;
 
-	vmh_lock(&reserving);
-	for (; n < (int)count && !(rc = bound(b, &lot[n])); n++)
-		atomic_store(&lot_open, n + 1);
-	if (n)
-		vmh_session_attach_all(lot, n);
-	atomic_store(&lot_open, 0); /* before a number may be another's */
-	for (int i = 0; i < n; i++)
-		vmh_sys(SYS_close, lot[i].fd);
-	for (int i = 0; i < n; i++) {
+	for (unsigned i = 0; i < count; i++)
+		lot[i] = request(-1, &l, b->ifindex, vmh_tring_ring(b->tring)->lane, VMH_ATTACH_F_PORT);
+	vmh_session_attach_all(lot, (int)count);
+	for (unsigned i = 0; i < count; i++) {
 		no = attached(&lot[i]);
 		if (!no)
 			add(b, &lot[i]);
 		else
 			reason = no;
 	}
-	vmh_unlock(&reserving);
-	if (rc == -EADDRNOTAVAIL)
-		reason = VMH_R_NOT_OFFLOADABLE_ADDR;
-	if (reason) {
-		vmh_debug("no more local ports for connections on rings: %s", vmh_reason_text(reason));
-		return -EADDRNOTAVAIL;
-	}
-	return rc;
+	if (!reason)
+		return 0;
+	vmh_debug("no more local ports for connections on rings: %s", vmh_reason_text(reason));
+	return -EADDRNOTAVAIL;
 }
 
 static int reserve(struct block *b, unsigned count)
@@ -446,9 +416,6 @@ void vmh_tport_work(void)
 void vmh_tport_fork_child(void)
 {
 	vmh_lock_reset(&lock);
-	vmh_lock_reset(&reserving);
-	for (int i = atomic_exchange(&lot_open, 0); i-- > 0;)
-		vmh_sys(SYS_close, lot[i].fd);
 	tails = NULL;
 	blocks = NULL;
 	if (atomic_exchange(&marked, false))
