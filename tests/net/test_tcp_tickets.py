@@ -217,12 +217,12 @@ def visits(service: Service, how: str, *, listens: str = "", n: int = CLIENTS, b
     """What the clients saw, by whom they were answered; their program and the server's."""
     shim = {"VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "100"}
     sandbox, port = service.sandbox, str(PORT)
-    v6 = ":" in listens and listens != "::"
+    v6 = "fd77::2" if (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1) in options or listens == "fd77::2" else ""
     argv = service.run_argv([sys.executable, "-uc", SERVER, how, listens or sandbox.b.address, str(backlog),
                              json.dumps(options), port, HEIR], **shim)
     b = sandbox.start(sandbox.b, argv, env=service.env)
     b.wait_for("ready")
-    a = sandbox.start(sandbox.a, [sys.executable, "-uc", CLIENT, str(n), listens if v6 else sandbox.b.address, port])
+    a = sandbox.start(sandbox.a, [sys.executable, "-uc", CLIENT, str(n), v6 or sandbox.b.address, port])
     b.wait_for("accepted")
     a.process.send_signal(signal.SIGUSR1)
     a.wait_for("asked")
@@ -276,9 +276,10 @@ def test_closed_by_all_they_are_reset(service: Service) -> None:
     assert seen == {"ConnectionResetError": CLIENTS}, seen
 
 
-@pytest.mark.parametrize("listens", ["0.0.0.0", "::", "fd77::2"])
-def test_of_a_listener_on(service: Service, listens: str) -> None:
-    seen, *programs = visits(service, "epoll-", listens=listens)
+@pytest.mark.parametrize(("listens", "only_v6"), [("0.0.0.0", 0), ("::", 0), ("::", 1), ("fd77::2", 0)])
+def test_of_a_listener_on(service: Service, listens: str, only_v6: int) -> None:
+    options = ((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1),) if only_v6 else ()
+    seen, *programs = visits(service, "epoll-", listens=listens, options=options)
     ended(*programs)
     assert seen == {"child": CLIENTS}, (seen, programs[1].errors)
 

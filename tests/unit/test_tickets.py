@@ -1,4 +1,4 @@
-"""service/tickets.py: what is kept is given to who accepted its ticket, and reset when that ends otherwise."""
+"""service/tickets.py: what is kept is given to who brings its ticket, carried to who uses it, and reset with it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
 from vmahybrid.errors import Refused
+from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.service.relay import RESET
 from vmahybrid.service.tickets import Tickets
+
+
+class Here:
+    """A worker of this namespace."""
+
+    async def call_async(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args)
+
+
+HERE = cast(NetnsWorker, Here())
 
 
 @pytest.fixture
@@ -23,6 +36,12 @@ def listener() -> Iterator[socket.socket]:
 def pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
     client = socket.create_connection(listener.getsockname())
     return client, listener.accept()[0]
+
+
+def kept() -> tuple[Tickets, list[str]]:
+    """And what was carried."""
+    said: list[str] = []
+    return Tickets(said.append), said
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -42,10 +61,10 @@ def closed(fd: int) -> bool:
 
 def test_it_is_given_for_its_ticket(listener: socket.socket) -> None:
     async def play() -> None:
-        tickets = Tickets()
+        tickets, _ = kept()
         client, connection = pair(listener)
         ticket, accepted = pair(listener)
-        tickets.keep(connection.detach(), ticket.detach())
+        tickets.keep(connection.detach(), ticket.detach(), HERE)
         with pytest.raises(Refused):
             tickets.fetch(os.dup(client.fileno()))      # nothing is known of it
         with tickets.fetch(os.dup(accepted.fileno())) as got:
@@ -58,19 +77,14 @@ def test_it_is_given_for_its_ticket(listener: socket.socket) -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("how", ["closed", "written to", "the service stops"])
-def test_it_is_reset(listener: socket.socket, how: str) -> None:
+def test_it_is_reset_with_its_ticket(listener: socket.socket) -> None:
     async def play() -> None:
-        tickets = Tickets()
+        tickets, said = kept()
         client, connection = pair(listener)
         ticket, accepted = pair(listener)
-        tickets.keep(connection.detach(), ticket.detach())
-        if how == "closed":
-            accepted.close()
-        elif how == "written to":
-            accepted.sendall(b"who is there?")
-        else:
-            tickets.close()
+        tickets.keep(connection.detach(), ticket.detach(), HERE)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        accepted.close()
         client.setblocking(False)
 
         def reset() -> bool:
@@ -83,9 +97,48 @@ def test_it_is_reset(listener: socket.socket, how: str) -> None:
 
         await until(reset)
         with pytest.raises(Refused):
-            tickets.fetch(os.dup(client.fileno() if how == "closed" else accepted.fileno()))
+            tickets.fetch(os.dup(client.fileno()))
         client.close()
-        accepted.close()
+        assert not said
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("first", ["it writes", "it waits", "it ends", "the service stops"])
+def test_who_does_not_bring_it_uses_it(listener: socket.socket, first: str) -> None:
+    async def play() -> None:
+        tickets, said = kept()
+        client, connection = pair(listener)
+        client.sendall(b"question")
+        ticket, accepted = pair(listener)
+        tickets.keep(connection.detach(), ticket.detach(), HERE)
+        accepted.setblocking(False)
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(accepted, 100) == b"question"   # before anybody knows
+        client.setblocking(False)
+        if first == "it writes":
+            accepted.send(b"answer")
+        elif first == "it ends":
+            accepted.shutdown(socket.SHUT_WR)
+        elif first == "the service stops":
+            tickets.close()
+        await until(lambda: bool(said))
+        if first != "it writes" and first != "it ends":
+            accepted.send(b"answer")
+        if first != "it ends":
+            assert await loop.sock_recv(client, 100) == b"answer"
+            accepted.shutdown(socket.SHUT_WR)
+        assert await loop.sock_recv(client, 100) == b""
+        client.send(b"more")
+        client.shutdown(socket.SHUT_WR)
+        assert await loop.sock_recv(accepted, 100) == b"more"
+        assert await loop.sock_recv(accepted, 100) == b""
+        with pytest.raises(Refused):
+            tickets.fetch(accepted.detach())
+        client.close()
+        tickets.close()
+        assert tickets.relays.process is not None
+        assert tickets.relays.process.wait(3) == 0  # nothing is left to be carried
 
     asyncio.run(play())
 
@@ -100,12 +153,12 @@ def test_what_is_no_tcp_socket_is_refused_and_closed(listener: socket.socket, wh
             fds = [os.dup(connection.fileno()), os.dup(connection.fileno())]
             os.dup2(other, fds[which])
             with pytest.raises(Refused):
-                Tickets().keep(*fds)
+                kept()[0].keep(*fds, HERE)
             await until(lambda fds=fds: all(map(closed, fds)))  # type: ignore[misc]
             os.close(other)
         fds = [os.dup(connection.fileno()), socket.socket().detach()]   # a ticket that goes nowhere
         with pytest.raises(Refused):
-            Tickets().keep(*fds)
+            kept()[0].keep(*fds, HERE)
         await until(lambda: all(map(closed, fds)))
         client.close()
         connection.close()

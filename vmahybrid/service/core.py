@@ -61,10 +61,14 @@ class Core:
         self.connections: set[Session] = set()  # also those that have not said HELLO
         self.namespaces = Namespaces(lambda: self.config, backend, make_watcher, self.namespace_changed)
         self.tcp = TcpMoves(self)
-        self.tickets = Tickets()
+        self.tickets = Tickets(self._relayed)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- small services
+
+    def _relayed(self, names: str) -> None:
+        self.counters["tcp_relayed_total"] += 1
+        self.events.add("connection-relayed", f"accepted by a program without the shim: {names}")
 
     def count_reason(self, reason: int) -> None:
         if reason:

@@ -492,7 +492,7 @@ class Session:
 
     async def _tcp_keep(self, request: Request, fds: ReceivedFds) -> bytes:
         connection, ticket = fds.take(), fds.take()
-        self.core.tickets.keep(connection, ticket)
+        self.core.tickets.keep(connection, ticket, self._namespace().worker)
         self.core.counters["tcp_kept_total"] += 1
         return request.reply()
 

@@ -32,6 +32,7 @@ class Bound:
     uid: int
     local: bytes
     remote: bytes
+    remote_port: int = 0    # host order
 
 
 def bound_sockets(port: int, proto: int = socket.IPPROTO_UDP) -> list[Bound]:
@@ -63,9 +64,9 @@ def _dump(diag: socket.socket, family: int, port: int, proto: int) -> list[Bound
 
 def _parse(body: bytes) -> Bound:
     family = _REPLY_HEAD.unpack_from(body)[0]
-    _sport, _dport, src, dst, *_ = _SOCKID.unpack_from(body, _REPLY_HEAD.size)
+    _sport, dport, src, dst, *_ = _SOCKID.unpack_from(body, _REPLY_HEAD.size)
     _expires, _rqueue, _wqueue, uid, inode = _REPLY_TAIL.unpack_from(body, _REPLY_HEAD.size + _SOCKID.size)
-    return Bound(inode, uid, _address(family, src), _address(family, dst))
+    return Bound(inode, uid, _address(family, src), _address(family, dst), int.from_bytes(dport, "big"))
 
 
 def _address(family: int, raw: bytes) -> bytes:

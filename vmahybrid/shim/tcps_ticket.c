@@ -4,8 +4,8 @@
  * the like wake whoever waits, and accept() knows a ticket by the address it comes from, brings it to the service and
  * gives the program what it gets for it.
  *
- * It fails where loopback does not lead to the listener (SO_BINDTODEVICE, a firewall), or its queue is full, or it listens
- * on all addresses of IPv6 alone. Then the connection waits in the shim of the program that had the listener. */
+ * It fails where loopback does not lead to the listener (SO_BINDTODEVICE, a firewall), or its queue is full. Then the
+ * connection waits in the shim of the program that had the listener. */
 #include "vmh_tcps_ticket.h"
 #include "vmh_base.h"
 #include "vmh_control.h"
@@ -33,7 +33,6 @@ static bool is_ready(int fd, short events, long ns)
 	return vmh_sys(SYS_ppoll, &p, 1, &ts, NULL, sizeof(uint64_t)) > 0 && p.revents == events;
 }
 
-/* With a byte, for TCP_DEFER_ACCEPT. */
 static bool comes(int fd, const struct vmh_ip *to, in_port_t port)
 {
 	struct sockaddr_storage name;
@@ -45,8 +44,7 @@ static bool comes(int fd, const struct vmh_ip *to, in_port_t port)
 		return false;
 	len = vmh_tcps_compose(!vmh_ip_is4(to), to, port, &name);
 	r = vmh_sys(SYS_connect, fd, &name, len);
-	return (!r || (r == -EINPROGRESS && is_ready(fd, POLLOUT, LOOPBACK_NS))) &&
-	       vmh_sys(SYS_sendto, fd, "", 1, MSG_NOSIGNAL, NULL, 0) == 1;
+	return !r || (r == -EINPROGRESS && is_ready(fd, POLLOUT, LOOPBACK_NS));
 }
 
 bool vmh_ticket_issue(const struct vmh_ip *addr, in_port_t port, unsigned families, int fd)
@@ -55,7 +53,7 @@ bool vmh_ticket_issue(const struct vmh_ip *addr, in_port_t port, unsigned famili
 	struct vmh_ip to = any ? vmh_ip4(htonl(INADDR_LOOPBACK)) : *addr;
 	int ticket;
 
-	if (any && !(families & VMH_TCP_IPV4))
+	if (any && !(families & VMH_TCP_IPV4) && !vmh_tcps_kernel_name(fd, false, &to, &(in_port_t){ 0 }))
 		return false;
 	ticket = (int)vmh_sys(SYS_socket, vmh_ip_is4(&to) ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
 			      IPPROTO_TCP);
@@ -87,7 +85,7 @@ static bool is_ticket(int fd, const struct sockaddr *a, const socklen_t *len, so
 	       memcmp(&here, &v6, sizeof(v6)) != 0;
 }
 
-/* A connection, or why there is none. The ticket is closed but with -EPERM, if it is none, and -ENOTCONN. */
+/* A connection, or why there is none. The ticket is open still with -EPERM (it is none) and -ENOTCONN. */
 static int fetch(int ticket)
 {
 	const struct timespec nap = { 0, KEPT_NAP_NS };
@@ -111,12 +109,8 @@ int vmh_ticket_redeem(int r, struct sockaddr *a, socklen_t *len, socklen_t room,
 		return r;
 	vmh_started(); /* it may be all that the program has to do with us */
 	fd = fetch(r);
-	if (fd == -EPERM) /* somebody else's who comes from there */
+	if (fd == -EPERM || fd == -ENOTCONN) /* somebody else's who comes from there; or the service carries it, see tickets.py */
 		return r;
-	if (fd == -ENOTCONN) {
-		vmh_sys(SYS_close, r);
-		return -EAGAIN;
-	}
 	if (fd < 0)
 		return fd;
 	vmh_fd_close(fd);
