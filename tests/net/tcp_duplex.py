@@ -77,14 +77,15 @@ class Stream:
 
 
 def opened(role: str, address: str, port: int, count: int) -> list[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if role == "server":
-        with socket.create_server((address, port), backlog=64) as listener:
+        with socket.create_server((address, port), family=family, backlog=64) as listener:
             print("ready", flush=True)
             listener.settimeout(30)
             return [listener.accept()[0] for _ in range(count)]
     socks = []
     for number in range(count):
-        sock = socket.socket()
+        sock = socket.socket(family)
         if number % 2:      # opened by the kernel
             sock.bind(("", 0))
         sock.settimeout(30)

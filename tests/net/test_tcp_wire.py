@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from net.service_lab import Api
-from net.test_tcp_shim import ShimPeer, end_of_stream, introduce, on_ring
-from net.test_tcp_syn import Calls, listening
+from net.test_tcp_shim import ShimPeer, end_of_stream, introduce, on_ring, over, with_ipv6
+from net.test_tcp_syn import Calls, know, listening
 from net.wire_lab import Faults, WireSandbox
 
 from vmahybrid.bench.served import Service
@@ -44,8 +44,9 @@ def wire() -> Iterator[WireSandbox]:
 
 @pytest.fixture(scope="module")
 def service(wire: WireSandbox) -> Iterator[Service]:
-    with Service(wire) as running:
+    with Service(with_ipv6(wire)) as running:
         introduce(wire)
+        know(wire, "6")
         yield running
 
 
@@ -126,8 +127,8 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
 
 
 @pytest.mark.parametrize("peer", ["kernel", "offloaded"])
-@pytest.mark.parametrize("policy", ["offload", "adaptive"])
-def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy: str) -> None:
+@pytest.mark.parametrize(("policy", "ip"), [("offload", "4"), ("adaptive", "4"), ("offload", "6")])
+def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy: str, ip: str) -> None:
     """By the operator, of both ends, in the midst of bulk both ways that has nothing to do with each other, over a wire
     that is bad: each stream is whole, and goes on. VMH_TCP_SEED (1), VMH_TCP_SECONDS (6)."""
     seed, seconds, count = int(os.environ.get("VMH_TCP_SEED", "1")), os.environ.get("VMH_TCP_SECONDS", "6"), 4
@@ -135,7 +136,7 @@ def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy
     chance, api, orders = random.Random(seed), Api(service), 0
 
     def command(role: str, shimmed: bool) -> list[str]:
-        argv = [sys.executable, str(DUPLEX), role, wire.b.address, "7901", str(count), seconds, str(seed)]
+        argv = [sys.executable, str(DUPLEX), role, over(wire.b, ip).address, "7901", str(count), seconds, str(seed)]
         return service.run_argv(argv, profile="none", **variables) if shimmed else argv
 
     server = wire.start(wire.b, command("server", peer == "offloaded"), env=service.env)

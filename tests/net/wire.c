@@ -22,8 +22,6 @@
 #define FRAME 2048
 #define HELD 256
 #define LATE_NS 300000 /* a handful of segments */
-#define IP_PROTO 23
-#define TCP_HEADER 34
 
 struct held {
 	uint64_t due;
@@ -114,14 +112,25 @@ static void release(void)
 		memmove(late, late + n, waiting * sizeof(*late));
 }
 
+/* Where the TCP header begins; 0: it is none. */
+static ssize_t tcp_at(const uint8_t *bytes)
+{
+	if (bytes[12] == 0x08 && bytes[13] == 0x00)
+		return bytes[23] == IPPROTO_TCP ? 34 : 0;
+	if (bytes[12] == 0x86 && bytes[13] == 0xdd)
+		return bytes[20] == IPPROTO_TCP ? 54 : 0;
+	return 0;
+}
+
 static void pass(int from, int to, const uint32_t *rate, uint32_t corrupt)
 {
 	uint8_t bytes[FRAME];
-	ssize_t len = recv(from, bytes, sizeof(bytes), 0);
+	ssize_t len = recv(from, bytes, sizeof(bytes), 0), tcp;
 
 	if (len < 0)
 		return;
-	if (len <= TCP_HEADER || bytes[12] != 8 || bytes[13] || bytes[IP_PROTO] != IPPROTO_TCP) {
+	tcp = tcp_at(bytes);
+	if (!tcp || len <= tcp) {
 		put(to, bytes, (size_t)len);
 		return;
 	}
@@ -131,7 +140,7 @@ static void pass(int from, int to, const uint32_t *rate, uint32_t corrupt)
 		return;
 	}
 	if (chance(1000000) < corrupt) {
-		bytes[TCP_HEADER + chance((uint32_t)len - TCP_HEADER)] ^= (uint8_t)(1u << chance(8));
+		bytes[tcp + chance((uint32_t)(len - tcp))] ^= (uint8_t)(1u << chance(8));
 		corrupted++;
 	}
 	if (chance(1000000) < rate[2]) {
