@@ -4,6 +4,7 @@ The stack alone, over a wire made of memory, is in tests/unit/c/test_tcp_faults.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -127,8 +128,9 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
 
 
 @pytest.mark.parametrize("peer", ["kernel", "offloaded"])
-@pytest.mark.parametrize(("policy", "ip"), [("offload", "4"), ("adaptive", "4"), ("offload", "6")])
-def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy: str, ip: str) -> None:
+@pytest.mark.parametrize(("policy", "ip", "length"), [("offload", "4", 0), ("adaptive", "4", 0), ("offload", "6", 0),
+                                                      ("offload", "4", 0.01)])
+def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy: str, ip: str, length: float) -> None:
     """By the operator, of both ends, in the midst of bulk both ways that has nothing to do with each other, over a wire
     that is bad: each stream is whole, and goes on. VMH_TCP_SEED (1), VMH_TCP_SECONDS (6)."""
     seed, seconds, count = int(os.environ.get("VMH_TCP_SEED", "1")), os.environ.get("VMH_TCP_SECONDS", "6"), 4
@@ -145,7 +147,7 @@ def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy
     ends = [(program.pid, int(fd)) for program in (client, server) if program is client or peer == "offloaded"
             for fd in program.wait_for(r"fds ([\d ]+)\n")[1].split()]
     before = api.status()["counters"]
-    with wire.bad(Faults(loss=0.02, reorder=0.03, duplicate=0.02), seed=seed) as counts:
+    with wire.bad(Faults(loss=0.02, reorder=0.03, duplicate=0.02, length=length), seed=seed) as counts:
         until = time.monotonic() + float(seconds) + 1
         while time.monotonic() < until:
             pid, fd = chance.choice(ends)
@@ -160,3 +162,29 @@ def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy
     print(orders, done, counts, came)
     assert done["tcp_homed_total"] >= 5 and done["tcp_taken_total"] >= 5, done
     assert min(came) > 1_000_000 and counts["lost"] > 100, (came, counts)
+
+
+@pytest.mark.parametrize("role", ["client", "server"])
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_long_way(service: Service, wire: WireSandbox, way: str, role: str) -> None:
+    """Buffers grow with it, as the kernel's do: 20 ms there and back, with what is under way at first half a megabyte
+    to send (0.2 Gbit/s) and one to receive (0.4)."""
+    def bits(policy: str) -> float:
+        server = ["iperf3", "-s", "-1", "--forceflush"]
+        client = ["iperf3", "-c", wire.a.address, "-t", "3", "-O", "1", "-J"]
+        if way == "down":
+            client.append("-R")
+        if policy and role == "server":
+            server = service.run_argv(server, profile="none", VMA_HYBRID_TCP=policy, VMA_TRACELEVEL="warn")
+        elif policy:
+            client = service.run_argv(client, profile="none", VMA_HYBRID_TCP=policy, VMA_TRACELEVEL="warn")
+        a = wire.start(wire.a, server, env=service.env)
+        a.wait_for("listening")
+        told = wire.start(wire.b, client, env=service.env).result(20)
+        a.wait(5)
+        return float(json.loads("{" + told.partition("{")[2])["end"]["sum_received"]["bits_per_second"])
+
+    with wire.bad(Faults(length=0.01)):
+        kernel, ring = bits(""), bits("offload")
+    print(f"{kernel / 1e6:.0f} Mbit/s, {ring / 1e6:.0f}")
+    assert ring > 0.7 * kernel

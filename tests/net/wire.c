@@ -1,8 +1,9 @@
 /* A bad wire between two interfaces of one namespace: it loses, doubles, delays and corrupts TCP frames. Everything else
  * passes. The interfaces have no offloads, so a frame is a segment.
  *
- * usage: wire IF IF SEED LOST DOUBLED LATE CORRUPT CORRUPT   in frames of a million; the last two: from the first
- *        interface, from the second. Prints "ready", and at SIGTERM what it did. */
+ * usage: wire IF IF SEED LOST DOUBLED LATE CORRUPT CORRUPT LENGTH   in frames of a million; the last two of those: from
+ *        the first interface, from the second. LENGTH: us that every frame takes. Prints "ready", and at SIGTERM what
+ *        it did. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <linux/if_packet.h>
@@ -21,16 +22,20 @@
 
 #define FRAME 2048
 #define HELD 256
+#define LINE 16384 /* frames on the way */
 #define LATE_NS 300000 /* a handful of segments */
 
 struct held {
 	uint64_t due;
 	int to;
+	uint32_t corrupt;
 	size_t len;
 	uint8_t bytes[FRAME];
 };
 
-static struct held late[HELD];
+static struct held late[HELD], line[LINE];
+static unsigned first, on_line;
+static uint32_t rate[5];
 static unsigned waiting;
 static unsigned long frames, lost, doubled, delayed, corrupted;
 static uint64_t state;
@@ -122,14 +127,10 @@ static ssize_t tcp_at(const uint8_t *bytes)
 	return 0;
 }
 
-static void pass(int from, int to, const uint32_t *rate, uint32_t corrupt)
+static void harm(int to, uint8_t *bytes, ssize_t len, uint32_t corrupt)
 {
-	uint8_t bytes[FRAME];
-	ssize_t len = recv(from, bytes, sizeof(bytes), 0), tcp;
+	ssize_t tcp = tcp_at(bytes);
 
-	if (len < 0)
-		return;
-	tcp = tcp_at(bytes);
 	if (!tcp || len <= tcp) {
 		put(to, bytes, (size_t)len);
 		return;
@@ -154,16 +155,44 @@ static void pass(int from, int to, const uint32_t *rate, uint32_t corrupt)
 	}
 }
 
+/* The frames of both directions are on one line, as they came. */
+static void pass(int from, int to, uint32_t corrupt, uint64_t length)
+{
+	struct held *h = &line[(first + on_line) % LINE];
+	ssize_t len;
+
+	if (on_line == LINE) {
+		recv(from, NULL, 0, 0);
+		lost++;
+		return;
+	}
+	len = recv(from, h->bytes, sizeof(h->bytes), 0);
+	if (len < 0)
+		return;
+	h->due = now() + length;
+	h->to = to;
+	h->len = (size_t)len;
+	h->corrupt = corrupt;
+	on_line++;
+}
+
+static void arrive(void)
+{
+	for (struct held *h; on_line && (h = &line[first])->due <= now(); on_line--, first = (first + 1) % LINE)
+		harm(h->to, h->bytes, (ssize_t)h->len, h->corrupt);
+}
+
 int main(int argc, char **argv)
 {
-	uint32_t rate[5];
 	struct pollfd p[2];
+	uint64_t length;
 
-	if (argc != 9)
+	if (argc != 10)
 		return 2;
 	state = strtoull(argv[3], NULL, 0) * 2654435761u + 1;
 	for (int i = 0; i < 5; i++)
 		rate[i] = (uint32_t)atoi(argv[4 + i]);
+	length = strtoull(argv[9], NULL, 0) * 1000;
 	for (int i = 0; i < 2; i++)
 		p[i] = (struct pollfd){ .fd = port(argv[1 + i]), .events = POLLIN };
 	signal(SIGTERM, end);
@@ -172,11 +201,12 @@ int main(int argc, char **argv)
 	while (!ended) {
 		struct timespec soon = { 0, 100000 }, later = { 0, 100000000 };
 
-		ppoll(p, 2, waiting ? &soon : &later, NULL);
-		release();
+		ppoll(p, 2, waiting || on_line ? &soon : &later, NULL);
 		for (int i = 0; i < 2; i++)
 			if (p[i].revents)
-				pass(p[i].fd, p[!i].fd, rate, rate[3 + i]);
+				pass(p[i].fd, p[!i].fd, rate[3 + i], length);
+		arrive();
+		release();
 	}
 	printf("frames %lu lost %lu doubled %lu late %lu corrupted %lu\n", frames, lost, doubled, delayed, corrupted);
 	return 0;

@@ -25,10 +25,11 @@ class Faults:
     reorder: float = 0.0
     corrupt_a: float = 0.0
     corrupt_b: float = 0.0
+    length: float = 0.0     # seconds that each frame takes
 
     def words(self) -> list[str]:
         rates = (self.loss, self.duplicate, self.reorder, self.corrupt_a, self.corrupt_b)
-        return [str(int(rate * 1e6)) for rate in rates]
+        return [str(int(rate * 1e6)) for rate in (*rates, self.length)]
 
 
 class WireSandbox(LossySandbox):

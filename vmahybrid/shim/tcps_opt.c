@@ -84,8 +84,14 @@ static bool note(struct vmh_tcps *s, int level, int name, int v)
 		return false;
 	switch (name) {
 	case SO_KEEPALIVE: o->keepalive = v != 0; return true;
-	case SO_SNDBUF: o->sndbuf = buffer(v); return true;
-	case SO_RCVBUF: o->rcvbuf = buffer(v); return true;
+	case SO_SNDBUF:
+		o->sndbuf = buffer(v);
+		o->sndbuf_asked = true;
+		return true;
+	case SO_RCVBUF:
+		o->rcvbuf = buffer(v);
+		o->rcvbuf_asked = true;
+		return true;
 	}
 	return false;
 }

@@ -188,7 +188,7 @@ static uint32_t room(const struct vmh_tcp_conn *c)
 
 	if (c->opt.segs_max && c->pcb->snd_queuelen >= c->opt.segs_max)
 		return 0;
-	return used < c->opt.sndbuf ? LWIP_MIN(c->opt.sndbuf - used, c->pcb->snd_buf) : 0;
+	return used < core_sndbuf(c) ? LWIP_MIN(core_sndbuf(c) - used, c->pcb->snd_buf) : 0;
 }
 
 static size_t queue(struct vmh_tcp_conn *c, const uint8_t *data, size_t len, bool more)

@@ -302,24 +302,53 @@ void core_drop(struct vmh_tcp_conn *c, int err, bool reset)
 	tcp_abandon(c->pcb, reset);
 }
 
+static uint32_t window_max(const struct tcp_pcb *pcb)
+{
+	return pcb->flags & TF_WND_SCALE ? (uint32_t)LWIP_MIN((uint64_t)TCP_WND, 0xffffull << pcb->rcv_scale) : 0xffff;
+}
+
+/* The buffers of the start are enough where a round trip is short. Where it is long, the one of the sender is twice what
+ * may be on its way, and the one of the receiver twice what the program reads in a round trip, as in Linux. */
+#define LONG_WAY_US 2000u
+
+void core_grow_sndbuf(struct vmh_tcp_conn *c)
+{
+	if (c->srtt >= LONG_WAY_US && c->cwnd > core_sndbuf(c) / 2)
+		c->grown_snd = LWIP_MIN(2 * c->cwnd, TCP_SND_BUF);
+}
+
+static void grow_rcvbuf(struct vmh_tcp_conn *c)
+{
+	uint64_t read = c->count.bytes_received - c->rx_bytes, us = c->t->now - c->read_at;
+
+	if (c->srtt < LONG_WAY_US || us < c->srtt)
+		return;
+	if (c->read_at && (read - c->read_then) * c->srtt / us > core_rcvbuf(c) / 2)
+		c->grown_rcv = LWIP_MIN(2 * core_rcvbuf(c), window_max(c->pcb));
+	c->read_then = read;
+	c->read_at = c->t->now;
+}
+
 /* The window follows what the program has read. Its right edge never moves to the left. True: the peer is to be told, since
  * it is worth a segment (RFC 1122, 4.2.3.3). */
 bool core_window_due(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	uint32_t announced, limit = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff, size, more, worth;
+	uint32_t announced, limit = window_max(pcb), rcvbuf, size, more, worth;
 
 	if (c->settling)
 		return false;
+	grow_rcvbuf(c);
+	rcvbuf = core_rcvbuf(c);
 	announced = TCP_SEQ_GT(pcb->rcv_ann_right_edge, pcb->rcv_nxt) ? pcb->rcv_ann_right_edge - pcb->rcv_nxt : 0;
-	size = LWIP_MIN(c->opt.rcvbuf, limit);
+	size = LWIP_MIN(rcvbuf, limit);
 	size = size > c->rx_bytes ? size - c->rx_bytes : 0;
 	size = LWIP_MAX(size, announced);
 	pcb->rcv_wnd = size;
 	more = size - announced;
-	worth = LWIP_MIN(c->opt.rcvbuf / 2, LWIP_MAX(2u * pcb->mss, c->opt.rcvbuf / 8));
+	worth = LWIP_MIN(rcvbuf / 2, LWIP_MAX(2u * pcb->mss, rcvbuf / 8));
 	if (announced < pcb->mss)
-		worth = LWIP_MIN(c->opt.rcvbuf / 2, 2u * pcb->mss);
+		worth = LWIP_MIN(rcvbuf / 2, 2u * pcb->mss);
 	if (more < LWIP_MIN(worth, pcb->mss))
 		return false;
 	pcb->rcv_ann_wnd = size;
@@ -340,7 +369,7 @@ static bool writable(const struct vmh_tcp_conn *c)
 
 	if (c->opt.segs_max && c->pcb->snd_queuelen > c->opt.segs_max / 2)
 		return false;
-	return used < c->opt.sndbuf && c->opt.sndbuf - used >= used / 2; /* sk_stream_is_writeable() of Linux */
+	return used < core_sndbuf(c) && core_sndbuf(c) - used >= used / 2; /* sk_stream_is_writeable() of Linux */
 }
 
 unsigned core_events(struct vmh_tcp_conn *c)

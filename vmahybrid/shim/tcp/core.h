@@ -175,6 +175,9 @@ struct vmh_tcp_conn {
 	bool sacked_any, cwnd_limited;
 	bool shut_out;            /* something was to be sent again for which the window has no room any more */
 	struct cubic cubic;
+	/* buffers of a long way */
+	uint32_t grown_snd, grown_rcv; /* bytes; 0: as small as at first */
+	uint64_t read_then, read_at;   /* bytes that the program had read, when */
 	struct vmh_tcp_info count; /* only its counters */
 	uint32_t resent;           /* of count.retransmits, by us: the rest was another stack's */
 };
@@ -284,6 +287,17 @@ struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const
 void core_conn_free(struct vmh_tcp_conn *c);
 void core_ack_soon(struct vmh_tcp_conn *c); /* inside: by the next tick, unless something carries it before */
 void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
+static inline uint32_t core_sndbuf(const struct vmh_tcp_conn *c)
+{
+	return c->opt.sndbuf_asked ? c->opt.sndbuf : LWIP_MAX(c->opt.sndbuf, c->grown_snd);
+}
+
+static inline uint32_t core_rcvbuf(const struct vmh_tcp_conn *c)
+{
+	return c->opt.rcvbuf_asked ? c->opt.rcvbuf : LWIP_MAX(c->opt.rcvbuf, c->grown_rcv);
+}
+
+void core_grow_sndbuf(struct vmh_tcp_conn *c);
 bool core_window_due(struct vmh_tcp_conn *c);
 void core_window(struct vmh_tcp_conn *c);
 unsigned core_events(struct vmh_tcp_conn *c);

@@ -75,6 +75,7 @@ void cc_rested(struct vmh_tcp_conn *c, uint64_t us)
 
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd)
 {
+	core_grow_sndbuf(c);
 	count_time(c);
 	if (c->opt.cc == VMH_TCP_CC_NONE) {
 		c->cwnd = UNLIMITED;

@@ -194,8 +194,8 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->ms_since_received = ms_since(c, c->received_at);
 	i->ms_since_heard = ms_since(c, c->heard_at);
 	i->probing = c->persist_shift ? c->persist_shift : c->keep_sent;
-	i->pcb.rcvbuf = c->opt.rcvbuf;
-	i->pcb.sndbuf = c->opt.sndbuf;
+	i->pcb.rcvbuf = core_rcvbuf(c);
+	i->pcb.sndbuf = core_sndbuf(c);
 	i->unread_pieces = c->rx_pieces;
 	i->mtu = c->path.mtu;
 	if (!pcb || c->listening)

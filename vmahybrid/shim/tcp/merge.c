@@ -55,7 +55,7 @@ static bool may_begin(const struct vmh_tcp_conn *c, const struct segment *s)
 static uint32_t longest(struct vmh_tcp_conn *c)
 {
 	if (c->t->now - c->received_at > PAUSE_US)
-		c->long_runs_at = c->count.bytes_received + 2ull * c->opt.rcvbuf;
+		c->long_runs_at = c->count.bytes_received + 2ull * core_rcvbuf(c);
 	if (c->count.bytes_received >= c->long_runs_at)
 		return FRAMES;
 	return c->pcb->flags & TF_ACK_DELAY ? 1 : 2; /* 1: the second of two */

@@ -163,8 +163,8 @@ static void fill_rest(const struct vmh_tcp_conn *c, struct vmh_tcp_state *s)
 	s->keep_idle_s = c->opt.keep_idle_s;
 	s->keep_intvl_s = c->opt.keep_intvl_s;
 	s->user_timeout_ms = c->opt.user_timeout_ms;
-	s->sndbuf = c->opt.sndbuf;
-	s->rcvbuf = c->opt.rcvbuf;
+	s->sndbuf = c->opt.sndbuf_asked ? c->opt.sndbuf : 0;
+	s->rcvbuf = c->opt.rcvbuf_asked ? c->opt.rcvbuf : 0;
 	s->error = (uint32_t)c->error;
 	s->bytes_acked = c->count.bytes_acked;
 	s->bytes_received = c->count.bytes_received;
@@ -251,6 +251,8 @@ static void import_options(const struct vmh_tcp_state *s, struct vmh_tcp_options
 	o->keep_idle_s = s->keep_idle_s ? s->keep_idle_s : o->keep_idle_s;
 	o->keep_intvl_s = s->keep_intvl_s ? s->keep_intvl_s : o->keep_intvl_s;
 	o->user_timeout_ms = s->user_timeout_ms;
+	o->sndbuf_asked = s->sndbuf;
+	o->rcvbuf_asked = s->rcvbuf;
 	if (s->sndbuf)
 		o->sndbuf = LWIP_MIN(s->sndbuf, TCP_SND_BUF);
 	if (s->rcvbuf)

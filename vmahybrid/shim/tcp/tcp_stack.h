@@ -81,7 +81,8 @@ struct vmh_tcp_options {
 	uint16_t mss_max;         /* 0: what the path allows */
 	uint8_t ack_ms;           /* an acknowledgement waits so long for company; 0: 40 */
 	uint32_t keep_idle_s, keep_intvl_s, user_timeout_ms;
-	uint32_t sndbuf, rcvbuf;  /* bytes */
+	uint32_t sndbuf, rcvbuf;  /* bytes; they grow with the way, but for those that were asked for: */
+	bool sndbuf_asked, rcvbuf_asked;
 	uint32_t segs_max;        /* pieces that wait to be sent or acknowledged; 0: no limit but sndbuf */
 	uint32_t syn_retries, syn_rate; /* syn_rate: of a listener, per second; 0: no limit */
 	bool reuse;               /* SO_REUSEADDR: another socket that has it may be bound to the port */

@@ -32,7 +32,7 @@
 #define TCP_MSS 8960
 #define LWIP_WND_SCALE 1
 #define TCP_RCV_SCALE 7
-#define TCP_WND (2 * 1024 * 1024)
+#define TCP_WND (4 * 1024 * 1024)
 #define TCP_SND_BUF (4 * 1024 * 1024)
 #define TCP_SND_QUEUELEN 32000
 #define TCP_SNDLOWAT 4096
