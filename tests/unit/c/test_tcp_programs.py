@@ -57,6 +57,11 @@ def test_window_of_cubic(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", BOTH)
+def test_what_may_go(tmp_path: Path, compiler: str) -> None:
+    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_nagle.c", HERE / "tcp_wire.c"))
+
+
+@pytest.mark.parametrize("compiler", BOTH)
 def test_buffers_of_a_long_way(tmp_path: Path, compiler: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_buffers.c", HERE / "tcp_wire.c"))
 

@@ -251,8 +251,16 @@ void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb)
 	tcp_err(pcb, on_error);
 	pcb->ttl = key_ttl(&c->key, &c->opt);
 	pcb->tos = key_tos(&c->key, &c->opt);
-	if (c->opt.nodelay && !c->opt.cork)
-		tcp_set_flags(pcb, TF_NODELAY);
+	core_nagle(c);
+}
+
+/* As in Linux (Minshall): less than a segment waits only for such a one before it, not for whole ones. */
+void core_nagle(struct vmh_tcp_conn *c)
+{
+	if (!c->opt.cork && (c->opt.nodelay || !c->short_out)) /* as in Linux the cork is stronger */
+		tcp_set_flags(c->pcb, TF_NODELAY);
+	else
+		tcp_clear_flags(c->pcb, TF_NODELAY);
 }
 
 /* ---- connections ---- */

@@ -173,6 +173,9 @@ struct vmh_tcp_conn {
 	uint32_t dupacks, pipe;
 	uint8_t recovery, probed;
 	bool sacked_any, cwnd_limited;
+	bool short_out;           /* less than a segment is unacknowledged; the last ends at: */
+	uint32_t short_end;
+	uint32_t flight_max, round_end; /* most that was on its way in this round trip */
 	bool shut_out;            /* something was to be sent again for which the window has no room any more */
 	struct cubic cubic;
 	/* buffers of a long way */
@@ -287,6 +290,7 @@ struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const
 void core_conn_free(struct vmh_tcp_conn *c);
 void core_ack_soon(struct vmh_tcp_conn *c); /* inside: by the next tick, unless something carries it before */
 void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
+void core_nagle(struct vmh_tcp_conn *c);
 static inline uint32_t core_sndbuf(const struct vmh_tcp_conn *c)
 {
 	return c->opt.sndbuf_asked ? c->opt.sndbuf : LWIP_MAX(c->opt.sndbuf, c->grown_snd);

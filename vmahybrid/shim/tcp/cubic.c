@@ -81,10 +81,10 @@ void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd)
 		c->cwnd = UNLIMITED;
 	} else if (!c->cwnd_limited) {
 		return;
+	} else if (c->cwnd < c->ssthresh) { /* an ACK may be for a whole flight: all of it counts, as in Linux */
+		c->cwnd += c->recovery == OPEN ? acked : LWIP_MIN(acked, mss_of(c)); /* RFC 3465 */
 	} else if (c->opt.cc == VMH_TCP_CC_LWIP && c->recovery == OPEN) {
 		c->cwnd = lwip_cwnd;
-	} else if (c->cwnd < c->ssthresh) {
-		c->cwnd += c->recovery == OPEN ? acked : LWIP_MIN(acked, mss_of(c)); /* RFC 3465 */
 	} else if (c->opt.cc == VMH_TCP_CC_CUBIC) {
 		cubic_ack(c, acked);
 	} else {

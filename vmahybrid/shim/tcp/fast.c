@@ -77,7 +77,8 @@ static void acknowledged(struct vmh_tcp_conn *c, uint32_t ack)
 	pcb->rtime = -1;
 	c->count.bytes_acked += s->len;
 	tcp_seg_free(s);
-	c->cwnd_limited = false;
+	c->cwnd_limited = c->short_out = false;
+	core_nagle(c);
 	count_acked(c, acked);
 	cc_ack(c, acked, 0);
 }
@@ -200,6 +201,9 @@ bool fast_output(struct vmh_tcp_conn *c, const struct iovec *data)
 	pcb->snd_buf -= s->len;
 	pcb->snd_queuelen = 1;
 	pcb->rtime = LWIP_MAX(pcb->rtime, 0);
+	c->short_out = !is_whole(pcb, s);
+	c->short_end = pcb->snd_nxt + s->len;
+	core_nagle(c);
 	if (core_send(c, s->p) == ERR_OK) {
 		pcb->unacked = s;
 		pcb->snd_nxt += s->len;

@@ -35,10 +35,7 @@ int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 	core_enter(c->t, c);
 	pcb->ttl = key_ttl(&c->key, o);
 	pcb->tos = key_tos(&c->key, o);
-	if (o->nodelay && !o->cork) /* as in Linux the cork is stronger */
-		tcp_set_flags(pcb, TF_NODELAY);
-	else
-		tcp_clear_flags(pcb, TF_NODELAY);
+	core_nagle(c);
 	if (o->quickack && pcb->flags & TF_ACK_DELAY)
 		tcp_send_empty_ack(pcb);
 	if (push) {
@@ -134,7 +131,7 @@ static void get_pcb(struct vmh_tcp_conn *c, struct vmh_tcp_pcb_info *i)
 {
 	const struct tcp_pcb *pcb = c->pcb;
 
-	i->flags = pcb->flags;
+	i->flags = c->opt.nodelay ? pcb->flags : pcb->flags & ~(uint32_t)TF_NODELAY; /* see core_nagle */
 	i->rcv_nxt = pcb->rcv_nxt;
 	i->rcv_wnd = pcb->rcv_wnd;
 	i->right_edge = pcb->rcv_ann_right_edge;

@@ -301,6 +301,14 @@ static bool is_new(const struct vmh_tcp_conn *c, const struct tcp_hdr *tcp, size
 	return tcp->seqno == lwip_htonl(c->pcb->snd_nxt) && tcp_len > 4u * TCPH_HDRLEN(tcp);
 }
 
+/* The same, and more would fit into it. */
+static bool is_short(const struct vmh_tcp_conn *c, const struct tcp_hdr *tcp, size_t tcp_len)
+{
+	const struct tcp_seg *s = c->pcb->unsent;
+
+	return !c->opt.nodelay && s && !is_whole(c->pcb, s) && is_new(c, tcp, tcp_len);
+}
+
 /* lwIP's way down; p's payload begins with the TCP header. */
 err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *dest, u8_t ttl, u8_t tos, u8_t proto,
 		    struct netif *netif)
@@ -323,6 +331,11 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 	}
 	if (core_conn && core_conn->settling && core_conn->pcb && is_new(core_conn, tcp, tcp_len))
 		return ERR_WOULDBLOCK; /* stays in the queue */
+	if (core_conn && core_conn->pcb && is_short(core_conn, tcp, tcp_len)) {
+		core_conn->short_out = true;
+		core_conn->short_end = lwip_ntohl(tcp->seqno) + core_conn->pcb->unsent->len;
+		core_nagle(core_conn);
+	}
 	if (!key_is4(k))
 		mend_sum(tcp, k);
 	if (core_conn && core_conn->pcb && tcp_len == 4u * TCPH_HDRLEN(tcp))

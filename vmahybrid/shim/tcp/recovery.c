@@ -75,6 +75,18 @@ void recovery_start(struct vmh_tcp_conn *c)
 		c->cwnd = c->ssthresh;
 }
 
+/* Has the window any part in how much is on its way? In slow start as in Linux: if half of it was used in this round. */
+static void limited(struct vmh_tcp_conn *c)
+{
+	uint32_t flight = recovery_flight(c);
+
+	if (flight > c->flight_max || TCP_SEQ_GEQ(c->pcb->lastack, c->round_end)) {
+		c->flight_max = flight;
+		c->round_end = c->pcb->snd_nxt;
+	}
+	c->cwnd_limited = flight + c->pcb->mss >= c->cwnd || (c->cwnd < c->ssthresh && c->cwnd < 2 * c->flight_max);
+}
+
 /* Before lwIP sees a segment. */
 void recovery_before(struct vmh_tcp_conn *c)
 {
@@ -83,7 +95,7 @@ void recovery_before(struct vmh_tcp_conn *c)
 	pcb->dupacks = 0;
 	if (pcb->state < ESTABLISHED)
 		return;
-	c->cwnd_limited = recovery_flight(c) + pcb->mss >= c->cwnd;
+	limited(c);
 	if (c->recovery == OPEN && !c->sacked_any) {
 		pcb->cwnd = c->cwnd;
 		pcb->ssthresh = c->ssthresh;
@@ -292,12 +304,17 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 {
 	struct tcp_pcb *pcb = c->pcb;
 	struct board b;
-	bool force = false, again = false;
+	bool force = false, again = false, may_go = false;
 
 	if (in->nsacks && pcb->flags & TF_SACK)
 		mark_sacked(c, in);
 	if (c->shut_out)
 		after_shut_out(c);
+	if (c->short_out && TCP_SEQ_GEQ(pcb->lastack, c->short_end)) {
+		c->short_out = false;
+		core_nagle(c);
+		may_go = pcb->unsent;
+	}
 	if (acked)
 		c->dupacks = 0;
 	else if (dup && !(pcb->flags & TF_SACK))
@@ -305,7 +322,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 	if (c->recovery == OPEN && !c->sacked_any && !c->dupacks) {
 		if (acked)
 			cc_ack(c, acked, pcb->cwnd);
-		if (pcb->cwnd != c->cwnd) {
+		if (pcb->cwnd != c->cwnd || may_go) {
 			pcb->cwnd = c->cwnd;
 			if (pcb->unsent)
 				tcp_output(pcb);

@@ -1,0 +1,148 @@
+/* What may go while something is unacknowledged, as in Linux: less than a segment waits only for another such one; and how
+ * the window grows at the start, also where one ACK is for many segments. */
+#include "tcp_wire.h"
+#include "check.h"
+
+#define MS 1000000ull
+#define MSS 1460u
+
+static char data[100000];
+
+struct pair {
+	struct wire w;
+	struct vmh_tcp_conn *c, *p;
+};
+
+static void begin(struct pair *x, uint64_t delay_ns, const struct vmh_tcp_options *o)
+{
+	struct wire_faults f = { .delay_ns = delay_ns };
+	struct vmh_tcp_conn *l;
+
+	wire_open(&x->w, &f, 100000);
+	l = wire_listen(&x->w, 80, 10, o);
+	x->c = wire_connect(&x->w, 1000, 80, o);
+	wire_run(&x->w, 4 * delay_ns + MS);
+	CHECK(vmh_tcp_accept(l, NULL, &x->p) == 0, "not accepted");
+	vmh_tcp_close(l);
+}
+
+static void end(struct pair *x)
+{
+	vmh_tcp_abort(x->c);
+	vmh_tcp_abort(x->p);
+	wire_run(&x->w, 1000 * MS);
+	wire_close(&x->w);
+}
+
+/* Bytes that have come by now. */
+static uint32_t came(const struct pair *x)
+{
+	struct vmh_tcp_info i;
+
+	vmh_tcp_get_info(x->p, &i);
+	return i.unread;
+}
+
+static struct vmh_tcp_options plain(void)
+{
+	struct vmh_tcp_options o;
+
+	vmh_tcp_options_init(&o);
+	o.no_timestamps = true; /* a segment is MSS bytes */
+	return o;
+}
+
+/* Writes one after the other, and says how much is at the other end before anything can be acknowledged. */
+static void writes(const uint32_t *sizes, uint32_t at_once)
+{
+	struct vmh_tcp_options o = plain();
+	uint32_t all = 0;
+	struct pair x;
+
+	begin(&x, 5 * MS, &o);
+	for (int round = 0; round < 3; round++) { /* the first, and again */
+		for (const uint32_t *n = sizes; *n; n++, all += n[-1])
+			CHECK(wire_write(x.c, data, *n) == (ssize_t)*n, "%u not written", *n);
+		wire_run(&x.w, 7 * MS);
+		CHECK(came(&x) == at_once, "%u, ... (round %d): %u bytes came, not %u", sizes[0], round, came(&x), at_once);
+		wire_run(&x.w, 200 * MS);
+		CHECK(came(&x) == all, "%u, ... (round %d): %u bytes of %u", sizes[0], round, came(&x), all);
+		while (wire_read(x.p, data, sizeof(data)) > 0)
+			;
+		all = 0;
+	}
+	end(&x);
+}
+
+#define WRITES(at_once, ...) writes((const uint32_t[]){ __VA_ARGS__, 0 }, at_once)
+
+static void test_less_than_a_segment(void)
+{
+	WRITES(100, 100);
+	WRITES(1500, 1500);
+	WRITES(4500, 4500);
+	WRITES(10000, 10000);
+	WRITES(MSS + 100, MSS, 100);       /* whole ones are not waited for */
+	WRITES(100, 100, 100);             /* but others are */
+	WRITES(1500, 1500, 100);
+	WRITES(2 * MSS + 10, 2 * MSS + 10, 100, 100);
+}
+
+/* A round trip after the other, of a reader that acknowledges each flight once. */
+static void test_the_window_doubles(enum vmh_tcp_cc cc)
+{
+	struct vmh_tcp_options o = plain();
+	struct vmh_tcp_info i;
+	uint32_t window = 10 * MSS;
+	struct pair x;
+
+	o.cc = cc;
+	begin(&x, 10 * MS, &o);
+	x.w.look_ns = 2 * MS;
+	for (int round = 0; round < 5; round++, window *= 2) {
+		vmh_tcp_get_info(x.c, &i);
+		CHECK(i.cwnd + MSS > window, "cc %u, round %d: %u, not %u", cc, round, i.cwnd, window);
+		for (uint32_t left = window, part; left; left -= part) {
+			part = left < sizeof(data) ? left : (uint32_t)sizeof(data);
+			CHECK(wire_write(x.c, data, part) == (ssize_t)part, "not written");
+		}
+		wire_run(&x.w, 70 * MS); /* a round trip, and what an ACK may wait */
+		while (wire_read(x.p, data, sizeof(data)) > 0)
+			;
+	}
+	end(&x);
+}
+
+/* Half of the window is used, and it grows still; a tenth, and it does not. */
+static void test_the_window_is_used(void)
+{
+	struct vmh_tcp_options o = plain();
+	struct vmh_tcp_info i, j;
+	struct pair x;
+
+	begin(&x, 10 * MS, &o);
+	for (int round = 0; round < 4; round++) {
+		wire_write(x.c, data, 8 * MSS);
+		wire_run(&x.w, 100 * MS);
+		while (wire_read(x.p, data, sizeof(data)) > 0)
+			;
+	}
+	vmh_tcp_get_info(x.c, &i);
+	CHECK(i.cwnd >= 16 * MSS && i.cwnd <= 24 * MSS, "%u", i.cwnd);
+	for (int round = 0; round < 4; round++) {
+		wire_write(x.c, data, MSS);
+		wire_run(&x.w, 100 * MS);
+	}
+	vmh_tcp_get_info(x.c, &j);
+	CHECK(j.cwnd == i.cwnd, "%u after %u", j.cwnd, i.cwnd);
+	end(&x);
+}
+
+int main(void)
+{
+	test_less_than_a_segment();
+	test_the_window_doubles(VMH_TCP_CC_LWIP);
+	test_the_window_doubles(VMH_TCP_CC_CUBIC);
+	test_the_window_is_used();
+	return check_result();
+}
