@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import select
 import socket
+import struct
+import termios
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -44,6 +48,13 @@ def kept() -> tuple[Tickets, list[str]]:
     return Tickets(said.append), said
 
 
+def over(tickets: Tickets) -> None:
+    """Nothing is left to be carried."""
+    tickets.close()
+    assert tickets.relays.process is not None
+    assert tickets.relays.process.wait(3) == 0
+
+
 async def until(done: Callable[[], bool]) -> None:
     end = time.monotonic() + 3
     while not done():
@@ -66,12 +77,15 @@ def test_it_is_given_for_its_ticket(listener: socket.socket) -> None:
         ticket, accepted = pair(listener)
         tickets.keep(connection.detach(), ticket.detach(), HERE)
         with pytest.raises(Refused):
-            tickets.fetch(os.dup(client.fileno()))      # nothing is known of it
-        with tickets.fetch(os.dup(accepted.fileno())) as got:
+            tickets.fetch(os.dup(client.fileno()), 1)      # nothing is known of it
+        number = tickets.fetch(os.dup(accepted.fileno()), 1)
+        with pytest.raises(Refused):
+            tickets.hand(number, 2)         # it was another one's question
+        with tickets.hand(number, 1) as got:
             client.sendall(b"question")
             assert got.recv(100) == b"question"
         with pytest.raises(Refused):
-            tickets.fetch(accepted.detach())            # once
+            tickets.fetch(accepted.detach(), 1)            # once
         client.close()
 
     asyncio.run(play())
@@ -97,7 +111,7 @@ def test_it_is_reset_with_its_ticket(listener: socket.socket) -> None:
 
         await until(reset)
         with pytest.raises(Refused):
-            tickets.fetch(os.dup(client.fileno()))
+            tickets.fetch(os.dup(client.fileno()), 1)
         client.close()
         assert not said
 
@@ -134,11 +148,42 @@ def test_who_does_not_bring_it_uses_it(listener: socket.socket, first: str) -> N
         assert await loop.sock_recv(accepted, 100) == b"more"
         assert await loop.sock_recv(accepted, 100) == b""
         with pytest.raises(Refused):
-            tickets.fetch(accepted.detach())
+            tickets.fetch(accepted.detach(), 1)
         client.close()
-        tickets.close()
-        assert tickets.relays.process is not None
-        assert tickets.relays.process.wait(3) == 0  # nothing is left to be carried
+        over(tickets)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["amid data", "after a FIN"])
+def test_a_reset_comes_after_what_was_acknowledged(listener: socket.socket, half: bool) -> None:
+    async def play() -> None:
+        tickets, said = kept()
+        client, connection = pair(listener)
+        ticket, accepted = pair(listener)
+        tickets.keep(connection.detach(), ticket.detach(), HERE)
+        accepted.sendall(b"hello")
+        await until(lambda: bool(said))
+        assert client.recv(5, socket.MSG_WAITALL) == b"hello"
+        client.sendall(bytes(100000))
+        await until(lambda: not struct.unpack("i", fcntl.ioctl(client, termios.TIOCOUTQ, bytes(4)))[0])
+        got = 0
+        if half:
+            client.shutdown(socket.SHUT_WR)
+            while data := accepted.recv(65536):
+                got += len(data)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        client.close()
+        poll = select.poll()
+        poll.register(accepted, 0)
+        assert poll.poll(3000)[0][1] & select.POLLERR
+        with pytest.raises(ConnectionResetError if not half else BrokenPipeError):
+            while data := accepted.recv(65536):
+                got += len(data)
+            accepted.send(b"x")
+        assert got == 100000
+        accepted.close()
+        over(tickets)
 
     asyncio.run(play())
 

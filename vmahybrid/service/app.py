@@ -141,10 +141,10 @@ class Service:
             self._housekeeping.cancel()
         core.events.close()
         await self._api.close()
+        core.tickets.close()
         await self._programs_gone()
         for session in list(core.connections):
             session.connection.close()
-        core.tickets.close()
         await core.settle()
         await core.namespaces.close()
 

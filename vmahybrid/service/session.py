@@ -17,7 +17,7 @@ from vmahybrid.contracts import c_text, family_of, htons, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.net.pidns import own_pid
-from vmahybrid.service import binding, proof, reinject, shared, tcpmoves, tcpshow, tickets
+from vmahybrid.service import binding, proof, reinject, shared, tcpmoves, tcpshow
 from vmahybrid.service.bereaved import peers_of
 from vmahybrid.service.control import Connection, ConnectionLost, ReceivedFds
 from vmahybrid.service.core import Core
@@ -65,7 +65,6 @@ class Session:
         self._asking: set[asyncio.Task[None]] = set()  # for neighbours; they end by themselves
         self._moving: set[asyncio.Task[None]] = set()  # TCP connections, by one kind of request
         self._moving_by = 0
-        self._fetched: dict[int, socket.socket] = {}   # connections that it is about to be given
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._last_flows: list[Flow] = []   # those that it had to the end
         self._frames = 0                    # of all its rings, at the most so far: what may be unread
@@ -177,8 +176,6 @@ class Session:
         core.connections.discard(self)
         self.loop.remove_reader(self._pidfd)
         self._take_back()
-        for connection in self._fetched.values():
-            tickets.reset(connection)
         dead = await self._has_died()
         if self._moving:
             await asyncio.wait(self._moving)
@@ -498,13 +495,9 @@ class Session:
 
     async def _tcp_fetch(self, request: Request, fds: ReceivedFds) -> bytes | None:
         if len(fds):
-            connection = self.core.tickets.fetch(fds.take())
-            self._fetched[connection.fileno()] = connection
-            return request.reply(id=connection.fileno())
-        fetched = self._fetched.pop(request.body.id, None)
-        if fetched is None:
-            raise refuse("ticket", Reason.NOT_OWNER)
-        self.connection.send(request.reply(id=fetched.fileno()), [fetched.fileno()])
+            return request.reply(id=self.core.tickets.fetch(fds.take(), self.id))
+        fetched = self.core.tickets.hand(request.body.id, self.id)
+        self.connection.send(request.reply(id=request.body.id), [fetched.fileno()])
         close_foreign([fetched.detach()])
         return None
 

@@ -14,7 +14,7 @@ import errno
 import logging
 import socket
 import time
-from asyncio import Task, get_running_loop, sleep
+from asyncio import Task, TimerHandle, get_running_loop, sleep
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.service.proof import netns_cookie_of
 from vmahybrid.service.reaper import close_foreign
-from vmahybrid.service.relay import RESET, Relays
+from vmahybrid.service.relay import Relays, reset
 from vmahybrid.service.shared import bound_sockets
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
@@ -34,6 +34,7 @@ KEPT_MAX = 4096
 SHOWN = 16384       # bytes of a connection that its ticket has from the beginning
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.1, 1.0   # between looks at who was accepted
 LOOK_SHARE = 20     # no more than one part in so many of the time
+FETCH_SECONDS = 1.0     # between the two steps of a fetch
 
 Key: TypeAlias = tuple[int, tuple[str, int], tuple[str, int]]
 
@@ -74,15 +75,25 @@ def _tcp(*fds: int) -> list[socket.socket]:
     return socks
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    key: Key
+    kept: Kept
+    session: int
+    timer: TimerHandle
+
+
 class Tickets:
     """``relayed``: called for each that is carried."""
 
     def __init__(self, relayed: Callable[[str], None]) -> None:
         self._kept: dict[Key, Kept] = {}
+        self._fetched: dict[int, Fetched] = {}  # which somebody is about to be handed
         self._relayed = relayed
         self.relays = Relays()
         self._looking: Task[None] | None = None
         self._pause = 0.0
+        self._closed = False
 
     def keep(self, connection: int, ticket: int, worker: NetnsWorker) -> None:
         """Both are taken over. Raises Refused."""
@@ -90,8 +101,8 @@ class Tickets:
         kept = Kept(worker, sock, ticket_sock)
         try:
             key = _key(kept.ticket, by_peer=False)
-            if len(self._kept) >= KEPT_MAX or key in self._kept:
-                raise OSError(errno.ENOSPC, "too many")
+            if self._closed or len(self._kept) >= KEPT_MAX or key in self._kept or _is_other_end(kept, key):
+                raise OSError(errno.EINVAL, "too many, or nonsense")
             _show(kept)
             get_running_loop().add_reader(kept.ticket.fileno(), self._spoken, key)
         except OSError:
@@ -102,17 +113,35 @@ class Tickets:
         if self._looking is None or self._looking.done():
             self._looking = get_running_loop().create_task(self._look(), name="look at tickets")
 
-    def fetch(self, accepted: int) -> socket.socket:
-        """What the ticket stands for whose other end was accepted. Takes that over; raises Refused."""
+    def fetch(self, accepted: int, session: int) -> int:
+        """A number for what the ticket stands for whose other end was accepted. Takes that over; raises Refused."""
         [sock] = _tcp(accepted)
         try:
-            kept = self._take(_key(sock, by_peer=True))
+            key = _key(sock, by_peer=True)
+            kept = self._take(key)
         except (OSError, KeyError):
             raise refuse("ticket", Reason.NOT_OWNER) from None
         finally:
             close_foreign([sock.detach()])
-        close_foreign([kept.ticket.detach()])
-        return kept.connection
+        number = kept.connection.fileno()
+        timer = get_running_loop().call_later(FETCH_SECONDS, self._not_fetched, number)
+        self._fetched[number] = Fetched(key, kept, session, timer)
+        return number
+
+    def hand(self, number: int, session: int) -> socket.socket:
+        """What has that number. Raises Refused."""
+        fetched = self._fetched.get(number)
+        if fetched is None or fetched.session != session:
+            raise refuse("ticket", Reason.NOT_OWNER)
+        del self._fetched[number]
+        fetched.timer.cancel()
+        close_foreign([fetched.kept.ticket.detach()])
+        return fetched.kept.connection
+
+    def _not_fetched(self, number: int) -> None:
+        """Who asked waits no longer, and may use the ticket."""
+        fetched = self._fetched.pop(number)
+        self._relay(fetched.key, fetched.kept)
 
     def _take(self, key: Key) -> Kept:
         kept = self._kept.pop(key)
@@ -123,14 +152,12 @@ class Tickets:
         """Its other end is closed, or is used."""
         try:
             self._kept[key].ticket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
+        except OSError:     # also of no data, but an error queue: no ticket of ours has one
             kept = self._take(key)
             reset(kept.connection)
-            close_foreign([kept.ticket.detach()])
+            reset(kept.ticket)
             return
-        self._relay(key)
+        self._relay(key, self._take(key))
 
     async def _look(self) -> None:
         """Who has accepted one and waits for what comes, says nothing by which we know. Who brings it has time for that
@@ -142,7 +169,8 @@ class Tickets:
                 with contextlib.suppress(OSError, RuntimeError):    # the namespace is gone
                     await self._look_at(worker, port)
             took = time.monotonic() - began
-            self._pause = max(min(2 * self._pause, LOOK_SECONDS_MAX), LOOK_SHARE * took)
+            soon = any(kept.accepted for kept in self._kept.values())
+            self._pause = max(LOOK_SECONDS if soon else min(2 * self._pause, LOOK_SECONDS_MAX), LOOK_SHARE * took)
 
     async def _look_at(self, worker: NetnsWorker, port: int) -> None:
         bound = await worker.call_async(bound_sockets, port, socket.IPPROTO_TCP)
@@ -150,29 +178,32 @@ class Tickets:
         for key, kept in list(self._kept.items()):
             if kept.worker is worker and key[2][1] == port and (addr_to_bytes(key[1][0]), key[1][1]) in accepted:
                 if kept.accepted:
-                    self._relay(key)
+                    self._relay(key, self._take(key))
                 kept.accepted = True
 
-    def _relay(self, key: Key) -> None:
-        kept = self._take(key)
-        fds = kept.connection.fileno(), kept.ticket.fileno()
-        try:
+    def _relay(self, key: Key, kept: Kept) -> None:
+        with contextlib.suppress(OSError):  # it is reset, which the program is to see
             while kept.shown and (data := kept.connection.recv(kept.shown, socket.MSG_DONTWAIT)):
                 kept.shown -= len(data)
-            self.relays.add(*fds)
-        except OSError as error:
-            log.warning("a connection that a program without the shim accepted is reset: %s", error)
-            reset(kept.connection)
-            reset(kept.ticket)
-            return
+        self.relays.add(kept.connection, kept.ticket)
         self._relayed(f"from {key[1][0]}:{key[1][1]} to {key[2][0]}:{key[2][1]}")
-        close_foreign([kept.connection.detach(), kept.ticket.detach()])
 
     def close(self) -> None:
         """Who accepts one from now on can't bring it."""
+        self._closed = True
         for key in list(self._kept):
-            self._relay(key)
+            self._relay(key, self._take(key))
+        for number, fetched in list(self._fetched.items()):
+            fetched.timer.cancel()
+            self._not_fetched(number)
         self.relays.close()
+
+
+def _is_other_end(kept: Kept, key: Key) -> bool:
+    """What was carried would come back."""
+    with contextlib.suppress(OSError):  # it is reset
+        return _key(kept.connection, by_peer=True) == key
+    return False
 
 
 def _show(kept: Kept) -> None:
@@ -183,8 +214,3 @@ def _show(kept: Kept) -> None:
         return
     if data:
         kept.shown = kept.ticket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-
-def reset(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    close_foreign([sock.detach()])

@@ -88,16 +88,18 @@ static bool is_ticket(int fd, const struct sockaddr *a, const socklen_t *len, so
 /* A connection, or why there is none. The ticket is open still with -EPERM (it is none) and -ENOTCONN. */
 static int fetch(int ticket)
 {
+	static _Atomic bool in_vain; /* the last time: what came before is not worth the same wait again */
 	const struct timespec nap = { 0, KEPT_NAP_NS };
-	int r = -EPERM;
+	int r = -EPERM, tries = atomic_load(&in_vain) ? 2 : KEPT_TRIES;
 
 	if (vmh_session_open())
 		return -ENOTCONN;
-	for (int i = 0; r == -EPERM && i < KEPT_TRIES; i++) {
+	for (int i = 0; r == -EPERM && i < tries; i++) {
 		if (i)
 			vmh_sys(SYS_nanosleep, &nap, NULL);
 		r = vmh_session_tcp_fetch(ticket);
 	}
+	atomic_store(&in_vain, r == -EPERM);
 	return r;
 }
 
