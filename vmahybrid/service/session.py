@@ -488,8 +488,8 @@ class Session:
         return request.reply()
 
     async def _tcp_keep(self, request: Request, fds: ReceivedFds) -> bytes:
-        connection, ticket = fds.take(), fds.take()
-        self.core.tickets.keep(connection, ticket, self._namespace().worker)
+        worker = self._namespace().worker
+        self.core.tickets.keep(fds.take(), fds.take(), worker)
         self.core.counters["tcp_kept_total"] += 1
         return request.reply()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import socket
 import time
 from asyncio import Task, TimerHandle, get_running_loop, sleep
@@ -27,8 +26,6 @@ from vmahybrid.service.relay import Relays, reset
 from vmahybrid.service.shared import bound_sockets
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
-
-log = logging.getLogger("vmahybrid.service")
 
 KEPT_MAX = 4096
 SHOWN = 16384       # bytes of a connection that its ticket has from the beginning
