@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,17 @@ def program_counters(program: Program, directory: list[str], capsys: pytest.Capt
     return found
 
 
+def switches(pid: int) -> list[str]:
+    return re.findall(r"ctxt_switches:\t(\d+)", Path(f"/proc/{pid}/status").read_text())
+
+
+def rests(pid: int) -> bool:
+    """It has answered, and waits for the next order in a call by now."""
+    before = switches(pid)
+    time.sleep(0.1)
+    return switches(pid) == before and "\nState:\tS" in Path(f"/proc/{pid}/status").read_text()
+
+
 @pytest.mark.parametrize(("asks", "waits"), [("service", "udp"), ("service", "tcp"), ("service", "epoll"),
                                              ("file", "udp"), ("no-service", "udp")])  # fmt: skip
 def test_orders_to_a_program_without_a_ring(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -122,6 +134,7 @@ c = socket.create_connection(tcp.getsockname())
 e = select.epoll()
 e.register(c, select.EPOLLIN)
 """)
+        assert until(lambda: rests(program.pid), 5)
         assert main(["-F", "-p", str(program.pid), "-z", "-l", "details", "-D", "1", "-S", "0"]) == 0
         waiting = f"process {program.pid} has not taken it yet: it computes, or waits in a call that no ring may end"
         assert waiting in capsys.readouterr().err

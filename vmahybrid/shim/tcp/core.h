@@ -370,6 +370,7 @@ uint64_t core_tick(struct vmh_tcp *t);
 /* recovery.c */
 void recovery_start(struct vmh_tcp_conn *c);
 void recovery_before(struct vmh_tcp_conn *c);
+void recovery_limited(struct vmh_tcp_conn *c);
 void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acked, bool dup);
 void recovery_rto(struct vmh_tcp_conn *c);
 void recovery_probe(struct vmh_tcp_conn *c);

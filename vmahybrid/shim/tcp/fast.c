@@ -70,6 +70,7 @@ static void acknowledged(struct vmh_tcp_conn *c, uint32_t ack)
 	struct tcp_seg *s = pcb->unacked;
 	uint32_t acked = ack - pcb->lastack;
 
+	recovery_limited(c);
 	pcb->unacked = NULL;
 	pcb->lastack = ack;
 	pcb->snd_buf += s->len;
@@ -77,7 +78,7 @@ static void acknowledged(struct vmh_tcp_conn *c, uint32_t ack)
 	pcb->rtime = -1;
 	c->count.bytes_acked += s->len;
 	tcp_seg_free(s);
-	c->cwnd_limited = c->short_out = false;
+	c->short_out = false;
 	core_nagle(c);
 	count_acked(c, acked);
 	cc_ack(c, acked, 0);

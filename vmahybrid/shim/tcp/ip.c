@@ -306,7 +306,7 @@ static bool is_short(const struct vmh_tcp_conn *c, const struct tcp_hdr *tcp, si
 {
 	const struct tcp_seg *s = c->pcb->unsent;
 
-	return !c->opt.nodelay && s && !is_whole(c->pcb, s) && is_new(c, tcp, tcp_len);
+	return s && !is_whole(c->pcb, s) && is_new(c, tcp, tcp_len);
 }
 
 /* lwIP's way down; p's payload begins with the TCP header. */

@@ -76,7 +76,7 @@ void recovery_start(struct vmh_tcp_conn *c)
 }
 
 /* Has the window any part in how much is on its way? In slow start as in Linux: if half of it was used in this round. */
-static void limited(struct vmh_tcp_conn *c)
+void recovery_limited(struct vmh_tcp_conn *c)
 {
 	uint32_t flight = recovery_flight(c);
 
@@ -95,7 +95,7 @@ void recovery_before(struct vmh_tcp_conn *c)
 	pcb->dupacks = 0;
 	if (pcb->state < ESTABLISHED)
 		return;
-	limited(c);
+	recovery_limited(c);
 	if (c->recovery == OPEN && !c->sacked_any) {
 		pcb->cwnd = c->cwnd;
 		pcb->ssthresh = c->ssthresh;
