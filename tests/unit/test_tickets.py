@@ -17,7 +17,7 @@ import pytest
 
 from vmahybrid.errors import Refused
 from vmahybrid.net.netns import NetnsWorker
-from vmahybrid.service.relay import RESET
+from vmahybrid.service.reaper import RESET_ON_CLOSE
 from vmahybrid.service.tickets import Tickets
 
 
@@ -97,7 +97,7 @@ def test_it_is_reset_with_its_ticket(listener: socket.socket) -> None:
         client, connection = pair(listener)
         ticket, accepted = pair(listener)
         tickets.keep(connection.detach(), ticket.detach(), HERE)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         accepted.close()
         client.setblocking(False)
 
@@ -172,7 +172,7 @@ def test_a_reset_comes_after_what_was_acknowledged(listener: socket.socket, half
             client.shutdown(socket.SHUT_WR)
             while data := accepted.recv(65536):
                 got += len(data)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         client.close()
         poll = select.poll()
         poll.register(accepted, 0)

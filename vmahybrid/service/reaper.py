@@ -4,6 +4,7 @@ answer), so it never happens on the event loop."""
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 IDLE_THREADS = 4
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)   # SO_LINGER
 
 _lock = threading.Lock()
 _idle = 0       # threads that wait, or are about to

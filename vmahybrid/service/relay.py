@@ -18,11 +18,10 @@ from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Iterable
 
-from vmahybrid.service.reaper import close_foreign
+from vmahybrid.service.reaper import RESET_ON_CLOSE, close_foreign
 
 log = logging.getLogger("vmahybrid.service")
 
-RESET = struct.pack("ii", 1, 0)
 NO_LINGER = struct.pack("ii", 0, 0)
 SEND_SECONDS = 1.0
 AT_ONCE = 65536     # bytes
@@ -114,7 +113,7 @@ class Relays:
 def reset(sock: socket.socket) -> None:
     """Takes it over."""
     with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     close_foreign([sock.detach()])
 
 
@@ -191,12 +190,12 @@ class Carrier:
             one, other = map(End, socks)
             one.other, other.other = other, one
             for end in (one, other):
-                end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)  # if somebody ends us
+                end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)  # if somebody ends us
                 end.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._ends[end.sock.fileno()] = end
             self._go_on(one)
         else:   # no descriptor is left
-            _close(socks, RESET)
+            _close(socks, RESET_ON_CLOSE)
 
     def _turn(self, end: End, events: int) -> None:
         if events & select.EPOLLERR:
@@ -233,7 +232,7 @@ class Carrier:
                 if not one.reset and (one.pending or (one.other.reset and not one.other.ended) or one.is_unread()):
                     self._leaving.add(one)
                     return False
-            how = RESET
+            how = RESET_ON_CLOSE
         elif all(one.ended and one.shut for one in pair):
             how = NO_LINGER
         else:

@@ -27,7 +27,7 @@ from vmahybrid.net.tcpmove import Homing, Mover
 from vmahybrid.net.tcprepair import Kept, MoveFailed
 from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpPhase, TcpState
 from vmahybrid.service import proof
-from vmahybrid.service.reaper import fulfil, in_thread
+from vmahybrid.service.reaper import RESET_ON_CLOSE, fulfil, in_thread
 from vmahybrid.service.reinject import packets_in, segment_frame
 from vmahybrid.service.tcpshow import BUSY_SHARE, SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
@@ -54,7 +54,6 @@ DOUBT_SECONDS = 10.0    # in which a program may say that the answer came too la
 LIGHT_BYTES = 1 << 20   # of a state that goes home with others: all of them are in memory then
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True)

@@ -156,15 +156,19 @@ static err_t on_sent(void *arg, struct tcp_pcb *pcb, u16_t len)
 	return ERR_OK;
 }
 
+static uint32_t window_max(const struct tcp_pcb *pcb)
+{
+	return pcb->flags & TF_WND_SCALE ? (uint32_t)LWIP_MIN((uint64_t)TCP_WND, 0xffffull << pcb->rcv_scale) : 0xffff;
+}
+
 static void set_first_window(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	uint32_t max = pcb->flags & TF_WND_SCALE ? TCP_WND : 0xffff;
 
 	if (c->opt.mss_max && pcb->mss > c->opt.mss_max)
 		pcb->mss = c->opt.mss_max;
 	pcb->mss = LWIP_MAX(pcb->mss, MSS_MIN);
-	pcb->rcv_wnd = pcb->rcv_ann_wnd = LWIP_MIN(c->opt.rcvbuf, max);
+	pcb->rcv_wnd = pcb->rcv_ann_wnd = LWIP_MIN(c->opt.rcvbuf, window_max(pcb));
 	pcb->rcv_ann_right_edge = pcb->rcv_nxt + LWIP_MIN(c->opt.rcvbuf, 0xffff); /* what the SYN said */
 }
 
@@ -308,11 +312,6 @@ void core_drop(struct vmh_tcp_conn *c, int err, bool reset)
 	c->count.why = (uint32_t)c->error;
 	c->changed = true;
 	tcp_abandon(c->pcb, reset);
-}
-
-static uint32_t window_max(const struct tcp_pcb *pcb)
-{
-	return pcb->flags & TF_WND_SCALE ? (uint32_t)LWIP_MIN((uint64_t)TCP_WND, 0xffffull << pcb->rcv_scale) : 0xffff;
 }
 
 /* The buffers of the start are enough where a round trip is short. Where it is long, the one of the sender is twice what
