@@ -487,6 +487,8 @@ bool stream_run(struct wire *w, struct stream *s, int n, uint64_t ns)
 		for (int i = 0; i < n; i++) {
 			if (!s[i].ended && !s[i].failed)
 				stream_pump(&s[i]);
+			if (s[i].ended && !s[i].ended_at)
+				s[i].ended_at = w->now;
 			done &= s[i].ended || s[i].failed;
 		}
 		if (done || !wire_step(w, until))

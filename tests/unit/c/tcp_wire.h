@@ -83,6 +83,7 @@ size_t wire_segment(struct wire *w, uint8_t *frame, int from, uint16_t sport, ui
 struct stream {
 	struct vmh_tcp_conn *from, *to;
 	uint64_t total, written, read;
+	uint64_t ended_at; /* on the wire's clock */
 	bool bad, ended, shut, failed;
 	uint32_t chunk, read_max; /* per call; 0: 60000 */
 };
