@@ -167,9 +167,75 @@ func main() {
 }
 """
 
-OFFLOAD = pytest.mark.parametrize("stage", [("offload", "both")], ids=["offload"], indirect=True)
+GO_SERVER = """
+package main
 
-# Go and Java "if at hand": a machine without them has no such test.
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+)
+
+func main() {
+	http.HandleFunc("/echo", func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })
+	http.HandleFunc("/child", func(w http.ResponseWriter, r *http.Request) {
+		said, err := exec.Command("sh", "-c", "echo it is $((6 * 7))").Output()
+		fmt.Fprint(w, string(said), err)
+	})
+	listener, err := net.Listen("tcp", os.Args[1]+":7800")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("ready")
+	panic(http.Serve(listener, nil))
+}
+"""
+
+OFFLOAD = pytest.mark.parametrize("stage", [("offload", "both")], ids=["offload"], indirect=True)
+CGO = pytest.mark.parametrize("cgo", ["0", "1"], ids=["static", "dynamic"])
+
+
+def go_program(where: Path, source: str, cgo: str) -> str:
+    """Linked with libc or without; it makes its system calls by itself either way."""
+    (where / "program.go").write_text(source)
+    env = {**os.environ, "CGO_ENABLED": cgo, "GOCACHE": str(where / "cache"), "GOFLAGS": "-p=1"}
+    subprocess.run(["go", "build", "-o", where / "program", where / "program.go"], env=env, check=True, timeout=300)
+    return str(where / "program")
+
+
+@OFFLOAD
+@CGO
+def test_go_client(stage: TcpStage, ending: list[Program], tmp_path: Path, cgo: str) -> None:  # noqa: F811
+    """No shim sees its system calls. The kernel serves it, unharmed."""
+    serving = stage.serve(*PROGRAM, "threads", stage.address, "7800")
+    ending.append(serving)
+    serving.wait_for("ready")
+    asking = stage.client(go_program(tmp_path, GO, cgo), stage.address)
+    assert asking.result(40) == "answered 0\n"
+    assert ("statically linked: there is no ld.so" in asking.errors) == (cgo == "0")
+
+
+@OFFLOAD
+@CGO
+def test_go_server(stage: TcpStage, ending: list[Program], tmp_path: Path, cgo: str) -> None:  # noqa: F811
+    """The same, of a server with children; curl is on a ring."""
+    serving = stage.serve(go_program(tmp_path, GO_SERVER, cgo), stage.address)
+    ending.append(serving)
+    serving.wait_for("ready")
+    data = os.urandom(600_000)
+    (tmp_path / "sent").write_bytes(data)
+    url = f"http://{stage.address}:7800"
+    argv = ["curl", "-sS", "--max-time", "20", "-o", f"{tmp_path}/got", "--data-binary", f"@{tmp_path}/sent"]
+    stage.client(*argv, f"{url}/echo").result(30)
+    assert (tmp_path / "got").read_bytes() == data
+    stage.used_rings("client")
+    assert stage.client("curl", "-sS", "--max-time", "20", f"{url}/child").result(30) == "it is 42\n<nil>"
+
+
+# Java "if at hand": a machine without it has no such test.
 if shutil.which("javac"):
     @OFFLOAD
     def test_java_client(stage: TcpStage, ending: list[Program], tmp_path: Path) -> None:
@@ -182,19 +248,3 @@ if shutil.which("javac"):
         argv = ["java", "-Djava.net.preferIPv4Stack=true", "-cp", str(tmp_path), "Ask", stage.address]
         assert stage.client(*argv).result(40) == "answered\n"
         stage.used_rings("client")
-
-
-if shutil.which("go"):
-    @OFFLOAD
-    @pytest.mark.parametrize("cgo", ["0", "1"], ids=["static", "dynamic"])
-    def test_go_client(stage: TcpStage, ending: list[Program], tmp_path: Path, cgo: str) -> None:
-        """A Go program makes its system calls without libc: no shim sees them. The kernel serves it, unharmed."""
-        serving = stage.serve(*PROGRAM, "threads", stage.address, "7800")
-        ending.append(serving)
-        serving.wait_for("ready")
-        (tmp_path / "ask.go").write_text(GO)
-        env = {**os.environ, "CGO_ENABLED": cgo, "GOCACHE": str(tmp_path / "cache"), "GOFLAGS": "-p=1"}
-        subprocess.run(["go", "build", "-o", tmp_path / "ask", tmp_path / "ask.go"], env=env, check=True, timeout=300)
-        asking = stage.client(str(tmp_path / "ask"), stage.address)
-        assert asking.result(40) == "answered 0\n"
-        assert ("statically linked: there is no ld.so" in asking.errors) == (cgo == "0")
