@@ -185,6 +185,8 @@ union message {
 	char bytes[VMH_MSG_MAX];
 };
 
+static union message came; /* lock held; the stack of a coroutine or a signal handler may be small */
+
 #define LOT_NS 2500000000ull
 #define MAKING_NS 12000000000ull /* at most, of all */
 #define RING_NS 2000000000ull    /* at least, for a ring: that it is in the making the service tells after a second */
@@ -229,13 +231,13 @@ static bool is_of_a_move(const struct vmh_msg_hdr *req)
 	return req->type == VMH_MSG_ATTACH || req->type == VMH_MSG_TCP_TAKE || req->type == VMH_MSG_TCP_HOME;
 }
 
-/* lock held. A reply to one of n requests, of whatever length; bytes, or -errno. */
-static long await_reply(struct vmh_ctl_request *q, int n, union message *buf, uint64_t deadline, int *fds, int *nfds)
+/* lock held. A reply to one of n requests, of whatever length, is what came; bytes, or -errno. */
+static long await_reply(struct vmh_ctl_request *q, int n, uint64_t deadline, int *fds, int *nfds)
 {
 	uint64_t start = vmh_now_ns(), patience = deadline - start;
 
 	for (;;) {
-		long r = recv_msg(buf, sizeof(*buf), fds, nfds);
+		long r = recv_msg(&came, sizeof(came), fds, nfds);
 		uint64_t now;
 
 		if (r == 0)
@@ -243,12 +245,12 @@ static long await_reply(struct vmh_ctl_request *q, int n, union message *buf, ui
 		if (r < 0 && r != -EAGAIN && r != -EINTR)
 			return r;
 		if (r > 0) {
-			bool event = on_event(buf, (size_t)r);
+			bool event = on_event(&came, (size_t)r);
 
-			if (!event && asked(q, n, buf->h.seq))
+			if (!event && asked(q, n, came.h.seq))
 				return r;
 			if (!event)
-				decline(buf, (size_t)r);
+				decline(&came, (size_t)r);
 			vmh_ctl_close_fds(fds, *nfds); /* an event, or the reply to something we no longer wait for */
 			*nfds = 0;
 		}
@@ -340,7 +342,6 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 	bool internal = vmh_worker_is_me(), ring = is_of_a_ring(req);
 	uint64_t start = vmh_now_ns(), deadline = start + patience_of(ring ? RING_NS : 0, start, internal);
 	struct vmh_ctl_request q = { .req = req, .err = OPEN };
-	union message buf;
 	int got[MAX_FDS], ngot = 0;
 	long r;
 
@@ -351,11 +352,11 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 	if (vmh_unlikely(for_its_fds(r, nout)))
 		return (int)r;
 	if (r == 0) {
-		r = await_reply(&q, 1, &buf, deadline, got, &ngot);
+		r = await_reply(&q, 1, deadline, got, &ngot);
 		vmh_patience_spent(making_ns > start ? making_ns : start, vmh_now_ns(), r == -ETIMEDOUT, internal || ring);
 	}
-	r = checked(r, &buf, req, reply_len);
-	if (r < 0 || buf.h.status || !fds) {
+	r = checked(r, &came, req, reply_len);
+	if (r < 0 || came.h.status || !fds) {
 		vmh_ctl_close_fds(got, ngot);
 		ngot = 0;
 	}
@@ -363,12 +364,12 @@ int vmh_ctl_rpc_fds(struct vmh_msg_hdr *req, const int *out, int nout, void *rep
 		unanswered(r, reply);
 		return (int)r;
 	}
-	memcpy(reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
+	memcpy(reply, &came, (size_t)r < reply_len ? (size_t)r : reply_len);
 	if (fds) {
 		memcpy(fds, got, (size_t)ngot * sizeof(int));
 		*nfds = ngot;
 	}
-	return buf.h.status;
+	return came.h.status;
 }
 
 /* lock held. *open: how many wait for a reply. 0, or -errno of the first one that could not be sent. */
@@ -389,19 +390,18 @@ static long send_many(struct vmh_ctl_request *q, int n, int *open)
 static long take_reply(struct vmh_ctl_request *q, int n, size_t reply_len, uint64_t deadline)
 {
 	struct vmh_ctl_request *one;
-	union message buf;
 	int got[MAX_FDS], ngot = 0;
-	long r = await_reply(q, n, &buf, deadline, got, &ngot);
+	long r = await_reply(q, n, deadline, got, &ngot);
 
 	if (r < 0)
 		return r;
 	vmh_ctl_close_fds(got, ngot);
-	one = asked(q, n, buf.h.seq);
-	r = checked(r, &buf, one->req, reply_len);
+	one = asked(q, n, came.h.seq);
+	r = checked(r, &came, one->req, reply_len);
 	if (r < 0)
 		return r;
-	memcpy(one->reply, &buf, (size_t)r < reply_len ? (size_t)r : reply_len);
-	one->err = buf.h.status;
+	memcpy(one->reply, &came, (size_t)r < reply_len ? (size_t)r : reply_len);
+	one->err = came.h.status;
 	return r;
 }
 
@@ -696,12 +696,11 @@ unsigned vmh_session_reason(void)
 /* For the worker: something is readable. Takes what is there. */
 void vmh_session_read(void)
 {
-	union message buf;
 	int fds[MAX_FDS], nfds;
 
 	vmh_lock(&vmh_ctl_lock);
 	while (vmh_ctl_fd >= 0) {
-		long r = recv_msg(&buf, sizeof(buf), fds, &nfds);
+		long r = recv_msg(&came, sizeof(came), fds, &nfds);
 
 		if (r == -EINTR)
 			continue;
@@ -712,8 +711,8 @@ void vmh_session_read(void)
 			lose(VMH_R_SERVICE_GONE);
 			break;
 		}
-		if (!on_event(&buf, (size_t)r))
-			decline(&buf, (size_t)r);
+		if (!on_event(&came, (size_t)r))
+			decline(&came, (size_t)r);
 		vmh_ctl_close_fds(fds, nfds);
 	}
 	vmh_unlock(&vmh_ctl_lock);

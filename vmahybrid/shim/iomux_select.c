@@ -141,7 +141,7 @@ static int run(struct pollfd *p, unsigned n, int64_t timeout_ns, const sigset_t 
 	}
 }
 
-#define STACK_POLLFDS 256
+#define STACK_POLLFDS 64
 
 int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, const sigset_t *mask)
 {

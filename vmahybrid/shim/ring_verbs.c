@@ -16,7 +16,6 @@
 #define OFF_IP_FRAG 20
 #define OFF_UDP_LEN 38
 #define IP_DF_BYTE 0x40
-#define POLL_MAX 128  /* of VMA_CQ_POLL_BATCH_MAX */
 #define TX_POLL 16
 #define DM_ALIGN 64u
 #define CACHE_LINE 64
@@ -135,14 +134,6 @@ struct taken {
 	uint64_t bytes;
 };
 
-struct completion {
-	uint64_t id;
-	enum ibv_wc_status status;
-	uint32_t len, tag;
-	unsigned flags;
-	uint64_t hw_ns; /* 0: none */
-};
-
 /* The device may loop multicast back that this host sent; whoever here may have it gets it from the kernel. */
 static inline bool is_own_multicast(const struct verbs_ring *x, const unsigned char *frame)
 {
@@ -155,7 +146,7 @@ static inline void stamp(struct vmh_buf *b, uint64_t hw_ns)
 	vmh_buf_set_hw_stamp(b, hw_ns);
 }
 
-static int deliver_other(struct verbs_ring *x, const struct completion *c, unsigned char *frame, struct vmh_buf *b,
+static int deliver_other(struct verbs_ring *x, const struct verbs_completion *c, unsigned char *frame, struct vmh_buf *b,
 			 struct taken *t)
 {
 	int rc;
@@ -171,7 +162,7 @@ static int deliver_other(struct verbs_ring *x, const struct completion *c, unsig
 	return rc;
 }
 
-static int deliver(struct verbs_ring *x, const struct completion *c, unsigned char *frame, struct vmh_buf *b,
+static int deliver(struct verbs_ring *x, const struct verbs_completion *c, unsigned char *frame, struct vmh_buf *b,
 		   struct taken *t)
 {
 	bool ok = x->dev->csum && (c->flags & IBV_WC_IP_CSUM_OK), used = false;
@@ -196,7 +187,7 @@ static int deliver(struct verbs_ring *x, const struct completion *c, unsigned ch
 	return rc;
 }
 
-static inline void receive_one(struct verbs_ring *x, const struct completion *c, struct taken *t)
+static inline void receive_one(struct verbs_ring *x, const struct verbs_completion *c, struct taken *t)
 {
 	uint32_t id = (uint32_t)c->id;
 	struct verbs_buf *v;
@@ -228,8 +219,8 @@ static inline void receive_one(struct verbs_ring *x, const struct completion *c,
 
 static uint32_t poll_plain(struct verbs_ring *x, uint32_t want, struct taken *t)
 {
-	struct ibv_wc wc[POLL_MAX];
-	int n = ibv_poll_cq(x->rx_cq, (int)want, wc);
+	const struct ibv_wc *wc = x->rx.wc;
+	int n = ibv_poll_cq(x->rx_cq, (int)want, x->rx.wc);
 
 	if (vmh_unlikely(n < 0)) {
 		atomic_store_explicit(&x->suspect, true, memory_order_relaxed);
@@ -237,7 +228,7 @@ static uint32_t poll_plain(struct verbs_ring *x, uint32_t want, struct taken *t)
 	}
 	x->r.several = n > 1;
 	for (int i = 0; i < n; i++) {
-		struct completion c = { .id = wc[i].wr_id, .status = wc[i].status, .len = wc[i].byte_len,
+		struct verbs_completion c = { .id = wc[i].wr_id, .status = wc[i].status, .len = wc[i].byte_len,
 					.flags = wc[i].wc_flags };
 
 		receive_one(x, &c, t);
@@ -250,7 +241,7 @@ static uint32_t poll_extended(struct verbs_ring *x, uint32_t want, struct taken 
 {
 	struct ibv_poll_cq_attr attr = { 0 };
 	bool wanted = x->r.hw_stamps && atomic_load_explicit(&vmh_want_hw_stamps, memory_order_relaxed);
-	struct completion later[POLL_MAX];
+	struct verbs_completion *later = x->rx.later;
 	struct ibv_cq_ex *q = x->rx_ex;
 	const bool put_off = x->r.other != NULL;
 	uint32_t n = 0;
@@ -263,7 +254,7 @@ static uint32_t poll_extended(struct verbs_ring *x, uint32_t want, struct taken 
 		return 0;
 	}
 	do {
-		struct completion c = { .id = q->wr_id, .status = q->status };
+		struct verbs_completion c = { .id = q->wr_id, .status = q->status };
 
 		if (vmh_likely(c.status == IBV_WC_SUCCESS)) {
 			c.len = ibv_wc_read_byte_len(q);

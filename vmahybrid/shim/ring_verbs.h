@@ -80,6 +80,16 @@ struct verbs_dm { /* memory on the device, a ring of frames on their way; guarde
 	uint32_t size, head, used;
 };
 
+#define VERBS_POLL_MAX 128 /* of VMA_CQ_POLL_BATCH_MAX */
+
+struct verbs_completion {
+	uint64_t id;
+	enum ibv_wc_status status;
+	uint32_t len, tag;
+	unsigned flags;
+	uint64_t hw_ns; /* 0: none */
+};
+
 struct verbs_ring {
 	struct vmh_ring r;
 	struct verbs_dev *dev;
@@ -104,6 +114,10 @@ struct verbs_ring {
 	struct ibv_sge *rsge;
 	bool keep_full, armed;
 	uint32_t polls, polls_seen;
+	union { /* what a poll has found: too much for the stack of a coroutine or a signal handler */
+		struct ibv_wc wc[VERBS_POLL_MAX];
+		struct verbs_completion later[VERBS_POLL_MAX];
+	} rx;
 	struct {
 		uint64_t due_ns, packets, bytes; /* of the interval: the counters at its begin */
 		uint32_t count, usec;

@@ -2,6 +2,7 @@
  * error of a socket of its own only; of others it counts it (InErrors of RFC 2011, and of RFC 2466). A count that has
  * grown while a SYN went unanswered is reason enough to let the kernel open that connection: its own SYN is answered by
  * the same error. One that was about another connection costs an unanswered SYN its ring, no more. */
+#include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
 #include <fcntl.h>
 #include <inttypes.h>
@@ -12,25 +13,35 @@
 
 static _Atomic uint64_t counted[2]; /* of IPv4 and IPv6 */
 
-/* 0: it can't be read. */
-static uint64_t count(bool v6)
+static uint64_t count_in(const char *text, bool v6)
 {
-	const char *at;
-	char text[BYTES];
+	const char *at = strstr(text, v6 ? "Icmp6InErrors" : "\nIcmp: ");
 	uint64_t n = 0;
-	long fd = vmh_sys(SYS_openat, AT_FDCWD, v6 ? "/proc/thread-self/net/snmp6" : "/proc/thread-self/net/snmp",
-			  O_RDONLY | O_CLOEXEC), got;
 
-	if (fd < 0)
-		return 0;
-	got = vmh_sys(SYS_read, (int)fd, text, sizeof(text) - 1);
-	vmh_sys(SYS_close, (int)fd);
-	text[got > 0 ? got : 0] = 0;
-	at = strstr(text, v6 ? "Icmp6InErrors" : "\nIcmp: ");
 	if (at && !v6) /* names, then values */
 		at = strstr(at + 1, "\nIcmp: ");
 	if (!at || sscanf(at, v6 ? "%*s %" SCNu64 : " Icmp: %*u %" SCNu64, &n) != 1)
 		return 0;
+	return n;
+}
+
+/* 0: it can't be read. */
+static uint64_t count(bool v6)
+{
+	char *text = vmh_scratch_new(BYTES); /* zeros */
+	uint64_t n;
+	long fd;
+
+	if (!text)
+		return 0;
+	fd = vmh_sys(SYS_openat, AT_FDCWD, v6 ? "/proc/thread-self/net/snmp6" : "/proc/thread-self/net/snmp",
+		     O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		vmh_sys(SYS_read, (int)fd, text, BYTES - 1);
+		vmh_sys(SYS_close, (int)fd);
+	}
+	n = count_in(text, v6);
+	vmh_scratch_free(text, BYTES);
 	return n;
 }
 

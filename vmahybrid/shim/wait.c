@@ -177,7 +177,15 @@ static long cancellable_ppoll(struct pollfd *p, unsigned n, struct timespec *ts,
 }
 
 #define STACK_FDS 128
+#define STACK_RING_FDS 32
 #define RING_FDS 1024
+
+static unsigned wait_fds(struct vmh_ring *only, int *fds, int max)
+{
+	int n = only ? vmh_ring_wait_fds(only, fds, max) : vmh_rings_wait_fds(fds, max);
+
+	return n > 0 ? (unsigned)n : 0;
+}
 
 int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd)
 {
@@ -188,25 +196,24 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
 		 int wakefd)
 {
 	struct pollfd st[STACK_FDS], *p = st;
-	int ring[RING_FDS], nring;
+	int few[STACK_RING_FDS], *ring = few;
 	struct timespec ts, *t = NULL;
 	size_t bytes = 0;
-	unsigned total;
+	unsigned nring = wait_fds(only, few, STACK_RING_FDS), total = n + nring + 1;
 	long r;
 
-	nring = only ? vmh_ring_wait_fds(only, ring, RING_FDS) : vmh_rings_wait_fds(ring, RING_FDS);
-	if (nring < 0)
-		nring = 0;
-	total = n + (unsigned)nring + 1;
-	if (total > STACK_FDS) {
-		bytes = total * sizeof(*p);
+	if (nring == STACK_RING_FDS || total > STACK_FDS) {
+		bytes = (n + RING_FDS + 1) * sizeof(*p) + RING_FDS * sizeof(*ring);
 		p = vmh_scratch_new(bytes);
 		if (!p)
 			return -ENOMEM;
+		ring = (int *)(p + n + RING_FDS + 1);
+		nring = wait_fds(only, ring, RING_FDS);
+		total = n + nring + 1;
 	}
 	memcpy(p, fds, n * sizeof(*p));
-	for (int i = 0; i < nring; i++)
-		p[n + (unsigned)i] = (struct pollfd){ .fd = ring[i], .events = POLLIN };
+	for (unsigned i = 0; i < nring; i++)
+		p[n + i] = (struct pollfd){ .fd = ring[i], .events = POLLIN };
 	p[total - 1] = (struct pollfd){ .fd = wakefd, .events = POLLIN };
 	if (timeout_ns >= 0) {
 		ts = (struct timespec){ .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
@@ -216,7 +223,7 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
 	for (unsigned i = 0; i < n; i++)
 		fds[i].revents = r > 0 ? p[i].revents : 0;
 	if (r > 0 && nring)
-		vmh_rings_woken(p + n, nring);
+		vmh_rings_woken(p + n, (int)nring);
 	if (bytes)
 		vmh_scratch_free(p, bytes);
 	return r < 0 ? (int)r : 0;
