@@ -138,8 +138,27 @@ static void test_the_window_is_used(void)
 	end(&x);
 }
 
+/* The peer writes an answer in two pieces, and its Nagle has the second one wait for the ACK of the first: the client's, which
+ * has just asked, comes at once, as that of Linux in a new connection. */
+static void test_an_answer_in_two_pieces(void)
+{
+	struct vmh_tcp_options o = plain();
+	struct pair x;
+	char got[400];
+
+	begin(&x, 20000, &o);
+	CHECK(wire_write(x.c, data, 100) == 100, "not written");
+	wire_run(&x.w, 1 * MS);
+	CHECK(wire_read(x.p, got, sizeof(got)) == 100, "no request");
+	CHECK(wire_write(x.p, data, 100) == 100 && wire_write(x.p, data, 200) == 200, "not written");
+	wire_run(&x.w, 1 * MS);
+	CHECK(wire_read(x.c, got, sizeof(got)) == 300, "not the whole answer");
+	end(&x);
+}
+
 int main(void)
 {
+	test_an_answer_in_two_pieces();
 	test_less_than_a_segment();
 	test_the_window_doubles(VMH_TCP_CC_LWIP);
 	test_the_window_doubles(VMH_TCP_CC_CUBIC);

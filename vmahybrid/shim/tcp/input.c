@@ -316,7 +316,8 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 		c->count.ooo_in += n;
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
 	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
-	first = one_way && !c->count.data_segs_in && n == 1 && !c->opt.quickack; /* a request: its answer carries the ACK */
+	/* a request, whose answer carries the ACK, or the head of an answer, for whose ACK the peer's Nagle may wait */
+	first = !c->count.data_segs_in && n == 1 && !c->opt.quickack;
 	/* after a pause, perhaps sent again: the peer may have nothing else under way until it is acknowledged */
 	late = in->payload + OPTIONS_MOST >= c->pcb->mss && c->t->now - c->received_at > PAUSE_US;
 	c->count.data_segs_in += n;
