@@ -29,10 +29,11 @@ CALM = (
     "tests/apps/test_path_mtu.py", "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf",
     "tests/fuzz", "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py",
     "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py",
-    "tests/net/test_tcp_small_stack.py", "tests/net/test_tcp_syn.py", "tests/net/test_tcp_wire.py",
-    "tests/net/test_tcpmove.py", "tests/net/test_tcprepair.py", "tests/net/test_verbs_fallback.py",
-    "tests/net/test_verbs_ladder.py", "tests/net/test_verbs_shared.py", "tests/net/test_vma_stats_options.py",
-    "tests/net/test_xdp_rings.py", "tests/net/test_xdp_switch.py", "tests/softverbs", LAST,
+    "tests/net/test_tcp_pieces.py", "tests/net/test_tcp_small_stack.py", "tests/net/test_tcp_syn.py",
+    "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py", "tests/net/test_tcprepair.py",
+    "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py", "tests/net/test_verbs_shared.py",
+    "tests/net/test_vma_stats_options.py", "tests/net/test_xdp_rings.py", "tests/net/test_xdp_switch.py",
+    "tests/softverbs", LAST,
 )
 QUIET = (
     "tests/apps/test_make_run.py", "tests/apps/test_programs.py", "tests/compare", "tests/net/test_badinput_shim.py",

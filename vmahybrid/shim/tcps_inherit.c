@@ -19,6 +19,7 @@ static const struct {
 	{ SOL_SOCKET, SO_LINGER, sizeof(struct linger) },
 	{ SOL_SOCKET, SO_RCVTIMEO, sizeof(struct timeval) }, { SOL_SOCKET, SO_SNDTIMEO, sizeof(struct timeval) },
 	{ SOL_SOCKET, SO_BROADCAST, sizeof(int) }, { SOL_SOCKET, SO_DEBUG, sizeof(int) },
+	{ SOL_SOCKET, SO_BUSY_POLL, sizeof(int) },
 	{ IPPROTO_TCP, TCP_NODELAY, sizeof(int) }, { IPPROTO_TCP, TCP_CORK, sizeof(int) },
 	{ IPPROTO_TCP, TCP_KEEPIDLE, sizeof(int) }, { IPPROTO_TCP, TCP_KEEPINTVL, sizeof(int) },
 	{ IPPROTO_TCP, TCP_KEEPCNT, sizeof(int) }, { IPPROTO_TCP, TCP_USER_TIMEOUT, sizeof(int) },

@@ -374,8 +374,8 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 
 	waiting_init(&w, s, flags, send);
 	for (;;) {
-		if (vmh_unlikely(atomic_load(&s->obj.closed)))
-			return -EBADF;
+		if (vmh_unlikely(atomic_load(&s->obj.closed))) /* by another thread, and it was open when the call began */
+			return w.now ? -EAGAIN : -EBADF;
 		if (vmh_unlikely(vmh_tcps_state(s) != VMH_TCPS_RING)) {
 			err = vmh_tcps_at_kernel(s) ? GO_ON : wait_for_state(s, &w);
 			if (err)

@@ -12,7 +12,7 @@
 #define ACK 16
 #define URG 32
 #define MS 1000000ul
-#define SIZE 1000u /* of a segment */
+#define SIZE 1440u /* of a segment */
 #define RCVBUF 100000u
 
 struct seen { /* of what the stack sends */

@@ -84,8 +84,11 @@ static void test_less_than_a_segment(void)
 	WRITES(10000, 10000);
 	WRITES(MSS + 100, MSS, 100);       /* whole ones are not waited for */
 	WRITES(100, 100, 100);             /* but others are */
-	WRITES(1500, 1500, 100);
-	WRITES(2 * MSS + 10, 2 * MSS + 10, 100, 100);
+	WRITES(1600, 1500, 100);           /* but for the end of more than a segment */
+	WRITES(1600, 1500, 100, 100);
+	WRITES(2 * MSS + 110, 2 * MSS + 10, 100, 100);
+	WRITES(2 * MSS + 10, MSS + 10, MSS + 10);
+	WRITES(2900, 1500, 1400, 1400);
 }
 
 /* A round trip after the other, of a reader that acknowledges each flight once. */
@@ -145,6 +148,7 @@ static void test_an_answer_in_two_pieces(void)
 	struct vmh_tcp_options o = plain();
 	struct pair x;
 	char got[400];
+	ssize_t all = 0;
 
 	begin(&x, 20000, &o);
 	CHECK(wire_write(x.c, data, 100) == 100, "not written");
@@ -153,6 +157,20 @@ static void test_an_answer_in_two_pieces(void)
 	CHECK(wire_write(x.p, data, 100) == 100 && wire_write(x.p, data, 200) == 200, "not written");
 	wire_run(&x.w, 1 * MS);
 	CHECK(wire_read(x.c, got, sizeof(got)) == 300, "not the whole answer");
+	end(&x);
+	begin(&x, 20000, &o); /* and the same of pieces that are nearly a segment */
+	wire_write(x.c, data, 100);
+	wire_run(&x.w, 1 * MS);
+	wire_read(x.p, got, sizeof(got));
+	for (int piece = 0; piece < 4; piece++) {
+		CHECK(wire_write(x.p, data, 1000) == 1000, "not written");
+		if (piece == 1)
+			wire_run(&x.w, 50000);
+	}
+	wire_run(&x.w, 1 * MS);
+	for (ssize_t n; (n = wire_read(x.c, got, sizeof(got))) > 0; all += n)
+		;
+	CHECK(all == 4000, "%zd of the answer", all);
 	end(&x);
 }
 

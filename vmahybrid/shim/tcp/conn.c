@@ -207,10 +207,26 @@ static size_t queue(struct vmh_tcp_conn *c, const uint8_t *data, size_t len, boo
 	return done;
 }
 
+/* All of a write that the window has room for goes. Linux sends it as one frame, and who gets more than a segment at a
+ * time acknowledges it at once; ours comes as several, and the ACK of the last may take 40 ms. So less than a segment
+ * does not wait for such a last one. */
+static void output(struct vmh_tcp_conn *c, size_t wanted, bool alone)
+{
+	if (alone && c->short_tail && wanted < c->pcb->mss && !c->opt.cork)
+		tcp_set_flags(c->pcb, TF_NODELAY);
+	recovery_output(c);
+	if (!c->pcb)
+		return;
+	core_nagle(c);
+	if (c->short_out && wanted > c->pcb->mss && c->short_end == c->pcb->snd_lbb)
+		c->short_tail = true;
+}
+
 ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more)
 {
 	size_t total = 0, wanted = 0, part;
 	int rc = may_write(c);
+	bool alone;
 
 	if (rc)
 		return told(c, rc);
@@ -221,6 +237,7 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 		outside(c);
 		return (ssize_t)wanted;
 	}
+	alone = !c->pcb->unsent;
 	for (int i = 0; i < n; i++) {
 		part = queue(c, iov[i].iov_base, iov[i].iov_len, more || i + 1 < n);
 		total += part;
@@ -230,7 +247,7 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 	if (total < wanted) /* as in Linux: all goes before it waits for room */
 		recovery_push(c);
 	else if (!corked(c, more))
-		recovery_output(c);
+		output(c, wanted, alone);
 	tcp_clear_flags(c->pcb, total < wanted && !room(c) ? TF_NAGLEMEMERR : 0); /* a full buffer is no failed send */
 	outside(c);
 	return total || !wanted ? (ssize_t)total : -EAGAIN;

@@ -173,7 +173,9 @@ struct vmh_tcp_conn {
 	uint32_t dupacks, pipe;
 	uint8_t recovery, probed;
 	bool sacked_any, cwnd_limited;
-	bool short_out;           /* less than a segment is unacknowledged; the last ends at: */
+	bool answered;            /* data went out after some had come */
+	bool short_out;           /* less than a segment is unacknowledged; the last ends at short_end: */
+	bool short_tail;          /* that is the end of more than a segment */
 	uint32_t short_end;
 	uint32_t flight_max, round_end; /* most that was on its way in this round trip */
 	bool shut_out;            /* something was to be sent again for which the window has no room any more */

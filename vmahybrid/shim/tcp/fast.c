@@ -203,6 +203,7 @@ bool fast_output(struct vmh_tcp_conn *c, const struct iovec *data)
 	pcb->snd_queuelen = 1;
 	pcb->rtime = LWIP_MAX(pcb->rtime, 0);
 	c->short_out = !is_whole(pcb, s);
+	c->short_tail = false;
 	c->short_end = pcb->snd_nxt + s->len;
 	core_nagle(c);
 	if (core_send(c, s->p) == ERR_OK) {

@@ -304,9 +304,18 @@ static bool count_long(struct vmh_tcp_conn *c, const struct seg_in *in)
 	return c->long_in >= LONG_MOST;
 }
 
+#define QUICK_ACKS 16
+
+/* As Linux at the begin: until the program has answered. */
+static bool is_quick(const struct vmh_tcp_conn *c)
+{
+	return !c->answered && c->count.data_segs_in < QUICK_ACKS;
+}
+
 /* Says whether the ACK of this segment is to go at once (TF_ACK_DELAY); else the second one's is. True: it goes soon. */
 static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
 {
+	uint32_t whole = c->pcb->mss - OPTIONS_MOST;
 	bool one_way, first, late;
 
 	c->count.segs_in += n;
@@ -314,12 +323,13 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 		return false;
 	if (TCP_SEQ_GT(in->seq, c->pcb->rcv_nxt) && c->pcb->state >= ESTABLISHED)
 		c->count.ooo_in += n;
+	c->answered |= c->count.data_segs_in && c->out_then != c->count.data_segs_out;
 	/* no answer went out since the last data, so none may carry the ACK; and the peer's Nagle may wait for it */
-	one_way = c->out_then == c->count.data_segs_out && in->payload < c->pcb->mss / 2;
+	one_way = c->out_then == c->count.data_segs_out && in->payload < (is_quick(c) ? whole : c->pcb->mss / 2);
 	/* a request, whose answer carries the ACK, or the head of an answer, for whose ACK the peer's Nagle may wait */
 	first = !c->count.data_segs_in && n == 1 && !c->opt.quickack;
 	/* after a pause, perhaps sent again: the peer may have nothing else under way until it is acknowledged */
-	late = in->payload + OPTIONS_MOST >= c->pcb->mss && c->t->now - c->received_at > PAUSE_US;
+	late = in->payload >= whole && c->t->now - c->received_at > PAUSE_US;
 	c->count.data_segs_in += n;
 	if (n == 1 && in->payload > c->pcb->mss && count_long(c, in) && !c->long_frames)
 		c->long_frames = c->changed = true;

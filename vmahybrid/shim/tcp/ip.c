@@ -333,6 +333,7 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 		return ERR_WOULDBLOCK; /* stays in the queue */
 	if (core_conn && core_conn->pcb && is_short(core_conn, tcp, tcp_len)) {
 		core_conn->short_out = true;
+		core_conn->short_tail = false;
 		core_conn->short_end = lwip_ntohl(tcp->seqno) + core_conn->pcb->unsent->len;
 		core_nagle(core_conn);
 	}
