@@ -57,6 +57,11 @@ def test_window_of_cubic(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", BOTH)
+def test_the_end_of_a_flight_is_lost(tmp_path: Path, compiler: str) -> None:
+    assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_tail.c", HERE / "tcp_wire.c"))
+
+
+@pytest.mark.parametrize("compiler", BOTH)
 def test_what_may_go(tmp_path: Path, compiler: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_nagle.c", HERE / "tcp_wire.c"))
 

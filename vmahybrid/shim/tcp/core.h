@@ -173,6 +173,8 @@ struct vmh_tcp_conn {
 	uint32_t dupacks, pipe;
 	uint8_t recovery, probed;
 	bool sacked_any, cwnd_limited;
+	uint64_t head_again_at;   /* the first unacknowledged segment went out again, the first time; 0: it did not */
+	uint32_t head_again_nxt;  /* snd_nxt at that time */
 	bool answered;            /* data went out after some had come */
 	bool short_out;           /* less than a segment is unacknowledged; the last ends at short_end: */
 	bool short_tail;          /* that is the end of more than a segment */

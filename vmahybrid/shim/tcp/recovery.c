@@ -153,6 +153,10 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 			c->t->env.resent(c->t->env.ctx);
 	}
 	s = pcb->unsent == s ? NULL : s;
+	if (s && s == pcb->unacked && !c->head_again_at) {
+		c->head_again_at = c->t->now;
+		c->head_again_nxt = pcb->snd_nxt;
+	}
 	pcb->unsent = unsent;
 	pcb->unsent_oversize = oversize;
 	return s != NULL;
@@ -227,6 +231,16 @@ static bool mark_lost(struct vmh_tcp_conn *c, const struct board *b, bool all)
 	if (found && again)
 		c->retrans_mark = c->pcb->snd_nxt;
 	return found;
+}
+
+/* What was sent again has arrived, and of what lies behind the highest SACK, and went out before it, nothing has: the
+ * end of that flight is lost as well (RFC 8985). SACKs tell of what is before them, and a probe of one segment only. */
+static void mark_tail(struct vmh_tcp_conn *c)
+{
+	for (struct tcp_seg *s = c->pcb->unacked; s && TCP_SEQ_LT(seq_of(s), c->head_again_nxt); s = s->next)
+		if (!(s->flags & (SEG_SACKED | SEG_LOST | SEG_RETRANS)) &&
+		    (!c->sacked_any || TCP_SEQ_GEQ(seq_of(s), c->fack)))
+			s->flags |= SEG_LOST;
 }
 
 static void enter(struct vmh_tcp_conn *c)
@@ -341,6 +355,11 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		enter(c);
 	}
 	b = scan(c);
+	if (acked && c->recovery == RECOVERY && pcb->flags & TF_SACK && c->head_again_at &&
+	    c->t->now - c->head_again_at >= c->min_rtt) /* else the ACK is for what went before that */
+		mark_tail(c);
+	if (acked)
+		c->head_again_at = 0;
 	if (b.sacked && mark_lost(c, &b, c->probed && c->recovery == OPEN && TCP_SEQ_GEQ(c->fack, c->probe_end)))
 		again = true;
 	if (again) {

@@ -1,0 +1,87 @@
+/* A flight of which a segment is lost and the end as well: no SACK tells of the end. */
+#include "tcp_wire.h"
+#include "check.h"
+
+#define MS 1000000ull
+#define SEGMENTS 500u
+#define HOLE 350u
+
+struct losses {
+	unsigned frames, from; /* segments that went; from which one on the end is lost */
+	unsigned again, lost;  /* so many that go again are lost, too */
+	uint32_t next;
+};
+
+static int watch(void *arg, const uint8_t *frame, size_t len)
+{
+	struct losses *l = arg;
+	uint32_t seq;
+
+	if (len <= 1000)
+		return 0;
+	memcpy(&seq, frame + wire_headers(frame) + 4, 4);
+	seq = ntohl(seq);
+	if (l->frames && (int32_t)(seq - l->next) < 0)
+		return l->lost < l->again && ++l->lost;
+	l->next = seq + 1;
+	l->frames++;
+	return l->frames == HOLE || l->frames >= l->from;
+}
+
+/* How many round trips it takes from the end of the flight on. */
+static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, unsigned most)
+{
+	struct wire_faults f = {.delay_ns = 10 * MS};
+	struct losses losses = {.from = from, .again = again};
+	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i;
+	struct wire w;
+	uint64_t sent;
+
+	vmh_tcp_options_init(&o);
+	o.cc = cc;
+	o.no_timestamps = no_timestamps;
+	o.sndbuf = o.rcvbuf = 4u << 20;
+	wire_open(&w, &f, 100000);
+	l = wire_listen(&w, 80, 10, &o);
+	c = wire_connect(&w, 1000, 80, &o);
+	wire_run(&w, 50 * MS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	w.end[0].watch = watch;
+	w.end[0].arg = &losses;
+	vmh_tcp_get_info(c, &i);
+	struct stream s = {.from = c, .to = p, .total = (uint64_t)SEGMENTS * i.snd_mss, .shut = true /* a FIN would be SACKed */};
+	for (int ms = 0; losses.frames < SEGMENTS && ms < 3000; ms++) {
+		stream_pump(&s);
+		wire_run(&w, MS);
+	}
+	sent = w.now;
+	CHECK(losses.frames == SEGMENTS, "%u frames went", losses.frames);
+	for (int ms = 0; s.read < s.total && ms < 60000; ms++) {
+		stream_pump(&s);
+		wire_run(&w, MS);
+	}
+	CHECK(s.read == s.total && !s.bad, "it comes to no end");
+	vmh_tcp_get_info(c, &i);
+	CHECK((w.now - sent) / (20 * MS) <= most, "cc %u, from %u: %.1f round trips, %u resent, %u timeouts, %u probes", cc, from,
+	      (double)(w.now - sent) / (20.0 * MS), i.retransmits, i.rtos, i.probes);
+	CHECK(i.retransmits <= SEGMENTS - from + 4, "%u resent of %u", i.retransmits, SEGMENTS - from + 2);
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_run(&w, 1000 * MS);
+	wire_close(&w);
+}
+
+int main(void)
+{
+	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++)
+		for (int plain = 0; plain < 2; plain++) {
+			lose(cc, plain, 480, 0, 6);
+			lose(cc, plain, 400, 0, 6);
+			lose(cc, plain, 351, 0, 6); /* from the hole on */
+			lose(cc, plain, 400, 1, 20); /* what goes again, too: until a timeout */
+		}
+	return check_result();
+}
