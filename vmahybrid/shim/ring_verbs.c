@@ -229,7 +229,7 @@ static uint32_t poll_plain(struct verbs_ring *x, uint32_t want, struct taken *t)
 	x->r.several = n > 1;
 	for (int i = 0; i < n; i++) {
 		struct verbs_completion c = { .id = wc[i].wr_id, .status = wc[i].status, .len = wc[i].byte_len,
-					.flags = wc[i].wc_flags };
+					      .flags = wc[i].wc_flags };
 
 		receive_one(x, &c, t);
 	}
