@@ -38,6 +38,8 @@ def serve(sock: socket.socket) -> None:
         while data := sock.recv(65536):
             sock.sendall(data)
     elif what == b"a":      # how long acknowledgements of single bytes take, and the answer
+        sock.sendall(b"?")  # the first data of a connection is acknowledged at once, until it was answered
+        sock.recv(1)
         waits = []
         for _ in range(5):
             time.sleep(0.02)
@@ -85,6 +87,8 @@ def echo(address: str) -> object:
 def acks(address: str) -> object:
     """The peer's times until we acknowledge a byte."""
     with connected(address, b"a") as sock:
+        sock.recv(1)
+        sock.sendall(b"!")
         got = b""
         while data := sock.recv(4096):
             got += data
