@@ -51,8 +51,9 @@ LATER = (
     "tests/net/test_splice_udp.py", "tests/net/test_tcp_death.py", "tests/net/test_tcp_fastopen.py",
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_pieces.py",
     "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py", "tests/net/test_tcp_reasons.py",
-    "tests/net/test_tcp_show.py", "tests/net/test_tcp_small_stack.py", "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py",
-    "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py", LAST,
+    "tests/net/test_tcp_show.py", "tests/net/test_tcp_small_stack.py", "tests/net/test_tcp_unshare.py",
+    "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py", "tests/sanitize/test_concurrency.py",
+    "tests/sanitize/test_tcp_concurrency.py", LAST,
 )
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
