@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from net.service_lab import tcp_echo, until
+from net.introduced_lab import ECHO_PORT, echoing, introduced  # noqa: F401
+from net.service_lab import until
 from net.test_tcp_many import moves
-from net.test_tcp_shim import introduce, offloaded, without_offloads
+from net.test_tcp_shim import offloaded
 
-from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(90), pytest.mark.usefixtures("echo_port")]
 
-PORT = 7410
 HUNG = 4.0      # seconds; a program waits for three
 # a round each 10 ms: how long the longest has taken, and how many there were
 ROUNDS = """
@@ -41,16 +40,6 @@ print("rounds", n, longest, flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def service(softverbs: bool) -> Iterator[Service]:
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), softverbs=softverbs) as running:
-        introduce(sandbox)
-        echo = sandbox.start(sandbox.a, [sys.executable, "-S", "-c", tcp_echo(PORT)])
-        echo.wait_for("ready")
-        yield running
-        echo.stop(signal.SIGKILL)
-
-
 @contextmanager
 def hung(service: Service) -> Iterator[None]:
     service.program.process.send_signal(signal.SIGSTOP)
@@ -62,7 +51,7 @@ def hung(service: Service) -> Iterator[None]:
 
 
 def argv(service: Service, conns: int, seconds: float, **variables: str) -> list[str]:
-    words = [sys.executable, "-S", "-c", ROUNDS, service.sandbox.a.address, str(PORT), str(conns), str(seconds)]
+    words = [sys.executable, "-S", "-c", ROUNDS, service.sandbox.a.address, str(ECHO_PORT), str(conns), str(seconds)]
     return service.run_argv(words, "none", VMA_TRACELEVEL="warn", **variables)
 
 

@@ -2,9 +2,9 @@
  * error of a socket of its own only; of others it counts it (InErrors of RFC 2011, and of RFC 2466). A count that has
  * grown while a SYN went unanswered is reason enough to let the kernel open that connection: its own SYN is answered by
  * the same error. One that was about another connection costs an unanswered SYN its ring, no more. */
+#include "vmh_fd.h"
 #include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -28,18 +28,12 @@ static uint64_t count_in(const char *text, bool v6)
 /* 0: it can't be read. */
 static uint64_t count(bool v6)
 {
-	char *text = vmh_scratch_new(BYTES); /* zeros */
+	char *text = vmh_scratch_new(BYTES); /* zeros; the last one stays */
 	uint64_t n;
-	long fd;
 
 	if (!text)
 		return 0;
-	fd = vmh_sys(SYS_openat, AT_FDCWD, v6 ? "/proc/thread-self/net/snmp6" : "/proc/thread-self/net/snmp",
-		     O_RDONLY | O_CLOEXEC);
-	if (fd >= 0) {
-		vmh_sys(SYS_read, (int)fd, text, BYTES - 1);
-		vmh_sys(SYS_close, (int)fd);
-	}
+	vmh_file_load(v6 ? "/proc/thread-self/net/snmp6" : "/proc/thread-self/net/snmp", text, BYTES - 1, NULL);
 	n = count_in(text, v6);
 	vmh_scratch_free(text, BYTES);
 	return n;

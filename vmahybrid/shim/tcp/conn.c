@@ -215,8 +215,6 @@ static void output(struct vmh_tcp_conn *c, size_t wanted, bool alone)
 	if (alone && c->short_tail && wanted < c->pcb->mss && !c->opt.cork)
 		tcp_set_flags(c->pcb, TF_NODELAY);
 	recovery_output(c);
-	if (!c->pcb)
-		return;
 	core_nagle(c);
 	if (c->short_out && wanted > c->pcb->mss && c->short_end == c->pcb->snd_lbb)
 		c->short_tail = true;
