@@ -62,6 +62,13 @@ def test_the_end_of_a_flight_is_lost(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", BOTH)
+def test_what_comes_late_or_twice(tmp_path: Path, compiler: str) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_undo.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program)
+    assert ", 0 failed" in run(program, ip="6")
+
+
+@pytest.mark.parametrize("compiler", BOTH)
 def test_what_may_go(tmp_path: Path, compiler: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_nagle.c", HERE / "tcp_wire.c"))
 

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #define REUSE_GAP (65535u + 2) /* tcp_twsk_unique() of Linux */
+#define FRAME_MOST 0xf000u /* bytes of one tcp_write */
 
 static void inside(struct vmh_tcp_conn *c)
 {
@@ -182,13 +183,17 @@ static int may_write(struct vmh_tcp_conn *c)
 	return c->established && !c->frozen ? 0 : -EAGAIN;
 }
 
+/* Of a buffer that the program has made small Linux asks only whether something is free, and then takes a frame of 64 KiB. */
 static uint32_t room(const struct vmh_tcp_conn *c)
 {
-	uint32_t used = TCP_SND_BUF - c->pcb->snd_buf;
+	uint32_t used = TCP_SND_BUF - c->pcb->snd_buf, left;
 
-	if (c->opt.segs_max && c->pcb->snd_queuelen >= c->opt.segs_max)
+	if ((c->opt.segs_max && c->pcb->snd_queuelen >= c->opt.segs_max) || used >= core_sndbuf(c))
 		return 0;
-	return used < core_sndbuf(c) ? LWIP_MIN(core_sndbuf(c) - used, c->pcb->snd_buf) : 0;
+	left = core_sndbuf(c) - used;
+	if (c->opt.sndbuf_asked)
+		left = LWIP_MAX(left, FRAME_MOST);
+	return LWIP_MIN(left, c->pcb->snd_buf);
 }
 
 static size_t queue(struct vmh_tcp_conn *c, const uint8_t *data, size_t len, bool more)
@@ -196,7 +201,7 @@ static size_t queue(struct vmh_tcp_conn *c, const uint8_t *data, size_t len, boo
 	size_t done = 0;
 
 	while (done < len) {
-		size_t part = LWIP_MIN(len - done, LWIP_MIN(room(c), c->opt.segs_max ? c->pcb->mss : 0xf000u));
+		size_t part = LWIP_MIN(len - done, LWIP_MIN(room(c), c->opt.segs_max ? c->pcb->mss : FRAME_MOST));
 
 		if (!part ||
 		    tcp_write(c->pcb, data + done, (u16_t)part,

@@ -34,6 +34,7 @@
 #define SEG_RETRANS 0x80u
 
 #define MAX_SACKS 4
+#define DUP_THRESHOLD 3u
 
 /* lwIP has one pcb at a time and so needs no addresses to tell them apart: of an IPv6 connection it gets LOCAL_TOKEN and
  * REMOTE_TOKEN, IPv4 addresses of nobody; ip.c has the real ones. */
@@ -187,6 +188,18 @@ struct vmh_tcp_conn {
 	uint64_t read_then, read_at;   /* bytes that the program had read, when */
 	struct vmh_tcp_info count; /* only its counters */
 	uint32_t resent;           /* of count.retransmits, by us: the rest was another stack's */
+	/* frames that overtake one another */
+	uint16_t reordering;      /* segments that may come before another one which is not lost */
+	uint8_t reo_steps;        /* a hole is one after so many quarters of a round trip */
+	uint8_t reo_left;         /* recoveries, until both are what they were at first; 0: they are */
+	struct {
+		bool may, timeout, stamped; /* whether; what began it; `stamp` is one */
+		uint32_t cwnd, ssthresh;    /* as they were */
+		struct cubic cubic;
+		uint32_t from, to;          /* what was resent lies there */
+		uint32_t resent;            /* segments, without those that the peer says it has twice */
+		uint32_t stamp;             /* the timestamp of the first */
+	} undo;
 };
 
 struct conn_list {
@@ -373,7 +386,7 @@ void timer_remove(struct vmh_tcp_conn *c);
 uint64_t core_tick(struct vmh_tcp *t);
 /* recovery.c */
 void recovery_start(struct vmh_tcp_conn *c);
-void recovery_before(struct vmh_tcp_conn *c);
+void recovery_before(struct vmh_tcp_conn *c, const struct seg_in *in);
 void recovery_limited(struct vmh_tcp_conn *c);
 void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acked, bool dup);
 void recovery_rto(struct vmh_tcp_conn *c);
@@ -386,6 +399,13 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at);
 uint32_t recovery_probe_us(const struct vmh_tcp_conn *c);
 void recovery_output(struct vmh_tcp_conn *c);
 void recovery_push(struct vmh_tcp_conn *c);
+/* undo.c */
+void undo_start(struct vmh_tcp_conn *c);
+void undo_overtaken(struct vmh_tcp_conn *c, uint32_t seq, uint32_t beyond);
+void undo_begin(struct vmh_tcp_conn *c, bool timeout);
+void undo_resent(struct vmh_tcp_conn *c, uint32_t end);
+void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to);
+void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in);
 /* cubic.c */
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd);
 void cc_loss(struct vmh_tcp_conn *c, bool timeout);

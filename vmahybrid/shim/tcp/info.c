@@ -181,6 +181,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->rtt_us = c->srtt;
 	i->rttvar_us = c->rttvar;
 	i->min_rtt_us = c->min_rtt;
+	i->reordering = c->reordering;
 	i->retries = c->retries;
 	i->unread = c->rx_bytes;
 	i->cwnd = c->cwnd;

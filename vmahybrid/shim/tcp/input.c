@@ -296,6 +296,58 @@ static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struc
 	c->pcb->snd_wl2 = wl2;
 }
 
+/* RFC 2883: bytes that came before stand in front of the SACKs of the answer, so that a peer which sent them again for nothing
+ * takes back what it made of that. What of them is unread behind a hole is in a block, the second then; lwIP, which would
+ * say so at once, gets none of it. True: `sacks` are the pcb's again afterwards. */
+static bool tell_twice(struct tcp_pcb *pcb, struct seg_in *in, struct segment *s, struct tcp_sack_range *sacks)
+{
+	uint32_t end = in->seq + in->payload;
+	struct tcp_sack_range *r = pcb->rcv_sacks;
+	unsigned i = 0, n = 0;
+
+	if (pcb->state < ESTABLISHED || !(pcb->flags & TF_SACK) || !in->payload || s->next ||
+	    (in->flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) != TCP_ACK)
+		return false;
+	if (TCP_SEQ_GT(end, pcb->rcv_nxt)) {
+		while (i < LWIP_TCP_MAX_SACK_NUM && LWIP_TCP_SACK_VALID(pcb, i) &&
+		       (TCP_SEQ_LT(in->seq, r[i].left) || TCP_SEQ_GT(end, r[i].right)))
+			i++;
+		if (i == LWIP_TCP_MAX_SACK_NUM || !LWIP_TCP_SACK_VALID(pcb, i))
+			return false;
+		s->len -= in->payload;
+		s->payload = in->payload = 0;
+		tcp_ack_now(pcb);
+	}
+	memcpy(sacks, r, sizeof(pcb->rcv_sacks));
+	r[n++] = (struct tcp_sack_range){.left = in->seq, .right = end};
+	r[n++] = sacks[i];
+	for (unsigned k = 0; n < LWIP_TCP_MAX_SACK_NUM; k++)
+		if (k != i)
+			r[n++] = sacks[k];
+	return true;
+}
+
+/* lwIP's blocks leave out the FIN behind a hole: of one that is alone there the peer would learn nothing, and wait for its
+ * timer. lwIP has answered, so it is said once more. */
+static void tell_fin(struct tcp_pcb *pcb)
+{
+	const struct tcp_seg *last = pcb->ooseq;
+	struct tcp_sack_range *r = pcb->rcv_sacks, *end = r + LWIP_TCP_MAX_SACK_NUM;
+
+	if (!last || !(pcb->flags & TF_SACK))
+		return;
+	while (last->next)
+		last = last->next;
+	if (!(TCPH_FLAGS(last->tcphdr) & TCP_FIN))
+		return;
+	while (r < end && r->right != last->tcphdr->seqno + last->len)
+		r++;
+	if (r == end)
+		return;
+	r->right++;
+	tcp_send_empty_ack(pcb);
+}
+
 /* A frame of several segments, which counts as two at least. True: what the peer sends is bulk, and the kernel's. */
 static bool count_long(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
@@ -391,9 +443,10 @@ bool input_count(struct vmh_tcp_conn *c, const struct seg_in *in, unsigned n)
 void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 {
 	struct vmh_tcp *t = c->t;
+	struct tcp_sack_range sacks[LWIP_TCP_MAX_SACK_NUM];
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool first, tells;
+	bool first, tells, twice;
 
 	read_segment(s->tcp, s->len, &in);
 	if (s->next)
@@ -428,11 +481,16 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		take_window(c->pcb, &in, s);
 	else if (tells)
 		take_shut_window(c->pcb, &in, s);
-	recovery_before(c);
+	recovery_before(c, &in);
+	twice = tell_twice(c->pcb, &in, s, sacks);
 	if (tells)
 		to_lwip(t, c, &in, s, &c->key);
 	else
 		to_lwip_alone(c, &in, s);
+	if (c->pcb && twice)
+		memcpy(c->pcb->rcv_sacks, sacks, sizeof(sacks));
+	if (c->pcb && in.flags & TCP_FIN)
+		tell_fin(c->pcb);
 	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
 		core_ack_soon(c);
 	c->hold_ack = c->held_ack = false;

@@ -1,5 +1,5 @@
 /* Loss recovery of the sender: RFC 6675 on SACK, NewReno without it, a tail loss probe after RFC 8985, the
- * retransmission timer after RFC 6298.
+ * retransmission timer after RFC 6298. What was none is undo.c's.
  *
  * The scoreboard is three bits in each segment on lwIP's unacked list. lwIP's own fast retransmit never starts, since
  * its count of duplicate ACKs is reset before each segment; it holds back new data while we recover, because its
@@ -8,7 +8,6 @@
 #include "core.h"
 
 #define INITIAL_SEGMENTS 10u /* RFC 6928 */
-#define DUP_THRESHOLD 3u
 #define RTO_MIN (10 * MS)
 /* one small segment may wait for the peer's delayed ACK: 40 ms in Linux, and a tick of its timer */
 #define RTO_MIN_LONE (60 * MS)
@@ -73,6 +72,7 @@ void recovery_start(struct vmh_tcp_conn *c)
 	c->recovery = OPEN;
 	if (c->opt.cc == VMH_TCP_CC_NONE)
 		c->cwnd = c->ssthresh;
+	undo_start(c);
 }
 
 /* Has the window any part in how much is on its way? In slow start as in Linux: if half of it was used in this round. */
@@ -87,14 +87,23 @@ void recovery_limited(struct vmh_tcp_conn *c)
 	c->cwnd_limited = flight + c->pcb->mss >= c->cwnd || (c->cwnd < c->ssthresh && c->cwnd < 2 * c->flight_max);
 }
 
+static bool overtaken(const struct vmh_tcp_conn *c, const struct tcp_seg *s)
+{
+	return c->recovery != LOSS && !(s->flags & (SEG_SACKED | SEG_RETRANS)) && TCP_SEQ_LT(seq_of(s), c->fack);
+}
+
 /* Before lwIP sees a segment. */
-void recovery_before(struct vmh_tcp_conn *c)
+void recovery_before(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
 
 	pcb->dupacks = 0;
 	if (pcb->state < ESTABLISHED)
 		return;
+	if (c->sacked_any && in->flags & TCP_ACK && TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))
+		for (struct tcp_seg *s = pcb->unacked; s && TCP_SEQ_LEQ(end_of(s), in->ack); s = s->next)
+			if (overtaken(c, s))
+				undo_overtaken(c, seq_of(s), c->fack);
 	recovery_limited(c);
 	if (c->recovery == OPEN && !c->sacked_any) {
 		pcb->cwnd = c->cwnd;
@@ -149,6 +158,7 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 	} else {
 		c->count.retransmits++;
 		c->resent++;
+		undo_resent(c, end_of(s));
 		if (c->t->env.resent)
 			c->t->env.resent(c->t->env.ctx);
 	}
@@ -162,22 +172,33 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 	return s != NULL;
 }
 
+/* RFC 2883: the first block is what came twice, if that is acknowledged already, or within the second. */
+static bool came_twice(const struct seg_in *in)
+{
+	uint32_t from = in->sack[0].from, to = in->sack[0].to;
+
+	return TCP_SEQ_LEQ(to, in->ack) ||
+	       (in->nsacks > 1 && TCP_SEQ_GEQ(from, in->sack[1].from) && TCP_SEQ_LEQ(to, in->sack[1].to));
+}
+
 static void mark_sacked(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
+	bool before = c->sacked_any;
+	uint32_t fack = c->fack;
 
-	for (unsigned i = 0; i < in->nsacks; i++) {
+	for (unsigned i = came_twice(in); i < in->nsacks; i++) {
 		uint32_t from = in->sack[i].from, to = in->sack[i].to;
 
-		if (TCP_SEQ_LEQ(to, pcb->lastack)) { /* RFC 2883: it came twice */
-			c->count.dsacks++;
-			continue;
-		}
 		if (!TCP_SEQ_LT(from, to) || TCP_SEQ_LEQ(from, pcb->lastack) || TCP_SEQ_GT(to, pcb->snd_nxt))
 			continue;
-		for (struct tcp_seg *s = pcb->unacked; s && TCP_SEQ_LT(seq_of(s), to); s = s->next)
-			if (TCP_SEQ_GEQ(seq_of(s), from) && TCP_SEQ_LEQ(end_of(s), to))
-				s->flags = (u8_t)((s->flags | SEG_SACKED) & ~SEG_LOST);
+		for (struct tcp_seg *s = pcb->unacked; s && TCP_SEQ_LT(seq_of(s), to); s = s->next) {
+			if (TCP_SEQ_LT(seq_of(s), from) || TCP_SEQ_GT(end_of(s), to))
+				continue;
+			if (before && overtaken(c, s) && TCP_SEQ_LT(seq_of(s), fack))
+				undo_overtaken(c, seq_of(s), fack);
+			s->flags = (u8_t)((s->flags | SEG_SACKED) & ~SEG_LOST);
+		}
 		if (!c->sacked_any || TCP_SEQ_GT(to, c->fack))
 			c->fack = to;
 		c->sacked_any = true;
@@ -210,7 +231,7 @@ static struct board scan(struct vmh_tcp_conn *c)
 /* IsLost() of RFC 6675 for every segment. `all`: whatever lies below the highest SACK. True: something was lost. */
 static bool mark_lost(struct vmh_tcp_conn *c, const struct board *b, bool all)
 {
-	uint32_t bytes = b->sacked, segs = b->sacked_segs, limit = (DUP_THRESHOLD - 1) * c->pcb->mss;
+	uint32_t bytes = b->sacked, segs = b->sacked_segs, limit = (c->reordering - 1u) * c->pcb->mss;
 	bool again = TCP_SEQ_GT(c->fack, c->retrans_mark + limit), found = false;
 
 	for (struct tcp_seg *s = c->pcb->unacked; s && segs; s = s->next) {
@@ -223,7 +244,7 @@ static bool mark_lost(struct vmh_tcp_conn *c, const struct board *b, bool all)
 			s->flags &= (u8_t)~SEG_RETRANS;
 			found = true;
 		}
-		if (!(s->flags & SEG_LOST) && (all || segs >= DUP_THRESHOLD || bytes > limit)) {
+		if (!(s->flags & SEG_LOST) && (all || segs >= c->reordering || bytes > limit)) {
 			s->flags |= SEG_LOST;
 			found = true;
 		}
@@ -250,6 +271,7 @@ static void enter(struct vmh_tcp_conn *c)
 	c->recovery = RECOVERY;
 	c->recover = c->retrans_mark = c->pcb->snd_nxt;
 	c->count.fast_recoveries++;
+	undo_begin(c, false);
 	cc_loss(c, false);
 }
 
@@ -298,7 +320,7 @@ static void output(struct vmh_tcp_conn *c, bool force)
 		pcb->cwnd = c->cwnd;
 	c->due[T_REORDER] = 0;
 	if (b.holes)
-		c->due[T_REORDER] = c->t->now + LWIP_MAX(c->srtt / 4, REORDER_MIN);
+		c->due[T_REORDER] = c->t->now + LWIP_MAX(c->srtt / 4 * c->reo_steps, REORDER_MIN);
 }
 
 /* What had no room is sent again as soon as it has, not when the timer says so. */
@@ -320,8 +342,13 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 	struct board b;
 	bool force = false, again = false, may_go = false;
 
-	if (in->nsacks && pcb->flags & TF_SACK)
+	if (in->nsacks && pcb->flags & TF_SACK) {
+		if (came_twice(in))
+			undo_twice(c, in->sack[0].from, in->sack[0].to);
 		mark_sacked(c, in);
+	}
+	if (acked)
+		undo_acked(c, in);
 	if (c->shut_out)
 		after_shut_out(c);
 	if (c->short_out && TCP_SEQ_GEQ(pcb->lastack, c->short_end)) {
@@ -399,6 +426,8 @@ void recovery_rto(struct vmh_tcp_conn *c)
 		if (!(s->flags & SEG_SACKED))
 			s->flags |= SEG_LOST;
 	}
+	if (c->recovery == OPEN)
+		undo_begin(c, true);
 	if (c->recovery != LOSS)
 		cc_loss(c, true);
 	else if (c->opt.cc != VMH_TCP_CC_NONE)

@@ -1,0 +1,199 @@
+/* A segment that comes late is no loss: what was made of it is taken back, and what came twice is named (RFC 2883). */
+#include "tcp_wire.h"
+#include "check.h"
+#include <sys/socket.h>
+
+#define MS 1000000ull
+#define SEGMENTS 400u
+#define ODD 150u /* the segment that something happens to */
+
+enum what { LATE, LOST, TWICE };
+
+struct wire_tap {
+	enum what what;
+	unsigned frames;
+	uint32_t next;
+	uint8_t frame[WIRE_MTU + 14], behind[WIRE_MTU + 14]; /* ODD, and the next but one */
+	size_t len, behind_len;
+};
+
+static uint32_t word(const uint8_t *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, 4);
+	return ntohl(v);
+}
+
+static uint32_t seq_of(const uint8_t *frame)
+{
+	return word(frame + wire_headers(frame) + 4);
+}
+
+static int tap(void *arg, const uint8_t *frame, size_t len)
+{
+	struct wire_tap *t = arg;
+
+	if (len <= 1000 || (t->frames && (int32_t)(seq_of(frame) - t->next) < 0))
+		return 0;
+	t->next = seq_of(frame) + 1;
+	t->frames++;
+	if (t->frames == ODD + 2)
+		memcpy(t->behind, frame, t->behind_len = len);
+	if (t->frames != ODD)
+		return 0;
+	memcpy(t->frame, frame, t->len = len);
+	return t->what != TWICE;
+}
+
+/* The SACK blocks of the last ACK. */
+struct acks {
+	uint32_t ack, block[8];
+	unsigned n;
+};
+
+static int look(void *arg, const uint8_t *frame, size_t len)
+{
+	const uint8_t *tcp = frame + wire_headers(frame);
+	unsigned header = (unsigned)(tcp[12] >> 4) * 4;
+	struct acks *a = arg;
+
+	(void)len;
+	a->ack = word(tcp + 8);
+	a->n = 0;
+	for (unsigned i = 20; i < header && tcp[i]; i += tcp[i] == 1 ? 1u : tcp[i + 1])
+		for (unsigned k = 2; tcp[i] == 5 && k < tcp[i + 1]; k += 4)
+			a->block[a->n++] = word(tcp + i + k);
+	return 0;
+}
+
+static bool twice(const struct acks *a, const uint8_t *frame, size_t len)
+{
+	uint32_t from = seq_of(frame), to;
+
+	to = from + (uint32_t)(len - wire_headers(frame)) - (uint32_t)(frame[wire_headers(frame) + 12] >> 4) * 4;
+	return a->n >= 2 && a->block[0] == from && a->block[1] == to;
+}
+
+static void odd(uint8_t cc, bool no_timestamps, enum what what)
+{
+	struct wire_faults f = {.delay_ns = 10 * MS};
+	struct wire_tap t = {.what = what};
+	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i, then;
+	struct acks a = {0};
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.cc = cc;
+	o.no_timestamps = no_timestamps;
+	o.sndbuf = o.rcvbuf = 4u << 20;
+	wire_open(&w, &f, 100000);
+	l = wire_listen(&w, 80, 10, &o);
+	c = wire_connect(&w, 1000, 80, &o);
+	wire_run(&w, 50 * MS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	w.end[0].watch = tap;
+	w.end[0].arg = &t;
+	vmh_tcp_get_info(c, &i);
+	struct stream s = {.from = c, .to = p, .total = (uint64_t)SEGMENTS * i.snd_mss, .shut = true};
+	for (int ms = 0; !t.len && ms < 3000; ms++) {
+		stream_pump(&s);
+		wire_run(&w, MS);
+	}
+	CHECK(t.len, "it never went");
+	vmh_tcp_get_info(c, &then);
+	wire_run(&w, 14 * MS); /* the others have come by then, and the answers have not */
+	w.end[1].watch = look;
+	w.end[1].arg = &a;
+	if (what != LATE) {
+		wire_inject(&w, 1, t.behind, t.behind_len);
+		CHECK(twice(&a, t.behind, t.behind_len), "behind: %u words", a.n);
+		CHECK((what == TWICE) == ((int32_t)(a.ack - a.block[1]) >= 0), "%x acknowledged, %x twice", a.ack, a.block[1]);
+	}
+	if (what == LOST)
+		CHECK(a.n >= 4 && (int32_t)(a.block[2] - a.block[0]) <= 0 && (int32_t)(a.block[3] - a.block[1]) >= 0, "not in a block");
+	wire_run(&w, 10 * MS); /* a recovery has begun */
+	if (what != LOST)
+		wire_inject(&w, 1, t.frame, t.len);
+	if (what == TWICE)
+		CHECK(twice(&a, t.frame, t.len), "%u words", a.n);
+	for (int ms = 0; s.read < s.total && ms < 3000; ms++) {
+		stream_pump(&s);
+		wire_run(&w, MS);
+	}
+	CHECK(s.read == s.total && !s.bad, "cc %d: it comes to no end", cc);
+	wire_run(&w, 100 * MS);
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.fast_recoveries == (what != TWICE), "cc %d: %u recoveries", cc, i.fast_recoveries);
+	CHECK(i.undone == (what == LATE), "cc %d, what %d: %u undone", cc, what, i.undone);
+	CHECK((i.reordering > 3) == (what == LATE), "cc %d, what %d: reordering %u", cc, what, i.reordering);
+	CHECK((i.cwnd >= then.cwnd) == (what != LOST), "cc %d, what %d: window %u, then %u", cc, what, i.cwnd, then.cwnd);
+	CHECK(i.rtos == 0, "%u timeouts", i.rtos);
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_run(&w, 1000 * MS);
+	wire_close(&w);
+}
+
+static int lose_first(void *arg, const uint8_t *frame, size_t len)
+{
+	unsigned *data = arg;
+	size_t headers = wire_headers(frame);
+
+	return len - headers > (size_t)(frame[headers + 12] >> 4) * 4 && !(*data)++;
+}
+
+/* An answer is lost, and the FIN behind it comes: without a block for it the answer would go again by a timer only. */
+static void answer_and_fin(bool no_timestamps, size_t size)
+{
+	struct wire_faults f = {.delay_ns = 20000};
+	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i;
+	uint8_t data[5000] = {0};
+	struct acks a = {0};
+	unsigned answers = 0;
+	uint64_t begun;
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.no_timestamps = no_timestamps;
+	wire_open(&w, &f, 256);
+	l = wire_listen(&w, 80, 10, &o);
+	c = wire_connect(&w, 1000, 80, &o);
+	wire_run(&w, MS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	w.end[1].watch = lose_first;
+	w.end[1].arg = &answers;
+	w.end[0].watch = look;
+	w.end[0].arg = &a;
+	begun = w.now;
+	CHECK(wire_write(p, data, size) == (ssize_t)size, "not written");
+	vmh_tcp_shutdown(p, SHUT_WR);
+	wire_run(&w, 30000);
+	CHECK(a.n >= 2 && a.block[1] - a.ack == size + 1, "%u words, to %u", a.n, a.block[1] - a.ack);
+	for (int ms = 0; ms < 300 && !(vmh_tcp_get_info(c, &i), i.unread == size); ms++)
+		wire_run(&w, MS);
+	CHECK(w.now - begun < 10 * MS, "%.1f ms", (double)(w.now - begun) / MS);
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_run(&w, 1000 * MS);
+	wire_close(&w);
+}
+
+int main(void)
+{
+	for (int plain = 0; plain < 2; plain++) {
+		answer_and_fin(plain, 3);
+		answer_and_fin(plain, 4000);
+	}
+	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++)
+		for (int plain = 0; plain < 2; plain++)
+			for (int what = LATE; what <= TWICE; what++)
+				odd(cc, plain, (enum what)what);
+	return check_result();
+}

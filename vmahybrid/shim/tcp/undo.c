@@ -1,0 +1,96 @@
+/* Frames that overtake one another look like losses. How far they do is learned (RFC 4653's idea, as Linux counts it), and a
+ * recovery for nothing is undone: by D-SACKs for all that was sent again (RFC 3708), or a timestamp (RFC 3522).
+ */
+#include "core.h"
+#include "lwip/sys.h"
+
+#define REORDERING_MOST 300u /* net.ipv4.tcp_max_reordering */
+#define STEPS_MOST 4u        /* quarters of a round trip */
+#define RECOVERIES 16u       /* that were none for nothing: then it is forgotten */
+
+void undo_start(struct vmh_tcp_conn *c)
+{
+	c->reordering = DUP_THRESHOLD;
+	c->reo_steps = 1;
+	c->reo_left = 0;
+	c->undo.may = false;
+}
+
+/* The segment at `seq` came behind `beyond`, the highest byte that was acknowledged before it, and was never sent again. */
+void undo_overtaken(struct vmh_tcp_conn *c, uint32_t seq, uint32_t beyond)
+{
+	uint32_t by = (beyond - seq + c->pcb->mss - 1) / c->pcb->mss;
+
+	c->count.overtaken++;
+	c->reo_left = RECOVERIES;
+	if (by > c->reordering)
+		c->reordering = (uint16_t)LWIP_MIN(by, REORDERING_MOST);
+}
+
+/* Before cc_loss. */
+void undo_begin(struct vmh_tcp_conn *c, bool timeout)
+{
+	if (c->reo_left && !--c->reo_left)
+		undo_start(c);
+	c->undo.may = true;
+	c->undo.timeout = timeout;
+	c->undo.cwnd = c->cwnd;
+	c->undo.ssthresh = c->ssthresh;
+	c->undo.cubic = c->cubic;
+	c->undo.from = c->undo.to = c->pcb->lastack;
+	c->undo.resent = c->probed; /* its answer may be under way */
+	c->undo.stamped = false;
+}
+
+/* A segment that ends at `end` goes again. */
+void undo_resent(struct vmh_tcp_conn *c, uint32_t end)
+{
+	if (!c->undo.may)
+		return;
+	c->undo.resent++;
+	if (TCP_SEQ_GT(end, c->undo.to))
+		c->undo.to = end;
+	if (!c->undo.stamped && c->pcb->flags & TF_TIMESTAMP) {
+		c->undo.stamp = sys_now();
+		c->undo.stamped = true;
+	}
+}
+
+static void undo(struct vmh_tcp_conn *c)
+{
+	c->undo.may = false;
+	c->count.undone++;
+	c->cwnd = LWIP_MAX(c->cwnd, c->undo.cwnd);
+	c->ssthresh = LWIP_MAX(c->ssthresh, c->undo.ssthresh);
+	c->cubic = c->undo.cubic;
+	c->recovery = OPEN;
+	c->dupacks = 0;
+	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next)
+		s->flags &= (u8_t)~(SEG_LOST | SEG_RETRANS);
+	if (c->undo.timeout)
+		return;
+	c->reordering = (uint16_t)LWIP_MIN(2u * c->reordering, REORDERING_MOST);
+	c->reo_steps = (uint8_t)LWIP_MIN(c->reo_steps + 1u, STEPS_MOST);
+	c->reo_left = RECOVERIES;
+}
+
+/* The peer has had these bytes twice. */
+void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to)
+{
+	uint32_t n = (to - from + c->pcb->mss - 1) / c->pcb->mss;
+
+	if (++c->count.dsacks > c->count.retransmits || !c->undo.may || !c->undo.resent || TCP_SEQ_LEQ(to, c->undo.from) ||
+	    TCP_SEQ_GT(to, c->undo.to))
+		return; /* the wire doubles frames, or it was a probe */
+	c->undo.resent -= LWIP_MIN(c->undo.resent, n);
+	if (!c->undo.resent)
+		undo(c);
+}
+
+/* New bytes were acknowledged: by what was sent first? */
+void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	if (!c->undo.may || c->recovery == OPEN || !c->undo.stamped || !in->ts || !TCP_SEQ_LT(in->tsecr, c->undo.stamp))
+		return;
+	undo(c);
+}
