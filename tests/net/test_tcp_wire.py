@@ -77,12 +77,11 @@ def test_a_stream_both_ways(service: Service, wire: WireSandbox, case: str, who:
         assert counts[count] >= counts["frames"] * share / 3, counts
 
 
-@pytest.mark.parametrize("who", ["client", "server"])
+@pytest.mark.parametrize("who", WHO)
 def test_corruption(service: Service, wire: WireSandbox, who: str) -> None:
-    """Of what the ring sends: the kernel sees it by the checksum. Rings on virtual interfaces rely on the wire, since
-    the kernel leaves checksums undone there; that the stack verifies what comes from others is in test_tcp_faults.c."""
-    faults = Faults(corrupt_a=0.05) if who == "client" else Faults(corrupt_b=0.05)
-    counts = stream(service, wire, who, faults, 1_000_000)
+    """Of what a ring sends and of what it gets: by the checksum, on a virtual interface too, where that of a local
+    kernel may be of the addresses alone."""
+    counts = stream(service, wire, who, Faults(corrupt_a=0.03, corrupt_b=0.03), 1_000_000)
     assert counts["corrupted"] > 10, counts
 
 

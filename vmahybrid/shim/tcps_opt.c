@@ -7,6 +7,7 @@
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_tcps_param.h"
+#include <limits.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -176,7 +177,7 @@ static bool stays(int level, int name)
  * not be said twice. */
 static bool stack_alone(const struct vmh_tcps *s, int level, int name, socklen_t len)
 {
-	if (vmh_tcps_state(s) != VMH_TCPS_RING || len < sizeof(int))
+	if (vmh_tcps_state(s) != VMH_TCPS_RING || len < sizeof(int) || len > INT_MAX)
 		return false;
 	if (level == SOL_SOCKET && name == SO_KEEPALIVE)
 		return true;

@@ -300,23 +300,29 @@ void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed
 	vmh_scratch_free(st, sizeof(*st));
 }
 
-static bool verifies(const struct vmh_ring *r)
+/* Between virtual interfaces the checksum of a local sender is of the addresses only. */
+static bool is_virtual(const struct vmh_ring *r)
 {
-	return r->kind == VMH_RING_VERBS || r->flags & VMH_RING_F_VERIFY_CSUM;
+	return r->kind != VMH_RING_VERBS && !(r->flags & VMH_RING_F_VERIFY_CSUM);
 }
 
-/* Between virtual interfaces a checksum may be of the addresses only, and the kernel would find it wrong. */
+static uint32_t sum_words(const unsigned char *p, uint32_t len, uint32_t sum)
+{
+	for (uint32_t i = 0; i < len; i++)
+		sum += (uint32_t)p[i] << (i & 1 ? 0 : 8);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* Such a one the kernel would find wrong in what it gets as a packet. */
 static void complete_sum(unsigned char *tcp, uint32_t len, const unsigned char *addrs, uint32_t addrs_len)
 {
-	uint32_t sum = IPPROTO_TCP + len;
+	uint32_t sum = sum_words(addrs, addrs_len, IPPROTO_TCP + len);
 
+	if (sum != (uint32_t)(tcp[16] << 8 | tcp[17]))
+		return;
 	memset(tcp + 16, 0, 2);
-	for (uint32_t i = 0; i < addrs_len; i += 2)
-		sum += (uint32_t)(addrs[i] << 8 | addrs[i + 1]);
-	for (uint32_t i = 0; i < len; i++)
-		sum += (uint32_t)tcp[i] << (i & 1 ? 0 : 8);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum += sum >> 16;
+	sum = sum_words(tcp, len, sum);
 	tcp[16] = (unsigned char)(~sum >> 8);
 	tcp[17] = (unsigned char)~sum;
 }
@@ -368,7 +374,7 @@ void vmh_tring_stash_home(struct vmh_tring *t, struct vmh_tcps_stash *st, const 
 	vmh_unlock(&t->tr.ring->lock);
 	memcpy(m.local_addr, st->addr.laddr.b, sizeof(m.local_addr));
 	memcpy(m.remote_addr, st->addr.raddr.b, sizeof(m.remote_addr));
-	frames.len = as_packets(st, !verifies(t->tr.ring));
+	frames.len = as_packets(st, is_virtual(t->tr.ring));
 	if (frames.len)
 		err = vmh_session_tcp_frames(&m, s->obj.fd, &frames);
 	if (err)
@@ -448,7 +454,7 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 	for (t = atomic_load(&trings); t && (t->tr.ring != r || t->closed); t = t->next)
 		;
 	if (!t && r->ops->send_frame && !atomic_load(&r->gone) && (t = vmh_heap_zero(1, sizeof(*t)))) {
-		if (vmh_tcp_ring_open(&t->tr, r, verifies(r), (unsigned)vmh_params.gro_streams_max, ready, t)) {
+		if (vmh_tcp_ring_open(&t->tr, r, is_virtual(r), (unsigned)vmh_params.gro_streams_max, ready, t)) {
 			vmh_heap_free(t);
 			t = NULL;
 		} else {

@@ -441,7 +441,7 @@ int main(int argc, char **argv)
 	live_mac(argv[5], path.dmac);
 	path.mtu = 1500;
 	ring = live_open(argv[1], 4096, 2048);
-	rc = vmh_tcp_ring_open(&tr, ring, false, 32, NULL, NULL);
+	rc = vmh_tcp_ring_open(&tr, ring, true, 32, NULL, NULL);
 	if (rc)
 		live_die("stack", rc);
 	if (argc > 8 && !strcmp(argv[6], "adopt")) {

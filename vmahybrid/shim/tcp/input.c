@@ -1,6 +1,5 @@
 /* A frame from the wire: checked, given to its connection's pcb, and what came of it. */
 #include "core.h"
-#include "lwip/inet_chksum.h"
 #include <arpa/inet.h>
 
 #define ETH_LEN 14
@@ -194,15 +193,17 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 
 bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
 {
-	ip4_addr_t any = {0};
-	struct pbuf p = {.payload = (void *)(uintptr_t)tcp, .len = (u16_t)len, .tot_len = (u16_t)len, .ref = 1};
-	uint32_t sum;
+	uint32_t sum = core_pseudo(k) + PP_HTONS(IPPROTO_TCP) + lwip_htons((u16_t)len);
+	uint16_t said;
 
 	if (!t->env.verify)
 		return true;
-	sum = (uint16_t)~inet_chksum_pseudo(&p, IPPROTO_TCP, (u16_t)len, &any, &any);
-	sum += core_pseudo(k);
+	memcpy(&said, tcp + 16, 2);
 	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	if (t->env.partial && said == sum)
+		return true;
+	sum += core_chksum(tcp, (int)len);
 	return (sum & 0xffff) + (sum >> 16) == 0xffff;
 }
 

@@ -145,6 +145,27 @@ u32_t *core_options_out(struct pbuf *p, struct tcp_hdr *hdr, const struct tcp_pc
 	return end;
 }
 
+/* One's complement sum of 16-bit words in the order of memory (RFC 1071); an odd byte is the first of its word. */
+u16_t core_chksum(const void *data, int len)
+{
+	const uint8_t *p = data;
+	uint64_t a = 0, b = 0, w[2];
+
+	for (; len >= 16; p += 16, len -= 16) {
+		memcpy(w, p, 16);
+		a += (w[0] & UINT32_MAX) + (w[1] & UINT32_MAX);
+		b += (w[0] >> 32) + (w[1] >> 32);
+	}
+	w[0] = w[1] = 0;
+	memcpy(w, p, (size_t)len);
+	a += (w[0] & UINT32_MAX) + (w[1] & UINT32_MAX) + b + (w[0] >> 32) + (w[1] >> 32);
+	a = (a & UINT32_MAX) + (a >> 32);
+	a = (a & UINT32_MAX) + (a >> 32);
+	a = (a & UINT16_MAX) + (a >> 16);
+	a = (a & UINT16_MAX) + (a >> 16);
+	return (u16_t)a;
+}
+
 static uint16_t header_sum(const uint8_t *ip)
 {
 	uint32_t sum = 0;

@@ -141,13 +141,13 @@ static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct v
 	return 1;
 }
 
-int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned merge_max,
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool partial, unsigned merge_max,
 		      void (*told)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg)
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
 				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .hold_max = frames / 2,
-				  .hold_share = frames / 8, .merge_max = merge_max, .verify = verify};
+				  .hold_share = frames / 8, .merge_max = merge_max, .verify = true, .partial = partial};
 	int rc;
 
 	memset(tr, 0, sizeof(*tr));

@@ -34,8 +34,8 @@ struct vmh_tcp_ring {
 	struct vmh_tcp_in in[VMH_TCP_RING_LOOK];
 };
 
-/* verify: TCP checksums, not where local senders leave them out (veth). merge_max: as of struct vmh_tcp_env. */
-int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool verify, unsigned merge_max,
+/* partial (true of virtual interfaces) and merge_max: as of struct vmh_tcp_env. */
+int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool partial, unsigned merge_max,
 		      void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg);
 /* Frames, timers, and a flush. Frames taken. */
 int vmh_tcp_ring_poll(struct vmh_tcp_ring *tr, unsigned budget);

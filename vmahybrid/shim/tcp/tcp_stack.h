@@ -53,6 +53,7 @@ struct vmh_tcp_env {
 	unsigned tw_max;     /* connections in TIME_WAIT, 0: 65536; the oldest goes first */
 	unsigned merge_max;  /* connections whose data vmh_tcp_input_all puts together at a time; 0: none */
 	bool verify;         /* TCP checksums of received frames */
+	bool partial;        /* one of the addresses alone is right as well: local senders leave the rest to a NIC */
 	bool reset_unknown;  /* answer segments of no connection by a reset; else they are the caller's (-ENOENT) */
 };
 

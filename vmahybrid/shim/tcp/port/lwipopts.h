@@ -45,6 +45,7 @@
 #define LWIP_TCP_KEEPALIVE 1
 #define LWIP_TCP_PCB_NUM_EXT_ARGS 1
 #define LWIP_CHECKSUM_ON_COPY 1
+#define LWIP_CHKSUM core_chksum
 #define LWIP_CHECKSUM_CTRL_PER_NETIF 1
 #define LWIP_HOOK_FILENAME "hooks.h"
 

@@ -16,7 +16,8 @@
 #define lwip_htonl(x) __builtin_bswap32(x)
 #endif
 
-/* mem.c */
+/* ip.c */
+unsigned short core_chksum(const void *data, int len);
 void *core_malloc(size_t len);
 void core_free(void *p);
 void *core_calloc(size_t n, size_t len);
