@@ -138,6 +138,43 @@ static void odd(uint8_t cc, bool no_timestamps, enum what what)
 	wire_close(&w);
 }
 
+/* Each 20th frame is late, on a way that has just become long: several recoveries begin before the peer can tell of the first. */
+static void many_late(uint8_t cc, uint64_t seed)
+{
+	struct wire_faults near = {.delay_ns = 20000}, far = {.delay_ns = 5 * MS, .reorder = 0.05, .reorder_ns = 300000, .gbit = 1};
+	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i;
+	uint8_t data[100] = {0};
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.cc = cc;
+	o.no_timestamps = true;
+	wire_open(&w, &near, 256);
+	w.random += seed * 7919;
+	l = wire_listen(&w, 80, 10, &o);
+	c = wire_connect(&w, 1000, 80, &o);
+	wire_run(&w, MS);
+	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	for (int k = 0; k < 20; k++) {
+		wire_write(c, data, sizeof(data));
+		wire_run(&w, MS);
+		wire_read(p, data, sizeof(data));
+	}
+	wire_faults(&w, &far);
+	struct stream s = {.from = c, .to = p, .total = 20000000};
+	stream_run(&w, &s, 1, 1000 * MS);
+	vmh_tcp_get_info(c, &i);
+	CHECK(s.read == s.total, "cc %d: only %lu bytes, window %u, %u recoveries, %u undone", cc, s.read, i.cwnd, i.fast_recoveries,
+	      i.undone);
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_run(&w, 1000 * MS);
+	wire_close(&w);
+}
+
 static int lose_first(void *arg, const uint8_t *frame, size_t len)
 {
 	unsigned *data = arg;
@@ -187,6 +224,8 @@ static void answer_and_fin(bool no_timestamps, size_t size)
 
 int main(void)
 {
+	for (uint64_t seed = 0; seed < 6; seed++)
+		many_late(seed & 1 ? VMH_TCP_CC_CUBIC : VMH_TCP_CC_LWIP, seed);
 	for (int plain = 0; plain < 2; plain++) {
 		answer_and_fin(plain, 3);
 		answer_and_fin(plain, 4000);

@@ -165,8 +165,9 @@ struct vmh_tcp_conn {
 	uint64_t sent_at, received_at; /* data */
 	uint8_t retries, persist_shift, keep_sent;
 	/* round trip, us */
-	uint32_t srtt, rttvar, rto, min_rtt, rtt_seq;
-	uint64_t rtt_at;          /* 0: no sample under way */
+	uint32_t srtt, rttvar, rto, min_rtt;
+	uint64_t rtt_at;          /* 0: no sample under way, of the bytes: */
+	uint32_t rtt_from, rtt_seq;
 	uint32_t ts_offset;
 	/* sender */
 	uint32_t una, nxt;        /* as last seen */
@@ -198,6 +199,7 @@ struct vmh_tcp_conn {
 		struct cubic cubic;
 		uint32_t from, to;          /* what was resent lies there */
 		uint32_t resent;            /* segments, without those that the peer says it has twice */
+		uint32_t round;             /* it has said so of all when this is acknowledged, a round trip more than it takes */
 		uint32_t stamp;             /* the timestamp of the first */
 	} undo;
 };

@@ -298,9 +298,9 @@ static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struc
 }
 
 /* RFC 2883: bytes that came before stand in front of the SACKs of the answer, so that a peer which sent them again for nothing
- * takes back what it made of that. What of them is unread behind a hole is in a block, the second then; lwIP, which would
- * say so at once, gets none of it. True: `sacks` are the pcb's again afterwards. */
-static bool tell_twice(struct tcp_pcb *pcb, struct seg_in *in, struct segment *s, struct tcp_sack_range *sacks)
+ * takes back what it made of that. What of them is unread behind a hole is in a block, the second then; lwIP gets none of
+ * it, and we answer. True: `sacks` are the pcb's again afterwards. */
+static bool tell_twice(struct tcp_pcb *pcb, struct seg_in *in, struct segment *s, struct tcp_sack_range *sacks, bool *behind)
 {
 	uint32_t end = in->seq + in->payload;
 	struct tcp_sack_range *r = pcb->rcv_sacks;
@@ -317,7 +317,7 @@ static bool tell_twice(struct tcp_pcb *pcb, struct seg_in *in, struct segment *s
 			return false;
 		s->len -= in->payload;
 		s->payload = in->payload = 0;
-		tcp_ack_now(pcb);
+		*behind = true;
 	}
 	memcpy(sacks, r, sizeof(pcb->rcv_sacks));
 	r[n++] = (struct tcp_sack_range){.left = in->seq, .right = end};
@@ -447,7 +447,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	struct tcp_sack_range sacks[LWIP_TCP_MAX_SACK_NUM];
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool first, tells, twice;
+	bool first, tells, twice, behind = false;
 
 	read_segment(s->tcp, s->len, &in);
 	if (s->next)
@@ -483,11 +483,13 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	else if (tells)
 		take_shut_window(c->pcb, &in, s);
 	recovery_before(c, &in);
-	twice = tell_twice(c->pcb, &in, s, sacks);
+	twice = tell_twice(c->pcb, &in, s, sacks, &behind);
 	if (tells)
 		to_lwip(t, c, &in, s, &c->key);
 	else
 		to_lwip_alone(c, &in, s);
+	if (c->pcb && behind)
+		tcp_send_empty_ack(c->pcb);
 	if (c->pcb && twice)
 		memcpy(c->pcb->rcv_sacks, sacks, sizeof(sacks));
 	if (c->pcb && in.flags & TCP_FIN)

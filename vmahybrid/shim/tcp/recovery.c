@@ -122,6 +122,17 @@ static uint32_t room_for(const struct tcp_pcb *pcb, const struct tcp_seg *s)
 	return pcb->state < ESTABLISHED ? UINT32_MAX : TCP_SEQ_LT(seq_of(s), end) ? end - seq_of(s) : 0;
 }
 
+/* A sample ends before what went twice, where a probe is the last of many; else on a way that has become longer each flight
+ * is probed, and there would be none ever. */
+static void karn(struct vmh_tcp_conn *c, uint32_t seq)
+{
+	if (TCP_SEQ_GEQ(seq, c->rtt_seq))
+		return;
+	c->rtt_seq = seq;
+	if (TCP_SEQ_LEQ(seq, c->rtt_from))
+		c->rtt_at = 0;
+}
+
 /* Sends the segment at *at, which is unacked, again, or what the window has room for, and the first one as a probe if it
  * has none. It keeps its place. False: not possible now. */
 bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
@@ -151,7 +162,7 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 	pcb->snd_wnd = wnd;
 	if (!room) /* nor is the ACK of a probe looked at */
 		tcp_set_flags(pcb, owed);
-	c->rtt_at = 0; /* Karn */
+	karn(c, seq_of(s));
 	if (pcb->unsent == s) {
 		s->next = *at;
 		*at = s;

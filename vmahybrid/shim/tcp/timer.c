@@ -129,6 +129,7 @@ static void sync_flight(struct vmh_tcp_conn *c)
 	if (pcb->snd_nxt != c->nxt) {
 		if (!c->rtt_at && c->recovery == OPEN) {
 			c->rtt_at = now;
+			c->rtt_from = c->nxt;
 			c->rtt_seq = pcb->snd_nxt;
 		}
 		c->nxt = pcb->snd_nxt;

@@ -27,17 +27,20 @@ void undo_overtaken(struct vmh_tcp_conn *c, uint32_t seq, uint32_t beyond)
 		c->reordering = (uint16_t)LWIP_MIN(by, REORDERING_MOST);
 }
 
-/* Before cc_loss. */
+/* Before cc_loss. One that begins before the peer can have told of the last one is part of that. */
 void undo_begin(struct vmh_tcp_conn *c, bool timeout)
 {
 	if (c->reo_left && !--c->reo_left)
 		undo_start(c);
+	if (c->undo.may && c->undo.resent && TCP_SEQ_LEQ(c->pcb->lastack, c->undo.round))
+		return;
 	c->undo.may = true;
 	c->undo.timeout = timeout;
 	c->undo.cwnd = c->cwnd;
 	c->undo.ssthresh = c->ssthresh;
 	c->undo.cubic = c->cubic;
-	c->undo.from = c->undo.to = c->pcb->lastack;
+	c->undo.from = c->undo.round = c->pcb->lastack;
+	c->undo.to = c->probed ? c->probe_end : c->undo.from;
 	c->undo.resent = c->probed; /* its answer may be under way */
 	c->undo.stamped = false;
 }
@@ -48,6 +51,7 @@ void undo_resent(struct vmh_tcp_conn *c, uint32_t end)
 	if (!c->undo.may)
 		return;
 	c->undo.resent++;
+	c->undo.round = c->pcb->snd_nxt + recovery_flight(c);
 	if (TCP_SEQ_GT(end, c->undo.to))
 		c->undo.to = end;
 	if (!c->undo.stamped && c->pcb->flags & TF_TIMESTAMP) {
