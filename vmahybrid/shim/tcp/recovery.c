@@ -129,7 +129,7 @@ static void karn(struct vmh_tcp_conn *c, uint32_t seq)
 	if (TCP_SEQ_GEQ(seq, c->rtt_seq))
 		return;
 	c->rtt_seq = seq;
-	if (TCP_SEQ_LEQ(seq, c->rtt_from))
+	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack)
 		c->rtt_at = 0;
 }
 
