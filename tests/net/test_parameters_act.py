@@ -28,6 +28,7 @@ from net.service_lab import (  # noqa: F401
     xdp_only,
 )
 from net.test_tcp_many import moves
+from net.test_tcp_shim import introduce
 
 from vmahybrid.bench.sandbox import Program, Sandbox
 from vmahybrid.bench.served import Service, run_words
@@ -1121,6 +1122,7 @@ def test_rules_of_tcp_connections(
     start: Run, service: Service, netns_pair: Sandbox, three: str, kinds: list[str]
 ) -> None:
     """One from its SYN on, by a rule of its port, and one that the kernel opens."""
+    introduce(netns_pair)
     server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
     server.wait_for("ready")
     program = start(BY_KERNEL, VMA_HYBRID_TCP="offload", VMA_TCP_3T_RULES=three, VMA_HYBRID_TCP_SHOW="0")

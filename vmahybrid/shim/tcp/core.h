@@ -166,8 +166,10 @@ struct vmh_tcp_conn {
 	uint8_t retries, persist_shift, keep_sent;
 	/* round trip, us */
 	uint32_t srtt, rttvar, rto, min_rtt;
-	uint64_t rtt_at;          /* 0: no sample under way, of the bytes: */
-	uint32_t rtt_from, rtt_seq;
+	uint64_t rtt_at;          /* 0: no sample under way; */
+	uint32_t rtt_from, rtt_seq; /* it began there, and is taken when this is acknowledged, */
+	uint32_t rtt_most;        /* if it was cut: and no more than this */
+	bool rtt_cut;
 	uint32_t ts_offset;
 	/* sender */
 	uint32_t una, nxt;        /* as last seen */
@@ -192,6 +194,7 @@ struct vmh_tcp_conn {
 	/* frames that overtake one another */
 	uint16_t reordering;      /* segments that may come before another one which is not lost */
 	uint8_t reo_steps;        /* a hole is one after so many quarters of a round trip */
+	uint32_t hole, hole_end;  /* T_REORDER is of that one, and what is missing before hole_end */
 	uint8_t reo_left;         /* recoveries, until both are what they were at first; 0: they are */
 	struct {
 		bool may, timeout, stamped; /* whether; what began it; `stamp` is one */

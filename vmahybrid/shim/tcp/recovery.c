@@ -17,6 +17,7 @@
 
 struct board {
 	uint32_t sacked, sacked_segs, pipe, to_resend, holes; /* bytes, but sacked_segs; holes: not (yet) lost below fack */
+	uint32_t hole; /* where the first of those is */
 };
 
 static inline uint32_t seq_of(const struct tcp_seg *s)
@@ -126,9 +127,11 @@ static uint32_t room_for(const struct tcp_pcb *pcb, const struct tcp_seg *s)
  * is probed, and there would be none ever. */
 static void karn(struct vmh_tcp_conn *c, uint32_t seq)
 {
-	if (TCP_SEQ_GEQ(seq, c->rtt_seq))
+	if (TCP_SEQ_GEQ(seq, c->rtt_cut ? c->rtt_most : c->rtt_seq))
 		return;
-	c->rtt_seq = seq;
+	c->rtt_cut = true;
+	c->rtt_most = seq;
+	c->rtt_seq = c->rtt_from + 1;
 	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack)
 		c->rtt_at = 0;
 }
@@ -230,8 +233,11 @@ static struct board scan(struct vmh_tcp_conn *c)
 		}
 		if (!(s->flags & SEG_LOST) || s->flags & SEG_RETRANS)
 			b.pipe += len;
-		if (!(s->flags & SEG_LOST) && c->sacked_any && TCP_SEQ_LT(seq_of(s), c->fack))
+		if (!(s->flags & SEG_LOST) && c->sacked_any && TCP_SEQ_LT(seq_of(s), c->fack)) {
+			if (!b.holes)
+				b.hole = seq_of(s);
 			b.holes += len;
+		}
 		if ((s->flags & (SEG_LOST | SEG_RETRANS)) == SEG_LOST)
 			b.to_resend += len;
 	}
@@ -302,6 +308,18 @@ static bool leave(struct vmh_tcp_conn *c)
 	return again;
 }
 
+/* The time of the first hole; those that are seen later have theirs when it is filled or lost. */
+static void wait_for_hole(struct vmh_tcp_conn *c, const struct board *b)
+{
+	if (!b->holes) {
+		c->due[T_REORDER] = 0;
+	} else if (!c->due[T_REORDER] || c->hole != b->hole) {
+		c->due[T_REORDER] = c->t->now + LWIP_MAX(c->srtt / 4 * c->reo_steps, REORDER_MIN);
+		c->hole = b->hole;
+		c->hole_end = c->fack;
+	}
+}
+
 /* What RFC 6675 calls NextSeg(): lost segments first, then new data, while the pipe has room. */
 static void output(struct vmh_tcp_conn *c, bool force)
 {
@@ -329,9 +347,7 @@ static void output(struct vmh_tcp_conn *c, bool force)
 	tcp_output(pcb);
 	if (c->recovery == OPEN && !c->sacked_any)
 		pcb->cwnd = c->cwnd;
-	c->due[T_REORDER] = 0;
-	if (b.holes)
-		c->due[T_REORDER] = c->t->now + LWIP_MAX(c->srtt / 4 * c->reo_steps, REORDER_MIN);
+	wait_for_hole(c, &b);
 }
 
 /* What had no room is sent again as soon as it has, not when the timer says so. */
@@ -407,13 +423,17 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 	output(c, force);
 }
 
-/* A hole has stayed for a quarter of the round trip: not reordering, a loss (the idea of RFC 8985). */
+/* A hole has stayed for a quarter of the round trip, or more: not reordering, a loss (the idea of RFC 8985). */
 void recovery_reorder(struct vmh_tcp_conn *c)
 {
-	struct board b = scan(c);
-	bool force = c->recovery == OPEN;
+	bool force = c->recovery == OPEN, found = false;
 
-	if (!b.sacked || !mark_lost(c, &b, true))
+	for (struct tcp_seg *s = c->pcb->unacked; c->sacked_any && s && TCP_SEQ_LT(seq_of(s), c->hole_end); s = s->next) {
+		found |= !(s->flags & (SEG_SACKED | SEG_LOST));
+		if (!(s->flags & SEG_SACKED))
+			s->flags |= SEG_LOST;
+	}
+	if (!found)
 		return;
 	enter(c);
 	output(c, force);
@@ -461,6 +481,7 @@ static void probe_first(struct vmh_tcp_conn *c)
 		return;
 	(*at)->flags |= SEG_LOST | SEG_RETRANS;
 	recovery_resend(c, at);
+	c->probe_end = c->pcb->snd_nxt;
 }
 
 /* Nothing came for two round trips: the end of the flight may be lost, and nobody would tell. The last segment, never new

@@ -122,7 +122,8 @@ static void sync_flight(struct vmh_tcp_conn *c)
 		c->first_sent_at = now;
 		c->due[T_RTO] = c->due[T_PROBE] = 0;
 		if (c->rtt_at && TCP_SEQ_GEQ(c->una, c->rtt_seq)) {
-			recovery_rtt(c, (uint32_t)(now - c->rtt_at));
+			if (!c->rtt_cut || TCP_SEQ_LEQ(c->una, c->rtt_most))
+				recovery_rtt(c, (uint32_t)(now - c->rtt_at));
 			c->rtt_at = 0;
 		}
 	}
@@ -131,6 +132,7 @@ static void sync_flight(struct vmh_tcp_conn *c)
 			c->rtt_at = now;
 			c->rtt_from = c->nxt;
 			c->rtt_seq = pcb->snd_nxt;
+			c->rtt_cut = false;
 		}
 		c->nxt = pcb->snd_nxt;
 		c->due[T_PROBE] = 0;

@@ -70,7 +70,7 @@ static void undo(struct vmh_tcp_conn *c)
 	c->recovery = OPEN;
 	c->dupacks = 0;
 	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next)
-		s->flags &= (u8_t)~(SEG_LOST | SEG_RETRANS);
+		s->flags &= (u8_t)~SEG_LOST; /* what went again may be under way */
 	if (c->undo.timeout)
 		return;
 	c->reordering = (uint16_t)LWIP_MIN(2u * c->reordering, REORDERING_MOST);
@@ -94,7 +94,10 @@ void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to)
 /* New bytes were acknowledged: by what was sent first? */
 void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
-	if (!c->undo.may || c->recovery == OPEN || !c->undo.stamped || !in->ts || !TCP_SEQ_LT(in->tsecr, c->undo.stamp))
+	if (c->undo.may && c->recovery == OPEN && TCP_SEQ_GT(c->pcb->lastack, c->undo.round))
+		c->undo.may = false; /* or it would be young again when the numbers come round */
+	if (!c->undo.may || c->recovery == OPEN || !c->undo.stamped || !in->ts || !in->tsecr ||
+	    !TCP_SEQ_LT(in->tsecr, c->undo.stamp))
 		return;
 	undo(c);
 }
