@@ -315,12 +315,13 @@ void core_drop(struct vmh_tcp_conn *c, int err, bool reset)
 }
 
 /* The buffers of the start are enough where a round trip is short. Where it is long, the one of the sender is twice what
- * may be on its way, and the one of the receiver twice what the program reads in a round trip, as in Linux. */
+ * may be on its way, and the one of the receiver twice what the program reads in a round trip, as in Linux. The shortest
+ * round trip counts: a queue of our own making is no long way. */
 #define LONG_WAY_US 2000u
 
 void core_grow_sndbuf(struct vmh_tcp_conn *c)
 {
-	if (c->srtt >= LONG_WAY_US && c->cwnd > core_sndbuf(c) / 2)
+	if (c->min_rtt >= LONG_WAY_US && c->cwnd > core_sndbuf(c) / 2)
 		c->grown_snd = LWIP_MIN(2 * c->cwnd, TCP_SND_BUF);
 }
 
