@@ -132,7 +132,7 @@ static void karn(struct vmh_tcp_conn *c, uint32_t seq)
 	c->rtt_cut = true;
 	c->rtt_most = seq;
 	c->rtt_seq = c->rtt_from + 1;
-	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack)
+	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack || c->pcb->state < ESTABLISHED)
 		c->rtt_at = 0;
 }
 
