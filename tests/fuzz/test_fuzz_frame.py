@@ -1,4 +1,4 @@
-"""The packet parser of the shim under libFuzzer with ASan and UBSan, for VMH_FUZZ_SECONDS (default 20)."""
+"""The packet parser of the shim under libFuzzer with ASan and UBSan, for VMH_FUZZ_SECONDS (default 10)."""
 
 import os
 import re
@@ -15,7 +15,7 @@ INCLUDES = [f"-I{ROOT / path}" for path in ("bpf", "vmahybrid/contracts", "vmahy
 
 
 def seconds() -> int:
-    return int(os.environ.get("VMH_FUZZ_SECONDS", "20"))
+    return int(os.environ.get("VMH_FUZZ_SECONDS", "10"))
 
 
 def build(target: Path, *defines: str) -> None:
