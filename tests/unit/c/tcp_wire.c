@@ -349,6 +349,24 @@ struct vmh_tcp_conn *wire_connect(struct wire *w, uint16_t from, uint16_t port, 
 	return c;
 }
 
+void wire_meet(struct wire *w, const struct vmh_tcp_options *o, uint64_t ns, struct vmh_tcp_conn **c, struct vmh_tcp_conn **p)
+{
+	struct vmh_tcp_conn *l = wire_listen(w, 80, 10, o);
+
+	*c = wire_connect(w, 1000, 80, o);
+	wire_run(w, ns);
+	NEED(vmh_tcp_accept(l, NULL, p) == 0, "not accepted");
+	vmh_tcp_close(l);
+}
+
+void wire_part(struct wire *w, struct vmh_tcp_conn *c, struct vmh_tcp_conn *p)
+{
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(p);
+	wire_run(w, 1000000000);
+	wire_close(w);
+}
+
 ssize_t wire_write(struct vmh_tcp_conn *c, const void *data, size_t len)
 {
 	struct iovec v = {(void *)(uintptr_t)data, len};

@@ -66,6 +66,9 @@ void wire_look(struct wire *w, int to); /* ... now */
 /* Connects end 0 to a listener of end 1 on `port`, and accepts. */
 struct vmh_tcp_conn *wire_listen(struct wire *w, uint16_t port, unsigned backlog, const struct vmh_tcp_options *o);
 struct vmh_tcp_conn *wire_connect(struct wire *w, uint16_t from, uint16_t port, const struct vmh_tcp_options *o);
+/* One connection: end 0's in *c, and in *p what end 1 has accepted after `ns`. */
+void wire_meet(struct wire *w, const struct vmh_tcp_options *o, uint64_t ns, struct vmh_tcp_conn **c, struct vmh_tcp_conn **p);
+void wire_part(struct wire *w, struct vmh_tcp_conn *c, struct vmh_tcp_conn *p); /* resets it; a second later wire_close() */
 struct vmh_tcp_path wire_path(int end);
 /* The ends have IPv6 addresses if the environment has WIRE_IPV6. */
 static inline size_t wire_headers(const uint8_t *frame) /* Ethernet and IP */

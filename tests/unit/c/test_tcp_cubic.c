@@ -55,7 +55,6 @@ static void begin(struct pair *x, unsigned lose, uint64_t ns)
 {
 	struct wire_faults f = { .delay_ns = 5 * MS, .gbit = 10 };
 	struct vmh_tcp_options o;
-	struct vmh_tcp_conn *l;
 	struct vmh_tcp_info i;
 
 	vmh_tcp_options_init(&o);
@@ -63,11 +62,7 @@ static void begin(struct pair *x, unsigned lose, uint64_t ns)
 	o.sndbuf = o.rcvbuf = 4u << 20;
 	*x = (struct pair){ .lose = lose };
 	wire_open(&x->w, &f, 100000);
-	l = wire_listen(&x->w, 80, 10, &o);
-	x->c = wire_connect(&x->w, 1000, 80, &o);
-	wire_run(&x->w, 50 * MS);
-	CHECK(vmh_tcp_accept(l, NULL, &x->p) == 0, "not accepted");
-	vmh_tcp_close(l);
+	wire_meet(&x->w, &o, 50 * MS, &x->c, &x->p);
 	x->w.end[0].watch = watch;
 	x->w.end[0].arg = x;
 	send_for(x, ns, 0);
@@ -77,10 +72,7 @@ static void begin(struct pair *x, unsigned lose, uint64_t ns)
 
 static void end(struct pair *x)
 {
-	vmh_tcp_abort(x->c);
-	vmh_tcp_abort(x->p);
-	wire_run(&x->w, 1000 * MS);
-	wire_close(&x->w);
+	wire_part(&x->w, x->c, x->p);
 }
 
 /* How much it grows in 100 ms after `seconds` in which it sent little or nothing. */
@@ -144,7 +136,6 @@ static void test_a_short_queue(int cc, uint64_t delay_ns, unsigned queue)
 {
 	struct wire_faults f = { .delay_ns = delay_ns, .gbit = 0.1, .queue = queue };
 	struct vmh_tcp_options o;
-	struct vmh_tcp_conn *l;
 	struct vmh_tcp_info i;
 	struct pair x = { 0 };
 	struct stream s = { .total = 20000000 };
@@ -152,11 +143,8 @@ static void test_a_short_queue(int cc, uint64_t delay_ns, unsigned queue)
 	vmh_tcp_options_init(&o);
 	o.cc = cc;
 	wire_open(&x.w, &f, 64);
-	l = wire_listen(&x.w, 80, 10, &o);
-	x.c = s.from = wire_connect(&x.w, 1000, 80, &o);
-	wire_run(&x.w, 200 * MS);
-	CHECK(vmh_tcp_accept(l, NULL, &x.p) == 0, "not accepted");
-	vmh_tcp_close(l);
+	wire_meet(&x.w, &o, 200 * MS, &x.c, &x.p);
+	s.from = x.c;
 	s.to = x.p;
 	CHECK(stream_run(&x.w, &s, 1, 20000 * MS), "not in 20 s");
 	vmh_tcp_get_info(x.c, &i);

@@ -16,22 +16,14 @@ struct pair {
 static void begin(struct pair *x, uint64_t delay_ns, const struct vmh_tcp_options *o)
 {
 	struct wire_faults f = { .delay_ns = delay_ns };
-	struct vmh_tcp_conn *l;
 
 	wire_open(&x->w, &f, 100000);
-	l = wire_listen(&x->w, 80, 10, o);
-	x->c = wire_connect(&x->w, 1000, 80, o);
-	wire_run(&x->w, 4 * delay_ns + MS);
-	CHECK(vmh_tcp_accept(l, NULL, &x->p) == 0, "not accepted");
-	vmh_tcp_close(l);
+	wire_meet(&x->w, o, 4 * delay_ns + MS, &x->c, &x->p);
 }
 
 static void end(struct pair *x)
 {
-	vmh_tcp_abort(x->c);
-	vmh_tcp_abort(x->p);
-	wire_run(&x->w, 1000 * MS);
-	wire_close(&x->w);
+	wire_part(&x->w, x->c, x->p);
 }
 
 /* Bytes that have come by now. */

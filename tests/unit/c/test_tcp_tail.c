@@ -33,7 +33,7 @@ static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, 
 {
 	struct wire_faults f = {.delay_ns = 10 * MS};
 	struct losses losses = {.from = from, .again = again};
-	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i;
 	struct wire w;
@@ -44,10 +44,7 @@ static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, 
 	o.no_timestamps = no_timestamps;
 	o.sndbuf = o.rcvbuf = 4u << 20;
 	wire_open(&w, &f, 100000);
-	l = wire_listen(&w, 80, 10, &o);
-	c = wire_connect(&w, 1000, 80, &o);
-	wire_run(&w, 50 * MS);
-	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	wire_meet(&w, &o, 50 * MS, &c, &p);
 	w.end[0].watch = watch;
 	w.end[0].arg = &losses;
 	vmh_tcp_get_info(c, &i);
@@ -67,11 +64,7 @@ static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, 
 	CHECK((w.now - sent) / (20 * MS) <= most, "cc %u, from %u: %.1f round trips, %u resent, %u timeouts, %u probes", cc, from,
 	      (double)(w.now - sent) / (20.0 * MS), i.retransmits, i.rtos, i.probes);
 	CHECK(i.retransmits <= SEGMENTS - from + 4, "%u resent of %u", i.retransmits, SEGMENTS - from + 2);
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(p);
-	vmh_tcp_close(l);
-	wire_run(&w, 1000 * MS);
-	wire_close(&w);
+	wire_part(&w, c, p);
 }
 
 int main(void)

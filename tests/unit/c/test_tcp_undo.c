@@ -82,7 +82,7 @@ static void odd(uint8_t cc, bool no_timestamps, enum what what)
 {
 	struct wire_faults f = {.delay_ns = 10 * MS};
 	struct wire_tap t = {.what = what};
-	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i, then;
 	struct acks a = {0};
@@ -93,10 +93,7 @@ static void odd(uint8_t cc, bool no_timestamps, enum what what)
 	o.no_timestamps = no_timestamps;
 	o.sndbuf = o.rcvbuf = 4u << 20;
 	wire_open(&w, &f, 100000);
-	l = wire_listen(&w, 80, 10, &o);
-	c = wire_connect(&w, 1000, 80, &o);
-	wire_run(&w, 50 * MS);
-	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	wire_meet(&w, &o, 50 * MS, &c, &p);
 	w.end[0].watch = tap;
 	w.end[0].arg = &t;
 	vmh_tcp_get_info(c, &i);
@@ -140,18 +137,14 @@ static void odd(uint8_t cc, bool no_timestamps, enum what what)
 		CHECK((i.reordering > 3) == (what == LATE), "cc %d, what %d: reordering %u", cc, what, i.reordering);
 	}
 	CHECK(i.rtos == 0, "%u timeouts", i.rtos);
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(p);
-	vmh_tcp_close(l);
-	wire_run(&w, 1000 * MS);
-	wire_close(&w);
+	wire_part(&w, c, p);
 }
 
 /* Each 20th frame is late, on a way that has just become long: several recoveries begin before the peer can tell of the first. */
 static void many_late(uint8_t cc, uint64_t seed)
 {
 	struct wire_faults near = {.delay_ns = 20000}, far = {.delay_ns = 5 * MS, .reorder = 0.05, .reorder_ns = 300000, .gbit = 1};
-	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i;
 	uint8_t data[100] = {0};
@@ -162,10 +155,7 @@ static void many_late(uint8_t cc, uint64_t seed)
 	o.no_timestamps = true;
 	wire_open(&w, &near, 256);
 	w.random += seed * 7919;
-	l = wire_listen(&w, 80, 10, &o);
-	c = wire_connect(&w, 1000, 80, &o);
-	wire_run(&w, MS);
-	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	wire_meet(&w, &o, MS, &c, &p);
 	for (int k = 0; k < 20; k++) {
 		wire_write(c, data, sizeof(data));
 		wire_run(&w, MS);
@@ -177,11 +167,7 @@ static void many_late(uint8_t cc, uint64_t seed)
 	vmh_tcp_get_info(c, &i);
 	CHECK(s.read == s.total, "cc %d: only %lu bytes, window %u, %u recoveries, %u undone", cc, s.read, i.cwnd, i.fast_recoveries,
 	      i.undone);
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(p);
-	vmh_tcp_close(l);
-	wire_run(&w, 1000 * MS);
-	wire_close(&w);
+	wire_part(&w, c, p);
 }
 
 struct far_behind {
@@ -209,7 +195,7 @@ static void a_loss_after_that(uint64_t delay_ns, uint64_t each_ns)
 {
 	struct wire_faults f = {.delay_ns = delay_ns};
 	struct far_behind b = {0};
-	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i, then;
 	static uint8_t data[1400];
@@ -218,10 +204,7 @@ static void a_loss_after_that(uint64_t delay_ns, uint64_t each_ns)
 	vmh_tcp_options_init(&o);
 	o.sndbuf = o.rcvbuf = 4u << 20;
 	wire_open(&w, &f, 100000);
-	l = wire_listen(&w, 80, 10, &o);
-	c = wire_connect(&w, 1000, 80, &o);
-	wire_run(&w, 50 * MS);
-	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	wire_meet(&w, &o, 50 * MS, &c, &p);
 	w.end[0].watch = keep;
 	w.end[0].arg = &b;
 	struct stream s = {.from = c, .to = p, .total = 3000000, .shut = true};
@@ -245,11 +228,7 @@ static void a_loss_after_that(uint64_t delay_ns, uint64_t each_ns)
 	vmh_tcp_get_info(c, &i);
 	CHECK(i.retransmits - then.retransmits == 1 && i.rtos == then.rtos, "%u resent, %u timeouts",
 	      i.retransmits - then.retransmits, i.rtos - then.rtos);
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(p);
-	vmh_tcp_close(l);
-	wire_run(&w, 1000 * MS);
-	wire_close(&w);
+	wire_part(&w, c, p);
 }
 
 static int lose_first(void *arg, const uint8_t *frame, size_t len)
@@ -264,7 +243,7 @@ static int lose_first(void *arg, const uint8_t *frame, size_t len)
 static void answer_and_fin(bool no_timestamps, size_t size)
 {
 	struct wire_faults f = {.delay_ns = 20000};
-	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i;
 	uint8_t data[5000] = {0};
@@ -276,10 +255,7 @@ static void answer_and_fin(bool no_timestamps, size_t size)
 	vmh_tcp_options_init(&o);
 	o.no_timestamps = no_timestamps;
 	wire_open(&w, &f, 256);
-	l = wire_listen(&w, 80, 10, &o);
-	c = wire_connect(&w, 1000, 80, &o);
-	wire_run(&w, MS);
-	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	wire_meet(&w, &o, MS, &c, &p);
 	w.end[1].watch = lose_first;
 	w.end[1].arg = &answers;
 	w.end[0].watch = look;
@@ -292,11 +268,7 @@ static void answer_and_fin(bool no_timestamps, size_t size)
 	for (int ms = 0; ms < 300 && !(vmh_tcp_get_info(c, &i), i.unread == size); ms++)
 		wire_run(&w, MS);
 	CHECK(w.now - begun < 10 * MS, "%.1f ms", (double)(w.now - begun) / MS);
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(p);
-	vmh_tcp_close(l);
-	wire_run(&w, 1000 * MS);
-	wire_close(&w);
+	wire_part(&w, c, p);
 }
 
 static int lose_one(void *arg, const uint8_t *frame, size_t len)
@@ -309,7 +281,7 @@ static int lose_one(void *arg, const uint8_t *frame, size_t len)
 static void syn_lost(void)
 {
 	struct wire_faults f = {.delay_ns = MS};
-	struct vmh_tcp_conn *l, *c, *p = NULL;
+	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i;
 	uint8_t data[100] = {0};
@@ -320,10 +292,7 @@ static void syn_lost(void)
 	wire_open(&w, &f, 256);
 	w.end[0].watch = lose_one;
 	w.end[0].arg = &frames;
-	l = wire_listen(&w, 80, 10, &o);
-	c = wire_connect(&w, 1000, 80, &o);
-	wire_run(&w, 2000 * MS);
-	CHECK(vmh_tcp_accept(l, NULL, &p) == 0, "not accepted");
+	wire_meet(&w, &o, 2000 * MS, &c, &p);
 	for (int k = 0; k < 3; k++) {
 		wire_write(c, data, sizeof(data));
 		wire_run(&w, 100 * MS);
@@ -331,11 +300,7 @@ static void syn_lost(void)
 	}
 	vmh_tcp_get_info(c, &i);
 	CHECK(i.rtt_us >= 2000 && i.rtt_us < 50000, "round trip of %u us", i.rtt_us);
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(p);
-	vmh_tcp_close(l);
-	wire_run(&w, 1000 * MS);
-	wire_close(&w);
+	wire_part(&w, c, p);
 }
 
 int main(void)
