@@ -1,4 +1,8 @@
-/* The word of a lock: Drepper's three-state mutex ("Futexes are tricky", mutex 2). */
+/* The word of a lock: Drepper's three-state mutex ("Futexes are tricky", mutex 2), with two states more, so that a
+ * thread that never sleeps can't keep the lock from those that do: a sleeper is some 50 us late for a lock that a poller
+ * takes again after 100 ns. Who was woken in vain, and has waited for STARVES_NS, leaves STARVING, and then an unlock
+ * keeps the lock for those who are woken (KEPT), until the starving one has had it. Nobody but a sleeper takes it then,
+ * unless none comes in COMES_NS. */
 #include "vmh_lock.h"
 #include <linux/futex.h>
 #include <linux/membarrier.h>
@@ -6,10 +10,14 @@
 #include <signal.h>
 
 #define SPINS 100 /* holders are gone after some 100 ns, unless they were preempted */
+#define STARVES_NS 2000000
+#define COMES_NS 10000000 /* or it is put off by what may run before it, and the lock is for everybody again */
+#define AGAIN_NS 100000  /* one that polls without a pause */
 #define NAP_AFTER 1000
 #define NAP_NS 50000
 #define OUSTS_MAX 256 /* by threads of the program, until nobody owns its locks any more */
 
+enum { FREE, HELD, SLEPT_ON, STARVING, KEPT = VMH_LOCK_KEPT }; /* vmh_lock.word; STARVING is held and slept on, too */
 enum { UNOWNED, OWNED, ENDING };  /* vmh_lock_biased; while it may end it is still biased */
 enum { SINGLE, SPIN, MUTEX, MANY_THREADS }; /* VMA_THREAD_MODE */
 
@@ -46,27 +54,70 @@ bool vmh_barrier(void)
 	return barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) >= 0;
 }
 
+static inline bool turn_word(struct vmh_lock *l, uint32_t from, uint32_t to)
+{
+	return atomic_compare_exchange_strong_explicit(&l->word, &from, to, memory_order_acquire, memory_order_relaxed);
+}
+
 static inline bool grab(struct vmh_lock *l)
 {
-	uint32_t free_ = 0;
+	return turn_word(l, FREE, HELD);
+}
 
-	return atomic_compare_exchange_strong_explicit(&l->word, &free_, 1, memory_order_acquire, memory_order_relaxed);
+static void sleep_on(struct vmh_lock *l, uint32_t word)
+{
+	const struct timespec comes = { 0, COMES_NS };
+
+	vmh_sys(SYS_futex, &l->word, FUTEX_WAIT_PRIVATE, word, word == KEPT ? &comes : NULL, NULL, 0);
+}
+
+static void spin_for(struct vmh_lock *l, uint64_t since)
+{
+	for (int i = mode == MUTEX ? SPINS : 0; i < SPINS; i++) {
+		if (mode == MANY_THREADS && vmh_now_ns() - since < STARVES_NS)
+			sched_yield();
+		else
+			vmh_cpu_relax();
+		if (atomic_load_explicit(&l->word, memory_order_relaxed) == FREE)
+			return;
+	}
 }
 
 VMH_COLD static void lock_slow(struct vmh_lock *l)
 {
-	for (int i = mode == MUTEX ? SPINS : 0; i < SPINS; i++) {
-		if (mode == MANY_THREADS)
-			sched_yield();
-		else
-			vmh_cpu_relax();
-		if (atomic_load_explicit(&l->word, memory_order_relaxed) == 0 && grab(l))
-			return;
+	uint64_t since = vmh_now_ns();
+	bool starves = false;
+
+	for (unsigned sleeps = 0;;) {
+		spin_for(l, since);
+		uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed), wanted;
+
+		if (word == FREE || (word == KEPT && sleeps)) {
+			/* Having slept once, we can't know whether others still sleep: our unlock wakes the next one. A lock that
+			 * is kept for another one, who starves, is handed on. */
+			wanted = !sleeps ? HELD : word == KEPT && !starves ? STARVING : SLEPT_ON;
+			if (turn_word(l, word, wanted))
+				return;
+			continue;
+		}
+		wanted = word == KEPT || word == STARVING ? word : starves ? STARVING : SLEPT_ON;
+		if (word != wanted && !turn_word(l, word, wanted))
+			continue;
+		sleep_on(l, wanted);
+		starves = starves || (++sleeps > 1 && vmh_now_ns() - since > STARVES_NS);
 	}
-	/* Having slept once, we can't know whether others still sleep: take the lock as 2, so that our
-	 * unlock wakes the next one. */
-	while (atomic_exchange_explicit(&l->word, 2, memory_order_acquire) != 0)
-		vmh_sys(SYS_futex, &l->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+
+VMH_COLD void vmh_lock_refused(struct vmh_lock *l)
+{
+	uint64_t now = vmh_now_ns();
+
+	if (now - vmh_held.refused_last > AGAIN_NS)
+		vmh_held.refused_first = now;
+	else if (now - vmh_held.refused_first > COMES_NS)
+		turn_word(l, KEPT, FREE);
+	sched_yield();
+	vmh_held.refused_last = vmh_now_ns();
 }
 
 static bool too_often(void)
@@ -146,15 +197,20 @@ bool vmh_trylock_word(struct vmh_lock *l)
 	       (vmh_likely(!atomic_load_explicit(&vmh_lock_biased, memory_order_acquire)) || try_oust(l));
 }
 
-VMH_COLD static void wake_one(struct vmh_lock *l)
+VMH_COLD static void wake_one(struct vmh_lock *l, bool starving)
 {
-	vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	bool kept = starving && turn_word(l, FREE, KEPT);
+
+	if (vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) <= 0 && kept)
+		turn_word(l, KEPT, FREE); /* who starves is awake, and takes it */
 }
 
 void vmh_unlock_word(struct vmh_lock *l)
 {
-	if (vmh_unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2))
-		wake_one(l);
+	uint32_t was = atomic_exchange_explicit(&l->word, FREE, memory_order_release);
+
+	if (vmh_unlikely(was > HELD))
+		wake_one(l, was == STARVING);
 }
 
 bool vmh_lock_set_mode(int wanted)

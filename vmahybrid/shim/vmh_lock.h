@@ -22,8 +22,10 @@
 #define VMH_LOCK_H
 #include "vmh_base.h"
 
+#define VMH_LOCK_KEPT 4u /* free, for one that sleeps */
+
 struct vmh_lock {
-	_Atomic uint32_t word; /* 0 free, 1 held, 2 held and somebody sleeps */
+	_Atomic uint32_t word; /* 0 free; else lock.c */
 	_Atomic uint32_t own;  /* VMA_THREAD_MODE=0: the owner thread has it */
 };
 
@@ -33,6 +35,8 @@ struct vmh_held {
 	volatile unsigned put_off; /* a handler waits, and every signal that can is blocked */
 	uint64_t mask;             /* what was blocked before that */
 	uint64_t faults;           /* those of faults among them that wait: they can't, else */
+	uint64_t refused_first;    /* ns; of a lock that is kept for another, again and again */
+	uint64_t refused_last;
 	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread; another may end that */
 	bool was_owner;            /* and may still have taken a lock as that */
 	bool internal;             /* our own thread */
@@ -50,6 +54,8 @@ extern _Atomic int vmh_lock_biased;
 VMH_HOT void vmh_lock_word(struct vmh_lock *l);
 VMH_HOT bool vmh_trylock_word(struct vmh_lock *l);
 VMH_HOT void vmh_unlock_word(struct vmh_lock *l);
+/* Lets the one run that the lock is kept for; if that does not come, it is kept no more. */
+VMH_COLD void vmh_lock_refused(struct vmh_lock *l);
 /* By VMA_THREAD_MODE; the caller becomes the owner. false: no membarrier here, locks are as with mode 1. */
 bool vmh_lock_set_mode(int mode);
 bool vmh_barrier_possible(void);           /* from here on */
@@ -100,6 +106,8 @@ static inline bool vmh_trylock(struct vmh_lock *l)
 		return true;
 	}
 	vmh_held_leave();
+	if (vmh_unlikely(atomic_load_explicit(&l->word, memory_order_relaxed) == VMH_LOCK_KEPT))
+		vmh_lock_refused(l);
 	return false;
 }
 

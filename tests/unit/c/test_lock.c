@@ -279,6 +279,71 @@ static void test_patience(void)
 	yields = 0;
 }
 
+static _Atomic int enough;
+
+/* As a thread that polls: hardly out of the lock, and in again. */
+static void *hogs(void *arg)
+{
+	while (!enough) {
+		if (arg)
+			vmh_lock(&lock);
+		else if (!vmh_trylock(&lock))
+			continue;
+		for (volatile unsigned i = 0; i < 20000; i++)
+			;
+		vmh_unlock(&lock);
+	}
+	return arg;
+}
+
+/* More threads than processors that never sleep: who does has the lock in his turn. */
+static void test_nobody_starves(void)
+{
+	struct timespec nap = {0, 100000};
+	pthread_t t[4];
+	uint64_t longest = 0;
+
+	enough = 0;
+	for (intptr_t i = 0; i < 4; i++)
+		pthread_create(&t[i], NULL, hogs, (void *)(i % 2));
+	for (int i = 0; i < 10; i++) {
+		uint64_t since = vmh_now_ns(), took;
+
+		vmh_lock(&lock);
+		took = vmh_now_ns() - since;
+		vmh_unlock(&lock);
+		longest = took > longest ? took : longest;
+		nanosleep(&nap, NULL);
+	}
+	enough = 1;
+	for (int i = 0; i < 4; i++)
+		pthread_join(t[i], NULL);
+	CHECK(longest < 500000000, "waited for %ju us", (uintmax_t)longest / 1000);
+	CHECK(lock.word == 0, "free at the end, not %u", lock.word);
+	yields = 0;
+}
+
+/* The one that a lock is kept for is stopped, or never has a processor. */
+static void test_kept_in_vain(void)
+{
+	uint64_t since = vmh_now_ns();
+	int tries = 0;
+
+	lock.word = VMH_LOCK_KEPT;
+	while (!vmh_trylock(&lock) && tries < 1000000)
+		tries++;
+	CHECK(tries > 10 && tries < 1000000 && yields == tries, "%d tries, %d yields", tries, yields);
+	vmh_unlock(&lock);
+	lock.word = VMH_LOCK_KEPT;
+	vmh_lock(&lock);
+	vmh_unlock(&lock);
+	vmh_lock(&lock); /* handed on, to nobody */
+	vmh_unlock(&lock);
+	CHECK(lock.word == 0, "free at the end, not %u", lock.word);
+	CHECK(vmh_now_ns() - since < 1000000000, "%ju us", (uintmax_t)(vmh_now_ns() - since) / 1000);
+	yields = 0;
+}
+
 int main(void)
 {
 	test_patience();
@@ -288,6 +353,8 @@ int main(void)
 		test_sleep(mode);
 		test_threads();
 		yields = 0;
+		test_nobody_starves();
+		test_kept_in_vain();
 	}
 	test_owner();
 	test_fork();
