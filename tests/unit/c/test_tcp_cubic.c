@@ -131,7 +131,7 @@ static void test_alpha_is_one_from_the_last_window_on(void)
 }
 
 /* A queue that fills and runs over, on ways where the round trip varies by little before: what was lost is sent again,
- * and nothing else. */
+ * and nothing else, but after a timeout, which comes where what was sent again was lost again. */
 static void test_a_short_queue(int cc, uint64_t delay_ns, unsigned queue)
 {
 	struct wire_faults f = { .delay_ns = delay_ns, .gbit = 0.1, .queue = queue };
@@ -150,7 +150,7 @@ static void test_a_short_queue(int cc, uint64_t delay_ns, unsigned queue)
 	vmh_tcp_get_info(x.c, &i);
 	printf("cc %d, %.1f ms each way, %u under way: %u lost, %u sent again, %u timeouts\n", cc, (double)delay_ns / 1e6,
 	       queue, (unsigned)x.w.end[0].lost, i.retransmits, i.rtos);
-	CHECK(x.w.end[0].lost > 10 && i.retransmits <= x.w.end[0].lost + 2, "%u of %u", i.retransmits,
+	CHECK(x.w.end[0].lost > 10 && i.retransmits <= x.w.end[0].lost + (i.rtos ? 20 : 2), "%u of %u", i.retransmits,
 	      (unsigned)x.w.end[0].lost);
 	end(&x);
 }

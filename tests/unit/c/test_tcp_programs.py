@@ -69,6 +69,12 @@ def test_what_comes_late_or_twice(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", BOTH)
+def test_a_way_that_becomes_longer(tmp_path: Path, compiler: str) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_way.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program)
+
+
+@pytest.mark.parametrize("compiler", BOTH)
 def test_what_may_go(tmp_path: Path, compiler: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_nagle.c", HERE / "tcp_wire.c"))
 

@@ -169,7 +169,8 @@ struct vmh_tcp_conn {
 	uint64_t rtt_at;          /* 0: no sample under way; */
 	uint32_t rtt_from, rtt_seq; /* it began there, and is taken when this is acknowledged, */
 	uint32_t rtt_most;        /* if it was cut: and no more than this */
-	bool rtt_cut;
+	bool rtt_cut, rtt_void;   /* void: what it measured went twice, and nothing was measured since */
+	uint32_t rtt_bound;       /* 0, or no more than this was it then */
 	uint32_t ts_offset;
 	/* sender */
 	uint32_t una, nxt;        /* as last seen */

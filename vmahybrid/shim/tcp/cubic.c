@@ -73,6 +73,7 @@ void cc_rested(struct vmh_tcp_conn *c, uint64_t us)
 	c->cubic.seen += us;
 }
 
+/* lwip_cwnd: what lwIP made of it, 0 if it was not asked. */
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd)
 {
 	core_grow_sndbuf(c);
@@ -83,7 +84,7 @@ void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd)
 		return;
 	} else if (c->cwnd < c->ssthresh) { /* an ACK may be for a whole flight: all of it counts, as in Linux */
 		c->cwnd += c->recovery == OPEN ? acked : LWIP_MIN(acked, mss_of(c)); /* RFC 3465 */
-	} else if (c->opt.cc == VMH_TCP_CC_LWIP && c->recovery == OPEN) {
+	} else if (c->opt.cc == VMH_TCP_CC_LWIP && lwip_cwnd) {
 		c->cwnd = lwip_cwnd;
 	} else if (c->opt.cc == VMH_TCP_CC_CUBIC) {
 		cubic_ack(c, acked);

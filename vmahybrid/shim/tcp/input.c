@@ -160,21 +160,6 @@ static void to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_
 	hold_done(t, s);
 }
 
-/* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are. */
-static bool paws_refuses(struct vmh_tcp_conn *c, const struct seg_in *in)
-{
-	struct tcp_pcb *pcb = c->pcb;
-
-	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST)
-		return false;
-	/* 0: never heard, after an import; the kernel did not tell (tcp_state.h) */
-	if (!pcb->ts_recent || TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > TS_VALID_US)
-		return false;
-	c->t->stats.paws++;
-	tcp_send_empty_ack(pcb);
-	return true;
-}
-
 /* Answered by an ACK, and if the peer thinks the same of that one, they go on for ever. So, as in Linux, not more often than
  * tcp_invalid_ratelimit. */
 static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
@@ -328,6 +313,31 @@ static bool tell_twice(struct tcp_pcb *pcb, struct seg_in *in, struct segment *s
 	return true;
 }
 
+/* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are, and what it sent
+ * again for nothing; one that brings nothing either only as often as storm() allows. */
+static bool paws_refuses(struct vmh_tcp_conn *c, struct seg_in *in, struct segment *s)
+{
+	struct tcp_sack_range sacks[LWIP_TCP_MAX_SACK_NUM];
+	struct tcp_pcb *pcb = c->pcb;
+	bool twice, behind;
+
+	if (!in->ts || !(pcb->flags & TF_TIMESTAMP) || pcb->state < ESTABLISHED || in->flags & TCP_RST)
+		return false;
+	/* 0: never heard, after an import; the kernel did not tell (tcp_state.h) */
+	if (!pcb->ts_recent || TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > TS_VALID_US)
+		return false;
+	c->t->stats.paws++;
+	if (!in->payload && c->t->now - c->answered_at < INVALID_US)
+		return true;
+	if (!in->payload)
+		c->answered_at = c->t->now;
+	twice = tell_twice(pcb, in, s, sacks, &behind);
+	tcp_send_empty_ack(pcb);
+	if (twice)
+		memcpy(pcb->rcv_sacks, sacks, sizeof(sacks));
+	return true;
+}
+
 /* lwIP's blocks leave out the FIN behind a hole: of one that is alone there the peer would learn nothing, and wait for its
  * timer. lwIP has answered, so it is said once more. */
 static void tell_fin(struct tcp_pcb *pcb)
@@ -465,7 +475,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		return;
 	}
 	core_enter(t, c);
-	if (storm(c, &in) || paws_refuses(c, &in)) {
+	if (storm(c, &in) || paws_refuses(c, &in, s)) {
 		core_leave(t, c);
 		return;
 	}

@@ -35,6 +35,13 @@ uint32_t recovery_flight(const struct vmh_tcp_conn *c)
 	return c->pcb->snd_nxt - c->pcb->lastack;
 }
 
+/* A timer that runs out before the answer can come spoils the sample that would put it right (Karn): so it waits for as long
+ * as the last answer took, whatever that was to (RFC 6298, 5.7, keeps the doubled one). */
+static uint32_t bound_wait(const struct vmh_tcp_conn *c)
+{
+	return c->rtt_bound ? c->rtt_bound + c->rtt_bound / 4 + PROBE_MIN : 0;
+}
+
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
 {
 	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : RTO_MIN_LONE, late = 4 * c->rttvar;
@@ -44,7 +51,7 @@ uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
 	 * probed first */
 	if (c->srtt)
 		rto = (uint64_t)c->srtt + LWIP_MAX(late, LWIP_MAX(least, c->srtt + 2 * PROBE_MIN));
-	rto <<= LWIP_MIN(c->retries, 16);
+	rto = LWIP_MAX(rto, bound_wait(c)) << LWIP_MIN(c->retries, 16);
 	return (uint32_t)LWIP_MIN(rto, RTO_MAX);
 }
 
@@ -56,7 +63,7 @@ void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us)
 		us = 1;
 	if (!c->min_rtt || us < c->min_rtt)
 		c->min_rtt = us;
-	if (!c->srtt) {
+	if (!c->srtt || (c->rtt_bound && us > 4ull * c->srtt)) { /* another way: what was measured on the old one is nothing */
 		c->srtt = us;
 		c->rttvar = us / 2;
 	} else {
@@ -64,6 +71,8 @@ void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us)
 		c->rttvar = (3 * c->rttvar + error) / 4;
 		c->srtt = (uint32_t)((7ull * c->srtt + us) / 8);
 	}
+	c->rtt_void = false;
+	c->rtt_bound = 0;
 }
 
 void recovery_start(struct vmh_tcp_conn *c)
@@ -127,13 +136,15 @@ static uint32_t room_for(const struct tcp_pcb *pcb, const struct tcp_seg *s)
  * is probed, and there would be none ever. */
 static void karn(struct vmh_tcp_conn *c, uint32_t seq)
 {
-	if (TCP_SEQ_GEQ(seq, c->rtt_cut ? c->rtt_most : c->rtt_seq))
+	if (!c->rtt_at || TCP_SEQ_GEQ(seq, c->rtt_cut ? c->rtt_most : c->rtt_seq))
 		return;
 	c->rtt_cut = true;
 	c->rtt_most = seq;
 	c->rtt_seq = c->rtt_from + 1;
-	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack || c->pcb->state < ESTABLISHED)
+	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack || c->pcb->state < ESTABLISHED) {
 		c->rtt_at = 0;
+		c->rtt_void = true;
+	}
 }
 
 /* Sends the segment at *at, which is unacked, again, or what the window has room for, and the first one as a probe if it
@@ -357,7 +368,7 @@ static void after_shut_out(struct vmh_tcp_conn *c)
 
 	if (s && s->len > room_for(c->pcb, s))
 		return;
-	c->shut_out = false;
+	c->shut_out = c->rtt_void = false; /* it was the window that took time */
 	for (; s; s = s->next)
 		s->flags &= (u8_t)~SEG_RETRANS;
 }
@@ -367,7 +378,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 {
 	struct tcp_pcb *pcb = c->pcb;
 	struct board b;
-	bool force = false, again = false, may_go = false;
+	bool force = false, again = false, may_go = false, open;
 
 	if (in->nsacks && pcb->flags & TF_SACK) {
 		if (came_twice(in))
@@ -397,6 +408,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		}
 		return;
 	}
+	open = c->recovery == OPEN;
 	if (acked && c->recovery != OPEN && TCP_SEQ_GEQ(pcb->lastack, c->recover))
 		again = leave(c);
 	else if (acked && c->recovery == LOSS)
@@ -420,6 +432,8 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		force = c->recovery == OPEN;
 		enter(c);
 	}
+	if (acked && open && c->recovery == OPEN) /* frames overtake one another, and nothing is lost */
+		cc_ack(c, acked, 0);
 	output(c, force);
 }
 
@@ -513,7 +527,7 @@ uint32_t recovery_probe_us(const struct vmh_tcp_conn *c)
 	wait = 2 * c->srtt + PROBE_MIN;
 	if (c->recovery == OPEN && recovery_flight(c) < 2u * c->pcb->mss)
 		wait += DELAYED_ACK_US + 10 * MS;
-	return wait;
+	return LWIP_MAX(wait, bound_wait(c));
 }
 
 /* Corked or not. */

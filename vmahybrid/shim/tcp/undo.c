@@ -27,9 +27,19 @@ void undo_overtaken(struct vmh_tcp_conn *c, uint32_t seq, uint32_t beyond)
 		c->reordering = (uint16_t)LWIP_MIN(by, REORDERING_MOST);
 }
 
+static void resent_until(struct vmh_tcp_conn *c, uint32_t end)
+{
+	c->undo.resent++;
+	c->undo.round = c->pcb->snd_nxt + recovery_flight(c);
+	if (TCP_SEQ_GT(end, c->undo.to))
+		c->undo.to = end;
+}
+
 /* Before cc_loss. One that begins before the peer can have told of the last one is part of that. */
 void undo_begin(struct vmh_tcp_conn *c, bool timeout)
 {
+	bool again = false;
+
 	if (c->reo_left && !--c->reo_left)
 		undo_start(c);
 	if (c->undo.may && c->undo.resent && TCP_SEQ_LEQ(c->pcb->lastack, c->undo.round))
@@ -42,7 +52,13 @@ void undo_begin(struct vmh_tcp_conn *c, bool timeout)
 	c->undo.from = c->undo.round = c->pcb->lastack;
 	c->undo.to = c->probed ? c->probe_end : c->undo.from;
 	c->undo.resent = c->probed; /* its answer may be under way */
-	c->undo.stamped = false;
+	for (struct tcp_seg *s = c->pcb->unacked; s; s = s->next) { /* one before that was undone has sent it again */
+		if ((s->flags & (SEG_RETRANS | SEG_SACKED)) != SEG_RETRANS)
+			continue;
+		resent_until(c, lwip_ntohl(s->tcphdr->seqno) + TCP_TCPLEN(s));
+		again = true;
+	}
+	c->undo.stamped = c->undo.stamped && again;
 }
 
 /* A segment that ends at `end` goes again. */
@@ -50,10 +66,7 @@ void undo_resent(struct vmh_tcp_conn *c, uint32_t end)
 {
 	if (!c->undo.may)
 		return;
-	c->undo.resent++;
-	c->undo.round = c->pcb->snd_nxt + recovery_flight(c);
-	if (TCP_SEQ_GT(end, c->undo.to))
-		c->undo.to = end;
+	resent_until(c, end);
 	if (!c->undo.stamped && c->pcb->flags & TF_TIMESTAMP) {
 		c->undo.stamp = sys_now();
 		c->undo.stamped = true;

@@ -1,0 +1,163 @@
+/* A way that becomes longer, and one where each frame takes another time: nothing is lost on either. */
+#include "tcp_wire.h"
+#include "check.h"
+
+#define MS 1000000ull
+
+static void bring(struct vmh_tcp_conn *from, struct vmh_tcp_conn *to, struct wire *w, size_t size)
+{
+	static uint8_t data[100000];
+	size_t left = size, got = 0;
+	ssize_t n;
+
+	for (int k = 0; got < size && k < 40000; k++) {
+		if (left && (n = wire_write(from, data, left)) > 0)
+			left -= (size_t)n;
+		wire_run(w, MS / 4);
+		if ((n = wire_read(to, data, sizeof(data))) > 0)
+			got += (size_t)n;
+	}
+	CHECK(got == size, "%zu of %zu bytes", got, size);
+}
+
+/* Requests of `size` bytes. A timer of the short way runs out before each answer: what is sent then spoils the sample. */
+static void longer(uint64_t rtt_ns, size_t size, bool no_timestamps)
+{
+	struct wire_faults near = {.delay_ns = 20000}, far = {.delay_ns = rtt_ns / 2};
+	struct vmh_tcp_info i, then;
+	struct vmh_tcp_conn *c, *p;
+	struct vmh_tcp_options o;
+	uint64_t begun, took;
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.no_timestamps = no_timestamps;
+	wire_open(&w, &near, 256);
+	wire_meet(&w, &o, 100 * MS, &c, &p);
+	for (int k = 0; k < 50; k++) {
+		bring(c, p, &w, 100);
+		bring(p, c, &w, 100);
+	}
+	wire_faults(&w, &far);
+	for (int k = 0; k < 5; k++) { /* this many to learn it */
+		bring(c, p, &w, size);
+		bring(p, c, &w, 100);
+	}
+	vmh_tcp_get_info(c, &then);
+	begun = w.now;
+	for (int k = 0; k < 20; k++) {
+		bring(c, p, &w, size);
+		bring(p, c, &w, 100);
+	}
+	took = (w.now - begun) / 20;
+	vmh_tcp_get_info(c, &i);
+	CHECK(took < rtt_ns * 13 / 10, "%zu bytes over %u ms, timestamps %d: %.1f ms", size, (unsigned)(rtt_ns / MS),
+	      !no_timestamps, (double)took / 1e6);
+	CHECK(i.retransmits == then.retransmits, "%zu bytes over %u ms, timestamps %d: %u resent for nothing", size,
+	      (unsigned)(rtt_ns / MS), !no_timestamps, i.retransmits - then.retransmits);
+	CHECK(i.rtt_us > rtt_ns / 1000 * 9 / 10 && i.rtt_us < rtt_ns / 1000 * 12 / 10, "%u us of %u ms", i.rtt_us,
+	      (unsigned)(rtt_ns / MS));
+	wire_part(&w, c, p);
+}
+
+/* Half of the frames are late. The window grows all the same. */
+static void jitter(uint64_t late_ns, uint8_t cc, bool no_timestamps)
+{
+	struct wire_faults clean = {.delay_ns = 5 * MS};
+	struct wire_faults f = {.delay_ns = 5 * MS, .reorder = 0.5, .reorder_ns = late_ns, .gbit = 1};
+	struct stream s = {.total = 20000000};
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i;
+	uint64_t begun;
+	double mbit;
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.cc = cc;
+	o.no_timestamps = no_timestamps;
+	wire_open(&w, &clean, 256);
+	wire_meet(&w, &o, 1000 * MS, &s.from, &s.to);
+	wire_faults(&w, &f);
+	begun = w.now;
+	CHECK(stream_run(&w, &s, 1, 10000 * MS), "only %lu bytes", s.read);
+	mbit = (double)s.read * 8e3 / (double)(s.ended_at - begun);
+	vmh_tcp_get_info(s.from, &i);
+	CHECK(mbit > 350, "%.1f ms late, cc %d, timestamps %d: %.0f Mbit/s, window %u, %u resent, %u recoveries, %u undone",
+	      (double)late_ns / 1e6, cc, !no_timestamps, mbit, i.cwnd, i.retransmits, i.fast_recoveries, i.undone);
+	wire_part(&w, s.from, s.to);
+}
+
+struct late {
+	unsigned frames, answers, blocks;
+	uint8_t frame[WIRE_MTU + 14];
+	size_t len;
+};
+
+static int keep_fifth(void *arg, const uint8_t *frame, size_t len)
+{
+	struct late *l = arg;
+
+	if (len < 1000 || ++l->frames != 5)
+		return 0;
+	memcpy(l->frame, frame, l->len = len);
+	return 1;
+}
+
+static int look(void *arg, const uint8_t *frame, size_t len)
+{
+	const uint8_t *tcp = frame + wire_headers(frame);
+	unsigned header = (unsigned)(tcp[12] >> 4) * 4;
+	struct late *l = arg;
+
+	(void)len;
+	l->answers++;
+	for (unsigned i = 20; i < header && tcp[i]; i += tcp[i] == 1 ? 1u : tcp[i + 1])
+		l->blocks += tcp[i] == 5;
+	return 0;
+}
+
+/* It comes after it was sent again, and its timestamp is an old one by then: the peer is told all the same (RFC 2883). */
+static void after_its_resend(bool no_timestamps, unsigned ms)
+{
+	struct wire_faults f = {.delay_ns = 20000};
+	static uint8_t data[30000];
+	struct vmh_tcp_conn *c, *p;
+	struct vmh_tcp_options o;
+	struct late l = {0};
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.no_timestamps = no_timestamps;
+	wire_open(&w, &f, 0);
+	wire_meet(&w, &o, 10 * MS, &c, &p);
+	w.end[0].watch = keep_fifth;
+	w.end[0].arg = &l;
+	wire_write(c, data, sizeof(data));
+	wire_run(&w, ms * MS);
+	wire_write(c, data, 5000);
+	wire_run(&w, 2 * MS);
+	w.end[1].watch = look;
+	w.end[1].arg = &l;
+	wire_inject(&w, 1, l.frame, l.len);
+	CHECK(l.answers == 1 && l.blocks == 1, "%u ms late, timestamps %d: %u answers, %u blocks", ms, !no_timestamps, l.answers,
+	      l.blocks);
+	wire_part(&w, c, p);
+}
+
+int main(void)
+{
+	static const unsigned ways[] = {20, 50, 80, 150, 300};
+	static const size_t sizes[] = {100, 3000, 100000};
+
+	for (int no_timestamps = 0; no_timestamps <= 1; no_timestamps++) {
+		for (unsigned k = 0; k < sizeof(ways) / sizeof(*ways); k++)
+			for (unsigned n = 0; n < sizeof(sizes) / sizeof(*sizes); n++)
+				longer(ways[k] * MS, sizes[n], no_timestamps);
+		for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++)
+			for (uint64_t late = 300000; late <= 3 * MS; late *= 10)
+				jitter(late, cc, no_timestamps);
+		for (unsigned ms = 1; ms < 30; ms += 14)
+			after_its_resend(no_timestamps, ms);
+	}
+	return check_result();
+}
