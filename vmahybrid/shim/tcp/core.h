@@ -407,7 +407,7 @@ void recovery_output(struct vmh_tcp_conn *c);
 void recovery_push(struct vmh_tcp_conn *c);
 /* undo.c */
 void undo_start(struct vmh_tcp_conn *c);
-void undo_overtaken(struct vmh_tcp_conn *c, uint32_t seq, uint32_t beyond);
+void undo_overtaken(struct vmh_tcp_conn *c);
 void undo_begin(struct vmh_tcp_conn *c, bool timeout);
 void undo_resent(struct vmh_tcp_conn *c, uint32_t end);
 void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to);

@@ -457,7 +457,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	struct tcp_sack_range sacks[LWIP_TCP_MAX_SACK_NUM];
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool first, tells, twice, behind = false;
+	bool first, tells, twice, holes, behind = false;
 
 	read_segment(s->tcp, s->len, &in);
 	if (s->next)
@@ -494,6 +494,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		take_shut_window(c->pcb, &in, s);
 	recovery_before(c, &in);
 	twice = tell_twice(c->pcb, &in, s, sacks, &behind);
+	holes = c->pcb->ooseq;
 	if (tells)
 		to_lwip(t, c, &in, s, &c->key);
 	else
@@ -504,7 +505,8 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		memcpy(c->pcb->rcv_sacks, sacks, sizeof(sacks));
 	if (c->pcb && in.flags & TCP_FIN)
 		tell_fin(c->pcb);
-	if (c->pcb && (c->held_ack || (first && c->pcb->flags & TF_ACK_DELAY)))
+	/* one that fills a hole is acknowledged at once (RFC 5681, 4.2): the sender takes what stays away for lost */
+	if (c->pcb && (c->held_ack || ((first || holes) && c->pcb->flags & TF_ACK_DELAY)))
 		core_ack_soon(c);
 	c->hold_ack = c->held_ack = false;
 	if (c->pcb && c->pcb->mss > c->path.mtu - key_headers(&c->key)) /* from a second SYN */

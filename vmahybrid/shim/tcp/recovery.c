@@ -113,7 +113,7 @@ void recovery_before(struct vmh_tcp_conn *c, const struct seg_in *in)
 	if (c->sacked_any && in->flags & TCP_ACK && TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))
 		for (struct tcp_seg *s = pcb->unacked; s && TCP_SEQ_LEQ(end_of(s), in->ack); s = s->next)
 			if (overtaken(c, s))
-				undo_overtaken(c, seq_of(s), c->fack);
+				undo_overtaken(c);
 	recovery_limited(c);
 	if (c->recovery == OPEN && !c->sacked_any) {
 		pcb->cwnd = c->cwnd;
@@ -221,7 +221,7 @@ static void mark_sacked(struct vmh_tcp_conn *c, const struct seg_in *in)
 			if (TCP_SEQ_LT(seq_of(s), from) || TCP_SEQ_GT(end_of(s), to))
 				continue;
 			if (before && overtaken(c, s) && TCP_SEQ_LT(seq_of(s), fack))
-				undo_overtaken(c, seq_of(s), fack);
+				undo_overtaken(c);
 			s->flags = (u8_t)((s->flags | SEG_SACKED) & ~SEG_LOST);
 		}
 		if (!c->sacked_any || TCP_SEQ_GT(to, c->fack))

@@ -16,15 +16,14 @@ void undo_start(struct vmh_tcp_conn *c)
 	c->undo.may = false;
 }
 
-/* The segment at `seq` came behind `beyond`, the highest byte that was acknowledged before it, and was never sent again. */
-void undo_overtaken(struct vmh_tcp_conn *c, uint32_t seq, uint32_t beyond)
+/* The segment at `seq` came behind `beyond`, the highest byte that was acknowledged before it, and was never sent again: so
+ * others come later still, and the time that a hole stays says more than how many have passed it. That is how Linux takes
+ * it, and what is left where D-SACKs tell nothing, as the wire doubles frames. */
+void undo_overtaken(struct vmh_tcp_conn *c)
 {
-	uint32_t by = (beyond - seq + c->pcb->mss - 1) / c->pcb->mss;
-
 	c->count.overtaken++;
 	c->reo_left = RECOVERIES;
-	if (by > c->reordering)
-		c->reordering = (uint16_t)LWIP_MIN(by, REORDERING_MOST);
+	c->reordering = REORDERING_MOST;
 }
 
 static void resent_until(struct vmh_tcp_conn *c, uint32_t end)
