@@ -131,7 +131,7 @@ def _check(result: int, call: str) -> None:
 
 
 class NetnsWorker:
-    """A daemon thread inside one network namespace, and the only one of the service that is there.
+    """A daemon thread inside one network namespace.
 
     The thread keeps the namespace alive until :meth:`close`. Calls run one after another in the order they came.
     ``netns`` is the identity of the namespace.

@@ -66,11 +66,13 @@ MakeWatcher = Callable[[NetnsWorker, Callable[[LinkRow], Reason], Callable[[Coll
 
 
 class Namespace:
-    """One namespace. ``users``: sessions in it; ``kept``: an interface of it was named in the configuration."""
+    """One namespace. ``users``: sessions in it; ``kept``: an interface of it was named in the configuration. ``moves``:
+    a worker for what a program waits for while others' rings are opened, which takes ``worker`` 100 ms for each."""
 
     def __init__(self, worker: NetnsWorker, config: Callable[[], ServiceConfig], backend: Backend,
                  make_watcher: MakeWatcher, changed: Changed) -> None:
         self.worker, self.netns, self.name = worker, worker.netns, worker.netns.name
+        self.moves = worker
         self.cookie = 0
         self.users = 0
         self.kept = False
@@ -83,6 +85,7 @@ class Namespace:
     async def start(self) -> None:
         """Raises OSError."""
         self.cookie = await self.worker.call_async(netns_cookie)
+        self.moves = await asyncio.to_thread(NetnsWorker.open_netns_of, self.worker)
         await self.watcher.start()
         self.watcher.refresh_served()  # the first reading asked before the addresses were known
         self.rdma.look()
@@ -175,7 +178,12 @@ class Namespace:
             await self.close_port(port)
         self.ports.clear()
         await self.watcher.close()
-        await asyncio.to_thread(self.worker.close)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """End the threads. Idempotent."""
+        for worker in (self.moves, self.worker):
+            await asyncio.to_thread(worker.close)
 
 
 class Namespaces:
@@ -193,11 +201,11 @@ class Namespaces:
         async with self._lock:
             if key not in self.all:
                 worker = await asyncio.to_thread(NetnsWorker.open_fd, fd)
+                found = Namespace(worker, self._config, self._backend, self._make_watcher, self._changed)
                 try:
-                    found = Namespace(worker, self._config, self._backend, self._make_watcher, self._changed)
                     await found.start()
                 except BaseException:
-                    await asyncio.to_thread(worker.close)
+                    await found.leave()
                     raise
                 self.all[key] = found
             # Counted before anybody else runs, so that `leave_unused` does not take it away again.
