@@ -53,7 +53,7 @@ class Housekeeper:
         suspects: set[tuple[int, int]] = set()
         for (namespace, port, proto), flows in by_place.items():
             try:
-                bound = await namespace.worker.call_async(shared.bound_sockets, port, proto)
+                bound = await namespace.quick.call_async(shared.bound_sockets, port, proto)
             except (OSError, RuntimeError) as error:
                 log.debug("sock_diag in %s: %s", namespace.name, error)
                 continue

@@ -66,13 +66,13 @@ MakeWatcher = Callable[[NetnsWorker, Callable[[LinkRow], Reason], Callable[[Coll
 
 
 class Namespace:
-    """One namespace. ``users``: sessions in it; ``kept``: an interface of it was named in the configuration. ``moves``:
+    """One namespace. ``users``: sessions in it; ``kept``: an interface of it was named in the configuration. ``quick``:
     a worker for what a program waits for while others' rings are opened, which takes ``worker`` 100 ms for each."""
 
     def __init__(self, worker: NetnsWorker, config: Callable[[], ServiceConfig], backend: Backend,
                  make_watcher: MakeWatcher, changed: Changed) -> None:
         self.worker, self.netns, self.name = worker, worker.netns, worker.netns.name
-        self.moves = worker
+        self.quick = worker
         self.cookie = 0
         self.users = 0
         self.kept = False
@@ -85,7 +85,7 @@ class Namespace:
     async def start(self) -> None:
         """Raises OSError."""
         self.cookie = await self.worker.call_async(netns_cookie)
-        self.moves = await asyncio.to_thread(NetnsWorker.open_netns_of, self.worker)
+        self.quick = await asyncio.to_thread(NetnsWorker.open_netns_of, self.worker)
         await self.watcher.start()
         self.watcher.refresh_served()  # the first reading asked before the addresses were known
         self.rdma.look()
@@ -182,7 +182,7 @@ class Namespace:
 
     async def leave(self) -> None:
         """End the threads. Idempotent."""
-        for worker in (self.moves, self.worker):
+        for worker in (self.quick, self.worker):
             await asyncio.to_thread(worker.close)
 
 

@@ -300,7 +300,7 @@ class Session:
         namespace, flow = self._namespace(), self._flow_of(request)
         if flow.proto != socket.IPPROTO_TCP or flow.kind is not Kind.THREE:
             raise refuse("flow", Reason.TYPE)
-        fd = await namespace.worker.call_async(proof.own_port, flow)
+        fd = await namespace.quick.call_async(proof.own_port, flow)
         try:
             reply = await self._attach_proved(request, flow, proof.check(fd, flow, namespace.cookie))
             self.core.tcp.keep(flow.flow_id, fd)
@@ -389,7 +389,7 @@ class Session:
                     lane=getattr(body, "lane", 0))  # only ATTACH has one
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
-        bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)
+        bound = await namespace.quick.call_async(shared.bound_sockets, flow.local_port, flow.proto)
         # Sockets of other sessions are the table's matter: it knows who is newer.
         known = {other.inode for other in self.core.table.flows.values() if other.local_port == flow.local_port}
         others = shared.competitors(flow, bound, known | {flow.inode})
@@ -473,7 +473,7 @@ class Session:
             await self._refuse_foreign(flow, found, namespace)
             frames = reinject.frames(datagram, link.mac)
             with reinject.room_for(sock, len(frames), self._frames):
-                await namespace.worker.call_async(core.backend.inject, link.ifindex, frames)
+                await namespace.quick.call_async(core.backend.inject, link.ifindex, frames)
         core.counters["reinjected_total"] += 1
         return request.reply()
 
@@ -587,7 +587,7 @@ class Session:
         socket's SO_REUSEADDR does not say whether there is one: it may have been cleared after bind()."""
         if self._alone[0] == found.inode and time.monotonic() < self._alone[1]:
             return
-        bound = await namespace.worker.call_async(shared.bound_sockets, flow.local_port, flow.proto)
+        bound = await namespace.quick.call_async(shared.bound_sockets, flow.local_port, flow.proto)
         others = [b for b in bound if b.inode != found.inode and b.uid != self.uid]
         if others:
             log.info("%s: %s: also bound: %s", self, flow.local_text, shared.describe(others))

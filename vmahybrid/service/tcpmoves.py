@@ -279,7 +279,7 @@ class TcpMoves:
         going: list[_Taken] = []
         try:
             names = [_tracked_names(wanted.flow) for wanted in lot]
-            tracked = await lot[0].steering.namespace.moves.call_async(_settle, names)
+            tracked = await lot[0].steering.namespace.quick.call_async(_settle, names)
             for wanted, found in zip(lot, tracked, strict=True):
                 wanted.tracked = found is False
                 if isinstance(found, Exception):
@@ -408,7 +408,7 @@ class TcpMoves:
         packets = await self._move(_packets_of, file, length)
         frames = [segment_frame(packet, flow, link.mac) for packet in packets]
         for at in range(0, len(frames), GIVEN_AT_ONCE):
-            await namespace.moves.call_async(self._core.backend.inject, link.ifindex, frames[at:at + GIVEN_AT_ONCE])
+            await namespace.quick.call_async(self._core.backend.inject, link.ifindex, frames[at:at + GIVEN_AT_ONCE])
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
@@ -436,7 +436,7 @@ class TcpMoves:
         try:
             for seconds in ASK_PEERS:
                 await asyncio.sleep(seconds)
-                await namespace.moves.call_async(tcpask.ask, names)
+                await namespace.quick.call_async(tcpask.ask, names)
         except (OSError, RuntimeError) as error:
             log.warning("TCP: %d peers of a program that is gone are not told before they send: %s", len(names), error)
         finally:
@@ -534,7 +534,7 @@ class TcpMoves:
 
     async def _forget_track(self, namespace: Namespace, names: tcpask.Names) -> None:
         try:
-            await namespace.moves.call_async(conntrack.forget, names)
+            await namespace.quick.call_async(conntrack.forget, names)
         except (OSError, RuntimeError) as error:
             log.warning("connection tracking keeps a connection that has ended: %s", error)
         finally:
@@ -582,7 +582,7 @@ class _Steering:
         for one, state in frames:
             bytes_of.setdefault(one._flow.ifindex, []).append(one._frame(state))
         for ifindex, all_of_it in bytes_of.items():
-            self.namespace.moves.call_within(LOOP_SECONDS, self._core.backend.inject, ifindex, all_of_it)
+            self.namespace.quick.call_within(LOOP_SECONDS, self._core.backend.inject, ifindex, all_of_it)
 
     def _look(self) -> None:
         """On the event loop."""
@@ -596,7 +596,7 @@ class _Steering:
     async def give_fin(self, state: TcpState) -> None:
         """Of one that came home, on the event loop."""
         self._look()
-        await self.namespace.moves.call_async(self._core.backend.inject, self._flow.ifindex, [self._frame(state)])
+        await self.namespace.quick.call_async(self._core.backend.inject, self._flow.ifindex, [self._frame(state)])
 
 
 @dataclass(slots=True)

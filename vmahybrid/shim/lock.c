@@ -74,10 +74,12 @@ static void sleep_on(struct vmh_lock *l, uint32_t word)
 static void spin_for(struct vmh_lock *l, uint64_t since)
 {
 	for (int i = mode == MUTEX ? SPINS : 0; i < SPINS; i++) {
-		if (mode == MANY_THREADS && vmh_now_ns() - since < STARVES_NS)
+		if (mode != MANY_THREADS)
+			vmh_cpu_relax();
+		else if (vmh_now_ns() - since < STARVES_NS)
 			sched_yield();
 		else
-			vmh_cpu_relax();
+			return; /* each of these may take a whole turn of another thread */
 		if (atomic_load_explicit(&l->word, memory_order_relaxed) == FREE)
 			return;
 	}
