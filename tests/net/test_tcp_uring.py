@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, compiled, until
+from net.service_lab import compiled, until
 from net.test_tcp_raw_calls import HELLO, begin, reasons, server, service  # noqa: F401
 from net.test_tcp_shim import offloaded
 
@@ -46,7 +46,7 @@ DEL 0
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory, "uring_calls.c")
+    return compiled(tmp_path_factory, "uring_calls.c", "-pthread")
 
 
 def done(service: Service, program: Path, case: str, policy: str | None) -> Program:  # noqa: F811
@@ -125,10 +125,9 @@ def test_set_that_is_polled(service: Service, server: Program, program: Path, po
 
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
-def test_rings_end_and_are_inherited(
-    service: Service, server: Program, program: Path, policy: str | None  # noqa: F811
-) -> None:
-    running = done(service, program, "ends", policy)
+@pytest.mark.parametrize("case", ["ends", "threads"])
+def test_ring(service: Service, server: Program, program: Path, case: str, policy: str | None) -> None:  # noqa: F811
+    """Its end, and its inheritance; threads that enter it at the same time."""
+    running = done(service, program, case, policy)
     assert running.output == "done\n"
     running.close()
-    assert Api(service).call("GET", "/v1/status")[0] == 200

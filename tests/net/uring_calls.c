@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -164,13 +165,18 @@ static void send_one(void)
 	CHECK(send(c, "x", 1, 0) == 1);
 }
 
-static void took_one(int ep, uint64_t data)
+static void took_one_of(int fd, int ep, uint64_t data)
 {
 	struct epoll_event got;
 	char x;
 
 	CHECK(epoll_wait(ep, &got, 1, 5000) == 1 && got.events == EPOLLIN && got.data.u64 == data);
-	CHECK(recv(c, &x, 1, 0) == 1 && x == 'x');
+	CHECK(recv(fd, &x, 1, 0) == 1 && x == 'x');
+}
+
+static void took_one(int ep, uint64_t data)
+{
+	took_one_of(c, ep, data);
 }
 
 /* In and out with each round, several by one call, beside a descriptor of the kernel's. */
@@ -397,13 +403,78 @@ static void ends(void)
 	took_one(ep, 7);
 }
 
+/* ---- threads that hand in by one ring at the same time ---- */
+
+#define THREADS 4
+
+static pthread_mutex_t filling = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int answered[THREADS]; /* 1: not yet; else 0 or -errno */
+
+static void take_answers(void)
+{
+	uint32_t *head = (uint32_t *)(answers + params.cq_off.head);
+	const struct io_uring_cqe *all = (struct io_uring_cqe *)(answers + params.cq_off.cqes);
+
+	pthread_mutex_lock(&filling);
+	while (*head != __atomic_load_n((uint32_t *)(answers + params.cq_off.tail), __ATOMIC_ACQUIRE)) {
+		struct io_uring_cqe is = all[*head & (params.cq_entries - 1)];
+
+		__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+		answered[is.user_data] = is.res;
+	}
+	pthread_mutex_unlock(&filling);
+}
+
+static int one_of(int thread, struct io_uring_sqe q)
+{
+	q.user_data = (uint64_t)thread;
+	answered[thread] = 1;
+	pthread_mutex_lock(&filling); /* a thread has one at most, so there is room */
+	push(q);
+	pthread_mutex_unlock(&filling);
+	while (answered[thread] == 1) {
+		CHECK(syscall(SYS_io_uring_enter, ring, 1, 0, 0, NULL, 0) >= 0);
+		take_answers();
+	}
+	return answered[thread];
+}
+
+static void *works(void *arg)
+{
+	struct epoll_event in = { EPOLLIN, { .u64 = 7 } };
+	int me = (int)(intptr_t)arg, ep = epoll_create1(0), fd = connected(SOCK_STREAM);
+
+	for (int i = 0; i < ROUNDS * 2; i++) {
+		CHECK(!one_of(me, control(ep, EPOLL_CTL_ADD, fd, &in)));
+		CHECK(send(fd, "x", 1, 0) == 1);
+		took_one_of(fd, ep, 7);
+		CHECK(!one_of(me, control(ep, EPOLL_CTL_DEL, fd, NULL)));
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	struct epoll_event in = { EPOLLIN, { .u64 = 7 } };
+	int ep = epoll_create1(0);
+	pthread_t ids[THREADS];
+
+	open_ring(0);
+	CHECK(!one(control(ep, EPOLL_CTL_ADD, c, &in)));
+	for (intptr_t i = 0; i < THREADS; i++)
+		CHECK(!pthread_create(&ids[i], NULL, works, (void *)i));
+	for (int i = 0; i < THREADS; i++)
+		CHECK(!pthread_join(ids[i], NULL));
+	CHECK(!one(control(ep, EPOLL_CTL_DEL, c, NULL))); /* and waits */
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } cases[] = {
 	{ "epoll", epoll }, { "epoll_no_array", epoll_no_array }, { "epoll_long", epoll_long }, { "data", data },
 	{ "datagrams", datagrams }, { "closes", closes }, { "accepts", accepts }, { "polls_set", polls_set },
-	{ "ends", ends },
+	{ "ends", ends }, { "threads", threads },
 };
 
 int main(int argc, char **argv)

@@ -344,9 +344,9 @@ static bool enters(const struct call *k)
 
 static long do_enter(const struct call *k)
 {
-	int r = vmh_uring_submits(INT(a));
+	const struct vmh_uring_call call = { INT(a), UINT(b), UINT(c), UINT(d), PTR(e), (size_t)k->f };
 
-	return r ? said(r) : kernels(k);
+	return said(vmh_uring_enter(&call));
 }
 
 /* Linux aio: the n-th request's descriptor, -1: there is none */

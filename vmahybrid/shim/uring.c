@@ -25,6 +25,8 @@ static struct uring {
 	struct io_sqring_offsets at;
 	unsigned entries, flags;
 	char *queue, *requests;  /* NULL: not mapped */
+	const void *thread;      /* that entered it first */
+	bool many;               /* others do, too */
 } rings[RINGS];
 
 _Atomic unsigned vmh_urings;
@@ -126,6 +128,8 @@ static void begin(struct uring *r, unsigned place, int fd, const struct io_uring
 	r->at = params->sq_off;
 	r->entries = params->sq_entries;
 	r->flags = params->flags;
+	r->thread = NULL;
+	r->many = false;
 	if (vmh_file_of(&r->file, fd))
 		return;
 	atomic_store(&r->number, (unsigned)fd + 1);
@@ -158,46 +162,84 @@ static struct io_uring_sqe *request(const struct uring *r, unsigned at)
 	return i < r->entries ? (struct io_uring_sqe *)(r->requests + i * request_size(r)) : NULL;
 }
 
-/* All that wait, and not as many as this call hands in: another thread's call may take these instead of its own. */
-static int go_through(struct uring *r)
+/* How many wait; all are gone through, since another thread may be about to hand in these instead of its own. Or -errno. */
+static long go_through(struct uring *r)
 {
 	unsigned head = __atomic_load_n((uint32_t *)(r->queue + r->at.head), __ATOMIC_ACQUIRE);
-	unsigned tail = __atomic_load_n((uint32_t *)(r->queue + r->at.tail), __ATOMIC_ACQUIRE);
+	unsigned tail = __atomic_load_n((uint32_t *)(r->queue + r->at.tail), __ATOMIC_ACQUIRE), n;
 	bool sure = false;
 	int err = 0;
 
-	for (unsigned n = 0; !err && head + n != tail && n < r->entries; n++) {
+	for (n = 0; !err && head + n != tail && n < r->entries; n++) {
 		struct io_uring_sqe *q = request(r, head + n);
 
 		if (!q || !vmh_sqe_concerns(q))
 			continue;
 		if (!sure && !vmh_file_is_ours(&r->file)) {
 			atomic_store(&r->number, 0);
-			return 0;
+			continue;
 		}
 		sure = true;
 		err = vmh_sqe_taken(q);
 	}
-	return err;
+	return err ? err : (long)n;
 }
 
-int vmh_uring_submits(int fd)
+static long enter(const struct vmh_uring_call *k)
 {
-	struct uring *r = ring_of(fd);
-	int saved = errno, err = 0;
+	return vmh_sys(SYS_io_uring_enter, k->fd, k->submit, k->wait, k->flags, k->arg, k->size);
+}
+
+/* Lock held: of several threads no other is to hand in what has not been gone through, nor this one what another has
+ * written since. */
+static long hand_in(struct uring *r, const struct vmh_uring_call *k)
+{
+	struct vmh_uring_call part = *k;
+	long n = go_through(r);
+
+	if (n < 0 || !r->many)
+		return n;
+	if (n < (long)part.submit)
+		part.submit = (unsigned)n;
+	part.wait = 0;
+	part.flags &= ~(unsigned)IORING_ENTER_GETEVENTS;
+	return enter(&part);
+}
+
+/* After the requests were handed in, as the kernel does it: not where it took fewer, and they are the answer. */
+static long waited(const struct vmh_uring_call *k, long n)
+{
+	struct vmh_uring_call rest = *k;
+
+	rest.submit = 0;
+	if (n == (long)k->submit && k->flags & IORING_ENTER_GETEVENTS)
+		enter(&rest);
+	return n;
+}
+
+long vmh_uring_enter(const struct vmh_uring_call *k)
+{
+	struct uring *r = ring_of(k->fd);
+	bool many = false;
+	long n = 0;
 
 	if (!r)
-		return 0;
+		return enter(k);
 	vmh_lock(&r->lock);
-	if (atomic_load(&r->number) == (unsigned)fd + 1) {
-		if (mapped(r, fd))
-			err = go_through(r);
-		else
-			atomic_store(&r->number, 0);
+	if (atomic_load(&r->number) != (unsigned)k->fd + 1) {
+		; /* closed by another thread */
+	} else if (!mapped(r, k->fd)) {
+		atomic_store(&r->number, 0);
+	} else {
+		if (!r->thread)
+			r->thread = &vmh_held;
+		r->many = many = r->many || r->thread != &vmh_held;
+		n = hand_in(r, k);
 	}
 	leave(r);
-	errno = saved;
-	return err;
+	if (n < 0)
+		return n;
+	return many ? waited(k, n) : enter(k);
 }
 
 /* The mappings are shared, and good here, too. */

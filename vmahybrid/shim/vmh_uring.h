@@ -12,7 +12,13 @@ struct io_uring_sqe;
 extern _Atomic unsigned vmh_urings; /* above the last one that was ever known */
 void vmh_uring_made(int fd, const struct io_uring_params *params);
 bool vmh_uring_known(int fd);
-int vmh_uring_submits(int fd);  /* before the kernel sees its requests; 0, or -errno: it is not to see them */
+struct vmh_uring_call {
+	int fd;
+	unsigned submit, wait, flags;
+	void *arg;
+	size_t size;
+};
+long vmh_uring_enter(const struct vmh_uring_call *k); /* io_uring_enter(2): its result, or -errno */
 void vmh_uring_fork_child(void);
 VMH_COLD void vmh_urings_forget(unsigned first, unsigned last);
 static inline void vmh_urings_closed(unsigned first, unsigned last) /* descriptors: they are about to be, or were */
@@ -23,5 +29,5 @@ static inline void vmh_urings_closed(unsigned first, unsigned last) /* descripto
 
 /* uring_sqe.c: one request */
 bool vmh_sqe_concerns(const struct io_uring_sqe *q);
-int vmh_sqe_taken(struct io_uring_sqe *q); /* 0, and it is the kernel's, maybe as another one; or -errno as above */
+int vmh_sqe_taken(struct io_uring_sqe *q); /* 0, and it is the kernel's, maybe as another one; or -errno: none is */
 #endif
