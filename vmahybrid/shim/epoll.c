@@ -71,16 +71,21 @@ bool vmh_ep_foreign(const struct vmh_ep *e, uint64_t data)
 	return VMH_GET(e->foreign[b / 64]) >> (b % 64) & 1;
 }
 
-int vmh_epoll_ctl_kernels(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev)
+void vmh_epoll_others(struct vmh_obj *ep, uint64_t data)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
+	unsigned b = foreign_bit(data);
+
+	if (!vmh_ep_foreign(e, data))
+		__atomic_fetch_or(&e->foreign[b / 64], (uint64_t)1 << (b % 64), __ATOMIC_RELAXED);
+}
+
+int vmh_epoll_ctl_kernels(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev)
+{
 	long r = vmh_ep_kernel_ctl(epfd, op, fd, ev);
 
-	if (r == 0 && op != EPOLL_CTL_DEL && !vmh_ep_foreign(e, ev->data.u64)) {
-		unsigned b = foreign_bit(ev->data.u64);
-
-		__atomic_fetch_or(&e->foreign[b / 64], (uint64_t)1 << (b % 64), __ATOMIC_RELAXED);
-	}
+	if (r == 0 && op != EPOLL_CTL_DEL)
+		vmh_epoll_others(ep, ev->data.u64);
 	return (int)r;
 }
 
@@ -237,8 +242,10 @@ static void home_nested(struct vmh_obj *m)
 }
 
 /* Inside another set only the kernel can say that this set is ready: its members go home. */
-static void nest(struct vmh_ep *inner)
+void vmh_epoll_nested(struct vmh_obj *ep)
 {
+	struct vmh_ep *inner = vmh_ep_of(ep);
+
 	atomic_store(&inner->nested, 1);
 	/* members added from now on go home in vmh_epoll_ctl: the count can only shrink */
 	for (unsigned tries = VMH_GET(inner->nitems); tries; tries--) {
@@ -279,7 +286,7 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 	} else {
 		r = vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev);
 		if (r == 0 && op == EPOLL_CTL_ADD && atomic_load(&m->class_) == VMH_CLASS_EPOLL)
-			nest(vmh_ep_of(m));
+			vmh_epoll_nested(m);
 	}
 	vmh_obj_put(m);
 	if (after.kick)

@@ -11,6 +11,7 @@
 #include "vmh_tcps_spare.h"
 #include "vmh_tcps_ticket.h"
 #include "vmh_trace.h"
+#include "vmh_uring.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
@@ -91,6 +92,8 @@ VMH_EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
 		for (unsigned fd = first; fd <= last && fd < atomic_load(&vmh_fdtab_used); fd++)
 			vmh_fd_close((int)fd);
+	if (!(flags & (int)CLOSE_RANGE_CLOEXEC))
+		vmh_urings_closed(first, last); /* of higher numbers */
 	return close_kernels(first, last, flags);
 }
 

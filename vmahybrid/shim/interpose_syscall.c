@@ -5,10 +5,13 @@
  * vfork runs on it, that of a clone has another, and sigreturn takes its frame from it. Such a number costs a comparison
  * and a byte of a table. No libc function is looked up for it either: allocators make such calls before all is ready.
  *
+ * What io_uring is handed is looked at before it is entered (uring.c).
+ *
  * A program, or a library such as liburing, that executes the instruction itself is not seen. */
 #include "vmh_interpose.h"
 #include "vmh_iomux.h"
 #include "vmh_main.h"
+#include "vmh_uring.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
 #include <linux/aio_abi.h>
@@ -56,7 +59,7 @@ static long kernels(const struct call *k)
 
 static bool ours(long fd)
 {
-	return (unsigned)fd < vmh_fdtab_size && atomic_load_explicit(&vmh_fdtab[(unsigned)fd], memory_order_relaxed);
+	return vmh_fd_known((int)fd);
 }
 
 static bool hidden(long fd)
@@ -323,6 +326,29 @@ static long do_register(const struct call *k)
 	return all_home(fds, n) ? kernels(k) : -1;
 }
 
+static long do_setup(const struct call *k)
+{
+	long fd = opened(kernels(k));
+
+	if (fd >= 0)
+		vmh_uring_made((int)fd, PTR(b));
+	return fd;
+}
+
+#define BY_REGISTERED (1u << 4) /* the ring, in a call that enters it; as above */
+
+static bool enters(const struct call *k)
+{
+	return k->b && !(UINT(d) & BY_REGISTERED) && vmh_uring_known(INT(a));
+}
+
+static long do_enter(const struct call *k)
+{
+	const struct vmh_uring_call call = { INT(a), UINT(b), UINT(c), UINT(d), PTR(e), (size_t)k->f };
+
+	return said(vmh_uring_enter(&call));
+}
+
 /* Linux aio: the n-th request's descriptor, -1: there is none */
 static int submitted(const struct call *k, long n)
 {
@@ -437,6 +463,8 @@ static long do_pidfd_getfd(const struct call *k)
 	X(unshare, true, unshare(INT(a))) \
 	X(setns, true, setns(INT(a), INT(b))) \
 	X(io_submit, submits(k), do_submit(k)) \
+	X(io_uring_setup, true, do_setup(k)) \
+	X(io_uring_enter, enters(k), do_enter(k)) \
 	X(io_uring_register, registers(k), do_register(k))
 
 enum way {

@@ -14,6 +14,7 @@
 #include "vmh_stats.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_spare.h"
+#include "vmh_uring.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
@@ -259,6 +260,7 @@ void vmh_after_fork_child(void)
 {
 	vmh_fdtab_own();
 	vmh_worker_first_thread();
+	vmh_uring_fork_child();
 	if (forking)
 		begin_anew();
 	if (starting)

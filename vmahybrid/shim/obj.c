@@ -3,6 +3,7 @@
 #include "vmh_iomux.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
+#include "vmh_uring.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -201,8 +202,8 @@ void vmh_fd_close(int fd)
 {
 	struct vmh_obj *o;
 
-	if ((unsigned)fd >= vmh_fdtab_size || !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) ||
-	    vmh_fdtab_borrowed())
+	vmh_urings_closed((unsigned)fd, (unsigned)fd);
+	if (!vmh_fd_known(fd) || vmh_fdtab_borrowed())
 		return;
 	vmh_plain_shut(fd);
 	o = atomic_exchange(&vmh_fdtab[fd], NULL);

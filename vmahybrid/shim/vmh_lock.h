@@ -1,5 +1,6 @@
 /* A small futex mutex: spins briefly, then sleeps, so that a preempted holder costs a context switch
  * and not a time slice. Order of locks in the shim, outermost first (never the other way round):
+ *   0. a ring of io_uring, while its requests are gone through   uring.c
  *   1. object lock of a socket (vmh_obj.lock: configuration, options, binding)   sock*.c
  *      then that of the local ports that are being asked for   tcps_port.c
  *   2. control lock (one RPC at a time)      control.c

@@ -36,6 +36,10 @@ static inline struct vmh_obj *vmh_fd_get(int fd) /* NULL: kernel fd; else put it
 		return NULL;
 	return vmh_fd_get_slow(fd);
 }
+static inline bool vmh_fd_known(int fd) /* it was an object's, a moment ago */
+{
+	return (unsigned)fd < vmh_fdtab_size && atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed);
+}
 /* The object behind fd if it is of that class, without a reference: it may be another's in the next moment. */
 static inline struct vmh_obj *vmh_fd_peek(int fd, unsigned class_)
 {
