@@ -12,7 +12,6 @@
 #define SPINS 100 /* holders are gone after some 100 ns, unless they were preempted */
 #define STARVES_NS 2000000
 #define COMES_NS 10000000 /* or it is put off by what may run before it, and the lock is for everybody again */
-#define AGAIN_NS 100000  /* one that polls without a pause */
 #define NAP_AFTER 1000
 #define NAP_NS 50000
 #define OUSTS_MAX 256 /* by threads of the program, until nobody owns its locks any more */
@@ -110,16 +109,30 @@ VMH_COLD static void lock_slow(struct vmh_lock *l)
 	}
 }
 
+static long wake(struct vmh_lock *l)
+{
+	return vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+/* Somebody may have gone to sleep on it meanwhile. */
+static void keep_no_more(struct vmh_lock *l)
+{
+	if (turn_word(l, KEPT, FREE))
+		wake(l);
+}
+
+/* Without a pause, or now and then: the time between two refusals counts, but not all of a long one. */
 VMH_COLD void vmh_lock_refused(struct vmh_lock *l)
 {
-	uint64_t now = vmh_now_ns();
+	uint64_t now = vmh_now_ns(), gap = now - vmh_held.refused_last;
 
-	if (now - vmh_held.refused_last > AGAIN_NS)
-		vmh_held.refused_first = now;
-	else if (now - vmh_held.refused_first > COMES_NS)
-		turn_word(l, KEPT, FREE);
+	vmh_held.refused_ns += gap < COMES_NS / 8 ? gap : COMES_NS / 8;
+	if (vmh_held.refused_ns > COMES_NS) {
+		vmh_held.refused_ns = 0;
+		keep_no_more(l);
+	}
+	vmh_held.refused_last = now;
 	sched_yield();
-	vmh_held.refused_last = vmh_now_ns();
 }
 
 static bool too_often(void)
@@ -203,8 +216,8 @@ VMH_COLD static void wake_one(struct vmh_lock *l, bool starving)
 {
 	bool kept = starving && turn_word(l, FREE, KEPT);
 
-	if (vmh_sys(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) <= 0 && kept)
-		turn_word(l, KEPT, FREE); /* who starves is awake, and takes it */
+	if (wake(l) <= 0 && kept)
+		keep_no_more(l); /* who starves is awake, and takes it */
 }
 
 void vmh_unlock_word(struct vmh_lock *l)

@@ -36,7 +36,7 @@ struct vmh_held {
 	volatile unsigned put_off; /* a handler waits, and every signal that can is blocked */
 	uint64_t mask;             /* what was blocked before that */
 	uint64_t faults;           /* those of faults among them that wait: they can't, else */
-	uint64_t refused_first;    /* ns; of a lock that is kept for another, again and again */
+	uint64_t refused_ns;       /* in which locks were kept for others */
 	uint64_t refused_last;
 	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread; another may end that */
 	bool was_owner;            /* and may still have taken a lock as that */

@@ -39,7 +39,7 @@ static void longer(uint64_t rtt_ns, size_t size, bool no_timestamps)
 		bring(p, c, &w, 100);
 	}
 	wire_faults(&w, &far);
-	for (int k = 0; k < 5; k++) { /* this many to learn it */
+	for (int k = 0; k < 12; k++) { /* this many to learn it */
 		bring(c, p, &w, size);
 		bring(p, c, &w, 100);
 	}

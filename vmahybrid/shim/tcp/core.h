@@ -169,8 +169,11 @@ struct vmh_tcp_conn {
 	uint64_t rtt_at;          /* 0: no sample under way; */
 	uint32_t rtt_from, rtt_seq; /* it began there, and is taken when this is acknowledged, */
 	uint32_t rtt_most;        /* if it was cut: and no more than this */
-	bool rtt_cut, rtt_void;   /* void: what it measured went twice, and nothing was measured since */
-	uint32_t rtt_bound;       /* 0, or no more than this was it then */
+	bool rtt_cut;
+	uint8_t voids;            /* samples in a row of what went twice; one of them may be one all the same, if all that */
+	uint8_t void_resent;      /* went again from void_from on, so often, comes twice: */
+	uint64_t void_at;         /* 0: acknowledged, or none */
+	uint32_t void_from, void_us;
 	uint32_t ts_offset;
 	/* sender */
 	uint32_t una, nxt;        /* as last seen */

@@ -14,6 +14,8 @@
 #define RTO_MAX (120 * SEC)
 #define PROBE_MIN (2 * MS)
 #define REORDER_MIN (1 * MS)
+#define VOIDS 8u
+#define VOIDS_KEPT 4u /* then D-SACKs have come, or were lost */
 
 struct board {
 	uint32_t sacked, sacked_segs, pipe, to_resend, holes; /* bytes, but sacked_segs; holes: not (yet) lost below fack */
@@ -35,11 +37,12 @@ uint32_t recovery_flight(const struct vmh_tcp_conn *c)
 	return c->pcb->snd_nxt - c->pcb->lastack;
 }
 
-/* A timer that runs out before the answer can come spoils the sample that would put it right (Karn): so it waits for as long
- * as the last answer took, whatever that was to (RFC 6298, 5.7, keeps the doubled one). */
-static uint32_t bound_wait(const struct vmh_tcp_conn *c)
+/* A timer that runs out before the answer can come spoils the sample that would put it right (Karn). D-SACKs save that one
+ * (void_twice); of a peer without them only timers that become longer (RFC 6298, 5.7). Not at once: where frames are lost
+ * they would be long for nothing. */
+static unsigned void_shift(const struct vmh_tcp_conn *c)
 {
-	return c->rtt_bound ? c->rtt_bound + c->rtt_bound / 4 + PROBE_MIN : 0;
+	return LWIP_MIN(c->voids / VOIDS, 6);
 }
 
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
@@ -51,7 +54,7 @@ uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
 	 * probed first */
 	if (c->srtt)
 		rto = (uint64_t)c->srtt + LWIP_MAX(late, LWIP_MAX(least, c->srtt + 2 * PROBE_MIN));
-	rto = LWIP_MAX(rto, bound_wait(c)) << LWIP_MIN(c->retries, 16);
+	rto <<= LWIP_MIN(c->retries, 16) + void_shift(c);
 	return (uint32_t)LWIP_MIN(rto, RTO_MAX);
 }
 
@@ -63,7 +66,7 @@ void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us)
 		us = 1;
 	if (!c->min_rtt || us < c->min_rtt)
 		c->min_rtt = us;
-	if (!c->srtt || (c->rtt_bound && us > 4ull * c->srtt)) { /* another way: what was measured on the old one is nothing */
+	if (!c->srtt) {
 		c->srtt = us;
 		c->rttvar = us / 2;
 	} else {
@@ -71,8 +74,17 @@ void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us)
 		c->rttvar = (3 * c->rttvar + error) / 4;
 		c->srtt = (uint32_t)((7ull * c->srtt + us) / 8);
 	}
-	c->rtt_void = false;
-	c->rtt_bound = 0;
+	c->voids = 0;
+	c->void_at = c->void_us = 0;
+}
+
+/* The peer has had these bytes twice, and had acknowledged all before `una` when it said so. If it says that of each time
+ * that they went again, what went first was in time. */
+static void void_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to, uint32_t una)
+{
+	if (c->void_us && c->void_resent && TCP_SEQ_LEQ(to, una) && TCP_SEQ_LEQ(from, c->void_from) &&
+	    TCP_SEQ_GT(to, c->void_from) && !--c->void_resent)
+		recovery_rtt(c, c->void_us);
 }
 
 void recovery_start(struct vmh_tcp_conn *c)
@@ -136,14 +148,22 @@ static uint32_t room_for(const struct tcp_pcb *pcb, const struct tcp_seg *s)
  * is probed, and there would be none ever. */
 static void karn(struct vmh_tcp_conn *c, uint32_t seq)
 {
+	if (seq == c->void_from && c->void_at && c->void_resent < 255)
+		c->void_resent++;
 	if (!c->rtt_at || TCP_SEQ_GEQ(seq, c->rtt_cut ? c->rtt_most : c->rtt_seq))
 		return;
 	c->rtt_cut = true;
 	c->rtt_most = seq;
 	c->rtt_seq = c->rtt_from + 1;
 	if (TCP_SEQ_LEQ(seq, c->rtt_from) || seq == c->pcb->lastack || c->pcb->state < ESTABLISHED) {
+		c->voids += c->voids < 255;
+		if (!c->void_us || c->voids % VOIDS_KEPT == 0) {
+			c->void_at = c->rtt_at;
+			c->void_from = c->rtt_from;
+			c->void_us = 0;
+			c->void_resent = seq == c->void_from;
+		}
 		c->rtt_at = 0;
-		c->rtt_void = true;
 	}
 }
 
@@ -368,7 +388,8 @@ static void after_shut_out(struct vmh_tcp_conn *c)
 
 	if (s && s->len > room_for(c->pcb, s))
 		return;
-	c->shut_out = c->rtt_void = false; /* it was the window that took time */
+	c->shut_out = false;
+	c->void_at = c->void_us = 0; /* it was the window that took time */
 	for (; s; s = s->next)
 		s->flags &= (u8_t)~SEG_RETRANS;
 }
@@ -381,8 +402,10 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 	bool force = false, again = false, may_go = false, open;
 
 	if (in->nsacks && pcb->flags & TF_SACK) {
-		if (came_twice(in))
+		if (came_twice(in)) {
+			void_twice(c, in->sack[0].from, in->sack[0].to, pcb->lastack - acked);
 			undo_twice(c, in->sack[0].from, in->sack[0].to);
+		}
 		mark_sacked(c, in);
 	}
 	if (acked)
@@ -527,7 +550,7 @@ uint32_t recovery_probe_us(const struct vmh_tcp_conn *c)
 	wait = 2 * c->srtt + PROBE_MIN;
 	if (c->recovery == OPEN && recovery_flight(c) < 2u * c->pcb->mss)
 		wait += DELAYED_ACK_US + 10 * MS;
-	return LWIP_MAX(wait, bound_wait(c));
+	return LWIP_MIN(wait, RTO_MAX >> 6) << void_shift(c);
 }
 
 /* Corked or not. */

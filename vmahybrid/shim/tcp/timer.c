@@ -7,7 +7,6 @@
 #define PERSIST_MAX (120 * SEC)
 #define RETRY_US (1 * MS)
 #define SYN_ACK_RETRIES 5
-#define BOUND_MOST (1 * SEC) /* as long as the first timer; a longer pause was none of the way's, but an outage */
 
 /* ---- the heap ---- */
 
@@ -110,14 +109,6 @@ static uint64_t in_user_timeout(const struct vmh_tcp_conn *c, uint64_t wait, uns
 	return gone < limit ? LWIP_MIN(wait, limit - gone) : 1;
 }
 
-/* An answer took no more than `us`, whatever it was to. What is sent again is mostly lost: so the timer grows by no more than
- * it would in its next step. */
-static void bound_rtt(struct vmh_tcp_conn *c, uint32_t us)
-{
-	us = LWIP_MIN(us, 2 * recovery_rto_us(c));
-	c->rtt_bound = LWIP_MAX(c->rtt_bound, us);
-}
-
 static void sync_flight(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
@@ -127,8 +118,10 @@ static void sync_flight(struct vmh_tcp_conn *c)
 	if (pcb->lastack != c->una) {
 		c->una = pcb->lastack;
 		c->retries = c->persist_shift = 0;
-		if (c->rtt_void && c->first_sent_at)
-			bound_rtt(c, (uint32_t)LWIP_MIN(now - c->first_sent_at, BOUND_MOST));
+		if (c->void_at && TCP_SEQ_GT(c->una, c->void_from)) {
+			c->void_us = (uint32_t)LWIP_MIN(now - c->void_at, UINT32_MAX);
+			c->void_at = 0;
+		}
 		c->probed = false;
 		c->first_sent_at = now;
 		c->due[T_RTO] = c->due[T_PROBE] = 0;

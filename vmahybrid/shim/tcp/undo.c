@@ -17,14 +17,19 @@ void undo_start(struct vmh_tcp_conn *c)
 	c->undo.may = false;
 }
 
-/* The segment at `seq` came behind `beyond`, the highest byte that was acknowledged before it, and was never sent again: so
- * others come later still, and the time that a hole stays says more than how many have passed it. That is how Linux takes
- * it, and what is left where D-SACKs tell nothing, as the wire doubles frames. */
+static void more_reordering(struct vmh_tcp_conn *c)
+{
+	c->reordering = (uint16_t)LWIP_MIN(2u * c->reordering, REORDERING_MOST);
+}
+
+/* A segment came behind others, and was never sent again: others may come later still, and with each such one the time that
+ * a hole stays says more than how many have passed it. Linux goes by the time alone from the first on. It is what is left
+ * where D-SACKs tell nothing, as the wire doubles frames. */
 void undo_overtaken(struct vmh_tcp_conn *c)
 {
 	c->count.overtaken++;
 	c->reo_left = RECOVERIES;
-	c->reordering = REORDERING_MOST;
+	more_reordering(c);
 }
 
 static void resent_until(struct vmh_tcp_conn *c, uint32_t end)
@@ -86,7 +91,7 @@ static void undo(struct vmh_tcp_conn *c)
 		s->flags &= (u8_t)~SEG_LOST; /* what went again may be under way */
 	if (c->undo.timeout)
 		return;
-	c->reordering = (uint16_t)LWIP_MIN(2u * c->reordering, REORDERING_MOST);
+	more_reordering(c);
 	c->reo_steps = (uint8_t)LWIP_MIN(c->reo_steps + 1u, STEPS_MOST);
 	c->reo_left = RECOVERIES;
 }
