@@ -149,7 +149,7 @@ def at(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
     for namespace in list(core.namespaces.all.values()) if port else ():
         for proto in PROTOCOLS:
             with contextlib.suppress(OSError, RuntimeError):
-                bound = namespace.worker.call(shared.bound_sockets, port, proto)
+                bound = namespace.quick.call(shared.bound_sockets, port, proto)
                 inodes |= {b.inode for b in bound if b.inode and _meets(b.local, address)}
     if not inodes:
         return []

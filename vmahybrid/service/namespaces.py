@@ -85,7 +85,7 @@ class Namespace:
     async def start(self) -> None:
         """Raises OSError."""
         self.cookie = await self.worker.call_async(netns_cookie)
-        self.quick = await asyncio.to_thread(NetnsWorker.open_netns_of, self.worker)
+        self.quick = NetnsWorker.open_netns_of(self.worker)  # not in a thread: who is cancelled would not close it
         await self.watcher.start()
         self.watcher.refresh_served()  # the first reading asked before the addresses were known
         self.rdma.look()

@@ -488,7 +488,7 @@ class Session:
         return request.reply()
 
     async def _tcp_keep(self, request: Request, fds: ReceivedFds) -> bytes:
-        worker = self._namespace().worker
+        worker = self._namespace().quick
         self.core.tickets.keep(fds.take(), fds.take(), worker)
         self.core.counters["tcp_kept_total"] += 1
         return request.reply()

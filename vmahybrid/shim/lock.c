@@ -132,7 +132,8 @@ VMH_COLD void vmh_lock_refused(struct vmh_lock *l)
 		keep_no_more(l);
 	}
 	vmh_held.refused_last = now;
-	sched_yield();
+	if (!vmh_held.depth)
+		sched_yield();
 }
 
 static bool too_often(void)
