@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from apps import test_tcp_programs
 from apps.shimmed import stop
 from apps.test_tcp_programs import TcpStage, served, stage  # noqa: F401
 
@@ -12,24 +13,12 @@ pytestmark = pytest.mark.apps
 
 WAYS = [("offload", "both"), ("offload", "server"), ("offload", "client"), ("adaptive", "both"),
         ("adaptive", "server"), ("adaptive", "client")]  # fmt: skip
-ECHO = """
-import asyncio, sys, uvloop
-async def echo(reader, writer):
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-async def main():
-    server = await asyncio.start_server(echo, sys.argv[1], 7779)
-    print("listening", flush=True)
-    await server.serve_forever()
-uvloop.run(main())
-"""
+ECHO = "import uvloop\nuvloop.install()" + test_tcp_programs.ECHO
 # one connection of 2,000 rounds; then several at a time, which begin and end
 ASK = """
 import asyncio, sys, uvloop
 async def ask(rounds, size):
-    reader, writer = await asyncio.open_connection(sys.argv[1], 7779)
+    reader, writer = await asyncio.open_connection(sys.argv[1], 7777)
     for n in range(rounds):
         sent = n.to_bytes(4) * (1 + n * size % 500)
         writer.write(sent)

@@ -609,10 +609,7 @@ static void udp(void)
 	CHECK(syscall(SYS_recvfrom, c, in, 20, 0, &from, &len) == 10 && from.sin_port == server.sin_port);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct call_case cases[] = {
 	{ "stream", stream }, { "mmsg", mmsg }, { "names", names }, { "waits", waits }, { "dups", dups },
 	{ "gives_to_itself", gives_to_itself },
 	{ "closes", closes }, { "unseen", unseen }, { "closes_all", closes_all }, { "accepts", accepts },
@@ -621,7 +618,7 @@ static const struct {
 	{ "exits_thread", exits_thread }, { "others", others }, { "cancel", cancel }, { "uring", uring },
 	{ "aio", aio }, { "udp", udp }, { "leaves", leaves },
 	{ "leaves_by_c11", leaves_by_c11 }, { "leaves_cancelled", leaves_cancelled },
-	{ "leaves_by_number", leaves_by_number },
+	{ "leaves_by_number", leaves_by_number }, { 0 },
 };
 
 int main(int argc, char **argv)
@@ -634,11 +631,6 @@ int main(int argc, char **argv)
 		out[i] = (unsigned char)((x = x * 1664525 + 1013904223) >> 24);
 	alarm(60);
 	c = open_one(SOCK_STREAM);
-	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
-		if (!strcmp(cases[i].name, argv[1]))
-			cases[i].run();
-	puts("done");
-	fflush(stdout);
-	pause();
-	return 0;
+	run_case(cases, argv[1]);
+	return done();
 }

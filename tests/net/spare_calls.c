@@ -667,14 +667,11 @@ static void inherits(void)
 	accepts();
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct call_case cases[] = {
 	{ "reused", reused }, { "several", several }, { "looks", looks }, { "changed", changed }, { "sets", sets },
 	{ "ends", ends }, { "forks", forks }, { "closed_unseen", closed_unseen }, { "aged", aged }, { "users", users },
 	{ "namespaces", namespaces }, { "threads", threads }, { "tables", tables }, { "handlers", handlers }, { "forks_meanwhile", forks_meanwhile },
-	{ "left_before", left_before }, { "left_by_others", left_by_others }, { "accepts", accepts }, { "inherits", inherits },
+	{ "left_before", left_before }, { "left_by_others", left_by_others }, { "accepts", accepts }, { "inherits", inherits }, { 0 },
 };
 
 int main(int argc, char **argv)
@@ -684,11 +681,8 @@ int main(int argc, char **argv)
 	shim = argc == 4;
 	if (strcmp(argv[1], "accepts") && strcmp(argv[1], "inherits") && strcmp(argv[1], "left_before"))
 		visit(); /* the ring, and what else begins with the first one */
-	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-		if (!strcmp(argv[1], cases[i].name)) {
-			cases[i].run();
-			puts("done");
-			return 0;
-		}
-	return 2;
+	if (!run_case(cases, argv[1]))
+		return 2;
+	puts("done");
+	return 0;
 }

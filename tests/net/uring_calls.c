@@ -74,7 +74,6 @@ static void push(struct io_uring_sqe q)
 	}
 	memcpy(requests + at * request_size, &q, sizeof(q));
 	__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
-
 }
 
 static void enter(unsigned n)
@@ -82,15 +81,24 @@ static void enter(unsigned n)
 	CHECK(syscall(SYS_io_uring_enter, ring, n, n, IORING_ENTER_GETEVENTS, NULL, 0) == (long)n);
 }
 
-static int answer(uint64_t user_data)
+/* false: there is none */
+static bool take_answer(struct io_uring_cqe *is)
 {
 	uint32_t *head = (uint32_t *)(answers + params.cq_off.head);
-	struct io_uring_cqe *all = (struct io_uring_cqe *)(answers + params.cq_off.cqes), is;
+	const struct io_uring_cqe *all = (struct io_uring_cqe *)(answers + params.cq_off.cqes);
 
-	CHECK(*head != __atomic_load_n((uint32_t *)(answers + params.cq_off.tail), __ATOMIC_ACQUIRE));
-	is = all[*head & (params.cq_entries - 1)];
+	if (*head == __atomic_load_n((uint32_t *)(answers + params.cq_off.tail), __ATOMIC_ACQUIRE))
+		return false;
+	*is = all[*head & (params.cq_entries - 1)];
 	__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
-	CHECK(is.user_data == user_data);
+	return true;
+}
+
+static int answer(uint64_t user_data)
+{
+	struct io_uring_cqe is;
+
+	CHECK(take_answer(&is) && is.user_data == user_data);
 	return is.res;
 }
 
@@ -284,22 +292,22 @@ static void plain_round(int fd)
 	CHECK(send(fd, "p", 1, 0) == 1 && recv(fd, &x, 1, 0) == 1 && x == 'p');
 }
 
-static void data(void)
+static void data_on(int fd)
 {
-	open_ring(0);
-	plain_round(c);
-	data_rounds(c);
-	plain_round(c);
-}
-
-static void datagrams(void)
-{
-	int fd = connected(SOCK_DGRAM);
-
 	open_ring(0);
 	plain_round(fd);
 	data_rounds(fd);
 	plain_round(fd);
+}
+
+static void data(void)
+{
+	data_on(c);
+}
+
+static void datagrams(void)
+{
+	data_on(connected(SOCK_DGRAM));
 }
 
 /* Closed by the ring: the peer sees the end, and the number is another's then. */
@@ -412,16 +420,11 @@ static _Atomic int answered[THREADS]; /* 1: not yet; else 0 or -errno */
 
 static void take_answers(void)
 {
-	uint32_t *head = (uint32_t *)(answers + params.cq_off.head);
-	const struct io_uring_cqe *all = (struct io_uring_cqe *)(answers + params.cq_off.cqes);
+	struct io_uring_cqe is;
 
 	pthread_mutex_lock(&filling);
-	while (*head != __atomic_load_n((uint32_t *)(answers + params.cq_off.tail), __ATOMIC_ACQUIRE)) {
-		struct io_uring_cqe is = all[*head & (params.cq_entries - 1)];
-
-		__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+	while (take_answer(&is))
 		answered[is.user_data] = is.res;
-	}
 	pthread_mutex_unlock(&filling);
 }
 
@@ -468,13 +471,10 @@ static void threads(void)
 	CHECK(!one(control(ep, EPOLL_CTL_DEL, c, NULL))); /* and waits */
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct call_case cases[] = {
 	{ "epoll", epoll }, { "epoll_no_array", epoll_no_array }, { "epoll_long", epoll_long }, { "data", data },
 	{ "datagrams", datagrams }, { "closes", closes }, { "accepts", accepts }, { "polls_set", polls_set },
-	{ "ends", ends }, { "threads", threads },
+	{ "ends", ends }, { "threads", threads }, { 0 },
 };
 
 int main(int argc, char **argv)
@@ -483,11 +483,6 @@ int main(int argc, char **argv)
 	server.sin_port = htons((uint16_t)atoi(argv[3]));
 	alarm(90);
 	c = connected(SOCK_STREAM);
-	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
-		if (!strcmp(cases[i].name, argv[1]))
-			cases[i].run();
-	puts("done");
-	fflush(stdout);
-	pause();
-	return 0;
+	run_case(cases, argv[1]);
+	return done();
 }

@@ -116,29 +116,44 @@ static int look(void *arg, const uint8_t *frame, size_t len)
 	return 0;
 }
 
-/* It comes after it was sent again, and its timestamp is an old one by then: the peer is told all the same (RFC 2883). */
-static void after_its_resend(bool no_timestamps, unsigned ms)
+/* A connection of whose `size` bytes the fifth segment has not come yet. */
+static void keep_one(struct wire *w, struct late *l, bool no_timestamps, size_t size, struct vmh_tcp_conn **c,
+		     struct vmh_tcp_conn **p)
 {
 	struct wire_faults f = {.delay_ns = 20000};
 	static uint8_t data[30000];
-	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
-	struct late l = {0};
-	struct wire w;
 
 	vmh_tcp_options_init(&o);
 	o.no_timestamps = no_timestamps;
-	wire_open(&w, &f, 0);
-	wire_meet(&w, &o, 10 * MS, &c, &p);
-	w.end[0].watch = keep_fifth;
-	w.end[0].arg = &l;
-	wire_write(c, data, sizeof(data));
+	wire_open(w, &f, 0);
+	wire_meet(w, &o, 10 * MS, c, p);
+	w->end[0].watch = keep_fifth;
+	w->end[0].arg = l;
+	wire_write(*c, data, size);
+}
+
+/* It comes now. */
+static void give_it(struct wire *w, struct late *l)
+{
+	w->end[1].watch = look;
+	w->end[1].arg = l;
+	wire_inject(w, 1, l->frame, l->len);
+}
+
+/* It comes after it was sent again, and its timestamp is an old one by then: the peer is told all the same (RFC 2883). */
+static void after_its_resend(bool no_timestamps, unsigned ms)
+{
+	static uint8_t more[5000];
+	struct vmh_tcp_conn *c, *p;
+	struct late l = {0};
+	struct wire w;
+
+	keep_one(&w, &l, no_timestamps, 30000, &c, &p);
 	wire_run(&w, ms * MS);
-	wire_write(c, data, 5000);
+	wire_write(c, more, sizeof(more));
 	wire_run(&w, 2 * MS);
-	w.end[1].watch = look;
-	w.end[1].arg = &l;
-	wire_inject(&w, 1, l.frame, l.len);
+	give_it(&w, &l);
 	CHECK(l.answers == 1 && l.blocks == 1, "%u ms late, timestamps %d: %u answers, %u blocks", ms, !no_timestamps, l.answers,
 	      l.blocks);
 	wire_part(&w, c, p);
@@ -147,24 +162,13 @@ static void after_its_resend(bool no_timestamps, unsigned ms)
 /* What fills the hole is acknowledged at once, and not when a second segment comes (RFC 5681, 4.2). */
 static void the_last_one_late(bool no_timestamps)
 {
-	struct wire_faults f = {.delay_ns = 20000};
-	static uint8_t data[14000];
 	struct vmh_tcp_conn *c, *p;
-	struct vmh_tcp_options o;
 	struct late l = {.most = 9};
 	struct wire w;
 
-	vmh_tcp_options_init(&o);
-	o.no_timestamps = no_timestamps;
-	wire_open(&w, &f, 0);
-	wire_meet(&w, &o, 10 * MS, &c, &p);
-	w.end[0].watch = keep_fifth;
-	w.end[0].arg = &l;
-	wire_write(c, data, sizeof(data));
+	keep_one(&w, &l, no_timestamps, 14000, &c, &p);
 	wire_run(&w, MS);
-	w.end[1].watch = look;
-	w.end[1].arg = &l;
-	wire_inject(&w, 1, l.frame, l.len);
+	give_it(&w, &l);
 	wire_run(&w, 100000);
 	CHECK(l.answers == 1 && !l.blocks, "timestamps %d: %u answers, %u blocks", !no_timestamps, l.answers, l.blocks);
 	wire_part(&w, c, p);
