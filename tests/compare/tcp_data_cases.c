@@ -524,7 +524,50 @@ static void by_the_kernel(int which)
 	close(fd), close(file), close(p[0]), close(p[1]);
 }
 
+/* ---- TCP_INQ: what is left ---- */
+
+static void say_left(int fd, size_t want, int flags, size_t room)
+{
+	char buf[64], control[64] = { 0 };
+	struct iovec v = { buf, want };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = room ? control : NULL, .msg_controllen = room,
+			    .msg_flags = 99 };
+	struct cmsghdr *c;
+
+	say_data("recvmsg", buf, recvmsg(fd, &m, flags));
+	say("flags", m.msg_flags), say("controllen", (long)m.msg_controllen);
+	if ((c = m.msg_controllen >= sizeof(*c) ? CMSG_FIRSTHDR(&m) : NULL)) {
+		say("len", (long)c->cmsg_len), say("level", c->cmsg_level), say("type", c->cmsg_type);
+		say_data("left", (char *)CMSG_DATA(c), (long)(c->cmsg_len - sizeof(*c)));
+	}
+}
+
+static void left_told(int accepted)
+{
+	int fd = tcp_pair(accepted), on = -1;
+	char c[8];
+
+	say("2", setsockopt(fd, IPPROTO_TCP, TCP_INQ, &(int){ 2 }, sizeof(int)));
+	say("no length", setsockopt(fd, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, 1));
+	tell("send 60");
+	settle();
+	say_left(fd, 5, 0, 64);
+	say("1", setsockopt(fd, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, sizeof(int)));
+	say("getsockopt", getsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, &(socklen_t){ sizeof(on) })), say("value", on);
+	say_left(fd, 5, MSG_PEEK, 64), say_left(fd, 5, 0, 64), say_left(fd, 0, 0, 64), say_left(fd, 5, MSG_TRUNC, 64);
+	say_left(fd, 5, 0, 0), say_left(fd, 5, 0, 8), say_left(fd, 5, 0, 16), say_left(fd, 5, 0, 18), say_left(fd, 5, 0, 20);
+	say_data("recv", c, recv(fd, c, 5, 0)), say_data("read", c, read(fd, c, 1));
+	say_left(fd, 64, 0, 64), say_left(fd, 64, MSG_DONTWAIT, 64);
+	tell("send 3"), tell("close");
+	settle();
+	say_left(fd, 2, 0, 64), say_left(fd, 1, 0, 64), say_left(fd, 1, 0, 64);
+	say("0", setsockopt(fd, IPPROTO_TCP, TCP_INQ, &(int){ 0 }, sizeof(int)));
+	say_left(fd, 1, 0, 64);
+	close(fd);
+}
+
 const struct call_case tcp_data_cases[] = {
+	{ "tcp TCP_INQ", left_told, 0 }, { "tcp TCP_INQ, accepted", left_told, 1 },
 	{ "tcp echo", echo_each, 0 }, { "tcp echo, accepted", echo_each, 1 },
 	{ "tcp call families", families, 0 }, { "tcp call families, accepted", families, 1 },
 	{ "tcp many messages", many_messages, 0 }, { "tcp vectors", vectors, 0 },

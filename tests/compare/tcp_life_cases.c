@@ -765,6 +765,31 @@ static void corked_listener(int after)
 	close(fd), close(l);
 }
 
+static void telling_listener(int after)
+{
+	char buf[8], control[64] = { 0 };
+	struct iovec v = { buf, 2 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	int l = tcp_listener(), fd, inq = -1;
+
+	nonblock(l);
+	if (!after)
+		say("TCP_INQ", setsockopt(l, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, sizeof(int)));
+	say("none", accept(l, NULL, NULL));
+	if (after)
+		say("TCP_INQ", setsockopt(l, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, sizeof(int)));
+	tell("connect %d", my_port(l));
+	say_poll("poll", l, 1500);
+	fd = accept(l, NULL, NULL);
+	say_yes("accept", fd >= 0);
+	say("getsockopt", getsockopt(fd, IPPROTO_TCP, TCP_INQ, &inq, &(socklen_t){ sizeof(inq) })), say("value", inq);
+	tell("send 5");
+	settle();
+	say_data("recvmsg", buf, recvmsg(fd, &m, 0)), say("controllen", (long)m.msg_controllen);
+	say_data("control", control, CMSG_LEN(sizeof(int)));
+	close(fd), close(l);
+}
+
 /* Who went home with its listener, and nobody has accepted, is reset when that is closed. */
 static void dropped_at_home(int how)
 {
@@ -784,6 +809,7 @@ static void dropped_at_home(int how)
 }
 
 const struct call_case tcp_life_cases[] = {
+	{ "tcp listener with TCP_INQ", telling_listener, 0 }, { "tcp listener on its ring, TCP_INQ", telling_listener, 1 },
 	{ "tcp listener with TCP_CORK", corked_listener, 0 }, { "tcp listener on its ring, TCP_CORK", corked_listener, 1 },
 	{ "tcp listener closed after dup", dropped_at_home, 1 }, { "tcp listener closed after SHUT_WR", dropped_at_home, 0 },
 	{ "tcp accept to nowhere", accept_nowhere, 0 }, { "tcp accept to nowhere, blocking", accept_nowhere, 1 },

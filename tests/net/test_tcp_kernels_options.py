@@ -58,8 +58,8 @@ sys.stdin.read()
 """
 EARLY = {"VMA_HYBRID_TCP_ROUNDS": "8", "VMA_HYBRID_TCP_PAYS": "0", "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "100",
          "VMA_HYBRID_TCP_PROCESSOR": "0", "VMA_HYBRID_TCP_TURN": "0"}
-KEEPS = ["rcvlowat", "pacing", "inq", "notsent", "congestion"]
-OTHERS = ["busy poll", "no port", "oobinline"]
+KEEPS = ["rcvlowat", "pacing", "notsent", "congestion"]
+OTHERS = ["busy poll", "no port", "oobinline", "inq"]
 
 
 @pytest.fixture(scope="module")

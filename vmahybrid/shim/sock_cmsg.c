@@ -13,14 +13,8 @@
 #endif
 #define OPT_RX_FILTER (1u << 17) /* SOF_TIMESTAMPING_OPT_RX_FILTER, Linux 6.12 */
 
-struct cmsg_out {
-	unsigned char *at;
-	size_t left, used;
-	bool truncated;
-};
-
 /* As the kernel's put_cmsg: header always whole, data cut and MSG_CTRUNC set where it does not fit. */
-static void put_cmsg(struct cmsg_out *o, int level, int type, const void *data, size_t len)
+void vmh_put_cmsg(struct vmh_cmsg_out *o, int level, int type, const void *data, size_t len)
 {
 	struct cmsghdr h = { .cmsg_len = CMSG_LEN(len), .cmsg_level = level, .cmsg_type = type };
 	size_t space = CMSG_SPACE(len);
@@ -43,20 +37,32 @@ static void put_cmsg(struct cmsg_out *o, int level, int type, const void *data, 
 	o->used += space;
 }
 
+void vmh_cmsg_begin(struct vmh_cmsg_out *o, const struct msghdr *m)
+{
+	*o = (struct vmh_cmsg_out){ .at = m->msg_control, .left = m->msg_control ? m->msg_controllen : 0 };
+}
+
+void vmh_cmsg_end(const struct vmh_cmsg_out *o, struct msghdr *m)
+{
+	m->msg_controllen = o->used;
+	if (o->truncated)
+		m->msg_flags |= MSG_CTRUNC;
+}
+
 static struct timespec timespec_of(uint64_t ns)
 {
 	return (struct timespec){ (time_t)(ns / NS), (long)(ns % NS) };
 }
 
-static void put_timestamp(const struct vmh_sock *s, struct cmsg_out *o, uint64_t ns)
+static void put_timestamp(const struct vmh_sock *s, struct vmh_cmsg_out *o, uint64_t ns)
 {
 	struct timespec ts = timespec_of(ns);
 	struct timeval tv = { ts.tv_sec, ts.tv_nsec / 1000 };
 
 	if (s->opt_timestamp == VMH_STAMP_NS)
-		put_cmsg(o, SOL_SOCKET, s->stamp_new ? SO_TIMESTAMPNS_NEW : SO_TIMESTAMPNS_OLD, &ts, sizeof(ts));
+		vmh_put_cmsg(o, SOL_SOCKET, s->stamp_new ? SO_TIMESTAMPNS_NEW : SO_TIMESTAMPNS_OLD, &ts, sizeof(ts));
 	else
-		put_cmsg(o, SOL_SOCKET, s->stamp_new ? SO_TIMESTAMP_NEW : SO_TIMESTAMP_OLD, &tv, sizeof(tv));
+		vmh_put_cmsg(o, SOL_SOCKET, s->stamp_new ? SO_TIMESTAMP_NEW : SO_TIMESTAMP_OLD, &tv, sizeof(tv));
 }
 
 /* With SOF_TIMESTAMPING_OPT_RX_FILTER a stamp that another socket asked for is not told (__sock_recv_timestamp). */
@@ -65,7 +71,7 @@ static bool told(uint32_t flags, uint32_t report, uint32_t generate)
 	return (flags & report) && ((flags & generate) || !(flags & OPT_RX_FILTER));
 }
 
-static void put_timestamping(const struct vmh_sock *s, struct cmsg_out *o, const struct vmh_buf *b, uint64_t ns)
+static void put_timestamping(const struct vmh_sock *s, struct vmh_cmsg_out *o, const struct vmh_buf *b, uint64_t ns)
 {
 	uint32_t flags = s->stamping;
 	bool hard = b->hw_stamped && told(flags, SOF_TIMESTAMPING_RAW_HARDWARE, SOF_TIMESTAMPING_RX_HARDWARE);
@@ -80,13 +86,13 @@ static void put_timestamping(const struct vmh_sock *s, struct cmsg_out *o, const
 		if (flags & SOF_TIMESTAMPING_OPT_PKTINFO) {
 			const uint32_t info[4] = { b->ring->ifindex, b->len + HEADERS };
 
-			put_cmsg(o, SOL_SOCKET, SCM_TIMESTAMPING_PKTINFO, info, sizeof(info));
+			vmh_put_cmsg(o, SOL_SOCKET, SCM_TIMESTAMPING_PKTINFO, info, sizeof(info));
 		}
 	}
-	put_cmsg(o, SOL_SOCKET, s->stamp_new ? SO_TIMESTAMPING_NEW : SO_TIMESTAMPING_OLD, ts, sizeof(ts));
+	vmh_put_cmsg(o, SOL_SOCKET, s->stamp_new ? SO_TIMESTAMPING_NEW : SO_TIMESTAMPING_OLD, ts, sizeof(ts));
 }
 
-static void put_stamps(const struct vmh_sock *s, struct cmsg_out *o, const struct vmh_buf *b)
+static void put_stamps(const struct vmh_sock *s, struct vmh_cmsg_out *o, const struct vmh_buf *b)
 {
 	uint64_t ns = b->stamp_ns;
 
@@ -100,8 +106,9 @@ static void put_stamps(const struct vmh_sock *s, struct cmsg_out *o, const struc
 
 void vmh_sock_put_control(const struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b)
 {
-	struct cmsg_out o = { .at = m->msg_control, .left = m->msg_control ? m->msg_controllen : 0 };
+	struct vmh_cmsg_out o;
 
+	vmh_cmsg_begin(&o, m);
 	if (vmh_unlikely(s->opt_timestamp | s->stamping))
 		put_stamps(s, &o, b);
 	if (s->opt_pktinfo) {
@@ -111,15 +118,13 @@ void vmh_sock_put_control(const struct vmh_sock *s, struct msghdr *m, const stru
 		info.ipi_spec_dst.s_addr = b->daddr;
 		if (b->multicast)
 			vmh_net_addr_of(b->ring->ifindex, &info.ipi_spec_dst.s_addr);
-		put_cmsg(&o, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
+		vmh_put_cmsg(&o, IPPROTO_IP, IP_PKTINFO, &info, sizeof(info));
 	}
 	if (s->opt_recvttl) {
 		int ttl = b->ttl;
-		put_cmsg(&o, IPPROTO_IP, IP_TTL, &ttl, sizeof(ttl));
+		vmh_put_cmsg(&o, IPPROTO_IP, IP_TTL, &ttl, sizeof(ttl));
 	}
 	if (s->opt_recvtos)
-		put_cmsg(&o, IPPROTO_IP, IP_TOS, &b->tos, 1);
-	m->msg_controllen = o.used;
-	if (o.truncated)
-		m->msg_flags |= MSG_CTRUNC;
+		vmh_put_cmsg(&o, IPPROTO_IP, IP_TOS, &b->tos, 1);
+	vmh_cmsg_end(&o, m);
 }

@@ -2,6 +2,7 @@
  * monitoring manual. Its kernel socket is parked, or was never connected, and knows none of it. */
 #include "vmh_base.h"
 #include "vmh_log.h"
+#include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
 #include "vmh_wait.h"
@@ -81,6 +82,28 @@ int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len)
 		return VMH_TCPS_KERNELS;
 	fill(&i, &t);
 	return vmh_tcps_give(val, len, &t, sizeof(t));
+}
+
+/* The peer has ended it. */
+static bool has_fin(unsigned state)
+{
+	return state == VMH_TCP_CLOSE_WAIT || state == VMH_TCP_LAST_ACK || state == VMH_TCP_CLOSING || state == VMH_TCP_TIME_WAIT;
+}
+
+/* The peer's end counts as a byte, also when it was read. */
+void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m)
+{
+	struct vmh_cmsg_out o;
+	struct vmh_tcp_info i;
+	int left = 0;
+
+	if (vmh_tcps_info(s, &i))
+		left = (int)i.unread + has_fin(i.state);
+	else if (vmh_sys(SYS_ioctl, s->obj.fd, FIONREAD, &left) < 0) /* it has just gone home */
+		left = 0;
+	vmh_cmsg_begin(&o, m);
+	vmh_put_cmsg(&o, IPPROTO_TCP, TCP_CM_INQ, &left, sizeof(left));
+	vmh_cmsg_end(&o, m);
 }
 
 /* The queues' lengths. 0, or VMH_TCPS_KERNELS. */

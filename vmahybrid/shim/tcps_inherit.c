@@ -23,7 +23,7 @@ static const struct {
 	{ IPPROTO_TCP, TCP_NODELAY, sizeof(int) }, { IPPROTO_TCP, TCP_CORK, sizeof(int) },
 	{ IPPROTO_TCP, TCP_KEEPIDLE, sizeof(int) }, { IPPROTO_TCP, TCP_KEEPINTVL, sizeof(int) },
 	{ IPPROTO_TCP, TCP_KEEPCNT, sizeof(int) }, { IPPROTO_TCP, TCP_USER_TIMEOUT, sizeof(int) },
-	{ IPPROTO_TCP, TCP_SYNCNT, sizeof(int) },
+	{ IPPROTO_TCP, TCP_SYNCNT, sizeof(int) }, { IPPROTO_TCP, TCP_INQ, sizeof(int) },
 	{ IPPROTO_IP, IP_TOS, sizeof(int) }, { IPPROTO_IP, IP_TTL, sizeof(int) },
 	{ IPPROTO_IPV6, IPV6_TCLASS, sizeof(int) }, { IPPROTO_IPV6, IPV6_UNICAST_HOPS, sizeof(int) },
 	{ IPPROTO_IPV6, IPV6_V6ONLY, sizeof(int) },

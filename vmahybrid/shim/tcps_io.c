@@ -497,6 +497,17 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 	return r > 0 || (send && !r) ? -EFAULT : r;
 }
 
+/* Of a receive call that the ring has done, or begun. */
+static void tell(struct vmh_tcps *s, struct msghdr *m)
+{
+	m->msg_namelen = 0;
+	m->msg_flags = 0;
+	if (vmh_unlikely(VMH_GET(s->inq)) && m->msg_name != &vmh_tcps_buffer)
+		vmh_tcps_tell_inq(s, m);
+	else
+		m->msg_controllen = 0;
+}
+
 /* One that can't go home any more, as it has ended: what is left of it is the stack's to tell. */
 static bool stack_tells(struct vmh_tcps *s, const struct msghdr *m, int flags, bool send)
 {
@@ -524,6 +535,8 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), !send && (flags & MSG_TRUNC) };
 
 			r = by_stack(s, &t, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
+			if (!send && r >= 0)
+				tell(s, m);
 		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
 		}
@@ -576,6 +589,8 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			r = rest_by_kernel(s, fd, m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
+				if (t.skip && !send)
+					tell(s, m);
 				return total(&t, r);
 			}
 			continue;
@@ -599,21 +614,17 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		r = by_stack(s, &t, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);
-			return t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r;
+			r = t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r;
+			if (!send && r >= 0)
+				tell(s, m);
+			return r;
 		}
 	}
 }
 
 ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags)
 {
-	ssize_t r = call(s, fd, m, flags, false);
-
-	if (r >= 0 && vmh_tcps_parked(s)) {
-		m->msg_namelen = 0;
-		m->msg_controllen = 0;
-		m->msg_flags = 0;
-	}
-	return r;
+	return call(s, fd, m, flags, false);
 }
 
 /* MSG_FASTOPEN is a connect() by the kernel as well, which may be adopted once it is open. Where it is switched off it

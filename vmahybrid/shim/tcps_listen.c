@@ -392,6 +392,7 @@ static void inherit(struct vmh_tcps *n, const struct vmh_tcps *s)
 	n->opt = s->opt;
 	n->linger = s->linger;
 	n->linger_s = s->linger_s;
+	n->inq = s->inq;
 	n->rcvtimeo_ns = VMH_GET(s->rcvtimeo_ns);
 	n->sndtimeo_ns = VMH_GET(s->sndtimeo_ns);
 	VMH_SET(n->connecting, 1);

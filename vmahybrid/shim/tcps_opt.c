@@ -65,6 +65,10 @@ static bool note(struct vmh_tcps *s, int level, int name, int v)
 {
 	struct vmh_tcp_options *o = &s->opt;
 
+	if (level == IPPROTO_TCP && name == TCP_INQ) {
+		VMH_SET(s->inq, v != 0);
+		return true;
+	}
 	if (level == IPPROTO_TCP)
 		return of_tcp(o, name, v);
 	if (level == IPPROTO_IP && (name == IP_TOS || name == IP_TTL)) {

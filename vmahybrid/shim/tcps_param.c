@@ -78,6 +78,8 @@ void vmh_tcps_defaults_kernel(int fd, bool v6)
 void vmh_tcps_adopted(struct vmh_tcps *s)
 {
 	struct vmh_tcp_options wanted = { 0 };
+	socklen_t len = sizeof(int);
+	int inq = 0;
 
 	vmh_tcps_defaults(&wanted, s->v6);
 	wanted.reuse = s->opt.reuse; /* repair mode has its own */
@@ -88,6 +90,9 @@ void vmh_tcps_adopted(struct vmh_tcps *s)
 	s->opt.ack_ms = wanted.ack_ms;
 	s->opt.segs_max = wanted.segs_max;
 	vmh_tcp_set_options(s->conn, &s->opt);
+	/* it may have been set in another process, or be its listener's */
+	if (vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_INQ, &inq, &len) >= 0)
+		VMH_SET(s->inq, inq != 0);
 }
 
 /* True with *v, if it is a number that the stack and the kernel socket both have. */

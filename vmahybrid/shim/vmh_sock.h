@@ -238,7 +238,15 @@ static inline bool vmh_sock_tells_more(const struct vmh_sock *s)
 {
 	return s->opt_timestamp | s->stamping | s->opt_pktinfo | s->opt_recvttl | s->opt_recvtos;
 }
-/* sock_cmsg.c: into msg_control; sets msg_controllen and MSG_CTRUNC */
+/* sock_cmsg.c */
+struct vmh_cmsg_out { /* msg_control */
+	unsigned char *at;
+	size_t left, used;
+	bool truncated;
+};
+void vmh_put_cmsg(struct vmh_cmsg_out *o, int level, int type, const void *data, size_t len);
+void vmh_cmsg_begin(struct vmh_cmsg_out *o, const struct msghdr *m);
+void vmh_cmsg_end(const struct vmh_cmsg_out *o, struct msghdr *m); /* sets msg_controllen and MSG_CTRUNC */
 void vmh_sock_put_control(const struct vmh_sock *s, struct msghdr *m, const struct vmh_buf *b);
 
 /* sock_rx.c, sock_tx.c: bytes, or -errno */

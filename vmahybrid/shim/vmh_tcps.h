@@ -100,6 +100,7 @@ struct vmh_tcps {
 	uint8_t touched;                  /* VMH_TCPS_NODELAY, VMH_TCPS_TOUCHED: its kernel socket is not as it was made */
 	uint8_t secret;                   /* segments are signed (TCP_MD5SIG, TCP_AO), which only the kernel does */
 	uint8_t reuse_told;               /* SO_REUSEADDR was set while it was parked */
+	uint8_t inq;                      /* TCP_INQ: recvmsg() says how much is left */
 	uint8_t peculiar;                 /* an option that acts on an open connection, and that only the kernel has */
 	uint16_t accepts;
 	uint32_t linger_s;

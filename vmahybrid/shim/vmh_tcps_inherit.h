@@ -5,7 +5,7 @@
 #include "vmh_base.h"
 #include <sys/socket.h>
 
-#define VMH_INHERITED 20 /* rows of the table in tcps_inherit.c */
+#define VMH_INHERITED 21 /* rows of the table in tcps_inherit.c */
 
 /* Options of which the listener has another value than a new socket. */
 struct vmh_inherited {

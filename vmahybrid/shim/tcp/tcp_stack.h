@@ -112,7 +112,8 @@ struct vmh_tcp_pcb_info { /* for who looks into the machine: vma_stats --fd_dump
 };
 
 /* as in linux/tcp_states.h; those that somebody asks for */
-enum { VMH_TCP_SYN_SENT = 2, VMH_TCP_TIME_WAIT = 6, VMH_TCP_CLOSE = 7, VMH_TCP_LISTEN = 10 };
+enum { VMH_TCP_SYN_SENT = 2, VMH_TCP_TIME_WAIT = 6, VMH_TCP_CLOSE = 7, VMH_TCP_CLOSE_WAIT = 8, VMH_TCP_LAST_ACK = 9,
+       VMH_TCP_LISTEN = 10, VMH_TCP_CLOSING = 11 };
 
 struct vmh_tcp_info {
 	uint8_t state;            /* VMH_TCP_SYN_SENT and so on */
