@@ -319,6 +319,25 @@ static void shut_both(int how)
 	close(fd);
 }
 
+/* What has come before the call, and no call of the program has looked since. */
+static void unseen(int how)
+{
+	char c[16];
+	int fd = tcp_pair(how >= 10);
+
+	tell("later 5 send 6");
+	settle();
+	if (how % 10 == 3) {
+		say("close", close(fd));
+		tell_said("peer", "read");
+		return;
+	}
+	say("shutdown", shutdown(fd, how % 10));
+	say_poll("poll", fd, 0);
+	say_data("recv", c, recv(fd, c, 16, MSG_DONTWAIT)), say("recv", recv(fd, c, 16, MSG_DONTWAIT));
+	close(fd);
+}
+
 /* ---- other threads ---- */
 
 struct waiter {
@@ -814,6 +833,8 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp listener closed after dup", dropped_at_home, 1 }, { "tcp listener closed after SHUT_WR", dropped_at_home, 0 },
 	{ "tcp accept to nowhere", accept_nowhere, 0 }, { "tcp accept to nowhere, blocking", accept_nowhere, 1 },
 	{ "tcp connect lengths", connect_lengths, 0 },
+	{ "tcp SHUT_RD, unseen data", unseen, SHUT_RD }, { "tcp SHUT_RDWR, unseen data", unseen, SHUT_RDWR },
+	{ "tcp close, unseen data", unseen, 3 }, { "tcp SHUT_RDWR, unseen data, accepted", unseen, 10 + SHUT_RDWR },
 	{ "tcp SHUT_RD", shut, SHUT_RD }, { "tcp SHUT_WR", shut, SHUT_WR }, { "tcp SHUT_RDWR", shut, SHUT_RDWR },
 	{ "tcp data after SHUT_RD, SHUT_WR", shut_both, 0 }, { "tcp data after SHUT_WR, SHUT_RD", shut_both, 1 },
 	{ "tcp data after SHUT_RDWR", shut_both, 2 }, { "tcp data after SHUT_RD, SHUT_WR, SHUT_RD", shut_both, 3 },

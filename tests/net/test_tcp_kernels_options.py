@@ -22,7 +22,7 @@ pytestmark = pytest.mark.root
 
 # argv: connect or accept, address, port, option; "accept": the option is the listener's, and the peer connects
 PROGRAM = """
-import json, select, socket, sys, time
+import json, select, socket, struct, sys, time
 OPTIONS = {
     "rcvlowat": (socket.SOL_SOCKET, socket.SO_RCVLOWAT, 10),
     "pacing": (socket.SOL_SOCKET, 47, 1 << 20),
@@ -32,11 +32,13 @@ OPTIONS = {
     "busy poll": (socket.SOL_SOCKET, 46, 50),
     "no port": (socket.IPPROTO_IP, 24, 1),
     "oobinline": (socket.SOL_SOCKET, socket.SO_OOBINLINE, 1),
+    "lingers for ever": (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, -1)),
 }
 how, address, port, option = sys.argv[1:]
 s = socket.socket()
 s.setsockopt(*OPTIONS[option])
 if how == "accept":
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind((address, int(port)))
     s.listen()
     print("listens", flush=True)
@@ -59,7 +61,7 @@ sys.stdin.read()
 EARLY = {"VMA_HYBRID_TCP_ROUNDS": "8", "VMA_HYBRID_TCP_PAYS": "0", "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "100",
          "VMA_HYBRID_TCP_PROCESSOR": "0", "VMA_HYBRID_TCP_TURN": "0"}
 KEEPS = ["rcvlowat", "pacing", "notsent", "congestion"]
-OTHERS = ["busy poll", "no port", "oobinline", "inq"]
+OTHERS = ["busy poll", "no port", "oobinline", "inq", "lingers for ever"]
 
 
 @pytest.fixture(scope="module")

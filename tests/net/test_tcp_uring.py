@@ -121,6 +121,17 @@ def test_accept(service: Service, server: Program, program: Path, policy: str | 
 
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
+@pytest.mark.parametrize(("case", "says"), [
+    ("written_only", ""), ("cancelled_close", ""), ("unreadable", "event -14\nfiles -14\nmany -22\n")])
+def test_what_is_not_done(service: Service, server: Program, program: Path, case: str, says: str,  # noqa: F811
+                          policy: str | None) -> None:  # fmt: skip
+    """What was written and not handed in, what the kernel cancels, and what it can't read."""
+    running = done(service, program, case, policy)
+    assert running.output == says + "done\n"
+    running.close()
+
+
+@pytest.mark.parametrize("policy", [None, *POLICIES])
 @pytest.mark.parametrize("case", ["ends", "threads"])
 def test_ring(service: Service, server: Program, program: Path, case: str, policy: str | None) -> None:  # noqa: F811
     """Its end, and its inheritance; threads that enter it at the same time."""

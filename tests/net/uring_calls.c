@@ -250,6 +250,73 @@ static void epoll_long(void)
 	epoll_by(IORING_SETUP_SQE128);
 }
 
+/* Written behind what is handed in: nothing of it is done before it is, too. */
+static void written_only(void)
+{
+	struct epoll_event in = { EPOLLIN, { .u64 = 7 } };
+	int ep = epoll_create1(0);
+
+	open_ring(0);
+	push(control(ep, EPOLL_CTL_ADD, c, &in));
+	push(control(ep, EPOLL_CTL_DEL, c, NULL));
+	push((struct io_uring_sqe){ .opcode = IORING_OP_CLOSE, .fd = ep });
+	for (unsigned i = 0; i < 3; i++) {
+		enter(1);
+		CHECK(!answer(0));
+		send_one();
+		if (i == 1) {
+			char x;
+
+			CHECK(epoll_wait(ep, &in, 1, 50) == 0 && recv(c, &x, 1, 0) == 1);
+			in = (struct epoll_event){ EPOLLIN, { .u64 = 7 } };
+			CHECK(!epoll_ctl(ep, EPOLL_CTL_ADD, c, &in));
+		} else if (i == 0) {
+			took_one(ep, 7);
+		}
+	}
+	CHECK(epoll_wait(ep, &in, 1, 50) == -1 && errno == EBADF);
+}
+
+/* A set that would be closed but for what fails before: it tells as ever. */
+static void cancelled_close(void)
+{
+	struct io_uring_sqe fails = { .opcode = IORING_OP_CLOSE, .fd = 5000, .flags = IOSQE_IO_LINK, .user_data = 1 };
+	struct epoll_event in = { EPOLLIN, { .u64 = 7 } };
+	int ep = epoll_create1(0);
+
+	open_ring(0);
+	CHECK(!one(control(ep, EPOLL_CTL_ADD, c, &in)));
+	push(fails);
+	push((struct io_uring_sqe){ .opcode = IORING_OP_CLOSE, .fd = ep, .user_data = 2 });
+	enter(2);
+	CHECK(answer(1) == -EBADF && answer(2) == -ECANCELED);
+	send_one();
+	took_one(ep, 7);
+}
+
+static void plain_round(int fd)
+{
+	char x = 0;
+
+	CHECK(send(fd, "p", 1, 0) == 1 && recv(fd, &x, 1, 0) == 1 && x == 'p');
+}
+
+/* Memory that is not there, and more than there is of it. */
+static void unreadable(void)
+{
+	int ep = epoll_create1(0), some[2] = { -1, -1 };
+	const uint64_t nowhere = 0x10000;
+
+	open_ring(0);
+	CHECK(!syscall(SYS_io_uring_register, ring, IORING_REGISTER_FILES, some, 2));
+	say("event", one((struct io_uring_sqe){ .opcode = IORING_OP_EPOLL_CTL, .fd = ep, .len = EPOLL_CTL_ADD, .off = (uint64_t)c,
+						.addr = nowhere }));
+	say("files", one((struct io_uring_sqe){ .opcode = IORING_OP_FILES_UPDATE, .fd = -1, .addr = nowhere, .len = 1 }));
+	say("many", one((struct io_uring_sqe){ .opcode = IORING_OP_FILES_UPDATE, .fd = -1, .addr = (uintptr_t)some,
+					       .len = 100000000 }));
+	plain_round(c);
+}
+
 /* ---- data ---- */
 
 static void transfer(uint8_t opcode, int fd, char *p, int n)
@@ -283,13 +350,6 @@ static int connected(int type)
 
 	CHECK(fd >= 0 && !connect(fd, (struct sockaddr *)&server, sizeof(server)));
 	return fd;
-}
-
-static void plain_round(int fd)
-{
-	char x = 0;
-
-	CHECK(send(fd, "p", 1, 0) == 1 && recv(fd, &x, 1, 0) == 1 && x == 'p');
 }
 
 static void data_on(int fd)
@@ -474,7 +534,8 @@ static void threads(void)
 static const struct call_case cases[] = {
 	{ "epoll", epoll }, { "epoll_no_array", epoll_no_array }, { "epoll_long", epoll_long }, { "data", data },
 	{ "datagrams", datagrams }, { "closes", closes }, { "accepts", accepts }, { "polls_set", polls_set },
-	{ "ends", ends }, { "threads", threads }, { 0 },
+	{ "ends", ends }, { "threads", threads }, { "written_only", written_only }, { "cancelled_close", cancelled_close },
+	{ "unreadable", unreadable }, { 0 },
 };
 
 int main(int argc, char **argv)

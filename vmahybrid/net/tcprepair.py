@@ -318,7 +318,7 @@ def _flags(sock: socket.socket, info: Info) -> tuple[TcpFlag, int]:
     if info.state == TcpPhase.FIN_WAIT2:
         flags |= TcpFlag.FIN_WANTED | TcpFlag.FIN_SENT | TcpFlag.FIN_ACKED
     on, seconds = struct.unpack("=ii", sock.getsockopt(SOL, socket.SO_LINGER, 8))
-    return flags | (TcpFlag.LINGER if on else TcpFlag(0)), seconds
+    return flags | (TcpFlag.LINGER if on else TcpFlag(0)), seconds % 2**32   # "for ever" has any sign here
 
 
 def _without_fins(vitals: Vitals, flags: TcpFlag) -> tuple[int, int, Window]:

@@ -182,8 +182,8 @@ class Namespace:
 
     async def leave(self) -> None:
         """End the threads. Idempotent."""
-        for worker in (self.quick, self.worker):
-            await asyncio.to_thread(worker.close)
+        # both begin, whatever becomes of the caller meanwhile
+        await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in (self.quick, self.worker)))
 
 
 class Namespaces:

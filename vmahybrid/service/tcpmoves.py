@@ -305,7 +305,7 @@ class TcpMoves:
         """The state to the program, or the connection back to the kernel."""
         try:
             return state, wanted.room.write(state.pack())
-        except (Refused, ValueError) as error:  # the latter: a state that the contract does not know
+        except Exception as error:  # whatever it is, a connection that was parked must not stay so
             with contextlib.suppress(Refused, MoveFailed, OSError, TimeoutError):
                 self.mover.home(wanted.fd, state, wanted.steering)
             return error
@@ -399,7 +399,7 @@ class TcpMoves:
     async def _give_fin(self, fin: _Fin) -> None:
         try:
             await _Steering(self._core, fin.flow, fin.namespace).give_fin(fin.state)
-        except (Refused, OSError) as error:
+        except (Refused, OSError, RuntimeError) as error:   # the last: its namespace is gone
             log.warning("TCP %s: %s", fin.flow.local_text, error)
 
     async def give(self, flow: Flow, file: int, length: int, link: LinkRow, namespace: Namespace) -> None:

@@ -433,6 +433,7 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 		return -EINVAL;
 	if (vmh_tcps_has_ended(s))
 		return -ENOTCONN;
+	vmh_rings_settle(); /* what has come before is read still */
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_lock(&s->io);

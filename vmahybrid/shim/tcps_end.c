@@ -122,8 +122,8 @@ void vmh_tcps_close(struct vmh_tcps *s)
 			linger_at_home(s, signals);
 		return;
 	}
-	if (s->opening || s->linger) /* the peer may have answered: it gets a connection that ends; or has sent something */
-		vmh_rings_poll(1);
+	/* the peer may have answered: it gets a connection that ends; or has sent something, which resets it, or its end */
+	vmh_rings_poll(VMH_TCPS_POLL);
 	vmh_lock(&s->obj.lock);
 	lingers = begins_to_linger(s);
 	vmh_unlock(&s->obj.lock);

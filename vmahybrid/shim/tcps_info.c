@@ -11,7 +11,6 @@
 #include <linux/tcp.h>
 #include <sys/ioctl.h>
 
-#define POLL_BUDGET 32
 #define STAMP_BYTES 12u /* of each segment, which an MSS in a SYN does not count */
 
 /* False: it is not on a ring. */
@@ -77,7 +76,7 @@ int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len)
 	struct vmh_tcp_info i;
 	struct tcp_info t;
 
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(VMH_TCPS_POLL);
 	if (!vmh_tcps_info(s, &i))
 		return VMH_TCPS_KERNELS;
 	fill(&i, &t);
@@ -113,7 +112,7 @@ int vmh_tcps_ioctl(struct vmh_tcps *s, unsigned long request, int *value)
 
 	if (request != SIOCINQ && request != SIOCOUTQ && request != SIOCOUTQNSD && request != SIOCATMARK)
 		return VMH_TCPS_KERNELS;
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(VMH_TCPS_POLL);
 	if (!vmh_tcps_info(s, &i))
 		return VMH_TCPS_KERNELS;
 	switch (request) {

@@ -15,7 +15,6 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 
-#define POLL_BUDGET 32
 #define LOOKS 8         /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64  /* spins between looks at the clock */
 #define RECV_FLAGS (MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
@@ -176,7 +175,7 @@ static inline bool changed(const struct waiting *w)
 
 static bool may_go_on(void *arg)
 {
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(VMH_TCPS_POLL);
 	return changed(arg);
 }
 
@@ -185,7 +184,7 @@ static inline void poll_once(void)
 {
 	for (int i = 0; i < LOOKS && !vmh_rings_pending(NULL); i++)
 		;
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(VMH_TCPS_POLL);
 }
 
 /* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
@@ -383,7 +382,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 			continue;
 		}
 		if (send && vmh_params.rx_poll_on_tx_tcp) {
-			vmh_rings_poll(POLL_BUDGET);
+			vmh_rings_poll(VMH_TCPS_POLL);
 		} else if (!send && !(atomic_load_explicit(&s->bits, memory_order_acquire) & READABLE)) {
 			vmh_tring_acks_now(s->tring);
 			if ((err = wait_for(&w)))
@@ -500,7 +499,8 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 /* Of a receive call that the ring has done, or begun. */
 static void tell(struct vmh_tcps *s, struct msghdr *m)
 {
-	m->msg_namelen = 0;
+	if (m->msg_name)
+		m->msg_namelen = 0;
 	m->msg_flags = 0;
 	if (vmh_unlikely(VMH_GET(s->inq)) && m->msg_name != &vmh_tcps_buffer)
 		vmh_tcps_tell_inq(s, m);
@@ -624,6 +624,8 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 
 ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags)
 {
+	if (vmh_unlikely(m->msg_name && (int)m->msg_namelen < 0))
+		return vmh_tcps_failed(s, false, -EINVAL);
 	return call(s, fd, m, flags, false);
 }
 
@@ -659,7 +661,7 @@ int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
 	struct vmh_tcp_info info;
 
 	vmh_tcps_await_move(s);
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(VMH_TCPS_POLL);
 	if (!vmh_tcps_info(s, &info))
 		return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
 	memcpy(value, &(int){ (int)info.unread }, sizeof(*value)); /* ioctl(2) asks for no alignment */

@@ -33,7 +33,9 @@
 #define PAUSE_MAX_NS 64000000000u
 #define CROWDED_LOOKS 3     /* in a row: one burst of the kernel's connections is none */
 #define WANTED_NS 1000000000u /* for so long others took the processor */
-#define SERVED_NS 500000000u  /* after moves: it may be the service that wanted it, for them */
+#define TRIAL_NS 250000000u   /* twice as often in so long is enough in the first second on rings */
+#define SERVED_NS 500000000u  /* after moves of many: it may be the service that wanted it, for them */
+#define SERVED_ONE_NS 100000000u /* of one */
 #define OFFERS_MIN 50       /* fewer in that time say nothing */
 #define WANTED_MIN_NS 8000000000u /* until connections come to rings again; doubled up to PAUSE_MAX_NS */
 #define WAITS_NS 200000000u   /* what a thread waits for its processor is measured for so long, */
@@ -371,8 +373,14 @@ static void pause_for_processor(uint64_t now)
 	last_lot_ns = 0;
 }
 
+static bool taken_often(const struct vmh_offered *o, uint64_t ns, uint64_t percent)
+{
+	return percent && ((o->all >= OFFERS_MIN && o->taken * 100ull >= o->all * percent) || o->gone_ns * 100 >= ns * percent);
+}
+
 /* Others took it often, or for long, in a second in which a thread of this program would have spun: what runs for a moment
- * now and then is not meant, nor the service at moves of this program. */
+ * now and then is not meant, nor the service at moves of this program. One whose own threads want it, those that the
+ * spinning one wakes up, is found out sooner. */
 static bool processor_is_wanted(uint64_t now)
 {
 	static struct vmh_offered sum;
@@ -380,18 +388,21 @@ static bool processor_is_wanted(uint64_t now)
 	static bool wanted;
 	struct vmh_offered o = vmh_spin_offered();
 	uint64_t percent = (uint64_t)vmh_params.hybrid_tcp_processor, since = now - last;
+	uint64_t served = atomic_load(&moved_ns) + (atomic_load(&by_lots) ? SERVED_NS : SERVED_ONE_NS);
 
 	last = now;
-	if (now < atomic_load(&moved_ns) + SERVED_NS)
+	if (now < served)
 		return false;
 	ns += since < WANTED_NS ? since : WANTED_NS;
 	sum.all += o.all;
 	sum.taken += o.taken;
 	sum.gone_ns += o.gone_ns;
-	if (ns < WANTED_NS)
+	if (ns >= WANTED_NS)
+		wanted = taken_often(&sum, ns, percent);
+	else if (ns >= TRIAL_NS && now - served < WANTED_NS && taken_often(&sum, ns, percent * 2))
+		wanted = true;
+	else
 		return wanted;
-	wanted = percent && ((sum.all >= OFFERS_MIN && sum.taken * 100ull >= sum.all * percent) ||
-			     sum.gone_ns * 100 >= ns * percent);
 	ns = 0;
 	sum = (struct vmh_offered){ 0 };
 	return wanted;

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <sched.h>
 
-#define POLL_BUDGET 32
 #define LOOK_EVERY 64 /* loops: clock, cancellation, the kernel's socket */
 
 void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd,
@@ -34,7 +33,7 @@ static bool may_go_on(void *arg)
 {
 	const struct sleeper *p = arg;
 
-	vmh_rings_poll(POLL_BUDGET);
+	vmh_rings_poll(VMH_TCPS_POLL);
 	return changed(p->s, p->w);
 }
 
@@ -60,7 +59,7 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 	VMH_SPINS_HERE;
 
 	for (;;) {
-		vmh_rings_poll(POLL_BUDGET);
+		vmh_rings_poll(VMH_TCPS_POLL);
 		if (changed(s, w))
 			return 0;
 		if (w->now)

@@ -8,6 +8,7 @@
 #include "vmh_fd.h"
 #include "vmh_lock.h"
 #include "vmh_obj.h"
+#include <limits.h>
 #include <linux/io_uring.h>
 #include <sys/mman.h>
 
@@ -26,6 +27,7 @@ static struct uring {
 	unsigned entries, flags;
 	char *queue, *requests;  /* NULL: not mapped */
 	const void *thread;      /* that entered it first */
+	unsigned outside;        /* threads that hand in without the lock */
 	bool many;               /* others do, too */
 } rings[RINGS];
 
@@ -130,6 +132,7 @@ static void begin(struct uring *r, unsigned place, int fd, const struct io_uring
 	r->flags = params->flags;
 	r->thread = NULL;
 	r->many = false;
+	r->outside = 0;
 	if (vmh_file_of(&r->file, fd))
 		return;
 	atomic_store(&r->number, (unsigned)fd + 1);
@@ -162,17 +165,19 @@ static struct io_uring_sqe *request(const struct uring *r, unsigned at)
 	return i < r->entries ? (struct io_uring_sqe *)(r->requests + i * request_size(r)) : NULL;
 }
 
-/* How many wait; all are gone through, since another thread may be about to hand in these instead of its own. Or -errno. */
-static long go_through(struct uring *r)
+/* How many of at most so many wait and were gone through. Or -errno. */
+static long go_through(struct uring *r, unsigned most)
 {
 	unsigned head = __atomic_load_n((uint32_t *)(r->queue + r->at.head), __ATOMIC_ACQUIRE);
 	unsigned tail = __atomic_load_n((uint32_t *)(r->queue + r->at.tail), __ATOMIC_ACQUIRE), n;
-	bool sure = false;
+	bool sure = false, linked = false, first_of_next = false;
 	int err = 0;
 
-	for (n = 0; !err && head + n != tail && n < r->entries; n++) {
+	for (n = 0; !err && head + n != tail && n < r->entries && n < most; n++) {
 		struct io_uring_sqe *q = request(r, head + n);
 
+		linked = first_of_next;
+		first_of_next = q && q->flags & (IOSQE_IO_LINK | IOSQE_IO_HARDLINK);
 		if (!q || !vmh_sqe_concerns(q))
 			continue;
 		if (!sure && !vmh_file_is_ours(&r->file)) {
@@ -180,7 +185,7 @@ static long go_through(struct uring *r)
 			continue;
 		}
 		sure = true;
-		err = vmh_sqe_taken(q);
+		err = vmh_sqe_taken(q, linked);
 	}
 	return err ? err : (long)n;
 }
@@ -191,11 +196,11 @@ static long enter(const struct vmh_uring_call *k)
 }
 
 /* Lock held: of several threads no other is to hand in what has not been gone through, nor this one what another has
- * written since. */
+ * written since. One that was alone so far may be about to hand in these instead of its own: all are gone through. */
 static long hand_in(struct uring *r, const struct vmh_uring_call *k)
 {
 	struct vmh_uring_call part = *k;
-	long n = go_through(r);
+	long n = go_through(r, VMH_GET(r->outside) ? UINT_MAX : k->submit);
 
 	if (n < 0 || !r->many)
 		return n;
@@ -220,7 +225,7 @@ static long waited(const struct vmh_uring_call *k, long n)
 long vmh_uring_enter(const struct vmh_uring_call *k)
 {
 	struct uring *r = ring_of(k->fd);
-	bool many = false;
+	bool many = false, alone = false;
 	long n = 0;
 
 	if (!r)
@@ -235,11 +240,19 @@ long vmh_uring_enter(const struct vmh_uring_call *k)
 			r->thread = &vmh_held;
 		r->many = many = r->many || r->thread != &vmh_held;
 		n = hand_in(r, k);
+		alone = n >= 0 && !many;
+		if (alone)
+			__atomic_fetch_add(&r->outside, 1, __ATOMIC_RELAXED);
 	}
 	leave(r);
 	if (n < 0)
 		return n;
-	return many ? waited(k, n) : enter(k);
+	if (many)
+		return waited(k, n);
+	n = enter(k);
+	if (alone)
+		__atomic_fetch_sub(&r->outside, 1, __ATOMIC_RELAXED);
+	return n;
 }
 
 /* The mappings are shared, and good here, too. */

@@ -84,22 +84,38 @@ static void now_answers(struct io_uring_sqe *q, bool well)
 	*q = is;
 }
 
+/* From memory that the program names and may not have: false, and the kernel says EFAULT. */
+static bool copied(void *to, uint64_t from, size_t len)
+{
+	struct iovec here = { to, len }, there = { (void *)(uintptr_t)from, len };
+	long n = vmh_sys(SYS_process_vm_readv, vmh_sys(SYS_getpid), &here, 1, &there, 1, 0);
+
+	if (n != -ENOSYS && n != -EPERM)
+		return n == (long)len;
+	if (vmh_bad_ptr(there.iov_base)) /* a sandbox forbids it */
+		return false;
+	memcpy(to, there.iov_base, len);
+	return true;
+}
+
 /* The kernel's set is asked first by our epoll_ctl, too: what it refuses there it refuses here again, and says so
  * itself. The rest is refused by us. */
 static void control(struct io_uring_sqe *q)
 {
-	struct epoll_event *ev = (struct epoll_event *)(uintptr_t)q->addr;
+	struct epoll_event ev;
 	struct vmh_obj *set = vmh_fd_peek(q->fd, VMH_CLASS_EPOLL);
 	int op = (int)q->len, fd = (int)q->off;
 
 	if (!set || q->ioprio || q->buf_index || q->splice_fd_in || q->flags & IOSQE_BUFFER_SELECT)
 		return; /* or the kernel refuses it as it is */
+	if (op != EPOLL_CTL_DEL && !copied(&ev, q->addr, sizeof(ev)))
+		return;
 	if (!vmh_fd_known(fd)) {
-		if (op != EPOLL_CTL_DEL && !vmh_bad_ptr(ev))
-			vmh_epoll_others(set, ev->data.u64);
+		if (op != EPOLL_CTL_DEL)
+			vmh_epoll_others(set, ev.data.u64);
 		return;
 	}
-	if (!epoll_ctl(q->fd, op, fd, ev))
+	if (!epoll_ctl(q->fd, op, fd, &ev))
 		now_answers(q, true);
 	else if (errno == EINVAL || errno == ENOMEM)
 		now_answers(q, false);
@@ -112,11 +128,16 @@ static int home(int fd)
 
 static int all_home(const struct io_uring_sqe *q)
 {
-	const int *fds = (const int *)(uintptr_t)q->addr;
-	int err = 0;
+	int fds[64], err = 0;
+	unsigned n;
 
-	for (unsigned i = 0; !vmh_bad_ptr(fds) && !err && i < q->len; i++)
-		err = vmh_fd_known(fds[i]) ? home(fds[i]) : 0;
+	for (unsigned i = 0; !err && i < q->len; i += n) {
+		n = q->len - i < 64 ? q->len - i : 64;
+		if (!copied(fds, q->addr + (uint64_t)i * sizeof(int), n * sizeof(int)))
+			break;
+		for (unsigned k = 0; !err && k < n; k++)
+			err = vmh_fd_known(fds[k]) ? home(fds[k]) : 0;
+	}
 	return err;
 }
 
@@ -131,7 +152,7 @@ static void waited_for(int fd)
 	vmh_obj_put(o);
 }
 
-int vmh_sqe_taken(struct io_uring_sqe *q)
+int vmh_sqe_taken(struct io_uring_sqe *q, bool linked)
 {
 	int fd = file_of(q), err;
 
@@ -144,9 +165,9 @@ int vmh_sqe_taken(struct io_uring_sqe *q)
 	err = home(fd);
 	if (!err)
 		err = home(second_file_of(q));
-	if (!err && (q->opcode == IORING_OP_POLL_ADD || q->opcode == EPOLL_WAIT))
-		waited_for(fd);
-	else if (!err && q->opcode == IORING_OP_CLOSE)
+	if (!err && (q->opcode == IORING_OP_POLL_ADD || q->opcode == EPOLL_WAIT || (q->opcode == IORING_OP_CLOSE && linked)))
+		waited_for(fd); /* of one that may not be closed the kernel's set is enough then */
+	if (!err && q->opcode == IORING_OP_CLOSE)
 		vmh_fd_close(fd); /* as close() does, before the kernel */
 	return err;
 }

@@ -279,6 +279,7 @@ void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended
 void vmh_tcps_publish(struct vmh_tcps *s); /* it is on the ring now */
 
 #define VMH_TCPS_KERNELS (-1000000) /* libc's call is to be made */
+#define VMH_TCPS_POLL 32 /* frames of a ring that a call looks at */
 
 /* tcps_listen.c: listeners on rings. */
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen(2) */

@@ -29,5 +29,6 @@ static inline void vmh_urings_closed(unsigned first, unsigned last) /* descripto
 
 /* uring_sqe.c: one request */
 bool vmh_sqe_concerns(const struct io_uring_sqe *q);
-int vmh_sqe_taken(struct io_uring_sqe *q); /* 0, and it is the kernel's, maybe as another one; or -errno: none is */
+/* linked: what fails before it has the kernel cancel it. 0, and it is the kernel's, maybe as another one; or -errno: none is */
+int vmh_sqe_taken(struct io_uring_sqe *q, bool linked);
 #endif

@@ -286,6 +286,7 @@ void vmh_spin_init(void)
 #define OFFER_NS 1000000u /* more often would cost who is beside one that computes more than a tenth of its time */
 #define TAKEN_NS 5000u    /* a sched_yield() that takes less found nobody */
 #define GONE_NS 1000000u  /* from one turn to the next: the processor was taken */
+#define LONG_NS 1000000000u /* or nobody has looked: offers were off when the wait began */
 
 _Atomic bool vmh_spin_offers;
 static _Atomic uint32_t offers, taken;
@@ -307,7 +308,7 @@ static void look_for_others(bool first)
 	static __thread uint64_t offer_ns __attribute__((tls_model("initial-exec")));
 	uint64_t now = vmh_now_ns(), then;
 
-	if (!first && now - turn_ns >= GONE_NS)
+	if (!first && now - turn_ns >= GONE_NS && now - turn_ns < LONG_NS)
 		atomic_fetch_add_explicit(&gone_ns, now - turn_ns, memory_order_relaxed);
 	turn_ns = now;
 	if (now - offer_ns < OFFER_NS)

@@ -40,8 +40,9 @@ static struct vmh_tcp_conn *open_pair(struct wire *w, uint16_t from, struct vmh_
 	return c;
 }
 
-/* The side that closes first may use the name again at once, beyond what it has sent. */
-static void test_a_name_used_again(void)
+/* Who has opened it may use the name again at once, beyond what it has sent: also where the other one closes first, which
+ * has it in TIME_WAIT then. */
+static void test_a_name_used_again(bool other_first)
 {
 	struct seen seen = {0};
 	struct vmh_tcp_conn *l, *c, *s;
@@ -61,11 +62,11 @@ static void test_a_name_used_again(void)
 		CHECK(wire_write(c, data, sizeof(data)) == (ssize_t)sizeof(data), "write");
 		wire_run(&w, 60 * MS); /* the last bytes may wait for a delayed ACK */
 		CHECK(wire_read(s, data, sizeof(data)) == (ssize_t)sizeof(data), "read");
-		vmh_tcp_close(c);
+		vmh_tcp_close(other_first ? s : c);
 		wire_run(&w, MS);
-		vmh_tcp_close(s);
+		vmh_tcp_close(other_first ? c : s);
 		wire_run(&w, MS);
-		vmh_tcp_get_stats(w.end[0].t, &st);
+		vmh_tcp_get_stats(w.end[other_first].t, &st);
 		CHECK(st.conns == 0 && st.time_wait == 1, "%u %u", st.conns, st.time_wait);
 	}
 	CHECK(seen.syns == 20 && seen.resets == 0, "%u %u", seen.syns, seen.resets);
@@ -225,7 +226,8 @@ static void test_a_smaller_backlog(void)
 
 int main(void)
 {
-	test_a_name_used_again();
+	test_a_name_used_again(false);
+	test_a_name_used_again(true);
 	test_refused();
 	test_an_orphan_goes_elsewhere();
 	test_back_again();

@@ -119,11 +119,13 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 		vmh_heap_free(c);
 		return -EADDRNOTAVAIL;
 	}
-	t->reusing = w != NULL;
+	c->opened = true;
+	t->reusing = w || demux_end(t, &k, &t->isn_floor);
 	if (w) {
-		t->isn_floor = w->snd_nxt + REUSE_GAP;
+		t->isn_floor = w->snd_nxt;
 		demux_tw_remove(t, w);
 	}
+	t->isn_floor += REUSE_GAP;
 	core_enter(t, c);
 	pcb = tcp_new();
 	err = ERR_MEM;

@@ -133,6 +133,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
+	bool opened;              /* by us: the other end was the listener */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool uncorked, kept_rest; /* of TCP_CORK: the rest may go during this call; it has not gone in this call */
 	bool settling;           /* it is about to be frozen: nothing new goes out, and the window does not move on */
@@ -236,6 +237,11 @@ struct tw {
 	bool reuse : 1;         /* SO_REUSEADDR */
 };
 
+#define ENDS 512u
+struct end { /* of a connection that we opened, and that has no TIME_WAIT here: the peer may have one */
+	uint32_t tag, snd_nxt; /* tag: of the name; 0 none */
+};
+
 struct held { /* a received frame inside lwIP or unread */
 	struct pbuf_custom p;
 	void *token;
@@ -257,6 +263,7 @@ struct vmh_tcp {
 	struct vmh_tcp_conn *listeners;
 	struct tw **tw_table, *tw_first, **tw_end;
 	uint32_t tw_mask, ntw;
+	struct end *ends;              /* ENDS by the hash of the name, once there is one */
 	struct vmh_tcp_conn **heap;
 	uint32_t heap_n, heap_size;
 	struct held *free_held;
@@ -381,6 +388,9 @@ bool demux_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned famili
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
+void demux_ended(struct vmh_tcp *t, const struct key *k, uint32_t snd_nxt); /* of one that was opened here */
+/* Has a connection of this name left sequence numbers that the peer may remember? True with that after its last one. */
+bool demux_end(const struct vmh_tcp *t, const struct key *k, uint32_t *snd_nxt);
 enum fate demux_syn(struct vmh_tcp_conn *l);
 void list_add(struct conn_list *l, struct vmh_tcp_conn *c);
 void list_remove(struct conn_list *l, struct vmh_tcp_conn *c);
@@ -413,6 +423,9 @@ void undo_start(struct vmh_tcp_conn *c);
 void undo_overtaken(struct vmh_tcp_conn *c);
 void undo_begin(struct vmh_tcp_conn *c, bool timeout);
 void undo_resent(struct vmh_tcp_conn *c, uint32_t end);
+/* Do D-SACKs come of what the wire doubles? One that doubles every frame tells nothing; one that doubles few of them hardly
+ * ever what we sent again. */
+bool undo_is_doubled(const struct vmh_tcp_conn *c);
 void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to);
 void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in);
 /* cubic.c */

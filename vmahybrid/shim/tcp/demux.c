@@ -36,6 +36,7 @@ void demux_close(struct vmh_tcp *t)
 		demux_tw_remove(t, t->tw_first);
 	vmh_heap_free(t->table);
 	vmh_heap_free(t->tw_table);
+	vmh_heap_free(t->ends);
 }
 
 struct vmh_tcp_conn *demux_find(struct vmh_tcp *t, const struct key *k)
@@ -217,6 +218,32 @@ uint64_t demux_tw_expire(struct vmh_tcp *t)
 	while (t->tw_first && t->tw_first->until <= t->now)
 		demux_tw_remove(t, t->tw_first);
 	return t->tw_first ? t->tw_first->until : UINT64_MAX;
+}
+
+static uint32_t tag_of(uint64_t hash)
+{
+	return (uint32_t)(hash >> 32) | 1;
+}
+
+void demux_ended(struct vmh_tcp *t, const struct key *k, uint32_t snd_nxt)
+{
+	uint64_t h = core_hash(t, k, 1);
+
+	if (!t->ends)
+		t->ends = vmh_heap_zero(ENDS, sizeof(*t->ends));
+	if (t->ends)
+		t->ends[h % ENDS] = (struct end){tag_of(h), snd_nxt};
+}
+
+bool demux_end(const struct vmh_tcp *t, const struct key *k, uint32_t *snd_nxt)
+{
+	uint64_t h = core_hash(t, k, 1);
+	const struct end *e = t->ends ? &t->ends[h % ENDS] : NULL;
+
+	if (!e || e->tag != tag_of(h))
+		return false;
+	*snd_nxt = e->snd_nxt;
+	return true;
 }
 
 static struct vmh_tcp_conn *orphan_in(struct vmh_tcp_conn *c)

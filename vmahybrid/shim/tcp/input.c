@@ -604,8 +604,11 @@ static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 	struct seg_in in;
 
 	read_segment(tcp, len, &in);
-	if (in.flags & TCP_RST) /* RFC 1337 */
+	if (in.flags & TCP_RST) { /* as Linux without tcp_rfc1337: who asks for the name anew gets it */
+		if (!w->moved && in.seq == w->rcv_nxt)
+			demux_tw_remove(t, w);
 		return 0;
+	}
 	if (w->moved && !(in.flags & TCP_SYN))
 		return 0;
 	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, &w->key.laddr, w->key.lport) &&

@@ -78,7 +78,7 @@ u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_
 	(void)laddr, (void)lport, (void)raddr, (void)rport;
 	if (core_now->recalling)
 		return core_now->isn_floor;
-	/* a name in TIME_WAIT is used again: beyond what its last connection may have sent, as Linux does it */
+	/* a name that one of the ends may have in TIME_WAIT is used again: beyond what its last connection may have sent, as Linux does it */
 	if (core_now->reusing && TCP_SEQ_LT(isn, core_now->isn_floor))
 		isn = core_now->isn_floor;
 	return isn;

@@ -15,6 +15,7 @@
 #define PROBE_MIN (2 * MS)
 #define REORDER_MIN (1 * MS)
 #define VOIDS 8u
+#define VOIDS_BLIND 4u /* of a peer without SACK */
 #define VOIDS_KEPT 4u /* then D-SACKs have come, or were lost */
 
 struct board {
@@ -42,7 +43,9 @@ uint32_t recovery_flight(const struct vmh_tcp_conn *c)
  * they would be long for nothing. */
 static unsigned void_shift(const struct vmh_tcp_conn *c)
 {
-	return LWIP_MIN(c->voids / VOIDS, 6);
+	bool blind = c->established && !(c->pcb->flags & TF_SACK);
+
+	return LWIP_MIN(c->voids / (blind ? VOIDS_BLIND : VOIDS), 6);
 }
 
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
@@ -403,7 +406,9 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 
 	if (in->nsacks && pcb->flags & TF_SACK) {
 		if (came_twice(in)) {
-			void_twice(c, in->sack[0].from, in->sack[0].to, pcb->lastack - acked);
+			c->count.dsacks++;
+			if (!undo_is_doubled(c))
+				void_twice(c, in->sack[0].from, in->sack[0].to, pcb->lastack - acked);
 			undo_twice(c, in->sack[0].from, in->sack[0].to);
 		}
 		mark_sacked(c, in);

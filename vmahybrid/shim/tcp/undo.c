@@ -97,13 +97,16 @@ static void undo(struct vmh_tcp_conn *c)
 }
 
 /* The peer has had these bytes twice. */
+bool undo_is_doubled(const struct vmh_tcp_conn *c)
+{
+	return c->count.dsacks > c->count.retransmits + c->count.data_segs_out / DOUBLED_ONE_IN;
+}
+
 void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to)
 {
 	uint32_t n = (to - from + c->pcb->mss - 1) / c->pcb->mss;
-	/* a wire that doubles every frame tells nothing; one that doubles few of them hardly ever what we sent again */
-	uint32_t doubled = c->count.data_segs_out / DOUBLED_ONE_IN;
 
-	if (++c->count.dsacks > c->count.retransmits + doubled || !c->undo.may || !c->undo.resent ||
+	if (undo_is_doubled(c) || !c->undo.may || !c->undo.resent ||
 	    TCP_SEQ_LEQ(to, c->undo.from) || TCP_SEQ_GT(to, c->undo.to))
 		return; /* or it was a probe */
 	c->undo.resent -= LWIP_MIN(c->undo.resent, n);
