@@ -42,7 +42,8 @@ def pytest_configure() -> None:
     """SIGTERM (of timeout(1), of CI) ends the session as Ctrl-C does: fixtures remove what they made. A shell has its
     background jobs ignore SIGINT; programs that the tests end by it must not inherit that. All services share what is
     compiled once."""
-    os.environ["VMA_HYBRID_TCP_PROCESSOR"] = "0"    # other tests want it as well
+    for name in ("VMA_HYBRID_TCP_PROCESSOR", "VMA_HYBRID_SPIN_SHARE"):
+        os.environ[name] = "0"  # other tests want it as well
     os.environ["CACHE_DIRECTORY"] = str(Path(__file__).parents[1] / "build" / "xdp-cache")
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

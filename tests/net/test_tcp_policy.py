@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, idle_cpu, until
 from net.test_tcp_shim import ShimPeer, at_home, comes_to_ring, flows, offloaded, on_ring, without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
@@ -224,6 +224,30 @@ def test_the_processor_is_wanted_before(service: Service, percent: str) -> None:
     finally:
         for program in started:
             program.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("share", "polls", "rests"), [
+    ("20", "100000", True), ("0", "100000", False), ("20", "-1", False)])
+def test_a_spinning_thread_leaves_the_processor(service: Service, share: str, polls: str, rests: bool) -> None:
+    """On a ring for good: it waits for answers a millisecond each, and another program computes on its processor."""
+    a_side, b_side = service.sandbox.sides
+    one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
+    port = echo.wait_for(r"port (\d+)", 10)[1]
+    argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "none", VMA_HYBRID_TCP="offload",
+                            VMA_RX_POLL=polls, VMA_HYBRID_SPIN_SHARE=share)
+    asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
+    until(lambda: asks.pid in {s["pid"] for s in offloaded(service)})
+    busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
+    busy.wait_for("busy", 10)
+    if rests:
+        until(lambda: idle_cpu(asks.pid, 0.5) < 0.2, 15)
+    else:
+        time.sleep(2)
+        assert idle_cpu(asks.pid, 1) > 0.25
+    assert asks.pid in {s["pid"] for s in offloaded(service)}
+    for program in (asks, busy, echo):
+        program.stop(signal.SIGKILL)
 
 
 def moved(service: Service, pid: int) -> bool:

@@ -122,6 +122,7 @@ TESTS = {
     "VMA_HYBRID_TCP_ROUNDS": "net/test_tcp_policy.py::test_rounds_before_a_connection_is_moved",
     "VMA_HYBRID_TCP_SHOW": "net/test_tcp_show.py::test_as_many_as_the_parameter_says",
     "VMA_HYBRID_TCP_MANY": ACT + "test_many_busy_connections",
+    "VMA_HYBRID_SPIN_SHARE": "net/test_tcp_policy.py::test_a_spinning_thread_leaves_the_processor",
     "VMA_HYBRID_SPIN_TURNS": ACT + "test_more_spin_than_there_are_processors",
     "VMA_HYBRID_TCP_PAYS": ACT + "test_moves_that_do_not_pay",
     "VMA_HYBRID_TCP_TOGETHER": ACT + "test_many_of_one_thread_together",

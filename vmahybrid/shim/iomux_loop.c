@@ -86,8 +86,8 @@ static int spin(struct vmh_waiter *w, struct run *r, bool rings)
 			if (!rings && !w->forced) /* the last member went home: nothing to spin for */
 				return 0;
 		}
-		if (vmh_unlikely(++loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(loops);
+		if (vmh_unlikely(++loops % VMH_SPIN_TURN == 0) && !vmh_spin_goes_on(loops, vmh_params.select_poll >= 0))
+			return 0;
 		vmh_cpu_relax();
 		r->now = vmh_now_ns();
 	}

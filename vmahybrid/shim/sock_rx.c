@@ -373,8 +373,8 @@ static int spin(struct vmh_sock *s, const struct vmh_waiting *w, uint64_t *loops
 			return -EAGAIN;
 		if (vmh_params.rx_poll_yield && *loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		if (vmh_unlikely(*loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(*loops);
+		if (vmh_unlikely(*loops % VMH_SPIN_TURN == 0) && !vmh_spin_goes_on(*loops, budget >= 0))
+			return -EAGAIN;
 		if (vmh_unlikely(*loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel(); /* no lock is held; the interposer's reference is dropped by its cleanup */
 			if (w->deadline && vmh_now_ns() >= w->deadline)

@@ -192,6 +192,7 @@ static int wait_for(struct waiting *w)
 {
 	int64_t budget = vmh_params.rx_poll;
 	struct pollfd none = { .fd = -1 };
+	bool over = false;
 	VMH_SPINS_HERE;
 	int err;
 
@@ -207,7 +208,8 @@ static int wait_for(struct waiting *w)
 			count_poll(w, false);
 			return -EINTR;
 		}
-		if (budget >= 0 && w->loops >= (uint64_t)budget) {
+		if (over || (budget >= 0 && w->loops >= (uint64_t)budget)) {
+			over = false;
 			count_poll(w, false);
 			vmh_spin_ends();
 			err = vmh_doze(&w->w, &none, may_go_on, w);
@@ -218,8 +220,7 @@ static int wait_for(struct waiting *w)
 		w->loops++;
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(w->loops);
+		over = vmh_unlikely(w->loops % VMH_SPIN_TURN == 0) && !vmh_spin_goes_on(w->loops, budget >= 0);
 		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
 			pthread_testcancel();
 			if (w->w.deadline && vmh_now_ns() >= w->w.deadline) {

@@ -71,8 +71,8 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 		w->loops++;
 		if (vmh_params.rx_poll_yield && w->loops % (uint64_t)vmh_params.rx_poll_yield == 0)
 			sched_yield();
-		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0))
-			vmh_spin_goes_on(w->loops);
+		if (vmh_unlikely(w->loops % VMH_SPIN_TURN == 0) && !vmh_spin_goes_on(w->loops, budget >= 0))
+			break;
 		if (vmh_unlikely(w->loops % LOOK_EVERY == 0)) {
 			pthread_testcancel();
 			if (kernel_ready(w->kfd))

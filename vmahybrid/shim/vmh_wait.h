@@ -41,7 +41,8 @@ bool vmh_in_handler(void); /* of a signal, this thread; also after a longjmp() o
 extern __thread bool vmh_spins __attribute__((tls_model("initial-exec"))); /* this thread is counted */
 #define VMH_SPIN_TURN 16 /* looks */
 void vmh_spin_init(void);               /* at the start of the process */
-VMH_COLD void vmh_spin_goes_on(uint64_t looks); /* after each VMH_SPIN_TURN of them in vain */
+/* After each VMH_SPIN_TURN looks in vain. ends: the time for which it may spin is limited; false: it is over. */
+VMH_COLD bool vmh_spin_goes_on(uint64_t looks, bool ends);
 VMH_COLD void vmh_spin_over(void);
 /* Whether a thread that spins offers its processor to other programs, once in a millisecond; and how many of the offers
  * since the last question were taken, and how long others had it, then and by the kernel's slices. */

@@ -300,43 +300,92 @@ struct vmh_offered vmh_spin_offered(void)
 	return o;
 }
 
-/* Does another program wait for this processor? The kernel tells nobody, but gives it to one when it is offered, if that
- * one has had less than its share. One that computes has slices of milliseconds anyway. */
-static void look_for_others(bool first)
-{
-	static __thread uint64_t turn_ns __attribute__((tls_model("initial-exec")));
-	static __thread uint64_t offer_ns __attribute__((tls_model("initial-exec")));
-	uint64_t now = vmh_now_ns(), then;
+#define REST_MIN_NS 1000000000u /* for so long a thread does not spin; doubled up to the next */
+#define REST_MAX_NS 64000000000u
+#define REST_ENDS_NS 30000000000u /* after the last one: then it begins anew */
+#define OFFERS 64
 
-	if (!first && now - turn_ns >= GONE_NS && now - turn_ns < LONG_NS)
-		atomic_fetch_add_explicit(&gone_ns, now - turn_ns, memory_order_relaxed);
-	turn_ns = now;
-	if (now - offer_ns < OFFER_NS)
+static __thread struct {
+	uint64_t turn_ns, offer_ns, since_ns, gone_ns;
+	uint64_t rests_until, rest_ns;
+	uint32_t offers, taken;
+} my __attribute__((tls_model("initial-exec")));
+
+static void had_by_others(uint64_t ns)
+{
+	my.gone_ns += ns;
+	atomic_fetch_add_explicit(&gone_ns, ns, memory_order_relaxed);
+}
+
+/* Do others want the processor of this thread so much that it is to rest? */
+static void weigh(uint64_t now)
+{
+	uint64_t share = (uint64_t)vmh_params.hybrid_spin_share;
+
+	if (my.taken * 100ull >= my.offers * share || my.gone_ns * 100 >= (now - my.since_ns) * share) {
+		my.rest_ns = !my.rest_ns || now - my.rests_until > REST_ENDS_NS ? REST_MIN_NS
+			   : my.rest_ns < REST_MAX_NS ? my.rest_ns * 2 : my.rest_ns;
+		my.rests_until = now + my.rest_ns;
+	}
+	my.offers = my.taken = 0;
+	my.gone_ns = 0;
+	my.since_ns = now;
+}
+
+/* Does another thread wait for this processor? The kernel tells nobody, but gives it to one when it is offered, if that
+ * one has had less than its share. One that computes has slices of milliseconds anyway. */
+static void look_for_others(uint64_t now, bool first)
+{
+	uint64_t then;
+
+	if (!first && now - my.turn_ns >= GONE_NS && now - my.turn_ns < LONG_NS)
+		had_by_others(now - my.turn_ns);
+	my.turn_ns = now;
+	if (now - my.offer_ns < OFFER_NS)
 		return;
 	sched_yield();
 	then = vmh_now_ns();
+	my.offers++;
 	atomic_fetch_add_explicit(&offers, 1, memory_order_relaxed);
 	if (then - now >= TAKEN_NS) {
+		my.taken++;
 		atomic_fetch_add_explicit(&taken, 1, memory_order_relaxed);
-		atomic_fetch_add_explicit(&gone_ns, then - now, memory_order_relaxed);
+		had_by_others(then - now);
 	}
-	turn_ns = offer_ns = then;
+	my.turn_ns = my.offer_ns = then;
 }
 
-void vmh_spin_goes_on(uint64_t looks)
+/* false: it sleeps now. */
+static bool worth_it(uint64_t looks, bool by_policy)
+{
+	uint64_t now = vmh_now_ns();
+
+	if (!by_policy && now < my.rests_until)
+		return false;
+	look_for_others(now, looks == VMH_SPIN_TURN);
+	if (my.offers >= OFFERS) {
+		weigh(my.offer_ns);
+		return by_policy || my.offer_ns >= my.rests_until;
+	}
+	return true;
+}
+
+bool vmh_spin_goes_on(uint64_t looks, bool ends)
 {
 	int others = atomic_load_explicit(&spinners, memory_order_relaxed) - vmh_spins;
+	bool by_policy = atomic_load_explicit(&vmh_spin_offers, memory_order_relaxed);
 
-	if (vmh_unlikely(atomic_load_explicit(&vmh_spin_offers, memory_order_relaxed)) && others < processors)
-		look_for_others(looks == VMH_SPIN_TURN);
+	if ((by_policy || (ends && vmh_params.hybrid_spin_share)) && others < processors && !worth_it(looks, by_policy))
+		return false;
 	if (processors == INT_MAX)
-		return;
+		return true;
 	if (!vmh_spins && (looks >= LONG_LOOKS || others >= processors)) { /* else a handler may have jumped out of a call that was */
 		atomic_fetch_add_explicit(&spinners, 1, memory_order_relaxed);
 		vmh_spins = true;
 	}
 	if (others >= processors)
 		sched_yield();
+	return true;
 }
 
 void vmh_spin_over(void)
