@@ -542,6 +542,21 @@ static void say_left(int fd, size_t want, int flags, size_t room)
 	}
 }
 
+/* The peer's end comes first, and ours is acknowledged before anything is read. */
+static void left_of_both_ended(int accepted)
+{
+	int fd = tcp_pair(accepted);
+
+	say("1", setsockopt(fd, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, sizeof(int)));
+	tell("send 3"), tell("close");
+	settle();
+	say("shutdown", shutdown(fd, SHUT_WR));
+	settle();
+	say_left(fd, 2, 0, 64), say_left(fd, 1, 0, 64), say_left(fd, 1, 0, 64), say_left(fd, 1, 0, 64);
+	close(fd);
+}
+
+
 static void left_told(int accepted)
 {
 	int fd = tcp_pair(accepted), on = -1;
@@ -568,6 +583,7 @@ static void left_told(int accepted)
 
 const struct call_case tcp_data_cases[] = {
 	{ "tcp TCP_INQ", left_told, 0 }, { "tcp TCP_INQ, accepted", left_told, 1 },
+	{ "tcp TCP_INQ, both ended", left_of_both_ended, 0 }, { "tcp TCP_INQ, both ended, accepted", left_of_both_ended, 1 },
 	{ "tcp echo", echo_each, 0 }, { "tcp echo, accepted", echo_each, 1 },
 	{ "tcp call families", families, 0 }, { "tcp call families, accepted", families, 1 },
 	{ "tcp many messages", many_messages, 0 }, { "tcp vectors", vectors, 0 },

@@ -24,6 +24,7 @@ import errno
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,8 @@ _T = TypeVar("_T")
 _READS = 8                      # attempts at a state that does not change while it is read
 _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive buffer is made for
 _SMALL_WINDOW = 536             # TCP_MSS_DEFAULT: one segment may fill it
+_SAME_CLOCK = 1000              # ms that a ring's clock may be away from that of the socket it was adopted from
+_CLOCK_WAIT = 10                # ms
 _SEGMENT_COSTS = 2048           # bytes of a send buffer, beside the data
 _WHAT = "TCP connection"
 _WAITS = object()               # of together()
@@ -358,7 +361,7 @@ def park(sock: socket.socket, state: TcpState, kept: Kept, *, anew: bool = False
         if state.flags & TcpFlag.TIMESTAMPS:
             state = dataclasses.replace(state, tsval_now=_clock(sock))
         if anew:
-            _write(sock, _emptied(state), kept)
+            _write(sock, _emptied(state), kept, clock=False)
     except OSError as error:
         raise MoveFailed("parking", error, _back(sock, state, kept)) from error
     return state
@@ -534,8 +537,29 @@ def _lasting(buffers: Buffers, state: TcpState) -> Buffers:
     return dataclasses.replace(buffers, receive=max(buffers.receive, 2 * min(state.rcv_wnd, _WINDOW_ROOM)))
 
 
-def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
-    """The connection anew, from CLOSE, with the queues but for what was never sent. It stays in repair mode."""
+def _own_clock_will_do(sock: socket.socket, state: TcpState) -> bool:
+    """Whether the socket's own clock is not behind any timestamp that was sent. A ring's runs some milliseconds ahead
+    of it (_clock()): where one was sent so lately they are waited for. Else the peer's TIME_WAIT would not take the SYN of
+    the next connection of this name, which has the kernel's clock."""
+    own = tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) & ~1
+    if abs(_signed(state.tsval_now - own)) > _SAME_CLOCK:
+        return False    # it began on a ring, with a clock of that
+    behind = _signed(state.tsval_now - state.tsval_idle - own)
+    if behind > _CLOCK_WAIT:
+        return False
+    if behind > 0:
+        time.sleep(behind / 1000)
+    return True
+
+
+def _signed(difference: int) -> int:
+    """Of two numbers modulo 2^32."""
+    return (difference + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = True) -> None:
+    """The connection anew, from CLOSE, with the queues but for what was never sent. It stays in repair mode.
+    Without ``clock`` the kernel goes on with its own, else with that of ``state`` where its own will not do."""
     tcpsock.enter(sock)
     tcpsock.disconnect(sock)
     _bind(sock, kept.local)
@@ -548,7 +572,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept) -> None:
     sock.connect(kept.peer)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
-    if state.flags & TcpFlag.TIMESTAMPS:
+    if state.flags & TcpFlag.TIMESTAMPS and clock and not _own_clock_will_do(sock, state):
         tcpsock.set_u32(sock, tcpsock.TCP_TIMESTAMP, (state.tsval_now + 1) & ~1)
     tcpsock.fill(sock, RECV_QUEUE, state.receive)
     tcpsock.fill(sock, SEND_QUEUE, state.send[:len(state.send) - state.unsent])

@@ -81,7 +81,7 @@ _MORE_U32 = (
     "mss", "snd_mss", "rcv_mss", "pmtu", "tsval_now", "ts_recent", "srtt_us", "rttvar_us", "rto_us", "cwnd", "ssthresh",
     "keep_idle_s", "keep_intvl_s", "user_timeout_ms", "linger_s", "sndbuf", "rcvbuf", "error",
 )
-_COUNTS = ("bytes_acked", "bytes_received", "segs_out", "segs_in", "retransmits")
+_COUNTS = ("bytes_acked", "bytes_received", "segs_out", "segs_in", "retransmits", "tsval_idle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +139,7 @@ class TcpState:
     segs_out: int = 0
     segs_in: int = 0
     retransmits: int = 0
+    tsval_idle: int = 0
 
     def __str__(self) -> str:
         """For logs: no contents."""
@@ -194,7 +195,7 @@ class TcpState:
             MAGIC, VERSION, HEADER_LEN, self.flags, socket.AF_INET if four else socket.AF_INET6, self.phase,
             self.snd_wscale, self.rcv_wscale, laddr, raddr, *ports,
             *self._values(_U32), len(self.send), len(self.receive), *self._values(_U8), *self._values(_MORE_U32),
-            *self._values(_COUNTS), 0)
+            *self._values(_COUNTS))
         return head + self.send + self.receive
 
     def _values(self, names: tuple[str, ...]) -> list[int]:
@@ -218,7 +219,7 @@ class TcpState:
          *numbers) = _HEAD.unpack_from(data)
         if (magic, version, length) != (MAGIC, VERSION, HEADER_LEN):
             raise ValueError(f"magic {magic:#x}, version {version}, length {length}: no TCP state of version {VERSION}")
-        if family not in (socket.AF_INET, socket.AF_INET6) or numbers.pop() or flags & ~_ALL_FLAGS:
+        if family not in (socket.AF_INET, socket.AF_INET6) or flags & ~_ALL_FLAGS:
             raise ValueError("an unknown family or flag")
         send_len, receive_len = numbers[len(_U32):len(_U32) + 2]
         del numbers[len(_U32):len(_U32) + 2]

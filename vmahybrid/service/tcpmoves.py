@@ -306,7 +306,7 @@ class TcpMoves:
         try:
             return state, wanted.room.write(state.pack())
         except Exception as error:  # whatever it is, a connection that was parked must not stay so
-            with contextlib.suppress(Refused, MoveFailed, OSError, TimeoutError):
+            with contextlib.suppress(Exception):
                 self.mover.home(wanted.fd, state, wanted.steering)
             return error
 

@@ -83,12 +83,6 @@ int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len)
 	return vmh_tcps_give(val, len, &t, sizeof(t));
 }
 
-/* The peer has ended it. */
-static bool has_fin(unsigned state)
-{
-	return state == VMH_TCP_CLOSE_WAIT || state == VMH_TCP_LAST_ACK || state == VMH_TCP_CLOSING || state == VMH_TCP_TIME_WAIT;
-}
-
 /* The peer's end counts as a byte, also when it was read. */
 void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m)
 {
@@ -97,7 +91,7 @@ void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m)
 	int left = 0;
 
 	if (vmh_tcps_info(s, &i))
-		left = (int)i.unread + has_fin(i.state);
+		left = (int)i.unread + i.peer_ended;
 	else if (vmh_sys(SYS_ioctl, s->obj.fd, FIONREAD, &left) < 0) /* it has just gone home */
 		left = 0;
 	vmh_cmsg_begin(&o, m);

@@ -528,6 +528,8 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 		r = -EFAULT;
 	} else if (!why && begins_nowhere(m)) {
 		r = fault(s, m, flags, send);
+		if (!send && r >= 0)
+			tell(s, m);
 	} else {
 		r = give_to_kernel(s, why);
 		if (!r)

@@ -311,10 +311,11 @@ static __thread struct {
 	uint32_t offers, taken;
 } my __attribute__((tls_model("initial-exec")));
 
-static void had_by_others(uint64_t ns)
+static void had_by_others(uint64_t ns, bool by_policy)
 {
 	my.gone_ns += ns;
-	atomic_fetch_add_explicit(&gone_ns, ns, memory_order_relaxed);
+	if (by_policy)
+		atomic_fetch_add_explicit(&gone_ns, ns, memory_order_relaxed);
 }
 
 /* Do others want the processor of this thread so much that it is to rest? */
@@ -334,23 +335,25 @@ static void weigh(uint64_t now)
 
 /* Does another thread wait for this processor? The kernel tells nobody, but gives it to one when it is offered, if that
  * one has had less than its share. One that computes has slices of milliseconds anyway. */
-static void look_for_others(uint64_t now, bool first)
+static void look_for_others(uint64_t now, bool first, bool by_policy)
 {
 	uint64_t then;
 
 	if (!first && now - my.turn_ns >= GONE_NS && now - my.turn_ns < LONG_NS)
-		had_by_others(now - my.turn_ns);
+		had_by_others(now - my.turn_ns, by_policy);
 	my.turn_ns = now;
 	if (now - my.offer_ns < OFFER_NS)
 		return;
 	sched_yield();
 	then = vmh_now_ns();
 	my.offers++;
-	atomic_fetch_add_explicit(&offers, 1, memory_order_relaxed);
+	if (by_policy)
+		atomic_fetch_add_explicit(&offers, 1, memory_order_relaxed);
 	if (then - now >= TAKEN_NS) {
 		my.taken++;
-		atomic_fetch_add_explicit(&taken, 1, memory_order_relaxed);
-		had_by_others(then - now);
+		if (by_policy)
+			atomic_fetch_add_explicit(&taken, 1, memory_order_relaxed);
+		had_by_others(then - now, by_policy);
 	}
 	my.turn_ns = my.offer_ns = then;
 }
@@ -362,7 +365,7 @@ static bool worth_it(uint64_t looks, bool by_policy)
 
 	if (!by_policy && now < my.rests_until)
 		return false;
-	look_for_others(now, looks == VMH_SPIN_TURN);
+	look_for_others(now, looks == VMH_SPIN_TURN, by_policy);
 	if (my.offers >= OFFERS) {
 		weigh(my.offer_ns);
 		return by_policy || my.offer_ns >= my.rests_until;

@@ -184,6 +184,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->reordering = c->reordering;
 	i->retries = c->retries;
 	i->unread = c->rx_bytes;
+	i->peer_ended = c->eof;
 	i->cwnd = c->cwnd;
 	i->ssthresh = c->ssthresh;
 	i->ca_state = c->recovery == OPEN ? 0 : c->recovery == RECOVERY ? 3 : 4;

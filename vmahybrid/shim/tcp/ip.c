@@ -87,7 +87,11 @@ u32_t core_isn(const ip_addr_t *laddr, u16_t lport, const ip_addr_t *raddr, u16_
 /* The clock of the timestamp option, which begins elsewhere for each connection. */
 u32_t sys_now(void)
 {
-	return (u32_t)(core_now->now / 1000) + (core_conn ? core_conn->ts_offset : 0);
+	u32_t now = (u32_t)(core_now->now / 1000);
+
+	if (core_conn)
+		core_conn->ts_sent = now += core_conn->ts_offset;
+	return now;
 }
 
 void tcp_timer_needed(void)

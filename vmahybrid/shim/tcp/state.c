@@ -150,6 +150,7 @@ static void fill_rest(const struct vmh_tcp_conn *c, struct vmh_tcp_state *s)
 	s->rcv_mss = c->path.mtu - key_headers(&c->key);
 	s->pmtu = c->path.mtu;
 	s->tsval_now = (uint32_t)(c->t->now / 1000) + c->ts_offset;
+	s->tsval_idle = s->tsval_now - c->ts_sent;
 	s->ts_recent = pcb->ts_recent;
 	s->srtt_us = c->srtt;
 	s->rttvar_us = c->rttvar;
@@ -287,6 +288,7 @@ static void import_pcb(struct vmh_tcp_conn *c, const struct vmh_tcp_state *s)
 	pcb->rcv_ann_wnd = pcb->rcv_wnd;
 	pcb->ts_recent = s->ts_recent;
 	c->ts_offset = s->tsval_now - (uint32_t)(c->t->now / 1000);
+	c->ts_sent = s->tsval_now - s->tsval_idle;
 }
 
 static int put(struct vmh_tcp_conn *c, const uint8_t *data, uint32_t len)

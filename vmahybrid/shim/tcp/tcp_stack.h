@@ -112,12 +112,12 @@ struct vmh_tcp_pcb_info { /* for who looks into the machine: vma_stats --fd_dump
 };
 
 /* as in linux/tcp_states.h; those that somebody asks for */
-enum { VMH_TCP_SYN_SENT = 2, VMH_TCP_TIME_WAIT = 6, VMH_TCP_CLOSE = 7, VMH_TCP_CLOSE_WAIT = 8, VMH_TCP_LAST_ACK = 9,
-       VMH_TCP_LISTEN = 10, VMH_TCP_CLOSING = 11 };
+enum { VMH_TCP_SYN_SENT = 2, VMH_TCP_TIME_WAIT = 6, VMH_TCP_CLOSE = 7, VMH_TCP_LISTEN = 10 };
 
 struct vmh_tcp_info {
 	uint8_t state;            /* VMH_TCP_SYN_SENT and so on */
 	uint8_t ca_state;         /* TCP_CA_Open 0, Recovery 3, Loss 4 */
+	bool peer_ended;          /* its FIN has come */
 	uint8_t snd_wscale, rcv_wscale, retries, timestamps, sack, wscale;
 	uint32_t rto_us, rtt_us, rttvar_us, min_rtt_us, snd_mss, rcv_mss, cwnd, ssthresh, snd_wnd, rcv_wnd;
 	uint32_t unacked, unsent, unread; /* bytes */

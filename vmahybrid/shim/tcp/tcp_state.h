@@ -104,7 +104,7 @@ struct vmh_tcp_state {
 	uint32_t segs_out;
 	uint32_t segs_in;
 	uint32_t retransmits;
-	uint32_t reserved;      /* 0 */
+	uint32_t tsval_idle;    /* ms: tsval_now less this is the last TSval that was sent; 0 also: not known */
 };
 _Static_assert(sizeof(struct vmh_tcp_state) == VMH_TCP_STATE_LEN, "both sides of the service agree on this");
 #endif
