@@ -539,8 +539,8 @@ def _lasting(buffers: Buffers, state: TcpState) -> Buffers:
 
 def _own_clock_will_do(sock: socket.socket, state: TcpState) -> bool:
     """Whether the socket's own clock is not behind any timestamp that was sent. A ring's runs some milliseconds ahead
-    of it (_clock()): where one was sent so lately they are waited for. Else the peer's TIME_WAIT would not take the SYN of
-    the next connection of this name, which has the kernel's clock."""
+    of it (_clock()): where one was sent so lately they are waited for. Else the peer's TIME_WAIT would not take the
+    SYN of the next connection of this name, which has the kernel's clock."""
     own = tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) & ~1
     if abs(_signed(state.tsval_now - own)) > _SAME_CLOCK:
         return False    # it began on a ring, with a clock of that
