@@ -20,7 +20,7 @@ STATE = TcpState(
     snd_una=0xFFFFFFF0, snd_nxt=0xFFFFFFFA, rcv_nxt=3, snd_wl1=1, snd_wnd=65536, max_window=70000, rcv_wnd=131072,
     rcv_wup=0xFFFFFFFF, send=b"x" * 32, receive=b"unread", keep_cnt=9, ttl=64, tos=16, retries=1, mss=1460,
     snd_mss=1448, rcv_mss=1461, pmtu=1500, tsval_now=0x89ABCDEF, cwnd=14480, ssthresh=0xFFFFFFFF, keep_idle_s=7200,
-    bytes_acked=1 << 40, bytes_received=1 << 41, segs_out=5, segs_in=6, retransmits=7)
+    bytes_acked=1 << 40, bytes_received=1 << 41, segs_out=5, segs_in=6, retransmits=7, tsval_idle=8)
 
 u32 = st.integers(0, 0xFFFFFFFF)
 windows = st.integers(0, 65535 << 14)
@@ -55,13 +55,13 @@ def test_the_layout_of_the_header() -> None:
     data = STATE.pack()
     assert struct.calcsize(LAYOUT) == HEADER_LEN == 200
     fields = struct.unpack_from(LAYOUT, data)
-    assert fields[:8] == (0x53435456, 1, 200, 0x1007, 2, 1, 7, 9)
+    assert fields[:8] == (0x53435456, 2, 200, 0x1007, 2, 1, 7, 9)
     assert fields[8:10] == (b"\x0a\0\0\x02" + bytes(12), b"\x0a\0\0\x01" + bytes(12))
     assert data[48:52] == b"\x9c\x40\0\x50"     # ports in network order
     assert fields[12:22] == (0xFFFFFFF0, 0xFFFFFFFA, 3, 1, 65536, 70000, 131072, 0xFFFFFFFF, 32, 6)
     assert fields[22:26] == (9, 64, 16, 1)
     assert fields[26:31] == (1460, 1448, 1461, 1500, 0x89ABCDEF)
-    assert fields[44:] == (1 << 40, 1 << 41, 5, 6, 7, 0)
+    assert fields[44:] == (1 << 40, 1 << 41, 5, 6, 7, 8)
     assert data[200:] == b"x" * 32 + b"unread"
 
 
@@ -103,7 +103,7 @@ def _changed(offset: int, data: bytes) -> bytes:
 
 
 WRONG = {
-    "magic": _changed(0, b"\0"), "version": _changed(4, b"\2"), "header length": _changed(6, b"\xc9"),
+    "magic": _changed(0, b"\0"), "version": _changed(4, b"\1"), "header length": _changed(6, b"\xc9"),
     "flag": _changed(11, b"\x80"), "family": _changed(12, b"\3"), "phase": _changed(13, b"\x20"),
     "IPv4 with a tail": _changed(20, b"\1"), "too short": STATE.pack()[:-1],
     "too long": STATE.pack() + b"x", "huge queue": _changed(84, b"\xff\xff\xff\xff"), "empty": b"",

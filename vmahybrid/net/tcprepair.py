@@ -42,7 +42,8 @@ _T = TypeVar("_T")
 _READS = 8                      # attempts at a state that does not change while it is read
 _WINDOW_ROOM = 8 << 20          # bytes of an announced window that a receive buffer is made for
 _SMALL_WINDOW = 536             # TCP_MSS_DEFAULT: one segment may fill it
-_SAME_CLOCK = 1000              # ms that a ring's clock may be away from that of the socket it was adopted from
+_SAME_CLOCK = 1000              # ms that a ring's clock may be ahead of that of the socket it was adopted from,
+_LONG_MOVE = 60_000             # and behind it when its connection comes home
 _CLOCK_WAIT = 10                # ms
 _SEGMENT_COSTS = 2048           # bytes of a send buffer, beside the data
 _WHAT = "TCP connection"
@@ -409,6 +410,7 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
     kept = _check_home(sock, state, kept, fin_follows)
     try:
         if _untouched(sock, state):
+            _set_clock(sock, state)
             tcpsock.set_window(sock, _window(state))
             _finish(sock, state, kept, b"")
         else:
@@ -537,13 +539,19 @@ def _lasting(buffers: Buffers, state: TcpState) -> Buffers:
     return dataclasses.replace(buffers, receive=max(buffers.receive, 2 * min(state.rcv_wnd, _WINDOW_ROOM)))
 
 
+def _set_clock(sock: socket.socket, state: TcpState) -> None:
+    """In repair mode."""
+    if state.flags & TcpFlag.TIMESTAMPS and not _own_clock_will_do(sock, state):
+        tcpsock.set_u32(sock, tcpsock.TCP_TIMESTAMP, seq(state.tsval_now + 1) & ~1)
+
+
 def _own_clock_will_do(sock: socket.socket, state: TcpState) -> bool:
     """Whether the socket's own clock is not behind any timestamp that was sent. A ring's runs some milliseconds ahead
     of it (_clock()): where one was sent so lately they are waited for. Else the peer's TIME_WAIT would not take the
     SYN of the next connection of this name, which has the kernel's clock."""
-    own = tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) & ~1
-    if abs(_signed(state.tsval_now - own)) > _SAME_CLOCK:
-        return False    # it began on a ring, with a clock of that
+    own = tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP)
+    if own & 1 or not -_LONG_MOVE <= _signed(state.tsval_now - own) <= _SAME_CLOCK:
+        return False    # microseconds; or it began on a ring, with a clock of that
     behind = _signed(state.tsval_now - state.tsval_idle - own)
     if behind > _CLOCK_WAIT:
         return False
@@ -562,6 +570,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = Tr
     Without ``clock`` the kernel goes on with its own, else with that of ``state`` where its own will not do."""
     tcpsock.enter(sock)
     tcpsock.disconnect(sock)
+    own = tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP)
     _bind(sock, kept.local)
     if sock.getsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT):  # it would put off the connect() below
         sock.setsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT, 0)
@@ -572,8 +581,10 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = Tr
     sock.connect(kept.peer)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
-    if state.flags & TcpFlag.TIMESTAMPS and clock and not _own_clock_will_do(sock, state):
-        tcpsock.set_u32(sock, tcpsock.TCP_TIMESTAMP, (state.tsval_now + 1) & ~1)
+    if clock:
+        _set_clock(sock, state)
+    elif tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP) & 1:     # connect() has made it one of microseconds
+        tcpsock.set_u32(sock, tcpsock.TCP_TIMESTAMP, seq(own + 2) & ~1)
     tcpsock.fill(sock, RECV_QUEUE, state.receive)
     tcpsock.fill(sock, SEND_QUEUE, state.send[:len(state.send) - state.unsent])
     tcpsock.set_window(sock, _window(state))

@@ -17,7 +17,7 @@ from vmahybrid.contracts import addr_to_bytes, addr_to_text, family_of
 SEQ_MASK = 0xFFFFFFFF
 
 MAGIC = 0x53435456
-VERSION = 1
+VERSION = 2
 MAX_QUEUE = 64 << 20
 MAX_WINDOW = 65535 << 14    # RFC 7323, 2.3
 MIN_MSS = 88                # TCP_MIN_MSS of the kernel: it takes no smaller one back

@@ -250,7 +250,7 @@ long vmh_uring_enter(const struct vmh_uring_call *k)
 	if (many)
 		return waited(k, n);
 	n = enter(k);
-	if (alone)
+	if (alone && VMH_GET(r->outside)) /* 0: the descriptor is another ring's meanwhile */
 		__atomic_fetch_sub(&r->outside, 1, __ATOMIC_RELAXED);
 	return n;
 }
@@ -258,6 +258,8 @@ long vmh_uring_enter(const struct vmh_uring_call *k)
 /* The mappings are shared, and good here, too. */
 void vmh_uring_fork_child(void)
 {
-	for (unsigned i = 0; i < atomic_load(&vmh_urings); i++)
+	for (unsigned i = 0; i < atomic_load(&vmh_urings); i++) {
 		vmh_lock_reset(&rings[i].lock);
+		rings[i].outside = 0;
+	}
 }

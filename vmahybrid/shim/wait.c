@@ -309,6 +309,7 @@ static __thread struct {
 	uint64_t turn_ns, offer_ns, since_ns, gone_ns;
 	uint64_t rests_until, rest_ns;
 	uint32_t offers, taken;
+	bool by_policy;
 } my __attribute__((tls_model("initial-exec")));
 
 static void had_by_others(uint64_t ns, bool by_policy)
@@ -362,10 +363,12 @@ static void look_for_others(uint64_t now, bool first, bool by_policy)
 static bool worth_it(uint64_t looks, bool by_policy)
 {
 	uint64_t now = vmh_now_ns();
+	bool first = looks == VMH_SPIN_TURN || by_policy != my.by_policy; /* it may not have looked before */
 
 	if (!by_policy && now < my.rests_until)
 		return false;
-	look_for_others(now, looks == VMH_SPIN_TURN, by_policy);
+	my.by_policy = by_policy;
+	look_for_others(now, first, by_policy);
 	if (my.offers >= OFFERS) {
 		weigh(my.offer_ns);
 		return by_policy || my.offer_ns >= my.rests_until;

@@ -57,7 +57,7 @@ void core_forget(struct vmh_tcp_conn *c)
 	core_leave(c->t, c);
 }
 
-/* A window probe: a byte that the peer has had. */
+/* A window probe: a byte that the peer has had, at a time that it knows: the next stack's clock may be behind ours. */
 void core_nudge(struct vmh_tcp_conn *c)
 {
 	const struct tcp_pcb *pcb = c->pcb;
@@ -67,7 +67,7 @@ void core_nudge(struct vmh_tcp_conn *c)
 		return;
 	t->now = t->env.now_ns(t->env.ctx) / 1000;
 	core_send_segment(t, &c->path, &c->key, pcb->lastack - 1, pcb->rcv_nxt, TCP_ACK,
-			  (uint32_t)(t->now / 1000) + c->ts_offset, pcb->ts_recent, pcb->flags & TF_TIMESTAMP);
+			  c->ts_sent, pcb->ts_recent, pcb->flags & TF_TIMESTAMP);
 }
 
 /* Bytes of a queue from `from` on: counted, and copied if `to` is not NULL. */

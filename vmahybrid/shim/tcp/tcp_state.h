@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #define VMH_TCP_STATE_MAGIC 0x53435456u /* "VTCS" */
-#define VMH_TCP_STATE_VERSION 1
+#define VMH_TCP_STATE_VERSION 2
 #define VMH_TCP_STATE_LEN 200
 #define VMH_TCP_STATE_MAX_QUEUE (64u << 20) /* bytes in one direction; more is not believed */
 
