@@ -556,7 +556,6 @@ static void left_of_both_ended(int accepted)
 	close(fd);
 }
 
-
 static void left_told(int accepted)
 {
 	int fd = tcp_pair(accepted), on = -1;

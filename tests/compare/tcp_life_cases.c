@@ -761,25 +761,33 @@ static void accepted_late(int how)
 	close(fd), close(l);
 }
 
-/* Its SYN-ACK is less than a segment, and no rest of a stream. */
-static void corked_listener(int after)
+/* The listener's option is set before its first accept(), or after it. Returned is a connection, which has it. */
+static int accepted_with(int l, const char *what, int name, int after)
 {
 	const int on = 1;
-	char c[16];
-	int l = tcp_listener(), fd, cork = -1;
+	int fd, has = -1;
 
 	nonblock(l);
 	if (!after)
-		say("TCP_CORK", setsockopt(l, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)));
+		say(what, setsockopt(l, IPPROTO_TCP, name, &on, sizeof(on)));
 	say("none", accept(l, NULL, NULL));
 	if (after)
-		say("TCP_CORK", setsockopt(l, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)));
+		say(what, setsockopt(l, IPPROTO_TCP, name, &on, sizeof(on)));
 	tell("connect %d", my_port(l));
 	say_poll("poll", l, 1500);
 	fd = accept(l, NULL, NULL);
 	say_yes("accept", fd >= 0);
-	say("getsockopt", getsockopt(fd, IPPROTO_TCP, TCP_CORK, &cork, &(socklen_t){ sizeof(cork) })), say("value", cork);
+	say("getsockopt", getsockopt(fd, IPPROTO_TCP, name, &has, &(socklen_t){ sizeof(has) })), say("value", has);
 	tell("send 5");
+	return fd;
+}
+
+/* Its SYN-ACK is less than a segment, and no rest of a stream. */
+static void corked_listener(int after)
+{
+	char c[16];
+	int l = tcp_listener(), fd = accepted_with(l, "TCP_CORK", TCP_CORK, after);
+
 	say_data("recv", c, recv(fd, c, 16, 0));
 	close(fd), close(l);
 }
@@ -789,20 +797,8 @@ static void telling_listener(int after)
 	char buf[8], control[64] = { 0 };
 	struct iovec v = { buf, 2 };
 	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
-	int l = tcp_listener(), fd, inq = -1;
+	int l = tcp_listener(), fd = accepted_with(l, "TCP_INQ", TCP_INQ, after);
 
-	nonblock(l);
-	if (!after)
-		say("TCP_INQ", setsockopt(l, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, sizeof(int)));
-	say("none", accept(l, NULL, NULL));
-	if (after)
-		say("TCP_INQ", setsockopt(l, IPPROTO_TCP, TCP_INQ, &(int){ 1 }, sizeof(int)));
-	tell("connect %d", my_port(l));
-	say_poll("poll", l, 1500);
-	fd = accept(l, NULL, NULL);
-	say_yes("accept", fd >= 0);
-	say("getsockopt", getsockopt(fd, IPPROTO_TCP, TCP_INQ, &inq, &(socklen_t){ sizeof(inq) })), say("value", inq);
-	tell("send 5");
 	settle();
 	say_data("recvmsg", buf, recvmsg(fd, &m, 0)), say("controllen", (long)m.msg_controllen);
 	say_data("control", control, CMSG_LEN(sizeof(int)));
