@@ -17,11 +17,12 @@
 #define NOT_PLAIN ((uint32_t)(EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE))
 
 /* by descriptor */
-static struct plain {
+struct plain {
 	int set;       /* + 1: whose calls are plain; 0: none */
 	uint8_t behind;
 	uint64_t data;
-} *_Atomic plain;
+};
+VMH_EACH_CALL static struct plain *_Atomic plain;
 
 static struct plain *plain_of(int fd)
 {

@@ -213,8 +213,9 @@ VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd,
 	if (!bad) {
 		PLAIN_CALL call = vmh_plain_begin(fd);
 
-		if (call && vmh_epoll_plain(epfd, op, fd, ev))
-			return vmh_real()->epoll_ctl(epfd, op, fd, ev);
+		if (call && vmh_epoll_plain(epfd, op, fd, ev)) /* not by libc: see KERNELS in interpose_sock.c */
+			return vmh_real_is_libc ? (int)as_libc(vmh_sys(SYS_epoll_ctl, epfd, op, fd, ev))
+						: vmh_real()->epoll_ctl(epfd, op, fd, ev);
 	}
 	ep = bad ? NULL : vmh_fd_peek(epfd, VMH_CLASS_EPOLL);
 	if (ep && (unsigned)fd < vmh_fdtab_size && !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed))

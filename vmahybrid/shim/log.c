@@ -14,7 +14,7 @@
 
 #define LINE_MAX_ 512
 
-_Atomic int vmh_log_level_now = VMH_LOG_INFO;
+VMH_EACH_CALL _Atomic int vmh_log_level_now = VMH_LOG_INFO;
 _Atomic int vmh_log_details_now;
 
 static struct vmh_file file = { .fd = -1 };

@@ -9,8 +9,8 @@
 
 #define FDTAB_MAX (1u << 20)
 
-struct vmh_obj *_Atomic *vmh_fdtab;
-unsigned vmh_fdtab_size;
+VMH_EACH_CALL struct vmh_obj *_Atomic *vmh_fdtab;
+VMH_EACH_CALL unsigned vmh_fdtab_size;
 _Atomic unsigned vmh_fdtab_used;
 
 void vmh_fdtab_init(void)

@@ -18,7 +18,7 @@
 #define SOCKS_MAX 1024 /* VMA_STATS_FD_NUM's limit */
 #define WORDS(n) (((n) + 63) / 64)
 
-struct vmh_stats_page *vmh_stats;
+VMH_EACH_CALL struct vmh_stats_page *vmh_stats;
 
 static size_t page_size;
 static struct vmh_file file = { .fd = -1 };

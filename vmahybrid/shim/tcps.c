@@ -17,7 +17,7 @@
 
 #define CHUNK 16
 
-_Atomic int vmh_tcps_on;
+VMH_EACH_CALL _Atomic int vmh_tcps_on;
 _Atomic bool vmh_tcps_ending;
 static struct vmh_lock pool_lock;
 static struct vmh_tcps *free_list;
@@ -107,10 +107,16 @@ void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason)
 		vmh_tcps_set_reason(s, reason);
 }
 
-void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
+static void note_nonblock(struct vmh_tcps *s, bool on)
 {
 	atomic_store(&s->nonblock, on);
 	VMH_SET(s->stats->blocking, !on);
+}
+
+void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
+{
+	note_nonblock(s, on);
+	vmh_plain_shut(s->obj.fd); /* which knows of it, too: the next call opens it again */
 }
 
 void vmh_tcps_touch(int fd)
@@ -142,7 +148,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
-	vmh_tcps_set_nonblock(s, nonblock);
+	note_nonblock(s, nonblock);
 	vmh_tcps_set_reason(s, vmh_params.hybrid_tcp == 1 ? VMH_R_TCP_KERNEL : VMH_R_NOT_TRIED);
 	vmh_fd_install(fd, &s->obj);
 	vmh_plain_open(s);

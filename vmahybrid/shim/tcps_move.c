@@ -475,7 +475,7 @@ void vmh_tcps_move_fork_child(void)
 	atomic_store(&vmh_tcps_lots, 0);
 }
 
-_Atomic int vmh_tcps_lots;
+VMH_EACH_CALL _Atomic int vmh_tcps_lots;
 
 int vmh_tcps_adopt_together(struct vmh_tcps *const *v, int n, unsigned why, bool quiet)
 {

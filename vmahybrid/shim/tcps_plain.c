@@ -8,8 +8,8 @@
 #include "vmh_tcps.h"
 #include <pthread.h>
 
-uint8_t *vmh_plain_fds;
-unsigned vmh_plain_size;
+VMH_EACH_CALL uint8_t *vmh_plain_fds;
+VMH_EACH_CALL unsigned vmh_plain_size;
 __thread struct vmh_plain_call *vmh_plain_mine __attribute__((tls_model("initial-exec")));
 
 static struct vmh_plain_call *_Atomic calls; /* of all threads, also of those that have ended; append only */
@@ -72,6 +72,7 @@ bool vmh_plain_join(void)
 		thread_exit(c);
 		return false;
 	}
+	c->tid = vmh_tid();
 	vmh_plain_mine = c;
 	return true;
 }
@@ -81,7 +82,7 @@ void vmh_plain_open(struct vmh_tcps *s)
 	unsigned fd = (unsigned)s->obj.fd;
 
 	if (fd < vmh_plain_size && vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->obj.nfds) == 1)
-		VMH_SET(vmh_plain_fds[fd], 1);
+		VMH_SET(vmh_plain_fds[fd], atomic_load(&s->nonblock) ? VMH_PLAIN_NOWAIT : VMH_PLAIN);
 }
 
 void vmh_plain_open_again(struct vmh_tcps *s, int fd)
@@ -121,8 +122,10 @@ bool vmh_tcps_not_plain(struct vmh_tcps *s)
 void vmh_plain_fork_child(void)
 {
 	for (struct vmh_plain_call *c = atomic_load(&calls); c; c = c->next) {
-		if (c == vmh_plain_mine)
+		if (c == vmh_plain_mine) {
+			c->tid = vmh_tid();
 			continue;
+		}
 		atomic_store(&c->fd, 0);
 		atomic_store(&c->taken, 0);
 	}

@@ -57,7 +57,8 @@ static _Atomic uint64_t together_at; /* the next one of many at a time */
 static uint64_t looked_ns;
 
 /* How many connections are busy in the kernel: each counts itself once per epoch. */
-static _Atomic uint32_t epoch = 1, busy, shared_by = 1;
+VMH_EACH_CALL static _Atomic uint32_t epoch = 1;
+static _Atomic uint32_t busy, shared_by = 1;
 static _Atomic uint32_t busy_thread; /* that serves them; 0: nobody yet */
 static _Atomic bool busy_threads;    /* another one, too */
 static _Atomic uint64_t pause_ns;

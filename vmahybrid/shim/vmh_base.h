@@ -100,6 +100,10 @@ static inline uint64_t vmh_cycles(void)
 #endif
 }
 
+/* Globals that each call of the program reads, side by side: a program that has just been in the kernel finds few of its
+ * cache lines again. */
+#define VMH_EACH_CALL __attribute__((section("vmh_each_call")))
+
 /* For counters with one writer at a time, such as those under a lock; else VMH_COUNT_BY of vmh_stats.h. */
 #define VMH_COUNT(c, n) __atomic_store_n(&(c), __atomic_load_n(&(c), __ATOMIC_RELAXED) + (n), __ATOMIC_RELAXED)
 #define VMH_SET(c, v) __atomic_store_n(&(c), (v), __ATOMIC_RELAXED)

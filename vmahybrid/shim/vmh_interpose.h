@@ -4,16 +4,15 @@
 #include "vmh_obj.h"
 #include "vmh_sock.h"
 
-/* The one place where errno is set. */
-#define RETURN(r) \
-	do { \
-		__typeof__(r) r_ = (r); \
-		if (vmh_unlikely(r_ < 0)) { \
-			errno = (int)-r_; \
-			return -1; \
-		} \
-		return r_; \
-	} while (0)
+/* r, or -errno: as a libc function returns it. The one place where errno is set. */
+static inline ssize_t as_libc(ssize_t r)
+{
+	if (vmh_likely(r >= 0))
+		return r;
+	errno = (int)-r;
+	return -1;
+}
+#define RETURN(r) return (__typeof__(r))as_libc(r)
 
 static inline struct vmh_sock *sock_get(int fd)
 {

@@ -11,8 +11,16 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* X(return type, name, parameter types) */
+/* X(return type, name, parameter types); those that event loops call most are one cache line */
 #define VMH_REAL_LIST(X) \
+	X(ssize_t, read, (int, void *, size_t)) \
+	X(ssize_t, write, (int, const void *, size_t)) \
+	X(ssize_t, recv, (int, void *, size_t, int)) \
+	X(ssize_t, send, (int, const void *, size_t, int)) \
+	X(ssize_t, readv, (int, const struct iovec *, int)) \
+	X(ssize_t, writev, (int, const struct iovec *, int)) \
+	X(int, epoll_wait, (int, struct epoll_event *, int, int)) \
+	X(int, epoll_ctl, (int, int, int, struct epoll_event *)) \
 	X(int, socket, (int, int, int)) \
 	X(int, close, (int)) \
 	X(int, shutdown, (int, int)) \
@@ -25,18 +33,12 @@
 	X(int, getpeername, (int, struct sockaddr *, socklen_t *)) \
 	X(int, setsockopt, (int, int, int, const void *, socklen_t)) \
 	X(int, getsockopt, (int, int, int, void *, socklen_t *)) \
-	X(ssize_t, send, (int, const void *, size_t, int)) \
 	X(ssize_t, sendto, (int, const void *, size_t, int, const struct sockaddr *, socklen_t)) \
 	X(ssize_t, sendmsg, (int, const struct msghdr *, int)) \
 	X(int, sendmmsg, (int, struct mmsghdr *, unsigned int, int)) \
-	X(ssize_t, write, (int, const void *, size_t)) \
-	X(ssize_t, writev, (int, const struct iovec *, int)) \
-	X(ssize_t, recv, (int, void *, size_t, int)) \
 	X(ssize_t, recvfrom, (int, void *, size_t, int, struct sockaddr *, socklen_t *)) \
 	X(ssize_t, recvmsg, (int, struct msghdr *, int)) \
 	X(int, recvmmsg, (int, struct mmsghdr *, unsigned int, int, struct timespec *)) \
-	X(ssize_t, read, (int, void *, size_t)) \
-	X(ssize_t, readv, (int, const struct iovec *, int)) \
 	X(ssize_t, sendfile, (int, int, off_t *, size_t)) \
 	X(ssize_t, sendfile64, (int, int, off64_t *, size_t)) \
 	X(ssize_t, splice, (int, off64_t *, int, off64_t *, size_t, unsigned int)) \
@@ -54,8 +56,6 @@
 	X(int, ppoll, (struct pollfd *, nfds_t, const struct timespec *, const sigset_t *)) \
 	X(int, epoll_create, (int)) \
 	X(int, epoll_create1, (int)) \
-	X(int, epoll_ctl, (int, int, int, struct epoll_event *)) \
-	X(int, epoll_wait, (int, struct epoll_event *, int, int)) \
 	X(int, epoll_pwait, (int, struct epoll_event *, int, int, const sigset_t *)) \
 	X(int, epoll_pwait2, (int, struct epoll_event *, int, const struct timespec *, const sigset_t *)) \
 	X(pid_t, fork, (void)) \
@@ -73,9 +73,10 @@ struct vmh_real {
 #define X(ret, name, args) ret (*name) args;
 	VMH_REAL_LIST(X)
 #undef X
-};
+} __attribute__((aligned(64)));
 extern struct vmh_real vmh_real_table;
 extern _Atomic int vmh_real_ready;
+extern bool vmh_real_is_libc; /* nobody stands between it and us: neither a sanitizer nor another preloaded library */
 void vmh_real_init(void);
 /* one more libc function, for an interposer that is not in the table: *slot is a function pointer */
 void vmh_real_find(void *slot, const char *name);

@@ -10,10 +10,8 @@
  * kernel put a barrier into the first before it counts (membarrier(2)), and an add is one instruction: a thread that was
  * interrupted before it does not undo what others have counted since. */
 VMH_COLD void vmh_another_counts(unsigned *thread, unsigned char *many, unsigned tid);
-static inline bool vmh_alone(unsigned *thread, unsigned char *many)
+static inline bool vmh_alone_by(unsigned tid, unsigned *thread, unsigned char *many)
 {
-	unsigned tid = vmh_tid();
-
 	if (vmh_unlikely(VMH_GET(*thread) != tid)) {
 		if (VMH_GET(*many))
 			VMH_SET(*thread, tid);
@@ -22,6 +20,7 @@ static inline bool vmh_alone(unsigned *thread, unsigned char *many)
 	}
 	return vmh_likely(!VMH_GET(*many));
 }
+static inline bool vmh_alone(unsigned *thread, unsigned char *many) { return vmh_alone_by(vmh_tid(), thread, many); }
 static inline bool vmh_rx_alone(struct vmh_sock_stats *s) { return vmh_alone(&s->thread_rx, &s->rx_many); }
 static inline bool vmh_tx_alone(struct vmh_sock_stats *s) { return vmh_alone(&s->thread_tx, &s->tx_many); }
 static inline bool vmh_iomux_alone(struct vmh_iomux_stats *s) { return vmh_alone(&s->thread, &s->many); }

@@ -447,9 +447,11 @@ bool vmh_ticmp_heard(bool v6, uint64_t now);             /* the internal thread'
 struct vmh_plain_call {
 	_Atomic int fd;                          /* + 1; 0: in no such call */
 	_Atomic int taken;
+	unsigned tid;
 	struct vmh_plain_call *next;
 } __attribute__((aligned(64)));
-extern uint8_t *vmh_plain_fds;                   /* by descriptor: may a call be made so? */
+enum { VMH_PLAIN = 1, VMH_PLAIN_NOWAIT };         /* it does not wait, either: O_NONBLOCK */
+extern uint8_t *vmh_plain_fds;                   /* by descriptor: may a call be made so? 0: no */
 extern unsigned vmh_plain_size;
 extern __thread struct vmh_plain_call *vmh_plain_mine __attribute__((tls_model("initial-exec")));
 void vmh_plain_init(void);
@@ -493,7 +495,8 @@ static inline struct vmh_plain_call *vmh_plain_begin(int fd)
 	return NULL;
 }
 void vmh_tcps_kernel_called(int fd, int flags, bool send, ssize_t r); /* a call that we don't make: it is counted */
-void vmh_tcps_plain_done(int fd, int flags, bool send, ssize_t r); /* as libc has it; errno is kept */
+void vmh_tcps_plain_sent(const struct vmh_plain_call *c, int fd, int flags, ssize_t r); /* as libc has it; errno is kept */
+void vmh_tcps_plain_received(const struct vmh_plain_call *c, int fd, int flags, ssize_t r);
 
 /* tcps_io.c: bytes, or -errno */
 extern char vmh_tcps_buffer; /* as msg_name: one buffer and nothing else, of send() or recv() */

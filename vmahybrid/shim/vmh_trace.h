@@ -22,7 +22,7 @@ static inline bool vmh_traces(int level)
 
 /* Before the body of an exported call: it becomes the body of NAME_call, and the call itself logs what that returned. */
 #define VMH_TRACED_AS(level, type, name, params, args, known, ...) \
-	static inline type name##_call params; \
+	static inline __attribute__((always_inline)) type name##_call params; \
 	VMH_EXPORT type name params \
 	{ \
 		type r_ = name##_call args; \
@@ -30,7 +30,7 @@ static inline bool vmh_traces(int level)
 			vmh_trace_said(level, #name, (ssize_t)r_, __VA_ARGS__); \
 		return r_; \
 	} \
-	static inline type name##_call params
+	static inline __attribute__((always_inline)) type name##_call params
 
 #define VMH_TRACED(name, params, args, ...) VMH_TRACED_AS(VMH_LOG_DEBUG, int, name, params, args, true, __VA_ARGS__)
 #define VMH_TRACED_DATA(type, name, params, args) \
