@@ -15,7 +15,7 @@ from net.service_lab import Api, idle_cpu, until
 from net.test_tcp_shim import ShimPeer, at_home, comes_to_ring, flows, offloaded, on_ring, without_offloads
 
 from vmahybrid.bench.lossy import LossySandbox
-from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.sandbox import Program, Sandbox, Side
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
@@ -248,6 +248,45 @@ def test_a_spinning_thread_leaves_the_processor(service: Service, share: str, po
     assert asks.pid in {s["pid"] for s in offloaded(service)}
     for program in (asks, busy, echo):
         program.stop(signal.SIGKILL)
+
+
+ROUNDS = """
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+print("on", flush=True)
+n, end = 0, time.monotonic() + 2
+while time.monotonic() < end:
+    s.sendall(b"x" * 100)
+    assert s.recv(100)
+    n += 1
+print(n)
+"""
+
+
+def test_programs_that_spin_lend_each_other_the_processor(service: Service) -> None:
+    """Four of two connections, without end and on one: else a round trip takes a slice of each."""
+    a_side, b_side = service.sandbox.sides
+    one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    quick = SLOW_ECHO.replace("    time.sleep(0.001)\n", "")
+
+    def rounds(share: str) -> list[int]:
+        variables = {"VMA_HYBRID_TCP": "offload", "VMA_RX_POLL": "-1", "VMA_HYBRID_SPIN_SHARE": share}
+
+        def start(side: Side, *argv: str) -> Program:
+            command = service.run_argv([sys.executable, "-c", *argv], "none", **variables)
+            return service.sandbox.start(side, [*one, *command], env=service.env)
+
+        servers = [start(b_side, quick, b_side.address) for _ in range(2)]
+        try:
+            ports = [server.wait_for(r"port (\d+)", 20)[1] for server in servers]
+            clients = [start(a_side, ROUNDS, b_side.address, port) for port in ports]
+            return [int(client.result(30).split()[-1]) for client in clients]
+        finally:
+            for server in servers:
+                server.stop(signal.SIGKILL)
+
+    slices, lent = rounds("0"), rounds("20")
+    assert min(lent) > 5 * max(slices) and min(lent) > 1000, (slices, lent)
 
 
 def moved(service: Service, pid: int) -> bool:

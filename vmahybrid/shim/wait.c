@@ -376,13 +376,53 @@ static bool worth_it(uint64_t looks, bool by_policy)
 	return true;
 }
 
+#define LEND_NS 3000u        /* others that spin and lend have work for moments */
+#define LENT_NS 1500u        /* a sched_yield() that takes less found nobody */
+#define LEND_MAX_NS 8000000u /* nobody wants it */
+#define SLICE_NS 2000000u    /* for so long only one has it that computes */
+#define SLICES_MAX 3         /* in a row */
+#define SECOND_NS 1000000000u
+
+/* A thread that is to spin without end (VMA_RX_POLL=-1) lends its processor to those that wait for it, as threads of other
+ * programs that spin do: else each round trip takes slices of all of them. To one that computes it would lend nearly all of
+ * it. It looks whether that one has gone at each whole second, as they all do: while some don't lend their slices look the
+ * same. */
+static void lend(void)
+{
+	static __thread struct {
+		uint64_t next_ns, every_ns;
+		unsigned slices;
+	} lent __attribute__((tls_model("initial-exec")));
+	uint64_t now = vmh_now_ns(), took;
+
+	if (now < lent.next_ns)
+		return;
+	sched_yield();
+	took = vmh_now_ns() - now;
+	now += took;
+	lent.slices = took >= SLICE_NS ? lent.slices + 1 : 0;
+	if (took >= LENT_NS)
+		lent.every_ns = LEND_NS;
+	else if (lent.every_ns < LEND_MAX_NS)
+		lent.every_ns = lent.every_ns * 2 + LEND_NS;
+	lent.next_ns = now + lent.every_ns;
+	if (lent.slices == SLICES_MAX) {
+		lent.slices = 0;
+		lent.next_ns = (now / SECOND_NS + 1) * SECOND_NS;
+	}
+}
+
 bool vmh_spin_goes_on(uint64_t looks, bool ends)
 {
 	int others = atomic_load_explicit(&spinners, memory_order_relaxed) - vmh_spins;
 	bool by_policy = atomic_load_explicit(&vmh_spin_offers, memory_order_relaxed);
 
-	if ((by_policy || (ends && vmh_params.hybrid_spin_share)) && others < processors && !worth_it(looks, by_policy))
-		return false;
+	if (others < processors && (by_policy || vmh_params.hybrid_spin_share)) {
+		if (!by_policy && !ends)
+			lend();
+		else if (!worth_it(looks, by_policy))
+			return false;
+	}
 	if (processors == INT_MAX)
 		return true;
 	if (!vmh_spins && (looks >= LONG_LOOKS || others >= processors)) { /* else a handler may have jumped out of a call that was */
