@@ -45,9 +45,13 @@ def told(program: Path, *preloads: Path, **variables: str) -> subprocess.Complet
     return subprocess.run([program], env=clean | shim, capture_output=True, text=True, timeout=60, check=True)
 
 
+@pytest.fixture(scope="module")
+def plain(program: Path) -> str:
+    return told(program).stdout
+
+
 @pytest.mark.parametrize("policy", ["adaptive", "offload", "kernel"])
-def test_as_the_kernel(program: Path, policy: str) -> None:
-    plain = told(program).stdout
+def test_as_the_kernel(program: Path, plain: str, policy: str) -> None:
     assert plain.count("cancelled") == 3 * 15 and "goes on" not in plain and plain.count("EAGAIN") == 3 * 11
     assert told(program, library(), VMA_HYBRID_TCP=policy).stdout == plain
 

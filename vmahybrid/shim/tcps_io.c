@@ -516,9 +516,11 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 	return r > 0 || (send && !r) ? -EFAULT : r;
 }
 
-/* Of a receive call that the ring has done, or begun. */
-static void tell(struct vmh_tcps *s, struct msghdr *m)
+/* What a receive call that the ring has done, or begun, says beside the data. Returns r. */
+static ssize_t told(struct vmh_tcps *s, struct msghdr *m, bool send, ssize_t r)
 {
+	if (send || r < 0)
+		return r;
 	if (m->msg_name)
 		m->msg_namelen = 0;
 	m->msg_flags = 0;
@@ -526,6 +528,7 @@ static void tell(struct vmh_tcps *s, struct msghdr *m)
 		vmh_tcps_tell_inq(s, m);
 	else
 		m->msg_controllen = 0;
+	return r;
 }
 
 /* One that can't go home any more, as it has ended: what is left of it is the stack's to tell. */
@@ -546,9 +549,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 	} else if (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)) {
 		r = -EFAULT;
 	} else if (!why && begins_nowhere(m)) {
-		r = fault(s, m, flags, send);
-		if (!send && r >= 0)
-			tell(s, m);
+		r = told(s, m, send, fault(s, m, flags, send));
 	} else {
 		r = give_to_kernel(s, why);
 		if (!r)
@@ -557,8 +558,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), !send && (flags & MSG_TRUNC) };
 
 			r = by_stack(s, &t, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
-			if (!send && r >= 0)
-				tell(s, m);
+			r = told(s, m, send, r);
 		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
 		}
@@ -611,8 +611,8 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			r = rest_by_kernel(s, fd, m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
-				if (t.skip && !send)
-					tell(s, m);
+				if (t.skip)
+					told(s, m, send, 0);
 				return total(&t, r);
 			}
 			continue;
@@ -636,10 +636,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		r = by_stack(s, &t, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);
-			r = t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r;
-			if (!send && r >= 0)
-				tell(s, m);
-			return r;
+			return told(s, m, send, t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r);
 		}
 	}
 }

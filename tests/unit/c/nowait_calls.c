@@ -55,7 +55,7 @@ static void *cancelled(void *arg)
 
 	if (how & 16) {
 		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
-		usleep(20000);
+		usleep(5000);
 		pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
 	}
 	call(how & 15, 3);
@@ -71,7 +71,7 @@ static void cancel(const char *what, int how)
 
 	pthread_create(&t, NULL, cancelled, (void *)(long)how);
 	if (!(how & 16))
-		usleep(20000);
+		usleep(5000);
 	pthread_cancel(t);
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += 3;
