@@ -203,6 +203,17 @@ LISTIO(lio_listio64, aiocb64)
 
 /* --- descriptor flags --- */
 
+/* F_SETFL failed. */
+static void stayed(int fd)
+{
+	TCPS_HELD t = vmh_tcps_get(fd);
+	int saved = errno;
+
+	if (t)
+		vmh_tcps_set_nonblock(t, (vmh_sys(SYS_fcntl, fd, F_GETFL) & O_NONBLOCK) != 0);
+	errno = saved;
+}
+
 static void nonblock_changed(struct vmh_sock *s, bool on)
 {
 	atomic_store(&s->nonblock, on);
@@ -235,10 +246,19 @@ static int do_fcntl(int (*real)(int, int, ...), int fd, int cmd, void *arg)
 		if (flags != VMH_TCPS_KERNELS)
 			return flags;
 	}
+	if (cmd == F_SETFL && !((long)arg & O_NONBLOCK)) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+
+		if (t)
+			vmh_tcps_will_wait(t);
+	}
 	int r = real(fd, cmd, arg);
 
-	if (r < 0)
+	if (r < 0) {
+		if (vmh_unlikely(cmd == F_SETFL))
+			stayed(fd);
 		return r;
+	}
 	if (cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC) {
 		vmh_duplicated(fd, r);
 		return r;
@@ -328,6 +348,8 @@ static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *ar
 		if (refused)
 			RETURN(refused);
 	}
+	if (request == FIONBIO && !vmh_bad_ptr(arg) && !*(int *)arg)
+		vmh_tcps_will_wait(t);
 	int r = vmh_real()->ioctl(fd, request, arg);
 	if (request != FIONBIO && request != FIOCLEX)
 		t->touched |= VMH_TCPS_TOUCHED;

@@ -132,7 +132,7 @@ VMH_COLD static ssize_t refused(int fd, int flags, bool send, ssize_t r)
 #define KERNELS(flags, name, nr, ...) \
 	({ \
 		ssize_t k_; \
-		if (vmh_real_is_libc && (((flags) & MSG_DONTWAIT) || VMH_GET(vmh_plain_fds[fd]) == VMH_PLAIN_NOWAIT)) { \
+		if (vmh_real_is_libc && (((flags) & MSG_DONTWAIT) || vmh_plain_nowait(fd))) { \
 			pthread_testcancel(); \
 			k_ = as_libc(vmh_sys(nr, __VA_ARGS__)); \
 		} else { \

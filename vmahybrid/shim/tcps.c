@@ -116,7 +116,16 @@ static void note_nonblock(struct vmh_tcps *s, bool on)
 void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
 {
 	note_nonblock(s, on);
-	vmh_plain_shut(s->obj.fd); /* which knows of it, too: the next call opens it again */
+	if (vmh_tcps_state(s) == VMH_TCPS_KERNEL)
+		vmh_plain_shut(s->obj.fd); /* the next call opens it again, as it is now */
+}
+
+void vmh_tcps_will_wait(struct vmh_tcps *s)
+{
+	if (!vmh_plain_nowait(s->obj.fd))
+		return;
+	note_nonblock(s, false);
+	vmh_plain_waits(s->obj.fd);
 }
 
 void vmh_tcps_touch(int fd)

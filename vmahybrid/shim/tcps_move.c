@@ -883,6 +883,8 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	switch (vmh_tcps_state(s)) {
 	case VMH_TCPS_KERNEL:
 		atomic_store(&s->state, VMH_TCPS_HOME);
+		if (vmh_plain_nowait(s->obj.fd)) /* other processes, too, may say from now on whether its calls wait */
+			VMH_SET(vmh_plain_fds[s->obj.fd], VMH_PLAIN);
 		vmh_tcps_set_reason(s, reason);
 		break;
 	case VMH_TCPS_RING:

@@ -7,6 +7,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_tcps.h"
 #include <pthread.h>
+#include <sched.h>
 
 VMH_EACH_CALL uint8_t *vmh_plain_fds;
 VMH_EACH_CALL unsigned vmh_plain_size;
@@ -81,8 +82,11 @@ void vmh_plain_open(struct vmh_tcps *s)
 {
 	unsigned fd = (unsigned)s->obj.fd;
 
-	if (fd < vmh_plain_size && vmh_tcps_state(s) == VMH_TCPS_KERNEL && atomic_load(&s->obj.nfds) == 1)
-		VMH_SET(vmh_plain_fds[fd], atomic_load(&s->nonblock) ? VMH_PLAIN_NOWAIT : VMH_PLAIN);
+	if (fd >= vmh_plain_size || vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1)
+		return;
+	__atomic_store_n(&vmh_plain_fds[fd], atomic_load(&s->nonblock) ? VMH_PLAIN_NOWAIT : VMH_PLAIN, __ATOMIC_SEQ_CST);
+	if (!atomic_load(&s->nonblock) && VMH_GET(vmh_plain_fds[fd]) == VMH_PLAIN_NOWAIT)
+		VMH_SET(vmh_plain_fds[fd], VMH_PLAIN); /* vmh_tcps_will_wait() came between */
 }
 
 void vmh_plain_open_again(struct vmh_tcps *s, int fd)
@@ -108,6 +112,16 @@ bool vmh_plain_is_in(int fd)
 		if (atomic_load_explicit(&c->fd, memory_order_acquire) == fd + 1)
 			return true;
 	return false;
+}
+
+#define LEAVE_TRIES 1000 /* none of them waits yet */
+
+void vmh_plain_waits(int fd)
+{
+	__atomic_store_n(&vmh_plain_fds[fd], VMH_PLAIN, __ATOMIC_SEQ_CST);
+	vmh_barrier();
+	for (int tries = 0; tries < LEAVE_TRIES && vmh_plain_is_in(fd); tries++)
+		sched_yield();
 }
 
 bool vmh_tcps_not_plain(struct vmh_tcps *s)

@@ -304,12 +304,14 @@ struct vmh_offered vmh_spin_offered(void)
 #define REST_MAX_NS 64000000000u
 #define REST_ENDS_NS 30000000000u /* after the last one: then it begins anew */
 #define OFFERS 64
+#define LOST_NS 20000000u /* at once: more than a turn of one that computes; a cgroup's quota may be used up */
 
 static __thread struct {
 	uint64_t turn_ns, offer_ns, since_ns, gone_ns;
 	uint64_t rests_until, rest_ns;
-	uint32_t offers, taken;
-	bool by_policy;
+	uint64_t asked_ns, began_ns;
+	uint32_t offers, taken, vain;
+	bool by_policy, realtime, in_vain;
 } my __attribute__((tls_model("initial-exec")));
 
 static void had_by_others(uint64_t ns, bool by_policy)
@@ -319,16 +321,20 @@ static void had_by_others(uint64_t ns, bool by_policy)
 		atomic_fetch_add_explicit(&gone_ns, ns, memory_order_relaxed);
 }
 
+static void rest(uint64_t now)
+{
+	my.rest_ns = !my.rest_ns || now - my.rests_until > REST_ENDS_NS ? REST_MIN_NS
+		   : my.rest_ns < REST_MAX_NS ? my.rest_ns * 2 : my.rest_ns;
+	my.rests_until = now + my.rest_ns;
+}
+
 /* Do others want the processor of this thread so much that it is to rest? */
 static void weigh(uint64_t now)
 {
 	uint64_t share = (uint64_t)vmh_params.hybrid_spin_share;
 
-	if (my.taken * 100ull >= my.offers * share || my.gone_ns * 100 >= (now - my.since_ns) * share) {
-		my.rest_ns = !my.rest_ns || now - my.rests_until > REST_ENDS_NS ? REST_MIN_NS
-			   : my.rest_ns < REST_MAX_NS ? my.rest_ns * 2 : my.rest_ns;
-		my.rests_until = now + my.rest_ns;
-	}
+	if (my.taken * 100ull >= my.offers * share || my.gone_ns * 100 >= (now - my.since_ns) * share)
+		rest(now);
 	my.offers = my.taken = 0;
 	my.gone_ns = 0;
 	my.since_ns = now;
@@ -340,8 +346,11 @@ static void look_for_others(uint64_t now, bool first, bool by_policy)
 {
 	uint64_t then;
 
-	if (!first && now - my.turn_ns >= GONE_NS && now - my.turn_ns < LONG_NS)
+	if (!first && now - my.turn_ns >= GONE_NS && now - my.turn_ns < LONG_NS) {
 		had_by_others(now - my.turn_ns, by_policy);
+		if (now - my.turn_ns >= LOST_NS && my.rests_until < now + REST_MIN_NS)
+			my.rests_until = now + REST_MIN_NS;
+	}
 	my.turn_ns = now;
 	if (now - my.offer_ns < OFFER_NS)
 		return;
@@ -369,11 +378,51 @@ static bool worth_it(uint64_t looks, bool by_policy)
 		return false;
 	my.by_policy = by_policy;
 	look_for_others(now, first, by_policy);
-	if (my.offers >= OFFERS) {
+	if (my.offers >= OFFERS)
 		weigh(my.offer_ns);
-		return by_policy || my.offer_ns >= my.rests_until;
+	return by_policy || my.turn_ns >= my.rests_until;
+}
+
+#define ASKED_NS 1000000000u  /* a class is believed for so long */
+#define REALTIME_NS 200000u   /* round trips of a data center are shorter */
+#define IN_VAIN_MAX 3         /* in a row */
+
+static bool is_realtime(uint64_t now)
+{
+	if (!my.asked_ns || now - my.asked_ns >= ASKED_NS) {
+		long class_ = vmh_sys(SYS_sched_getscheduler, 0);
+
+		my.asked_ns = now;
+		my.realtime = class_ >= 0 && (class_ & ~SCHED_RESET_ON_FORK) != SCHED_OTHER &&
+			      (class_ & ~SCHED_RESET_ON_FORK) != SCHED_BATCH && (class_ & ~SCHED_RESET_ON_FORK) != SCHED_IDLE;
 	}
-	return true;
+	return my.realtime;
+}
+
+/* A thread of a real-time class: whoever else is to run on its processor, it may be the one whose answer it waits for, can't,
+ * and it learns nothing of that. So it spins for a short time, and rests where that was in vain. */
+static bool realtime_goes_on(uint64_t looks)
+{
+	uint64_t now = vmh_now_ns();
+
+	if (!is_realtime(now))
+		return true;
+	if (looks == VMH_SPIN_TURN) {
+		if (!my.in_vain)
+			my.vain = 0;
+		my.in_vain = false;
+		my.began_ns = now;
+	}
+	if (now < my.rests_until)
+		return false;
+	if (now - my.began_ns < REALTIME_NS)
+		return true;
+	my.in_vain = true;
+	if (++my.vain >= IN_VAIN_MAX) {
+		my.vain = 0;
+		rest(now);
+	}
+	return false;
 }
 
 #define LEND_NS 3000u        /* others that spin and lend have work for moments */
@@ -417,6 +466,8 @@ bool vmh_spin_goes_on(uint64_t looks, bool ends)
 	int others = atomic_load_explicit(&spinners, memory_order_relaxed) - vmh_spins;
 	bool by_policy = atomic_load_explicit(&vmh_spin_offers, memory_order_relaxed);
 
+	if (ends && vmh_params.hybrid_spin_share && !realtime_goes_on(looks))
+		return false;
 	if (others < processors && (by_policy || vmh_params.hybrid_spin_share)) {
 		if (!by_policy && !ends)
 			lend();

@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,9 +95,50 @@ static void pair(int flags)
 	close(l);
 }
 
+static void *looks(void *arg)
+{
+	for (;;)
+		call(RECV, 1);
+	return arg;
+}
+
+/* While a thread looks, another one says that its calls are to wait: it can be cancelled all the same. */
+static int stuck(int by_child)
+{
+	int n = 0;
+
+	for (int i = 0; i < 300 && !n; i++) {
+		struct timespec until;
+		pthread_t t;
+
+		pair(SOCK_NONBLOCK);
+		call(RECV, 1);
+		call(RECV, 1);
+		pthread_create(&t, NULL, looks, NULL);
+		usleep((useconds_t)(i % 7) * 10);
+		if (!by_child) {
+			fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+		} else if (!fork()) {
+			fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+			_exit(0);
+		} else {
+			i += 20;
+			wait(NULL);
+		}
+		pthread_cancel(t);
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec += 3;
+		n = pthread_timedjoin_np(t, NULL, &until) != 0;
+		close(peer);
+		close(fd);
+	}
+	return n;
+}
+
 int main(void)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	printf("stuck %d, by a child %d\n", stuck(0), stuck(1));
 	for (int way = 0; way < 3; way++) {
 		pair(way == 0 ? SOCK_NONBLOCK : 0);
 		if (way == 1)
