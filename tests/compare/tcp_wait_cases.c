@@ -481,7 +481,56 @@ static void low_water(int arg)
 	close(fd);
 }
 
+static int looked_at, looking_set;
+
+static void *looks(void *arg)
+{
+	struct pollfd p = { looked_at, POLLIN, 0 };
+	struct timespec none = { 0 };
+	struct epoll_event e;
+	fd_set set;
+
+	FD_ZERO(&set);
+	for (;;) {
+		FD_SET(looked_at, &set);
+		switch ((int)(long)arg) {
+		case 0: poll(&p, 1, 0); break;
+		case 1: ppoll(&p, 1, &none, NULL); break;
+		case 2: select(looked_at + 1, &set, NULL, NULL, &(struct timeval){ 0 }); break;
+		case 3: pselect(looked_at + 1, &set, NULL, NULL, &none, NULL); break;
+		case 4: epoll_wait(looking_set, &e, 1, 0); break;
+		default: epoll_pwait(looking_set, &e, 1, 0, NULL);
+		}
+	}
+	return NULL;
+}
+
+static void cancelled_look(int which)
+{
+	struct epoll_event e = { .events = EPOLLIN };
+	struct timespec until;
+	void *result = NULL;
+	pthread_t t;
+
+	looked_at = tcp_client(), looking_set = epoll_create1(0);
+	epoll_ctl(looking_set, EPOLL_CTL_ADD, looked_at, &e);
+	pthread_create(&t, NULL, looks, (void *)(long)which);
+	settle();
+	say("cancel", pthread_cancel(t));
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 3;
+	say("join", pthread_timedjoin_np(t, &result, &until));
+	say_yes("cancelled", result == PTHREAD_CANCELED);
+	close(looking_set), close(looked_at);
+}
+
 const struct call_case tcp_wait_cases[] = {
+	{ "tcp cancel a poll that does not wait", cancelled_look, 0 },
+	{ "tcp cancel a ppoll that does not wait", cancelled_look, 1 },
+	{ "tcp cancel a select that does not wait", cancelled_look, 2 },
+	{ "tcp cancel a pselect that does not wait", cancelled_look, 3 },
+	{ "tcp cancel an epoll_wait that does not wait", cancelled_look, 4 },
+	{ "tcp cancel an epoll_pwait that does not wait", cancelled_look, 5 },
 	{ "tcp SO_RCVTIMEO", receive_timeout, 0 }, { "tcp SO_RCVTIMEO, accepted", receive_timeout, 1 },
 	{ "tcp EINTR", interrupted, 0 }, { "tcp SA_RESTART", interrupted, 1 },
 	{ "tcp EINTR with a timeout", interrupted_timed, 0 }, { "tcp SA_RESTART with a timeout", interrupted_timed, 1 },

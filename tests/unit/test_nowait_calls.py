@@ -62,4 +62,4 @@ def test_a_library_below_is_called(program: Path, tmp_path: Path) -> None:
     plain, shim = told(program, tmp_path / "below.so"), told(program, library(), tmp_path / "below.so")
     assert shim.stdout == plain.stdout
     (calls,), (same,) = (re.findall(r"^below (\d+)$", run.stderr, re.M) for run in (plain, shim))
-    assert calls == same and int(calls) >= 18
+    assert int(same) >= int(calls) >= 18    # the shim asks for some read() by recv()

@@ -176,11 +176,18 @@ def _remove_here() -> list[str]:
     time.sleep(SETTLE_SECONDS)  # one that is just being made gets its program within a few milliseconds
     stale = {index: name for index, name in _unguarded(ALIAS).items() if index in first}
     from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
+    removed: list[str] = []
     with IPRoute() as route:
-        for index in stale:
-            route.link("del", index=index)
-    return list(stale.values())
+        for index, name in stale.items():
+            try:
+                route.link("del", index=index)
+            except NetlinkError as error:   # went with the other end, or another service was first
+                log.debug("%s: %s", name, error)
+                continue
+            removed.append(name)
+    return removed
 
 
 def _unguarded(alias: str) -> dict[int, str]:

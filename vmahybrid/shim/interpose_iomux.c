@@ -8,6 +8,7 @@
 #include "vmh_ring.h"
 #include "vmh_tcps.h"
 #include <limits.h>
+#include <pthread.h>
 
 static int64_t from_ms(int ms)
 {
@@ -96,6 +97,7 @@ VMH_TRACED_WAIT(poll, (struct pollfd *fds, nfds_t n, int timeout), (fds, n, time
 		return r;
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || !vmh_poll_wanted(fds, n)))
 		return counted_poll(vmh_real()->poll(fds, n, timeout), fds, n);
+	pthread_testcancel(); /* also where it does not wait, as libc's; so in those that follow */
 	RETURN(vmh_poll(fds, n, from_ms(timeout), NULL));
 }
 
@@ -105,6 +107,7 @@ VMH_TRACED_WAIT(ppoll, (struct pollfd *fds, nfds_t n, const struct timespec *tim
 	if (vmh_likely(vmh_bad_ptr(fds) || !n || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_poll_wanted(fds, n)))
 		return counted_poll(vmh_real()->ppoll(fds, n, timeout, mask), fds, n);
+	pthread_testcancel();
 	RETURN(vmh_poll(fds, n, from_timespec(timeout), mask));
 }
 
@@ -145,6 +148,7 @@ VMH_TRACED_WAIT(select, (int nfds, fd_set *restrict r, fd_set *restrict w, fd_se
 			     : (int64_t)timeout->tv_sec * 1000000000 + (int64_t)timeout->tv_usec * 1000;
 		start = vmh_now_ns();
 	}
+	pthread_testcancel();
 	int ret = vmh_select(nfds, r, w, e, ns, NULL);
 	if (timeout && ns != INT64_MAX) { /* Linux tells what is left */
 		int64_t left = ns - (int64_t)(vmh_now_ns() - start);
@@ -164,6 +168,7 @@ VMH_TRACED_WAIT(pselect, (int nfds, fd_set *restrict r, fd_set *restrict w, fd_s
 	if (vmh_likely(nfds <= 0 || bad_sets(r, w, e) || bad_timespec(timeout) || bad_if_given(mask) ||
 		       !vmh_select_wanted(nfds, r, w, e)))
 		return counted_select(vmh_real()->pselect(nfds, r, w, e, timeout, mask), nfds, r);
+	pthread_testcancel();
 	RETURN(vmh_select(nfds, r, w, e, from_timespec(timeout), mask));
 }
 
@@ -237,6 +242,7 @@ static int wait_on(struct vmh_obj *o, int epfd, struct epoll_event *evs, int max
 {
 	__attribute__((cleanup(obj_drop))) struct vmh_obj *ep = o; /* also when the thread is cancelled */
 
+	pthread_testcancel();
 	RETURN(vmh_epoll_wait(ep, epfd, evs, max, ns, mask));
 }
 

@@ -218,6 +218,7 @@ VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr
 VMH_TRACED(connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len), "%d, %s", fd,
 	   vmh_trace_addr((char[VMH_TRACE_TEXT]){ 0 }, addr, len, r_))
 {
+	pthread_testcancel();
 	struct vmh_sock *s = sock_get(fd);
 
 	if (!s) {

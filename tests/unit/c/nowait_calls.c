@@ -98,7 +98,7 @@ static void pair(int flags)
 static void *looks(void *arg)
 {
 	for (;;)
-		call(RECV, 1);
+		call(READ, 1);
 	return arg;
 }
 
@@ -112,8 +112,8 @@ static int stuck(int by_child)
 		pthread_t t;
 
 		pair(SOCK_NONBLOCK);
-		call(RECV, 1);
-		call(RECV, 1);
+		call(READ, 1);
+		call(READ, 1);
 		pthread_create(&t, NULL, looks, NULL);
 		usleep((useconds_t)(i % 7) * 10);
 		if (!by_child) {
