@@ -1,5 +1,6 @@
 /* Options of a connection, before and after it carried something. */
 #include "tcp_calls.h"
+#include <sys/mman.h>
 
 struct option {
 	const char *name;
@@ -372,6 +373,36 @@ static void odd_addresses(int arg)
 	close(fd);
 }
 
+/* An option that reads. */
+static void zero_copy(int accepted)
+{
+	static char copy[65536], rest[65536];
+	struct {
+		uint64_t address;
+		uint32_t length, skip;
+		uint32_t inq;
+		int32_t err;
+		uint64_t copy_address;
+		int32_t copy_len;
+		uint32_t flags;
+	} z = { .length = sizeof(copy), .copy_address = (uintptr_t)copy, .copy_len = sizeof(copy) };
+	int fd = tcp_pair(accepted);
+	void *at = mmap(NULL, sizeof(copy), PROT_READ, MAP_SHARED, fd, 0);
+	ssize_t n;
+
+	z.address = (uintptr_t)at;
+	tell("send 30000");
+	settle();
+	say("getsockopt", getsockopt(fd, IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, &z, &(socklen_t){ sizeof(z) }));
+	n = z.length + (z.copy_len > 0 ? z.copy_len : 0);
+	say_yes("some, or it is to be read", n > 0 || z.skip > 0);
+	while (n < 30000)
+		n += recv(fd, rest, sizeof(rest), 0);
+	say("all", n);
+	munmap(at, sizeof(copy));
+	close(fd);
+}
+
 const struct call_case tcp_opt_cases[] = {
 	{ "tcp options 1", set_options, 8 }, { "tcp options 2", set_options, 804 }, { "tcp options 3", set_options, 1202 },
 	{ "tcp options 4", set_options, 1404 }, { "tcp options 5", set_options, 1803 }, { "tcp options 6", set_options, 2106 },
@@ -382,6 +413,7 @@ const struct call_case tcp_opt_cases[] = {
 	{ "tcp TCP_INFO", info, 0 }, { "tcp TCP_INFO, accepted", info, 1 },
 	{ "tcp names", names, 0 }, { "tcp names, accepted", names, 1 },
 	{ "tcp connected already", again, 0 }, { "tcp connect to AF_UNSPEC", again, 1 },
+	{ "tcp TCP_ZEROCOPY_RECEIVE", zero_copy, 0 }, { "tcp TCP_ZEROCOPY_RECEIVE, accepted", zero_copy, 1 },
 	{ "tcp SO_ERROR", error_option, 0 }, { "tcp odd options", odd_options, 0 }, { "tcp odd addresses", odd_addresses, 0 },
 	{ 0 },
 };

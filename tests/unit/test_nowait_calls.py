@@ -30,12 +30,15 @@ __attribute__((destructor)) static void said(void) { fprintf(stderr, "below %d\\
 """
 
 
+def built(directory: Path, name: str) -> Path:
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-Wno-unused-result", "-pthread", "-o", directory / name,
+                    Path(__file__).parent / f"c/{name}.c"], check=True)  # fmt: skip
+    return directory / name
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("nowait") / "nowait_calls"
-    subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-pthread", "-o", out, Path(__file__).parent / "c/nowait_calls.c"],
-                   check=True)  # fmt: skip
-    return out
+    return built(tmp_path_factory.mktemp("nowait"), "nowait_calls")
 
 
 def told(program: Path, *preloads: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -63,3 +66,11 @@ def test_a_library_below_is_called(program: Path, tmp_path: Path) -> None:
     assert shim.stdout == plain.stdout
     (calls,), (same,) = (re.findall(r"^below (\d+)$", run.stderr, re.M) for run in (plain, shim))
     assert int(same) >= int(calls) >= 18    # the shim asks for some read() by recv()
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "offload"])
+def test_a_thread_with_descriptors_of_its_own(tmp_path: Path, policy: str) -> None:
+    program = built(tmp_path, "apart_calls")
+    plain = told(program).stdout
+    assert "same numbers 1" in plain and "-1" not in plain
+    assert told(program, library(), VMA_HYBRID_TCP=policy).stdout == plain

@@ -6,6 +6,7 @@
 #include "vmh_uring.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #define FDTAB_MAX (1u << 20)
 
@@ -48,11 +49,41 @@ void vmh_fdtab_own(void)
 	*owner = vmh_sys(SYS_getpid);
 }
 
-static __thread bool apart __attribute__((tls_model("initial-exec")));
+__thread bool vmh_fds_apart __attribute__((tls_model("initial-exec")));
+
+static struct vmh_sock_stats *stats_of(const struct vmh_obj *o, unsigned class_)
+{
+	if (class_ == VMH_CLASS_TCP)
+		return VMH_GET(((const struct vmh_tcps *)o)->stats);
+	return class_ == VMH_CLASS_UDP ? VMH_GET(((const struct vmh_sock *)o)->stats) : NULL;
+}
+
+/* What it has, or has not, in common with the others is told by the inodes. A set of epoll has none of its own. */
+bool vmh_fd_is_another(int fd, const struct vmh_obj *o)
+{
+	struct vmh_sock_stats *st = stats_of(o, atomic_load_explicit(&o->class_, memory_order_relaxed));
+	struct stat is;
+
+	if (vmh_sys(SYS_fstat, fd, &is) < 0)
+		return true;
+	return st ? !S_ISSOCK(is.st_mode) || is.st_ino != VMH_GET(st->inode) : (is.st_mode & S_IFMT) != 0;
+}
 
 void vmh_fdtab_part(void)
 {
-	apart = true;
+	unsigned used = atomic_load(&vmh_fdtab_used);
+
+	for (int fd = 0; fd < (int)used; fd++) {
+		struct vmh_obj *o = vmh_fd_get(fd);
+		struct vmh_sock_stats *st = o ? stats_of(o, atomic_load(&o->class_)) : NULL;
+
+		if (st)
+			vmh_stats_sock_name(st, 0);
+		if (o)
+			vmh_obj_put(o);
+	}
+	vmh_fds_apart = true;
+	vmh_plain_part();
 }
 
 bool vmh_memory_borrowed(void)
@@ -64,7 +95,7 @@ bool vmh_memory_borrowed(void)
  * what a thread closes that has left the table of the others (CLONE_FILES, CLOSE_RANGE_UNSHARE). */
 bool vmh_fdtab_borrowed(void)
 {
-	return vmh_unlikely(apart) || vmh_unlikely(vmh_memory_borrowed());
+	return vmh_unlikely(vmh_fds_apart) || vmh_unlikely(vmh_memory_borrowed());
 }
 
 /* References that this thread has: at a fork all others are those of threads that the child does not have. */
@@ -79,8 +110,12 @@ struct vmh_obj *vmh_fd_get_slow(int fd)
 			return NULL;
 		vmh_obj_hold(o);
 		/* the memory is type-stable: if the table moved on, give the reference back and look again */
-		if (vmh_likely(atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire) == o))
-			return o;
+		if (vmh_likely(atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire) == o)) {
+			if (vmh_likely(!vmh_fds_apart) || !vmh_fd_is_another(fd, o))
+				return o;
+			vmh_obj_put(o);
+			return NULL;
+		}
 		vmh_obj_put(o);
 	}
 }
@@ -145,7 +180,7 @@ static void put_in(int fd, struct vmh_obj *o)
 
 int vmh_fd_install(int fd, struct vmh_obj *o)
 {
-	if ((unsigned)fd >= vmh_fdtab_size || apart)
+	if ((unsigned)fd >= vmh_fdtab_size || vmh_fds_apart)
 		return -EMFILE;
 	atomic_store(&o->nfds, 1);
 	o->fd = fd;

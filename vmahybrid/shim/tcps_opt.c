@@ -316,6 +316,12 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 	}
 	if (level == IPPROTO_IPV6 && name == IPV6_V6ONLY && VMH_GET(s->only_v6))
 		return vmh_tcps_give(val, len, &(int){ s->only_v6 == VMH_TCPS_ONLY_V6 }, sizeof(int));
+	if (level == IPPROTO_TCP && name == TCP_ZEROCOPY_RECEIVE && vmh_tcps_parked(s)) { /* it reads */
+		int err = vmh_tcps_kernel_takes(s, VMH_R_SOCKOPT);
+
+		if (err)
+			return err;
+	}
 	if (vmh_tcps_state(s) == VMH_TCPS_RING)
 		r = of_ring(s, level, name, val, len);
 	return r == VMH_TCPS_KERNELS ? (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len) : r;

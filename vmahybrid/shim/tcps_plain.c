@@ -78,6 +78,14 @@ bool vmh_plain_join(void)
 	return true;
 }
 
+/* This thread has descriptors of its own. */
+void vmh_plain_part(void)
+{
+	static struct vmh_plain_call never = { .fd = -1 };
+
+	vmh_plain_mine = &never;
+}
+
 void vmh_plain_open(struct vmh_tcps *s)
 {
 	unsigned fd = (unsigned)s->obj.fd;

@@ -473,6 +473,7 @@ static inline bool vmh_plain_nowait(int fd)
 }
 void vmh_plain_waits(int fd);                    /* no thread is in a call any more in which it can't be cancelled */
 bool vmh_tcps_not_plain(struct vmh_tcps *s);
+void vmh_plain_part(void);
 void vmh_plain_fork_child(void);
 static inline void vmh_plain_end(struct vmh_plain_call **c)
 {
