@@ -383,6 +383,7 @@ static bool worth_it(uint64_t looks, bool by_policy)
 	return by_policy || my.turn_ns >= my.rests_until;
 }
 
+#define DEADLINE 6            /* SCHED_DEADLINE: only the kernel's headers have it */
 #define ASKED_NS 1000000000u  /* a class is believed for so long */
 #define REALTIME_NS 200000u   /* round trips of a data center are shorter */
 #define IN_VAIN_MAX 3         /* in a row */
@@ -390,11 +391,10 @@ static bool worth_it(uint64_t looks, bool by_policy)
 static bool is_realtime(uint64_t now)
 {
 	if (!my.asked_ns || now - my.asked_ns >= ASKED_NS) {
-		long class_ = vmh_sys(SYS_sched_getscheduler, 0);
+		long class_ = vmh_sys(SYS_sched_getscheduler, 0) & ~(long)SCHED_RESET_ON_FORK;
 
 		my.asked_ns = now;
-		my.realtime = class_ >= 0 && (class_ & ~SCHED_RESET_ON_FORK) != SCHED_OTHER &&
-			      (class_ & ~SCHED_RESET_ON_FORK) != SCHED_BATCH && (class_ & ~SCHED_RESET_ON_FORK) != SCHED_IDLE;
+		my.realtime = class_ == SCHED_FIFO || class_ == SCHED_RR || class_ == DEADLINE;
 	}
 	return my.realtime;
 }

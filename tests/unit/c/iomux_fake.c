@@ -253,6 +253,11 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	return -ENOTSUP;
 }
 
+void vmh_plain_part(void) { }
+void vmh_stats_sock_name(struct vmh_sock_stats *s, uint64_t inode)
+{
+	(void)s, (void)inode;
+}
 uint8_t *vmh_plain_fds;
 unsigned vmh_plain_size;
 
