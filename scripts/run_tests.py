@@ -40,10 +40,9 @@ QUIET = (
     "tests/net/test_death_service.py", "tests/net/test_net_page.py", "tests/net/test_parameters_act.py",
     "tests/net/test_receive_seen.py", "tests/net/test_service_input.py", "tests/net/test_service_life.py",
     "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py", "tests/net/test_tcp_conf.py",
-    "tests/net/test_tcp_counters.py", "tests/net/test_tcp_fastopen.py", "tests/net/test_tcp_listener_home.py",
-    "tests/net/test_tcp_params.py", "tests/net/test_tcp_relay.py", "tests/net/test_tcp_seen.py",
-    "tests/net/test_tcp_show.py", "tests/net/test_tcp_tickets.py", "tests/net/test_tcp_trouble.py",
-    "tests/sanitize/test_asan.py", LAST,
+    "tests/net/test_tcp_counters.py", "tests/net/test_tcp_fastopen.py", "tests/net/test_tcp_params.py",
+    "tests/net/test_tcp_relay.py", "tests/net/test_tcp_seen.py", "tests/net/test_tcp_show.py",
+    "tests/net/test_tcp_tickets.py", "tests/net/test_tcp_trouble.py", "tests/sanitize/test_asan.py", LAST,
 )
 LATER = (
     "tests/apps/test_path_mtu.py", "tests/net/test_address_gone.py", "tests/net/test_arp_flux.py",
@@ -51,9 +50,10 @@ LATER = (
     "tests/net/test_libvma_conf.py", "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py",
     "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py", "tests/net/test_tcp_death.py",
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_late.py",
-    "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py", "tests/net/test_tcp_reasons.py",
-    "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py",
-    "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py", LAST,
+    "tests/net/test_tcp_listener_home.py", "tests/net/test_tcp_path.py", "tests/net/test_tcp_port_range.py",
+    "tests/net/test_tcp_raw_calls.py", "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_unshare.py",
+    "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py", "tests/sanitize/test_concurrency.py",
+    "tests/sanitize/test_tcp_concurrency.py", LAST,
 )
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
