@@ -47,6 +47,18 @@ void say_text(const char *what, const char *text)
 	printf("  %s: %s\n", what, text);
 }
 
+void say_cancelled(pthread_t t)
+{
+	struct timespec until;
+	void *result = NULL;
+
+	say("cancel", pthread_cancel(t));
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 3;
+	say("join", pthread_timedjoin_np(t, &result, &until));
+	say_text("cancelled", result == PTHREAD_CANCELED ? "yes" : "no");
+}
+
 struct sockaddr_in peer(int port)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(port) };

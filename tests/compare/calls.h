@@ -28,6 +28,7 @@ extern const char *peer_ip, *my_ip;
 void say(const char *what, long r);
 void say_data(const char *what, const void *data, long n); /* length, first and last byte, checksum */
 void say_text(const char *what, const char *text);
+void say_cancelled(pthread_t t);   /* cancels it, and waits for it, 3 s at most */
 
 struct sockaddr_in peer(int port);
 int udp(void);                    /* AF_INET, SOCK_DGRAM */

@@ -253,7 +253,6 @@ def test_a_spinning_thread_leaves_the_processor(service: Service, share: str, po
 ROUNDS = """
 import socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-print("on", flush=True)
 n, end = 0, time.monotonic() + 2
 while time.monotonic() < end:
     s.sendall(b"x" * 100)

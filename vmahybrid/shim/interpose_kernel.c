@@ -207,11 +207,9 @@ LISTIO(lio_listio64, aiocb64)
 static void stayed(int fd)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
-	int saved = errno;
 
 	if (t)
-		vmh_tcps_set_nonblock(t, (vmh_sys(SYS_fcntl, fd, F_GETFL) & O_NONBLOCK) != 0);
-	errno = saved;
+		vmh_tcps_ask_nonblock(t, fd);
 }
 
 static void nonblock_changed(struct vmh_sock *s, bool on)

@@ -41,7 +41,7 @@ bool vmh_fd_wanted(int fd)
 	if ((unsigned)fd >= vmh_fdtab_size)
 		return false;
 	o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
-	return vmh_unlikely(o != NULL) && !(vmh_unlikely(vmh_fds_apart) && vmh_fd_is_another(fd, o)) && obj_wanted(o);
+	return vmh_unlikely(o != NULL) && vmh_fd_is_mine(fd, o) && obj_wanted(o);
 }
 
 bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)

@@ -111,7 +111,7 @@ struct vmh_obj *vmh_fd_get_slow(int fd)
 		vmh_obj_hold(o);
 		/* the memory is type-stable: if the table moved on, give the reference back and look again */
 		if (vmh_likely(atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire) == o)) {
-			if (vmh_likely(!vmh_fds_apart) || !vmh_fd_is_another(fd, o))
+			if (vmh_fd_is_mine(fd, o))
 				return o;
 			vmh_obj_put(o);
 			return NULL;

@@ -120,6 +120,13 @@ void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
 		vmh_plain_shut(s->obj.fd); /* the next call opens it again, as it is now */
 }
 
+void vmh_tcps_ask_nonblock(struct vmh_tcps *s, int fd)
+{
+	long flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
+
+	vmh_tcps_set_nonblock(s, flags >= 0 && (flags & O_NONBLOCK));
+}
+
 void vmh_tcps_will_wait(struct vmh_tcps *s)
 {
 	if (!vmh_plain_nowait(s->obj.fd))

@@ -164,9 +164,7 @@ static int import(struct vmh_tcps *s, const struct vmh_tcp_blob *state, const st
 
 static void publish(struct vmh_tcps *s, int fd)
 {
-	long flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
-
-	vmh_tcps_set_nonblock(s, flags >= 0 && (flags & O_NONBLOCK));
+	vmh_tcps_ask_nonblock(s, fd);
 	VMH_SET(s->rcvtimeo_ns, timeout_of(fd, SO_RCVTIMEO));
 	VMH_SET(s->sndtimeo_ns, timeout_of(fd, SO_SNDTIMEO));
 	vmh_tcps_watch_from_now(s);

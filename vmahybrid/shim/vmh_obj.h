@@ -29,7 +29,11 @@ extern _Atomic unsigned vmh_fdtab_used; /* above the highest number that was eve
 
 /* This thread has descriptors of its own (CLONE_FILES, CLOSE_RANGE_UNSHARE): a number may be another file's in the table. */
 extern __thread bool vmh_fds_apart __attribute__((tls_model("initial-exec")));
-VMH_COLD bool vmh_fd_is_another(int fd, const struct vmh_obj *o); /* it is, in this thread's table */
+VMH_COLD bool vmh_fd_is_another(int fd, const struct vmh_obj *o);
+static inline bool vmh_fd_is_mine(int fd, const struct vmh_obj *o) /* o is what this thread has as fd */
+{
+	return vmh_likely(!vmh_fds_apart) || !vmh_fd_is_another(fd, o);
+}
 
 VMH_HOT struct vmh_obj *vmh_fd_get_slow(int fd);
 static inline struct vmh_obj *vmh_fd_get(int fd) /* NULL: kernel fd; else put it back */
@@ -54,7 +58,7 @@ static inline struct vmh_obj *vmh_fd_peek(int fd, unsigned class_)
 	o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
 	if (vmh_likely(!o) || atomic_load_explicit(&o->class_, memory_order_relaxed) != class_)
 		return NULL;
-	return vmh_unlikely(vmh_fds_apart) && vmh_fd_is_another(fd, o) ? NULL : o;
+	return vmh_fd_is_mine(fd, o) ? o : NULL;
 }
 VMH_HOT void vmh_obj_put(struct vmh_obj *o);
 void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */

@@ -219,6 +219,7 @@ static inline void vmh_tcps_drop(struct vmh_tcps **s)
 void vmh_tcps_init(void);
 struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode); /* NULL: a kernel fd. inode: 0 of a new one */
 void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on);
+void vmh_tcps_ask_nonblock(struct vmh_tcps *s, int fd); /* as the kernel has it */
 void vmh_tcps_will_wait(struct vmh_tcps *s);     /* before the kernel is told so */
 void vmh_tcps_touch(int fd); /* its kernel socket is no more as it was made */
 /* socket(2) from those that were kept, or -1; and after it: inode as that has it, 0 of a new one */
@@ -466,14 +467,14 @@ static inline void vmh_plain_shut(int fd)        /* for calls that begin after t
 }
 bool vmh_plain_stop(int fd);                     /* the same, and vmh_plain_is_in() tells of all others; false: it can't */
 bool vmh_plain_is_in(int fd);
-/* Object lock held, state KERNEL: it begins on a ring, or listens there. false: somebody is in such a call. */
 static inline bool vmh_plain_nowait(int fd)
 {
 	return (unsigned)fd < vmh_plain_size && VMH_GET(vmh_plain_fds[fd]) == VMH_PLAIN_NOWAIT;
 }
 void vmh_plain_waits(int fd);                    /* no thread is in a call any more in which it can't be cancelled */
+/* Object lock held, state KERNEL: it begins on a ring, or listens there. false: somebody is in such a call. */
 bool vmh_tcps_not_plain(struct vmh_tcps *s);
-void vmh_plain_part(void);
+void vmh_plain_part(void);                       /* this thread has descriptors of its own: it makes no such calls */
 void vmh_plain_fork_child(void);
 static inline void vmh_plain_end(struct vmh_plain_call **c)
 {

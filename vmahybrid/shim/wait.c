@@ -369,9 +369,8 @@ static void look_for_others(uint64_t now, bool first, bool by_policy)
 }
 
 /* false: it sleeps now. */
-static bool worth_it(uint64_t looks, bool by_policy)
+static bool worth_it(uint64_t now, uint64_t looks, bool by_policy)
 {
-	uint64_t now = vmh_now_ns();
 	bool first = looks == VMH_SPIN_TURN || by_policy != my.by_policy; /* it may not have looked before */
 
 	if (!by_policy && now < my.rests_until)
@@ -401,10 +400,8 @@ static bool is_realtime(uint64_t now)
 
 /* A thread of a real-time class: whoever else is to run on its processor, it may be the one whose answer it waits for, can't,
  * and it learns nothing of that. So it spins for a short time, and rests where that was in vain. */
-static bool realtime_goes_on(uint64_t looks)
+static bool realtime_goes_on(uint64_t now, uint64_t looks)
 {
-	uint64_t now = vmh_now_ns();
-
 	if (!is_realtime(now))
 		return true;
 	if (looks == VMH_SPIN_TURN) {
@@ -436,13 +433,13 @@ static bool realtime_goes_on(uint64_t looks)
  * programs that spin do: else each round trip takes slices of all of them. To one that computes it would lend nearly all of
  * it. It looks whether that one has gone at each whole second, as they all do: while some don't lend their slices look the
  * same. */
-static void lend(void)
+static void lend(uint64_t now)
 {
 	static __thread struct {
 		uint64_t next_ns, every_ns;
 		unsigned slices;
 	} lent __attribute__((tls_model("initial-exec")));
-	uint64_t now = vmh_now_ns(), took;
+	uint64_t took;
 
 	if (now < lent.next_ns)
 		return;
@@ -466,12 +463,14 @@ bool vmh_spin_goes_on(uint64_t looks, bool ends)
 	int others = atomic_load_explicit(&spinners, memory_order_relaxed) - vmh_spins;
 	bool by_policy = atomic_load_explicit(&vmh_spin_offers, memory_order_relaxed);
 
-	if (ends && vmh_params.hybrid_spin_share && !realtime_goes_on(looks))
-		return false;
-	if (others < processors && (by_policy || vmh_params.hybrid_spin_share)) {
-		if (!by_policy && !ends)
-			lend();
-		else if (!worth_it(looks, by_policy))
+	if (by_policy || vmh_params.hybrid_spin_share) {
+		uint64_t now = vmh_now_ns();
+
+		if (ends && vmh_params.hybrid_spin_share && !realtime_goes_on(now, looks))
+			return false;
+		if (others < processors && !by_policy && !ends)
+			lend(now);
+		else if (others < processors && !worth_it(now, looks, by_policy))
 			return false;
 	}
 	if (processors == INT_MAX)

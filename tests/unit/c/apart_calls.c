@@ -1,7 +1,7 @@
 /* A program of test_nowait_calls.py: a thread with descriptors of its own, whose numbers are those of connections that
  * another thread has made since, and a connection that both have. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
+#include "tcp_pair.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -9,27 +9,10 @@
 #include <sched.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 static int both[2], mine[2];
 static pthread_barrier_t turn;
 static char buf[64];
-
-static void pair(int *p)
-{
-	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t len = sizeof(a);
-	int l = socket(AF_INET, SOCK_STREAM, 0);
-
-	bind(l, (struct sockaddr *)&a, sizeof(a));
-	listen(l, 1);
-	getsockname(l, (struct sockaddr *)&a, &len);
-	p[0] = socket(AF_INET, SOCK_STREAM, 0);
-	connect(p[0], (struct sockaddr *)&a, sizeof(a));
-	p[1] = accept(l, NULL, NULL);
-	close(l);
-}
 
 static void say(const char *what, long r)
 {
@@ -67,11 +50,11 @@ int main(void)
 {
 	pthread_t t;
 
-	pair(both);
+	tcp_pair(&both[0], &both[1], 0);
 	pthread_barrier_init(&turn, NULL, 2);
 	pthread_create(&t, NULL, own, NULL);
 	pthread_barrier_wait(&turn);
-	pair(mine);
+	tcp_pair(&mine[0], &mine[1], 0);
 	for (int i = 0; i < 100; i++)
 		send(mine[1], "x", 1, 0), recv(mine[0], buf, 9, 0);
 	send(both[0], "seven77", 7, 0);

@@ -1,18 +1,16 @@
 /* A program of test_nowait_calls.py: what calls on a connection that does not wait say, and how a thread is cancelled in
  * them. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
+#include "tcp_pair.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { RECV, READ, READV, RECVFROM, RECVMSG, SEND, WRITE, WRITEV, SENDTO, SENDMSG, CALLS };
 
@@ -80,21 +78,6 @@ static void cancel(const char *what, int how)
 	printf("%s %s %s\n", what, names[how & 15], r ? "goes on" : result == PTHREAD_CANCELED ? "cancelled" : "returned");
 }
 
-static void pair(int flags)
-{
-	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t len = sizeof(a);
-	int l = socket(AF_INET, SOCK_STREAM, 0);
-
-	bind(l, (struct sockaddr *)&a, sizeof(a));
-	listen(l, 1);
-	getsockname(l, (struct sockaddr *)&a, &len);
-	peer = socket(AF_INET, SOCK_STREAM, 0);
-	connect(peer, (struct sockaddr *)&a, sizeof(a));
-	fd = accept4(l, NULL, NULL, flags);
-	close(l);
-}
-
 static void *looks(void *arg)
 {
 	for (;;)
@@ -111,7 +94,7 @@ static int stuck(int by_child)
 		struct timespec until;
 		pthread_t t;
 
-		pair(SOCK_NONBLOCK);
+		tcp_pair(&peer, &fd, SOCK_NONBLOCK);
 		call(READ, 1);
 		call(READ, 1);
 		pthread_create(&t, NULL, looks, NULL);
@@ -140,7 +123,7 @@ int main(void)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	printf("stuck %d, by a child %d\n", stuck(0), stuck(1));
 	for (int way = 0; way < 3; way++) {
-		pair(way == 0 ? SOCK_NONBLOCK : 0);
+		tcp_pair(&peer, &fd, way == 0 ? SOCK_NONBLOCK : 0);
 		if (way == 1)
 			fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 		else if (way == 2)
