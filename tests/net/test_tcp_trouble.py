@@ -14,31 +14,39 @@ from dataclasses import replace
 import pytest
 from net.service_lab import until
 from net.test_tcp_path import NEVER, conversation
-from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, without_offloads
+from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, over, with_ipv6, without_offloads
 
-from vmahybrid.bench.sandbox import Sandbox, Side
+from vmahybrid.bench.sandbox import Sandbox, Side, run_command
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
 
 SIZE = 12_000_000
 MAC = "02:76:6d:68:02:01"
+LONG = 2.5      # seconds
 
 
 @pytest.fixture(scope="module")
 def service(softverbs: bool) -> Iterator[Service]:
     """Side a is served."""
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox), sides=[sandbox.a],
-                                             softverbs=softverbs) as running:  # fmt: skip
-        yield running
+    with Sandbox("test") as sandbox:
+        with_ipv6(without_offloads(sandbox))
+        run_command(*keeps_addresses(sandbox.a).split())
+        with Service(sandbox, sides=[sandbox.a], softverbs=softverbs) as running:
+            yield running
 
 
 def command(side: Side, *words: str) -> str:
     return " ".join(side.command(["ip", *words]))
 
 
-def down_and_up(side: Side) -> list[str]:
-    return [command(side, "link", "set", side.device, "down"), "sleep 0.3",
+def keeps_addresses(side: Side) -> str:
+    """Those of IPv6, too, when the interface goes down."""
+    return " ".join(side.command(["sysctl", "-qw", f"net.ipv6.conf.{side.device}.keep_addr_on_down=1"]))
+
+
+def down_and_up(side: Side, seconds: float = 0.3) -> list[str]:
+    return [command(side, "link", "set", side.device, "down"), f"sleep {seconds}",
             command(side, "link", "set", side.device, "up")]
 
 
@@ -55,6 +63,8 @@ def made_again(a: Side, b: Side) -> list[str]:
                      "peer", "name", b.device, "address", b.mac, "netns", b.netns)]  # fmt: skip
     for side in (a, b):
         again += [command(side, "address", "add", f"{side.address}/24", "dev", side.device),
+                  command(side, "address", "add", f"{over(side, '6').address}/64", "dev", side.device, "nodad"),
+                  keeps_addresses(side),
                   " ".join(side.command(["ethtool", "-K", side.device, "tso", "off", "gso", "off", "tx", "off"])),
                   command(side, "link", "set", side.device, "up")]
     return [command(a, "link", "del", a.device), "sleep 0.1", *again]
@@ -97,6 +107,49 @@ def test_a_connection_outlives_it(service: Service, trouble: Trouble, policy: st
         its_own_mac(a_side, b_side)
     assert service.program.running
     assert "Traceback" not in service.program.errors
+
+
+@pytest.mark.parametrize(("policy", "ip", "lo"), [
+    ("offload", "4", "up"), ("offload", "6", "up"), ("offload", "6", "down"), ("adaptive", "mapped", "up"),
+    ("adaptive", "4", "down")])  # fmt: skip
+def test_it_outlives_a_long_one(service: Service, policy: str, ip: str, lo: str) -> None:
+    """Longer than a service repeats what the kernel refuses, and sooner than the kernel knows of the connection."""
+    a = service.sandbox.a
+    a.ip("link", "set", "lo", lo)
+    try:
+        with conversation(service, policy, ip) as program:
+            steps = ["sleep 0.05", *down_and_up(a, LONG)]
+            beside = subprocess.Popen(["sh", "-ec", "\n".join(steps)])
+            try:
+                assert program.do("bulk", 30, size=SIZE) == ""
+            finally:
+                assert beside.wait(10) == 0
+            until(lambda: program.do("ask", count=4, size=100) == "")
+    finally:
+        a.ip("link", "set", "lo", "up")
+        if lo == "down":
+            a.ip("address", "replace", "::1/128", "dev", "lo")
+    until(lambda: not offloaded(service))
+
+
+@pytest.mark.parametrize("ip", ["4", "6"])
+def test_a_half_closed_one_outlives_it(service: Service, ip: str) -> None:
+    """The peer has ended its stream, and does not say so again."""
+    a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload", **NEVER) as a:
+        a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address))
+        b.do("accept")
+        until(lambda: a.pid in {sock["pid"] for sock in offloaded(service)})
+        b.do("send", data="last")
+        b.do("shutdown")
+        time.sleep(0.1)
+        a_side.ip("link", "set", a_side.device, "down")
+        until(lambda: not offloaded(service))
+        time.sleep(LONG)
+        a_side.ip("link", "set", a_side.device, "up")
+        assert a.do("read", size=5) == "last"
+        a.do("send", data="more")
+        assert b.do("read", size=4) == "more"
 
 
 def taken_by_ring(service: Service, server: ShimPeer, client: ShimPeer, address: str, port: int) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from vmahybrid.errors import Refused
-from vmahybrid.net import tcprepair
+from vmahybrid.net import tcprepair, tcpsock
 from vmahybrid.net.tcprepair import Kept, MoveFailed
 from vmahybrid.net.tcpstate import TcpFlag, TcpState, seq
 from vmahybrid.steering.reasons import Reason
@@ -27,7 +27,7 @@ from vmahybrid.steering.reasons import Reason
 _T = TypeVar("_T")
 
 _PAUSE = 0.02   # seconds between attempts
-_FINAL = frozenset({errno.EINVAL, errno.EDOM, errno.EPERM, errno.ENOPROTOOPT, errno.EBADF})
+_FINAL = tcpsock.NO_ROUTE | frozenset({errno.EINVAL, errno.EDOM, errno.EPERM, errno.ENOPROTOOPT, errno.EBADF})
 
 
 class Steering(Protocol):

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import select
 import socket
 import struct
@@ -466,8 +465,7 @@ def placehold(sock: socket.socket, local: Any, peer: Any) -> Kept:
     except OSError as error:
         raise _refuse(f"it can't be parked: {error}") from error
     try:
-        _bind(sock, local)
-        sock.connect(peer)
+        tcpsock.join(sock, local, peer)
     except OSError as error:
         with contextlib.suppress(OSError):
             tcpsock.disconnect(sock)
@@ -571,14 +569,13 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = Tr
     tcpsock.enter(sock)
     tcpsock.disconnect(sock)
     own = tcpsock.get_u32(sock, tcpsock.TCP_TIMESTAMP)
-    _bind(sock, kept.local)
     if sock.getsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT):  # it would put off the connect() below
         sock.setsockopt(TCP, tcpsock.TCP_FASTOPEN_CONNECT, 0)
     tcpsock.set_seq(sock, SEND_QUEUE, state.snd_una)
     tcpsock.set_seq(sock, RECV_QUEUE, state.copied_seq)
     # The segment size is computed on connecting, from this alone; TCP_REPAIR_OPTIONS comes too late for it.
     sock.setsockopt(TCP, socket.TCP_MAXSEG, _segment(state))
-    sock.connect(kept.peer)
+    tcpsock.join(sock, kept.local, kept.peer)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
     if clock:
@@ -596,14 +593,6 @@ def _segment(state: TcpState) -> int:
     largest = max(state.max_window, state.snd_wnd)
     half = largest // 2 if largest > _SMALL_WINDOW else largest
     return min(state.mss, tcpsock.MAX_TCP_WINDOW, max(half, MIN_MSS) if half else state.mss)
-
-
-def _bind(sock: socket.socket, local: Any) -> None:
-    try:
-        sock.bind(local)
-    except OSError as error:
-        if error.errno != errno.EINVAL:     # it was bound before, and still is
-            raise
 
 
 def _agreed(state: TcpState) -> bytes:

@@ -16,7 +16,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from vmahybrid.net.tcpstate import seq
 
@@ -34,10 +34,15 @@ TCPOPT_MSS, TCPOPT_WINDOW, TCPOPT_SACK, TCPOPT_TIMESTAMP = 2, 3, 4, 8   # kinds 
 MAX_TCP_WINDOW = 32767      # the most that TCP_MAXSEG takes
 # asm-generic/socket.h
 SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_SNDBUFFORCE, SO_RCVBUFFORCE = 26, 27, 32, 33
-SO_PEEK_OFF, SO_ZEROCOPY, SO_BUF_LOCK = 42, 60, 72
+SO_PEEK_OFF, SO_ZEROCOPY, SO_BINDTOIFINDEX, SO_BUF_LOCK = 42, 60, 62, 72
 SNDBUF_LOCK, RCVBUF_LOCK = 1, 2
 _SO_GET_FILTER = 26
 _SIOCINQ, _SIOCOUTQ = 0x541B, 0x5411    # linux/sockios.h
+_IP_TRANSPARENT = 19    # linux/in.h
+_LOOPBACK = 1           # the ifindex of lo, in each network namespace
+_HEADER_MAX = 1024      # bytes, as much as Python takes. A routing header of RFC 8754, to ::1, and nothing after that:
+_VIA_LOOPBACK = struct.pack("BBBBBxxx16s", 0, 2, 4, 0, 0, socket.inet_pton(socket.AF_INET6, "::1"))
+NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH})
 
 _MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365}
 _MEMBARRIER_GLOBAL = 1
@@ -259,6 +264,53 @@ def disconnect(sock: socket.socket) -> None:
     """connect(AF_UNSPEC): in repair mode the connection is forgotten without a word to the peer."""
     if _libc.connect(sock.fileno(), struct.pack("=H14x", socket.AF_UNSPEC), 16) != 0:
         raise _last_error()
+
+
+def join(sock: socket.socket, local: Any, peer: Any) -> None:
+    """In repair mode, so that nothing is sent: the socket has these names, and is connected. It may be bound before.
+
+    The kernel wants an address that is there, and a route, which a connection may lack for a time while it lives: its
+    interface is down, or its address on the way to another. Then it is made over ``lo``, and finds its route when it
+    sends. Raises OSError.
+    """
+    try:
+        _bind_and_connect(sock, local, peer)
+    except OSError as error:
+        if error.errno not in NO_ROUTE | {errno.EADDRNOTAVAIL}:
+            raise
+        with _by_loopback(sock, error):
+            _bind_and_connect(sock, local, peer)
+
+
+def _bind_and_connect(sock: socket.socket, local: Any, peer: Any) -> None:
+    try:
+        sock.bind(local)
+    except OSError as error:
+        if error.errno != errno.EINVAL:     # it was bound before, and still is
+            raise
+    sock.connect(peer)
+
+
+@contextlib.contextmanager
+def _by_loopback(sock: socket.socket, why: OSError) -> Iterator[None]:
+    """From any address. Without a route IPv4 takes a peer to be on the link of the socket's device; IPv6 looks for the
+    way to the first hop of a routing header. In the end the socket forgets the way. Raises ``why`` where that can't be,
+    as with an address of the link, or the program has such a header."""
+    wanted: list[tuple[int, int, int | bytes]] = [(socket.SOL_IP, _IP_TRANSPARENT, 1),
+                                                  (SOL, SO_BINDTOIFINDEX, _LOOPBACK)]
+    if sock.family == socket.AF_INET6:
+        wanted.append((socket.IPPROTO_IPV6, socket.IPV6_RTHDR, _VIA_LOOPBACK))
+    with contextlib.ExitStack() as back:
+        try:
+            for level, name, value in wanted:
+                was: int | bytes = sock.getsockopt(level, name, *[_HEADER_MAX] * isinstance(value, bytes))
+                if isinstance(was, bytes) and was:
+                    raise why
+                sock.setsockopt(level, name, value)
+                back.callback(sock.setsockopt, level, name, was)
+            yield
+        except OSError:
+            raise why from None
 
 
 # -- buffers

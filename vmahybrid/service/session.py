@@ -617,7 +617,8 @@ def _ended(pidfd: int) -> bool:
 def _errno_of(reason: int) -> int:
     """The errno that a refusal carries beside its reason."""
     return {Reason.NOT_OWNER: errno.EPERM, Reason.RING_LIMIT: errno.ENOSPC, Reason.RULE_LIMIT: errno.ENOSPC,
-            Reason.NO_NEIGHBOUR: errno.EHOSTUNREACH, Reason.IF_GONE: errno.ENODEV, Reason.NO_INTERFACE: errno.ENODEV,
-            Reason.IF_DOWN: errno.ENETDOWN, Reason.IF_BUSY: errno.EBUSY, Reason.PORT_SHARED: errno.EADDRINUSE,
-            Reason.MULTICAST_SHARED: errno.EADDRINUSE, Reason.NOT_OFFLOADABLE_ADDR: errno.EADDRNOTAVAIL,
-            Reason.RULE: errno.EACCES}.get(Reason.from_code(reason), errno.EOPNOTSUPP)
+            Reason.NO_NEIGHBOUR: errno.EHOSTUNREACH, Reason.NO_ROUTE: errno.ENETUNREACH, Reason.IF_GONE: errno.ENODEV,
+            Reason.NO_INTERFACE: errno.ENODEV, Reason.IF_DOWN: errno.ENETDOWN, Reason.IF_BUSY: errno.EBUSY,
+            Reason.PORT_SHARED: errno.EADDRINUSE, Reason.MULTICAST_SHARED: errno.EADDRINUSE,
+            Reason.NOT_OFFLOADABLE_ADDR: errno.EADDRNOTAVAIL, Reason.RULE: errno.EACCES,
+            }.get(Reason.from_code(reason), errno.EOPNOTSUPP)

@@ -45,6 +45,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 FIN_AGAIN = (0.02, 0.1)     # seconds
+FIN_WHEN_UP = (0.0, 0.2, 1.0, 3.0)  # the interface may be up before its address is there
+UP_PAUSE, UP_PAUSES = 0.25, 2400    # seconds between two looks at an interface that is down, and how many
 ASK_PEERS = (0.1, 0.6)      # seconds
 LOT_SECONDS = 0.1       # in which those that were said to follow come
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
@@ -328,6 +330,8 @@ class TcpMoves:
         flow, state = await way.done
         if state is None:
             return flow
+        if state.flags & TcpFlag.PEER_FIN and self._is_down(namespace, flow.ifindex):
+            self._begin(self._fin_when_up(_Fin(state, flow, namespace, session)))
         self._came[inode] = session
         asyncio.get_running_loop().call_later(CAME_SECONDS, self._came.pop, inode, None)
         if port is not None:
@@ -393,6 +397,21 @@ class TcpMoves:
     async def _repeat_fins(self, fin: _Fin) -> None:
         """The program tells nothing of its QP's rules: sooner or later they are gone. One more is no harm."""
         for seconds in FIN_AGAIN:
+            await asyncio.sleep(seconds)
+            await self._give_fin(fin)
+
+    @staticmethod
+    def _is_down(namespace: Namespace, ifindex: int) -> bool:
+        link = namespace.watcher.device(ifindex)
+        return link is not None and not link.up
+
+    async def _fin_when_up(self, fin: _Fin) -> None:
+        """IPv6 takes none by an interface that is down."""
+        for _ in range(UP_PAUSES):
+            await asyncio.sleep(UP_PAUSE)
+            if not self._is_down(fin.namespace, fin.flow.ifindex):
+                break
+        for seconds in FIN_WHEN_UP:
             await asyncio.sleep(seconds)
             await self._give_fin(fin)
 
@@ -632,11 +651,12 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
                 raise proof.not_owner(f"a connection of {endpoint(state.laddr, state.lport)}, not {port.local_text}")
             proof.check_new(self.fd, cookie, (state.laddr, state.lport))
             return self._flow_of(state)
-        if parked is not None and (parked.session != self.session or parked.inode != os.fstat(self.fd).st_ino):
+        if parked is None:
+            proof.check(self.fd, flow := self._flow_of(state), cookie)
+            return flow
+        if parked.session != self.session or parked.inode != os.fstat(self.fd).st_ino:
             raise proof.not_owner("another socket is parked for this flow")
-        flow = parked.flow if parked is not None else self._flow_of(state)
-        proof.check(self.fd, flow, cookie)
-        return flow
+        return parked.flow  # it has no peer any more, if the kernel had no route to it when it should go home before
 
     def _flow_of(self, state: TcpState) -> Flow:
         return _flow_of(state, self.ifindex, self.namespace.name, proof.family_of(self.fd))
@@ -649,7 +669,8 @@ def _end_of(flow: Flow, state: TcpState, error: BaseException | None) -> tuple[F
     log.warning("TCP %s: %s", flow.local_text, error)
     if isinstance(error, MoveFailed) and error.alive:
         return flow, state
-    return refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
+    no_route = isinstance(error, MoveFailed) and error.errno in tcpsock.NO_ROUTE
+    return refuse(f"flow {flow.local_text}", Reason.NO_ROUTE if no_route else Reason.TCP_STATE)
 
 
 def _tell_all(lot: Iterable[_Wanted[Any]], error: BaseException) -> None:

@@ -31,6 +31,7 @@
 #define REPAIR_NAP_NS 5000000
 #define LEAVE_NS 1000000000u  /* that the end of a process waits for the kernel to take some thousand */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
+#define TRY_HOME_NS 200000000u   /* one that waits for a route */
 
 /* Passes by itself: the connection may be adopted later. */
 static bool passing(unsigned reason)
@@ -512,6 +513,8 @@ int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state)
 	return 0;
 }
 
+static _Atomic int no_way_home; /* some are stranded, since the kernel has no route, not even over lo */
+
 /* Object lock held: the stack has it no more. */
 static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abort_)
 {
@@ -803,7 +806,10 @@ static void homing_ends(struct homing *h)
 	if (!home->err) {
 		at_home(s, home->reason, h->st);
 		h->st = NULL;
-	} else if (home->err == -ENOTCONN && !h->must && !h->may_stay) {
+	} else if (!h->must && !h->may_stay &&
+		   (home->err == -ENOTCONN || (home->err == -ENETUNREACH && vmh_tcps_trouble(home->reason)))) {
+		if (home->err == -ENETUNREACH)
+			atomic_store(&no_way_home, 1);
 		s->blob = home->state;
 		home->state.p = NULL;
 		s->stranded_ns = vmh_now_ns();
@@ -840,6 +846,11 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
 
+	if (!must && err == -ENETUNREACH) {
+		s->stranded_ns = vmh_now_ns();
+		atomic_store(&no_way_home, 1);
+		return 0;
+	}
 	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
 		return 0;
 	vmh_tcp_blob_free(&s->blob);
@@ -1253,6 +1264,33 @@ static void back_one(struct vmh_tcps *s, void *arg)
 void vmh_tcps_service_back(void)
 {
 	vmh_tcps_each(back_one, NULL);
+}
+
+static void try_one(struct vmh_tcps *s, void *arg)
+{
+	(void)arg;
+	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
+		vmh_tcps_home(s, VMH_R_IF_DOWN, false);
+}
+
+bool vmh_tcps_without_way(void)
+{
+	return atomic_load(&no_way_home);
+}
+
+void vmh_tcps_try_home(void)
+{
+	static uint64_t next;
+	uint64_t now;
+
+	if (!atomic_load(&no_way_home))
+		return;
+	now = vmh_now_ns();
+	if (now < next)
+		return;
+	next = now + TRY_HOME_NS;
+	atomic_store(&no_way_home, 0);
+	vmh_tcps_each(try_one, NULL);
 }
 
 void vmh_tcps_await_service(struct vmh_tcps *s)

@@ -312,7 +312,7 @@ static int interval_ms(void)
 	bool look = atomic_load(&control_fd) < 0 || vmh_session_muted() || atomic_load(&vmh_homesick) || vmh_verbs_any();
 	int idle = look ? VMH_RECONNECT_MS : ASKED_MS;
 
-	if (atomic_load(&vmh_sock_any_shared))
+	if (atomic_load(&vmh_sock_any_shared) || vmh_tcps_without_way())
 		idle = SHARED_MS;
 	if (stamps_wanted())
 		return STAMPS_MS;
@@ -386,6 +386,7 @@ static void turn(void)
 		vmh_sock_service_back();
 	}
 	look_for_change();
+	vmh_tcps_try_home();
 	look_at_shared();
 	look_at_verbs();
 	if (stamps_wanted() || rings)
