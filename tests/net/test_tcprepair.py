@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import os
 import random
 import select
@@ -637,6 +638,54 @@ def test_a_rebuild_that_fails_can_be_repeated(lab: Lab, hold: Hold, pair: tuple[
     tcprepair.nudge(moving, kept)
     assert receive(moving, 6) == b"unread"
     talk(peer, moving)
+
+
+@contextlib.contextmanager
+def without_address(lab: Lab) -> Iterator[None]:
+    """Of the side that moves; its lo is up."""
+    run(lab.b, "ip", "link", "set", "lo", "up")
+    run(lab.b, "ip", "address", "del", f"{B}/24", "dev", "vb")
+    try:
+        yield
+    finally:
+        run(lab.b, "ip", "address", "add", f"{B}/24", "dev", "vb")
+        run(lab.b, "ip", "neigh", "replace", A, "lladdr", lab.mac("va"), "dev", "vb", "nud", "permanent")
+        run(lab.b, "ip", "link", "set", "lo", "down")
+
+
+def test_home_without_an_address(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
+    """The kernel's connection outlives that as well. Of the way over lo nothing stays."""
+    peer, moving = pair
+    peer.sendall(b"unread")
+    assert select.select([moving], [], [], 5)[0]
+    hold.steer(moving)
+    state, kept = tcprepair.freeze(moving)
+    state = tcprepair.park(moving, state, kept)
+    with without_address(lab):
+        tcprepair.rebuild(moving, state, kept)
+        assert moving.getsockopt(SOL, tcpsock.SO_BINDTOIFINDEX) == 0
+        assert moving.getsockopt(socket.SOL_IP, 19) == 0    # IP_TRANSPARENT
+        assert (moving.getsockname(), moving.getpeername()) == (kept.local, kept.peer)
+    hold.unsteer()
+    tcprepair.nudge(moving, kept)
+    assert receive(moving, 6) == b"unread"
+    talk(peer, moving)
+    assert tcpsock.info(moving).pmtu == 1500
+
+
+def test_a_program_can_not_claim_an_address(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
+    """Of a connection that began on a ring the kernel has to know the address."""
+    _, moving = pair
+    hold.steer(moving)
+    state, kept = tcprepair.freeze(moving)
+    with without_address(lab), lab.b.socket(socket.AF_INET, socket.SOCK_STREAM) as new:
+        with pytest.raises(MoveFailed, match="beginning") as raised:
+            tcprepair.begin(new, state)
+        assert raised.value.errno == errno.ENETUNREACH
+        assert new.getsockname() == ("0.0.0.0", 0)
+        assert new.getsockopt(SOL, tcpsock.SO_BINDTOIFINDEX) == 0
+    tcprepair.thaw(moving, kept, probe=False)
+    hold.unsteer()
 
 
 def test_what_can_be_guessed() -> None:

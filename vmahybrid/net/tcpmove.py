@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
@@ -27,7 +27,7 @@ from vmahybrid.steering.reasons import Reason
 _T = TypeVar("_T")
 
 _PAUSE = 0.02   # seconds between attempts
-_FINAL = tcpsock.NO_ROUTE | frozenset({errno.EINVAL, errno.EDOM, errno.EPERM, errno.ENOPROTOOPT, errno.EBADF})
+_FINAL = frozenset({errno.EINVAL, errno.EDOM, errno.EPERM, errno.ENOPROTOOPT, errno.EBADF})
 
 
 class Steering(Protocol):
@@ -176,7 +176,7 @@ class Mover:
         """Waits until the frames are the kernel's, and until it has what give() gives."""
         with self._move(one.fd) as (sock, inode):
             if one.begins:
-                kept = self._persist(lambda: tcprepair.begin(sock, one.state), until)
+                kept = self._persist(lambda: tcprepair.begin(sock, one.state), until, tcpsock.NO_ROUTE)
             else:
                 kept = self._rebuild(sock, inode, one.state, until)
             with _ending(sock, one.state):
@@ -190,7 +190,7 @@ class Mover:
             known = self._kept.get(inode)
         if known is not None and not known.is_of(state):
             known = None    # of a socket long closed; rebuild() asks this one
-        kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True), until)
+        kept = self._persist(lambda: tcprepair.rebuild(sock, state, known, fin_follows=True), until, tcpsock.NO_ROUTE)
         self.forget(inode)
         return kept
 
@@ -246,20 +246,21 @@ class Mover:
         return lost
 
     @staticmethod
-    def _may_yet(error: Exception, until: float) -> bool:
+    def _may_yet(error: Exception, until: float, hopeless: Container[int] = ()) -> bool:
         """Is it worth another attempt?"""
-        return not isinstance(error, Refused) and getattr(error, "errno", None) not in _FINAL and (
+        number = getattr(error, "errno", None)
+        return not isinstance(error, Refused) and number not in _FINAL and number not in hopeless and (
             time.monotonic() < until)
 
-    def _persist(self, step: Callable[[], _T], until: float | None = None) -> _T:
+    def _persist(self, step: Callable[[], _T], until: float | None = None, hopeless: Container[int] = ()) -> _T:
         """Until it succeeds, or it is that time, ``timeout`` from now. A refusal is final, and so is what the kernel
-        will not say otherwise the next time."""
+        will not say otherwise the next time, or who calls can wait for better: ``hopeless``, by errno."""
         until = until or time.monotonic() + self._timeout
         while True:
             try:
                 return step()
             except Exception as error:
-                if not self._may_yet(error, until):
+                if not self._may_yet(error, until, hopeless):
                     raise
             self._count("retries")
             time.sleep(_PAUSE)

@@ -78,12 +78,14 @@ class MoveFailed(VmahybridError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is the kernel's alone: the two ends as the socket names them, and what a move changes there."""
+    """What is the kernel's alone: the two ends as the socket names them, and what a move changes there. ``claimed``:
+    the local end is a program's word, so it has to be an address of the machine."""
 
     local: Any                  # sockaddr as getsockname() has it
     peer: Any
     reuse: bool = True
     window_clamp: int = 0       # bytes, 0 unknown
+    claimed: bool = False
 
     @classmethod
     def of(cls, sock: socket.socket) -> Kept:
@@ -433,7 +435,7 @@ def begin(sock: socket.socket, state: TcpState) -> Kept:
         if tcpsock.repairing(sock) or tcpsock.info(sock).state != TcpPhase.CLOSE:
             raise _refuse("the socket is in use")
         kept = Kept(_name(sock, state.laddr, state.lport), _name(sock, state.raddr, state.rport),
-                    bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)))
+                    bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)), claimed=True)
         tcpsock.drop_all(sock)
     except (OSError, ValueError) as error:
         raise _refuse(f"no connection can be so: {error}") from error
@@ -465,7 +467,7 @@ def placehold(sock: socket.socket, local: Any, peer: Any) -> Kept:
     except OSError as error:
         raise _refuse(f"it can't be parked: {error}") from error
     try:
-        tcpsock.join(sock, local, peer)
+        tcpsock.join(sock, local, peer, anywhere=False)
     except OSError as error:
         with contextlib.suppress(OSError):
             tcpsock.disconnect(sock)
@@ -575,7 +577,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = Tr
     tcpsock.set_seq(sock, RECV_QUEUE, state.copied_seq)
     # The segment size is computed on connecting, from this alone; TCP_REPAIR_OPTIONS comes too late for it.
     sock.setsockopt(TCP, socket.TCP_MAXSEG, _segment(state))
-    tcpsock.join(sock, kept.local, kept.peer)
+    tcpsock.join(sock, kept.local, kept.peer, anywhere=not kept.claimed)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
     if clock:

@@ -266,19 +266,19 @@ def disconnect(sock: socket.socket) -> None:
         raise _last_error()
 
 
-def join(sock: socket.socket, local: Any, peer: Any) -> None:
+def join(sock: socket.socket, local: Any, peer: Any, *, anywhere: bool) -> None:
     """In repair mode, so that nothing is sent: the socket has these names, and is connected. It may be bound before.
 
     The kernel wants an address that is there, and a route, which a connection may lack for a time while it lives: its
     interface is down, or its address on the way to another. Then it is made over ``lo``, and finds its route when it
-    sends. Raises OSError.
+    sends. ``anywhere``: the address need not be there then. Raises OSError, of NO_ROUTE also where it is not.
     """
     try:
         _bind_and_connect(sock, local, peer)
     except OSError as error:
-        if error.errno not in NO_ROUTE | {errno.EADDRNOTAVAIL}:
+        if error.errno not in NO_ROUTE:
             raise
-        with _by_loopback(sock, error):
+        with _by_loopback(sock, error, anywhere):
             _bind_and_connect(sock, local, peer)
 
 
@@ -286,18 +286,21 @@ def _bind_and_connect(sock: socket.socket, local: Any, peer: Any) -> None:
     try:
         sock.bind(local)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise OSError(errno.ENETUNREACH, error.strerror) from error
         if error.errno != errno.EINVAL:     # it was bound before, and still is
             raise
     sock.connect(peer)
 
 
 @contextlib.contextmanager
-def _by_loopback(sock: socket.socket, why: OSError) -> Iterator[None]:
-    """From any address. Without a route IPv4 takes a peer to be on the link of the socket's device; IPv6 looks for the
-    way to the first hop of a routing header. In the end the socket forgets the way. Raises ``why`` where that can't be,
-    as with an address of the link, or the program has such a header."""
-    wanted: list[tuple[int, int, int | bytes]] = [(socket.SOL_IP, _IP_TRANSPARENT, 1),
-                                                  (SOL, SO_BINDTOIFINDEX, _LOOPBACK)]
+def _by_loopback(sock: socket.socket, why: OSError, anywhere: bool) -> Iterator[None]:
+    """Without a route IPv4 takes a peer to be on the link of the socket's device; IPv6 looks for the way to the first
+    hop of a routing header. In the end the socket forgets the way. Raises ``why`` where that can't be, as with an
+    address of the link, or the program has such a header."""
+    wanted: list[tuple[int, int, int | bytes]] = [(SOL, SO_BINDTOIFINDEX, _LOOPBACK)]
+    if anywhere:
+        wanted.append((socket.SOL_IP, _IP_TRANSPARENT, 1))
     if sock.family == socket.AF_INET6:
         wanted.append((socket.IPPROTO_IPV6, socket.IPV6_RTHDR, _VIA_LOOPBACK))
     with contextlib.ExitStack() as back:
