@@ -31,7 +31,7 @@
 #define REPAIR_NAP_NS 5000000
 #define LEAVE_NS 1000000000u  /* that the end of a process waits for the kernel to take some thousand */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
-#define TRY_HOME_NS 200000000u   /* one that waits for a route */
+#define TRY_HOME_NS 1000000000u  /* one that waits for a route */
 
 /* Passes by itself: the connection may be adopted later. */
 static bool passing(unsigned reason)
@@ -1278,16 +1278,19 @@ bool vmh_tcps_without_way(void)
 	return atomic_load(&no_way_home);
 }
 
+/* When the network has changed at once: the peer may send, and the kernel knows of no such connection. */
 void vmh_tcps_try_home(void)
 {
-	static uint64_t next;
-	uint64_t now;
+	static uint64_t next, tried;
+	uint64_t now, generation;
 
 	if (!atomic_load(&no_way_home))
 		return;
 	now = vmh_now_ns();
-	if (now < next)
+	generation = vmh_net_generation();
+	if (generation == tried && now < next)
 		return;
+	tried = generation;
 	next = now + TRY_HOME_NS;
 	atomic_store(&no_way_home, 0);
 	vmh_tcps_each(try_one, NULL);

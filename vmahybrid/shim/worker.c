@@ -297,6 +297,7 @@ static void look_for_end(void)
 }
 
 #define ASKED_MS 1000 /* between two looks at the page: vma_stats writes there without a service, too */
+#define WAY_MS 5    /* while a connection waits for a change of the network */
 #define STAMPS_MS 1
 #define PROMPT_BUDGET 2048 /* frames of each ring */
 #define WATCH_FDS 256      /* of rings; the others are looked at by the clock */
@@ -312,8 +313,10 @@ static int interval_ms(void)
 	bool look = atomic_load(&control_fd) < 0 || vmh_session_muted() || atomic_load(&vmh_homesick) || vmh_verbs_any();
 	int idle = look ? VMH_RECONNECT_MS : ASKED_MS;
 
-	if (atomic_load(&vmh_sock_any_shared) || vmh_tcps_without_way())
+	if (atomic_load(&vmh_sock_any_shared))
 		idle = SHARED_MS;
+	if (vmh_tcps_without_way())
+		return WAY_MS;
 	if (stamps_wanted())
 		return STAMPS_MS;
 	if (!any_ring() || !vmh_params.progress_engine_interval || !vmh_params.progress_engine_wce_max)
