@@ -513,7 +513,7 @@ int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state)
 	return 0;
 }
 
-static _Atomic int no_way_home; /* some are stranded, since the kernel has no route, not even over lo */
+static _Atomic int no_way_home; /* some are stranded, most often since the kernel has no route, not even over lo */
 
 /* Object lock held: the stack has it no more. */
 static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abort_)
@@ -806,9 +806,9 @@ static void homing_ends(struct homing *h)
 	if (!home->err) {
 		at_home(s, home->reason, h->st);
 		h->st = NULL;
-	} else if (!h->must && !h->may_stay &&
-		   (home->err == -ENOTCONN || (home->err == -ENETUNREACH && vmh_tcps_trouble(home->reason)))) {
-		if (home->err == -ENETUNREACH)
+	} else if (!h->must && !h->may_stay && home->state.p &&
+		   (home->err == -ENOTCONN || vmh_tcps_trouble(home->reason))) {
+		if (home->err != -ENOTCONN) /* it can't stay, as its ring is about to be closed */
 			atomic_store(&no_way_home, 1);
 		s->blob = home->state;
 		home->state.p = NULL;

@@ -275,7 +275,7 @@ void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd 
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
 void vmh_tcps_service_back(void);
 void vmh_tcps_leave_to_kernel(void); /* at the end of the process; what can't go stays */
-bool vmh_tcps_without_way(void); /* have some no way home, for want of a route? */
+bool vmh_tcps_without_way(void); /* are some to try again to go home? */
 void vmh_tcps_try_home(void);
 void vmh_tcps_await_service(struct vmh_tcps *s); /* as long as it stands still on its way home */
 void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended: the peer may use it for another */
