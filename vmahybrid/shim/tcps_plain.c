@@ -86,6 +86,14 @@ void vmh_plain_part(void)
 	vmh_plain_mine = &never;
 }
 
+/* Unless a move, or close(), has shut the way meanwhile. */
+static void no_longer_nowait(int fd)
+{
+	uint8_t nowait = VMH_PLAIN_NOWAIT;
+
+	__atomic_compare_exchange_n(&vmh_plain_fds[fd], &nowait, VMH_PLAIN, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
 void vmh_plain_open(struct vmh_tcps *s)
 {
 	unsigned fd = (unsigned)s->obj.fd;
@@ -93,8 +101,8 @@ void vmh_plain_open(struct vmh_tcps *s)
 	if (fd >= vmh_plain_size || vmh_tcps_state(s) != VMH_TCPS_KERNEL || atomic_load(&s->obj.nfds) != 1)
 		return;
 	__atomic_store_n(&vmh_plain_fds[fd], atomic_load(&s->nonblock) ? VMH_PLAIN_NOWAIT : VMH_PLAIN, __ATOMIC_SEQ_CST);
-	if (!atomic_load(&s->nonblock) && VMH_GET(vmh_plain_fds[fd]) == VMH_PLAIN_NOWAIT)
-		VMH_SET(vmh_plain_fds[fd], VMH_PLAIN); /* vmh_tcps_will_wait() came between */
+	if (!atomic_load(&s->nonblock)) /* vmh_tcps_will_wait() came between */
+		no_longer_nowait((int)fd);
 }
 
 void vmh_plain_open_again(struct vmh_tcps *s, int fd)
@@ -126,7 +134,7 @@ bool vmh_plain_is_in(int fd)
 
 void vmh_plain_waits(int fd)
 {
-	__atomic_store_n(&vmh_plain_fds[fd], VMH_PLAIN, __ATOMIC_SEQ_CST);
+	no_longer_nowait(fd);
 	vmh_barrier();
 	for (int tries = 0; tries < LEAVE_TRIES && vmh_plain_is_in(fd); tries++)
 		sched_yield();
