@@ -441,7 +441,7 @@ class TcpMoves:
                 self._untrack(parked)
             if dead and parked.fd >= 0:
                 log.info("TCP %s: reset, its program is gone", parked.flow.local_text)
-                in_thread(lambda fd=parked.fd: _reset(fd), "reset-tcp")  # type: ignore[misc]
+                in_thread(lambda fd=parked.fd, flow=parked.flow: _reset(fd, flow), "reset-tcp")  # type: ignore[misc]
 
     def tell_peers(self, names: Collection[tcpask.Names], namespace: Namespace) -> None:
         """Of connections whose program is gone, and whose rules are."""
@@ -656,7 +656,11 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
             return flow
         if parked.session != self.session or parked.inode != os.fstat(self.fd).st_ino:
             raise proof.not_owner("another socket is parked for this flow")
-        return parked.flow  # it has no peer any more, if the kernel had no route to it when it should go home before
+        flow = parked.flow  # the socket has no peer any more, if the kernel had no route when it should go home before
+        if (state.laddr, state.lport, state.raddr, state.rport) != (flow.local, flow.local_port, flow.remote,
+                                                                    flow.remote_port):
+            raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
+        return flow
 
     def _flow_of(self, state: TcpState) -> Flow:
         return _flow_of(state, self.ifindex, self.namespace.name, proof.family_of(self.fd))
@@ -746,9 +750,14 @@ def _forget(fd: int) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)
 
 
-def _reset(fd: int) -> None:
-    """Close a parked socket so that the kernel has no such connection: then tell_peers() finds the way."""
+def _reset(fd: int, flow: Flow) -> None:
+    """Close a parked socket so that the kernel has no such connection: then tell_peers() finds the way. Without a word
+    where the program has given it the names of another's: in repair mode nothing forbids it."""
     with contextlib.suppress(OSError), socket.socket(fileno=fd) as sock:
         if tcpsock.repairing(sock):
+            ends = Kept.of(sock)
+            if (addr_to_bytes(ends.local[0]), ends.local[1], addr_to_bytes(ends.peer[0]), ends.peer[1]) != (
+                    flow.local, flow.local_port, flow.remote, flow.remote_port):
+                tcpsock.disconnect(sock)
             sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
