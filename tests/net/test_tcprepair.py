@@ -616,34 +616,10 @@ def test_states_of_other_connections_are_refused(pair: tuple[socket.socket, sock
 # -- faults
 
 
-def test_a_rebuild_that_fails_can_be_repeated(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
-    """The address is gone for a moment: the other stack keeps the connection, and the next attempt succeeds."""
-    peer, moving = pair
-    peer.sendall(b"unread")
-    assert select.select([moving], [], [], 5)[0]
-    hold.steer(moving)
-    state, kept = tcprepair.freeze(moving)
-    state = tcprepair.park(moving, state, kept)
-    run(lab.b, "ip", "address", "del", f"{B}/24", "dev", "vb")
-    try:
-        for _ in range(2):
-            with pytest.raises(MoveFailed, match="rebuilding") as raised:
-                tcprepair.rebuild(moving, state, kept)
-            assert not raised.value.alive
-    finally:
-        run(lab.b, "ip", "address", "add", f"{B}/24", "dev", "vb")
-        run(lab.b, "ip", "neigh", "replace", A, "lladdr", lab.mac("va"), "dev", "vb", "nud", "permanent")
-    tcprepair.rebuild(moving, state, kept)
-    hold.unsteer()
-    tcprepair.nudge(moving, kept)
-    assert receive(moving, 6) == b"unread"
-    talk(peer, moving)
-
-
 @contextlib.contextmanager
-def without_address(lab: Lab) -> Iterator[None]:
-    """Of the side that moves; its lo is up."""
-    run(lab.b, "ip", "link", "set", "lo", "up")
+def without_address(lab: Lab, lo: str) -> Iterator[None]:
+    """Of the side that moves. ``lo`` is up or down meanwhile."""
+    run(lab.b, "ip", "link", "set", "lo", lo)
     run(lab.b, "ip", "address", "del", f"{B}/24", "dev", "vb")
     try:
         yield
@@ -653,24 +629,63 @@ def without_address(lab: Lab) -> Iterator[None]:
         run(lab.b, "ip", "link", "set", "lo", "down")
 
 
-def test_home_without_an_address(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
-    """The kernel's connection outlives that as well. Of the way over lo nothing stays."""
+def parked(hold: Hold, pair: tuple[socket.socket, socket.socket]) -> tuple[TcpState, Kept]:
+    """With something unread."""
     peer, moving = pair
     peer.sendall(b"unread")
     assert select.select([moving], [], [], 5)[0]
     hold.steer(moving)
     state, kept = tcprepair.freeze(moving)
-    state = tcprepair.park(moving, state, kept)
-    with without_address(lab):
-        tcprepair.rebuild(moving, state, kept)
-        assert moving.getsockopt(SOL, tcpsock.SO_BINDTOIFINDEX) == 0
-        assert moving.getsockopt(socket.SOL_IP, 19) == 0    # IP_TRANSPARENT
-        assert (moving.getsockname(), moving.getpeername()) == (kept.local, kept.peer)
+    return tcprepair.park(moving, state, kept), kept
+
+
+def goes_on_at_home(hold: Hold, pair: tuple[socket.socket, socket.socket], kept: Kept) -> None:
+    peer, moving = pair
     hold.unsteer()
     tcprepair.nudge(moving, kept)
     assert receive(moving, 6) == b"unread"
     talk(peer, moving)
+
+
+def test_a_rebuild_that_fails_can_be_repeated(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
+    """The address is gone for a moment: the other stack keeps the connection, and the next attempt succeeds."""
+    _, moving = pair
+    state, kept = parked(hold, pair)
+    with without_address(lab, "down"):
+        for _ in range(2):
+            with pytest.raises(MoveFailed, match="rebuilding") as raised:
+                tcprepair.rebuild(moving, state, kept)
+            assert not raised.value.alive
+    tcprepair.rebuild(moving, state, kept)
+    goes_on_at_home(hold, pair, kept)
+
+
+def test_home_without_an_address(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
+    """The kernel's connection outlives that as well. Of the way over lo nothing stays."""
+    _, moving = pair
+    state, kept = parked(hold, pair)
+    with without_address(lab, "up"):
+        tcprepair.rebuild(moving, state, kept)
+        assert moving.getsockopt(SOL, tcpsock.SO_BINDTOIFINDEX) == 0
+        assert moving.getsockopt(socket.SOL_IP, 19) == 0    # IP_TRANSPARENT
+        assert (moving.getsockname(), moving.getpeername()) == (kept.local, kept.peer)
+    goes_on_at_home(hold, pair, kept)
     assert tcpsock.info(moving).pmtu == 1500
+
+
+def test_a_program_can_not_bind_it_to_another_port(hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
+    """In repair mode the kernel lets it: it does not come home so, but is parked again as what it was."""
+    _, moving = pair
+    hold.steer(moving)
+    state, kept = tcprepair.freeze(moving)
+    state = tcprepair.park(moving, state, kept)
+    tcpsock.disconnect(moving)  # it forgets the port, too, which connect() has chosen
+    moving.bind((B, 0))
+    with pytest.raises(MoveFailed, match="another name") as raised:
+        tcprepair.rebuild(moving, state, kept)
+    assert raised.value.errno == errno.EPERM and not raised.value.alive
+    assert tcpsock.repairing(moving) and Kept.of(moving).is_of(state)
+    hold.unsteer()
 
 
 def test_a_program_can_not_claim_an_address(lab: Lab, hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:
@@ -678,7 +693,7 @@ def test_a_program_can_not_claim_an_address(lab: Lab, hold: Hold, pair: tuple[so
     _, moving = pair
     hold.steer(moving)
     state, kept = tcprepair.freeze(moving)
-    with without_address(lab), lab.b.socket(socket.AF_INET, socket.SOCK_STREAM) as new:
+    with without_address(lab, "up"), lab.b.socket(socket.AF_INET, socket.SOCK_STREAM) as new:
         with pytest.raises(MoveFailed, match="beginning") as raised:
             tcprepair.begin(new, state)
         assert raised.value.errno == errno.ENETUNREACH

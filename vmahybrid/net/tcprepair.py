@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import select
 import socket
 import struct
@@ -32,6 +33,7 @@ from typing import Any, TypeVar
 from vmahybrid.contracts import addr_to_bytes, addr_to_text, family_of
 from vmahybrid.errors import Refused, VmahybridError
 from vmahybrid.net import tcpsock
+from vmahybrid.net.tcpask import Names
 from vmahybrid.net.tcpsock import NO_QUEUE, RECV_QUEUE, SEND_QUEUE, SOL, TCP, Buffers, Info, Vitals, Window
 from vmahybrid.net.tcpstate import MAX_QUEUE, MIN_MSS, SEQ_MASK, TcpFlag, TcpPhase, TcpState, after, seq
 from vmahybrid.steering.reasons import Reason
@@ -99,8 +101,11 @@ class Kept:
 
     def is_of(self, state: TcpState) -> bool:
         """Are these the ends of ``state``?"""
-        return ((addr_to_bytes(self.local[0]), self.local[1], addr_to_bytes(self.peer[0]), self.peer[1])
-                == (state.laddr, state.lport, state.raddr, state.rport))
+        return self.names() == (state.laddr, state.lport, state.raddr, state.rport)
+
+    def names(self) -> Names:
+        """Of the connection."""
+        return Names(addr_to_bytes(self.local[0]), self.local[1], addr_to_bytes(self.peer[0]), self.peer[1])
 
 
 def _plain(name: Any) -> Any:
@@ -467,7 +472,7 @@ def placehold(sock: socket.socket, local: Any, peer: Any) -> Kept:
     except OSError as error:
         raise _refuse(f"it can't be parked: {error}") from error
     try:
-        tcpsock.join(sock, local, peer, anywhere=False)
+        _join(sock, dataclasses.replace(kept, claimed=True))
     except OSError as error:
         with contextlib.suppress(OSError):
             tcpsock.disconnect(sock)
@@ -577,7 +582,7 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = Tr
     tcpsock.set_seq(sock, RECV_QUEUE, state.copied_seq)
     # The segment size is computed on connecting, from this alone; TCP_REPAIR_OPTIONS comes too late for it.
     sock.setsockopt(TCP, socket.TCP_MAXSEG, _segment(state))
-    tcpsock.join(sock, kept.local, kept.peer, anywhere=not kept.claimed)
+    _join(sock, kept)
     sock.setsockopt(TCP, socket.TCP_MAXSEG, 0)
     sock.setsockopt(TCP, tcpsock.TCP_REPAIR_OPTIONS, _agreed(state))
     if clock:
@@ -587,6 +592,15 @@ def _write(sock: socket.socket, state: TcpState, kept: Kept, *, clock: bool = Tr
     tcpsock.fill(sock, RECV_QUEUE, state.receive)
     tcpsock.fill(sock, SEND_QUEUE, state.send[:len(state.send) - state.unsent])
     tcpsock.set_window(sock, _window(state))
+
+
+def _join(sock: socket.socket, kept: Kept) -> None:
+    """tcpsock.join(), unless the program has bound the socket to another name: raises OSError (EPERM) then, and it is
+    not connected."""
+    tcpsock.join(sock, kept.local, kept.peer, anywhere=not kept.claimed)
+    if Kept.of(sock).names() != kept.names():
+        tcpsock.disconnect(sock)
+        raise OSError(errno.EPERM, "the socket is bound to another name")
 
 
 def _segment(state: TcpState) -> int:

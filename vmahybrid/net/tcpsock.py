@@ -271,8 +271,7 @@ def join(sock: socket.socket, local: Any, peer: Any, *, anywhere: bool) -> None:
 
     The kernel wants an address that is there, and a route, which a connection may lack for a time while it lives: its
     interface is down, or its address on the way to another. Then it is made over ``lo``, and finds its route when it
-    sends. ``anywhere``: the address need not be there then. Raises OSError, of NO_ROUTE also where it is not; EPERM:
-    the program has bound it to another name, and it is not connected.
+    sends. ``anywhere``: the address need not be there then. Raises OSError, of NO_ROUTE also where it is not.
     """
     try:
         _bind_and_connect(sock, local, peer)
@@ -281,13 +280,6 @@ def join(sock: socket.socket, local: Any, peer: Any, *, anywhere: bool) -> None:
             raise
         with _by_loopback(sock, error, anywhere):
             _bind_and_connect(sock, local, peer)
-    if (_end(sock.getsockname()), _end(sock.getpeername())) != (_end(local), _end(peer)):
-        disconnect(sock)
-        raise OSError(errno.EPERM, "the socket is bound to another name")
-
-
-def _end(name: Any) -> tuple[str, int]:
-    return name[0].partition("%")[0], name[1]
 
 
 def _bind_and_connect(sock: socket.socket, local: Any, peer: Any) -> None:

@@ -280,7 +280,7 @@ class TcpMoves:
     async def _adopt(self, lot: list[_Taken]) -> None:
         going: list[_Taken] = []
         try:
-            names = [_tracked_names(wanted.flow) for wanted in lot]
+            names = [_names_of(wanted.flow) for wanted in lot]
             tracked = await lot[0].steering.namespace.quick.call_async(_settle, names)
             for wanted, found in zip(lot, tracked, strict=True):
                 wanted.tracked = found is False
@@ -336,7 +336,8 @@ class TcpMoves:
         asyncio.get_running_loop().call_later(CAME_SECONDS, self._came.pop, inode, None)
         if port is not None:
             if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, ifindex):
-                self._begin(self._repeat_fins(_Fin(state, flow, namespace, session)))
+                # the program tells nothing of its QP's rules: sooner or later they are gone
+                self._begin(self._repeat_fins(_Fin(state, flow, namespace, session), FIN_AGAIN))
             return flow
         self._drop(flow)
         if parked is not None:
@@ -394,9 +395,9 @@ class TcpMoves:
             del self._fins[flow_id]
             await self._give_fin(fin)
 
-    async def _repeat_fins(self, fin: _Fin) -> None:
-        """The program tells nothing of its QP's rules: sooner or later they are gone. One more is no harm."""
-        for seconds in FIN_AGAIN:
+    async def _repeat_fins(self, fin: _Fin, pauses: Sequence[float]) -> None:
+        """One more is no harm."""
+        for seconds in pauses:
             await asyncio.sleep(seconds)
             await self._give_fin(fin)
 
@@ -411,9 +412,7 @@ class TcpMoves:
             await asyncio.sleep(UP_PAUSE)
             if not self._is_down(fin.namespace, fin.flow.ifindex):
                 break
-        for seconds in FIN_WHEN_UP:
-            await asyncio.sleep(seconds)
-            await self._give_fin(fin)
+        await self._repeat_fins(fin, FIN_WHEN_UP)
 
     async def _give_fin(self, fin: _Fin) -> None:
         try:
@@ -549,7 +548,7 @@ class TcpMoves:
     def _untrack(self, parked: Parked) -> None:
         if parked.tracked is not None:
             parked.tracked.users += 1
-            self._begin(self._forget_track(parked.tracked, _tracked_names(parked.flow)))
+            self._begin(self._forget_track(parked.tracked, _names_of(parked.flow)))
 
     async def _forget_track(self, namespace: Namespace, names: tcpask.Names) -> None:
         try:
@@ -657,8 +656,7 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
         if parked.session != self.session or parked.inode != os.fstat(self.fd).st_ino:
             raise proof.not_owner("another socket is parked for this flow")
         flow = parked.flow  # the socket has no peer any more, if the kernel had no route when it should go home before
-        if (state.laddr, state.lport, state.raddr, state.rport) != (flow.local, flow.local_port, flow.remote,
-                                                                    flow.remote_port):
+        if (state.laddr, state.lport, state.raddr, state.rport) != _names_of(flow):
             raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
         return flow
 
@@ -696,7 +694,7 @@ def _settle(names: list[tcpask.Names]) -> list[bool | Exception | None]:
     return [one(name) for name in names]
 
 
-def _tracked_names(flow: Flow) -> tcpask.Names:
+def _names_of(flow: Flow) -> tcpask.Names:
     return tcpask.Names(flow.local, flow.local_port, flow.remote, flow.remote_port)
 
 
@@ -755,9 +753,7 @@ def _reset(fd: int, flow: Flow) -> None:
     where the program has given it the names of another's: in repair mode nothing forbids it."""
     with contextlib.suppress(OSError), socket.socket(fileno=fd) as sock:
         if tcpsock.repairing(sock):
-            ends = Kept.of(sock)
-            if (addr_to_bytes(ends.local[0]), ends.local[1], addr_to_bytes(ends.peer[0]), ends.peer[1]) != (
-                    flow.local, flow.local_port, flow.remote, flow.remote_port):
+            if Kept.of(sock).names() != _names_of(flow):
                 tcpsock.disconnect(sock)
             sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
