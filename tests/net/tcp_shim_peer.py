@@ -27,14 +27,15 @@ class Peer:
         self.sock = socket.socket(self.family)
         self.thread: threading.Thread | None = None
         self.set: Any = None
+        self.accepted: list[socket.socket] = []
 
     def run(self, command: dict[str, Any]) -> Any:
         return getattr(self, "do_" + command.pop("do"))(**command)
 
-    def do_listen(self, address: str) -> int:
+    def do_listen(self, address: str, backlog: int = 128) -> int:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind((address, 0))
-        self.listener.listen()
+        self.listener.listen(backlog)
         self.listener.settimeout(5)
         return int(self.listener.getsockname()[1])
 
@@ -46,6 +47,16 @@ class Peer:
         self.sock = self.listener.accept()[0]
         self.sock.settimeout(None)
         return self.sock.fileno()
+
+    def do_accept_all(self) -> None:
+        """From now on, in a thread."""
+        def run() -> None:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    self.accepted.append(self.listener.accept()[0])
+
+        self.listener.settimeout(15)
+        threading.Thread(target=run, daemon=True).start()
 
     def do_connect(self, address: str, port: int, timeout: float = 0) -> int:
         self.sock = socket.socket(self.family)

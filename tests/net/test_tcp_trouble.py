@@ -5,14 +5,19 @@ back.
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from net.service_lab import until
+from net.service_lab import under_shim, until
 from net.test_tcp_path import NEVER, conversation
 from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, over, with_ipv6, without_offloads
 
@@ -150,6 +155,44 @@ def test_a_half_closed_one_outlives_it(service: Service, ip: str) -> None:
         assert a.do("read", size=5) == "last"
         a.do("send", data="more")
         assert b.do("read", size=4) == "more"
+
+
+def opening(service: Service, policy: str, ip: str) -> list[Any]:
+    """What opening_program.py says."""
+    a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "") as filler:
+        port = b.do("listen", address=b_side.address, backlog=0)    # beside one that waits it answers no SYN
+        filler.do("connect", address=b_side.address, port=port)     # the neighbour is known then
+        argv = [sys.executable, str(Path(__file__).parent / "opening_program.py"), b_side.address, str(port)]
+        if policy:
+            argv = under_shim(service, argv, VMA_HYBRID_TCP=policy, VMA_THREAD_MODE="1", VMA_RX_POLL="1000")
+        with subprocess.Popen(a_side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                              env={**os.environ, **service.env}) as program:
+            assert program.stdin and program.stdout
+            try:
+                said = [json.loads(program.stdout.readline())]
+                if policy:
+                    until(lambda: len(offloaded(service)) == 8)
+                for state in ("down", "up"):
+                    a_side.ip("link", "set", a_side.device, state)
+                    until(lambda: not offloaded(service))
+                    if state == "up":
+                        b.do("accept_all")
+                    program.stdin.write("\n")
+                    said.append(json.loads(program.stdout.readline()))
+            except BaseException:
+                program.kill()
+                raise
+            finally:
+                a_side.ip("link", "set", a_side.device, "up")
+    return said
+
+
+@pytest.mark.parametrize("ip", ["4", "6"])
+def test_who_opens_waits_for_a_route(service: Service, ip: str) -> None:
+    """A connect() that has sent its SYN from the ring, as one of the kernel's."""
+    assert opening(service, "offload", ip) == opening(service, "", ip)
+    until(lambda: not offloaded(service))
 
 
 def taken_by_ring(service: Service, server: ShimPeer, client: ShimPeer, address: str, port: int) -> bool:

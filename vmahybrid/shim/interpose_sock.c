@@ -297,7 +297,7 @@ VMH_TRACED(shutdown, (int fd, int how), (fd, how), "%d, %d", fd, how)
 
 	if (!s) {
 		TCPS_HELD t = vmh_tcps_get(fd);
-		int done = t && (vmh_tcps_is_fresh(t) || vmh_tcps_has_ended(t)) ? vmh_tcps_shutdown(t, fd, how) : VMH_TCPS_KERNELS;
+		int done = t && (vmh_tcps_is_fresh(t) || vmh_tcps_has_ended(t) || vmh_tcps_seeks(t)) ? vmh_tcps_shutdown(t, fd, how) : VMH_TCPS_KERNELS;
 
 		if (done != VMH_TCPS_KERNELS)
 			RETURN(done);

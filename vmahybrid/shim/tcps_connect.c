@@ -128,28 +128,33 @@ static void tell_options(struct vmh_tcps *s)
 	s->touched |= VMH_TCPS_TOUCHED;
 }
 
-/* Object lock held: the ring's part is over. state: KERNEL or HOME. */
+/* Object lock held: the ring's part is over. state: KERNEL, HOME, or STRANDED, in which it may be already. */
 static void undo_to(struct vmh_tcps *s, unsigned state)
 {
+	bool had = vmh_tcps_state(s) != VMH_TCPS_STRANDED, seeks = state == VMH_TCPS_STRANDED;
+
 	vmh_lock(&s->io);
 	if (s->conn)
 		vmh_tcp_close(s->conn);
 	s->conn = NULL;
 	vmh_tcps_note_amounts(s, &(const struct vmh_tcp_amounts){ 0 });
 	s->flow_id = 0;
-	s->opening = VMH_TCPS_OPEN;
+	s->opening = seeks ? VMH_TCPS_SEEKING : VMH_TCPS_OPEN;
 	atomic_store(&s->bits, 0);
 	atomic_store(&s->fresh, 0);
 	atomic_store(&s->state, state);
 	vmh_unlock(&s->io);
-	vmh_tring_flush(s->tring);
-	vmh_tring_count(s->tring, -1);
-	tell_options(s);
-	VMH_SET(s->stats->offloaded, 0);
-	VMH_SET(s->stats->rx_offloaded, 0);
-	VMH_SET(s->stats->tx_offloaded, 0);
-	VMH_SET(s->stats->flow_id, 0);
-	vmh_epoll_member_parked(&s->obj, false);
+	if (had) {
+		vmh_tring_flush(s->tring);
+		vmh_tring_count(s->tring, -1);
+		tell_options(s);
+		VMH_SET(s->stats->offloaded, 0);
+		VMH_SET(s->stats->rx_offloaded, 0);
+		VMH_SET(s->stats->tx_offloaded, 0);
+		VMH_SET(s->stats->flow_id, 0);
+	}
+	if (!seeks)
+		vmh_epoll_member_parked(&s->obj, false);
 	vmh_wake_all();
 }
 
@@ -172,10 +177,14 @@ static int outcome(struct vmh_tcps *s)
 
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) != VMH_TCPS_RING || !vmh_tcps_is_fresh(s)) {
+		if (vmh_tcps_seeks(s)) {
+			vmh_unlock(&s->obj.lock);
+			return 0;
+		}
 		if (!s->opening)
 			rc = VMH_TCPS_KERNELS;
 		else if (vmh_tcps_state(s) == VMH_TCPS_LOST)
-			rc = -ECONNRESET;
+			rc = -vmh_tcps_lost_error(s);
 		s->opening = VMH_TCPS_OPEN; /* it went home open */
 		vmh_unlock(&s->obj.lock);
 		return rc;
@@ -217,13 +226,22 @@ static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 			       rc < 0 ? rc : 0; /* by shutdown() in another thread: as tcp_disconnect() */
 		if (err)
 			return err == -EAGAIN ? -EINPROGRESS : err;
+		w.state = VMH_TCPS_STRANDED; /* it seeks a route, if it has not gone on since */
 	}
+}
+
+/* What another connect() says meanwhile. */
+static int still_opening(struct vmh_tcps *s)
+{
+	struct vmh_signals began = vmh_signals_now();
+	int rc = atomic_load(&s->nonblock) ? -EALREADY : wait_open(s, &began);
+
+	return rc == -EINPROGRESS ? -EALREADY : rc;
 }
 
 /* connect() on a connection that there is already. */
 static int again(struct vmh_tcps *s, const struct sockaddr *a)
 {
-	struct vmh_signals began = vmh_signals_now();
 	int rc;
 
 	if (a->sa_family == AF_UNSPEC) {
@@ -245,11 +263,7 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 		return -EISCONN;
 	vmh_rings_poll(1);
 	rc = outcome(s);
-	if (!rc && !atomic_load(&s->nonblock)) {
-		rc = wait_open(s, &began);
-		return rc == -EINPROGRESS ? -EALREADY : rc;
-	}
-	return rc > 0 ? 0 : rc ? rc : -EALREADY;
+	return rc > 0 ? 0 : rc ? rc : still_opening(s);
 }
 
 /* Before it is adopted. The first connect() after one without blocking says 0 when it is open, all others EISCONN: only the
@@ -267,6 +281,8 @@ void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *
 static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
 {
 	vmh_tcps_await_move(s);
+	if (vmh_tcps_seeks(s) && a->sa_family != AF_UNSPEC)
+		return still_opening(s);
 	if (a->sa_family == AF_UNSPEC) {
 		if (vmh_tcps_parked(s) && !vmh_tcps_has_ended(s))
 			vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false); /* its socket is in use */
@@ -290,6 +306,8 @@ int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now)
 		rc = outcome(s);
 		return rc ? rc > 0 ? 0 : rc : now ? -EALREADY : wait_open(s, &began);
 	}
+	if (vmh_tcps_seeks(s))
+		return now ? -EALREADY : wait_open(s, &began);
 	if (!vmh_tcps_parked(s) && vmh_tcps_at_rest(fd))
 		return VMH_TCPS_KERNELS;
 	s->opening = VMH_TCPS_OPEN;
@@ -338,17 +356,23 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 	return atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s, &began);
 }
 
-/* It has not begun, or nobody knows: the kernel begins anew, before anybody is told to ask it. Object lock held. */
-void vmh_tcps_restart(struct vmh_tcps *s)
+static bool no_route(long err)
+{
+	return err == -ENETUNREACH || err == -EHOSTUNREACH || err == -ENETDOWN || err == -EADDRNOTAVAIL;
+}
+
+/* It has not begun, or nobody knows: the kernel begins anew, before anybody is told to ask it. It would wait for a route
+ * only if it had one to begin with. */
+void vmh_tcps_restart(struct vmh_tcps *s, bool must)
 {
 	struct sockaddr_storage to;
 	socklen_t len = vmh_tcps_compose(s->v6, &s->addr.raddr, s->addr.rport, &to);
-	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFL);
+	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFL), err;
 
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags | O_NONBLOCK);
-	vmh_sys(SYS_connect, s->obj.fd, &to, len);
+	err = vmh_sys(SYS_connect, s->obj.fd, &to, len);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
-	undo_to(s, VMH_TCPS_HOME);
+	undo_to(s, no_route(err) && !must ? VMH_TCPS_STRANDED : VMH_TCPS_HOME);
 }
 
 bool vmh_tcps_is_over(struct vmh_tcps *s)
@@ -435,7 +459,11 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 		return -ENOTCONN;
 	vmh_rings_settle(); /* what has come before is read still */
 	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
+	if (vmh_tcps_seeks(s)) {
+		undo(s);
+		vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
+		rc = 0;
+	} else if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_lock(&s->io);
 		vmh_tcp_get_info(s->conn, &info);
 		rc = info.state == VMH_TCP_SYN_SENT ? 0 : vmh_tcp_shutdown(s->conn, how);

@@ -32,6 +32,7 @@
 #define LEAVE_NS 1000000000u  /* that the end of a process waits for the kernel to take some thousand */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 #define TRY_HOME_NS 1000000000u  /* one that waits for a route */
+#define SEEK_NS 127000000000u    /* for its SYN: as long as the kernel repeats one */
 
 /* Passes by itself: the connection may be adopted later. */
 static bool passing(unsigned reason)
@@ -514,6 +515,7 @@ int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state)
 }
 
 static _Atomic int no_way_home; /* some are stranded, most often since the kernel has no route, not even over lo */
+static _Atomic int no_way_open; /* some seek a route for their SYN */
 
 /* Object lock held: the stack has it no more. */
 static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abort_)
@@ -580,7 +582,7 @@ static void lost(struct vmh_tcps *s, unsigned reason, int err)
 
 /* It has sent its SYN and heard nothing yet, nor does it from here on, being put aside: the kernel takes over by a SYN of
  * its own. */
-static bool restart(struct vmh_tcps *s)
+static bool restart(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	struct vmh_tcp_info info;
 
@@ -589,7 +591,12 @@ static bool restart(struct vmh_tcps *s)
 	vmh_unlock(&s->io);
 	if (info.state != VMH_TCP_SYN_SENT)
 		return false;
-	vmh_tcps_restart(s);
+	vmh_tcps_restart(s, must);
+	vmh_tcps_set_reason(s, reason);
+	if (vmh_tcps_seeks(s)) {
+		s->stranded_ns = vmh_now_ns();
+		atomic_store(&no_way_open, 1);
+	}
 	return true;
 }
 
@@ -735,7 +742,7 @@ static bool homing_begins(struct homing *h)
 	struct vmh_session_home *home = &h->home;
 
 	h->st = vmh_tring_stash(s->tring, &s->addr);
-	if (s->opening && restart(s)) {
+	if (s->opening && restart(s, home->reason, h->must)) {
 		if (h->st)
 			vmh_tring_unstash(s->tring, h->st, false);
 		return false;
@@ -842,6 +849,17 @@ static int home_from_ring(struct homing h)
 	return h.home.err;
 }
 
+/* As long as the kernel would repeat the SYN. */
+static void open_by_kernel(struct vmh_tcps *s, unsigned reason, bool must)
+{
+	if (!must && vmh_now_ns() - s->stranded_ns > SEEK_NS)
+		leave(s, VMH_TCPS_LOST, reason, false);
+	else
+		vmh_tcps_restart(s, must);
+	if (vmh_tcps_seeks(s))
+		atomic_store(&no_way_open, 1);
+}
+
 static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
@@ -901,7 +919,10 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 		vmh_debug("fd %d: the TCP connection goes home to the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 		break;
 	case VMH_TCPS_STRANDED:
-		err = home_stranded(s, reason, must);
+		if (vmh_tcps_seeks(s))
+			open_by_kernel(s, reason, must);
+		else
+			err = home_stranded(s, reason, must);
 		break;
 	case VMH_TCPS_LISTEN:
 		vmh_tlisten_home(s, reason);
@@ -1273,27 +1294,53 @@ static void try_one(struct vmh_tcps *s, void *arg)
 		vmh_tcps_home(s, VMH_R_IF_DOWN, false);
 }
 
+static void try_open_one(struct vmh_tcps *s, void *arg)
+{
+	if (vmh_tcps_seeks(s))
+		try_one(s, arg);
+}
+
 bool vmh_tcps_without_way(void)
 {
-	return atomic_load(&no_way_home);
+	return atomic_load(&no_way_home) || atomic_load(&no_way_open);
+}
+
+/* When the network has changed, and at times. */
+struct attempts {
+	uint64_t next, generation;
+};
+
+static bool may_try(struct attempts *a, _Atomic int *wanted)
+{
+	uint64_t now, generation;
+
+	if (!atomic_load(wanted))
+		return false;
+	now = vmh_now_ns();
+	generation = vmh_net_generation();
+	if (generation == a->generation && now < a->next)
+		return false;
+	*a = (struct attempts){ now + TRY_HOME_NS, generation };
+	atomic_store(wanted, 0);
+	return true;
 }
 
 /* When the network has changed at once: the peer may send, and the kernel knows of no such connection. */
 void vmh_tcps_try_home(void)
 {
-	static uint64_t next, tried;
-	uint64_t now, generation;
+	static struct attempts attempts;
 
-	if (!atomic_load(&no_way_home))
-		return;
-	now = vmh_now_ns();
-	generation = vmh_net_generation();
-	if (generation == tried && now < next)
-		return;
-	tried = generation;
-	next = now + TRY_HOME_NS;
-	atomic_store(&no_way_home, 0);
-	vmh_tcps_each(try_one, NULL);
+	if (may_try(&attempts, &no_way_home))
+		vmh_tcps_each(try_one, NULL);
+}
+
+/* Takes no word with the service. */
+void vmh_tcps_try_open(void)
+{
+	static struct attempts attempts;
+
+	if (may_try(&attempts, &no_way_open))
+		vmh_tcps_each(try_open_one, NULL);
 }
 
 void vmh_tcps_await_service(struct vmh_tcps *s)

@@ -15,6 +15,7 @@
 #include "vmh_params.h"
 #include "vmh_stats.h"
 #include "vmh_wait.h"
+#include <errno.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -32,8 +33,9 @@ enum vmh_tcps_state {
 struct vmh_tring;
 struct vmh_tlisten;
 
-/* Of one that the program's connect() has begun: has it said that it is open? */
-enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING };
+/* Of one that the program's connect() has begun: has it said that it is open? SEEKING: it is stranded, without a `blob`, as
+ * the kernel has no route for its SYN. */
+enum vmh_tcps_opening { VMH_TCPS_OPEN, VMH_TCPS_OPENING, VMH_TCPS_SEEKING };
 
 #define VMH_TCPS_NODELAY 1 /* TCP_NODELAY was set, and nothing else */
 #define VMH_TCPS_TOUCHED 2
@@ -197,6 +199,18 @@ static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 	return atomic_load_explicit(&s->fresh, memory_order_relaxed) && vmh_tcps_parked(s);
 }
 
+/* Opening, and the kernel will begin as soon as it has a route. */
+static inline bool vmh_tcps_seeks(const struct vmh_tcps *s)
+{
+	return vmh_tcps_state(s) == VMH_TCPS_STRANDED && VMH_GET(s->opening) == VMH_TCPS_SEEKING;
+}
+
+/* Of one that is LOST: for SO_ERROR, and connect(). */
+static inline int vmh_tcps_lost_error(const struct vmh_tcps *s)
+{
+	return VMH_GET(s->opening) == VMH_TCPS_SEEKING ? ETIMEDOUT : ECONNRESET;
+}
+
 static inline struct vmh_tcps *vmh_tcps_get(int fd)
 {
 	struct vmh_obj *o = atomic_load_explicit(&vmh_tcps_on, memory_order_relaxed) ? vmh_fd_get(fd) : NULL;
@@ -275,8 +289,9 @@ void vmh_tcps_told(int fd, bool adopt, unsigned reason); /* by the operator; fd 
 void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason); /* before it is closed */
 void vmh_tcps_service_back(void);
 void vmh_tcps_leave_to_kernel(void); /* at the end of the process; what can't go stays */
-bool vmh_tcps_without_way(void); /* are some to try again to go home? */
+bool vmh_tcps_without_way(void); /* are some to try again to go home, or to open? */
 void vmh_tcps_try_home(void);
+void vmh_tcps_try_open(void);
 void vmh_tcps_await_service(struct vmh_tcps *s); /* as long as it stands still on its way home */
 void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended: the peer may use it for another */
 
@@ -330,7 +345,8 @@ void vmh_tcps_bound(struct vmh_tcps *s, int fd);                 /* by the kerne
 int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how);
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len);
 bool vmh_tcps_is_over(struct vmh_tcps *s);                       /* the stack's part has come to its end */
-void vmh_tcps_restart(struct vmh_tcps *s);                       /* object lock held: the kernel connects instead */
+/* Object lock held: the kernel connects instead. It seeks a route then, if there is none: unless `must`, when connect() fails. */
+void vmh_tcps_restart(struct vmh_tcps *s, bool must);
 
 /* tcps_name.c */
 bool vmh_tcps_parse(const struct sockaddr *a, socklen_t len, struct vmh_ip *ip, in_port_t *port); /* false: neither family */

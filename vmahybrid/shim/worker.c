@@ -380,6 +380,7 @@ static void turn(void)
 	vmh_tcps_adopt_chosen();
 	if (atomic_exchange(&lost, 0))
 		go_home();
+	vmh_tcps_try_open();
 	if (atomic_load(&control_fd) < 0) {
 		reconnect();
 		return;
