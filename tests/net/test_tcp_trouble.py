@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -137,8 +138,32 @@ def test_it_outlives_a_long_one(service: Service, policy: str, ip: str, lo: str)
     until(lambda: not offloaded(service))
 
 
-@pytest.mark.parametrize("ip", ["4", "6"])
-def test_a_half_closed_one_outlives_it(service: Service, ip: str) -> None:
+def just_up(service: Service, ip: str) -> None:
+    side = service.sandbox.a
+    side.ip("link", "set", side.device, "up")
+
+
+def made_anew(service: Service, ip: str) -> None:
+    subprocess.run(["sh", "-ec", "\n".join(made_again(*service.sandbox.sides))], check=True, timeout=10)
+
+
+def service_anew(service: Service, ip: str) -> None:
+    assert service.program.stop(signal.SIGTERM, 10) == 0
+    service.start()
+    just_up(service, ip)
+
+
+def address_late(service: Service, ip: str) -> None:
+    side = over(service.sandbox.a, ip)
+    side.ip("address", "del", f"{side.address}/64", "dev", side.device)
+    just_up(service, ip)
+    time.sleep(1)
+    side.ip("address", "add", f"{side.address}/64", "dev", side.device, "nodad")
+
+
+@pytest.mark.parametrize(("ip", "up"), [
+    ("4", just_up), ("6", just_up), ("4", made_anew), ("6", service_anew), ("6", address_late)])  # fmt: skip
+def test_a_half_closed_one_outlives_it(service: Service, ip: str, up: Callable[[Service, str], None]) -> None:
     """The peer has ended its stream, and does not say so again."""
     a_side, b_side = (over(side, ip) for side in service.sandbox.sides)
     with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload", **NEVER) as a:
@@ -151,7 +176,7 @@ def test_a_half_closed_one_outlives_it(service: Service, ip: str) -> None:
         a_side.ip("link", "set", a_side.device, "down")
         until(lambda: not offloaded(service))
         time.sleep(0.5)
-        a_side.ip("link", "set", a_side.device, "up")
+        up(service, ip)
         assert a.do("read", size=5) == "last"
         a.do("send", data="more")
         assert b.do("read", size=4) == "more"

@@ -22,6 +22,7 @@ from vmahybrid.errors import UsageError, VmahybridError
 from vmahybrid.net.bond import Bond
 from vmahybrid.net.page import LinkInfo
 from vmahybrid.net.rtnl import link_info
+from vmahybrid.net.sockdiag import Bound, bound_sockets
 from vmahybrid.net.watcher import NetWatcher
 from vmahybrid.service.apiserver import read_token
 from vmahybrid.service.control import TokenBucket
@@ -32,7 +33,7 @@ from vmahybrid.service.instance import Instance, listener, remove_socket
 from vmahybrid.service.messages import HEADER, REINJECT_HEAD, REQUESTS, ProtocolError, event, parse
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.ports import named, serving
-from vmahybrid.service.shared import Bound, bound_sockets, competitors
+from vmahybrid.service.shared import competitors
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import ANY_ADDR
 from vmahybrid.steering.reasons import ROWS, Reason, parse_reasons

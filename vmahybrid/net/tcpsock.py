@@ -74,6 +74,11 @@ class Info(NamedTuple):
     segs_in: int
     notsent: int
 
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Of a struct tcp_info."""
+        return cls._make(_INFO.unpack_from(data))
+
 
 _INFO = struct.Struct("=BxBxxBBxI4xI40xI4xIIIII12xI16xQQIII")
 
@@ -119,7 +124,7 @@ def _last_error() -> OSError:
 
 
 def info(sock: socket.socket) -> Info:
-    return Info._make(_INFO.unpack_from(sock.getsockopt(TCP, socket.TCP_INFO, 256)))
+    return Info.of(sock.getsockopt(TCP, socket.TCP_INFO, 256))
 
 
 def events(sock: socket.socket, wanted: int) -> int:

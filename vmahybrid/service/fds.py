@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from vmahybrid.contracts import lib
 from vmahybrid.errors import NotFound
-from vmahybrid.service import shared
+from vmahybrid.net import sockdiag
 from vmahybrid.service.core import Core
 from vmahybrid.service.view import ExplainStep
 from vmahybrid.steering.keys import ANY_ADDR
@@ -149,7 +149,7 @@ def at(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
     for namespace in list(core.namespaces.all.values()) if port else ():
         for proto in PROTOCOLS:
             with contextlib.suppress(OSError, RuntimeError):
-                bound = namespace.quick.call(shared.bound_sockets, port, proto)
+                bound = namespace.quick.call(sockdiag.bound_sockets, port, proto)
                 inodes |= {b.inode for b in bound if b.inode and _meets(b.local, address)}
     if not inodes:
         return []

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from pathlib import Path
 
+from vmahybrid.net import sockdiag
 from vmahybrid.net.netns import NAMED, Netns
 from vmahybrid.service import shared
 from vmahybrid.service.core import Core
@@ -53,7 +54,7 @@ class Housekeeper:
         suspects: set[tuple[int, int]] = set()
         for (namespace, port, proto), flows in by_place.items():
             try:
-                bound = await namespace.quick.call_async(shared.bound_sockets, port, proto)
+                bound = await namespace.quick.call_async(sockdiag.bound_sockets, port, proto)
             except (OSError, RuntimeError) as error:
                 log.debug("sock_diag in %s: %s", namespace.name, error)
                 continue
@@ -64,7 +65,7 @@ class Housekeeper:
                 self._judge(flow, [b for b in others if (flow.flow_id, b.inode) in self._suspects])
         self._suspects = suspects
 
-    def _judge(self, flow: Flow, others: list[shared.Bound]) -> None:
+    def _judge(self, flow: Flow, others: list[sockdiag.Bound]) -> None:
         if others and flow.flow_id in self._core.table.flows:
             reason = Reason.MULTICAST_SHARED if flow.kind is Kind.MULTICAST else Reason.CONFLICT
             log.info("flow %s goes home: also bound: %s", flow.local_text, shared.describe(others))

@@ -15,6 +15,7 @@ from typing import Any
 
 from vmahybrid.contracts import c_text, family_of, htons, lib, ntohs
 from vmahybrid.errors import Refused, VmahybridError
+from vmahybrid.net import sockdiag
 from vmahybrid.net.netns import netns_fd_of_pidfd, peer_pidfd
 from vmahybrid.net.pidns import own_pid
 from vmahybrid.service import binding, proof, reinject, shared, tcpmoves, tcpshow
@@ -389,7 +390,7 @@ class Session:
                     lane=getattr(body, "lane", 0))  # only ATTACH has one
 
     async def _refuse_shared(self, flow: Flow, namespace: Namespace) -> None:
-        bound = await namespace.quick.call_async(shared.bound_sockets, flow.local_port, flow.proto)
+        bound = await namespace.quick.call_async(sockdiag.bound_sockets, flow.local_port, flow.proto)
         # Sockets of other sessions are the table's matter: it knows who is newer.
         known = {other.inode for other in self.core.table.flows.values() if other.local_port == flow.local_port}
         others = shared.competitors(flow, bound, known | {flow.inode})
@@ -404,7 +405,6 @@ class Session:
     async def _detach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, body = self.core, request.body
         flow = core.table.flows.get(body.flow_id)
-        await core.tcp.repeat_fin(body.flow_id, self.id)
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET:
             return request.reply()  # it went home already: the event may have crossed this request
         cause = Reason.from_code(body.cause)
@@ -551,8 +551,9 @@ class Session:
         core, body = self.core, request.body
         flow = await core.tcp.home(body.flow_id, body.ifindex, fd, tcpmoves.Room(file, body.at), body.follow, self.id,
                                    self._namespace())
-        core.counters["tcp_homed_total"] += 1
-        self._moved("tcp-home", flow, body.flow_id, body.hdr.reason)
+        if flow is not None:
+            core.counters["tcp_homed_total"] += 1
+            self._moved("tcp-home", flow, body.flow_id, body.hdr.reason)
         return request.reply()
 
     def _moved(self, kind: str, flow: Flow, flow_id: int, code: int) -> None:
@@ -587,7 +588,7 @@ class Session:
         socket's SO_REUSEADDR does not say whether there is one: it may have been cleared after bind()."""
         if self._alone[0] == found.inode and time.monotonic() < self._alone[1]:
             return
-        bound = await namespace.quick.call_async(shared.bound_sockets, flow.local_port, flow.proto)
+        bound = await namespace.quick.call_async(sockdiag.bound_sockets, flow.local_port, flow.proto)
         others = [b for b in bound if b.inode != found.inode and b.uid != self.uid]
         if others:
             log.info("%s: %s: also bound: %s", self, flow.local_text, shared.describe(others))

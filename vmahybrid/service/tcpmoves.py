@@ -29,6 +29,7 @@ from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpPhase, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import RESET_ON_CLOSE, fulfil, in_thread
 from vmahybrid.service.reinject import packets_in, segment_frame
+from vmahybrid.service.tcpfins import Fins
 from vmahybrid.service.tcpshow import BUSY_SHARE, SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
 from vmahybrid.steering.reasons import Reason
@@ -44,10 +45,7 @@ log = logging.getLogger("vmahybrid.service")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-FIN_AGAIN = (0.02, 0.1)     # seconds
-FIN_WHEN_UP = (0.0, 0.2, 1.0, 3.0)  # the interface may be up before its address is there
-UP_PAUSE, UP_PAUSES = 0.25, 2400    # seconds between two looks at an interface that is down, and how many
-ASK_PEERS = (0.1, 0.6)      # seconds
+ASK_PEERS = (0.1, 0.6)  # seconds
 LOT_SECONDS = 0.1       # in which those that were said to follow come
 LOOP_SECONDS = 3.0      # that a move waits for the event loop
 MOVES_AT_ONCE = 32      # threads: one program's that takes long holds no other's up
@@ -173,22 +171,13 @@ class _Lots(Generic[_W]):
             task.add_done_callback(self.tasks.discard)
 
 
-@dataclass(slots=True)
-class _Fin:
-    """Of the peer, for a connection that came home."""
-
-    state: TcpState
-    flow: Flow
-    namespace: Namespace
-    session: int
-
-
 class TcpMoves:
     """On the event loop; the moves themselves run in threads."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.mover = Mover()
+        self.fins = Fins(core.backend)
         self._threads = ThreadPoolExecutor(MOVES_AT_ONCE, "tcp-move")
         self.parked: dict[int, Parked] = {}     # by flow id
         self._taking: set[int] = set()          # flow ids
@@ -198,7 +187,6 @@ class TcpMoves:
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fins: dict[int, _Fin] = {}        # that a raw packet QP may have taken, by flow id
         self._shown: dict[int, int] = {}        # flow ids of parked ones that began on a ring, by inode
         self._came: dict[int, int] = {}         # sessions, by the inode of what came home a moment ago
 
@@ -247,6 +235,8 @@ class TcpMoves:
                     raise proof.not_owner("another socket was attached")
                 if room.given_up():
                     raise refuse(f"flow {flow.local_text}", Reason.NO_ANSWER)
+                if self.fins.awaits(namespace, found.inode):
+                    raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
                 wanted = self._adopting.add(session, _Taken(flow, fd, room, _Steering(self._core, flow, namespace)))
             finally:
                 self._adopting.begin(session, follow)
@@ -313,10 +303,10 @@ class TcpMoves:
             return error
 
     async def home(self, flow_id: int, ifindex: int, fd: int, room: Room, follow: int, session: int,
-                   namespace: Namespace) -> Flow:
+                   namespace: Namespace) -> Flow | None:
         """Rebuild a parked socket, or make a new one that of a connection which began on the ring. Borrows the
-        descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. Raises Refused; the
-        socket stays parked then. ``follow`` as of take()."""
+        descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. None: it was home
+        already. Raises Refused; the socket stays parked then. ``follow`` as of take()."""
         try:
             inode = os.fstat(fd).st_ino
             flow_id = self._shown.get(inode, flow_id)
@@ -327,22 +317,16 @@ class TcpMoves:
                                                  self._came.get(inode) == session))
         finally:
             self._homing.begin(session, follow)
-        flow, state = await way.done
-        if state is None:
-            return flow
-        if state.flags & TcpFlag.PEER_FIN and self._is_down(namespace, flow.ifindex):
-            self._begin(self._fin_when_up(_Fin(state, flow, namespace, session)))
+        flow, state, moved = await way.done
+        if state.flags & TcpFlag.PEER_FIN:
+            self.fins.add(namespace, state, inode, flow.ifindex)
+        if not moved:
+            return None
         self._came[inode] = session
         asyncio.get_running_loop().call_later(CAME_SECONDS, self._came.pop, inode, None)
-        if port is not None:
-            if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, ifindex):
-                # the program tells nothing of its QP's rules: sooner or later they are gone
-                self._begin(self._repeat_fins(_Fin(state, flow, namespace, session), FIN_AGAIN))
-            return flow
-        self._drop(flow)
+        if port is None:
+            self._drop(flow)
         if parked is not None:
-            if state.flags & TcpFlag.PEER_FIN and self._in_nic(session, flow.ifindex):
-                self._fins[flow_id] = _Fin(state, flow, namespace, session)
             self._let_go_of(flow_id, parked)
         return flow
 
@@ -363,15 +347,15 @@ class TcpMoves:
             self._home_together([way], False, loop)
 
     def _home_together(self, lot: list[_Way], light: bool, loop: asyncio.AbstractEventLoop) -> None:
-        ends: list[tuple[Flow, TcpState | None] | BaseException] = []
+        ends: list[tuple[Flow, TcpState, bool] | BaseException] = []
         going: list[tuple[int, Flow, Homing]] = []
         for at, way in enumerate(lot):
             try:
-                flow, homing = way.begin(light, loop)
+                flow, state, homing = way.begin(light, loop)
             except Exception as error:
                 ends.append(error)
                 continue
-            ends.append((flow, None))
+            ends.append((flow, state, False))
             if homing is not None:
                 going.append((at, flow, homing))
         found = self.mover.home_all([homing for _, _, homing in going])
@@ -384,42 +368,6 @@ class TcpMoves:
 
         loop.call_soon_threadsafe(tell)
 
-    def _in_nic(self, owner: int, ifindex: int) -> bool:
-        return any(ring.in_nic and ring.owner == owner and ring.port.ifindex == ifindex
-                   for ring in self._core.table.rings.values())
-
-    async def repeat_fin(self, flow_id: int, session: int) -> None:
-        """The program has deleted the rule of its QP, which took even frames that were made here (softverbs)."""
-        fin = self._fins.get(flow_id)
-        if fin is not None and fin.session == session:
-            del self._fins[flow_id]
-            await self._give_fin(fin)
-
-    async def _repeat_fins(self, fin: _Fin, pauses: Sequence[float]) -> None:
-        """One more is no harm."""
-        for seconds in pauses:
-            await asyncio.sleep(seconds)
-            await self._give_fin(fin)
-
-    @staticmethod
-    def _is_down(namespace: Namespace, ifindex: int) -> bool:
-        link = namespace.watcher.device(ifindex)
-        return link is not None and not link.up
-
-    async def _fin_when_up(self, fin: _Fin) -> None:
-        """IPv6 takes none by an interface that is down."""
-        for _ in range(UP_PAUSES):
-            await asyncio.sleep(UP_PAUSE)
-            if not self._is_down(fin.namespace, fin.flow.ifindex):
-                break
-        await self._repeat_fins(fin, FIN_WHEN_UP)
-
-    async def _give_fin(self, fin: _Fin) -> None:
-        try:
-            await _Steering(self._core, fin.flow, fin.namespace).give_fin(fin.state)
-        except (Refused, OSError, RuntimeError) as error:   # the last: its namespace is gone
-            log.warning("TCP %s: %s", fin.flow.local_text, error)
-
     async def give(self, flow: Flow, file: int, length: int, link: LinkRow, namespace: Namespace) -> None:
         """To the kernel what a ring got while the connection went home: ``length`` bytes of struct vmh_tcp_frame in a
         memory file of the program. Raises Refused."""
@@ -430,7 +378,6 @@ class TcpMoves:
 
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
-        self._fins = {flow_id: fin for flow_id, fin in self._fins.items() if fin.session != session}
         self._ports = {flow_id: flow for flow_id, flow in self._ports.items() if flow.owner != session}
         for flow_id, parked in list(self.parked.items()):
             if parked.session != session:
@@ -611,17 +558,12 @@ class _Steering:
             raise refuse(f"interface {self._flow.ifindex}", Reason.NO_INTERFACE)
         return (fin_frame if state.flags & TcpFlag.PEER_FIN else stale_frame)(state, self._link.mac)
 
-    async def give_fin(self, state: TcpState) -> None:
-        """Of one that came home, on the event loop."""
-        self._look()
-        await self.namespace.quick.call_async(self._core.backend.inject, self._flow.ifindex, [self._frame(state)])
-
 
 @dataclass(slots=True)
-class _Way(_Wanted[tuple[Flow, TcpState | None]]):
+class _Way(_Wanted[tuple[Flow, TcpState, bool]]):
     """Of a connection back to the kernel, with what the event loop knew of it. ``parked``: its socket is. ``port``: it
-    began on the ring, at this one of the program. Told are the flow, and the state that the kernel has; None: it had
-    the connection already, as the program heard nothing of that."""
+    began on the ring, at this one of the program. Told are the flow, the state that the kernel has got, and whether it
+    was by this: it may have had the connection already."""
 
     core: Core
     fd: int
@@ -633,14 +575,14 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
     port: Flow | None
     came: bool      # home before: the connection may have ended since
 
-    def begin(self, light: bool, loop: asyncio.AbstractEventLoop) -> tuple[Flow, Homing | None]:
+    def begin(self, light: bool, loop: asyncio.AbstractEventLoop) -> tuple[Flow, TcpState, Homing | None]:
         """In a thread. None: it is home. Raises Refused."""
         state = self.room.read(light)
         if self.parked is None and _is_home(self.fd, state, self.came):
-            return self._flow_of(state), None
+            return self._flow_of(state), state, None
         flow = self._checked(state)
         steering = _Steering(self.core, flow, self.namespace, loop)
-        return flow, Homing(self.fd, state, steering, begins=self.port is not None)
+        return flow, state, Homing(self.fd, state, steering, begins=self.port is not None)
 
     def _checked(self, state: TcpState) -> Flow:
         """Is it this program's?"""
@@ -664,13 +606,13 @@ class _Way(_Wanted[tuple[Flow, TcpState | None]]):
         return _flow_of(state, self.ifindex, self.namespace.name, proof.family_of(self.fd))
 
 
-def _end_of(flow: Flow, state: TcpState, error: BaseException | None) -> tuple[Flow, TcpState] | BaseException:
+def _end_of(flow: Flow, state: TcpState, error: BaseException | None) -> tuple[Flow, TcpState, bool] | BaseException:
     """What is told of a homecoming that ended so."""
     if error is None or isinstance(error, Refused):
-        return error or (flow, state)
+        return error or (flow, state, True)
     log.warning("TCP %s: %s", flow.local_text, error)
     if isinstance(error, MoveFailed) and error.alive:
-        return flow, state
+        return flow, state, True
     no_route = isinstance(error, MoveFailed) and error.errno in tcpsock.NO_ROUTE
     return refuse(f"flow {flow.local_text}", Reason.NO_ROUTE if no_route else Reason.TCP_STATE)
 

@@ -20,10 +20,10 @@ from typing import TypeAlias
 
 from vmahybrid.contracts import addr_to_bytes
 from vmahybrid.net.netns import NetnsWorker
+from vmahybrid.net.sockdiag import bound_sockets
 from vmahybrid.service.proof import netns_cookie_of
 from vmahybrid.service.reaper import close_foreign
 from vmahybrid.service.relay import Relays, reset
-from vmahybrid.service.shared import bound_sockets
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.steering.table import refuse
 

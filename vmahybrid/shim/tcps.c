@@ -351,6 +351,7 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 	s->listening = NULL;
 	atomic_store(&s->state, VMH_TCPS_HOME);
 	vmh_unlock(&s->io);
+	vmh_tcp_blob_free(&s->blob);
 	vmh_lane_leave(&s->lane);
 	vmh_stats_file_dump(s->stats);
 	vmh_stats_sock_free(s->stats);

@@ -614,8 +614,8 @@ static void off_the_qp(struct vmh_tcps *s)
 		return;
 	if (atomic_load(&s->fresh))
 		vmh_tport_went_home(s->tring, s->flow_id, &s->addr);
-	if (!atomic_load(&s->fresh) || s->shown)
-		vmh_session_detach(s->shown ? 0 : s->flow_id, 0); /* the service repeats the peer's FIN: a QP may have taken that, too */
+	else if (!s->shown)
+		vmh_verbs_detach(s->flow_id);
 	if (s->conn)
 		vmh_tcp_nudge(s->conn);
 }
@@ -799,6 +799,31 @@ static bool is_home_already(int fd)
 	       info.tcpi_state != TCP_LISTEN;
 }
 
+/* That the peer has ended its stream, which it does not say again: the service tells the kernel as soon as that takes it,
+ * and the next service has to hear of it. Without the data. */
+static struct vmh_tcp_blob end_of(const struct vmh_tcp_blob *state)
+{
+	const struct vmh_tcp_state *st = state->p;
+	struct vmh_tcp_state *end;
+
+	if (state->len < sizeof(*st) || !(st->flags & VMH_TCP_F_PEER_FIN))
+		return (struct vmh_tcp_blob){ 0 };
+	end = vmh_scratch_new(sizeof(*end));
+	if (!end)
+		return (struct vmh_tcp_blob){ 0 };
+	*end = *st;
+	end->snd_nxt = end->snd_una;
+	end->send_len = end->recv_len = 0;
+	return (struct vmh_tcp_blob){ end, sizeof(*end) };
+}
+
+/* Object lock held. */
+static void keep_blob(struct vmh_tcps *s, struct vmh_tcp_blob blob)
+{
+	vmh_tcp_blob_free(&s->blob);
+	s->blob = blob;
+}
+
 /* After the service's answer. */
 static void homing_ends(struct homing *h)
 {
@@ -811,13 +836,14 @@ static void homing_ends(struct homing *h)
 	/* the rule is gone with the service; with one that only hangs it is not */
 	h->must |= home->err == -ENOTCONN && !h->may_stay && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
 	if (!home->err) {
+		keep_blob(s, end_of(&home->state));
 		at_home(s, home->reason, h->st);
 		h->st = NULL;
 	} else if (!h->must && !h->may_stay && home->state.p &&
 		   (home->err == -ENOTCONN || vmh_tcps_trouble(home->reason))) {
 		if (home->err != -ENOTCONN) /* it can't stay, as its ring is about to be closed */
 			atomic_store(&no_way_home, 1);
-		s->blob = home->state;
+		keep_blob(s, home->state);
 		home->state.p = NULL;
 		s->stranded_ns = vmh_now_ns();
 		leave(s, VMH_TCPS_STRANDED, home->reason, false);
@@ -871,7 +897,7 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 	}
 	if (err && !must && err == -ENOTCONN && vmh_now_ns() - s->stranded_ns < STRANDED_NS)
 		return 0;
-	vmh_tcp_blob_free(&s->blob);
+	keep_blob(s, err ? (struct vmh_tcp_blob){ 0 } : end_of(&s->blob));
 	if (err) {
 		lost(s, reason, err);
 	} else {
@@ -1273,9 +1299,18 @@ void vmh_tcps_ring_gone(struct vmh_ring *r, unsigned reason)
 	vmh_tcps_each(gone_one, &g);
 }
 
+static void tell_end(struct vmh_tcps *s)
+{
+	vmh_lock(&s->obj.lock);
+	if (s->blob.p && vmh_tcps_at_kernel(s) && !atomic_load(&s->obj.closed) && vmh_tcps_owns_fd(s))
+		vmh_session_tcp_home(s->obj.fd, &s->blob, 0, s->ifindex, VMH_R_SERVICE_GONE);
+	vmh_unlock(&s->obj.lock);
+}
+
 static void back_one(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
+	tell_end(s);
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
 		vmh_tcps_home(s, VMH_R_SERVICE_GONE, false);
 	else if (s->listening) /* it was on rings before */

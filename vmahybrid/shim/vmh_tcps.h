@@ -85,7 +85,7 @@ struct vmh_tcps {
 	struct vmh_tring *tring;
 	struct vmh_tcp_conn *conn;
 	uint32_t flow_id, ifindex;
-	struct vmh_tcp_blob blob;         /* of a stranded one */
+	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
