@@ -49,12 +49,14 @@ class Steering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Homing:
-    """A connection on its way to the kernel. ``begins``: in a new socket, as another stack has opened it."""
+    """A connection on its way to the kernel. ``begins``: in a new socket, as another stack has opened it. ``anywhere``:
+    as of tcprepair.begin()."""
 
     fd: int
     state: TcpState
     steering: Steering
     begins: bool = False
+    anywhere: bool = False
 
 
 @dataclass(slots=True)
@@ -176,7 +178,7 @@ class Mover:
         """Waits until the frames are the kernel's, and until it has what give() gives."""
         with self._move(one.fd) as (sock, inode):
             if one.begins:
-                kept = self._persist(lambda: tcprepair.begin(sock, one.state), until, tcpsock.NO_ROUTE)
+                kept = self._persist(lambda: tcprepair.begin(sock, one.state, one.anywhere), until, tcpsock.NO_ROUTE)
             else:
                 kept = self._rebuild(sock, inode, one.state, until)
             with _ending(sock, one.state):

@@ -429,9 +429,9 @@ def rebuild(sock: socket.socket, state: TcpState, kept: Kept | None = None, *, f
     return kept
 
 
-def begin(sock: socket.socket, state: TcpState) -> Kept:
+def begin(sock: socket.socket, state: TcpState, anywhere: bool = False) -> Kept:
     """Make a socket that was never bound or connected that of a connection which the other stack has opened. Returned
-    is what nudge() needs.
+    is what nudge() needs. ``anywhere``: its address need not be there.
 
     Raises Refused (TCP_STATE), MoveFailed: the socket is as it was.
     """
@@ -440,7 +440,7 @@ def begin(sock: socket.socket, state: TcpState) -> Kept:
         if tcpsock.repairing(sock) or tcpsock.info(sock).state != TcpPhase.CLOSE:
             raise _refuse("the socket is in use")
         kept = Kept(_name(sock, state.laddr, state.lport), _name(sock, state.raddr, state.rport),
-                    bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)), claimed=True)
+                    bool(sock.getsockopt(SOL, socket.SO_REUSEADDR)), claimed=not anywhere)
         tcpsock.drop_all(sock)
     except (OSError, ValueError) as error:
         raise _refuse(f"no connection can be so: {error}") from error

@@ -25,6 +25,7 @@ __all__ = ["AddressInfo", "LinkInfo", "NetWatcher", "RouteInfo"]
 log = logging.getLogger(__name__)
 
 MANAGED_LIMIT = 512         # neighbours kept fresh; half of net.ipv4.neigh.default.gc_thresh3
+REMEMBERED = 600.0          # seconds, of an address that is gone
 # Between two readings: short ones may follow each other, long ones (thousands of routes) take a fifth of a core. By the
 # time on the CPU: a reading that had to wait for a grant in the same thread costs nothing, and news are not to wait.
 _PAUSE, _SHORT, _PAUSE_FACTOR, _PAUSE_MAX = 0.005, 0.025, 4, 5.0
@@ -65,6 +66,7 @@ class NetWatcher:
         self._page = NetPage()
         self._raw_links: list[LinkInfo] = []
         self._addresses: list[AddressInfo] = []
+        self._gone: dict[bytes, float] = {}     # addresses, and when (of time.monotonic)
         self._policy = self._ambiguous = False
         self._permanent: set[_Key] = set()
         self._valid: set[_Key] = set()
@@ -102,6 +104,11 @@ class NetWatcher:
     def addresses(self, ifindex: int = 0) -> list[AddressInfo]:
         """Of one link, or of all (0); in the kernel's order."""
         return [address for address in self._addresses if ifindex in (0, address.ifindex)]
+
+    def had(self, address: bytes) -> bool:
+        """Is it one of the namespace, or was it a moment ago? From any thread."""
+        return (time.monotonic() < self._gone.get(address, 0.0) + REMEMBERED
+                or any(address == row.address for row in self._addresses))
 
     async def start(self) -> None:
         """Returns when the page is filled. Raises OSError; then nothing is left open."""
@@ -217,6 +224,13 @@ class NetWatcher:
         finally:
             self._spent += time.thread_time() - begin
 
+    def _note_addresses(self, rows: list[AddressInfo]) -> None:
+        now = time.monotonic()
+        gone = {row.address for row in self._addresses} - {row.address for row in rows}
+        self._gone = {address: since for address, since in self._gone.items() if now < since + REMEMBERED}
+        self._gone |= dict.fromkeys(gone, now)
+        self._addresses = rows
+
     async def _read(self, kinds: set[str]) -> set[str]:
         """Read these kinds and write them into the page; those that changed."""
         requests = self._requests
@@ -226,7 +240,7 @@ class NetWatcher:
             self._raw_links = await self._worker.call_async(self._paid, requests.links)
             changed |= {"links"} if self._paid(self._page.set_links, self.links()) else set()
         if "addresses" in kinds:
-            self._addresses = await self._worker.call_async(self._paid, requests.addresses)
+            self._note_addresses(await self._worker.call_async(self._paid, requests.addresses))
             changed |= {"addresses"} if self._paid(self._page.set_addresses, self._addresses) else set()
         if "rules" in kinds:
             self._policy = await self._worker.call_async(self._paid, requests.has_policy)

@@ -582,7 +582,9 @@ class _Way(_Wanted[tuple[Flow, TcpState, bool]]):
             return self._flow_of(state), state, None
         flow = self._checked(state)
         steering = _Steering(self.core, flow, self.namespace, loop)
-        return flow, state, Homing(self.fd, state, steering, begins=self.port is not None)
+        # an address that the host has lost a moment ago was the program's to use when the connection began
+        return flow, state, Homing(self.fd, state, steering, begins=self.port is not None,
+                                   anywhere=self.namespace.watcher.had(state.laddr))
 
     def _checked(self, state: TcpState) -> Flow:
         """Is it this program's?"""
