@@ -19,6 +19,8 @@ import threading
 import time
 from typing import Any
 
+TCP_SAVE_SYN, TCP_SAVED_SYN = 27, 28     # linux/tcp.h
+
 
 class Peer:
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class Peer:
 
     def do_listen(self, address: str, backlog: int = 128) -> int:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, 1)
         self.listener.bind((address, 0))
         self.listener.listen(backlog)
         self.listener.settimeout(5)
@@ -65,6 +68,23 @@ class Peer:
         self.sock.connect((address, port))
         self.sock.settimeout(None)
         return self.sock.fileno()
+
+    def do_saved_syn(self) -> str:
+        """Of the connection that was accepted: the SYN."""
+        return self.sock.getsockopt(socket.IPPROTO_TCP, TCP_SAVED_SYN, 200).hex()
+
+    def do_connect_many(self, address: str, port: int, count: int, seconds: float) -> int:
+        """How many are open then; they stay so."""
+        for _ in range(count):
+            sock = socket.socket(self.family)
+            sock.setblocking(False)
+            sock.connect_ex((address, port))
+            self.accepted.append(sock)
+        time.sleep(seconds)
+        return len(select.select([], self.accepted, [], 0)[1])
+
+    def do_keepalive(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def do_nodelay(self) -> None:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

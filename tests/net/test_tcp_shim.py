@@ -47,7 +47,8 @@ def without_offloads(sandbox: Sandbox) -> Sandbox:
 def introduce(sandbox: Sandbox) -> None:
     """Each side knows the other one for good: the first connection need not wait for it."""
     for side, other in (sandbox.sides, sandbox.sides[::-1]):
-        side.ip("neigh", "replace", other.address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        for address in (other.address, over(other, "6").address):
+            side.ip("neigh", "replace", address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
 
 
 def with_ipv6(sandbox: Sandbox) -> Sandbox:

@@ -23,7 +23,6 @@
 
 #define RINGS_MAX 8
 #define KERNEL_EVERY 32  /* connections of rings: then the kernel's are looked at first */
-#define SOMAXCONN_MAX 4096
 #define WAITING_MAX 512
 #define RETRY_NS 1000000000u
 #define OPEN_NS 250000000u  /* for the half-open ones of a listener that goes home and can't stay: less than FAREWELL_SECONDS */
@@ -131,7 +130,9 @@ static unsigned attach(struct vmh_tcps *s, int fd, struct vmh_tlisten *l, unsign
 
 static unsigned backlog_of(int backlog)
 {
-	return backlog < 0 || backlog > SOMAXCONN_MAX ? SOMAXCONN_MAX : (unsigned)backlog;
+	int most = vmh_tcps_sysctl(VMH_SYSCTL_SOMAXCONN);
+
+	return (unsigned)(backlog < 0 || backlog > most ? most : backlog);
 }
 
 /* 0, or why this socket is the kernel's whatever the program does. */
@@ -162,7 +163,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	l->rings_go = false;
 	l->families = vmh_tcps_families(s, fd);
 	l->lane = vmh_lane_of(&s->lane, VMH_LANE_RX, fd, vmh_ip_v4(&name.addr));
-	s->opt.syn_cookies = vmh_tcps_syn_cookies();
+	s->opt.syn_cookies = (uint8_t)vmh_tcps_sysctl(VMH_SYSCTL_SYN_COOKIES);
 	vmh_inherited_read(&l->inherited, fd, s->v6);
 	memcpy(s->stats->local_addr, name.addr.b, 16);
 	VMH_SET(s->stats->local_port, name.port);

@@ -75,7 +75,7 @@ static bool note(struct vmh_tcps *s, int level, int name, int v)
 		if (name == IP_TOS)
 			o->tos = (uint8_t)(v & NOT_ECN);
 		else
-			o->ttl = (uint8_t)(v == -1 ? 64 : v);
+			o->ttl = (uint8_t)(v == -1 ? vmh_tcps_sysctl(VMH_SYSCTL_TTL) : v);
 		return true;
 	}
 	if (level == IPPROTO_IPV6 && (name == IPV6_TCLASS || name == IPV6_UNICAST_HOPS)) {

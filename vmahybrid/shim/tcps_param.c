@@ -1,4 +1,4 @@
-/* The VMA_* parameters of TCP sockets, and what VMA_AVOID_SYS_CALLS_ON_TCP_FD answers. */
+/* The VMA_* parameters of TCP sockets, the kernel's, and what VMA_AVOID_SYS_CALLS_ON_TCP_FD answers. */
 #include "vmh_base.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
@@ -11,33 +11,9 @@
 #define SEGS_ALL 32000 /* TCP_SND_QUEUELEN of the stack */
 #define MSS_LEAST 88 /* of the kernel: TCP_MIN_MSS */
 
-/* A sysctl of one digit; 1, the default of all that are asked for here, if it can't be read. */
-static uint8_t kernel_digit(const char *path)
-{
-	char c = '1';
-	long fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return 1;
-	vmh_sys(SYS_read, fd, &c, 1);
-	vmh_sys(SYS_close, fd);
-	return (uint8_t)(c - '0');
-}
-
-uint8_t vmh_tcps_syn_cookies(void)
-{
-	return kernel_digit("/proc/sys/net/ipv4/tcp_syncookies"); /* of IPv6 as well */
-}
-
 static bool timestamps(void)
 {
-	static _Atomic int known; /* 1 no, 2 yes */
-
-	if (vmh_params.tcp_timestamp_option != 2)
-		return vmh_params.tcp_timestamp_option;
-	if (!atomic_load(&known))
-		atomic_store(&known, 1 + (kernel_digit("/proc/sys/net/ipv4/tcp_timestamps") != 0));
-	return atomic_load(&known) == 2;
+	return vmh_params.tcp_timestamp_option == 2 ? vmh_tcps_sysctl(VMH_SYSCTL_TIMESTAMPS) != 0 : vmh_params.tcp_timestamp_option;
 }
 
 /* Bytes of TCP payload: VMA_MSS, and what a packet of VMA_MTU has room for; 0: what the path allows. */
@@ -58,6 +34,13 @@ void vmh_tcps_defaults(struct vmh_tcp_options *o, bool v6)
 	o->quickack = vmh_params.tcp_quickack;
 	o->cc = (uint8_t)vmh_params.tcp_cc_algo;
 	o->no_timestamps = !timestamps();
+	o->no_sack = !vmh_tcps_sysctl(VMH_SYSCTL_SACK);
+	o->no_wscale = !vmh_tcps_sysctl(VMH_SYSCTL_WINDOW_SCALING);
+	o->ttl = (uint8_t)vmh_tcps_sysctl(VMH_SYSCTL_TTL);
+	o->syn_retries = (uint32_t)vmh_tcps_sysctl(VMH_SYSCTL_SYN_RETRIES);
+	o->keep_idle_s = (uint32_t)vmh_tcps_sysctl(VMH_SYSCTL_KEEP_IDLE_S);
+	o->keep_intvl_s = (uint32_t)vmh_tcps_sysctl(VMH_SYSCTL_KEEP_INTVL_S);
+	o->keep_cnt = (uint8_t)vmh_tcps_sysctl(VMH_SYSCTL_KEEP_CNT);
 	o->mss_max = (uint16_t)mss_wanted(v6);
 	o->segs_max = vmh_params.tx_segs_tcp < SEGS_ALL ? (uint32_t)vmh_params.tx_segs_tcp : 0;
 	o->syn_rate = (uint32_t)vmh_params.tcp_max_syn_rate;
