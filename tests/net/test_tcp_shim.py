@@ -44,11 +44,11 @@ def without_offloads(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
-def introduce(sandbox: Sandbox) -> None:
+def introduce(sandbox: Sandbox, ip: str = "4") -> None:
     """Each side knows the other one for good: the first connection need not wait for it."""
     for side, other in (sandbox.sides, sandbox.sides[::-1]):
-        for address in (other.address, over(other, "6").address):
-            side.ip("neigh", "replace", address, "lladdr", other.mac, "dev", side.device, "nud", "permanent")
+        side.ip("neigh", "replace", over(other, ip).address, "lladdr", other.mac, "dev", side.device,
+                "nud", "permanent")
 
 
 def with_ipv6(sandbox: Sandbox) -> Sandbox:

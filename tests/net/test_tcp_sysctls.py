@@ -24,7 +24,9 @@ OPTIONS = {2: "mss", 3: "scale", 4: "sack", 8: "stamps"}    # kinds in a SYN
 def service(softverbs: bool) -> Iterator[Service]:
     """Side a is served."""
     with Sandbox("test") as sandbox:
-        introduce(with_ipv6(without_offloads(sandbox)))
+        with_ipv6(without_offloads(sandbox))
+        for ip in ("4", "6"):
+            introduce(sandbox, ip)
         with Service(sandbox, sides=[sandbox.a], softverbs=softverbs) as running:
             yield running
 

@@ -110,9 +110,10 @@ def test_close(service: Service, server: Program, program: Path, policy: str | N
 
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
-def test_accept(service: Service, server: Program, program: Path, policy: str | None) -> None:  # noqa: F811
+@pytest.mark.parametrize("case", ["accepts", "accepts_waiting", "polls_listener"])
+def test_accept(service: Service, server: Program, program: Path, case: str, policy: str | None) -> None:  # noqa: F811
     box = service.sandbox
-    running = done(service, program, "accepts", policy)
+    running = done(service, program, case, policy)
     client = box.start(box.b, [sys.executable, "-c", HELLO, box.a.address, "7420"])
     assert client.result(20) == "there\n"
     running.wait_for("done|line .*")

@@ -389,21 +389,42 @@ static void closes(void)
 	plain_round(c);
 }
 
-static void accepts(void)
+static void accept_one(bool waits, bool looks)
 {
 	struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = htons(PORT_HERE) };
 	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1, fd;
+	struct pollfd in = { listener, POLLIN, 0 };
 	char text[5];
 
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
 	CHECK(!bind(listener, (struct sockaddr *)&here, sizeof(here)) && !listen(listener, 5));
 	open_ring(0);
+	CHECK(!waits || poll(&in, 1, 0) == 0); /* now rings may have it */
 	puts("listens");
 	fflush(stdout);
+	CHECK(!waits || poll(&in, 1, 5000) == 1);
+	if (looks)
+		CHECK(one((struct io_uring_sqe){ .opcode = IORING_OP_POLL_ADD, .fd = listener, .poll32_events = POLLIN }) == POLLIN);
 	fd = one((struct io_uring_sqe){ .opcode = IORING_OP_ACCEPT, .fd = listener });
 	CHECK(fd >= 0);
 	transfer(IORING_OP_RECV, fd, text, 5);
 	transfer(IORING_OP_SEND, fd, text, 5);
+}
+
+static void accepts(void)
+{
+	accept_one(false, false);
+}
+
+/* One that waits already. */
+static void accepts_waiting(void)
+{
+	accept_one(true, false);
+}
+
+static void polls_listener(void)
+{
+	accept_one(true, true);
 }
 
 /* The set itself is waited for. */
@@ -533,7 +554,8 @@ static void threads(void)
 
 static const struct call_case cases[] = {
 	{ "epoll", epoll }, { "epoll_no_array", epoll_no_array }, { "epoll_long", epoll_long }, { "data", data },
-	{ "datagrams", datagrams }, { "closes", closes }, { "accepts", accepts }, { "polls_set", polls_set },
+	{ "datagrams", datagrams }, { "closes", closes }, { "accepts", accepts },
+	{ "accepts_waiting", accepts_waiting }, { "polls_listener", polls_listener }, { "polls_set", polls_set },
 	{ "ends", ends }, { "threads", threads }, { "written_only", written_only }, { "cancelled_close", cancelled_close },
 	{ "unreadable", unreadable }, { 0 },
 };

@@ -4,8 +4,10 @@
  * keeps the lock for those who are woken (KEPT), until the starving one has had it. Nobody but a sleeper takes it then,
  * unless none comes in COMES_NS. */
 #include "vmh_lock.h"
+#include <dlfcn.h>
 #include <linux/futex.h>
 #include <linux/membarrier.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 
@@ -36,6 +38,28 @@ void vmh_let_signals_in(void)
 	vmh_held.put_off = 0;
 	vmh_held.faults = 0;
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
+}
+
+int vmh_cancel_type(int type, int *before)
+{
+	static int (*real)(int, int *);
+	void *found;
+
+	if (!real) {
+		found = dlsym(RTLD_NEXT, "pthread_setcanceltype"); /* ours is in front of it */
+		memcpy(&real, &found, sizeof(real));
+	}
+	return real(type, before);
+}
+
+void vmh_cancel_later(void)
+{
+	vmh_cancel_type(PTHREAD_CANCEL_DEFERRED, NULL);
+}
+
+void vmh_cancel_now(void)
+{
+	vmh_cancel_type(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
 }
 
 static long barrier(int command)

@@ -606,10 +606,11 @@ static void leave_syns(struct vmh_tcps *s, unsigned reason)
 	vmh_tport_end(was, l->name.port, reason); /* no frame comes by it any more */
 }
 
-/* Somebody else accepts, or by another number. */
+/* Somebody else accepts, or by another number, or the kernel for the program. */
 static bool is_of_others(unsigned reason)
 {
-	return reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_FD_PASSED || reason == VMH_R_DUP;
+	return reason == VMH_R_FORK || reason == VMH_R_EXEC || reason == VMH_R_FD_PASSED || reason == VMH_R_DUP ||
+	       reason == VMH_R_IO_URING;
 }
 
 /* A connection of the kernel's that nobody has accepted waits for whichever process does, or here. */

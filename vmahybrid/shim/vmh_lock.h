@@ -41,6 +41,7 @@ struct vmh_held {
 	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread; another may end that */
 	bool was_owner;            /* and may still have taken a lock as that */
 	bool internal;             /* our own thread */
+	bool async_cancel;         /* PTHREAD_CANCEL_ASYNCHRONOUS, as the program has it */
 };
 extern __thread struct vmh_held vmh_held __attribute__((tls_model("initial-exec")));
 
@@ -68,11 +69,16 @@ static inline void vmh_lock_reset(struct vmh_lock *l) /* who held it does not ex
 	atomic_store(&l->own, 0);
 }
 VMH_COLD void vmh_let_signals_in(void);
+VMH_COLD void vmh_cancel_later(void); /* a thread with async_cancel */
+VMH_COLD void vmh_cancel_now(void);
+int vmh_cancel_type(int type, int *before); /* pthread_setcanceltype(3) of libc */
 
 static inline void vmh_held_enter(void)
 {
 	vmh_held.depth = vmh_held.depth + 1;
 	atomic_signal_fence(memory_order_seq_cst);
+	if (vmh_unlikely(vmh_held.async_cancel) && vmh_held.depth == 1)
+		vmh_cancel_later();
 }
 
 static inline void vmh_held_leave(void)
@@ -83,6 +89,8 @@ static inline void vmh_held_leave(void)
 	vmh_held.depth = depth;
 	if (vmh_unlikely(vmh_held.put_off) && !depth)
 		vmh_let_signals_in();
+	if (vmh_unlikely(vmh_held.async_cancel) && !depth)
+		vmh_cancel_now();
 }
 
 /* false: somebody has the word, and the caller must take it as anybody does */

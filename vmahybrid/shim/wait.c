@@ -170,9 +170,9 @@ static long cancellable_ppoll(struct pollfd *p, unsigned n, struct timespec *ts,
 	int type;
 	long r;
 
-	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+	vmh_cancel_type(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
 	r = vmh_sys(SYS_ppoll, p, n, ts, mask, sizeof(uint64_t));
-	pthread_setcanceltype(type, NULL);
+	vmh_cancel_type(type, NULL);
 	return r;
 }
 

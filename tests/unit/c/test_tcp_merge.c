@@ -228,7 +228,7 @@ static void test_what_is_not_merged(void)
 		{"SACK", 0, 1000, ACK, 0, sack, false},
 		{"SYN", 0, 1000, ACK | SYN, 0, NULL, true},
 		{"urgent", 0, 1000, ACK | URG, 0, NULL, true},
-		{"no ACK", 0, 1000, PSH, 0, NULL, false},
+		{"no ACK", 0, 1000, PSH, 0, NULL, true},
 		{"FIN", 0, 1000, ACK | FIN, 0, NULL, false},
 		{"broken", 0, 1000, ACK, 1, NULL, true},
 	};

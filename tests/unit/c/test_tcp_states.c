@@ -135,6 +135,56 @@ static void test_any_segment(void)
 			}
 }
 
+/* Data or an end without an ACK, or with one of long ago: as Linux, nothing of it counts. */
+static void test_guessed(void)
+{
+	static const enum state states[] = {OPENED, CLOSED_FIRST, HALF_CLOSED};
+
+	for (unsigned i = 0; i < 3; i++)
+		for (unsigned flags = 0; flags < 4; flags++) {
+			bool old = flags & 2, fin = flags & 1;
+			struct vmh_tcp_conn *l, *p;
+			struct seen seen = {0};
+			uint32_t seq, ack;
+			struct wire w;
+			unsigned n;
+
+			p = bring(&w, &l, states[i], &seen, &seq, &ack);
+			wire_run(&w, NS);
+			n = seen.n;
+			inject(&w, 4000, 80, seq, ack - 100000, (uint8_t)((fin ? FIN : 0) | (old ? ACK : 0)), "data", 4);
+			CHECK(!(vmh_tcp_poll(p) & VMH_TCP_IN), "state %u flags %u: taken", i, flags);
+			CHECK(old ? seen.flags == ACK && seen.ack == seq : seen.n == n, "state %u flags %u: %x %u", i, flags,
+			      seen.flags, seen.ack);
+			inject(&w, 4000, 80, seq, ack, ACK, "data", 4);
+			CHECK(vmh_tcp_poll(p) & VMH_TCP_IN, "state %u flags %u", i, flags);
+			vmh_tcp_close(p);
+			vmh_tcp_close(l);
+			wire_close(&w);
+		}
+}
+
+/* One that does not count the peer's FIN. */
+static void test_late_reset(void)
+{
+	static const enum state states[] = {PEER_CLOSED, BOTH_CLOSING, LAST};
+
+	for (unsigned i = 0; i < 3; i++)
+		for (uint32_t back = 1; back < 3; back++) {
+			struct vmh_tcp_conn *l, *p;
+			struct seen seen = {0};
+			uint32_t seq, ack;
+			struct wire w;
+
+			p = bring(&w, &l, states[i], &seen, &seq, &ack);
+			inject(&w, 4000, 80, seq - back, 0, RST, NULL, 0);
+			CHECK(!!vmh_tcp_error(p) == (back == 1), "state %u back %u: %d", i, back, vmh_tcp_error(p));
+			vmh_tcp_close(p);
+			vmh_tcp_close(l);
+			wire_close(&w);
+		}
+}
+
 /* A peer that does not remember the name asks for it below what it had: it gets it after a reset, as with Linux. */
 static void test_time_wait_ends_by_a_reset(void)
 {
@@ -1114,6 +1164,8 @@ static void test_a_window_that_shrank(void)
 int main(void)
 {
 	test_any_segment();
+	test_guessed();
+	test_late_reset();
 	test_time_wait_ends_by_a_reset();
 	test_any_answer_to_a_syn();
 	test_syn_flood();

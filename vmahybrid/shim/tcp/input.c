@@ -176,6 +176,36 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 	return false;
 }
 
+/* What nobody sends who knows the connection: without an ACK (RFC 9293, 3.10.7.4), or with one of what the peer has
+ * acknowledged long ago, or never had (RFC 5961, 5.2), to which it is told the right one. Inside. */
+static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	uint32_t back = (uint32_t)LWIP_MIN((uint64_t)pcb->snd_wnd_max, c->count.bytes_acked);
+
+	if (pcb->state < ESTABLISHED || in->flags & (TCP_SYN | TCP_RST))
+		return false;
+	if (!(in->flags & TCP_ACK))
+		return true;
+	if (!TCP_SEQ_LT(in->ack, pcb->lastack - back))
+		return false;
+	if (c->t->now - c->answered_at >= INVALID_US) {
+		c->answered_at = c->t->now;
+		tcp_send_empty_ack(pcb);
+	}
+	return true;
+}
+
+/* Of a peer that has ended its stream: some do not count their FIN in a reset after it, and Linux takes that. */
+static void take_late_reset(const struct tcp_pcb *pcb, struct seg_in *in, const struct segment *s)
+{
+	if (!(in->flags & TCP_RST) || in->seq != pcb->rcv_nxt - 1 ||
+	    (pcb->state != CLOSE_WAIT && pcb->state != CLOSING && pcb->state != LAST_ACK))
+		return;
+	in->seq = pcb->rcv_nxt;
+	memcpy(s->tcp + 4, &(uint32_t){lwip_htonl(in->seq)}, 4);
+}
+
 bool input_sum_ok(const struct vmh_tcp *t, const uint8_t *tcp, size_t len, const struct key *k)
 {
 	uint32_t sum = core_pseudo(k) + PP_HTONS(IPPROTO_TCP) + lwip_htons((u16_t)len);
@@ -475,7 +505,8 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		return;
 	}
 	core_enter(t, c);
-	if (storm(c, &in) || paws_refuses(c, &in, s)) {
+	take_late_reset(c->pcb, &in, s);
+	if (storm(c, &in) || paws_refuses(c, &in, s) || is_guessed(c, &in)) {
 		core_leave(t, c);
 		return;
 	}
