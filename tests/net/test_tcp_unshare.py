@@ -58,6 +58,38 @@ print("halfway", flush=True)
 time.sleep(1)
 """
 
+# A thread with a descriptor table of its own, whose copy of the connection outlives the others' close()
+PARTED = f"""
+import ctypes, os, socket, sys, threading
+s = socket.create_connection((sys.argv[1], {PORT}), 5)
+s.settimeout(None)
+number, parted, closed = s.fileno(), threading.Event(), threading.Event()
+def ask():
+    os.write(number, b"x" * 50)
+    return len(os.read(number, 50))
+def run():
+    print("unshare", ctypes.CDLL(None).unshare(0x400), flush=True)
+    parted.set()
+    closed.wait(5)
+    print("goes on", sum(ask() for _ in range(50)), flush=True)
+ask()
+thread = threading.Thread(target=run)
+thread.start()
+parted.wait(5)
+s.close()
+closed.set()
+thread.join(5)
+"""
+ECHO = f"""
+import socket, sys
+listener = socket.create_server((sys.argv[1], {PORT}))
+print("ready", flush=True)
+s = listener.accept()[0]
+while data := s.recv(100):
+    s.sendall(data)
+print("end", flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
@@ -86,3 +118,14 @@ def test_as_the_kernel_says(service: Service, call: str, threads: list[str]) -> 
     assert own == f"threads {len(threads) + 1}"
     assert with_ours == f"threads {len(threads) + 2}"
     assert shimmed == plain
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_a_thread_keeps_what_the_others_close(service: Service, policy: str) -> None:
+    a, b = service.sandbox.sides
+    for around in ([], service.run_argv([], "latency", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="8")):
+        echo = service.sandbox.start(b, [sys.executable, "-c", ECHO, b.address])
+        echo.wait_for("ready", 5)
+        client = service.sandbox.start(a, [*around, sys.executable, "-c", PARTED, b.address], env=service.env)
+        assert client.result(20) == "unshare 0\ngoes on 2500\n"
+        assert echo.result(5) == "ready\nend\n"

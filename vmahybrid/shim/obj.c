@@ -69,6 +69,8 @@ bool vmh_fd_is_another(int fd, const struct vmh_obj *o)
 	return st ? !S_ISSOCK(is.st_mode) || is.st_ino != VMH_GET(st->inode) : (is.st_mode & S_IFMT) != 0;
 }
 
+static _Atomic bool parted;
+
 void vmh_fdtab_part(void)
 {
 	unsigned used = atomic_load(&vmh_fdtab_used);
@@ -83,7 +85,13 @@ void vmh_fdtab_part(void)
 			vmh_obj_put(o);
 	}
 	vmh_fds_apart = true;
+	atomic_store(&parted, true);
 	vmh_plain_part();
+}
+
+bool vmh_fdtab_parted(void)
+{
+	return atomic_load(&parted);
 }
 
 bool vmh_memory_borrowed(void)

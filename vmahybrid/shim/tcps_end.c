@@ -113,6 +113,8 @@ void vmh_tcps_close(struct vmh_tcps *s)
 	sig_atomic_t signals = vmh_signals_any;
 	bool lingers;
 
+	if (vmh_unlikely(vmh_fdtab_parted()))
+		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;
 

@@ -74,6 +74,7 @@ void vmh_fdtab_own(void);                         /* at the start and after a fo
 bool vmh_memory_borrowed(void);                   /* in the child of a vfork */
 bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */
 void vmh_fdtab_part(void);                        /* this thread has descriptors of its own from here on */
+bool vmh_fdtab_parted(void);                        /* some thread has */
 void vmh_fd_rename(struct vmh_obj *o);
 
 /* Fds of the shim itself: moved to a high number, close-on-exec, and kept out of reach of the program's
