@@ -584,6 +584,34 @@ static void passed(int arg)
 	tell_said("peer", "read");
 }
 
+/* Another process may wait at it. */
+static void passed_set(int later)
+{
+	char byte = 's', cbuf[CMSG_SPACE(sizeof(int))] = "";
+	struct iovec v = { &byte, 1 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = cbuf, .msg_controllen = sizeof(cbuf) };
+	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+	struct epoll_event e = { .events = EPOLLIN };
+	int fd = tcp_client(), set = epoll_create1(0), sv[2], got;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sv))
+		say("socketpair", -1);
+	if (!later)
+		say("add", epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
+	h->cmsg_level = SOL_SOCKET, h->cmsg_type = SCM_RIGHTS, h->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(h), &set, sizeof(set));
+	say("sendmsg", sendmsg(sv[0], &m, 0));
+	say("recvmsg", recvmsg(sv[1], &m, 0));
+	memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(got));
+	if (later)
+		say("add", epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
+	say("none", epoll_wait(got, &e, 1, 20));
+	tell("send 5");
+	say("theirs", epoll_wait(got, &e, 1, 500)), say("events", (int)e.events);
+	say("ours", epoll_wait(set, &e, 1, 0)), say("events", (int)e.events);
+	close(got), close(set), close(sv[0]), close(sv[1]), close(fd);
+}
+
 /* ---- the beginning ---- */
 
 static void refused(int nonblocking)
@@ -862,6 +890,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp posix_spawn, file actions", spawned, 0 }, { "tcp posix_spawn, inherited", spawned, 1 },
 	{ "tcp system, inherited", spawned, 2 }, { "tcp popen, inherited", spawned, 3 },
 	{ "tcp SCM_RIGHTS", passed, 0 },
+	{ "tcp SCM_RIGHTS of an epoll set", passed_set, 0 }, { "tcp SCM_RIGHTS of an empty epoll set", passed_set, 1 },
 	{ "tcp bind of a connected one", bind_connected, 0 }, { "tcp bind of an adopted one", bind_connected, 1 },
 	{ "tcp bind of an accepted one", bind_connected, 2 },
 	{ "tcp connect without blocking, then home", connect_later_at_home, 0 },

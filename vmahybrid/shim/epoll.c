@@ -233,20 +233,21 @@ static bool is_home(struct vmh_obj *m)
 	return VMH_GET(vmh_sock_of(m)->home);
 }
 
-static void home_nested(struct vmh_obj *m)
+static void home_nested(struct vmh_obj *m, unsigned reason)
 {
 	if (atomic_load(&m->class_) == VMH_CLASS_TCP)
-		vmh_tcps_home(vmh_tcps_of(m), VMH_R_NESTED, false);
+		vmh_tcps_home(vmh_tcps_of(m), reason, false);
 	else if (!VMH_GET(vmh_sock_of(m)->home))
-		vmh_sock_home(vmh_sock_of(m), VMH_R_NESTED, 0);
+		vmh_sock_home(vmh_sock_of(m), reason, 0);
 }
 
-/* Inside another set only the kernel can say that this set is ready: its members go home. */
-void vmh_epoll_nested(struct vmh_obj *ep)
+/* Inside another set, or by another process' descriptor, only the kernel can say that this set is ready: its members go
+ * home. */
+void vmh_epoll_nested(struct vmh_obj *ep, unsigned reason)
 {
 	struct vmh_ep *inner = vmh_ep_of(ep);
 
-	atomic_store(&inner->nested, 1);
+	atomic_store(&inner->nested, (uint8_t)reason);
 	/* members added from now on go home in vmh_epoll_ctl: the count can only shrink */
 	for (unsigned tries = VMH_GET(inner->nitems); tries; tries--) {
 		struct vmh_epitem *it;
@@ -263,7 +264,7 @@ void vmh_epoll_nested(struct vmh_obj *ep)
 		vmh_unlock(&inner->obj.lock);
 		if (!m)
 			return;
-		home_nested(m);
+		home_nested(m, reason);
 		vmh_obj_put(m);
 	}
 }
@@ -282,11 +283,11 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 	if (atomic_load(&m->class_) != VMH_CLASS_EPOLL) {
 		r = ctl_ring_member(e, m, epfd, op, fd, ev, &after);
 		if (r == 0 && op != EPOLL_CTL_DEL && atomic_load(&e->nested))
-			home_nested(m);
+			home_nested(m, atomic_load(&e->nested));
 	} else {
 		r = vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev);
 		if (r == 0 && op == EPOLL_CTL_ADD && atomic_load(&m->class_) == VMH_CLASS_EPOLL)
-			vmh_epoll_nested(m);
+			vmh_epoll_nested(m, VMH_R_NESTED);
 	}
 	vmh_obj_put(m);
 	if (after.kick)

@@ -602,6 +602,20 @@ VMH_TRACED_DATA(ssize_t, sendto, (int fd, const void *buf, size_t len, int flags
 }
 
 /* A descriptor that leaves the process by SCM_RIGHTS has two readers from then on. */
+static void leaves(int fd)
+{
+	struct vmh_obj *o = vmh_fd_get(fd);
+
+	if (!o)
+		return;
+	switch (atomic_load(&o->class_)) {
+	case VMH_CLASS_EPOLL: vmh_epoll_nested(o, VMH_R_FD_PASSED); break;
+	case VMH_CLASS_TCP: vmh_tcps_home(vmh_tcps_of(o), VMH_R_FD_PASSED, false); break;
+	case VMH_CLASS_UDP: vmh_sock_home(vmh_sock_of(o), VMH_R_FD_PASSED, 0); break;
+	}
+	vmh_obj_put(o);
+}
+
 static void fds_leave(const struct msghdr *m)
 {
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR((struct msghdr *)m, c)) {
@@ -611,13 +625,7 @@ static void fds_leave(const struct msghdr *m)
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
-			struct vmh_sock *s = sock_get(fd);
-			if (s) {
-				vmh_sock_home(s, VMH_R_FD_PASSED, 0);
-				sock_put(s);
-			} else {
-				vmh_tcps_home_fd(fd, VMH_R_FD_PASSED);
-			}
+			leaves(fd);
 		}
 	}
 }

@@ -148,7 +148,7 @@ static void waited_for(int fd)
 	if (!o)
 		return;
 	if (atomic_load(&o->class_) == VMH_CLASS_EPOLL)
-		vmh_epoll_nested(o);
+		vmh_epoll_nested(o, VMH_R_NESTED);
 	vmh_obj_put(o);
 }
 

@@ -15,7 +15,8 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 int vmh_epoll_ctl_kernels(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev);
 void vmh_epoll_others(struct vmh_obj *ep, uint64_t data); /* such a member has it, or will; nor need it be held */
 void vmh_epoll_duped(struct vmh_obj *ep);
-void vmh_epoll_nested(struct vmh_obj *ep);            /* the kernel alone says from now on whether it is ready */
+/* reason: of its members */
+void vmh_epoll_nested(struct vmh_obj *ep, unsigned reason); /* the kernel alone says from now on whether it is ready */
 /* epoll_plain.c: may the call be made on the kernel's set and nowhere else? */
 bool vmh_epoll_plain(int epfd, int op, int fd, const struct epoll_event *ev);
 int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int max, int64_t timeout_ns,

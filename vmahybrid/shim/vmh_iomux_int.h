@@ -102,7 +102,7 @@ struct vmh_ep {
 	_Atomic uint64_t calls;
 	_Atomic uint8_t maybe_ring; /* some member was on a ring; cleared by the search that finds none */
 	_Atomic uint8_t out_armed; /* the kernel owes the EPOLLOUT of an ADD or MOD: ask it too, once */
-	_Atomic uint8_t nested;    /* inside another set: members stay on the kernel */
+	_Atomic uint8_t nested;    /* VMH_R_*: inside another set, or passed on: members stay on the kernel */
 	struct vmh_epitem *hint;   /* the member that was last found on a ring */
 	_Atomic int kwait;         /* threads that sleep in the kernel's epoll_wait, blind to rings */
 	_Atomic int kwait_fd;      /* an fd of the set, for kicking them */
