@@ -182,6 +182,33 @@ def test_a_half_closed_one_outlives_it(service: Service, ip: str, up: Callable[[
         assert b.do("read", size=4) == "more"
 
 
+def test_what_was_lost_goes_again_when_it_is_up(service: Service) -> None:
+    """The kernel's own timeouts are over after 1, 3 or 4, and 7 or 10 s; it is up after 4.5 s."""
+    ip = "6" if service.softverbs else "4"
+    a_side, b_side = service.sandbox.sides
+    peer = over(b_side, ip)
+    knows = command(a_side, "neigh", "replace", peer.address, "lladdr", b_side.mac, "dev", a_side.device,
+                    "nud", "permanent")
+    mac = command(b_side, "link", "set", b_side.device, "address")
+    with ShimPeer(service, peer, "") as b, ShimPeer(service, over(a_side, ip), "offload", **NEVER) as a:
+        a.do("connect", address=peer.address, port=b.do("listen", address=peer.address))
+        b.do("accept")
+        b.do("echo")
+        a.do("ask", count=5, size=100)
+        assert offloaded(service)
+        down, *_, up = down_and_up(a_side)
+        steps = [knows, f"{mac} {MAC}", "sleep 0.1", down, f"{mac} {b_side.mac}", "sleep 4.4", up, knows]
+        beside = subprocess.Popen(["sh", "-ec", "\n".join(steps)])
+        try:
+            time.sleep(0.05)
+            begun = time.monotonic()
+            assert a.do("ask", count=1, size=100) == ""
+            assert 4.3 < time.monotonic() - begun < 6
+        finally:
+            assert beside.wait(10) == 0
+        assert not offloaded(service)
+
+
 def opening(service: Service, policy: str, ip: str) -> list[Any]:
     """What opening_program.py says."""
     a_side, b_side = (over(side, ip) for side in service.sandbox.sides)

@@ -21,6 +21,7 @@ from net.xdp_lab import A, B, Lab, run
 
 from vmahybrid.errors import Refused
 from vmahybrid.net import tcprepair, tcpsock
+from vmahybrid.net.tcpfin import unreachable_frame
 from vmahybrid.net.tcprepair import Kept, MoveFailed
 from vmahybrid.net.tcpstate import TcpFlag, TcpPhase, TcpState, seq
 from vmahybrid.steering.reasons import Reason
@@ -671,6 +672,25 @@ def test_home_without_an_address(lab: Lab, hold: Hold, pair: tuple[socket.socket
         assert (moving.getsockname(), moving.getpeername()) == (kept.local, kept.peer)
     goes_on_at_home(hold, pair, kept)
     assert tcpsock.info(moving).pmtu == 1500
+
+
+def test_the_kernel_sends_again_when_it_is_told_of_a_closed_way(lab: Lab, hold: Hold,
+                                                                 pair: tuple[socket.socket, socket.socket]) -> None:
+    """In a timeout, by RFC 6069: the next one would be over 0.5 s later."""
+    peer, moving = pair
+    talk(peer, moving)
+    state, kept = tcprepair.freeze(moving)
+    tcprepair.thaw(moving, kept, probe=False)
+    mac, own = lab.mac("va"), bytes.fromhex(lab.mac("vb").replace(":", ""))
+    run(lab.a, "ip", "link", "set", "va", "address", "02:00:00:00:00:99")
+    moving.sendall(b"lost")
+    time.sleep(0.7)     # 20, 60, 140, 300 and 620 ms
+    run(lab.a, "ip", "link", "set", "va", "address", mac)
+    begun = time.monotonic()
+    hold.give([unreachable_frame(state, own)] * 4)  # each takes one doubling back
+    assert receive(peer, 4) == b"lost"
+    assert time.monotonic() - begun < 0.2
+    talk(peer, moving)
 
 
 def test_a_program_can_not_bind_it_to_another_port(hold: Hold, pair: tuple[socket.socket, socket.socket]) -> None:

@@ -38,11 +38,14 @@ class Bound:
 
 
 class Found(NamedTuple):
-    """``state``: TcpPhase. ``inode``: 0 of one that nobody has a descriptor of. ``acked``: bytes, by the peer."""
+    """``state``: TcpPhase. ``inode``: 0 of one that nobody has a descriptor of. ``queued``: bytes that the peer has not
+    acknowledged, or not got yet; ``acked``: those that it has. ``retransmits``: since it acknowledged something."""
 
     inode: int
     state: int
+    queued: int
     acked: int
+    retransmits: int
 
 
 def bound_sockets(port: int, proto: int = socket.IPPROTO_UDP) -> list[Bound]:
@@ -73,9 +76,11 @@ def _connection(diag: socket.socket, names: Names, ifindex: int) -> Found | None
         (reply,) = _ask(diag, socket.AF_INET6 if v6 else socket.AF_INET, socket.IPPROTO_TCP, ident, info=True)
     except FileNotFoundError:
         return None
-    inode = _REPLY_TAIL.unpack_from(reply, _REPLY_HEAD.size + _SOCKID.size)[-1]
-    info = dict(_attributes(reply[_REPLY_LEN:])).get(_INFO)     # none in TIME_WAIT
-    return Found(inode, _REPLY_HEAD.unpack_from(reply)[1], Info.of(info).bytes_acked if info else 0)
+    _expires, _rqueue, queued, _uid, inode = _REPLY_TAIL.unpack_from(reply, _REPLY_HEAD.size + _SOCKID.size)
+    raw = dict(_attributes(reply[_REPLY_LEN:])).get(_INFO)
+    info = Info.of(raw) if raw else None    # none in TIME_WAIT
+    counts = (info.bytes_acked, info.retransmits) if info else (0, 0)
+    return Found(inode, _REPLY_HEAD.unpack_from(reply)[1], queued, *counts)
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,5 +1,5 @@
 """Frames as of the peer, for a kernel socket that comes home: the end of its stream, which the kernel has not seen,
-and one that makes the kernel speak."""
+and some that make the kernel speak."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import struct
 from vmahybrid.contracts import family_of
 from vmahybrid.net.tcpstate import TcpState, seq
 
-_TCP = 6
+_ICMP, _TCP, _ICMPV6 = 1, 6, 58
+_IPV4, _IPV6 = b"\x08\x00", b"\x86\xdd"   # types of Ethernet
 _FIN, _ACK = 1, 16
 _SOURCE_MAC = b"\x02\0\0\0\0\0"     # locally administered; nobody reads it behind the driver
 
@@ -24,6 +25,32 @@ def stale_frame(state: TcpState, mac: bytes) -> bytes:
     return _frame(state, mac, seq(state.rcv_nxt - 1), _ACK)
 
 
+def unreachable_frame(state: TcpState, mac: bytes) -> bytes:
+    """An ICMP message that what was sent last did not reach the peer: a kernel that waits for a timeout sends it again
+    at once (RFC 6069)."""
+    source, target = state.raddr, state.laddr
+    segment = struct.pack(">HHIIBBHHH", state.lport, state.rport, state.snd_una, state.rcv_nxt, 5 << 4, _ACK, 0, 0, 0)
+    if family_of(source) == 6:
+        quoted = _ipv6_head(_TCP, len(segment), target, source) + segment
+        message = struct.pack(">BBHI", 1, 0, 0, 0) + quoted     # no route
+        pseudo = source + target + struct.pack(">II", len(message), _ICMPV6)
+        message = message[:2] + _checksum(pseudo + message) + message[4:]
+        return mac + _SOURCE_MAC + _IPV6 + _ipv6_head(_ICMPV6, len(message), source, target) + message
+    quoted = _ipv4_head(_TCP, len(segment), target, source) + segment
+    message = struct.pack(">BBHI", 3, 1, 0, 0) + quoted         # host unreachable
+    message = message[:2] + _checksum(message) + message[4:]
+    return mac + _SOURCE_MAC + _IPV4 + _ipv4_head(_ICMP, len(message), source, target) + message
+
+
+def _ipv6_head(proto: int, length: int, source: bytes, target: bytes) -> bytes:
+    return struct.pack(">IHBB", 6 << 28, length, proto, 64) + source + target
+
+
+def _ipv4_head(proto: int, length: int, source: bytes, target: bytes) -> bytes:
+    head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, proto, 0) + source[12:] + target[12:]
+    return head[:10] + _checksum(head) + head[12:]
+
+
 def _frame(state: TcpState, mac: bytes, number: int, flags: int) -> bytes:
     """Without a timestamp, which the kernel takes: a made-up one would stand against the peer's real ones (PAWS)."""
     source, target = state.raddr, state.laddr
@@ -31,14 +58,8 @@ def _frame(state: TcpState, mac: bytes, number: int, flags: int) -> bytes:
                       min(state.snd_wnd >> state.snd_wscale, 0xFFFF), 0, 0)
     tcp = sealed(tcp, source, target)
     if family_of(source) == 6:
-        ethertype = b"\x86\xdd"
-        head = struct.pack(">IHBB", 6 << 28, len(tcp), _TCP, 64) + source + target
-    else:
-        source, target = source[12:], target[12:]
-        ethertype = b"\x08\x00"
-        head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, _TCP, 0) + source + target
-        head = head[:10] + _checksum(head) + head[12:]
-    return mac + _SOURCE_MAC + ethertype + head + tcp
+        return mac + _SOURCE_MAC + _IPV6 + _ipv6_head(_TCP, len(tcp), source, target) + tcp
+    return mac + _SOURCE_MAC + _IPV4 + _ipv4_head(_TCP, len(tcp), source, target) + tcp
 
 
 def sealed(tcp: bytes, source: bytes, target: bytes) -> bytes:

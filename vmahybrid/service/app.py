@@ -146,7 +146,7 @@ class Service:
         for session in list(core.connections):
             session.connection.close()
         await core.settle()
-        await core.tcp.fins.close()
+        await core.tcp.afterwards.close()
         await core.namespaces.close()
 
     # ---- parts

@@ -550,7 +550,7 @@ class Session:
     async def _unpark(self, request: Request, fd: int, file: int) -> bytes:
         core, body = self.core, request.body
         flow = await core.tcp.home(body.flow_id, body.ifindex, fd, tcpmoves.Room(file, body.at), body.follow, self.id,
-                                   self._namespace())
+                                   self._namespace(), body.hdr.reason)
         if flow is not None:
             core.counters["tcp_homed_total"] += 1
             self._moved("tcp-home", flow, body.flow_id, body.hdr.reason)

@@ -29,7 +29,7 @@ from vmahybrid.net.tcpstate import HEADER_LEN, TcpFlag, TcpPhase, TcpState
 from vmahybrid.service import proof
 from vmahybrid.service.reaper import RESET_ON_CLOSE, fulfil, in_thread
 from vmahybrid.service.reinject import packets_in, segment_frame
-from vmahybrid.service.tcpfins import Fins
+from vmahybrid.service.tcpafter import Afterwards
 from vmahybrid.service.tcpshow import BUSY_SHARE, SHOWN_SHARE, Wanted, placehold
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source, endpoint
 from vmahybrid.steering.reasons import Reason
@@ -177,7 +177,7 @@ class TcpMoves:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.mover = Mover()
-        self.fins = Fins(core.backend)
+        self.afterwards = Afterwards(core.backend)
         self._threads = ThreadPoolExecutor(MOVES_AT_ONCE, "tcp-move")
         self.parked: dict[int, Parked] = {}     # by flow id
         self._taking: set[int] = set()          # flow ids
@@ -235,7 +235,7 @@ class TcpMoves:
                     raise proof.not_owner("another socket was attached")
                 if room.given_up():
                     raise refuse(f"flow {flow.local_text}", Reason.NO_ANSWER)
-                if self.fins.awaits(namespace, found.inode):
+                if self.afterwards.lacks_end(namespace, found.inode):
                     raise refuse(f"flow {flow.local_text}", Reason.TCP_STATE)
                 wanted = self._adopting.add(session, _Taken(flow, fd, room, _Steering(self._core, flow, namespace)))
             finally:
@@ -303,7 +303,7 @@ class TcpMoves:
             return error
 
     async def home(self, flow_id: int, ifindex: int, fd: int, room: Room, follow: int, session: int,
-                   namespace: Namespace) -> Flow | None:
+                   namespace: Namespace, reason: int) -> Flow | None:
         """Rebuild a parked socket, or make a new one that of a connection which began on the ring. Borrows the
         descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. None: it was home
         already. Raises Refused; the socket stays parked then. ``follow`` as of take()."""
@@ -318,8 +318,7 @@ class TcpMoves:
         finally:
             self._homing.begin(session, follow)
         flow, state, moved = await way.done
-        if state.flags & TcpFlag.PEER_FIN:
-            self.fins.add(namespace, state, inode, flow.ifindex)
+        self.afterwards.add(namespace, state, fd, inode, flow.ifindex, reason)
         if not moved:
             return None
         self._came[inode] = session
