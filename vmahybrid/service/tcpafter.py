@@ -40,6 +40,7 @@ PAUSE_OF_EACH = 0.001
 LAST_PAUSE = 0.02       # before a service ends
 HURRY_SECONDS = 10.0    # from when the interface is up
 WAIT_SECONDS = 600.0    # for that
+DOUBLINGS = 3           # of the timeout, that are taken back at a time
 
 _OPEN = (TcpPhase.ESTABLISHED, TcpPhase.FIN_WAIT1, TcpPhase.FIN_WAIT2)
 _NO_WAY = {Reason.IF_DOWN, Reason.IF_GONE, Reason.NO_ROUTE, Reason.TCP_ROUTE, Reason.VERBS_FAILED}
@@ -108,7 +109,7 @@ class Afterwards:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if any(self._homes.values()):
+        if self._homes:
             await asyncio.sleep(LAST_PAUSE)
         for namespace in list(self._homes):
             await self._round(namespace)
@@ -123,6 +124,8 @@ class Afterwards:
         finally:
             namespace.users -= 1
             del self._new[namespace]
+            if not self._homes[namespace]:
+                del self._homes[namespace]
 
     async def _until_more(self, namespace: Namespace, new: asyncio.Event) -> None:
         """Rounds until there are none, or new ones."""
@@ -166,7 +169,7 @@ def _frames(namespace: Namespace, home: Home, now: Found) -> Iterator[tuple[int,
     if home.hurry and link.up:
         home.hurry = min(home.hurry, time.monotonic() + HURRY_SECONDS)
         if now.retransmits:
-            yield link.ifindex, unreachable_frame(state, link.mac)
+            yield from [(link.ifindex, unreachable_frame(state, link.mac))] * DOUBLINGS
 
 
 def _way(namespace: Namespace, home: Home) -> LinkRow | None:
