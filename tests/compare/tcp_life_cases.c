@@ -372,6 +372,7 @@ static void *wait_in(void *arg)
 		close(ep);
 		break;
 	case 5: w->r = accept(w->fd, NULL, NULL); break;
+	case 6: w->r = send(w->fd, big, sizeof(big), MSG_NOSIGNAL); break;
 	}
 	w->err = errno;
 	return NULL;
@@ -399,15 +400,18 @@ static void close_while(int how)
 	w.fd = w.how == 5 ? tcp_listener() : tcp_client();
 	setsockopt(w.fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
 	setsockopt(w.fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
-	setsockopt(w.fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
+	if (w.how != 6)
+		setsockopt(w.fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
 	pthread_create(&t, NULL, wait_in, &w);
 	usleep(60000);
 	if (how / 10 == 1) {
 		say("shutdown", shutdown(w.fd, SHUT_RDWR));
 	} else {
 		say("close", close(w.fd));
-		if (how / 10 == 2)
+		if (how == 20)
 			tell_said("peer", "send 5");
+		else if (how / 10 == 2)
+			tell_said("peer", "read");
 	}
 	pthread_join(t, NULL);
 	errno = w.err;
@@ -883,6 +887,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp shutdown while poll waits", close_while, 12 }, { "tcp shutdown while select waits", close_while, 13 },
 	{ "tcp shutdown while epoll waits", close_while, 14 }, { "tcp shutdown while accept waits", close_while, 15 },
 	{ "tcp data after close while recv waits", close_while, 20 },
+	{ "tcp the rest of a send that was closed", close_while, 26 },
 	{ "tcp two threads", two_threads, 0 },
 	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },
 	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp dup2 over it", over, 0 },

@@ -518,36 +518,7 @@ static void cancelled_look(int which)
 	close(looking_set), close(looked_at);
 }
 
-static void *asks(void *arg)
-{
-	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
-	for (char byte;;)
-		if (arg)
-			recv(looked_at, &byte, 1, MSG_DONTWAIT);
-		else
-			send(looked_at, "x", 1, MSG_DONTWAIT);
-	return NULL;
-}
-
-/* Not allowed there by POSIX; other threads go on. */
-static void cancelled_anywhere(int receives)
-{
-	pthread_t t;
-
-	looked_at = tcp_client();
-	for (int i = 0; i < 8; i++) {
-		pthread_create(&t, NULL, asks, (void *)(long)receives);
-		usleep(20000 + 3000 * (unsigned)i);
-		say_cancelled(t);
-	}
-	close(looked_at);
-	looked_at = tcp_client();
-	say("send", send(looked_at, "x", 1, 0));
-	close(looked_at);
-}
-
 const struct call_case tcp_wait_cases[] = {
-	{ "tcp cancel a send anywhere", cancelled_anywhere, 0 }, { "tcp cancel a recv anywhere", cancelled_anywhere, 1 },
 	{ "tcp cancel a poll that does not wait", cancelled_look, 0 },
 	{ "tcp cancel a ppoll that does not wait", cancelled_look, 1 },
 	{ "tcp cancel a select that does not wait", cancelled_look, 2 },

@@ -41,8 +41,6 @@ def peer_command(sandbox: Sandbox, at: Path) -> list[str]:
 
 BLOCKED = "a call that waits ends with EBADF, or sees POLLHUP; the kernel's goes on with the connection"
 KNOWN = {  # docs/tcp-wiring.md names them
-    "tcp close while recv waits": BLOCKED,
-    "tcp data after close while recv waits": BLOCKED,
     "tcp close while poll waits": BLOCKED,
     "tcp close while accept waits": BLOCKED,
     "tcp close while select waits": "it may end with EBADF, where the kernel's says that the socket is readable",

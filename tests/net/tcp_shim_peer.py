@@ -34,9 +34,10 @@ class Peer:
     def run(self, command: dict[str, Any]) -> Any:
         return getattr(self, "do_" + command.pop("do"))(**command)
 
-    def do_listen(self, address: str, backlog: int = 128) -> int:
+    def do_listen(self, address: str, backlog: int = 128, save_syn: bool = False) -> int:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, 1)
+        if save_syn:
+            self.listener.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, 1)
         self.listener.bind((address, 0))
         self.listener.listen(backlog)
         self.listener.settimeout(5)

@@ -76,7 +76,7 @@ def syn(raw: str, ip: str) -> tuple[int, dict[str, str]]:
 ], ids=["defaults", "ttl-sack", "scaling", "ipv6"])  # fmt: skip
 def test_what_a_syn_offers(service: Service, ip: str, values: dict[str, int], missing: set[str]) -> None:
     def run(a: ShimPeer, b: ShimPeer, _: Side, b_side: Side) -> tuple[int, dict[str, str]]:
-        a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address))
+        a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address, save_syn=True))
         b.do("accept")
         return syn(b.do("saved_syn"), ip)
 

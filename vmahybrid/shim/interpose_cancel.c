@@ -1,5 +1,5 @@
 /* Asynchronous cancellation ends a thread anywhere, and libc's signal for it can't be put off as others are (signal.c). A
- * thread with that type has the deferred one as long as it holds one of our locks. */
+ * thread with that type has the deferred one as long as it holds a lock or an object of ours. */
 #include "vmh_lock.h"
 #include "vmh_main.h"
 #include <pthread.h>

@@ -59,7 +59,8 @@ void vmh_cancel_later(void)
 
 void vmh_cancel_now(void)
 {
-	vmh_cancel_type(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+	if (!vmh_held.depth && !vmh_held.objs)
+		vmh_cancel_type(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
 }
 
 static long barrier(int command)

@@ -106,9 +106,6 @@ bool vmh_fdtab_borrowed(void)
 	return vmh_unlikely(vmh_fds_apart) || vmh_unlikely(vmh_memory_borrowed());
 }
 
-/* References that this thread has: at a fork all others are those of threads that the child does not have. */
-static __thread int held __attribute__((tls_model("initial-exec")));
-
 struct vmh_obj *vmh_fd_get_slow(int fd)
 {
 	for (;;) {
@@ -130,18 +127,20 @@ struct vmh_obj *vmh_fd_get_slow(int fd)
 
 void vmh_obj_hold(struct vmh_obj *o)
 {
-	held++;
+	if (vmh_unlikely(vmh_held.async_cancel) && !vmh_held.objs)
+		vmh_cancel_later();
+	vmh_held.objs++;
 	atomic_fetch_add_explicit(&o->refs, 1, memory_order_acq_rel);
 }
 
 void vmh_obj_hand_over(void)
 {
-	held--;
+	vmh_held.objs--;
 }
 
 void vmh_obj_take_over(void)
 {
-	held++;
+	vmh_held.objs++;
 }
 
 /* A reference less; the table's, too. */
@@ -165,15 +164,17 @@ static void drop(struct vmh_obj *o)
 
 void vmh_obj_put(struct vmh_obj *o)
 {
-	held--;
+	vmh_held.objs--;
 	drop(o);
+	if (vmh_unlikely(vmh_held.async_cancel))
+		vmh_cancel_now();
 }
 
 /* Of one that is open. A handler of a signal that came in the midst of a call may fork, too: that call goes on here, and
  * the references stay. */
 void vmh_obj_fork_child(struct vmh_obj *o)
 {
-	if (!held)
+	if (!vmh_held.objs)
 		atomic_store(&o->refs, 1);
 }
 

@@ -344,8 +344,19 @@ void vmh_tcps_closed(struct vmh_tcps *s)
 	vmh_wake_all();
 }
 
+static void close_left(struct vmh_tcps *s)
+{
+	int fd = atomic_exchange(&s->left_fd, 0);
+
+	if (!fd)
+		return;
+	vmh_fd_unguard(fd);
+	vmh_sys(SYS_close, fd);
+}
+
 void vmh_tcps_recycle(struct vmh_tcps *s)
 {
+	close_left(s);
 	vmh_lock(&s->io);
 	vmh_heap_free(s->listening);
 	s->listening = NULL;
@@ -365,6 +376,7 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 static void child_reset(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
+	close_left(s);
 	vmh_lock_reset(&s->obj.lock);
 	vmh_lock_reset(&s->io);
 	vmh_tlisten_fork_child(s);

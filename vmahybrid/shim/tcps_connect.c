@@ -226,7 +226,8 @@ static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 			       rc < 0 ? rc : 0; /* by shutdown() in another thread: as tcp_disconnect() */
 		if (err)
 			return err == -EAGAIN ? -EINPROGRESS : err;
-		w.state = VMH_TCPS_STRANDED; /* it seeks a route, if it has not gone on since */
+		if (vmh_tcps_seeks(s))
+			w.state = VMH_TCPS_STRANDED; /* if it has gone on since, that is another one */
 	}
 }
 

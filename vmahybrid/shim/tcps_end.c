@@ -108,6 +108,22 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
 }
 
+/* Calls of other threads that wait go on, as with the kernel, and the connection ends when they have. */
+static void leave_open(struct vmh_tcps *s)
+{
+	int fd = vmh_tcps_state(s) == VMH_TCPS_RING ? vmh_fd_hide_another(s->obj.fd) : -1;
+
+	if (fd < 0)
+		return;
+	atomic_store(&s->left_fd, fd);
+	vmh_tcps_home(s, VMH_R_CLOSED, false);
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+		return;
+	atomic_store(&s->left_fd, 0);
+	vmh_fd_unguard(fd);
+	vmh_sys(SYS_close, fd);
+}
+
 void vmh_tcps_close(struct vmh_tcps *s)
 {
 	sig_atomic_t signals = vmh_signals_any;
@@ -115,6 +131,8 @@ void vmh_tcps_close(struct vmh_tcps *s)
 
 	if (vmh_unlikely(vmh_fdtab_parted()))
 		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
+	if (vmh_unlikely(atomic_load(&s->blocked)))
+		leave_open(s);
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;
 

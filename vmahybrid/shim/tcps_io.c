@@ -172,6 +172,7 @@ struct waiting {
 	uint64_t loops;
 	bool now;
 	bool counted;              /* the polling of one receive call hits or misses once */
+	bool blocks;               /* counted in `blocked` */
 	uint32_t wanted;           /* EPOLL* */
 };
 
@@ -206,8 +207,15 @@ static inline void poll_once(void)
 	vmh_rings_poll(VMH_TCPS_POLL);
 }
 
+static inline void note_blocked(struct waiting *w)
+{
+	if (!w->blocks)
+		atomic_fetch_add(&w->s->blocked, 1);
+	w->blocks = true;
+}
+
 /* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
-static int wait_for(struct waiting *w)
+static int spin_for(struct waiting *w)
 {
 	int64_t budget = vmh_params.rx_poll;
 	struct pollfd none = { .fd = -1 };
@@ -231,6 +239,7 @@ static int wait_for(struct waiting *w)
 			over = false;
 			count_poll(w, false);
 			vmh_spin_ends();
+			note_blocked(w);
 			err = vmh_doze(&w->w, &none, may_go_on, w);
 			if (err)
 				return err;
@@ -241,6 +250,7 @@ static int wait_for(struct waiting *w)
 			sched_yield();
 		over = vmh_unlikely(w->loops % VMH_SPIN_TURN == 0) && !vmh_spin_goes_on(w->loops, budget >= 0);
 		if (vmh_unlikely(w->loops % CLOCK_EVERY == 0)) {
+			note_blocked(w);
 			pthread_testcancel();
 			if (w->w.deadline && vmh_now_ns() >= w->w.deadline) {
 				count_poll(w, false);
@@ -250,6 +260,16 @@ static int wait_for(struct waiting *w)
 		if (budget >= 0)
 			vmh_cpu_relax(); /* who polls for ever has paid for the core */
 	}
+}
+
+static int wait_for(struct waiting *w)
+{
+	int err = spin_for(w);
+
+	if (w->blocks)
+		atomic_fetch_sub(&w->s->blocked, 1);
+	w->blocks = false;
+	return err;
 }
 
 /* Of one that is being moved from the kernel: select() and the like may have said that it is readable. Once it is parked
@@ -393,7 +413,8 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 
 	waiting_init(&w, s, flags, send);
 	for (;;) {
-		if (vmh_unlikely(atomic_load(&s->obj.closed))) /* by another thread, and it was open when the call began */
+		/* by another thread, and it was open when the call began */
+		if (vmh_unlikely(atomic_load(&s->obj.closed)) && !atomic_load(&s->left_fd))
 			return w.now ? -EAGAIN : -EBADF;
 		if (vmh_unlikely(vmh_tcps_state(s) != VMH_TCPS_RING)) {
 			err = vmh_tcps_at_kernel(s) ? GO_ON : wait_for_state(s, &w);
@@ -608,6 +629,8 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
+			if (vmh_unlikely(atomic_load(&s->left_fd)))
+				fd = atomic_load(&s->left_fd);
 			r = rest_by_kernel(s, fd, m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);

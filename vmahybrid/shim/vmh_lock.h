@@ -38,6 +38,7 @@ struct vmh_held {
 	uint64_t faults;           /* those of faults among them that wait: they can't, else */
 	uint64_t refused_ns;       /* in which locks were kept for others */
 	uint64_t refused_last;
+	int objs;                  /* references of this thread: at a fork all others are those of threads that the child has not */
 	bool owner;                /* VMA_THREAD_MODE=0: the program's one thread; another may end that */
 	bool was_owner;            /* and may still have taken a lock as that */
 	bool internal;             /* our own thread */
@@ -70,7 +71,7 @@ static inline void vmh_lock_reset(struct vmh_lock *l) /* who held it does not ex
 }
 VMH_COLD void vmh_let_signals_in(void);
 VMH_COLD void vmh_cancel_later(void); /* a thread with async_cancel */
-VMH_COLD void vmh_cancel_now(void);
+VMH_COLD void vmh_cancel_now(void);   /* unless it holds a lock or an object */
 int vmh_cancel_type(int type, int *before); /* pthread_setcanceltype(3) of libc */
 
 static inline void vmh_held_enter(void)
@@ -89,7 +90,7 @@ static inline void vmh_held_leave(void)
 	vmh_held.depth = depth;
 	if (vmh_unlikely(vmh_held.put_off) && !depth)
 		vmh_let_signals_in();
-	if (vmh_unlikely(vmh_held.async_cancel) && !depth)
+	if (vmh_unlikely(vmh_held.async_cancel))
 		vmh_cancel_now();
 }
 

@@ -87,6 +87,8 @@ struct vmh_tcps {
 	uint32_t flow_id, ifindex;
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
+	_Atomic uint32_t blocked;         /* calls that wait at a ring for data or room */
+	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */

@@ -138,6 +138,7 @@ struct vmh_tcp_conn {
 	bool uncorked, kept_rest; /* of TCP_CORK: the rest may go during this call; it has not gone in this call */
 	bool settling;           /* it is about to be frozen: nothing new goes out, and the window does not move on */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
+	bool imported;           /* what was acknowledged before is another stack's to count */
 	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
 	uint8_t last_state;       /* when the pcb went */
 	int error;

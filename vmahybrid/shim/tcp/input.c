@@ -181,7 +181,7 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	uint32_t back = (uint32_t)LWIP_MIN((uint64_t)pcb->snd_wnd_max, c->count.bytes_acked);
+	uint32_t most = pcb->snd_wnd_max, back = c->imported || c->count.bytes_acked > most ? most : (uint32_t)c->count.bytes_acked;
 
 	if (pcb->state < ESTABLISHED || in->flags & (TCP_SYN | TCP_RST))
 		return false;

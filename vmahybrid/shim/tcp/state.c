@@ -386,7 +386,7 @@ static int import_inside(struct vmh_tcp_conn *c, const struct vmh_tcp_state *s, 
 		rc = import_closing(c, s);
 	if (rc)
 		return rc;
-	c->established = true;
+	c->established = c->imported = true;
 	recovery_start(c);
 	c->una = pcb->lastack;
 	c->nxt = pcb->snd_nxt;
