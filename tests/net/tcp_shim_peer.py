@@ -74,14 +74,14 @@ class Peer:
         """Of the connection that was accepted: the SYN."""
         return self.sock.getsockopt(socket.IPPROTO_TCP, TCP_SAVED_SYN, 200).hex()
 
-    def do_connect_many(self, address: str, port: int, count: int, seconds: float) -> int:
-        """How many are open then; they stay so."""
+    def do_connect_many(self, address: str, port: int, count: int) -> int:
+        """One after another: how many are open then; they stay so."""
         for _ in range(count):
             sock = socket.socket(self.family)
             sock.setblocking(False)
             sock.connect_ex((address, port))
             self.accepted.append(sock)
-        time.sleep(seconds)
+            time.sleep(0.05)
         return len(select.select([], self.accepted, [], 0)[1])
 
     def do_keepalive(self) -> None:
