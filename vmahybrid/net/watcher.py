@@ -25,7 +25,7 @@ __all__ = ["AddressInfo", "LinkInfo", "NetWatcher", "RouteInfo"]
 log = logging.getLogger(__name__)
 
 MANAGED_LIMIT = 512         # neighbours kept fresh; half of net.ipv4.neigh.default.gc_thresh3
-REMEMBERED = 600.0          # seconds, of an address that is gone
+REMEMBERED = 60.0           # seconds, of an address that is gone
 # Between two readings: short ones may follow each other, long ones (thousands of routes) take a fifth of a core. By the
 # time on the CPU: a reading that had to wait for a grant in the same thread costs nothing, and news are not to wait.
 _PAUSE, _SHORT, _PAUSE_FACTOR, _PAUSE_MAX = 0.005, 0.025, 4, 5.0

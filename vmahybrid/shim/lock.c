@@ -42,13 +42,15 @@ void vmh_let_signals_in(void)
 
 int vmh_cancel_type(int type, int *before)
 {
-	static int (*real)(int, int *);
-	void *found;
+	static _Atomic(void *) found;
+	int (*real)(int, int *);
+	void *at = atomic_load_explicit(&found, memory_order_relaxed);
 
-	if (!real) {
-		found = dlsym(RTLD_NEXT, "pthread_setcanceltype"); /* ours is in front of it */
-		memcpy(&real, &found, sizeof(real));
+	if (!at) { /* two threads may both come here: they write the same value */
+		at = dlsym(RTLD_NEXT, "pthread_setcanceltype"); /* ours is in front of it */
+		atomic_store_explicit(&found, at, memory_order_relaxed);
 	}
+	memcpy(&real, &at, sizeof(real));
 	return real(type, before);
 }
 
