@@ -506,7 +506,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	}
 	core_enter(t, c);
 	take_late_reset(c->pcb, &in, s);
-	if (storm(c, &in) || paws_refuses(c, &in, s) || is_guessed(c, &in)) {
+	if (is_guessed(c, &in) || storm(c, &in) || paws_refuses(c, &in, s)) {
 		core_leave(t, c);
 		return;
 	}
