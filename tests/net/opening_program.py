@@ -3,6 +3,7 @@ line of JSON at the beginning and after each line of its standard input: ``argv`
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -26,9 +27,11 @@ def outcome(call: Callable[[], Any]) -> Any:
         return errno.errorcode.get(error.errno or 0, str(error))
 
 
-def begun() -> socket.socket:
+def begun(syns: int = 0) -> socket.socket:
     sock = socket.socket(FAMILY)
     sock.setblocking(False)
+    if syns:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, syns)
     assert sock.connect_ex((ADDRESS, PORT)) == errno.EINPROGRESS
     return sock
 
@@ -61,12 +64,18 @@ def asked(sock: socket.socket) -> dict[str, Any]:
     }
 
 
+def undo(sock: socket.socket) -> int:
+    """connect() to AF_UNSPEC, which Python's can't."""
+    return int(ctypes.CDLL(None).connect(sock.fileno(), bytes(16), 16))
+
+
 def tell(found: Any) -> None:
     print(json.dumps(found), flush=True)
 
 
 def main() -> None:
-    plain, shut, closed, forked, watched, later = (begun() for _ in range(6))
+    plain, shut, closed, forked, watched, later, undone = (begun() for _ in range(7))
+    brief = [begun(syns=1) for _ in range(3)]
     poll = select.epoll()
     poll.register(watched, select.EPOLLOUT)
     waiting, limited = Waiting(), Waiting(seconds=2)
@@ -75,16 +84,23 @@ def main() -> None:
     found = asked(plain)
     found["shutdown"] = outcome(lambda: shut.shutdown(socket.SHUT_RDWR))
     closed.close()
+    found["undone"] = undo(undone), outcome(undone.getpeername)
     found["events"] = poll.poll(0.05)
     again = Waiting(later)
     limited.join(3)
     found["limited"] = limited.end
+    for sock in brief:
+        select.select([], [sock], [], WAIT)
+    found["ended"] = brief[0].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), outcome(lambda: brief[1].recv(1))
     tell(found)
     sys.stdin.readline()    # there is one again
     for thread in (waiting, again):
         thread.join(WAIT)
     found = {"waiting": waiting.end, "again": again.end, "shut": shut.connect_ex((ADDRESS, PORT)) == errno.EINPROGRESS}
-    for name, sock in {"plain": plain, "watched": watched, "forked": forked}.items():
+    found["undone"] = outcome(undone.getpeername), undone.connect_ex((ADDRESS, PORT)) == errno.EINPROGRESS
+    found["ended"] = [errno.errorcode.get(brief[2].connect_ex((ADDRESS, PORT))) for _ in range(2)]
+    opened = {"plain": plain, "watched": watched, "forked": forked, "undone": undone, "ended": brief[2]}
+    for name, sock in opened.items():
         ready = bool(select.select([], [sock], [], WAIT)[1])
         found[name] = ready, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), outcome(lambda s=sock: s.send(b"x"))
     found["events"] = [events for _, events in poll.poll(0.05)]

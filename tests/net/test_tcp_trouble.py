@@ -224,7 +224,7 @@ def opening(service: Service, policy: str, ip: str) -> list[Any]:
             try:
                 said = [json.loads(program.stdout.readline())]
                 if policy:
-                    until(lambda: len(offloaded(service)) == 8)
+                    until(lambda: len(offloaded(service)) == 12)
                 for state in ("down", "up"):
                     a_side.ip("link", "set", a_side.device, state)
                     until(lambda: not offloaded(service))

@@ -128,10 +128,10 @@ static void tell_options(struct vmh_tcps *s)
 	s->touched |= VMH_TCPS_TOUCHED;
 }
 
-/* Object lock held: the ring's part is over. state: KERNEL, HOME, or STRANDED, in which it may be already. */
+/* Object lock held: the ring's part is over, or was before. state: KERNEL, HOME, or STRANDED. */
 static void undo_to(struct vmh_tcps *s, unsigned state)
 {
-	bool had = vmh_tcps_state(s) != VMH_TCPS_STRANDED, seeks = state == VMH_TCPS_STRANDED;
+	bool had = vmh_tcps_state(s) == VMH_TCPS_RING, seeks = state == VMH_TCPS_STRANDED;
 
 	vmh_lock(&s->io);
 	if (s->conn)
@@ -164,6 +164,26 @@ static void undo(struct vmh_tcps *s)
 	undo_to(s, VMH_TCPS_KERNEL);
 }
 
+/* Object lock held. The error of one that is LOST, once if it is a connect()'s, as the kernel's the last one that it met: the
+ * socket is new again then. */
+static int take_lost(struct vmh_tcps *s)
+{
+	if (VMH_GET(s->opening) != VMH_TCPS_SEEKING)
+		return ECONNRESET;
+	undo(s);
+	return s->route_err;
+}
+
+int vmh_tcps_take_lost(struct vmh_tcps *s)
+{
+	int err;
+
+	vmh_lock(&s->obj.lock);
+	err = vmh_tcps_state(s) == VMH_TCPS_LOST ? take_lost(s) : 0;
+	vmh_unlock(&s->obj.lock);
+	return err;
+}
+
 static unsigned why_not(const struct vmh_tcp_info *i)
 {
 	return i->why == ETIMEDOUT ? VMH_R_TCP_NO_ANSWER : VMH_R_TCP_REFUSED;
@@ -184,8 +204,8 @@ static int outcome(struct vmh_tcps *s)
 		if (!s->opening)
 			rc = VMH_TCPS_KERNELS;
 		else if (vmh_tcps_state(s) == VMH_TCPS_LOST)
-			rc = -vmh_tcps_lost_error(s);
-		s->opening = VMH_TCPS_OPEN; /* it went home open */
+			rc = -take_lost(s);
+		s->opening = VMH_TCPS_OPEN; /* it went home open, or failed */
 		vmh_unlock(&s->obj.lock);
 		return rc;
 	}
@@ -278,17 +298,39 @@ void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *
 		s->opening = VMH_TCPS_OPENING;
 }
 
+/* Of one that seeks a route, or has for too long: the program does not want it any more. */
+static bool gives_up(struct vmh_tcps *s)
+{
+	bool sought;
+
+	vmh_lock(&s->obj.lock);
+	sought = vmh_tcps_parked(s) && VMH_GET(s->opening) == VMH_TCPS_SEEKING;
+	if (sought) {
+		undo(s);
+		vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
+	}
+	vmh_unlock(&s->obj.lock);
+	return sought;
+}
+
 /* connect() on one that the kernel had once, or has now, and that is or was on a ring. */
 static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
 {
+	int err;
+
 	vmh_tcps_await_move(s);
-	if (vmh_tcps_seeks(s) && a->sa_family != AF_UNSPEC)
-		return still_opening(s);
 	if (a->sa_family == AF_UNSPEC) {
+		if (gives_up(s))
+			return 0;
 		if (vmh_tcps_parked(s) && !vmh_tcps_has_ended(s))
 			vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false); /* its socket is in use */
 		return VMH_TCPS_KERNELS;
 	}
+	if (vmh_tcps_seeks(s))
+		return still_opening(s);
+	err = VMH_GET(s->opening) == VMH_TCPS_SEEKING ? vmh_tcps_take_lost(s) : 0;
+	if (err)
+		return -err;
 	if (s->opening && (vmh_tcps_parked(s) || !vmh_tcps_at_rest(fd))) { /* it went home before connect() has said so */
 		s->opening = VMH_TCPS_OPEN;
 		return 0;
@@ -373,6 +415,7 @@ void vmh_tcps_restart(struct vmh_tcps *s, bool must)
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags | O_NONBLOCK);
 	err = vmh_sys(SYS_connect, s->obj.fd, &to, len);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
+	s->route_err = (int)-err;
 	undo_to(s, no_route(err) && !must ? VMH_TCPS_STRANDED : VMH_TCPS_HOME);
 }
 

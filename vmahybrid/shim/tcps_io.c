@@ -302,7 +302,7 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 		vmh_unlock(&s->obj.lock);
 		return 0;
 	case VMH_TCPS_LOST:
-		return -ECONNRESET;
+		return -vmh_tcps_take_lost(s);
 	}
 	if (w->now)
 		return -EAGAIN;
@@ -509,7 +509,7 @@ static ssize_t give_to_kernel(struct vmh_tcps *s, unsigned why)
 	if (vmh_tcps_home(s, why ? why : VMH_R_UNKNOWN_CALL, false))
 		return VMH_TCPS_KERNELS;
 	switch (vmh_tcps_state(s)) {
-	case VMH_TCPS_LOST: return -ECONNRESET;
+	case VMH_TCPS_LOST: return -vmh_tcps_take_lost(s);
 	case VMH_TCPS_STRANDED: return -EAGAIN;
 	}
 	return 0;

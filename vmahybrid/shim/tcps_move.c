@@ -32,7 +32,8 @@
 #define LEAVE_NS 1000000000u  /* that the end of a process waits for the kernel to take some thousand */
 #define STRANDED_NS 10000000000u /* that a connection waits for a service */
 #define TRY_HOME_NS 1000000000u  /* one that waits for a route */
-#define SEEK_NS 127000000000u    /* for its SYN: as long as the kernel repeats one */
+#define SYN_MS 1000u             /* the kernel repeats one after this, twice it, */
+#define SYN_MOST_MS 120000u      /* and so on */
 
 /* Passes by itself: the connection may be adopted later. */
 static bool passing(unsigned reason)
@@ -875,10 +876,23 @@ static int home_from_ring(struct homing h)
 	return h.home.err;
 }
 
-/* As long as the kernel would repeat the SYN. */
+/* That the kernel would repeat the SYN. */
+static uint64_t seek_ns(const struct vmh_tcps *s)
+{
+	uint64_t wait = SYN_MS, all = 0;
+
+	for (unsigned i = 0; i <= s->opt.syn_retries; i++) {
+		all += wait;
+		wait = wait < SYN_MOST_MS / 2 ? 2 * wait : SYN_MOST_MS;
+	}
+	if (s->opt.user_timeout_ms && s->opt.user_timeout_ms < all)
+		all = s->opt.user_timeout_ms;
+	return all * 1000000;
+}
+
 static void open_by_kernel(struct vmh_tcps *s, unsigned reason, bool must)
 {
-	if (!must && vmh_now_ns() - s->stranded_ns > SEEK_NS)
+	if (!must && vmh_now_ns() - s->stranded_ns > seek_ns(s))
 		leave(s, VMH_TCPS_LOST, reason, false);
 	else
 		vmh_tcps_restart(s, must);

@@ -87,6 +87,7 @@ struct vmh_tcps {
 	uint32_t flow_id, ifindex;
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
+	int route_err;                    /* of one that seeks: what the kernel has said last */
 	_Atomic uint32_t blocked;         /* calls that wait at a ring for data or room */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
@@ -205,12 +206,6 @@ static inline bool vmh_tcps_is_fresh(const struct vmh_tcps *s)
 static inline bool vmh_tcps_seeks(const struct vmh_tcps *s)
 {
 	return vmh_tcps_state(s) == VMH_TCPS_STRANDED && VMH_GET(s->opening) == VMH_TCPS_SEEKING;
-}
-
-/* Of one that is LOST: for SO_ERROR, and connect(). */
-static inline int vmh_tcps_lost_error(const struct vmh_tcps *s)
-{
-	return VMH_GET(s->opening) == VMH_TCPS_SEEKING ? ETIMEDOUT : ECONNRESET;
 }
 
 static inline struct vmh_tcps *vmh_tcps_get(int fd)
@@ -349,6 +344,8 @@ int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *
 bool vmh_tcps_is_over(struct vmh_tcps *s);                       /* the stack's part has come to its end */
 /* Object lock held: the kernel connects instead. It seeks a route then, if there is none: unless `must`, when connect() fails. */
 void vmh_tcps_restart(struct vmh_tcps *s, bool must);
+/* The error of one that is LOST, or 0. */
+int vmh_tcps_take_lost(struct vmh_tcps *s);
 
 /* tcps_name.c */
 bool vmh_tcps_parse(const struct sockaddr *a, socklen_t len, struct vmh_ip *ip, in_port_t *port); /* false: neither family */
