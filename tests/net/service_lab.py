@@ -174,6 +174,12 @@ class Api:
         return [flow for flow in self.status()["flows"] if flow["source"] == "socket"]
 
 
+def lost_at_once(service: Service) -> Service:
+    """An interface that goes down is, not after ring.down_seconds."""
+    service.ask("config", "set", "ring.down_seconds=0")
+    return service
+
+
 def until(condition: Callable[[], Any], timeout: float = 3.0, what: str | Callable[[], str] = "") -> Any:
     """The first true value of ``condition``; AssertionError after ``timeout`` seconds, with ``what`` as it is then."""
     deadline = time.monotonic() + timeout

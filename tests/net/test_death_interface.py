@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from net.death_lab import Lab, count, longest_gap, progresses, reports, summary, until
+from net.service_lab import lost_at_once
 
 from vmahybrid.bench.sandbox import Program, Sandbox, Side
 from vmahybrid.bench.served import Service, tool
@@ -22,7 +23,7 @@ PORT = 7300
 @pytest.fixture
 def lab(netns_pair: Sandbox, softverbs: bool) -> Iterator[Lab]:
     with Service(netns_pair, softverbs=softverbs) as service:
-        yield Lab(netns_pair, service)
+        yield Lab(netns_pair, lost_at_once(service))
 
 
 def start_pair(lab: Lab) -> tuple[Program, Program]:

@@ -12,7 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, Peer, assert_same_files, idle_cpu, open_files, resident_mib, udp_from, until, veths
+from net.service_lab import (
+    Api,
+    Peer,
+    assert_same_files,
+    idle_cpu,
+    lost_at_once,
+    open_files,
+    resident_mib,
+    udp_from,
+    until,
+    veths,
+)
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service, tool, xdp_program
@@ -127,7 +138,7 @@ def test_an_unprivileged_program(service: Service, netns_pair: Sandbox) -> None:
 
 @pytest.mark.parametrize("how", ["down", "deleted", "emptied"])
 def test_an_interface_that_goes_while_in_use(service: Service, netns_pair: Sandbox, how: str) -> None:
-    with Peer(service, netns_pair.a) as peer, Peer(service, netns_pair.a) as second:
+    with Peer(lost_at_once(service), netns_pair.a) as peer, Peer(service, netns_pair.a) as second:
         ring = peer.do("ring", ifname="va")
         second.do("ring", ifname="va")
         port = peer.bound("s")

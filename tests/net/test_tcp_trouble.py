@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import under_shim, until
+from net.service_lab import lost_at_once, under_shim, until
 from net.test_tcp_path import NEVER, conversation
 from net.test_tcp_shim import ShimPeer, comes_to_ring, offloaded, over, with_ipv6, without_offloads
 
@@ -34,12 +34,19 @@ LONG = 2.2      # seconds
 
 @pytest.fixture(scope="module")
 def service(softverbs: bool) -> Iterator[Service]:
-    """Side a is served."""
+    """Side a is served; where it goes down its connections go home."""
     with Sandbox("test") as sandbox:
         with_ipv6(without_offloads(sandbox))
         run_command(*keeps_addresses(sandbox.a).split())
         with Service(sandbox, sides=[sandbox.a], softverbs=softverbs) as running:
-            yield running
+            yield lost_at_once(running)
+
+
+@pytest.fixture
+def patient(service: Service) -> Iterator[Service]:
+    service.ask("config", "set", "ring.down_seconds=10")
+    yield service
+    lost_at_once(service)
 
 
 def command(side: Side, *words: str) -> str:
@@ -115,12 +122,39 @@ def test_a_connection_outlives_it(service: Service, trouble: Trouble, policy: st
     assert "Traceback" not in service.program.errors
 
 
-@pytest.mark.parametrize(("policy", "ip", "lo"), [
-    ("offload", "4", "up"), ("offload", "6", "up"), ("offload", "6", "down"), ("adaptive", "mapped", "up"),
-    ("adaptive", "4", "down")])  # fmt: skip
-def test_it_outlives_a_long_one(service: Service, policy: str, ip: str, lo: str) -> None:
+def without_route(a: Side, b: Side) -> list[str]:
+    route = [f"{a.address.rpartition('.')[0]}.0/24", "dev", a.device]
+    return [command(a, "route", "del", *route), "sleep 1.3", command(a, "route", "add", *route, "src", a.address)]
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+@pytest.mark.parametrize("trouble", [own_down, carrier_lost, without_route])
+def test_a_short_one_leaves_it_on_its_ring(patient: Service, trouble: Trouble, policy: str) -> None:
+    """The ring goes on as soon as there is a way, and what was under way goes again then."""
+    a_side, b_side = patient.sandbox.sides
+    with conversation(patient, policy) as a:
+        flows = [sock["flow_id"] for sock in offloaded(patient)]
+        steps = trouble(a_side, b_side)
+        beside = subprocess.Popen(["sh", "-ec", "\n".join(["sleep 0.05", *steps])])
+        try:
+            begin = time.monotonic()
+            while beside.poll() is None:
+                assert a.do("ask", count=1, size=100_000) == ""
+            took = time.monotonic() - begin
+        finally:
+            assert beside.wait(10) == 0
+        assert flows == [sock["flow_id"] for sock in offloaded(patient)]
+        assert took < 2
+    assert "Traceback" not in patient.program.errors
+
+
+@pytest.mark.parametrize(("policy", "ip", "lo", "seconds"), [
+    ("offload", "4", "up", 0), ("offload", "6", "up", 1), ("offload", "6", "down", 0), ("adaptive", "mapped", "up", 1),
+    ("adaptive", "4", "down", 0)])  # fmt: skip
+def test_it_outlives_a_long_one(service: Service, policy: str, ip: str, lo: str, seconds: int) -> None:
     """Longer than a service repeats what the kernel refuses, and sooner than the kernel knows of the connection."""
     a = service.sandbox.a
+    service.ask("config", "set", f"ring.down_seconds={seconds}")
     a.ip("link", "set", "lo", lo)
     try:
         with conversation(service, policy, ip) as program:
@@ -132,6 +166,7 @@ def test_it_outlives_a_long_one(service: Service, policy: str, ip: str, lo: str)
                 assert beside.wait(10) == 0
             until(lambda: program.do("ask", count=4, size=100) == "")
     finally:
+        lost_at_once(service)
         a.ip("link", "set", "lo", "up")
         if lo == "down":
             a.ip("address", "replace", "::1/128", "dev", "lo")
@@ -150,6 +185,7 @@ def made_anew(service: Service, ip: str) -> None:
 def service_anew(service: Service, ip: str) -> None:
     assert service.program.stop(signal.SIGTERM, 10) == 0
     service.start()
+    lost_at_once(service)
     just_up(service, ip)
 
 

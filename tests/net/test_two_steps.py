@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from apps.shimmed import Stage, nap, stop
 from net.death_lab import Lab
-from net.service_lab import Api, Peer, assert_same_files, open_files, udp_from, until, veths
+from net.service_lab import Api, Peer, assert_same_files, lost_at_once, open_files, udp_from, until, veths
 
 from vmahybrid.bench.sandbox import Program, Sandbox, Side
 from vmahybrid.bench.served import Service
@@ -188,7 +188,7 @@ def test_a_program_that_never_takes_the_second_step(service: Service, netns_pair
 
 
 def test_an_interface_that_goes_between_the_steps(service: Service, netns_pair: Sandbox) -> None:
-    with Peer(service, netns_pair.a) as peer:
+    with Peer(lost_at_once(service), netns_pair.a) as peer:
         ring = peer.do("ring", ifname="va", mapped=False)
         netns_pair.a.ip("link", "set", "va", "down")
         assert peer.do("event")[:2] == [lib.VMH_EV_RING_GONE, ring["ring_id"]]

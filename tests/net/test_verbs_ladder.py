@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, Peer, foreign_program, udp_from, until, veths
+from net.service_lab import Api, Peer, foreign_program, lost_at_once, udp_from, until, veths
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
@@ -258,7 +258,7 @@ def test_another_program_takes_its_port(service: Service, netns_pair: Sandbox) -
 
 
 def test_the_interface_goes_down(service: Service, netns_pair: Sandbox) -> None:
-    with Peer(service, netns_pair.a) as peer:
+    with Peer(lost_at_once(service), netns_pair.a) as peer:
         ring = peer.do("ring", ifname="va", device=DEVICE)
         port = peer.bound("s")
         flow = attached(peer, port)

@@ -148,6 +148,9 @@ KEYS = (
         live=True),
     Key("ring.direct", "first", _choice("first", "never"), "may the first process on an interface have its queue "
         "directly? It is faster, but what it sends can't be filtered", live=True),
+    Key("ring.down_seconds", 10, _integer(0, 3600), "how long an interface may be down before its rings are closed and "
+        "its TCP connections go home: the kernel could not send either, and would measure the way anew", "seconds",
+        live=True),
     Key("bulk.switch", True, _boolean, "while bulk traffic of the kernel crosses an interface in generic XDP mode, "
         "steer at tcx, which keeps its rate"),
     Key("bulk.detach", True, _boolean, "while an interface in generic XDP mode has no rule, attach nothing to it: the "

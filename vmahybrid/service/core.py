@@ -215,8 +215,8 @@ class Core:
             address_changed, port.mac = link.mac != port.mac, link.mac
             if address_changed and port.handle is not None:
                 port.handle.set_mac(link.mac)
-            if not link.up and (port.ring_ids or (port.handle and not port.explicit)):
-                self.port_lost(namespace, port, Reason.IF_DOWN)
+            if not link.up and _is_used(port):
+                self._await_up(namespace, port)
             elif address_changed and port.ring_ids:
                 self.port_lost(namespace, port, Reason.IF_MAC)
             elif port.mtu != link.mtu:
@@ -229,6 +229,20 @@ class Core:
             if (link.up and namespace.kept and (known is None or known.handle is None)
                     and named(self.config, namespace.name, link)):
                 self.spawn(self.open_explicit(namespace, link.ifindex), f"attach {link.name}")
+
+    def _await_up(self, namespace: Namespace, port: Port) -> None:
+        """Before it is lost."""
+        if not port.is_awaited:
+            port.is_awaited = True
+            asyncio.get_running_loop().call_later(self.config["ring.down_seconds"], self._still_down, namespace, port)
+
+    def _still_down(self, namespace: Namespace, port: Port) -> None:
+        port.is_awaited = False
+        if self.closing or namespace.ports.get(port.id.ifindex) is not port or not _is_used(port):
+            return
+        link = namespace.watcher.device(port.id.ifindex)
+        if link is None or not link.up:
+            self.port_lost(namespace, port, Reason.IF_DOWN)
 
     async def _set_mtu(self, namespace: Namespace, handle: PortHandle, mtu: int) -> None:
         await namespace.worker.call_async(handle.set_mtu, mtu)
@@ -295,3 +309,7 @@ class Core:
         """Wait for what was spawned."""
         while pending := [task for task in self._tasks if task is not asyncio.current_task()]:
             await asyncio.wait(pending)
+
+
+def _is_used(port: Port) -> bool:
+    return bool(port.ring_ids or (port.handle and not port.explicit))

@@ -16,8 +16,9 @@ def sentences(core: Core) -> list[str]:
         for port in namespace.ports.values():
             link = namespace.link(port.id.ifindex)
             if link is not None and not link.up and (port.handle is not None or port.explicit):
-                found.append(f"Interface {namespace.name}:{port.name} is down or has no carrier, the kernel serves its "
-                             f"flows: {Reason.IF_DOWN.remedy.replace('IF', port.name)}.")
+                by = "its rings wait for it" if port.is_awaited else "the kernel serves its flows"
+                found.append(f"Interface {namespace.name}:{port.name} is down or has no carrier, {by}: "
+                             f"{Reason.IF_DOWN.remedy.replace('IF', port.name)}.")
                 continue
             if port.handle is None and port.error is not None and port.asked_verbs:
                 found.append(f"Interface {namespace.name}:{port.name} has no AF_XDP rings, only raw packet QPs: "

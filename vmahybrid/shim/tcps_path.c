@@ -21,7 +21,8 @@
 #define DOUBT_MS 200             /* the kernel is asked */
 #define NARROW_MS 300            /* it gets one that sends long segments by a gateway */
 #define STUCK_MS 1000            /* any */
-#define PATIENT_MS 10000         /* with TCP_USER_TIMEOUT: at least, or it ends here; the kernel would measure anew */
+#define PATIENT_MS 10000         /* without a route. With TCP_USER_TIMEOUT: at least, or it ends here; the kernel would measure
+				  * anew */
 #define AGAIN_NS 1000000000u     /* until it may come back */
 #define STUCK_NS 10000000000u    /* the same, doubled each time */
 #define NARROWEST 552            /* what the kernel learns at least (route.min_pmtu): then it sends without DF */
@@ -187,6 +188,19 @@ static unsigned follow(struct vmh_tcps *s, struct look *l, const struct vmh_ip *
 	return 0;
 }
 
+/* What was under way when there was no route was lost. */
+static void resume(struct vmh_tcps *s)
+{
+	s->nowhere = 0;
+	vmh_lock(&s->io);
+	if (s->conn && vmh_tcps_state(s) == VMH_TCPS_RING) {
+		vmh_tcp_resume(s->conn);
+		vmh_tcps_refresh(s);
+	}
+	vmh_unlock(&s->io);
+	vmh_tring_flush(s->tring);
+}
+
 /* Segments were sent again, and may be still. */
 static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct vmh_ip *to, const struct vmh_way *hop)
 {
@@ -203,8 +217,8 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 	}
 	if (i.retries < RETRIES || i.pcb.rtime_ms < DOUBT_MS)
 		return 0;
-	limit = by_gateway(hop, to) && i.pcb.first_unacked.len + 40 > LEAST ? NARROW_MS : STUCK_MS;
-	learned = by_gateway(hop, to) ? learned_mtu(to) : 0;
+	limit = s->nowhere ? PATIENT_MS : by_gateway(hop, to) && i.pcb.first_unacked.len + 40 > LEAST ? NARROW_MS : STUCK_MS;
+	learned = by_gateway(hop, to) && !s->nowhere ? learned_mtu(to) : 0;
 	if (learned && learned < p.mtu && learned >= LEAST) {
 		s->learned = p.mtu = (uint16_t)learned;
 		set_path(s, &p);
@@ -235,6 +249,10 @@ static unsigned judge(struct vmh_tcps *s, struct look *l)
 	}
 	if (!is_mute(s, &hop, reason))
 		home = follow(s, l, &a.raddr, &hop, reason);
+	if (reason == VMH_R_NO_ROUTE || reason == VMH_R_IF_DOWN)
+		s->nowhere = 1;
+	else if (s->nowhere && !home)
+		resume(s);
 	return home || !doubted ? home : look_at_stuck(s, l, &a.raddr, &hop);
 }
 

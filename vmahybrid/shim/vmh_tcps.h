@@ -114,6 +114,7 @@ struct vmh_tcps {
 	struct vmh_tcp_path path;
 	uint16_t learned;
 	_Atomic uint8_t doubt;            /* it has sent again, or the page has changed unseen */
+	uint8_t nowhere;                  /* there is no route */
 	uint32_t way_if;
 	uint64_t way_generation;
 	_Atomic uint32_t wild_port;       /* of a wildcard that listens on rings; 0: none */

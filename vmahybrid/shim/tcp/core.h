@@ -404,6 +404,7 @@ void timer_sync(struct vmh_tcp_conn *c);
 void timer_arm(struct vmh_tcp_conn *c);
 void timer_remove(struct vmh_tcp_conn *c);
 uint64_t core_tick(struct vmh_tcp *t);
+void core_resume(struct vmh_tcp_conn *c);
 /* recovery.c */
 void recovery_start(struct vmh_tcp_conn *c);
 void recovery_before(struct vmh_tcp_conn *c, const struct seg_in *in);

@@ -42,6 +42,7 @@ struct vmh_tcp_ops {
 	void (*stats)(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 	void (*settle)(struct vmh_tcp_conn *c, bool settling);
 	int (*freeze)(struct vmh_tcp_conn *c, bool frozen);
+	void (*resume)(struct vmh_tcp_conn *c);
 	void (*nudge)(struct vmh_tcp_conn *c);
 	ssize_t (*export_)(struct vmh_tcp_conn *c, void *blob, size_t size);
 	void (*forget)(struct vmh_tcp_conn *c);

@@ -212,11 +212,13 @@ void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 
 /* Homecoming and adoption, see tcp_state.h. freeze: nothing is sent, frames are refused (-EBUSY), timers stand still.
  * export works on a frozen connection: bytes needed, and written if size suffices; -ENOTSUP in a state that can't move.
+ * resume: there was no way to the peer, and there is one: what was sent again meanwhile goes again now, as RFC 6069 has it.
  * nudge: the peer of a frozen connection is made to say what it has, to whoever gets its frames by now.
  * forget: gone without a segment, and what still comes for it is taken and dropped for a while. thaw: as if nothing had
  * been, timers run anew. settle: before that, nothing new is sent, and what is on its way comes to an end. */
 void vmh_tcp_settle(struct vmh_tcp_conn *c, bool settling);
 int vmh_tcp_freeze(struct vmh_tcp_conn *c);
+void vmh_tcp_resume(struct vmh_tcp_conn *c);
 void vmh_tcp_nudge(struct vmh_tcp_conn *c);
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 int vmh_tcp_thaw(struct vmh_tcp_conn *c);

@@ -283,6 +283,20 @@ static void on_keep(struct vmh_tcp_conn *c)
 	}
 }
 
+void core_resume(struct vmh_tcp_conn *c)
+{
+	struct vmh_tcp *t = c->t;
+
+	if (!c->pcb || c->frozen || !c->retries)
+		return;
+	t->now = t->env.now_ns(t->env.ctx) / 1000;
+	core_enter(t, c);
+	c->retries = 0;
+	c->due[T_RTO] = 0;
+	on_rto(c);
+	core_leave(t, c);
+}
+
 static void fire(struct vmh_tcp_conn *c, enum timer which)
 {
 	c->due[which] = 0;
