@@ -183,8 +183,10 @@ class Core:
 
     def port_attached(self, namespace: Namespace, port: Port) -> None:
         """The table learns of an interface; rules of the operator appear on it."""
-        self.table.set_port(port.id, namespace.addresses(port.id.ifindex), netns=namespace.name,
-                            interface=port.name)
+        addresses = namespace.addresses(port.id.ifindex)
+        if port.is_awaited:     # those of IPv6 went with the link, and may come back; their rules have to be there then
+            addresses += [address for address in self.table.addresses_of(port.id) if address not in addresses]
+        self.table.set_port(port.id, addresses, netns=namespace.name, interface=port.name)
         if port.handle is not None and port.mirrored is not port.handle:
             self.table.refresh(port.id)  # flows of raw packet QPs may have been there before it
             port.mirrored = port.handle
@@ -238,11 +240,13 @@ class Core:
 
     def _still_down(self, namespace: Namespace, port: Port) -> None:
         port.is_awaited = False
-        if self.closing or namespace.ports.get(port.id.ifindex) is not port or not _is_used(port):
+        if self.closing or namespace.ports.get(port.id.ifindex) is not port:
             return
         link = namespace.watcher.device(port.id.ifindex)
-        if link is None or not link.up:
+        if (link is None or not link.up) and _is_used(port):
             self.port_lost(namespace, port, Reason.IF_DOWN)
+        elif port.id in self.table.ports:
+            self.port_attached(namespace, port)
 
     async def _set_mtu(self, namespace: Namespace, handle: PortHandle, mtu: int) -> None:
         await namespace.worker.call_async(handle.set_mtu, mtu)

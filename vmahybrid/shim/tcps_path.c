@@ -23,6 +23,7 @@
 #define STUCK_MS 1000            /* any */
 #define PATIENT_MS 10000         /* without a route. With TCP_USER_TIMEOUT: at least, or it ends here; the kernel would measure
 				  * anew */
+#define RESUMED_NS 3000000000u   /* in which the neighbours know each other again, where there was no route */
 #define AGAIN_NS 1000000000u     /* until it may come back */
 #define STUCK_NS 10000000000u    /* the same, doubled each time */
 #define NARROWEST 552            /* what the kernel learns at least (route.min_pmtu): then it sends without DF */
@@ -189,9 +190,10 @@ static unsigned follow(struct vmh_tcps *s, struct look *l, const struct vmh_ip *
 }
 
 /* What was under way when there was no route was lost. */
-static void resume(struct vmh_tcps *s)
+static void resume(struct vmh_tcps *s, const struct look *l)
 {
 	s->nowhere = 0;
+	s->resumed_ns = l->now;
 	vmh_lock(&s->io);
 	if (s->conn && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_tcp_resume(s->conn);
@@ -215,7 +217,7 @@ static unsigned look_at_stuck(struct vmh_tcps *s, struct look *l, const struct v
 		ask_neighbour(l, hop);
 		return i.retries >= SYNS || vmh_ticmp_heard(!vmh_ip_is4(to), l->now) ? VMH_R_TCP_STUCK : 0;
 	}
-	if (i.retries < RETRIES || i.pcb.rtime_ms < DOUBT_MS)
+	if (i.retries < RETRIES || i.pcb.rtime_ms < DOUBT_MS || l->now - s->resumed_ns < RESUMED_NS)
 		return 0;
 	limit = s->nowhere ? PATIENT_MS : by_gateway(hop, to) && i.pcb.first_unacked.len + 40 > LEAST ? NARROW_MS : STUCK_MS;
 	learned = by_gateway(hop, to) && !s->nowhere ? learned_mtu(to) : 0;
@@ -252,7 +254,7 @@ static unsigned judge(struct vmh_tcps *s, struct look *l)
 	if (reason == VMH_R_NO_ROUTE || reason == VMH_R_IF_DOWN)
 		s->nowhere = 1;
 	else if (s->nowhere && !home)
-		resume(s);
+		resume(s, l);
 	return home || !doubted ? home : look_at_stuck(s, l, &a.raddr, &hop);
 }
 

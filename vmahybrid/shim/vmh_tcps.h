@@ -116,7 +116,7 @@ struct vmh_tcps {
 	_Atomic uint8_t doubt;            /* it has sent again, or the page has changed unseen */
 	uint8_t nowhere;                  /* there is no route */
 	uint32_t way_if;
-	uint64_t way_generation;
+	uint64_t way_generation, resumed_ns;
 	_Atomic uint32_t wild_port;       /* of a wildcard that listens on rings; 0: none */
 	struct vmh_ring *_Atomic missed;  /* has had a SYN for it, and it does not listen there */
 	/* Its kernel socket is parked as that of an adopted one, for who looks at the kernel's (tcps_show.c); object lock */

@@ -100,6 +100,10 @@ class SteeringTable:
         for flow in list(self.flows.values()):
             self._place(flow, only=port)
 
+    def addresses_of(self, port: PortId) -> tuple[bytes, ...]:
+        entry = self._ports.get(port)
+        return entry.addresses if entry is not None else ()
+
     def drop_port(self, port: PortId) -> None:
         """The interface is gone: its rings and rules with it."""
         for ring in [r for r in self.rings.values() if r.port == port]:
