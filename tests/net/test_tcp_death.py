@@ -1,4 +1,5 @@
-"""The peer of a connection on a ring whose program is killed learns of it, as the kernel's would: without sending."""
+"""The peer of a connection on a ring whose program is killed, or closes it, learns of it, as the kernel's would: without
+sending."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from net.service_lab import until
+from net.service_lab import compiled, until
 from net.test_tcp_shim import offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -45,6 +47,11 @@ def service() -> Iterator[Service]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory, "recv_left.c")
+
+
 @pytest.mark.parametrize("peer", ["", "offload"], ids=["kernel peer", "offloaded peer"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize(("policy", "lived"), [("offload", 0.0), ("offload", 2.5), ("adaptive", 0.0)])
@@ -64,3 +71,16 @@ def test_the_peer_is_told(service: Service, policy: str, lived: float, number: i
     program.process.send_signal(number)
     waiting.wait_for("told", 3)
     assert waiting.wait(5) == 0
+
+
+@pytest.mark.parametrize("how", ["jump", "cancel"])
+def test_a_receive_call_that_was_left(service: Service, left: Path, how: str) -> None:
+    """It does not keep the connection open."""
+    a_side, b_side = service.sandbox.sides
+    waiting = service.sandbox.start(b_side, [sys.executable, "-c", PEER, b_side.address])
+    argv = [str(left), how, b_side.address, waiting.wait_for(r"port (\d+)", 10)[1]]
+    program = service.sandbox.start(a_side, service.run_argv(argv, "none", VMA_HYBRID_TCP="offload"), env=service.env)
+    until(lambda: [s for s in offloaded(service) if s["pid"] == program.pid])
+    program.wait_for("closed", 5)
+    waiting.wait_for("told", 2)
+    program.stop(signal.SIGKILL)

@@ -108,6 +108,14 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
 }
 
+/* Another thread waits in a call; one that this thread was in it has left by siglongjmp(). */
+static bool is_waited_for(const struct vmh_tcps *s)
+{
+	unsigned n = atomic_load(&s->blocked);
+
+	return n > 1 || (n && atomic_load(&s->blocked_tid) != vmh_tid());
+}
+
 /* Calls of other threads that wait go on, as with the kernel, and the connection ends when they have. */
 static void leave_open(struct vmh_tcps *s)
 {
@@ -131,7 +139,7 @@ void vmh_tcps_close(struct vmh_tcps *s)
 
 	if (vmh_unlikely(vmh_fdtab_parted()))
 		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
-	if (vmh_unlikely(atomic_load(&s->blocked)))
+	if (vmh_unlikely(is_waited_for(s)))
 		leave_open(s);
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;

@@ -209,9 +209,19 @@ static inline void poll_once(void)
 
 static inline void note_blocked(struct waiting *w)
 {
-	if (!w->blocks)
-		atomic_fetch_add(&w->s->blocked, 1);
+	if (w->blocks)
+		return;
 	w->blocks = true;
+	atomic_store(&w->s->blocked_tid, vmh_tid());
+	atomic_fetch_add(&w->s->blocked, 1);
+}
+
+/* Also when the thread is cancelled. */
+static void not_blocked(struct waiting **w)
+{
+	if ((*w)->blocks)
+		atomic_fetch_sub(&(*w)->s->blocked, 1);
+	(*w)->blocks = false;
 }
 
 /* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
@@ -264,12 +274,9 @@ static int spin_for(struct waiting *w)
 
 static int wait_for(struct waiting *w)
 {
-	int err = spin_for(w);
+	__attribute__((cleanup(not_blocked))) struct waiting *in = w;
 
-	if (w->blocks)
-		atomic_fetch_sub(&w->s->blocked, 1);
-	w->blocks = false;
-	return err;
+	return spin_for(in);
 }
 
 /* Of one that is being moved from the kernel: select() and the like may have said that it is readable. Once it is parked

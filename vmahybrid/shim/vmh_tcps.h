@@ -88,7 +88,8 @@ struct vmh_tcps {
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
 	int route_err;                    /* of one that seeks: what the kernel has said last */
-	_Atomic uint32_t blocked;         /* calls that wait at a ring for data or room */
+	_Atomic uint32_t blocked;         /* calls that wait at a ring for data or room; blocked_tid: whose is the last of them */
+	_Atomic uint32_t blocked_tid;
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
