@@ -389,7 +389,7 @@ static int tcp_listener(void)
 	return l;
 }
 
-/* how + 10: shutdown instead of close; + 20: the peer sends after the close */
+/* how + 10: shutdown instead of close; + 20: the peer sends after the close; + 30: the same after a dup2() over it */
 static void close_while(int how)
 {
 	struct waiter w = { .how = how % 10 };
@@ -407,10 +407,12 @@ static void close_while(int how)
 	if (how / 10 == 1) {
 		say("shutdown", shutdown(w.fd, SHUT_RDWR));
 	} else {
+		if (how / 10 == 3)
+			say("dup2", dup2(STDERR_FILENO, w.fd) == w.fd);
 		say("close", close(w.fd));
-		if (how == 20)
+		if (how == 20 || how == 30)
 			tell_said("peer", "send 5");
-		else if (how / 10 == 2)
+		else if (how / 10 >= 2)
 			tell_said("peer", "read");
 	}
 	pthread_join(t, NULL);
@@ -888,6 +890,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp shutdown while epoll waits", close_while, 14 }, { "tcp shutdown while accept waits", close_while, 15 },
 	{ "tcp data after close while recv waits", close_while, 20 },
 	{ "tcp the rest of a send that was closed", close_while, 26 },
+	{ "tcp data after dup2 over it while recv waits", close_while, 30 }, { "tcp dup2 over it while send waits", close_while, 31 },
 	{ "tcp two threads", two_threads, 0 },
 	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },
 	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp dup2 over it", over, 0 },

@@ -146,7 +146,7 @@ static int dup_over(int oldfd, int newfd)
 	int err = oldfd != newfd ? vmh_tcps_kernel_takes_fd(oldfd, VMH_R_DUP) : 0;
 
 	if (!err && oldfd != newfd)
-		vmh_tcps_home_fd(newfd, VMH_R_CLOSED);
+		vmh_tcps_laid_over(newfd);
 	return err;
 }
 

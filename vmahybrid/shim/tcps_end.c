@@ -132,6 +132,18 @@ static void leave_open(struct vmh_tcps *s)
 	vmh_sys(SYS_close, fd);
 }
 
+void vmh_tcps_laid_over(int fd)
+{
+	int saved = errno;
+	TCPS_HELD s = vmh_tcps_get(fd);
+
+	if (s && atomic_load(&s->obj.nfds) == 1 && is_waited_for(s))
+		leave_open(s);
+	if (s)
+		vmh_tcps_home(s, VMH_R_CLOSED, false);
+	errno = saved;
+}
+
 void vmh_tcps_close(struct vmh_tcps *s)
 {
 	sig_atomic_t signals = vmh_signals_any;

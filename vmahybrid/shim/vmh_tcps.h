@@ -279,6 +279,7 @@ void vmh_tcps_home_all(unsigned reason);
 /* What the program gets that a child executes: of a vfork, by the child; of a spawn, before. `named`: also these. */
 void vmh_tcps_home_inherited(bool (*named)(int fd));
 void vmh_tcps_home_fd(int fd, unsigned reason); /* if it is one */
+void vmh_tcps_laid_over(int fd); /* another file is about to have its number */
 /* Before a call that only the kernel can do. 0: it is home, as far as that can be; -EINVAL: VMA_EXCEPTION_HANDLING wants
  * the call to fail, and nothing has moved. */
 int vmh_tcps_kernel_takes(struct vmh_tcps *s, unsigned reason);
