@@ -180,6 +180,21 @@ def test_it_outlives_a_long_one(service: Service, policy: str, ip: str, lo: str,
     until(lambda: not offloaded(service))
 
 
+def test_another_mac_while_it_is_down(patient: Service) -> None:
+    a_side, b_side = patient.sandbox.sides
+    with conversation(patient, "adaptive") as a:
+        steps = down_and_up(a_side)
+        steps[1:2] = [*another_mac(a_side, b_side), steps[1]]
+        steps += another_mac(a_side, b_side)[1:]    # the peer's went with its carrier
+        subprocess.run(["sh", "-ec", "\n".join(steps)], check=True, timeout=10)
+        try:
+            assert a.do("ask", 5, count=2, size=100_000) == ""
+            comes_to_ring(patient, a)
+        finally:
+            its_own_mac(a_side, b_side)
+    assert "MAC" in patient.program.errors
+
+
 def just_up(service: Service, ip: str) -> None:
     side = service.sandbox.a
     side.ip("link", "set", side.device, "up")

@@ -217,10 +217,10 @@ class Core:
             address_changed, port.mac = link.mac != port.mac, link.mac
             if address_changed and port.handle is not None:
                 port.handle.set_mac(link.mac)
-            if not link.up and _is_used(port):
-                self._await_up(namespace, port)
-            elif address_changed and port.ring_ids:
+            if address_changed and port.ring_ids:
                 self.port_lost(namespace, port, Reason.IF_MAC)
+            elif not link.up and _is_used(port):
+                self._await_up(namespace, port)
             elif port.mtu != link.mtu:
                 port.mtu = link.mtu
                 if port.handle is not None:
