@@ -269,6 +269,14 @@ void vmh_epoll_nested(struct vmh_obj *ep, unsigned reason)
 	}
 }
 
+static void home_if_nested(struct vmh_ep *e, struct vmh_obj *m, int op)
+{
+	unsigned reason = atomic_load(&e->nested);
+
+	if (vmh_unlikely(reason && op != EPOLL_CTL_DEL))
+		home_nested(m, reason);
+}
+
 int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_event *ev)
 {
 	struct vmh_ep *e = vmh_ep_of(ep);
@@ -281,9 +289,9 @@ int vmh_epoll_ctl(struct vmh_obj *ep, int epfd, int op, int fd, struct epoll_eve
 	if (atomic_load(&m->class_) == VMH_CLASS_TCP && op != EPOLL_CTL_DEL)
 		vmh_tcps_waited_for(m, fd);
 	if (atomic_load(&m->class_) != VMH_CLASS_EPOLL) {
+		home_if_nested(e, m, op); /* first: another process may be told of it as it is in the kernel */
 		r = ctl_ring_member(e, m, epfd, op, fd, ev, &after);
-		if (r == 0 && op != EPOLL_CTL_DEL && atomic_load(&e->nested))
-			home_nested(m, atomic_load(&e->nested));
+		home_if_nested(e, m, op); /* since then */
 	} else {
 		r = vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev);
 		if (r == 0 && op == EPOLL_CTL_ADD && atomic_load(&m->class_) == VMH_CLASS_EPOLL)

@@ -226,8 +226,11 @@ VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd,
 	if (ep && (unsigned)fd < vmh_fdtab_size && !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed))
 		RETURN(vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev));
 	ep = ep ? epoll_get(epfd) : NULL;
-	if (!ep)
+	if (!ep) { /* it may be another process', which looks at the kernel's sockets */
+		if (!bad && op != EPOLL_CTL_DEL)
+			vmh_kernel_takes(fd, VMH_R_NESTED);
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
+	}
 	r = vmh_epoll_ctl(ep, epfd, op, fd, ev);
 	vmh_obj_put(ep);
 	RETURN(r);
