@@ -1,4 +1,4 @@
-/* A flight of which a segment is lost and the end as well: no SACK tells of the end. */
+/* A flight of which a segment is lost and the end as well: no SACK tells of the end. And one of which nothing arrives. */
 #include "tcp_wire.h"
 #include "check.h"
 
@@ -67,8 +67,51 @@ static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, 
 	wire_part(&w, c, p);
 }
 
+static int swallow(void *arg, const uint8_t *frame, size_t len)
+{
+	(void)frame, (void)len;
+	return *(const bool *)arg;
+}
+
+/* There is no way for a while; as soon as there is, what was lost goes again, and not with the next timeout. */
+static void no_way(uint64_t ms)
+{
+	struct wire_faults f = {.delay_ns = MS};
+	struct vmh_tcp_conn *c, *p;
+	struct vmh_tcp_info i;
+	bool down = true;
+	struct wire w;
+
+	wire_open(&w, &f, 100000);
+	wire_meet(&w, NULL, 50 * MS, &c, &p);
+	struct stream s = {.from = c, .to = p, .total = 20000, .shut = true};
+	for (int end = 0; end < 2; end++) {
+		w.end[end].watch = swallow;
+		w.end[end].arg = &down;
+	}
+	stream_pump(&s);
+	wire_run(&w, ms * MS);
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.retries > 1, "%u timeouts", i.retries);
+	down = false;
+	vmh_tcp_resume(c);
+	for (int each = 0; each < 20; each++) {
+		stream_pump(&s);
+		wire_run(&w, MS);
+	}
+	CHECK(s.read == s.total && !s.bad, "%llu of %llu bytes", (unsigned long long)s.read, (unsigned long long)s.total);
+	vmh_tcp_get_info(c, &i);
+	CHECK(!i.retries, "%u timeouts are counted", i.retries);
+	vmh_tcp_resume(c);
+	vmh_tcp_get_info(p, &i);
+	CHECK(i.pcb.rtime_ms == 0, "its peer waits");
+	wire_part(&w, c, p);
+}
+
 int main(void)
 {
+	no_way(900);
+	no_way(20000);
 	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++)
 		for (int plain = 0; plain < 2; plain++) {
 			lose(cc, plain, 480, 0, 6);
