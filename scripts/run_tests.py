@@ -3,8 +3,8 @@
 The tests that need root work with namespaces, rings and real programs; they wait a lot. Those that look at the clock,
 or spin, run in front. Those in CALM, QUIET and LATER only compare what is said, done or left, whenever it comes: they
 run beside, at a lower priority. The others compile and compute, at the lowest, and end long before all: LATER comes
-after them. Of the four none should end much before another: move files where one does. The output of all that ran
-beside follows. Arguments go to all.
+after them. Of the four none should end much before another: move files where one does; each names the tests that took
+it longest. The output of all that ran beside follows. Arguments go to all.
 
 With CI=true in the environment, what failed runs once more at the end, alone: side by side on two busy cores a test may
 be late. A test that fails alone has failed; the others are named.
@@ -74,7 +74,8 @@ def failed_tests(name: str) -> list[str]:
 def session(name: str, arguments: list[str], nice: int = 0) -> list[str]:
     """The command of a pytest session."""
     shutil.rmtree(cache(name), ignore_errors=True)
-    return ["nice", "-n", str(nice), sys.executable, "-P", "-m", "pytest", "-o", f"cache_dir={cache(name)}", *arguments]
+    return ["nice", "-n", str(nice), sys.executable, "-P", "-m", "pytest", "-o", f"cache_dir={cache(name)}",
+            "--durations=30", *arguments]
 
 
 class Lane:

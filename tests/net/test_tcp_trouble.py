@@ -128,6 +128,11 @@ def without_route(a: Side, b: Side) -> list[str]:
     return [command(a, "route", "del", *route), "sleep 1.3", command(a, "route", "add", *route, "src", a.address)]
 
 
+def unreachable(a: Side, b: Side) -> list[str]:
+    route = ["unreachable", f"{over(b, '6').address}/128"]
+    return [command(a, "-6", "route", "add", *route), "sleep 1.3", command(a, "-6", "route", "del", *route)]
+
+
 def takes_the_address_along(a: Side, b: Side) -> list[str]:
     keeps, address = keeps_addresses(a), over(a, "6").address
     return [f"{keeps[:-1]}0", *down_and_up(a), keeps,
@@ -137,7 +142,7 @@ def takes_the_address_along(a: Side, b: Side) -> list[str]:
 
 @pytest.mark.parametrize("policy", ["offload", "adaptive"])
 @pytest.mark.parametrize(("trouble", "ip"), [
-    (own_down, "4"), (carrier_lost, "4"), (without_route, "4"), (takes_the_address_along, "6")])  # fmt: skip
+    (own_down, "4"), (carrier_lost, "4"), (without_route, "4"), (unreachable, "6"), (takes_the_address_along, "6")])  # fmt: skip
 def test_a_short_one_leaves_it_on_its_ring(patient: Service, trouble: Trouble, ip: str, policy: str) -> None:
     """The ring goes on as soon as there is a way, and what was under way goes again then."""
     a_side, b_side = patient.sandbox.sides

@@ -205,9 +205,9 @@ static unsigned page_reason(const struct vmh_net_page *p)
 
 static unsigned route_reason(const struct vmh_net_route *r)
 {
-	if (!r)
+	if (!r || r->type == VMH_ROUTE_OTHER)
 		return VMH_R_NO_ROUTE;
-	if (r->flags & VMH_ROUTE_F_COMPLEX || r->type == VMH_ROUTE_OTHER)
+	if (r->flags & VMH_ROUTE_F_COMPLEX)
 		return VMH_R_ROUTE_COMPLEX;
 	if (!is_zero(r->gateway) && memcmp(r->gateway, vmh_v4_prefix, 12) != 0)
 		return VMH_R_ROUTE_COMPLEX; /* an IPv6 gateway */
@@ -527,7 +527,7 @@ static unsigned resolve6(const struct vmh_net_page *p, const struct vmh_ip *dadd
 	if (vmh_net_find_local6(p, daddr, &ifindex))
 		return VMH_R_LOOPBACK;
 	r = vmh_net_find_route6(p, daddr, &complex_);
-	if (!r)
+	if (!r || (r->type == VMH_ROUTE_OTHER && !complex_))
 		return VMH_R_NO_ROUTE;
 	if (complex_ || r->flags & VMH_ROUTE_F_COMPLEX || r->type != VMH_ROUTE_UNICAST)
 		return VMH_R_ROUTE_COMPLEX;

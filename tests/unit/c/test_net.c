@@ -185,7 +185,7 @@ static const struct route_case cases[] = {
 	{"10.9.0.77", NULL, ETH0, NONE, ETH0, "10.5.0.1", "10.5.0.7", 1500, 0x57},
 	{"8.8.8.8", NULL, ETH1, VMH_R_NO_ROUTE, 0, NULL, NULL, 0, 0},
 	{"8.8.8.8", NULL, 77, VMH_R_NO_ROUTE, 0, NULL, NULL, 0, 0},
-	{"10.50.1.1", NULL, ETH0, VMH_R_ROUTE_COMPLEX, 0, NULL, NULL, 0, 0},
+	{"10.50.1.1", NULL, ETH0, VMH_R_NO_ROUTE, 0, NULL, NULL, 0, 0},
 	/* MTU of the route, never above the link's */
 	{"10.60.0.1", NULL, 0, NONE, ETH0, "10.5.0.1", "10.5.0.9", 1400, 0x59},
 	{"10.61.0.1", NULL, 0, NONE, ETH0, "10.5.0.1", "10.5.0.9", 1500, 0x59},
@@ -207,7 +207,7 @@ static const struct route_case cases[] = {
 	{"10.66.0.255", NULL, 0, VMH_R_BROADCAST, 0, NULL, NULL, 0, 0},
 	{"10.5.255.255", NULL, 0, VMH_R_BROADCAST, 0, NULL, NULL, 0, 0},
 	/* what only the kernel can do */
-	{"10.50.1.1", NULL, 0, VMH_R_ROUTE_COMPLEX, 0, NULL, NULL, 0, 0},
+	{"10.50.1.1", NULL, 0, VMH_R_NO_ROUTE, 0, NULL, NULL, 0, 0},
 	{"10.51.1.1", NULL, 0, VMH_R_ROUTE_COMPLEX, 0, NULL, NULL, 0, 0},
 	{"10.52.1.1", NULL, 0, VMH_R_ROUTE_COMPLEX, 0, NULL, NULL, 0, 0},
 	{"10.63.1.1", NULL, 0, VMH_R_ROUTE_COMPLEX, 0, NULL, NULL, 0, 0},
@@ -398,7 +398,7 @@ static void test_ipv6(void)
 	CHECK(way("fd00::3", NULL, &w) == VMH_R_NO_NEIGHBOUR && w.via.b[15] == 3 && w.ifindex == ETH0, "not resolved");
 	CHECK(way("2001:db8::1", NULL, &w) == 0 && w.dmac[5] == 9 && w.via.b[0] == 0xfe, "by a gateway");
 	CHECK(way("fd00:2::9", NULL, &w) == VMH_R_NO_NEIGHBOUR && w.mtu == 1400 && w.saddr.b[15] == 0x77, "MTU, source");
-	CHECK(way("fd00:3::1", NULL, &w) == VMH_R_ROUTE_COMPLEX, "blackhole");
+	CHECK(way("fd00:3::1", NULL, &w) == VMH_R_NO_ROUTE, "blackhole");
 	CHECK(way("fd00:4::1", NULL, &w) == VMH_R_ROUTE_COMPLEX, "two routes");
 	CHECK(way("fd00:4:8000::1", NULL, &w) == VMH_R_NO_ROUTE, "the 33rd bit");
 	CHECK(way("fd00:6::1", NULL, &w) == VMH_R_IF_DOWN, "down");
