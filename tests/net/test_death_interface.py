@@ -80,6 +80,22 @@ def test_down_and_up(lab: Lab) -> None:
     assert lab.service.program.running
 
 
+def test_down_for_a_moment(lab: Lab) -> None:
+    """The rings stay, and are the same when it is up."""
+    lab.service.ask("config", "set", "ring.down_seconds=10")
+    _, b = lab.sandbox.sides
+    server, asker = start_pair(lab)
+    rings = {ring["ring_id"] for ring in lab.api.call("GET", "/v1/rings")[1]}
+    b.ip("link", "set", b.device, "down")
+    until(lambda: "its rings wait for it" in status(lab, 1), 2)
+    assert lab.flows(server.pid)
+    assert "ip link set" in lab.service.ask("explain", f"{server.pid}")
+    b.ip("link", "set", b.device, "up")
+    progresses(asker, 3)
+    lab.on_ring(server, asker)
+    assert {ring["ring_id"] for ring in lab.api.call("GET", "/v1/rings")[1]} == rings
+
+
 def test_deleted_and_made_again(lab: Lab) -> None:
     a, b = lab.sandbox.sides
     server, asker = start_pair(lab)
