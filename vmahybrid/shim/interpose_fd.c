@@ -184,14 +184,14 @@ VMH_TRACED(dup3, (int oldfd, int newfd, int flags), (oldfd, newfd, flags), "%d, 
 		} \
 	} while (0)
 
-static void accepted(const struct vmh_tcps *from, int listener, int fd, int flags)
+static void accepted(const struct vmh_tcps *from, int listener, int fd, const struct sockaddr *peer, socklen_t len, int flags)
 {
 	int saved = errno;
 
 	if (fd >= 0) {
 		if (vmh_unlikely(atomic_load_explicit(&vmh_accept_tells, memory_order_relaxed)))
 			vmh_accept_tell(listener, fd);
-		vmh_tcps_accepted(from, fd, flags);
+		vmh_tcps_accepted(from, fd, peer, len, flags);
 	}
 	errno = saved;
 }
@@ -237,6 +237,7 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	   "%d, %#x", fd, flags)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
+	socklen_t room;
 	int r;
 
 	do {
@@ -245,8 +246,9 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 			RETURN(r);
 	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
 	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
+	room = vmh_ticket_room(a, len);
 	r = by_kernel(fd, a, len, flags);
-	accepted(t, fd, r, flags);
+	accepted(t, fd, r, a, r >= 0 && room && *len <= room ? *len : 0, flags);
 	return r;
 }
 

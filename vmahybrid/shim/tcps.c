@@ -307,7 +307,7 @@ static bool speaks_tcp(int fd)
 	return !vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) && protocol == IPPROTO_TCP;
 }
 
-void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
+void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, const struct sockaddr *peer, socklen_t peer_len, int flags)
 {
 	struct sockaddr_storage name = { 0 };
 	socklen_t len = sizeof(name);
@@ -323,7 +323,9 @@ void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, int flags)
 	VMH_SET(s->connecting, 1);
 	s->accepted = 1;
 	note_local(s, &a);
-	if (vmh_tcps_kernel_name(fd, true, &a.raddr, &a.rport))
+	if (!peer_len || !vmh_tcps_parse(peer, peer_len, &a.raddr, &a.rport))
+		vmh_tcps_kernel_name(fd, true, &a.raddr, &a.rport);
+	if (a.rport)
 		note_remote(s, &a);
 	s->peculiar = from && from->peculiar;
 	vmh_tcps_policy_server(s, &a.laddr, a.lport);
