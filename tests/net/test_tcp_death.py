@@ -1,5 +1,5 @@
-"""The peer of a connection on a ring whose program is killed, or closes it, learns of it, as the kernel's would: without
-sending."""
+"""The peer of a connection on a ring whose program is killed, or closes it, learns of it as the kernel's would: it need
+not send."""
 
 from __future__ import annotations
 

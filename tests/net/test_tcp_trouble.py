@@ -142,7 +142,8 @@ def takes_the_address_along(a: Side, b: Side) -> list[str]:
 
 @pytest.mark.parametrize("policy", ["offload", "adaptive"])
 @pytest.mark.parametrize(("trouble", "ip"), [
-    (own_down, "4"), (carrier_lost, "4"), (without_route, "4"), (unreachable, "6"), (takes_the_address_along, "6")])  # fmt: skip
+    (own_down, "4"), (carrier_lost, "4"), (without_route, "4"), (unreachable, "6"),
+    (takes_the_address_along, "6")])  # fmt: skip
 def test_a_short_one_leaves_it_on_its_ring(patient: Service, trouble: Trouble, ip: str, policy: str) -> None:
     """The ring goes on as soon as there is a way, and what was under way goes again then."""
     a_side, b_side = patient.sandbox.sides
