@@ -26,34 +26,33 @@ PRIVILEGED = "(root or apps) and not vm"
 OTHERS = "not root and not apps and not vm"
 LAST = "tests/test_zz_leftovers.py"  # of each session
 CALM = (
-    "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf", "tests/fuzz",
-    "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py", "tests/net/test_service_reinject.py",
-    "tests/net/test_service_sessions.py", "tests/net/test_tcp_pieces.py", "tests/net/test_tcp_small_stack.py",
-    "tests/net/test_tcp_syn.py", "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py",
-    "tests/net/test_tcprepair.py", "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py",
-    "tests/net/test_verbs_shared.py", "tests/net/test_vma_stats_options.py", "tests/net/test_xdp_rings.py",
-    "tests/net/test_xdp_switch.py", "tests/softverbs", LAST,
+    "tests/apps/test_make_run.py", "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf",
+    "tests/fuzz", "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py",
+    "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py", "tests/net/test_tcp_pieces.py",
+    "tests/net/test_tcp_small_stack.py", "tests/net/test_tcp_syn.py", "tests/net/test_tcp_wire.py",
+    "tests/net/test_tcpmove.py", "tests/net/test_tcprepair.py", "tests/net/test_verbs_fallback.py",
+    "tests/net/test_verbs_ladder.py", "tests/net/test_verbs_shared.py", "tests/net/test_vma_stats_options.py",
+    "tests/net/test_xdp_rings.py", "tests/net/test_xdp_switch.py", "tests/softverbs", LAST,
 )
 QUIET = (
-    "tests/apps/test_make_run.py", "tests/apps/test_programs.py", "tests/compare", "tests/net/test_badinput_shim.py",
-    "tests/net/test_counters.py", "tests/net/test_death_interface.py", "tests/net/test_death_program.py",
-    "tests/net/test_death_service.py", "tests/net/test_net_page.py", "tests/net/test_parameters_act.py",
-    "tests/net/test_receive_seen.py", "tests/net/test_service_input.py", "tests/net/test_service_life.py",
-    "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py", "tests/net/test_tcp_conf.py",
-    "tests/net/test_tcp_counters.py", "tests/net/test_tcp_fastopen.py", "tests/net/test_tcp_params.py",
-    "tests/net/test_tcp_relay.py", "tests/net/test_tcp_seen.py", "tests/net/test_tcp_show.py",
-    "tests/net/test_tcp_tickets.py", "tests/net/test_tcp_trouble.py", "tests/sanitize/test_asan.py", LAST,
+    "tests/apps/test_programs.py", "tests/compare", "tests/net/test_badinput_shim.py", "tests/net/test_counters.py",
+    "tests/net/test_death_program.py", "tests/net/test_death_service.py", "tests/net/test_net_page.py",
+    "tests/net/test_parameters_act.py", "tests/net/test_receive_seen.py", "tests/net/test_service_input.py",
+    "tests/net/test_service_life.py", "tests/net/test_stamps_xdp.py", "tests/net/test_tcp_chains.py",
+    "tests/net/test_tcp_conf.py", "tests/net/test_tcp_counters.py", "tests/net/test_tcp_fastopen.py",
+    "tests/net/test_tcp_params.py", "tests/net/test_tcp_relay.py", "tests/net/test_tcp_seen.py",
+    "tests/net/test_tcp_show.py", "tests/net/test_tcp_trouble.py", "tests/sanitize/test_asan.py", LAST,
 )
 LATER = (
     "tests/apps/test_path_mtu.py", "tests/net/test_address_gone.py", "tests/net/test_arp_flux.py",
-    "tests/net/test_death_life.py", "tests/net/test_death_refused.py", "tests/net/test_groups_seen.py",
-    "tests/net/test_libvma_conf.py", "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py",
-    "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py", "tests/net/test_tcp_death.py",
-    "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_late.py",
-    "tests/net/test_tcp_listener_home.py", "tests/net/test_tcp_path.py", "tests/net/test_tcp_port_range.py",
-    "tests/net/test_tcp_raw_calls.py", "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_unshare.py",
-    "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py", "tests/sanitize/test_concurrency.py",
-    "tests/sanitize/test_tcp_concurrency.py", LAST,
+    "tests/net/test_death_interface.py", "tests/net/test_death_life.py", "tests/net/test_death_refused.py",
+    "tests/net/test_groups_seen.py", "tests/net/test_libvma_conf.py", "tests/net/test_nat.py",
+    "tests/net/test_passthrough_seen.py", "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py",
+    "tests/net/test_tcp_death.py", "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_last_words.py",
+    "tests/net/test_tcp_late.py", "tests/net/test_tcp_listener_home.py", "tests/net/test_tcp_path.py",
+    "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py", "tests/net/test_tcp_reasons.py",
+    "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py",
+    "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py", LAST,
 )
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1

@@ -591,6 +591,7 @@ static void passed(int arg)
 }
 
 /* Another process may wait at it. */
+/* later: it is added to the set that was passed; 2: by the number that was received */
 static void passed_set(int later)
 {
 	char byte = 's', cbuf[CMSG_SPACE(sizeof(int))] = "";
@@ -610,7 +611,7 @@ static void passed_set(int later)
 	say("recvmsg", recvmsg(sv[1], &m, 0));
 	memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(got));
 	if (later)
-		say("add", epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
+		say("add", epoll_ctl(later == 2 ? got : set, EPOLL_CTL_ADD, fd, &e));
 	say("none", epoll_wait(got, &e, 1, 20));
 	tell("send 5");
 	say("theirs", epoll_wait(got, &e, 1, 500)), say("events", (int)e.events);
@@ -899,6 +900,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp system, inherited", spawned, 2 }, { "tcp popen, inherited", spawned, 3 },
 	{ "tcp SCM_RIGHTS", passed, 0 },
 	{ "tcp SCM_RIGHTS of an epoll set", passed_set, 0 }, { "tcp SCM_RIGHTS of an empty epoll set", passed_set, 1 },
+	{ "tcp epoll set that was received", passed_set, 2 },
 	{ "tcp bind of a connected one", bind_connected, 0 }, { "tcp bind of an adopted one", bind_connected, 1 },
 	{ "tcp bind of an accepted one", bind_connected, 2 },
 	{ "tcp connect without blocking, then home", connect_later_at_home, 0 },

@@ -7,6 +7,7 @@
 #include "vmh_trace.h"
 #include "vmh_ring.h"
 #include "vmh_tcps.h"
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 
@@ -227,8 +228,8 @@ VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd,
 		RETURN(vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev));
 	ep = ep ? epoll_get(epfd) : NULL;
 	if (!ep) { /* it may be another process', which looks at the kernel's sockets */
-		if (!bad && op != EPOLL_CTL_DEL)
-			vmh_kernel_takes(fd, VMH_R_NESTED);
+		if (!bad && op != EPOLL_CTL_DEL && vmh_sys(SYS_fcntl, epfd, F_GETFD) >= 0)
+			vmh_kernel_takes(fd, VMH_R_FD_PASSED);
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
 	}
 	r = vmh_epoll_ctl(ep, epfd, op, fd, ev);
