@@ -184,7 +184,7 @@ class Core:
     def port_attached(self, namespace: Namespace, port: Port) -> None:
         """The table learns of an interface; rules of the operator appear on it."""
         addresses = namespace.addresses(port.id.ifindex)
-        if port.is_awaited:     # those of IPv6 went with the link, and may come back; their rules have to be there then
+        if port.waiting:    # those of IPv6 went with the link, and may come back; their rules have to be there then
             addresses += [address for address in self.table.addresses_of(port.id) if address not in addresses]
         self.table.set_port(port.id, addresses, netns=namespace.name, interface=port.name)
         if port.handle is not None and port.mirrored is not port.handle:
@@ -217,10 +217,12 @@ class Core:
             address_changed, port.mac = link.mac != port.mac, link.mac
             if address_changed and port.handle is not None:
                 port.handle.set_mac(link.mac)
+            goes_down, port.is_up = port.is_up and not link.up, link.up
             if address_changed and port.ring_ids:
                 self.port_lost(namespace, port, Reason.IF_MAC)
             elif not link.up and _is_used(port):
-                self._await_up(namespace, port)
+                if goes_down or port.waiting is None:
+                    self._await_up(namespace, port)
             elif port.mtu != link.mtu:
                 port.mtu = link.mtu
                 if port.handle is not None:
@@ -234,12 +236,13 @@ class Core:
 
     def _await_up(self, namespace: Namespace, port: Port) -> None:
         """Before it is lost."""
-        if not port.is_awaited:
-            port.is_awaited = True
-            asyncio.get_running_loop().call_later(self.config["ring.down_seconds"], self._still_down, namespace, port)
+        if port.waiting is not None:
+            port.waiting.cancel()
+        seconds = self.config["ring.down_seconds"]
+        port.waiting = asyncio.get_running_loop().call_later(seconds, self._still_down, namespace, port)
 
     def _still_down(self, namespace: Namespace, port: Port) -> None:
-        port.is_awaited = False
+        port.waiting = None
         if self.closing or namespace.ports.get(port.id.ifindex) is not port:
             return
         link = namespace.watcher.device(port.id.ifindex)

@@ -16,7 +16,7 @@ def sentences(core: Core) -> list[str]:
         for port in namespace.ports.values():
             link = namespace.link(port.id.ifindex)
             if link is not None and not link.up and (port.handle is not None or port.explicit):
-                by = "its rings wait for it" if port.is_awaited else "the kernel serves its flows"
+                by = "its rings wait for it" if port.waiting is not None else "the kernel serves its flows"
                 found.append(f"Interface {namespace.name}:{port.name} is down or has no carrier, {by}: "
                              f"{Reason.IF_DOWN.remedy.replace('IF', port.name)}.")
                 continue

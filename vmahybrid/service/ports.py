@@ -96,7 +96,8 @@ class Port:
     asked_verbs: bool = False       # some program can make a raw packet QP here: no XDP program is needed for that
     mirrored: PortHandle | None = None  # the handle that has been told all rules
     idle_since: float = 0.0
-    is_awaited: bool = False    # down, but not for long
+    is_up: bool = True
+    waiting: asyncio.TimerHandle | None = None  # since it went down; it may be up again
     switches: int = 0           # of the handle, counted so far
     switch_failures: int = 0    # the same
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
