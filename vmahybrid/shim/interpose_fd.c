@@ -208,10 +208,8 @@ static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *l
 	return vmh_tcps_accept(t, fd, a, len, flags, &began);
 }
 
-static int by_kernel(int fd, struct sockaddr *a, socklen_t *len, int flags)
+static int by_kernel(int fd, struct sockaddr *a, socklen_t *len, socklen_t room, int flags)
 {
-	socklen_t room = vmh_ticket_room(a, len);
-
 	for (;;) {
 		int got = vmh_real()->accept4(fd, a, len, flags), saved = errno, r;
 
@@ -247,8 +245,8 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
 	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
 	room = vmh_ticket_room(a, len);
-	r = by_kernel(fd, a, len, flags);
-	accepted(t, fd, r, a, r >= 0 && room && *len <= room ? *len : 0, flags);
+	r = by_kernel(fd, a, len, room, flags);
+	accepted(t, fd, r, a, r < 0 ? 0 : vmh_ticket_named(len, room), flags);
 	return r;
 }
 

@@ -178,6 +178,8 @@ int vmh_tcps_take_lost(struct vmh_tcps *s)
 {
 	int err;
 
+	if (vmh_tcps_state(s) != VMH_TCPS_LOST)
+		return 0;
 	vmh_lock(&s->obj.lock);
 	err = vmh_tcps_state(s) == VMH_TCPS_LOST ? take_lost(s) : 0;
 	vmh_unlock(&s->obj.lock);

@@ -487,7 +487,7 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	if (r < 0)
 		return r;
 	vmh_fd_close(r);
-	vmh_tcps_accepted(s, r, a, room && *len <= room ? *len : 0, flags);
+	vmh_tcps_accepted(s, r, a, vmh_ticket_named(len, room), flags);
 	return r;
 }
 

@@ -303,7 +303,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 
 	vmh_tcps_await_move(s);
 	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && (int)*len >= 0) {
-		int err = vmh_tcps_state(s) == VMH_TCPS_LOST ? vmh_tcps_take_lost(s) : 0;
+		int err = vmh_tcps_take_lost(s);
 
 		vmh_rings_poll(1);
 		vmh_lock(&s->io);

@@ -240,8 +240,7 @@ int vmh_tcps_spare(int domain, int type, int protocol, uint64_t *inode);
 void vmh_tcps_created(int fd, int domain, int type, int protocol, uint64_t inode);
 /* after connect(2) to that name, if it is known, which said r: 0 or -errno */
 void vmh_tcps_connected(int fd, long r, const struct sockaddr *to, socklen_t len);
-/* after accept(2); from: the listener, NULL: none of ours */
-/* peer: as accept(2) gave it; peer_len 0: not, or only in part */
+/* after accept(2); from: the listener, NULL: none of ours; peer: as accept(2) gave it, peer_len 0: not, or only in part */
 void vmh_tcps_accepted(const struct vmh_tcps *from, int fd, const struct sockaddr *peer, socklen_t peer_len, int flags);
 void vmh_tcps_closed(struct vmh_tcps *s);
 void vmh_tcps_recycle(struct vmh_tcps *s);

@@ -12,6 +12,11 @@ static inline socklen_t vmh_ticket_room(const struct sockaddr *a, const socklen_
 {
 	return !a || vmh_bad_ptr(len) ? 0 : *len;
 }
+/* After one that has succeeded: the length of the whole name, or 0. */
+static inline socklen_t vmh_ticket_named(const socklen_t *len, socklen_t room)
+{
+	return room && *len <= room ? *len : 0;
+}
 /* r: what accept4(2) gave. What the program gets: mostly that, or a number below 0 as of vmh_sys(); -EAGAIN: there was
  * nothing behind the ticket. */
 int vmh_ticket_redeem(int r, struct sockaddr *a, socklen_t *len, socklen_t room, int flags);
