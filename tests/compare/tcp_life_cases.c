@@ -340,8 +340,10 @@ static void unseen(int how)
 
 /* ---- other threads ---- */
 
+#define SILENT_HOST 99 /* of the peer's network: a neighbour that says nothing, test_tcp_calls.py */
+
 struct waiter {
-	int fd, how, ready;
+	int fd, other, how, ready;
 	long r;
 	int err;
 	unsigned events;
@@ -351,7 +353,8 @@ static void *wait_in(void *arg)
 {
 	static char big[2000000];
 	struct waiter *w = arg;
-	struct pollfd p = { .fd = w->fd, .events = POLLIN };
+	struct pollfd p[] = { { .fd = w->fd, .events = POLLIN }, { .fd = w->other, .events = POLLIN } };
+	struct sockaddr_in silent = peer(TCP_PORT);
 	struct epoll_event e = { .events = EPOLLIN };
 	struct timeval tv = { 0, 400000 };
 	fd_set in;
@@ -363,7 +366,7 @@ static void *wait_in(void *arg)
 	switch (w->how) {
 	case 0: w->r = recv(w->fd, c, 16, 0); break;
 	case 1: w->r = send(w->fd, big, sizeof(big), MSG_NOSIGNAL) > 0; break;
-	case 2: w->r = poll(&p, 1, 400), w->events = (unsigned)p.revents; break;
+	case 2: w->r = poll(p, 1, 400), w->events = (unsigned)p->revents; break;
 	case 3: w->r = select(w->fd + 1, &in, NULL, NULL, &tv); break;
 	case 4:
 		ep = epoll_create1(0);
@@ -373,6 +376,11 @@ static void *wait_in(void *arg)
 		break;
 	case 5: w->r = accept(w->fd, NULL, NULL); break;
 	case 6: w->r = send(w->fd, big, sizeof(big), MSG_NOSIGNAL); break;
+	case 7:
+		silent.sin_addr.s_addr = (silent.sin_addr.s_addr & htonl(0xffffff00)) | htonl(SILENT_HOST);
+		w->r = connect(w->fd, (void *)&silent, sizeof(silent));
+		break;
+	case 8: w->r = poll(p, 2, 400), w->events = (unsigned)(p[0].revents | p[1].revents); break;
 	}
 	w->err = errno;
 	return NULL;
@@ -389,15 +397,35 @@ static int tcp_listener(void)
 	return l;
 }
 
-/* how + 10: shutdown instead of close; + 20: the peer sends after the close; + 30: the same after a dup2() over it */
+static int socket_for(int how)
+{
+	if (how == 7)
+		return socket(AF_INET, SOCK_STREAM, 0);
+	return how == 5 ? tcp_listener() : tcp_client();
+}
+
+static int port_of(int fd)
+{
+	struct sockaddr_in a;
+
+	getsockname(fd, (void *)&a, &(socklen_t){ sizeof(a) });
+	return ntohs(a.sin_port);
+}
+
+/* how + 10: shutdown instead of close; + 20: the peer sends, or connects, after the close; + 30: the same after a dup2()
+ * over it */
 static void close_while(int how)
 {
 	struct waiter w = { .how = how % 10 };
+	int pipefd[2] = { -1, -1 }, port;
 	pthread_t t;
 
 	if (w.how == 1)
 		tell("rcvbuf 8192");
-	w.fd = w.how == 5 ? tcp_listener() : tcp_client();
+	w.fd = socket_for(w.how);
+	port = port_of(w.fd);
+	if (w.how == 8)
+		say("pipe", pipe(pipefd)), w.other = pipefd[0];
 	setsockopt(w.fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
 	setsockopt(w.fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){ 0, 400000 }, sizeof(struct timeval));
 	if (w.how != 6)
@@ -412,14 +440,23 @@ static void close_while(int how)
 		say("close", close(w.fd));
 		if (how == 20 || how == 30)
 			tell_said("peer", "send 5");
+		else if (how / 10 >= 2 && w.how == 5)
+			tell("connect %d", port);
+		else if (w.how == 8)
+			say("write", write(pipefd[1], "x", 1));
 		else if (how / 10 >= 2)
 			tell_said("peer", "read");
 	}
 	pthread_join(t, NULL);
 	errno = w.err;
-	say("waiter", w.r), say_events("events", w.events);
+	if (w.how == 5 && w.r >= 0)
+		say("accepted, then close", close((int)w.r));
+	else
+		say("waiter", w.r), say_events("events", w.events);
 	if (how / 10 == 1)
 		close(w.fd);
+	if (w.how == 8)
+		close(pipefd[0]), close(pipefd[1]);
 }
 
 static void *send_half(void *arg)
@@ -886,6 +923,10 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp close while recv waits", close_while, 0 }, { "tcp close while send waits", close_while, 1 },
 	{ "tcp close while poll waits", close_while, 2 }, { "tcp close while select waits", close_while, 3 },
 	{ "tcp close while epoll waits", close_while, 4 }, { "tcp close while accept waits", close_while, 5 },
+	{ "tcp close while connect waits", close_while, 7 }, { "tcp close while poll waits for two", close_while, 8 },
+	{ "tcp connection after close while accept waits", close_while, 25 },
+	{ "tcp connection after dup2 over it while accept waits", close_while, 35 },
+	{ "tcp shutdown while connect waits", close_while, 17 },
 	{ "tcp shutdown while recv waits", close_while, 10 }, { "tcp shutdown while send waits", close_while, 11 },
 	{ "tcp shutdown while poll waits", close_while, 12 }, { "tcp shutdown while select waits", close_while, 13 },
 	{ "tcp shutdown while epoll waits", close_while, 14 }, { "tcp shutdown while accept waits", close_while, 15 },

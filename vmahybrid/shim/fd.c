@@ -165,10 +165,8 @@ void vmh_file_close(struct vmh_file *f)
 	f->fd = -1;
 }
 
-void vmh_fd_guard(int fd)
+static bool hide(int fd)
 {
-	if (fd < 0 || vmh_fd_is_hidden(fd))
-		return;
 	for (int i = 0; i < HIDDEN_MAX; i++) {
 		int none = 0;
 
@@ -177,9 +175,16 @@ void vmh_fd_guard(int fd)
 
 			while (used < i + 1 && !atomic_compare_exchange_weak(&hidden_used, &used, i + 1))
 				;
-			break;
+			return true;
 		}
 	}
+	return false;
+}
+
+void vmh_fd_guard(int fd)
+{
+	if (fd >= 0 && !vmh_fd_is_hidden(fd))
+		hide(fd);
 }
 
 void vmh_fd_unguard(int fd)
@@ -206,6 +211,19 @@ int vmh_fd_hide_another(int fd)
 	if (high >= 0)
 		vmh_fd_guard((int)high);
 	return (int)high;
+}
+
+int vmh_fd_hide_instead(int fd)
+{
+	long other = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, own_numbers());
+
+	if (other == -EMFILE)
+		other = vmh_sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	if (other >= 0 && !hide((int)other)) {
+		vmh_sys(SYS_close, other);
+		other = -EMFILE;
+	}
+	return (int)other;
 }
 
 VMH_EXPORT int vmh_fd_hide(int fd)

@@ -225,10 +225,12 @@ VMH_TRACED(connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, a
 		TCPS_HELD t = !vmh_bad_ptr(addr) ? vmh_tcps_get(fd) : NULL;
 		int r = t ? vmh_tcps_connect(t, fd, addr, len) : VMH_TCPS_KERNELS, saved;
 
-		if (vmh_unlikely(r != VMH_TCPS_KERNELS))
+		if (vmh_unlikely(r != VMH_TCPS_KERNELS && r != VMH_TCPS_WAITS_ON))
 			RETURN(r);
+		bool began = r == VMH_TCPS_WAITS_ON;
+		fd = vmh_tcps_fd(t, fd);
 		r = vmh_real()->connect(fd, addr, len);
-		saved = errno;
+		saved = r && began && errno == EALREADY ? EINPROGRESS : errno;
 		vmh_tcps_connected(fd, r ? -saved : 0, addr, len);
 		errno = saved;
 		return r;

@@ -54,10 +54,18 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
 	return false;
 }
 
+/* By another thread, while this one waits. As with the kernel that ends no wait, and the call tells it when it ends. */
+static bool is_gone(const struct entry *t)
+{
+	return vmh_unlikely(atomic_load_explicit(&t->o->closed, memory_order_relaxed));
+}
+
 /* What rings alone say of it. The kernel is not asked each time: what it would say of a UDP socket that can receive is
  * that it can send, too. */
 static int entry_bits(const struct entry *t, short events)
 {
+	if (is_gone(t))
+		return 0;
 	switch (atomic_load_explicit(&t->o->class_, memory_order_relaxed)) {
 	case VMH_CLASS_UDP:
 		return (events & VMH_IN) && vmh_sock_ready(vmh_sock_of(t->o)) ? events & (int)(VMH_IN | VMH_OUT) : 0;
@@ -77,11 +85,10 @@ static bool is_tcp(const struct entry *t)
 /* poll(2) passes by a negative number. */
 static void hide_parked(const struct poll_waiter *x)
 {
-	for (unsigned k = 0; x->tcp && k < x->nent; k++) {
+	for (unsigned k = 0; k < x->nent; k++) {
 		const struct entry *t = &x->ent[k];
 
-		if (is_tcp(t))
-			x->w.fds[t->i].fd = vmh_tcps_parked(vmh_tcps_of(t->o)) ? ~t->fd : t->fd;
+		x->w.fds[t->i].fd = is_gone(t) || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))) ? ~t->fd : t->fd;
 	}
 }
 
@@ -185,6 +192,8 @@ static int collect(struct vmh_waiter *w, bool os)
 	}
 	if (n > 0)
 		w->os_rx = vmh_poll_rx(w->fds, w->nfds);
+	else
+		w->os_saw |= os;
 	return vmh_os_reported(n) + add_ring_bits(x);
 }
 
@@ -212,12 +221,33 @@ static bool on_ring(struct vmh_waiter *w)
 static void let_go(struct poll_waiter *x)
 {
 	for (unsigned k = 0; k < x->nent; k++) {
-		if (is_tcp(&x->ent[k]))
-			x->w.fds[x->ent[k].i].fd = x->ent[k].fd;
+		x->w.fds[x->ent[k].i].fd = x->ent[k].fd;
 		vmh_obj_put(x->ent[k].o);
 	}
 	if (x->bytes)
 		vmh_scratch_free(x->ent, x->bytes);
+}
+
+/* The end of a wait for descriptors that are closed, or stand for something else by now: n or -errno. */
+static int with_gone(const struct poll_waiter *x, int n)
+{
+	const struct timespec now = { 0 };
+
+	for (unsigned k = 0; (n >= 0 || n == -EINTR) && k < x->nent; k++) {
+		struct pollfd *p = &x->w.fds[x->ent[k].i];
+
+		if (!is_gone(&x->ent[k]))
+			continue;
+		for (unsigned i = 0; n < 0 && i < x->w.nfds; i++)
+			x->w.fds[i].revents = 0;
+		n = n < 0 ? 0 : n - (n > 0 && p->revents);
+		p->fd = x->ent[k].fd;
+		vmh_sys(SYS_ppoll, p, 1, &now, NULL, 0);
+		if (p->revents & POLLNVAL && x->w.is_select)
+			p->revents = p->events;
+		n += p->revents != 0;
+	}
+	return n;
 }
 
 int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
@@ -227,7 +257,7 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 	__attribute__((cleanup(let_go))) struct poll_waiter x = {
 		.w = { .collect = collect, .on_ring = on_ring, .fds = fds, .nfds = n,
 		       .sig0 = vmh_signals_any, .look = look, .stats = stats,
-		       .nval_fails = stats == &vmh_stats->select },
+		       .is_select = stats == &vmh_stats->select },
 		.ent = st,
 	};
 	unsigned many = 0;
@@ -267,7 +297,7 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 	/* a timeout found by the rings alone has not written the results */
 	for (unsigned i = 0; r == 0 && i < n; i++)
 		fds[i].revents = 0;
-	return r;
+	return with_gone(&x, r);
 }
 
 int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask)

@@ -233,8 +233,10 @@ static int account(struct vmh_waiter *w, const struct run *r, int n)
 	struct vmh_iomux_stats *s = w->stats;
 	bool alone = vmh_iomux_alone(s);
 
-	for (unsigned i = 0; w->nval_fails && n > 0 && i < w->nfds; i++)
-		if (w->fds[i].revents & POLLNVAL)
+	for (unsigned i = 0; w->is_select && n > 0 && i < w->nfds; i++)
+		if (w->fds[i].revents & POLLNVAL && w->os_saw)
+			w->fds[i].revents = w->fds[i].events;
+		else if (w->fds[i].revents & POLLNVAL)
 			n = -EBADF;
 	if (vmh_unlikely(w->faults && n > 0))
 		n = -EFAULT;

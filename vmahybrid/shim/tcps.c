@@ -379,6 +379,7 @@ static void child_reset(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	close_left(s);
+	vmh_tcps_left(s);
 	vmh_lock_reset(&s->obj.lock);
 	vmh_lock_reset(&s->io);
 	vmh_tlisten_fork_child(s);

@@ -233,14 +233,16 @@ static int outcome(struct vmh_tcps *s)
 
 static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 {
-	struct vmh_twait w;
+	TWAIT w;
 	int rc, err;
 
 	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1, began);
 	w.state = VMH_TCPS_RING; /* as the caller has seen it: a fork in another thread may have sent it home since */
 	for (;;) {
 		err = vmh_tcps_wait(s, &w);
-		if (atomic_load(&s->obj.closed))
+		if (vmh_unlikely(vmh_tcps_leaving(s)))
+			vmh_tcps_still_waits(s);
+		if (vmh_tcps_is_closed(s))
 			return -EBADF;
 		rc = outcome(s);
 		if (rc)
@@ -262,14 +264,22 @@ static int still_opening(struct vmh_tcps *s)
 	return rc == -EINPROGRESS ? -EALREADY : rc;
 }
 
+static bool is_open(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info info;
+
+	return vmh_tcps_info(s, &info) && info.state != VMH_TCP_SYN_SENT && info.state != VMH_TCP_CLOSE;
+}
+
 /* connect() on a connection that there is already. */
 static int again(struct vmh_tcps *s, const struct sockaddr *a)
 {
 	int rc;
 
 	if (a->sa_family == AF_UNSPEC) {
-		if (VMH_GET(s->shown) && !vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, true))
-			return VMH_TCPS_KERNELS; /* its socket is in use */
+		/* the kernel resets it, and has an error to tell of that */
+		if (is_open(s) && !vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, true))
+			return VMH_TCPS_KERNELS;
 		vmh_lock(&s->obj.lock);
 		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 			vmh_lock(&s->io);
@@ -398,7 +408,8 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 		return begin_at_kernel(fd, a, len);
 	if (rc)
 		return rc;
-	return atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s, &began);
+	rc = atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s, &began);
+	return rc == VMH_TCPS_KERNELS ? VMH_TCPS_WAITS_ON : rc;
 }
 
 static bool no_route(long err)

@@ -108,28 +108,28 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
 }
 
-/* Another thread waits in a call; one that this thread was in it has left by siglongjmp(). */
-static bool is_waited_for(const struct vmh_tcps *s)
+/* Others wait, and go on at the kernel. */
+static void go_on_by(struct vmh_tcps *s, int fd)
 {
-	unsigned n = atomic_load(&s->blocked);
-
-	return n > 1 || (n && atomic_load(&s->blocked_tid) != vmh_tid());
+	atomic_store(&s->left_fd, fd);
+	vmh_tcps_home(s, vmh_tcps_state(s) == VMH_TCPS_LISTEN ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+		return;
+	atomic_store(&s->left_fd, 0);
+	vmh_fd_hidden_close(fd);
 }
 
 /* Calls of other threads that wait go on, as with the kernel, and the connection ends when they have. */
 static void leave_open(struct vmh_tcps *s)
 {
-	int fd = vmh_tcps_state(s) == VMH_TCPS_RING ? vmh_fd_hide_another(s->obj.fd) : -1;
+	int fd;
 
-	if (fd < 0)
+	if (!vmh_tcps_on_rings(s) || !vmh_tcps_is_waited_for(s))
 		return;
-	atomic_store(&s->left_fd, fd);
-	vmh_tcps_home(s, VMH_R_CLOSED, false);
-	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
-		return;
-	atomic_store(&s->left_fd, 0);
-	vmh_fd_unguard(fd);
-	vmh_sys(SYS_close, fd);
+	fd = vmh_fd_hide_instead(s->obj.fd);
+	if (fd >= 0)
+		go_on_by(s, fd);
+	vmh_tcps_left(s);
 }
 
 void vmh_tcps_laid_over(int fd)
@@ -137,7 +137,7 @@ void vmh_tcps_laid_over(int fd)
 	int saved = errno;
 	TCPS_HELD s = vmh_tcps_get(fd);
 
-	if (s && atomic_load(&s->obj.nfds) == 1 && is_waited_for(s))
+	if (s && atomic_load(&s->obj.nfds) == 1 && atomic_load(&s->blocked))
 		leave_open(s);
 	if (s)
 		vmh_tcps_home(s, VMH_R_CLOSED, false);
@@ -151,7 +151,7 @@ void vmh_tcps_close(struct vmh_tcps *s)
 
 	if (vmh_unlikely(vmh_fdtab_parted()))
 		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
-	if (vmh_unlikely(is_waited_for(s)))
+	if (vmh_unlikely(atomic_load(&s->blocked)))
 		leave_open(s);
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;

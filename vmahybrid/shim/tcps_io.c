@@ -190,7 +190,7 @@ static inline bool changed(const struct waiting *w)
 	const struct vmh_tcps *s = w->s;
 
 	return vmh_tcps_state(s) != VMH_TCPS_RING || atomic_load_explicit(&s->obj.closed, memory_order_relaxed) ||
-	       (atomic_load_explicit(&s->bits, memory_order_acquire) & w->wanted);
+	       vmh_tcps_leaving(s) || (atomic_load_explicit(&s->bits, memory_order_acquire) & w->wanted);
 }
 
 static bool may_go_on(void *arg)
@@ -212,8 +212,7 @@ static inline void note_blocked(struct waiting *w)
 	if (w->blocks)
 		return;
 	w->blocks = true;
-	atomic_store(&w->s->blocked_tid, vmh_tid());
-	atomic_fetch_add(&w->s->blocked, 1);
+	vmh_tcps_blocks(w->s);
 }
 
 /* Also when the thread is cancelled. */
@@ -420,8 +419,9 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 
 	waiting_init(&w, s, flags, send);
 	for (;;) {
-		/* by another thread, and it was open when the call began */
-		if (vmh_unlikely(atomic_load(&s->obj.closed)) && !atomic_load(&s->left_fd))
+		if (vmh_unlikely(vmh_tcps_leaving(s)))
+			vmh_tcps_still_waits(s);
+		if (vmh_tcps_is_closed(s))
 			return w.now ? -EAGAIN : -EBADF;
 		if (vmh_unlikely(vmh_tcps_state(s) != VMH_TCPS_RING)) {
 			err = vmh_tcps_at_kernel(s) ? GO_ON : wait_for_state(s, &w);
@@ -636,9 +636,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			if (vmh_unlikely(atomic_load(&s->left_fd)))
-				fd = atomic_load(&s->left_fd);
-			r = rest_by_kernel(s, fd, m, &t, flags, send);
+			r = rest_by_kernel(s, fd = vmh_tcps_fd(s, fd), m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)

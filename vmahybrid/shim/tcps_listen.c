@@ -561,7 +561,7 @@ static bool ended_before(struct vmh_tcps *s, int fd, const struct vmh_signals *b
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
 		    const struct vmh_signals *began)
 {
-	struct vmh_twait w;
+	TWAIT w;
 	int r, err;
 
 	vmh_twait_init(&w, s, VMH_GET(s->rcvtimeo_ns), VMH_IN, fd, began);
@@ -569,7 +569,9 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		return atomic_load(&s->listens) && ended_before(s, fd, began) ? -EINTR : VMH_TCPS_KERNELS;
 	vmh_rings_poll(1);
 	for (;;) {
-		if (atomic_load(&s->obj.closed))
+		if (vmh_unlikely(vmh_tcps_leaving(s)))
+			vmh_tcps_still_waits(s);
+		if (vmh_tcps_is_closed(s))
 			return -EBADF;
 		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
 			return VMH_TCPS_KERNELS;

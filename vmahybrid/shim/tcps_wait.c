@@ -1,4 +1,5 @@
-/* Waiting for a ring to change a TCP socket: accept and connect. (Data: tcps_io.c.) */
+/* Waiting for a ring to change a TCP socket: accept and connect, and what other threads do to it meanwhile. (Data:
+ * tcps_io.c.) */
 #include "vmh_params.h"
 #include "vmh_ring.h"
 #include "vmh_tcps.h"
@@ -18,10 +19,63 @@ void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeo
 	w->now = atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 }
 
+/* ---- another thread closes it ---- */
+
+#define THERE_NS 50000000u /* a call that waits is woken, or looks, in less; a thread may have left it by siglongjmp() */
+#define THERE_NAP_NS 50000
+
+void vmh_tcps_blocks(struct vmh_tcps *s)
+{
+	atomic_store(&s->blocked_tid, vmh_tid());
+	atomic_fetch_add(&s->blocked, 1);
+}
+
+bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, THERE_NAP_NS };
+	unsigned n = atomic_load(&s->blocked);
+	uint64_t end;
+
+	if (!n || (n == 1 && atomic_load(&s->blocked_tid) == vmh_tid()))
+		return false;
+	atomic_store(&s->waits, 0);
+	atomic_store(&s->leaving, 1);
+	vmh_wake_all();
+	for (end = vmh_now_ns() + THERE_NS; !atomic_load(&s->waits) && vmh_now_ns() < end;)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+	if (atomic_load(&s->waits))
+		return true;
+	vmh_tcps_left(s);
+	return false;
+}
+
+void vmh_tcps_left(struct vmh_tcps *s)
+{
+	atomic_store(&s->leaving, 0);
+}
+
+void vmh_tcps_still_waits(struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, THERE_NAP_NS };
+
+	atomic_store(&s->waits, 1);
+	while (atomic_load(&s->leaving))
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+}
+
+/* ---- waiting ---- */
+
+void vmh_twait_end(struct vmh_twait *w)
+{
+	if (w->blocks)
+		atomic_fetch_sub(&w->blocks->blocked, 1);
+	w->blocks = NULL;
+}
+
 static inline bool changed(const struct vmh_tcps *s, const struct vmh_twait *w)
 {
 	return vmh_tcps_state(s) != w->state || atomic_load_explicit(&s->obj.closed, memory_order_relaxed) ||
-	       (atomic_load_explicit(&s->bits, memory_order_acquire) & (w->wanted | EPOLLERR | EPOLLHUP));
+	       vmh_tcps_leaving(s) || (atomic_load_explicit(&s->bits, memory_order_acquire) & (w->wanted | EPOLLERR | EPOLLHUP));
 }
 
 struct sleeper {
@@ -66,6 +120,8 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 			return -EAGAIN;
 		if (vmh_unlikely(vmh_interrupted(&w->w)))
 			return -EINTR;
+		if (!w->blocks)
+			vmh_tcps_blocks(w->blocks = s);
 		if (budget >= 0 && w->loops >= (uint64_t)budget)
 			break;
 		w->loops++;

@@ -81,6 +81,7 @@ void vmh_fd_rename(struct vmh_obj *o);
  * close, close_range, closefrom and dup2. Returns the new number (or the old one, or the negative given). softverbs
  * finds hide and hidden_close by name. */
 int vmh_fd_hide(int fd);
+int vmh_fd_hide_instead(int fd); /* the same, of one that the program is about to close; -errno */
 int vmh_fd_hide_another(int fd); /* another number of the same, which stays; or -errno: the program may need it itself */
 void vmh_fd_hidden_close(int fd);
 bool vmh_fd_is_hidden(int fd);

@@ -88,8 +88,9 @@ struct vmh_tcps {
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
 	int route_err;                    /* of one that seeks: what the kernel has said last */
-	_Atomic uint32_t blocked;         /* calls that wait at a ring for data or room; blocked_tid: whose is the last of them */
+	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tid: whose is the last of them */
 	_Atomic uint32_t blocked_tid;
+	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
@@ -298,6 +299,7 @@ void vmh_tcps_let_name_go(struct vmh_tcps *s); /* of a connection that has ended
 void vmh_tcps_publish(struct vmh_tcps *s); /* it is on the ring now */
 
 #define VMH_TCPS_KERNELS (-1000000) /* libc's call is to be made */
+#define VMH_TCPS_WAITS_ON (-1000001) /* the same: it goes on with this one, and begins none */
 #define VMH_TCPS_POLL 32 /* frames of a ring that a call looks at */
 
 /* tcps_listen.c: listeners on rings. */
@@ -336,7 +338,7 @@ unsigned vmh_tcps_kept(const struct vmh_tcps *s, const struct vmh_tcp_addr *a);
 void vmh_tcps_policy_client(struct vmh_tcps *s, const struct vmh_tcp_addr *a);
 void vmh_tcps_policy_server(struct vmh_tcps *s, const struct vmh_ip *laddr, in_port_t lport);
 
-/* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS */
+/* tcps_connect.c: 0, -errno or VMH_TCPS_KERNELS; the first one VMH_TCPS_WAITS_ON as well */
 int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, socklen_t len);
 int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now);
 void vmh_tcps_ask_untold(struct vmh_tcps *s, int fd, const struct vmh_tcp_addr *a);
@@ -404,10 +406,34 @@ struct vmh_twait {
 	uint8_t state;             /* as long as it is this one */
 	uint32_t wanted;           /* EPOLL* */
 	int kfd;                   /* readable ends the wait, too; -1: none */
+	struct vmh_tcps *blocks;   /* counted in its `blocked` */
 };
+#define TWAIT __attribute__((cleanup(vmh_twait_end))) struct vmh_twait /* also when the thread is cancelled */
+void vmh_twait_end(struct vmh_twait *w);
 void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeout_ns, uint32_t wanted, int kfd,
 		    const struct vmh_signals *began);
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look again; -EAGAIN, -EINTR */
+void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread waits from here on; counts in `blocked` */
+/* Does another thread wait in a call? true: it stands still until vmh_tcps_left(). */
+bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
+void vmh_tcps_left(struct vmh_tcps *s);
+static inline bool vmh_tcps_leaving(const struct vmh_tcps *s)
+{
+	return atomic_load_explicit(&s->leaving, memory_order_relaxed);
+}
+VMH_COLD void vmh_tcps_still_waits(struct vmh_tcps *s);          /* the answer of who waits */
+/* The kernel socket, for a call that has begun: another thread may have closed the program's descriptor since. */
+static inline int vmh_tcps_fd(struct vmh_tcps *s, int fd)
+{
+	int left = s ? atomic_load(&s->left_fd) : 0;
+
+	return vmh_unlikely(left) ? left : fd;
+}
+/* By another thread, while this call waits, and it does not go on. */
+static inline bool vmh_tcps_is_closed(struct vmh_tcps *s)
+{
+	return vmh_unlikely(atomic_load(&s->obj.closed)) && !atomic_load(&s->left_fd);
+}
 
 /* tcps_policy.c */
 void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r); /* a call that the kernel has served */
