@@ -459,6 +459,28 @@ static void close_while(int how)
 		close(pipefd[0]), close(pipefd[1]);
 }
 
+/* The thread that closes has waited itself before. */
+static void close_after_a_wait(int arg)
+{
+	static char big[300000];
+	struct waiter w = { .how = arg };
+	pthread_t t;
+
+	tell("rcvbuf 8192");
+	w.fd = tcp_client();
+	setsockopt(w.fd, SOL_SOCKET, SO_SNDBUF, &(int){ 40000 }, sizeof(int));
+	pthread_create(&t, NULL, wait_in, &w);
+	usleep(60000);
+	tell("later 100 recv 300000");
+	say("send", send(w.fd, big, sizeof(big), MSG_NOSIGNAL));
+	settle();
+	say("close", close(w.fd));
+	tell_said("peer", "send 5");
+	pthread_join(t, NULL);
+	errno = w.err;
+	say("waiter", w.r);
+}
+
 static void *send_half(void *arg)
 {
 	static char big[500000];
@@ -627,8 +649,8 @@ static void passed(int arg)
 	tell_said("peer", "read");
 }
 
-/* Another process may wait at it. */
-/* later: it is added to the set that was passed; 2: by the number that was received */
+/* Another process may wait at it. later: it is added to the set that was passed; 2: by the number that was received; 3: a
+ * set that it is in is */
 static void passed_set(int later)
 {
 	char byte = 's', cbuf[CMSG_SPACE(sizeof(int))] = "";
@@ -636,10 +658,14 @@ static void passed_set(int later)
 	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = cbuf, .msg_controllen = sizeof(cbuf) };
 	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
 	struct epoll_event e = { .events = EPOLLIN };
-	int fd = tcp_client(), set = epoll_create1(0), sv[2], got;
+	int fd = tcp_client(), set = epoll_create1(0), inner = -1, sv[2], got;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sv))
 		say("socketpair", -1);
+	if (later == 3) {
+		inner = epoll_create1(0);
+		say("add", epoll_ctl(inner, EPOLL_CTL_ADD, fd, &e));
+	}
 	if (!later)
 		say("add", epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
 	h->cmsg_level = SOL_SOCKET, h->cmsg_type = SCM_RIGHTS, h->cmsg_len = CMSG_LEN(sizeof(int));
@@ -648,12 +674,12 @@ static void passed_set(int later)
 	say("recvmsg", recvmsg(sv[1], &m, 0));
 	memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(got));
 	if (later)
-		say("add", epoll_ctl(later == 2 ? got : set, EPOLL_CTL_ADD, fd, &e));
+		say("add", epoll_ctl(later >= 2 ? got : set, EPOLL_CTL_ADD, later == 3 ? inner : fd, &e));
 	say("none", epoll_wait(got, &e, 1, 20));
 	tell("send 5");
 	say("theirs", epoll_wait(got, &e, 1, 500)), say("events", (int)e.events);
 	say("ours", epoll_wait(set, &e, 1, 0)), say("events", (int)e.events);
-	close(got), close(set), close(sv[0]), close(sv[1]), close(fd);
+	close(got), close(set), close(inner), close(sv[0]), close(sv[1]), close(fd);
 }
 
 /* ---- the beginning ---- */
@@ -932,6 +958,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp shutdown while epoll waits", close_while, 14 }, { "tcp shutdown while accept waits", close_while, 15 },
 	{ "tcp data after close while recv waits", close_while, 20 },
 	{ "tcp the rest of a send that was closed", close_while, 26 },
+	{ "tcp close after a send that waited, while recv waits", close_after_a_wait, 0 },
 	{ "tcp data after dup2 over it while recv waits", close_while, 30 }, { "tcp dup2 over it while send waits", close_while, 31 },
 	{ "tcp two threads", two_threads, 0 },
 	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },
@@ -941,7 +968,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp system, inherited", spawned, 2 }, { "tcp popen, inherited", spawned, 3 },
 	{ "tcp SCM_RIGHTS", passed, 0 },
 	{ "tcp SCM_RIGHTS of an epoll set", passed_set, 0 }, { "tcp SCM_RIGHTS of an empty epoll set", passed_set, 1 },
-	{ "tcp epoll set that was received", passed_set, 2 },
+	{ "tcp epoll set that was received", passed_set, 2 }, { "tcp epoll set in one that was received", passed_set, 3 },
 	{ "tcp bind of a connected one", bind_connected, 0 }, { "tcp bind of an adopted one", bind_connected, 1 },
 	{ "tcp bind of an accepted one", bind_connected, 2 },
 	{ "tcp connect without blocking, then home", connect_later_at_home, 0 },

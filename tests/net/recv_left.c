@@ -1,5 +1,5 @@
-/* A receive call that waits, and is left: by siglongjmp() of a signal handler, or as its thread is cancelled. Then the
- * connection is closed. */
+/* A call that waits, and is left: by siglongjmp() of a signal handler, or as its thread is cancelled. Then what it waits for
+ * is closed, by the same thread or by another: a connection, or a listener, whose port is bound again. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -11,49 +11,82 @@
 #include <unistd.h>
 
 static sigjmp_buf before;
-static int fd;
+static struct sockaddr_in name = {.sin_family = AF_INET};
+static int fd, listens;
 
 static void leave(int sig)
 {
 	siglongjmp(before, sig);
 }
 
-static void *receive(void *arg)
+static void *wait_in(void *arg)
 {
 	char byte;
 
-	recv(fd, &byte, 1, 0);
+	if (listens)
+		accept(fd, NULL, NULL);
+	else
+		recv(fd, &byte, 1, 0);
 	return arg;
 }
 
+static void *end_it(void *arg)
+{
+	return close(fd) ? arg : PTHREAD_CANCELED;
+}
+
+/* PTHREAD_CANCELED, as intended */
+static void *in_thread(void *(*does)(void *), int cancelled)
+{
+	pthread_t thread;
+	void *end = NULL;
+
+	pthread_create(&thread, NULL, does, NULL);
+	usleep(cancelled ? 200000 : 0);
+	if (cancelled)
+		pthread_cancel(thread);
+	pthread_join(thread, &end);
+	return end;
+}
+
+static void *jump_out(void)
+{
+	signal(SIGALRM, leave);
+	if (sigsetjmp(before, 1))
+		return PTHREAD_CANCELED;
+	ualarm(200000, 0);
+	return wait_in(NULL);
+}
+
+static int opened(const char *address, unsigned short port)
+{
+	char byte = 'x';
+
+	fd = socket(AF_INET, SOCK_STREAM, 0);
+	name.sin_port = htons(port);
+	if (inet_pton(AF_INET, address, &name.sin_addr) != 1)
+		return 0;
+	if (listens)
+		return !bind(fd, (struct sockaddr *)&name, sizeof(name)) && !listen(fd, 4);
+	return !connect(fd, (struct sockaddr *)&name, sizeof(name)) && send(fd, &byte, 1, 0) == 1 &&
+	       recv(fd, &byte, 1, 0) == 1;
+}
+
+/* recv_left jump|cancel same|other connects|listens ADDRESS PORT */
 int main(int argc, char **argv)
 {
-	struct sockaddr_in to = {.sin_family = AF_INET};
-	char byte = 'x';
-	void *end = NULL;
-	pthread_t thread;
-
-	if (argc != 4 || inet_pton(AF_INET, argv[2], &to.sin_addr) != 1)
+	if (argc != 6)
 		return 2;
-	to.sin_port = htons((unsigned short)atoi(argv[3]));
-	fd = socket(AF_INET, SOCK_STREAM, 0);
-	if (connect(fd, (struct sockaddr *)&to, sizeof(to)) || send(fd, &byte, 1, 0) != 1 || recv(fd, &byte, 1, 0) != 1)
+	listens = !strcmp(argv[3], "listens");
+	if (!opened(argv[4], (unsigned short)atoi(argv[5])))
 		return 1;
-	if (strcmp(argv[1], "jump")) {
-		pthread_create(&thread, NULL, receive, NULL);
-		usleep(200000);
-		pthread_cancel(thread);
-		pthread_join(thread, &end);
-	} else {
-		signal(SIGALRM, leave);
-		if (!sigsetjmp(before, 1)) {
-			ualarm(200000, 0);
-			receive(NULL);
-		} else {
-			end = PTHREAD_CANCELED;
-		}
-	}
-	if (end != PTHREAD_CANCELED || close(fd))
+	puts("open");
+	fflush(stdout);
+	if ((strcmp(argv[1], "jump") ? in_thread(wait_in, 1) : jump_out()) != PTHREAD_CANCELED)
+		return 1;
+	if ((strcmp(argv[2], "same") ? in_thread(end_it, 0) : end_it(NULL)) != PTHREAD_CANCELED)
+		return 1;
+	if (listens && !opened(argv[4], (unsigned short)atoi(argv[5])))
 		return 1;
 	puts("closed");
 	fflush(stdout);

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from net.service_lab import compiled, until
+from net.service_lab import Api, compiled, until
 from net.test_tcp_shim import offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -73,14 +73,28 @@ def test_the_peer_is_told(service: Service, policy: str, lived: float, number: i
     assert waiting.wait(5) == 0
 
 
+@pytest.mark.parametrize("closes", ["same", "other"])
 @pytest.mark.parametrize("how", ["jump", "cancel"])
-def test_a_receive_call_that_was_left(service: Service, left: Path, how: str) -> None:
+def test_a_receive_call_that_was_left(service: Service, left: Path, how: str, closes: str) -> None:
     """It does not keep the connection open."""
     a_side, b_side = service.sandbox.sides
     waiting = service.sandbox.start(b_side, [sys.executable, "-c", PEER, b_side.address])
-    argv = [str(left), how, b_side.address, waiting.wait_for(r"port (\d+)", 10)[1]]
+    argv = [str(left), how, closes, "connects", b_side.address, waiting.wait_for(r"port (\d+)", 10)[1]]
     program = service.sandbox.start(a_side, service.run_argv(argv, "none", VMA_HYBRID_TCP="offload"), env=service.env)
     until(lambda: [s for s in offloaded(service) if s["pid"] == program.pid])
     program.wait_for("closed", 5)
     waiting.wait_for("told", 2)
+    program.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("closes", ["same", "other"])
+@pytest.mark.parametrize("how", ["jump", "cancel"])
+def test_an_accept_that_was_left(service: Service, left: Path, how: str, closes: str) -> None:
+    """It does not keep the port in use."""
+    a_side = service.sandbox.a
+    argv = [str(left), how, closes, "listens", a_side.address, "7411"]
+    program = service.sandbox.start(a_side, service.run_argv(argv, "none", VMA_HYBRID_TCP="offload"), env=service.env)
+    program.wait_for("open", 5)
+    until(lambda: [s for s in Api(service).call("GET", "/v1/sockets")[1] if s["pid"] == program.pid and s["offloaded"]])
+    program.wait_for("closed", 5)
     program.stop(signal.SIGKILL)

@@ -210,6 +210,19 @@ VMH_TRACED(epoll_create1, (int flags), (flags), "%#x", flags)
 	return created(vmh_real()->epoll_create1(flags));
 }
 
+/* A set that is not ours may be another process', which looks at the kernel's sockets. */
+static void into_another(int fd)
+{
+	struct vmh_obj *inner = epoll_get(fd);
+
+	if (inner) {
+		vmh_epoll_nested(inner, VMH_R_FD_PASSED);
+		vmh_obj_put(inner);
+	} else {
+		vmh_kernel_takes(fd, VMH_R_FD_PASSED);
+	}
+}
+
 VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd, op, fd, ev), "%d, %d, %d", epfd, op, fd)
 {
 	bool bad = op != EPOLL_CTL_DEL && vmh_bad_ptr(ev);
@@ -227,9 +240,9 @@ VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd,
 	if (ep && (unsigned)fd < vmh_fdtab_size && !atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed))
 		RETURN(vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev));
 	ep = ep ? epoll_get(epfd) : NULL;
-	if (!ep) { /* it may be another process', which looks at the kernel's sockets */
+	if (!ep) {
 		if (!bad && op != EPOLL_CTL_DEL && vmh_sys(SYS_fcntl, epfd, F_GETFD) >= 0)
-			vmh_kernel_takes(fd, VMH_R_FD_PASSED);
+			into_another(fd);
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
 	}
 	r = vmh_epoll_ctl(ep, epfd, op, fd, ev);

@@ -219,7 +219,7 @@ static inline void note_blocked(struct waiting *w)
 static void not_blocked(struct waiting **w)
 {
 	if ((*w)->blocks)
-		atomic_fetch_sub(&(*w)->s->blocked, 1);
+		vmh_tcps_blocks_no_more((*w)->s);
 	(*w)->blocks = false;
 }
 

@@ -26,17 +26,22 @@ void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeo
 
 void vmh_tcps_blocks(struct vmh_tcps *s)
 {
-	atomic_store(&s->blocked_tid, vmh_tid());
+	atomic_fetch_add(&s->blocked_tids, vmh_tid());
 	atomic_fetch_add(&s->blocked, 1);
+}
+
+void vmh_tcps_blocks_no_more(struct vmh_tcps *s)
+{
+	atomic_fetch_sub(&s->blocked, 1);
+	atomic_fetch_sub(&s->blocked_tids, vmh_tid());
 }
 
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, THERE_NAP_NS };
-	unsigned n = atomic_load(&s->blocked);
-	uint64_t end;
+	uint64_t n = atomic_load(&s->blocked), end;
 
-	if (!n || (n == 1 && atomic_load(&s->blocked_tid) == vmh_tid()))
+	if (atomic_load(&s->blocked_tids) == n * vmh_tid()) /* nobody does, or this one did and has left by siglongjmp() */
 		return false;
 	atomic_store(&s->waits, 0);
 	atomic_store(&s->leaving, 1);
@@ -68,7 +73,7 @@ void vmh_tcps_still_waits(struct vmh_tcps *s)
 void vmh_twait_end(struct vmh_twait *w)
 {
 	if (w->blocks)
-		atomic_fetch_sub(&w->blocks->blocked, 1);
+		vmh_tcps_blocks_no_more(w->blocks);
 	w->blocks = NULL;
 }
 

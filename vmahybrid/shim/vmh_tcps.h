@@ -88,8 +88,8 @@ struct vmh_tcps {
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
 	int route_err;                    /* of one that seeks: what the kernel has said last */
-	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tid: whose is the last of them */
-	_Atomic uint32_t blocked_tid;
+	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tids: the sum of their threads */
+	_Atomic uint64_t blocked_tids;
 	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
@@ -414,6 +414,7 @@ void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeo
 		    const struct vmh_signals *began);
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look again; -EAGAIN, -EINTR */
 void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread waits from here on; counts in `blocked` */
+void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
 /* Does another thread wait in a call? true: it stands still until vmh_tcps_left(). */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
 void vmh_tcps_left(struct vmh_tcps *s);

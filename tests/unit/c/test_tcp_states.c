@@ -166,6 +166,22 @@ static void test_guessed(void)
 		}
 }
 
+/* Sent before the peer acknowledged our end, and comes after that, to one that has sent nothing else. */
+static void test_overtaken_by_the_ack_of_our_end(void)
+{
+	struct vmh_tcp_conn *l, *p;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+
+	p = bring(&w, &l, HALF_CLOSED, &seen, &seq, &ack);
+	inject(&w, 4000, 80, seq, ack - 1, FIN | ACK, "data", 4);
+	CHECK(vmh_tcp_poll(p) & VMH_TCP_IN && seen.ack == seq + 5, "%u", seen.ack - seq);
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 /* One that does not count the peer's FIN. */
 static void test_late_reset(void)
 {
@@ -1167,6 +1183,7 @@ int main(void)
 {
 	test_any_segment();
 	test_guessed();
+	test_overtaken_by_the_ack_of_our_end();
 	test_late_reset();
 	test_time_wait_ends_by_a_reset();
 	test_any_answer_to_a_syn();

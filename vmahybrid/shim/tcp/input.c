@@ -181,7 +181,9 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
-	uint32_t most = pcb->snd_wnd_max, back = c->imported || c->count.bytes_acked > most ? most : (uint32_t)c->count.bytes_acked;
+	bool fin = pcb->state == FIN_WAIT_2 || pcb->state == TIME_WAIT; /* ours is acknowledged */
+	uint64_t acked = c->count.bytes_acked + fin;
+	uint32_t most = pcb->snd_wnd_max, back = c->imported || acked > most ? most : (uint32_t)acked;
 
 	if (pcb->state < ESTABLISHED || in->flags & (TCP_SYN | TCP_RST))
 		return false;
