@@ -516,8 +516,12 @@ static void by_the_kernel(int which)
 		say("dprintf", dprintf(fd, "%s", "printed"));
 		tell_said("peer", "recv 7");
 		break;
+	case 3:
+		say("sendfile", sendfile(p[1], fd, NULL, 5));
+		say_data("pipe", got, read(p[0], got, 8));
+		break;
 	}
-	if (which != 1)
+	if (which != 1 && which != 3)
 		say_data("unread before", got, recv(fd, got, 32, MSG_DONTWAIT));
 	say("send", send(fd, "after", 5, 0));
 	tell_said("peer", "recv 5");
@@ -605,5 +609,6 @@ const struct call_case tcp_data_cases[] = {
 	{ "tcp zero window of ours", zero_window_of_ours, 0 },
 	{ "tcp counts", counts, 0 }, { "tcp counts, accepted", counts, 1 },
 	{ "tcp sendfile", by_the_kernel, 0 }, { "tcp splice", by_the_kernel, 1 }, { "tcp dprintf", by_the_kernel, 2 },
+	{ "tcp sendfile to a pipe", by_the_kernel, 3 },
 	{ 0 },
 };

@@ -1,6 +1,7 @@
 /* How connections end, and what other threads and processes do to them. */
 #include "tcp_calls.h"
 #include <spawn.h>
+#include <sys/pidfd.h>
 #include <sys/un.h>
 
 static void shut(int how)
@@ -521,7 +522,8 @@ static void duplicated(int how)
 
 	tell("send 5");
 	settle();
-	d = how == 0 ? dup(fd) : how == 1 ? dup2(fd, 200) : how == 2 ? dup3(fd, 201, O_CLOEXEC) : fcntl(fd, F_DUPFD, 100);
+	d = how == 0 ? dup(fd) : how == 1 ? dup2(fd, 200) : how == 2 ? dup3(fd, 201, O_CLOEXEC) : how == 3 ? fcntl(fd, F_DUPFD, 100)
+	    : pidfd_getfd(pidfd_open(getpid(), 0), fd, 0);
 	say_data("of the copy", c, recv(d, c, 3, 0));
 	close(fd);
 	say_data("after a close", c, recv(d, c, 3, 0));
@@ -962,7 +964,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp data after dup2 over it while recv waits", close_while, 30 }, { "tcp dup2 over it while send waits", close_while, 31 },
 	{ "tcp two threads", two_threads, 0 },
 	{ "tcp dup", duplicated, 0 }, { "tcp dup2", duplicated, 1 }, { "tcp dup3", duplicated, 2 },
-	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp dup2 over it", over, 0 },
+	{ "tcp F_DUPFD", duplicated, 3 }, { "tcp pidfd_getfd", duplicated, 4 }, { "tcp dup2 over it", over, 0 },
 	{ "tcp fork, child uses it", forked, 0 }, { "tcp fork, child does not", forked, 1 },
 	{ "tcp posix_spawn, file actions", spawned, 0 }, { "tcp posix_spawn, inherited", spawned, 1 },
 	{ "tcp system, inherited", spawned, 2 }, { "tcp popen, inherited", spawned, 3 },

@@ -40,6 +40,32 @@ print("asked", flush=True)
 time.sleep(60)
 """
 
+SERVER = """
+import socket, sys, time
+listener = socket.create_server((sys.argv[1], 0), backlog=256)
+print("port", listener.getsockname()[1], flush=True)
+accepted = [listener.accept()[0] for _ in range(int(sys.argv[2]))]
+accepted[0].setblocking(False)
+accepted[0].send(bytes(1 << 20))
+accepted.pop(0).close()     # which is still closing: its peer does not read
+print("accepted", flush=True)
+time.sleep(60)
+"""
+CLIENTS = """
+import socket, sys, time
+clients = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(int(sys.argv[3]))]
+print("connected", flush=True)
+time.sleep(1)   # the server is killed
+for client in clients:
+    client.settimeout(2)
+    try:
+        while client.recv(1 << 20):
+            pass
+    except ConnectionResetError:
+        pass
+print("all told", flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
@@ -71,6 +97,21 @@ def test_the_peer_is_told(service: Service, policy: str, lived: float, number: i
     program.process.send_signal(number)
     waiting.wait_for("told", 3)
     assert waiting.wait(5) == 0
+
+
+@pytest.mark.parametrize("slots", ["100", "0"])
+def test_peers_of_many_young_ones_are_told(service: Service, slots: str) -> None:
+    """Of a server that is killed: accepted ones, such that wait for that, and one that it has closed."""
+    a_side, b_side = service.sandbox.sides
+    argv = [sys.executable, "-c", SERVER, a_side.address, "200"]
+    argv = service.run_argv(argv, "none", VMA_HYBRID_TCP="offload", VMA_STATS_FD_NUM=slots)
+    server = service.sandbox.start(a_side, argv, env=service.env)
+    argv = [sys.executable, "-c", CLIENTS, a_side.address, server.wait_for(r"port (\d+)", 10)[1], "300"]
+    clients = service.sandbox.start(b_side, argv)
+    server.wait_for("accepted", 10)
+    clients.wait_for("connected", 10)
+    server.process.send_signal(signal.SIGKILL)
+    clients.wait_for("all told", 5)
 
 
 @pytest.mark.parametrize("closes", ["same", "other"])

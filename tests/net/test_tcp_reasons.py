@@ -32,7 +32,7 @@ with socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=64) as listen
 """
 # connects, is busy, and makes the calls that are named
 PROGRAM = """
-import array, fcntl, json, os, socket, sys, time
+import array, ctypes, fcntl, json, os, socket, sys, time
 address, port, *calls = sys.argv[1:]
 s = socket.create_connection((address, int(port)))
 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -56,6 +56,13 @@ def execute():
     os.set_inheritable(fd, True)
     os.execv(sys.executable, [sys.executable, "-Sc", "print('{}', flush=True); import time; time.sleep(60)"])
 
+def execute_at():
+    os.set_inheritable(fd, True)
+    argv = [os.fsencode(word) for word in (sys.executable, "-Sc", "print('{}', flush=True); import time; time.sleep(60)")]
+    environment = [b"%s=%s" % pair for pair in os.environb.items()]
+    vectors = [(ctypes.c_char_p * (len(words) + 1))(*words) for words in (argv, environment)]
+    ctypes.CDLL(None).execveat(-100, argv[0], *vectors, 0)
+
 CALLS = {
     "sockopt": lambda: s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno"),
     "ioctl": lambda: fcntl.ioctl(fd, 0x5421 + 0x10000, b"\\0" * 16),
@@ -67,7 +74,8 @@ CALLS = {
     "sendfile": lambda: os.sendfile(fd, file, 0, 3),
     "splice": lambda: os.splice(r, fd, 7),
     "preadv": lambda: os.pwritev(fd, [b"x"], 0),
-    "close": s.close, "fork": fork, "passed": passed, "exec": execute,
+    "close": s.close, "fork": fork, "passed": passed, "exec": execute, "execat": execute_at,
+    "pidfd": lambda: ctypes.CDLL(None).pidfd_getfd(os.pidfd_open(os.getpid()), fd, 0),
     "same": lambda: os.dup2(fd, fd), "inheritable": lambda: fcntl.ioctl(fd, 0x5450, b""),
 }
 for call in calls:
@@ -153,7 +161,8 @@ def test_no_exceptions(service: Service) -> None:
 
 REASONS = {"sockopt": "sockopt", "oob": "tcp-urgent", "errqueue": "send-flags", "dup": "dup", "dup2": "dup",
            "dupfd": "dup", "sendfile": "sendfile", "splice": "sendfile", "ioctl": "ioctl", "preadv": "unknown-call",
-           "close": "closed", "fork": "fork", "passed": "fd-passed", "exec": "exec", "inheritable": "exec"}
+           "close": "closed", "fork": "fork", "passed": "fd-passed", "exec": "exec", "execat": "exec", "pidfd": "dup",
+           "inheritable": "exec"}
 
 
 @pytest.mark.parametrize("call", REASONS)

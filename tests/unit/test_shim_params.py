@@ -295,7 +295,7 @@ def test_statistics_file_while_running(driver: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
     process.communicate("\n")
     magic, version, size, pid, nsocks = struct.unpack_from("5I", data)
-    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 8, len(data), process.pid, 100)
+    assert (magic.to_bytes(4, "little"), version, size, pid, nsocks) == (b"VMS1", 9, len(data), process.pid, 100)
     assert not path.exists()
 
 

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 
 from vmahybrid._contracts import ffi, lib
 from vmahybrid.config.rule import parse_endpoint
+from vmahybrid.net.tcpask import Names
 from vmahybrid.stats import counters, orders
-from vmahybrid.stats.page import HEADER_SIZE, SOCKET_SIZE, PageError, StatsPage, decode_bytes, read_page
+from vmahybrid.stats.page import (
+    HEADER_SIZE,
+    OPEN_SIZE,
+    SOCKET_SIZE,
+    PageError,
+    StatsPage,
+    decode_bytes,
+    open_connections,
+    read_page,
+)
 from vmahybrid.stats.sockopts import option_name
 
 HEADER = Path(__file__).parents[2] / "vmahybrid" / "contracts" / "stats_page.h"
@@ -164,6 +174,24 @@ def test_read_from_a_file_and_from_a_short_one() -> None:
         os.ftruncate(file.fileno(), 100)
         with pytest.raises(PageError, match="100 bytes long"):
             read_page(file.fileno())
+
+
+def test_open_connections_and_such_of_a_short_file() -> None:
+    names = ffi.new("struct vmh_open_name[]", 3)
+    for place in (0, 2):
+        names[place].used, names[place].local_port = 1, socket.htons(80)
+        names[place].remote_port = socket.htons(4000 + place)
+        names[place].local_addr, names[place].remote_addr = mapped("10.0.0.1"), mapped("10.0.0.2")
+    with tempfile.TemporaryFile() as file:
+        file.write(page_bytes() + bytes(ffi.buffer(names)))
+        file.flush()
+        assert open_connections(file.fileno()) == [
+            Names(mapped("10.0.0.1"), 80, mapped("10.0.0.2"), 4000 + place) for place in (0, 2)
+        ]
+        os.ftruncate(file.fileno(), HEADER_SIZE + 2 * SOCKET_SIZE + 2 * OPEN_SIZE + 3)
+        assert [names.rport for names in open_connections(file.fileno())] == [4000]
+        os.ftruncate(file.fileno(), HEADER_SIZE)
+        assert open_connections(file.fileno()) == []
 
 
 def test_a_descriptor_that_cannot_be_read() -> None:

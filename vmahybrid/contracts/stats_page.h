@@ -6,10 +6,11 @@
 #define VMH_STATS_PAGE_H
 
 #define VMH_STATS_MAGIC 0x31534d56 /* "VMS1" */
-#define VMH_STATS_VERSION 8
+#define VMH_STATS_VERSION 9
 #define VMH_STATS_RINGS 256 /* as many as a service grants by default; libvma has 16 */
 #define VMH_STATS_EPOLLS 32
 #define VMH_STATS_GROUPS 64      /* per socket, first ones */
+#define VMH_STATS_OPEN 4096
 
 struct vmh_sock_stats {
 	/* description; `used` is written last on creation, cleared first on close */
@@ -104,6 +105,16 @@ struct vmh_iomux_stats {
 	unsigned long long polling_percent;
 };
 
+/* A TCP connection that began on a ring, and of which the service has not been told by itself yet: whom to tell when the
+ * program is killed. `used` as in a socket's slot. */
+struct vmh_open_name {
+	unsigned int used;
+	unsigned short local_port;   /* network order */
+	unsigned short remote_port;
+	unsigned char local_addr[16];
+	unsigned char remote_addr[16];
+};
+
 struct vmh_stats_page {
 	unsigned int magic;
 	unsigned int version;
@@ -129,7 +140,7 @@ struct vmh_stats_page {
 	struct vmh_iomux_stats select, poll;
 	struct vmh_iomux_stats epoll[VMH_STATS_EPOLLS];
 	struct vmh_ring_stats rings[VMH_STATS_RINGS];
-	struct vmh_sock_stats socks[]; /* nsocks of them */
+	struct vmh_sock_stats socks[]; /* nsocks of them; VMH_STATS_OPEN of struct vmh_open_name follow */
 };
 
 #endif

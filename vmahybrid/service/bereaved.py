@@ -6,11 +6,10 @@ import logging
 import socket
 from collections.abc import Iterable
 
-from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.errors import VmahybridError
 from vmahybrid.net.tcpask import Names
 from vmahybrid.service.statsfile import StatsFile
-from vmahybrid.stats.page import read_page
+from vmahybrid.stats.page import open_connections
 from vmahybrid.steering.flow import Flow, Kind
 
 log = logging.getLogger("vmahybrid.service")
@@ -18,22 +17,18 @@ log = logging.getLogger("vmahybrid.service")
 
 def peers_of(flows: Iterable[Flow], stats: StatsFile | None, pid: int) -> set[Names]:
     """``flows``: that the program had to the end. Connections have a flow of their own when they were adopted or `ss`
-    shows them; of younger ones the statistics page says which there were at the program's ports, as far as it had room
-    (VMA_STATS_FD_NUM)."""
+    shows them; of younger ones the statistics page says which there were at the program's ports."""
     tcp = [flow for flow in flows if flow.proto == socket.IPPROTO_TCP]
     ports = {flow.local_port for flow in tcp if flow.kind is Kind.THREE}
     peers = {Names(f.local, f.local_port, f.remote, f.remote_port) for f in tcp if f.kind is Kind.FIVE}
     if ports and stats is not None and stats.fd >= 0:
-        peers |= {names for names in _on_rings(stats, pid) if names.lport in ports}
+        peers |= {names for names in _untold(stats, pid) if names.lport in ports}
     return peers
 
 
-def _on_rings(stats: StatsFile, pid: int) -> set[Names]:
-    found = set()
+def _untold(stats: StatsFile, pid: int) -> list[Names]:
     try:
-        for view in read_page(stats.fd, pid).sockets:
-            if view.proto == "tcp" and view.offloaded and not view.remote.endswith(":*"):
-                found.add(Names(*parse_endpoint("local", view.local), *parse_endpoint("remote", view.remote)))
+        return open_connections(stats.fd)
     except (OSError, VmahybridError) as error:  # the program could write what it liked
         log.debug("process %d: statistics page: %s", pid, error)
-    return found
+        return []

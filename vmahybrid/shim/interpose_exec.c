@@ -64,6 +64,12 @@ VMH_EXPORT int fexecve(int fd, char *const argv[], char *const envp[])
 	return real(fd, argv, envp);
 }
 
+VMH_EXPORT int execveat(int dir, const char *path, char *const argv[], char *const envp[], int flags)
+{
+	REAL("execveat", int, (int, const char *, char *const[], char *const[], int));
+	return real(dir, path, argv, envp, flags);
+}
+
 /* The list forms: count, copy to the stack, call the vector form. */
 #define COUNT_LIST(first, ap) \
 	size_t n = 1; \

@@ -300,6 +300,31 @@ static void forget_pair(int r, const int fds[2])
 	FORGET(fds[1]);
 }
 
+/* Is it the pidfd of this process? A kernel before 6.9 has one inode for all of them. */
+static bool means_us(int pidfd)
+{
+	int mine = (int)vmh_sys(SYS_pidfd_open, vmh_sys(SYS_getpid), 0);
+	struct stat of_mine, of_it;
+	bool is = mine >= 0 && !vmh_sys(SYS_fstat, mine, &of_mine) && !vmh_sys(SYS_fstat, pidfd, &of_it) &&
+		  of_mine.st_dev == of_it.st_dev && of_mine.st_ino == of_it.st_ino;
+
+	if (mine >= 0)
+		vmh_sys(SYS_close, mine);
+	return is;
+}
+
+VMH_EXPORT int pidfd_getfd(int pidfd, int fd, unsigned int flags)
+{
+	long r;
+
+	if (means_us(pidfd) && vmh_kernel_takes(fd, VMH_R_DUP))
+		return -1;
+	r = vmh_sys(SYS_pidfd_getfd, pidfd, fd, flags);
+	if (r >= 0)
+		FORGET((int)r);
+	RETURN((int)r);
+}
+
 #define PAIR_BODY(name, params, args, pair) \
 	{ \
 		static int(*real) params; \

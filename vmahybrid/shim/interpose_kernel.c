@@ -53,7 +53,7 @@ static ssize_t file_sent(int out, ssize_t r)
 VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile, (int out, int in, off_t *off, size_t n), (out, in, off, n),
 	      vmh_trace_known(out), "%d, %d", out, in)
 {
-	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
+	if (vmh_kernel_takes(out, VMH_R_SENDFILE) || vmh_kernel_takes(in, VMH_R_SENDFILE)) /* to a pipe it is splice() */
 		return file_sent(out, -1);
 	return file_sent(out, vmh_real()->sendfile(out, in, off, n));
 }
@@ -61,7 +61,7 @@ VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile, (int out, int in, off_t *off, siz
 VMH_TRACED_AS(VMH_LOG_FINE, ssize_t, sendfile64, (int out, int in, off64_t *off, size_t n), (out, in, off, n),
 	      vmh_trace_known(out), "%d, %d", out, in)
 {
-	if (vmh_kernel_takes(out, VMH_R_SENDFILE))
+	if (vmh_kernel_takes(out, VMH_R_SENDFILE) || vmh_kernel_takes(in, VMH_R_SENDFILE)) /* to a pipe it is splice() */
 		return file_sent(out, -1);
 	return file_sent(out, vmh_real()->sendfile64(out, in, off, n));
 }

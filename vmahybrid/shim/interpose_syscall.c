@@ -377,24 +377,6 @@ static long do_submit(const struct call *k)
 	return kernels(k);
 }
 
-/* Is it the pidfd of this process? A kernel before 6.9 has one inode for all of them. */
-static bool means_us(int pidfd)
-{
-	int mine = (int)vmh_sys(SYS_pidfd_open, vmh_sys(SYS_getpid), 0);
-	struct stat of_mine, of_it;
-	bool is = mine >= 0 && !vmh_sys(SYS_fstat, mine, &of_mine) && !vmh_sys(SYS_fstat, pidfd, &of_it) &&
-		  of_mine.st_dev == of_it.st_dev && of_mine.st_ino == of_it.st_ino;
-
-	if (mine >= 0)
-		vmh_sys(SYS_close, mine);
-	return is;
-}
-
-static long do_pidfd_getfd(const struct call *k)
-{
-	return means_us(INT(a)) && vmh_kernel_takes(INT(b), VMH_R_DUP) ? -1 : opened(kernels(k));
-}
-
 /* ---- the table ---- */
 
 /* X(name, when it concerns us, what is done then) */
@@ -428,7 +410,7 @@ static long do_pidfd_getfd(const struct call *k)
 	X(dup, ours(k->a), dup(INT(a))) \
 	X(dup2, ours(k->a) || ours(k->b) || hidden(k->b) || k->b == STDERR_FILENO, dup2(INT(a), INT(b))) \
 	X(dup3, ours(k->a) || ours(k->b) || hidden(k->b) || k->b == STDERR_FILENO, dup3(INT(a), INT(b), INT(c))) \
-	X(pidfd_getfd, ours(k->b), do_pidfd_getfd(k)) \
+	X(pidfd_getfd, ours(k->b), pidfd_getfd(INT(a), INT(b), UINT(c))) \
 	X(close, ours(k->a) || hidden(k->a), close(INT(a))) \
 	X(close_range, vmh_fdtab_size > 0, close_range(UINT(a), UINT(b), INT(c))) \
 	X(poll, poll_wanted(k), poll(PTR(a), (nfds_t)UINT(b), INT(c))) \

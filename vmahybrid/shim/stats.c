@@ -31,6 +31,7 @@ static pid_t made_by;
 static _Atomic uint64_t sock_claims[WORDS(SOCKS_MAX)];
 static _Atomic uint64_t ring_claims[WORDS(VMH_STATS_RINGS)];
 static _Atomic uint64_t epoll_claims[WORDS(VMH_STATS_EPOLLS)];
+static _Atomic uint64_t open_claims[WORDS(VMH_STATS_OPEN)];
 
 /* Of a socket that found no slot, where VMA_STATS_FILE is to have its counters all the same. Never freed. */
 struct spare {
@@ -289,7 +290,8 @@ void vmh_stats_init(void)
 	if (vmh_stats)
 		return;
 	made_by = (pid_t)vmh_sys(SYS_getpid);
-	page_size = sizeof(struct vmh_stats_page) + (size_t)vmh_params.stats_fd_num * sizeof(struct vmh_sock_stats);
+	page_size = sizeof(struct vmh_stats_page) + (size_t)vmh_params.stats_fd_num * sizeof(struct vmh_sock_stats) +
+		    VMH_STATS_OPEN * sizeof(struct vmh_open_name);
 	page = shared_page(true);
 	if (page == MAP_FAILED)
 		page = private_page();
@@ -347,7 +349,7 @@ static void zero_all(void)
 
 static void copy_page(struct vmh_stats_page *to, const struct vmh_stats_page *from)
 {
-	memcpy(to, from, offsetof(struct vmh_stats_page, epoll));
+	memcpy(to, from, offsetof(struct vmh_stats_page, epoll)); /* its connections are the parent's */
 	for (int i = -1; (i = next_claimed(sock_claims, SOCKS_MAX, i)) >= 0;)
 		to->socks[i] = from->socks[i];
 }
@@ -378,6 +380,7 @@ void vmh_stats_fork_child(void)
 		return;
 	memset(ring_claims, 0, sizeof(ring_claims));
 	memset(epoll_claims, 0, sizeof(epoll_claims));
+	memset(open_claims, 0, sizeof(open_claims));
 	in_memory = true;
 	old->magic = 0;
 	old->state = 0;
@@ -543,4 +546,31 @@ void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
 		return;
 	HIDE_SLOT(s);
 	unclaim(epoll_claims, (size_t)(s - vmh_stats->epoll));
+}
+
+static struct vmh_open_name *open_name(size_t slot)
+{
+	return (struct vmh_open_name *)(vmh_stats->socks + vmh_stats->nsocks) + slot;
+}
+
+unsigned vmh_stats_open_new(const unsigned char *laddr, unsigned short lport, const unsigned char *raddr, unsigned short rport)
+{
+	int slot = page_size ? claim(open_claims, VMH_STATS_OPEN) : -1;
+	struct vmh_open_name *o;
+
+	if (slot < 0)
+		return 0;
+	o = open_name((size_t)slot);
+	memcpy(o->local_addr, laddr, sizeof(o->local_addr));
+	memcpy(o->remote_addr, raddr, sizeof(o->remote_addr));
+	VMH_SET(o->local_port, lport);
+	VMH_SET(o->remote_port, rport);
+	SHOW_SLOT(o);
+	return (unsigned)slot + 1;
+}
+
+void vmh_stats_open_free(unsigned place)
+{
+	HIDE_SLOT(open_name(place - 1));
+	unclaim(open_claims, place - 1);
 }

@@ -444,6 +444,11 @@ static void compare_mss(const struct vmh_ring *r)
 		vmh_params_used(VMH_PARAM_MSS, r->ifname, vmh_param_def(VMH_PARAM_MSS)->min, most, most);
 }
 
+static unsigned opened(const struct vmh_tcp_addr *a)
+{
+	return vmh_stats_open_new(a->laddr.b, a->lport, a->raddr.b, a->rport);
+}
+
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 {
 	struct vmh_tring *t;
@@ -462,6 +467,8 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 			vmh_ticmp_begin();
 			vmh_lock(&r->lock);
 			t->tr.level = level;
+			t->tr.opened = opened;
+			t->tr.over = vmh_stats_open_free;
 			t->tr.stray = unknown;
 			VMH_SET(r->after, after);
 			vmh_unlock(&r->lock);

@@ -195,6 +195,16 @@ static bool connected(int fd)
 	return vmh_sys(SYS_getpeername, fd, &name, &len) == 0;
 }
 
+/* Object lock held: the service knows of it. */
+static void told(struct vmh_tcps *s)
+{
+	count(1);
+	vmh_lock(&s->io);
+	if (s->conn)
+		vmh_tcp_delist(s->conn);
+	vmh_unlock(&s->io);
+}
+
 /* Was any of them taken? */
 static bool show_some(bool busy)
 {
@@ -218,7 +228,7 @@ static bool show_some(bool busy)
 		/* without an answer it may have been done, or may yet be */
 		VMH_SET(s->shown, err ? err == -ETIMEDOUT || connected(b.fds[i]) : s->shown_flow != 0);
 		if (s->shown)
-			count(1);
+			told(s);
 		else
 			s->lived = busy ? BARRED : REFUSED;
 		any |= s->shown;

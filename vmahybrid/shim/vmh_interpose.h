@@ -56,4 +56,5 @@ ssize_t vmh_writev(int fd, const struct iovec *iov, int n);
 
 /* The kernel has duplicated an fd; to is what it returned. */
 void vmh_duplicated(int from, int to);
+int pidfd_getfd(int pidfd, int fd, unsigned int flags); /* in glibc since 2.36 */
 #endif

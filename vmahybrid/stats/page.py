@@ -16,6 +16,7 @@ from typing import Any
 
 from vmahybrid._contracts import ffi, lib
 from vmahybrid.errors import VmahybridError
+from vmahybrid.net.tcpask import Names
 from vmahybrid.printable import clean
 from vmahybrid.service.view import IomuxView, RingView, SocketView
 from vmahybrid.stats.counters import IOMUX, RING, SOCKET
@@ -25,6 +26,7 @@ from vmahybrid.steering.reasons import Reason
 MAX_SOCKETS = 1024  # VMA_STATS_FD_NUM is capped there (manual)
 HEADER_SIZE: int = ffi.sizeof("struct vmh_stats_page")
 SOCKET_SIZE: int = ffi.sizeof("struct vmh_sock_stats")
+OPEN_SIZE: int = ffi.sizeof("struct vmh_open_name")
 
 TCP_STATES = (
     "CLOSED", "LISTEN", "SYN_SENT", "SYN_RCVD", "ESTABLISHED", "FIN_WAIT_1", "FIN_WAIT_2", "CLOSE_WAIT", "CLOSING",
@@ -87,6 +89,20 @@ def header(fd: int) -> Any:
 def slots(fd: int, count: int) -> Iterable[Any]:
     """struct vmh_sock_stats of the sockets, as far as the file has them."""
     return _slots(_pread(fd, count * SOCKET_SIZE, HEADER_SIZE))
+
+
+def open_connections(fd: int) -> list[Names]:
+    """struct vmh_open_name: TCP connections of the program's rings of which the service was not told. Raises PageError
+    and OSError."""
+    body = _pread(fd, lib.VMH_STATS_OPEN * OPEN_SIZE, HEADER_SIZE + header(fd).nsocks * SOCKET_SIZE)
+    count = len(body) // OPEN_SIZE
+    if not count:
+        return []
+    return [
+        Names(bytes(name.local_addr), socket.ntohs(name.local_port),
+              bytes(name.remote_addr), socket.ntohs(name.remote_port))
+        for name in ffi.from_buffer("struct vmh_open_name[]", body[: count * OPEN_SIZE]) if name.used
+    ]
 
 
 def decode(read: Read, pid: int | None = None) -> StatsPage:

@@ -45,6 +45,7 @@ static void tell(struct vmh_tcp_conn *c)
 static void finish(struct vmh_tcp_conn *c)
 {
 	if (!c->pcb && !c->listening) {
+		core_delist(c);
 		demux_remove(c);
 		timer_remove(c);
 		if (c->parent && !c->in_accept_queue) {
@@ -174,8 +175,24 @@ static void set_first_window(struct vmh_tcp_conn *c)
 	pcb->rcv_ann_right_edge = pcb->rcv_nxt + LWIP_MIN(c->opt.rcvbuf, 0xffff); /* what the SYN said */
 }
 
+static void enlist(struct vmh_tcp_conn *c)
+{
+	struct vmh_tcp_addr a = {.laddr = c->key.laddr, .raddr = c->key.raddr, .lport = c->key.lport, .rport = c->key.rport};
+
+	if (c->t->env.opened)
+		c->place = c->t->env.opened(c->t->env.ctx, &a);
+}
+
+void core_delist(struct vmh_tcp_conn *c)
+{
+	if (c->place)
+		c->t->env.over(c->t->env.ctx, c->place);
+	c->place = 0;
+}
+
 static err_t begin(struct vmh_tcp_conn *c)
 {
+	enlist(c);
 	set_first_window(c);
 	c->established = c->changed = true;
 	recovery_start(c);
@@ -290,6 +307,7 @@ struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const
 
 void core_conn_free(struct vmh_tcp_conn *c)
 {
+	core_delist(c);
 	while (c->rx_head)
 		pbuf_free(hold_pop(c));
 	vmh_heap_free(c->listening);
@@ -525,7 +543,7 @@ const struct vmh_tcp_ops vmh_tcp_core = {
 	.set_user = core_set_user, .address = core_address, .info = core_get_info, .stats = core_get_stats,
 	.set_backlog = core_set_backlog, .half_open = core_half_open, .refuse = core_refuse, .name = core_name, .reclaim = core_reclaim,
 	.port_users = demux_port_users, .in_use = demux_in_use, .port_names = demux_port_names, .closing = demux_closing, .let_go = hold_let_go,
-	.resume = core_resume, .nudge = core_nudge,
+	.resume = core_resume, .delist = core_delist, .nudge = core_nudge,
 	.settle = core_settle, .freeze = core_freeze, .export_ = core_export, .forget = core_forget,
 	.import = core_import,
 };

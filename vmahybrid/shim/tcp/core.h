@@ -130,6 +130,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_conn *q_next, *q_prev; /* its SYN or accept queue */
 	void *user;
 	struct vmh_tcp_path path;
+	unsigned place; /* of env.opened */
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
@@ -322,6 +323,7 @@ void core_leave(struct vmh_tcp *t, struct vmh_tcp_conn *c);
 void core_callbacks(struct vmh_tcp_conn *c, struct tcp_pcb *pcb);
 struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const struct vmh_tcp_options *o);
 void core_conn_free(struct vmh_tcp_conn *c);
+void core_delist(struct vmh_tcp_conn *c);
 void core_ack_soon(struct vmh_tcp_conn *c); /* inside: by the next tick, unless something carries it before */
 void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
 void core_nagle(struct vmh_tcp_conn *c);

@@ -43,6 +43,7 @@ struct vmh_tcp_ops {
 	void (*settle)(struct vmh_tcp_conn *c, bool settling);
 	int (*freeze)(struct vmh_tcp_conn *c, bool frozen);
 	void (*resume)(struct vmh_tcp_conn *c);
+	void (*delist)(struct vmh_tcp_conn *c);
 	void (*nudge)(struct vmh_tcp_conn *c);
 	ssize_t (*export_)(struct vmh_tcp_conn *c, void *blob, size_t size);
 	void (*forget)(struct vmh_tcp_conn *c);

@@ -54,6 +54,20 @@ static void ready(void *ctx, void *user, struct vmh_tcp_conn *c)
 		tr->ready(tr->arg, user, c);
 }
 
+static unsigned opened(void *ctx, const struct vmh_tcp_addr *a)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	return tr->opened ? tr->opened(a) : 0;
+}
+
+static void over(void *ctx, unsigned place)
+{
+	struct vmh_tcp_ring *tr = ctx;
+
+	tr->over(place);
+}
+
 /* Of an input, so under the ring's lock. */
 static void talkers(void *ctx, uint32_t n)
 {
@@ -146,7 +160,7 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool partial,
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .hold_max = frames / 2,
+				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .opened = opened, .over = over, .hold_max = frames / 2,
 				  .hold_share = frames / 8, .merge_max = merge_max, .verify = true, .partial = partial};
 	int rc;
 

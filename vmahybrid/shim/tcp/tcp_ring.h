@@ -23,6 +23,9 @@ struct vmh_tcp_ring {
 	void (*ready)(void *arg, void *user, struct vmh_tcp_conn *c);
 	/* may be set after vmh_tcp_ring_open */
 	void (*level)(void *arg, void *user, unsigned events, const struct vmh_tcp_amounts *a);
+	/* of struct vmh_tcp_env, without ctx */
+	unsigned (*opened)(const struct vmh_tcp_addr *a);
+	void (*over)(unsigned place);
 	/* ring lock held: of no connection */
 	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len);
 	/* ring lock, and held: true if the frame is not the stack's, since its connection is being moved; NULL: none is */

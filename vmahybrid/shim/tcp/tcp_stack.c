@@ -275,6 +275,11 @@ int vmh_tcp_thaw(struct vmh_tcp_conn *c)
 	return WITH(OF(c), int, freeze(c, false));
 }
 
+void vmh_tcp_delist(struct vmh_tcp_conn *c)
+{
+	WITH_VOID(OF(c), delist(c));
+}
+
 void vmh_tcp_resume(struct vmh_tcp_conn *c)
 {
 	WITH_VOID(OF(c), resume(c));

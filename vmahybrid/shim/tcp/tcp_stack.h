@@ -33,6 +33,11 @@ struct vmh_tcp_amounts {
 
 #define VMH_TCP_LATELY_NS 10000000000ull /* at least, and at most twice as long */
 
+struct vmh_tcp_addr {
+	struct vmh_ip laddr, raddr; /* of one family */
+	uint16_t lport, rport;
+};
+
 struct vmh_tcp_env {
 	void *ctx;
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
@@ -46,6 +51,10 @@ struct vmh_tcp_env {
 	void (*soon)(void *ctx);
 	void (*copied)(void *ctx, unsigned frames); /* whose payload was copied, at once or later; may be NULL */
 	void (*resent)(void *ctx);                  /* a segment was sent again; may be NULL */
+	/* A connection that began here has come to be open: its place on the caller's list, 0: none, until it is over; may
+	 * both be NULL */
+	unsigned (*opened)(void *ctx, const struct vmh_tcp_addr *a);
+	void (*over)(void *ctx, unsigned place);
 	/* How many connections had a segment lately; once for each of them in VMH_TCP_LATELY_NS; may be NULL */
 	void (*talkers)(void *ctx, uint32_t n);
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */
@@ -55,11 +64,6 @@ struct vmh_tcp_env {
 	bool verify;         /* TCP checksums of received frames */
 	bool partial;        /* one of the addresses alone is right as well: local senders leave the rest to a NIC */
 	bool reset_unknown;  /* answer segments of no connection by a reset; else they are the caller's (-ENOENT) */
-};
-
-struct vmh_tcp_addr {
-	struct vmh_ip laddr, raddr; /* of one family */
-	uint16_t lport, rport;
 };
 
 /* of the connections that a listener on any address takes */
@@ -207,6 +211,7 @@ void vmh_tcp_get_options(struct vmh_tcp_conn *c, struct vmh_tcp_options *o);
 void vmh_tcp_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p); /* a smaller MTU cuts what is queued again */
 void vmh_tcp_set_user(struct vmh_tcp_conn *c, void *user);
 void vmh_tcp_address(struct vmh_tcp_conn *c, struct vmh_tcp_addr *a);
+void vmh_tcp_delist(struct vmh_tcp_conn *c); /* env.over now: others know of it */
 void vmh_tcp_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i);
 void vmh_tcp_get_stats(struct vmh_tcp *t, struct vmh_tcp_stats *s);
 
