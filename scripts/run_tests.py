@@ -28,7 +28,8 @@ LAST = "tests/test_zz_leftovers.py"  # of each session
 CALM = (
     "tests/apps/test_make_run.py", "tests/apps/test_tcp_programs.py", "tests/apps/test_tcp_servers.py", "tests/bpf",
     "tests/fuzz", "tests/net/test_cli_service.py", "tests/net/test_explain_kinds.py",
-    "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py", "tests/net/test_tcp_listener_home.py",
+    "tests/net/test_service_reinject.py", "tests/net/test_service_sessions.py", "tests/net/test_tcp_every_state.py",
+    "tests/net/test_tcp_listener_home.py",
     "tests/net/test_tcp_pieces.py", "tests/net/test_tcp_small_stack.py", "tests/net/test_tcp_syn.py",
     "tests/net/test_tcp_wire.py", "tests/net/test_tcpmove.py", "tests/net/test_tcprepair.py",
     "tests/net/test_verbs_fallback.py", "tests/net/test_verbs_ladder.py", "tests/net/test_verbs_shared.py",

@@ -24,16 +24,17 @@ static uint64_t out_bytes;
 
 static int look(void *arg, const uint8_t *frame, size_t len)
 {
-	const uint8_t *tcp = frame + 34;
+	size_t before = wire_headers(frame), length = before == 34 ? 14 : 54; /* what the length of IP does not count */
+	const uint8_t *tcp = frame + before, *said = frame + (before == 34 ? 16 : 18);
 	uint32_t seq = (uint32_t)tcp[4] << 24 | (uint32_t)tcp[5] << 16 | (uint32_t)tcp[6] << 8 | tcp[7];
 	size_t header = (size_t)(tcp[12] >> 4) * 4;
 
 	(void)arg;
-	MUST(len >= 54 && len <= 1514 && header >= 20 && 34 + header <= len);
-	MUST(((size_t)frame[16] << 8 | frame[17]) == len - 14);
-	out_bytes += len - 34 - header;
+	MUST(len >= before + 20 && len <= 1514 && header >= 20 && before + header <= len);
+	MUST(((size_t)said[0] << 8 | said[1]) == len - length);
+	out_bytes += len - before - header;
 	if (!(tcp[13] & 4))
-		peer_ack = seq + (uint32_t)(len - 34 - header) + (tcp[13] & 1) + (tcp[13] >> 1 & 1);
+		peer_ack = seq + (uint32_t)(len - before - header) + (tcp[13] & 1) + (tcp[13] >> 1 & 1);
 	return 1; /* the other instance stays out of it */
 }
 

@@ -1,6 +1,6 @@
 """The control socket under random and half-right messages: the service stays, and serves the others.
 
-VMH_FUZZ_SECONDS (20) says how long in all, VMH_FUZZ_SEED which messages; a failure names the seed.
+VMH_FUZZ_SECONDS (12) says how long in all, VMH_FUZZ_SEED which messages; a failure names the seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vmahybrid.xdp.latebind import FORCE
 
 pytestmark = pytest.mark.root
 
-SECONDS = float(os.environ.get("VMH_FUZZ_SECONDS", "20")) / 2  # of each way to get a ring
+SECONDS = float(os.environ.get("VMH_FUZZ_SECONDS", "12")) / 2  # of each way to get a ring
 REQUESTS = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello", lib.VMH_MSG_RING: "struct vmh_msg_ring",
             lib.VMH_MSG_ATTACH: "struct vmh_msg_attach", lib.VMH_MSG_DETACH: "struct vmh_msg_detach",
             lib.VMH_MSG_NEIGH: "struct vmh_msg_neigh", lib.VMH_MSG_RELEASE: "struct vmh_msg_release",

@@ -1,4 +1,5 @@
-"""The TCP stack under libFuzzer with ASan, UBSan and lwIP's assertions, for VMH_FUZZ_SECONDS (default 20)."""
+"""The TCP stack under libFuzzer with ASan, UBSan and lwIP's assertions, over IPv4 and IPv6, each for VMH_FUZZ_SECONDS
+(default 12)."""
 
 import os
 import re
@@ -13,7 +14,7 @@ SYN, ACK, FIN, PSH, MORE = 2, 16, 1, 8, 64   # MORE: the next segment is of the 
 
 
 def seconds() -> int:
-    return int(os.environ.get("VMH_FUZZ_SECONDS", "20"))
+    return int(os.environ.get("VMH_FUZZ_SECONDS", "12"))
 
 
 def build(target: Path) -> None:
@@ -55,14 +56,22 @@ def seeds(directory: Path) -> None:
                 (directory / f"{opened}_{said}_{start}").write_bytes(bytes([start]) + handshake + talk)
 
 
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("fuzz") / "fuzz_tcp"
+    build(target)
+    return target
+
+
 @pytest.mark.timeout(1200)
-def test_no_peer_breaks_the_stack(tmp_path: Path) -> None:
-    build(tmp_path / "fuzz_tcp")
+@pytest.mark.parametrize("ip", ["4", "6"])
+def test_no_peer_breaks_the_stack(fuzzer: Path, tmp_path: Path, ip: str) -> None:
     seeds(tmp_path / "seeds")
     (tmp_path / "corpus").mkdir()
-    command = [f"{tmp_path}/fuzz_tcp", f"-max_total_time={seconds()}", "-max_len=2000", "-seed=0", "-timeout=20"]
+    command = [str(fuzzer), f"-max_total_time={seconds()}", "-max_len=2000", "-seed=0", "-timeout=20"]
     command += [f"-artifact_prefix={tmp_path}/", "-print_final_stats=1", f"{tmp_path}/corpus", f"{tmp_path}/seeds"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds() + 60, check=False)
+    env = {**os.environ, "WIRE_IPV6": "1"} if ip == "6" else None
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds() + 60, check=False, env=env)
     assert done.returncode == 0, done.stderr[-6000:]
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     assert executed, done.stderr[-2000:]

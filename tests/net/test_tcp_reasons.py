@@ -58,7 +58,7 @@ def execute():
 
 def execute_at():
     os.set_inheritable(fd, True)
-    argv = [os.fsencode(word) for word in (sys.executable, "-Sc", "print('{}', flush=True); import time; time.sleep(60)")]
+    argv = [os.fsencode(sys.executable), b"-Sc", b"print('{}', flush=True); import time; time.sleep(60)"]
     environment = [b"%s=%s" % pair for pair in os.environb.items()]
     vectors = [(ctypes.c_char_p * (len(words) + 1))(*words) for words in (argv, environment)]
     ctypes.CDLL(None).execveat(-100, argv[0], *vectors, 0)

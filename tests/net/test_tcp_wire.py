@@ -145,8 +145,8 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
                                                       ("offload", "4", 0.01)])
 def test_moves_to_and_fro(service: Service, wire: WireSandbox, peer: str, policy: str, ip: str, length: float) -> None:
     """By the operator, of both ends, in the midst of bulk both ways that has nothing to do with each other, over a wire
-    that is bad: each stream is whole, and goes on. VMH_TCP_SEED (1), VMH_TCP_SECONDS (6)."""
-    seed, seconds, count = int(os.environ.get("VMH_TCP_SEED", "1")), os.environ.get("VMH_TCP_SECONDS", "6"), 4
+    that is bad: each stream is whole, and goes on. VMH_TCP_SEED (1), VMH_TCP_SECONDS (4)."""
+    seed, seconds, count = int(os.environ.get("VMH_TCP_SEED", "1")), os.environ.get("VMH_TCP_SECONDS", "4"), 4
     variables = {"VMA_HYBRID_TCP": policy, "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "0", "VMA_TRACELEVEL": "warn"}
     chance, api, orders = random.Random(seed), Api(service), 0
 

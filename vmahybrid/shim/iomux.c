@@ -82,13 +82,21 @@ static bool is_tcp(const struct entry *t)
 	return atomic_load_explicit(&t->o->class_, memory_order_relaxed) == VMH_CLASS_TCP;
 }
 
-/* poll(2) passes by a negative number. */
+/* poll(2) passes by a negative number. What another thread has put there meanwhile stays. */
+static void hide(const struct poll_waiter *x, const struct entry *t, bool on)
+{
+	struct pollfd *p = &x->w.fds[t->i];
+
+	if (p->fd == (on ? t->fd : ~t->fd))
+		p->fd = ~p->fd;
+}
+
 static void hide_parked(const struct poll_waiter *x)
 {
 	for (unsigned k = 0; k < x->nent; k++) {
 		const struct entry *t = &x->ent[k];
 
-		x->w.fds[t->i].fd = is_gone(t) || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))) ? ~t->fd : t->fd;
+		hide(x, t, is_gone(t) || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))));
 	}
 }
 
@@ -221,33 +229,37 @@ static bool on_ring(struct vmh_waiter *w)
 static void let_go(struct poll_waiter *x)
 {
 	for (unsigned k = 0; k < x->nent; k++) {
-		x->w.fds[x->ent[k].i].fd = x->ent[k].fd;
+		hide(x, &x->ent[k], false);
 		vmh_obj_put(x->ent[k].o);
 	}
 	if (x->bytes)
 		vmh_scratch_free(x->ent, x->bytes);
 }
 
-/* The end of a wait for descriptors that are closed, or stand for something else by now: n or -errno. */
+/* The end of a wait for descriptors that are closed, or stand for something else by now: as `n`, with what is ready of
+ * these; what a signal has ended may have that to tell, too. */
 static int with_gone(const struct poll_waiter *x, int n)
 {
 	const struct timespec now = { 0 };
+	int all = n > 0 ? n : 0;
 
-	for (unsigned k = 0; (n >= 0 || n == -EINTR) && k < x->nent; k++) {
-		struct pollfd *p = &x->w.fds[x->ent[k].i];
+	if (n < 0 && n != -EINTR)
+		return n;
+	for (unsigned k = 0; k < x->nent; k++) {
+		struct pollfd p = { .fd = x->ent[k].fd, .events = x->w.fds[x->ent[k].i].events };
 
 		if (!is_gone(&x->ent[k]))
 			continue;
-		for (unsigned i = 0; n < 0 && i < x->w.nfds; i++)
+		for (unsigned i = 0; !all && i < x->w.nfds; i++)
 			x->w.fds[i].revents = 0;
-		n = n < 0 ? 0 : n - (n > 0 && p->revents);
-		p->fd = x->ent[k].fd;
-		vmh_sys(SYS_ppoll, p, 1, &now, NULL, 0);
-		if (p->revents & POLLNVAL && x->w.is_select)
-			p->revents = p->events;
-		n += p->revents != 0;
+		all -= x->w.fds[x->ent[k].i].revents != 0;
+		vmh_sys(SYS_ppoll, &p, 1, &now, NULL, 0);
+		if (p.revents & POLLNVAL && x->w.is_select)
+			p.revents = p.events;
+		x->w.fds[x->ent[k].i].revents = p.revents;
+		all += p.revents != 0;
 	}
-	return n;
+	return all ? all : n < 0 ? n : 0;
 }
 
 int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,

@@ -429,6 +429,7 @@ void vmh_tcps_restart(struct vmh_tcps *s, bool must)
 	err = vmh_sys(SYS_connect, s->obj.fd, &to, len);
 	vmh_sys(SYS_fcntl, s->obj.fd, F_SETFL, flags);
 	s->route_err = (int)-err;
+	vmh_tcps_note_names(s, s->obj.fd, &(struct vmh_tcp_addr){ 0 }); /* its port is another one now */
 	undo_to(s, no_route(err) && !must ? VMH_TCPS_STRANDED : VMH_TCPS_HOME);
 }
 

@@ -26,22 +26,37 @@ void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeo
 
 void vmh_tcps_blocks(struct vmh_tcps *s)
 {
-	atomic_fetch_add(&s->blocked_tids, vmh_tid());
+	const uint64_t tid = vmh_tid();
+
+	atomic_fetch_add(&s->blocked_tids, tid);
+	atomic_fetch_add(&s->blocked_squares, tid * tid);
 	atomic_fetch_add(&s->blocked, 1);
 }
 
 void vmh_tcps_blocks_no_more(struct vmh_tcps *s)
 {
+	const uint64_t tid = vmh_tid();
+
 	atomic_fetch_sub(&s->blocked, 1);
-	atomic_fetch_sub(&s->blocked_tids, vmh_tid());
+	atomic_fetch_sub(&s->blocked_squares, tid * tid);
+	atomic_fetch_sub(&s->blocked_tids, tid);
+}
+
+/* Nobody waits, or this thread did and has left its calls by siglongjmp(). Numbers are all the same if their mean is that,
+ * and that of their squares its square. */
+static bool only_left(struct vmh_tcps *s)
+{
+	const uint64_t n = atomic_load(&s->blocked), tid = vmh_tid();
+
+	return atomic_load(&s->blocked_tids) == n * tid && atomic_load(&s->blocked_squares) == n * tid * tid;
 }
 
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, THERE_NAP_NS };
-	uint64_t n = atomic_load(&s->blocked), end;
+	uint64_t end;
 
-	if (atomic_load(&s->blocked_tids) == n * vmh_tid()) /* nobody does, or this one did and has left by siglongjmp() */
+	if (only_left(s))
 		return false;
 	atomic_store(&s->waits, 0);
 	atomic_store(&s->leaving, 1);

@@ -88,8 +88,8 @@ struct vmh_tcps {
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
 	uint64_t stranded_ns;
 	int route_err;                    /* of one that seeks: what the kernel has said last */
-	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tids: the sum of their threads */
-	_Atomic uint64_t blocked_tids;
+	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tids, _squares: sums of their threads' numbers */
+	_Atomic uint64_t blocked_tids, blocked_squares;
 	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */

@@ -166,6 +166,21 @@ static void test_guessed(void)
 		}
 }
 
+/* A probe that Linux drops. */
+static void test_an_end_in_a_syn(void)
+{
+	struct vmh_tcp_conn *l;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+
+	bring(&w, &l, LISTENING, &seen, &seq, &ack);
+	inject(&w, 4000, 80, 999, 0, SYN | FIN, NULL, 0);
+	CHECK(!seen.n, "%x", seen.flags);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 /* Sent before the peer acknowledged our end, and comes after that, to one that has sent nothing else. */
 static void test_overtaken_by_the_ack_of_our_end(void)
 {
@@ -1184,6 +1199,7 @@ int main(void)
 	test_any_segment();
 	test_guessed();
 	test_overtaken_by_the_ack_of_our_end();
+	test_an_end_in_a_syn();
 	test_late_reset();
 	test_time_wait_ends_by_a_reset();
 	test_any_answer_to_a_syn();

@@ -177,7 +177,8 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 }
 
 /* What nobody sends who knows the connection: without an ACK (RFC 9293, 3.10.7.4), or with one of what the peer has
- * acknowledged long ago, or never had (RFC 5961, 5.2), to which it is told the right one. Inside. */
+ * acknowledged long ago, or never had (RFC 5961, 5.2), to which it is told the right one. Of what is opening yet: with the
+ * right one and without a SYN (RFC 9293, 3.10.7.3), where lwIP would refuse it. Inside. */
 static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
@@ -185,7 +186,11 @@ static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
 	uint64_t acked = c->count.bytes_acked + fin;
 	uint32_t most = pcb->snd_wnd_max, back = c->imported || acked > most ? most : (uint32_t)acked;
 
-	if (pcb->state < ESTABLISHED || in->flags & (TCP_SYN | TCP_RST))
+	if (in->flags & (TCP_SYN | TCP_RST))
+		return false;
+	if (pcb->state == SYN_SENT)
+		return in->flags & TCP_ACK && in->ack == pcb->lastack + 1;
+	if (pcb->state < ESTABLISHED)
 		return false;
 	if (!(in->flags & TCP_ACK))
 		return true;
@@ -435,13 +440,14 @@ static bool count_segment(struct vmh_tcp_conn *c, const struct seg_in *in, unsig
 	return first;
 }
 
-/* New data for a program that neither reads nor writes any more: RFC 1122, 4.2.2.13, where Linux has it, also behind a hole.
+/* New data for a program that neither reads nor writes any more: RFC 1122, 4.2.2.13, where Linux has it, also behind a hole,
+ * or an end that is behind one.
  * lwIP would do so without an error for the program, and without a reset for data that comes with a FIN. */
 static bool unwanted(const struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	const struct tcp_pcb *pcb = c->pcb;
 
-	return c->shut_wr && (c->shut_rd || c->app_closed) && !c->eof && in->payload &&
+	return c->shut_wr && (c->shut_rd || c->app_closed) && !c->eof && (in->payload || in->flags & TCP_FIN) &&
 	       (in->flags & (TCP_ACK | TCP_SYN | TCP_RST)) == TCP_ACK &&
 	       TCP_SEQ_GT(in->seq + in->payload, pcb->rcv_nxt) && TCP_SEQ_LEQ(in->seq, pcb->rcv_nxt + pcb->rcv_wnd);
 }
@@ -701,7 +707,7 @@ static int to_listener(struct vmh_tcp_conn *l, struct segment *s, const struct k
 	struct syn syn;
 
 	read_segment(s->tcp, s->len, &in);
-	if (in.flags & TCP_RST)
+	if (in.flags & TCP_RST || (in.flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == (TCP_SYN | TCP_FIN)) /* as Linux */
 		return 0;
 	if (cookie_syn(l, k, s->tcp, &in, &syn))
 		return to_cookie(l, &syn, &in, s, k);
