@@ -234,7 +234,7 @@ static int outcome(struct vmh_tcps *s)
 static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 {
 	TWAIT w;
-	int rc, err;
+	int rc, err, closed;
 
 	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1, began);
 	w.state = VMH_TCPS_RING; /* as the caller has seen it: a fork in another thread may have sent it home since */
@@ -242,8 +242,9 @@ static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 		err = vmh_tcps_wait(s, &w);
 		if (vmh_unlikely(vmh_tcps_leaving(s)))
 			vmh_tcps_still_waits(s);
-		if (vmh_tcps_is_closed(s))
-			return -EBADF;
+		closed = vmh_tcps_is_closed(s, &w.w);
+		if (vmh_unlikely(closed))
+			return closed;
 		rc = outcome(s);
 		if (rc)
 			return rc == VMH_TCPS_KERNELS && vmh_tcps_state(s) == VMH_TCPS_KERNEL ? -ECONNRESET :

@@ -108,15 +108,30 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
 }
 
+#define ACCEPT_NS 20000000u
+#define ACCEPT_NAP_NS 50000
+
 /* Others wait, and go on at the kernel. */
 static void go_on_by(struct vmh_tcps *s, int fd)
 {
+	bool listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN;
+
 	atomic_store(&s->left_fd, fd);
-	vmh_tcps_home(s, vmh_tcps_state(s) == VMH_TCPS_LISTEN ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
-	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+	vmh_tcps_home(s, listens ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
+	if (listens || vmh_tcps_state(s) == VMH_TCPS_HOME)
 		return;
 	atomic_store(&s->left_fd, 0);
 	vmh_fd_hidden_close(fd);
+}
+
+/* Connections that came by the rings: who waits has one each, the others are reset. */
+static void let_them_accept(const struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, ACCEPT_NAP_NS };
+	uint64_t end = vmh_now_ns() + ACCEPT_NS;
+
+	while (vmh_tlisten_holds(s) && atomic_load(&s->blocked) && vmh_now_ns() < end)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
 }
 
 /* Calls of other threads that wait go on, as with the kernel, and the connection ends when they have. */
@@ -130,6 +145,7 @@ static void leave_open(struct vmh_tcps *s)
 	if (fd >= 0)
 		go_on_by(s, fd);
 	vmh_tcps_left(s);
+	let_them_accept(s);
 }
 
 void vmh_tcps_laid_over(int fd)

@@ -421,8 +421,9 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 	for (;;) {
 		if (vmh_unlikely(vmh_tcps_leaving(s)))
 			vmh_tcps_still_waits(s);
-		if (vmh_tcps_is_closed(s))
-			return w.now ? -EAGAIN : -EBADF;
+		err = vmh_tcps_is_closed(s, &w.w);
+		if (vmh_unlikely(err))
+			return w.now ? -EAGAIN : err;
 		if (vmh_unlikely(vmh_tcps_state(s) != VMH_TCPS_RING)) {
 			err = vmh_tcps_at_kernel(s) ? GO_ON : wait_for_state(s, &w);
 			if (err)

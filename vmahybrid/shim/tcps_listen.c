@@ -571,8 +571,9 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 	for (;;) {
 		if (vmh_unlikely(vmh_tcps_leaving(s)))
 			vmh_tcps_still_waits(s);
-		if (vmh_tcps_is_closed(s))
-			return -EBADF;
+		err = vmh_tcps_is_closed(s, &w.w);
+		if (vmh_unlikely(err))
+			return err;
 		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
 			return VMH_TCPS_KERNELS;
 		r = accept_any(s, fd, a, len, flags);
