@@ -576,6 +576,7 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 			return err;
 		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
 			return VMH_TCPS_KERNELS;
+		fd = w.kfd = vmh_tcps_fd(s, fd);
 		r = accept_any(s, fd, a, len, flags);
 		if (r != -EAGAIN)
 			return r;
@@ -656,18 +657,28 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 	}
 }
 
+static int take_waiting(struct vmh_tcps *s)
+{
+	struct vmh_tlisten *l = s->listening;
+	int fd = -1;
+
+	vmh_lock(&s->io);
+	if (l->nwaiting) {
+		fd = l->waiting[l->first++ % WAITING_MAX];
+		l->nwaiting--;
+	}
+	vmh_unlock(&s->io);
+	return fd;
+}
+
 /* Those that waited here. Object lock held. */
 static void keep_again(struct vmh_tcps *s, unsigned reason)
 {
 	struct vmh_tlisten *l = s->listening;
 
 	for (unsigned n = l->nwaiting; n; n--) {
-		int fd;
+		int fd = take_waiting(s);
 
-		vmh_lock(&s->io);
-		fd = l->nwaiting ? l->waiting[l->first++ % WAITING_MAX] : -1;
-		l->nwaiting -= fd >= 0;
-		vmh_unlock(&s->io);
 		if (fd >= 0)
 			keep(s, fd, reason);
 	}
@@ -709,16 +720,19 @@ static void tell(struct vmh_tcps *s)
 	vmh_wake_all();
 }
 
-/* Its connections that nobody has accepted are reset, as by close(). Object lock held. */
-static void reset_waiting(struct vmh_tlisten *l)
+/* Its connections that nobody has accepted are reset, as by close(). Object lock held; other threads may be in accept(). */
+static void reset_waiting(struct vmh_tcps *s)
 {
-	for (; l->nwaiting; l->nwaiting--) {
-		int fd = l->waiting[l->first++ % WAITING_MAX];
+	int fd;
 
+	while ((fd = take_waiting(s)) >= 0) {
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &(struct linger){ .l_onoff = 1 }, sizeof(struct linger));
 		vmh_fd_close(fd);
 		vmh_sys(SYS_close, fd);
 	}
+	vmh_lock(&s->io);
+	atomic_store(&s->state, VMH_TCPS_HOME);
+	vmh_unlock(&s->io);
 }
 
 /* Object lock held. The kernel alone listens from here on, or nobody, if it is closed. */
@@ -742,7 +756,7 @@ static void end(struct vmh_tcps *s, unsigned reason)
 	l->syns_left = false;
 	/* reset, as those of a listener of the kernel; at the end of the process other threads may accept them yet */
 	if (reason == VMH_R_CLOSED && !atomic_load(&vmh_tcps_ending))
-		reset_waiting(l);
+		reset_waiting(s);
 	VMH_SET(s->stats->offloaded, 0);
 	VMH_SET(s->stats->rx_offloaded, 0);
 	VMH_SET(s->stats->flow_id, 0);
