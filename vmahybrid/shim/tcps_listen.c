@@ -586,7 +586,7 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		if (w.now && !os_due(s))
 			return err;
 		r = from_kernel(s, fd, a, len, flags);
-		if (r != -EAGAIN)
+		if (r != -EAGAIN && !(err && r == -EBADF)) /* a handler that ended the wait has closed it */
 			return r;
 		if (err)
 			return err;
