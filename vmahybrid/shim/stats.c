@@ -553,7 +553,8 @@ static struct vmh_open_name *open_name(size_t slot)
 	return (struct vmh_open_name *)(vmh_stats->socks + vmh_stats->nsocks) + slot;
 }
 
-unsigned vmh_stats_open_new(const unsigned char *laddr, unsigned short lport, const unsigned char *raddr, unsigned short rport)
+unsigned vmh_stats_open_new(const unsigned char *laddr, unsigned short lport, const unsigned char *raddr,
+			    unsigned short rport)
 {
 	int slot = page_size ? claim(open_claims, VMH_STATS_OPEN) : -1;
 	struct vmh_open_name *o;

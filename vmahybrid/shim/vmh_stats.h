@@ -66,7 +66,8 @@ void vmh_stats_ring_free(struct vmh_ring_stats *s);
 struct vmh_iomux_stats *vmh_stats_epoll_new(int epfd);
 void vmh_stats_epoll_free(struct vmh_iomux_stats *s);
 /* A connection that the service is told of in no other way yet; ports in network order. Its place, 0: there is none. */
-unsigned vmh_stats_open_new(const unsigned char *laddr, unsigned short lport, const unsigned char *raddr, unsigned short rport);
+unsigned vmh_stats_open_new(const unsigned char *laddr, unsigned short lport, const unsigned char *raddr,
+			    unsigned short rport);
 void vmh_stats_open_free(unsigned place);
 void vmh_sock_dump(int fd, int level);  /* what the page does not have: sock_stamp.c, epoll_dump.c */
 void vmh_epoll_dump(int epfd, int level);

@@ -160,7 +160,8 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool partial,
 {
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
-				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .opened = opened, .over = over, .hold_max = frames / 2,
+				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .opened = opened,
+				  .over = over, .hold_max = frames / 2,
 				  .hold_share = frames / 8, .merge_max = merge_max, .verify = true, .partial = partial};
 	int rc;
 
