@@ -345,6 +345,8 @@ static void unseen(int how)
 
 struct waiter {
 	int fd, other, how, ready;
+	struct timespec began;
+	long took_ms;
 	long r;
 	int err;
 	unsigned events;
@@ -364,6 +366,7 @@ static void *wait_in(void *arg)
 
 	FD_ZERO(&in);
 	FD_SET(w->fd, &in);
+	now(&w->began);
 	switch (w->how) {
 	case 0: w->r = recv(w->fd, c, 16, 0); break;
 	case 1: w->r = send(w->fd, big, sizeof(big), MSG_NOSIGNAL) > 0; break;
@@ -384,6 +387,7 @@ static void *wait_in(void *arg)
 	case 8: w->r = poll(p, 2, 400), w->events = (unsigned)(p[0].revents | p[1].revents); break;
 	}
 	w->err = errno;
+	w->took_ms = (long)elapsed_ms(&w->began);
 	return NULL;
 }
 
@@ -414,7 +418,7 @@ static int port_of(int fd)
 }
 
 /* how + 10: shutdown instead of close; + 20: the peer sends, or connects, after the close; + 30: the same after a dup2()
- * over it */
+ * over it; + 40: close at once after a shutdown */
 static void close_while(int how)
 {
 	struct waiter w = { .how = how % 10 };
@@ -436,11 +440,15 @@ static void close_while(int how)
 	if (how / 10 == 1) {
 		say("shutdown", shutdown(w.fd, SHUT_RDWR));
 	} else {
+		if (how / 10 == 4)
+			say("shutdown", shutdown(w.fd, SHUT_RDWR));
 		if (how / 10 == 3)
 			say("dup2", dup2(STDERR_FILENO, w.fd) == w.fd);
 		say("close", close(w.fd));
 		if (how == 20 || how == 30)
 			tell_said("peer", "send 5");
+		else if (how / 10 == 4)
+			;
 		else if (how / 10 >= 2 && w.how == 5)
 			tell("connect %d", port);
 		else if (w.how == 8)
@@ -450,6 +458,8 @@ static void close_while(int how)
 	}
 	pthread_join(t, NULL);
 	errno = w.err;
+	if (how / 10 == 4)
+		say_yes("at once", w.took_ms < 300);
 	if (w.how == 5 && w.r >= 0)
 		say("accepted, then close", close((int)w.r));
 	else
@@ -955,6 +965,9 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp connection after close while accept waits", close_while, 25 },
 	{ "tcp connection after dup2 over it while accept waits", close_while, 35 },
 	{ "tcp shutdown while connect waits", close_while, 17 },
+	{ "tcp shutdown and close while poll waits", close_while, 42 },
+	{ "tcp shutdown and close while select waits", close_while, 43 },
+	{ "tcp shutdown and close while recv waits", close_while, 40 },
 	{ "tcp shutdown while recv waits", close_while, 10 }, { "tcp shutdown while send waits", close_while, 11 },
 	{ "tcp shutdown while poll waits", close_while, 12 }, { "tcp shutdown while select waits", close_while, 13 },
 	{ "tcp shutdown while epoll waits", close_while, 14 }, { "tcp shutdown while accept waits", close_while, 15 },

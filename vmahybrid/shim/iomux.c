@@ -7,8 +7,12 @@
 struct entry {
 	struct vmh_obj *o;
 	unsigned i;
-	int fd; /* of a TCP socket, whose kernel socket is not asked while it is parked */
+	int fd;           /* of a TCP socket, whose kernel socket is not asked while it is parked */
+	uint64_t gone_ns; /* when it was first seen that it is closed; 0: it is not, SETTLED: its number is something else */
 };
+
+#define SETTLED UINT64_MAX
+#define SETTLES_NS 200000000u /* another thread is in the midst of close() for less */
 
 struct poll_waiter {
 	struct vmh_waiter w; /* first */
@@ -54,7 +58,8 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
 	return false;
 }
 
-/* By another thread, while this one waits. As with the kernel that ends no wait, and the call tells it when it ends. */
+/* By another thread, while this one waits. The kernel would not notice, unless something had happened before, as a shutdown():
+ * so that ends the wait, but if the number is something else by now, which is not waited for and told of at the end. */
 static bool is_gone(const struct entry *t)
 {
 	return vmh_unlikely(atomic_load_explicit(&t->o->closed, memory_order_relaxed));
@@ -173,6 +178,71 @@ int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds)
 	return n;
 }
 
+/* What the kernel says of the number now. */
+static int look_at_gone(const struct poll_waiter *x, const struct entry *t)
+{
+	struct pollfd *of = &x->w.fds[t->i], p = { .fd = t->fd, .events = of->events };
+	const struct timespec now = { 0 };
+
+	vmh_sys(SYS_ppoll, &p, 1, &now, NULL, 0);
+	of->revents = p.revents & POLLNVAL && x->w.is_select ? of->events : p.revents;
+	return of->revents != 0;
+}
+
+/* Those that are gone and end the wait. */
+static int gone_ready(struct poll_waiter *x)
+{
+	int n = 0;
+
+	x->w.hurries = false;
+	for (unsigned k = 0; k < x->nent; k++) {
+		struct entry *t = &x->ent[k];
+		uint64_t now;
+
+		if (vmh_likely(!is_gone(t)) || t->gone_ns == SETTLED)
+			continue;
+		if (look_at_gone(x, t)) {
+			n++;
+			continue;
+		}
+		now = vmh_now_ns();
+		if (!t->gone_ns)
+			t->gone_ns = now;
+		if (now - t->gone_ns > SETTLES_NS)
+			t->gone_ns = SETTLED;
+		else
+			x->w.hurries = true;
+	}
+	return n;
+}
+
+/* What the kernel has said of them before. */
+static void mute_gone(const struct poll_waiter *x)
+{
+	for (unsigned k = 0; k < x->nent; k++)
+		if (vmh_unlikely(is_gone(&x->ent[k])))
+			x->w.fds[x->ent[k].i].revents = 0;
+}
+
+/* The end of the wait: as `n`, with what is ready of those that are gone; what a signal has ended may have that to tell,
+ * too. */
+static int with_gone(const struct poll_waiter *x, int n)
+{
+	int all = n > 0 ? n : 0;
+
+	if (n < 0 && n != -EINTR)
+		return n;
+	for (unsigned k = 0; k < x->nent; k++) {
+		if (vmh_likely(!is_gone(&x->ent[k])))
+			continue;
+		for (unsigned i = 0; !all && i < x->w.nfds; i++)
+			x->w.fds[i].revents = 0;
+		all -= x->w.fds[x->ent[k].i].revents != 0;
+		all += look_at_gone(x, &x->ent[k]);
+	}
+	return all ? all : n < 0 ? n : 0;
+}
+
 static int collect(struct vmh_waiter *w, bool os)
 {
 	struct poll_waiter *x = (struct poll_waiter *)w;
@@ -182,11 +252,14 @@ static int collect(struct vmh_waiter *w, bool os)
 	w->ring_n = w->ring_rx = w->os_rx = 0;
 	hide_parked(x);
 	if (!os) {
-		if (!any_ready(x))
+		bool gone = gone_ready(x);
+
+		if (!gone && !any_ready(x))
 			return 0;
-		os = vmh_os_skip_due(w);
+		os = vmh_os_skip_due(w) || gone;
 	}
 	if (os && w->fresh) {
+		mute_gone(x);
 		hush_moved(x);
 		n = count_ready(w);
 	} else if (os) {
@@ -202,7 +275,7 @@ static int collect(struct vmh_waiter *w, bool os)
 		w->os_rx = vmh_poll_rx(w->fds, w->nfds);
 	else
 		w->os_saw |= os;
-	return vmh_os_reported(n) + add_ring_bits(x);
+	return vmh_os_reported(n) + add_ring_bits(x) + gone_ready(x);
 }
 
 static bool on_ring(struct vmh_waiter *w)
@@ -234,32 +307,6 @@ static void let_go(struct poll_waiter *x)
 	}
 	if (x->bytes)
 		vmh_scratch_free(x->ent, x->bytes);
-}
-
-/* The end of a wait for descriptors that are closed, or stand for something else by now: as `n`, with what is ready of
- * these; what a signal has ended may have that to tell, too. */
-static int with_gone(const struct poll_waiter *x, int n)
-{
-	const struct timespec now = { 0 };
-	int all = n > 0 ? n : 0;
-
-	if (n < 0 && n != -EINTR)
-		return n;
-	for (unsigned k = 0; k < x->nent; k++) {
-		struct pollfd p = { .fd = x->ent[k].fd, .events = x->w.fds[x->ent[k].i].events };
-
-		if (!is_gone(&x->ent[k]))
-			continue;
-		for (unsigned i = 0; !all && i < x->w.nfds; i++)
-			x->w.fds[i].revents = 0;
-		all -= x->w.fds[x->ent[k].i].revents != 0;
-		vmh_sys(SYS_ppoll, &p, 1, &now, NULL, 0);
-		if (p.revents & POLLNVAL && x->w.is_select)
-			p.revents = p.events;
-		x->w.fds[x->ent[k].i].revents = p.revents;
-		all += p.revents != 0;
-	}
-	return all ? all : n < 0 ? n : 0;
 }
 
 int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
@@ -294,7 +341,7 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 			vmh_obj_put(o);
 			continue;
 		}
-		x.ent[x.nent++] = (struct entry){ o, i, fds[i].fd };
+		x.ent[x.nent++] = (struct entry){ .o = o, .i = i, .fd = fds[i].fd };
 		if (is_tcp(&x.ent[x.nent - 1])) {
 			vmh_tcps_waited_for(o, fds[i].fd);
 			x.tcp++;

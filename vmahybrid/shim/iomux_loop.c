@@ -109,10 +109,10 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 	int wakefd = vmh_sleep_begin(), n, err = 0;
 	bool os = false;
 
-	if (wakefd < 0 && (left < 0 || left > 1000000))
-		left = 1000000; /* no eventfd to be had: look again every millisecond */
 	vmh_rings_poll(batch());
 	n = w->collect(w, false);
+	if ((wakefd < 0 || w->hurries) && (left < 0 || left > 1000000))
+		left = 1000000; /* no eventfd to be had, or it says so: look again every millisecond */
 	if (!n && vmh_signals_any == r->sig0 && !(w->closed_with && atomic_load(&w->closed_with->closed))) {
 		err = vmh_sleep(w->fds, w->nfds, left, NULL, wakefd);
 		os = err == 0 && any_revents(w);

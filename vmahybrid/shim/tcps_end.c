@@ -137,15 +137,21 @@ static void let_them_accept(const struct vmh_tcps *s)
 /* Calls of other threads that wait go on, as with the kernel, and the connection ends when they have. */
 static void leave_open(struct vmh_tcps *s)
 {
+	const uint64_t all = ~0ull;
+	uint64_t mask;
 	int fd;
 
-	if (!vmh_tcps_on_rings(s) || !vmh_tcps_is_waited_for(s))
+	if (!vmh_tcps_on_rings(s))
 		return;
-	fd = vmh_fd_hide_instead(s->obj.fd);
-	if (fd >= 0)
-		go_on_by(s, fd);
-	vmh_tcps_left(s);
-	let_them_accept(s);
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
+	if (vmh_tcps_is_waited_for(s)) {
+		fd = vmh_fd_hide_instead(s->obj.fd);
+		if (fd >= 0)
+			go_on_by(s, fd);
+		vmh_tcps_left(s);
+		let_them_accept(s);
+	}
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
 void vmh_tcps_laid_over(int fd)

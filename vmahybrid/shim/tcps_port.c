@@ -381,6 +381,7 @@ static void grow(void)
 static bool end_tails(void)
 {
 	struct tail **p, *t;
+	bool any;
 
 	for (;;) {
 		vmh_lock(&lock);
@@ -388,9 +389,10 @@ static bool end_tails(void)
 			;
 		if (t)
 			*p = t->next;
+		any = tails != NULL;
 		vmh_unlock(&lock);
 		if (!t)
-			return tails != NULL;
+			return any;
 		vmh_tport_end(t->flow_id, t->lport, 0);
 		vmh_heap_free(t);
 	}

@@ -40,6 +40,7 @@ struct vmh_waiter {
 	struct vmh_iomux_stats *stats;
 	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
 	bool is_select;                /* POLLNVAL is EBADF in the first look, and later all that was asked for */
+	bool hurries;                  /* collect is to be called again in a millisecond */
 	bool os_saw;                   /* the kernel was asked already, and nothing was ready */
 	bool forced;                   /* spin though no ring may make it ready: VMA_SELECT_POLL_OS_FORCE */
 	bool faults;                   /* the caller has no room for what is ready: EFAULT */

@@ -415,7 +415,7 @@ void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeo
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look again; -EAGAIN, -EINTR */
 void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread waits from here on; counts in `blocked` */
 void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
-/* Does another thread wait in a call? true: it stands still until vmh_tcps_left(). */
+/* Does another thread wait in a call? true: it stands still until vmh_tcps_left(), and no handler may need it in between. */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
 void vmh_tcps_left(struct vmh_tcps *s);
 static inline bool vmh_tcps_leaving(const struct vmh_tcps *s)
