@@ -128,7 +128,8 @@ def main(arguments: list[str]) -> int:
         lanes = [
             Lane(stack, calm=session("calm", [*CALM, "-m", PRIVILEGED, *arguments], 5)),
             Lane(stack, quiet=session("quiet", [*QUIET, "-m", PRIVILEGED, *arguments], 5)),
-            Lane(stack, sanitizers=sanitizers, others=session("others", ["-m", OTHERS, *arguments], 19),
+            Lane(stack, sanitizers=sanitizers),
+            Lane(stack, others=session("others", ["-m", OTHERS, *arguments], 19),
                  later=session("later", [*LATER, "-m", PRIVILEGED, *arguments], 5)),
         ]
         front = subprocess.Popen(session("front", [*ignored, "-m", PRIVILEGED, *arguments]), cwd=ROOT)

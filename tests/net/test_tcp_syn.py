@@ -760,7 +760,7 @@ def test_a_program_that_leaves_by_exit(stage: Stage, who: str) -> None:
 
 SAME = [test_a_connection, test_it_is_on_the_ring_without_a_move, test_refused, test_without_blocking,
         test_a_listener_wakes_who_waits, test_addresses_in_use, test_resets, test_options,
-        test_a_listener_of_ring_and_kernel, test_visits, test_many_at_a_time, test_bulk, test_the_program_ends,
+        test_a_listener_of_ring_and_kernel, test_many_at_a_time, test_bulk, test_the_program_ends,
         test_it_closes_with_the_peer_still_sending]
 
 
@@ -769,6 +769,10 @@ SAME = [test_a_connection, test_it_is_on_the_ring_without_a_move, test_refused, 
 def test_over_ipv6(service: Service, netns_pair: Sandbox, test: Callable[[Stage, str], None], ip: str,
                    who: str) -> None:
     test(Stage(service, netns_pair, ip), who)
+
+
+def test_visits_over_ipv6(service: Service, netns_pair: Sandbox) -> None:
+    test_visits(Stage(service, netns_pair, "6"), "both")
 
 
 @pytest.fixture

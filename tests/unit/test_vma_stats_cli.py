@@ -428,7 +428,8 @@ def test_no_service(tmp_path: Path) -> None:
     """As a process of its own: what a user sees, and that no traceback comes."""
     done = subprocess.run(
         [sys.executable, "-m", "vmahybrid.vma_stats.main", "-F", "--once"], capture_output=True, text=True,
-        env=os.environ | {"VMAHYBRID_RUNDIR": str(tmp_path)}, cwd=Path(__file__).parents[2],
+        env=os.environ | {"VMAHYBRID_RUNDIR": str(tmp_path), "VMA_STATS_SHMEM_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

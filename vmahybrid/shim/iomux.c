@@ -1,18 +1,22 @@
 /* poll. */
 #include "vmh_iomux_int.h"
+#include "vmh_ring.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
+#include <fcntl.h>
 
 /* A member of the caller's array that rings can make ready; a reference is held during the call. */
 struct entry {
 	struct vmh_obj *o;
 	unsigned i;
 	int fd;           /* of a TCP socket, whose kernel socket is not asked while it is parked */
-	uint64_t gone_ns; /* when it was first seen that it is closed; 0: it is not, SETTLED: its number is something else */
+	/* when it was first seen that it is closed, and that its number is nothing: 0: it is not; SETTLED: that is something else */
+	uint64_t gone_ns, none_ns;
 };
 
 #define SETTLED UINT64_MAX
 #define SETTLES_NS 200000000u /* another thread is in the midst of close() for less */
+#define NONE_NS 1000000u      /* from a close() to a socket() that gets the same number */
 
 struct poll_waiter {
 	struct vmh_waiter w; /* first */
@@ -58,8 +62,8 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
 	return false;
 }
 
-/* By another thread, while this one waits. The kernel would not notice, unless something had happened before, as a shutdown():
- * so that ends the wait, but if the number is something else by now, which is not waited for and told of at the end. */
+/* By another thread, while this one waits. With the kernel that ends no wait, but what happens to the socket after that does,
+ * which nobody would see here: so it does, unless the number is something else by now, which is told at the end. */
 static bool is_gone(const struct entry *t)
 {
 	return vmh_unlikely(atomic_load_explicit(&t->o->closed, memory_order_relaxed));
@@ -96,13 +100,17 @@ static void hide(const struct poll_waiter *x, const struct entry *t, bool on)
 		p->fd = ~p->fd;
 }
 
-static void hide_parked(const struct poll_waiter *x)
+static void hide_parked(struct poll_waiter *x)
 {
+	bool live = false;
+
 	for (unsigned k = 0; k < x->nent; k++) {
 		const struct entry *t = &x->ent[k];
 
+		live |= !is_gone(t);
 		hide(x, t, is_gone(t) || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))));
 	}
+	x->w.forced &= live;
 }
 
 bool vmh_has_hung_up(int fd)
@@ -178,88 +186,121 @@ int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds)
 	return n;
 }
 
-/* What the kernel says of the number now. */
-static int look_at_gone(const struct poll_waiter *x, const struct entry *t)
+static void drop(struct vmh_obj **o)
 {
-	struct pollfd *of = &x->w.fds[t->i], p = { .fd = t->fd, .events = of->events };
-	const struct timespec now = { 0 };
-
-	vmh_sys(SYS_ppoll, &p, 1, &now, NULL, 0);
-	of->revents = p.revents & POLLNVAL && x->w.is_select ? of->events : p.revents;
-	return of->revents != 0;
+	if (*o)
+		vmh_obj_put(*o);
 }
 
-/* Those that are gone and end the wait. */
-static int gone_ready(struct poll_waiter *x)
+/* Of a number that is nothing now; select(2) says all that it was asked. */
+static short gone_bits(const struct vmh_waiter *w, const struct entry *t)
 {
-	int n = 0;
+	return w->is_select ? w->fds[t->i].events : POLLNVAL;
+}
 
+/* What is to be said of the number now: it may be another socket of ours. */
+static short look_at_gone(const struct poll_waiter *x, const struct entry *t)
+{
+	struct pollfd p = { .fd = t->fd, .events = x->w.fds[t->i].events };
+	__attribute__((cleanup(drop))) struct vmh_obj *o = vmh_fd_get(t->fd);
+	const struct entry now = { .o = o, .i = t->i, .fd = t->fd };
+	const struct timespec zero = { 0 };
+
+	if (!o || !is_tcp(&now) || !vmh_tcps_parked(vmh_tcps_of(o)))
+		vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, 0);
+	if (o)
+		p.revents = (short)(p.revents | entry_bits(&now, p.events));
+	return p.revents & POLLNVAL ? gone_bits(&x->w, t) : p.revents;
+}
+
+static bool is_open(int fd)
+{
+	return vmh_sys(SYS_fcntl, fd, F_GETFD) >= 0;
+}
+
+/* The first that is gone, and whose number has been nothing for so long that it is not about to be used again. */
+static const struct entry *first_gone(struct poll_waiter *x)
+{
 	x->w.hurries = false;
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct entry *t = &x->ent[k];
 		uint64_t now;
+		bool open;
 
 		if (vmh_likely(!is_gone(t)) || t->gone_ns == SETTLED)
 			continue;
-		if (look_at_gone(x, t)) {
-			n++;
-			continue;
-		}
 		now = vmh_now_ns();
+		open = is_open(t->fd);
 		if (!t->gone_ns)
 			t->gone_ns = now;
+		if (open || !t->none_ns)
+			t->none_ns = open ? 0 : now;
+		if (t->none_ns && now - t->none_ns >= NONE_NS)
+			return t;
 		if (now - t->gone_ns > SETTLES_NS)
 			t->gone_ns = SETTLED;
 		else
 			x->w.hurries = true;
 	}
+	return NULL;
+}
+
+/* What the kernel has said of a number that is closed meanwhile, or of what that is now. Entries that are left empty. */
+static int hush_gone(const struct poll_waiter *x)
+{
+	int n = 0;
+
+	for (unsigned k = 0; k < x->nent; k++) {
+		struct pollfd *p = &x->w.fds[x->ent[k].i];
+
+		if (vmh_likely(!is_gone(&x->ent[k])) || !p->revents)
+			continue;
+		p->revents = 0;
+		n++;
+	}
 	return n;
 }
 
-/* What the kernel has said of them before. */
-static void mute_gone(const struct poll_waiter *x)
-{
-	for (unsigned k = 0; k < x->nent; k++)
-		if (vmh_unlikely(is_gone(&x->ent[k])))
-			x->w.fds[x->ent[k].i].revents = 0;
-}
-
-/* The end of the wait: as `n`, with what is ready of those that are gone; what a signal has ended may have that to tell,
- * too. */
+/* The end of the wait: as `n`, with what is to be said of those that are gone. What the caller's array has of a wait that
+ * found nothing is not to be told. */
 static int with_gone(const struct poll_waiter *x, int n)
 {
-	int all = n > 0 ? n : 0;
+	int all = n;
 
-	if (n < 0 && n != -EINTR)
+	if (n < 0) /* a handler may have closed it */
 		return n;
 	for (unsigned k = 0; k < x->nent; k++) {
+		short *told = &x->w.fds[x->ent[k].i].revents;
+
 		if (vmh_likely(!is_gone(&x->ent[k])))
 			continue;
 		for (unsigned i = 0; !all && i < x->w.nfds; i++)
 			x->w.fds[i].revents = 0;
-		all -= x->w.fds[x->ent[k].i].revents != 0;
-		all += look_at_gone(x, &x->ent[k]);
+		all -= *told != 0;
+		*told = look_at_gone(x, &x->ent[k]);
+		if (n > 0 && !all && !*told) /* it was nothing when the wait ended */
+			*told = gone_bits(&x->w, &x->ent[k]);
+		all += *told != 0;
 	}
-	return all ? all : n < 0 ? n : 0;
+	return all;
 }
 
 static int collect(struct vmh_waiter *w, bool os)
 {
 	struct poll_waiter *x = (struct poll_waiter *)w;
 	struct timespec t = { 0 }; /* the kernel writes to it */
+	const struct entry *gone;
 	int n = 0;
 
 	w->ring_n = w->ring_rx = w->os_rx = 0;
 	hide_parked(x);
+	gone = first_gone(x);
 	if (!os) {
-		bool gone = gone_ready(x);
-
 		if (!gone && !any_ready(x))
 			return 0;
 		os = vmh_os_skip_due(w) || gone;
 	}
 	if (os && w->fresh) {
-		mute_gone(x);
 		hush_moved(x);
 		n = count_ready(w);
 	} else if (os) {
@@ -271,11 +312,17 @@ static int collect(struct vmh_waiter *w, bool os)
 		for (unsigned i = 0; i < w->nfds; i++)
 			w->fds[i].revents = 0;
 	}
+	n -= hush_gone(x);
 	if (n > 0)
 		w->os_rx = vmh_poll_rx(w->fds, w->nfds);
 	else
 		w->os_saw |= os;
-	return vmh_os_reported(n) + add_ring_bits(x) + gone_ready(x);
+	n = vmh_os_reported(n) + add_ring_bits(x);
+	if (gone && !w->fds[gone->i].revents) {
+		w->fds[gone->i].revents = gone_bits(w, gone);
+		n++;
+	}
+	return n;
 }
 
 static bool on_ring(struct vmh_waiter *w)
@@ -361,5 +408,13 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 
 int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask)
 {
-	return vmh_poll_run(fds, (unsigned)n, timeout_ns, mask, &poll_look, &vmh_stats->poll);
+	struct pollfd mine[STACK_ENTRIES], *p = n <= STACK_ENTRIES ? mine : fds;
+	int r;
+
+	if (p == mine) /* a handler may leave this by siglongjmp(), and negative numbers in it */
+		memcpy(mine, fds, n * sizeof(*fds));
+	r = vmh_poll_run(p, (unsigned)n, timeout_ns, mask, &poll_look, &vmh_stats->poll);
+	for (nfds_t i = 0; p == mine && i < n; i++)
+		fds[i].revents = mine[i].revents;
+	return r;
 }
