@@ -15,7 +15,8 @@ struct entry {
 };
 
 #define SETTLED UINT64_MAX
-#define SETTLES_NS 200000000u /* another thread is in the midst of close() for less */
+#define SETTLES_NS 200000000u /* another thread is between our part of close() and the kernel's for less */
+#define ENDS_NS 10000000000u  /* or in ours */
 #define NONE_NS 1000000u      /* from a close() to a socket() that gets the same number */
 
 struct poll_waiter {
@@ -66,7 +67,9 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
  * which nobody would see here: so it does, unless the number is something else by now, which is told at the end. */
 static bool is_gone(const struct entry *t)
 {
-	return vmh_unlikely(atomic_load_explicit(&t->o->closed, memory_order_relaxed));
+	if (vmh_unlikely(vmh_fds_apart))
+		return atomic_load_explicit(&t->o->closed, memory_order_relaxed);
+	return vmh_unlikely(atomic_load_explicit(&vmh_fdtab[t->fd], memory_order_relaxed) != t->o);
 }
 
 /* What rings alone say of it. The kernel is not asked each time: what it would say of a UDP socket that can receive is
@@ -237,7 +240,7 @@ static const struct entry *first_gone(struct poll_waiter *x)
 			t->none_ns = open ? 0 : now;
 		if (t->none_ns && now - t->none_ns >= NONE_NS)
 			return t;
-		if (now - t->gone_ns > SETTLES_NS)
+		if (now - t->gone_ns > (atomic_load(&t->o->closed) ? SETTLES_NS : ENDS_NS))
 			t->gone_ns = SETTLED;
 		else
 			x->w.hurries = true;
