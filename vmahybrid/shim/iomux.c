@@ -10,14 +10,15 @@ struct entry {
 	struct vmh_obj *o;
 	unsigned i;
 	int fd;           /* of a TCP socket, whose kernel socket is not asked while it is parked */
-	/* when it was first seen that it is closed, and that its number is nothing: 0: it is not; SETTLED: that is something else */
-	uint64_t gone_ns, none_ns;
+	/* us of the clock, odd, when it was first seen that it is closed, and that its number is nothing: 0: it is not; SETTLED:
+	 * that is something else */
+	uint32_t gone, none;
 };
 
-#define SETTLED UINT64_MAX
-#define SETTLES_NS 200000000u /* another thread is between our part of close() and the kernel's for less */
-#define ENDS_NS 10000000000u  /* or in ours */
-#define NONE_NS 1000000u      /* from a close() to a socket() that gets the same number */
+#define SETTLED 2
+#define SETTLES_US 200000u /* another thread is between our part of close() and the kernel's for less */
+#define ENDS_US 10000000u  /* or in ours */
+#define NONE_US 1000u      /* from a close() to a socket() that gets the same number */
 
 struct poll_waiter {
 	struct vmh_waiter w; /* first */
@@ -227,21 +228,21 @@ static const struct entry *first_gone(struct poll_waiter *x)
 	x->w.hurries = false;
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct entry *t = &x->ent[k];
-		uint64_t now;
+		uint32_t now;
 		bool open;
 
-		if (vmh_likely(!is_gone(t)) || t->gone_ns == SETTLED)
+		if (vmh_likely(!is_gone(t)) || t->gone == SETTLED)
 			continue;
-		now = vmh_now_ns();
+		now = (uint32_t)(vmh_now_ns() / 1000) | 1;
 		open = is_open(t->fd);
-		if (!t->gone_ns)
-			t->gone_ns = now;
-		if (open || !t->none_ns)
-			t->none_ns = open ? 0 : now;
-		if (t->none_ns && now - t->none_ns >= NONE_NS)
+		if (!t->gone)
+			t->gone = now;
+		if (open || !t->none)
+			t->none = open ? 0 : now;
+		if (t->none && now - t->none >= NONE_US)
 			return t;
-		if (now - t->gone_ns > (atomic_load(&t->o->closed) ? SETTLES_NS : ENDS_NS))
-			t->gone_ns = SETTLED;
+		if (now - t->gone > (atomic_load(&t->o->closed) ? SETTLES_US : ENDS_US))
+			t->gone = SETTLED;
 		else
 			x->w.hurries = true;
 	}
@@ -346,7 +347,8 @@ static bool on_ring(struct vmh_waiter *w)
 	return false;
 }
 
-#define STACK_ENTRIES 64
+#define STACK_ENTRIES 56 /* a handler may have a stack of 8 KiB */
+#define COPIED 16
 
 /* Also when the thread is cancelled in its wait. */
 static void let_go(struct poll_waiter *x)
@@ -411,7 +413,7 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 
 int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask)
 {
-	struct pollfd mine[STACK_ENTRIES], *p = n <= STACK_ENTRIES ? mine : fds;
+	struct pollfd mine[COPIED], *p = n <= COPIED ? mine : fds;
 	int r;
 
 	if (p == mine) /* a handler may leave this by siglongjmp(), and negative numbers in it */
