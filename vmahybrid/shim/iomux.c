@@ -208,10 +208,14 @@ static short look_at_gone(const struct poll_waiter *x, const struct entry *t)
 	struct pollfd p = { .fd = t->fd, .events = x->w.fds[t->i].events };
 	__attribute__((cleanup(drop))) struct vmh_obj *o = vmh_fd_get(t->fd);
 	const struct entry now = { .o = o, .i = t->i, .fd = t->fd };
-	const struct timespec zero = { 0 };
+	const struct timespec zero = { 0 }, moment = { 0, 200000 };
 
 	if (!o || !is_tcp(&now) || !vmh_tcps_parked(vmh_tcps_of(o)))
 		vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, 0);
+	if (!o && p.revents & (POLLHUP | POLLERR)) { /* the internal thread may have had it for a moment, for a socket of its own */
+		vmh_sys(SYS_nanosleep, &moment, NULL);
+		vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, 0);
+	}
 	if (o)
 		p.revents = (short)(p.revents | entry_bits(&now, p.events));
 	return p.revents & POLLNVAL ? gone_bits(&x->w, t) : p.revents;
