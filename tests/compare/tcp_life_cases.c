@@ -462,6 +462,8 @@ static void close_while(int how)
 		say_yes("at once", w.took_ms < 300);
 	if (w.how == 5 && w.r >= 0)
 		say("accepted, then close", close((int)w.r));
+	else if (how / 10 == 4) /* it may see the one or the other */
+		say("waiter", w.r);
 	else
 		say("waiter", w.r), say_events("events", w.events);
 	if (how / 10 == 1)
