@@ -122,7 +122,7 @@ def run_again(arguments: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     begun = time.monotonic()
     ignored = [f"--ignore={path}" for path in (*CALM, *QUIET, *LATER) if path != LAST]
-    # three sessions need what the sanitizers build: none waits for it when it is made first
+    # three sessions need what the sanitizers build: hardly any waits for it when it is begun at once
     sanitizers = ["nice", "-n", "19", sys.executable, "-P", "tests/sanitize/build.py"]
     with ExitStack() as stack:
         lanes = [

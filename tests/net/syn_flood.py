@@ -7,14 +7,9 @@ import struct
 import sys
 import time
 
+from frame_peer import checksum
+
 OPTIONS = bytes([2, 4, 5, 0xB4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7])
-
-
-def checksum(data: bytes) -> int:
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 def syn(mac: bytes, source: bytes, target: bytes, port: int, chance: random.Random) -> bytes:

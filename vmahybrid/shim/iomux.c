@@ -1,6 +1,5 @@
 /* poll. */
 #include "vmh_iomux_int.h"
-#include "vmh_ring.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include <fcntl.h>
@@ -110,9 +109,10 @@ static void hide_parked(struct poll_waiter *x)
 
 	for (unsigned k = 0; k < x->nent; k++) {
 		const struct entry *t = &x->ent[k];
+		bool gone = is_gone(t);
 
-		live |= !is_gone(t);
-		hide(x, t, is_gone(t) || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))));
+		live |= !gone;
+		hide(x, t, gone || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))));
 	}
 	x->w.forced &= live;
 }

@@ -350,10 +350,8 @@ static void close_left(struct vmh_tcps *s)
 {
 	int fd = atomic_exchange(&s->left_fd, 0);
 
-	if (!fd)
-		return;
-	vmh_fd_unguard(fd);
-	vmh_sys(SYS_close, fd);
+	if (fd)
+		vmh_fd_hidden_close(fd);
 }
 
 void vmh_tcps_recycle(struct vmh_tcps *s)

@@ -240,8 +240,6 @@ static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 	w.state = VMH_TCPS_RING; /* as the caller has seen it: a fork in another thread may have sent it home since */
 	for (;;) {
 		err = vmh_tcps_wait(s, &w);
-		if (vmh_unlikely(vmh_tcps_leaving(s)))
-			vmh_tcps_still_waits(s);
 		closed = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(closed))
 			return closed;

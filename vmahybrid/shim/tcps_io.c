@@ -419,8 +419,6 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 
 	waiting_init(&w, s, flags, send);
 	for (;;) {
-		if (vmh_unlikely(vmh_tcps_leaving(s)))
-			vmh_tcps_still_waits(s);
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
 			return w.now ? -EAGAIN : err;

@@ -507,6 +507,15 @@ static int untold(int fd, int err)
 	return err;
 }
 
+/* io held. A connection of the kernel's that nobody has accepted, or -EAGAIN. */
+static int next_waiting(struct vmh_tlisten *l)
+{
+	if (!l->nwaiting)
+		return -EAGAIN;
+	l->nwaiting--;
+	return l->waiting[l->first++ % WAITING_MAX];
+}
+
 /* One that went home before anybody had accepted it. */
 static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, int flags)
 {
@@ -516,8 +525,7 @@ static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, 
 	vmh_lock(&s->io);
 	l = s->listening;
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && l->nwaiting) {
-		fd = l->waiting[l->first++ % WAITING_MAX];
-		l->nwaiting--;
+		fd = next_waiting(l);
 		vmh_tlisten_refresh(s);
 		if (!l->nwaiting && !l->nrings)
 			atomic_store(&s->state, l->back ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
@@ -569,8 +577,6 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		return atomic_load(&s->listens) && ended_before(s, fd, began) ? -EINTR : VMH_TCPS_KERNELS;
 	vmh_rings_poll(1);
 	for (;;) {
-		if (vmh_unlikely(vmh_tcps_leaving(s)))
-			vmh_tcps_still_waits(s);
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
 			return err;
@@ -659,14 +665,10 @@ static void keep_waiting(struct vmh_tcps *s, unsigned reason)
 
 static int take_waiting(struct vmh_tcps *s)
 {
-	struct vmh_tlisten *l = s->listening;
-	int fd = -1;
+	int fd;
 
 	vmh_lock(&s->io);
-	if (l->nwaiting) {
-		fd = l->waiting[l->first++ % WAITING_MAX];
-		l->nwaiting--;
-	}
+	fd = next_waiting(s->listening);
 	vmh_unlock(&s->io);
 	return fd;
 }

@@ -430,9 +430,12 @@ static inline int vmh_tcps_fd(struct vmh_tcps *s, int fd)
 
 	return vmh_unlikely(left) ? left : fd;
 }
-/* While this call waits, which does not go on: by another thread, or by a handler in this one. 0, or what it says. */
+/* While this call waits, which answers who asks, and does not go on: by another thread, or by a handler in this one. 0, or
+ * what it says. */
 static inline int vmh_tcps_is_closed(struct vmh_tcps *s, const struct vmh_waiting *w)
 {
+	if (vmh_unlikely(vmh_tcps_leaving(s)))
+		vmh_tcps_still_waits(s);
 	if (vmh_likely(!atomic_load(&s->obj.closed)) || atomic_load(&s->left_fd))
 		return 0;
 	return vmh_interrupted(w) ? -EINTR : -EBADF;
