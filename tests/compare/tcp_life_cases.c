@@ -234,6 +234,24 @@ static void bind_connected(int how)
 	close(fd);
 }
 
+static void bind_privileged(int arg)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET }, is = { 0 }, to = peer(TCP_PORT);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	socklen_t len = sizeof(is);
+
+	(void)arg;
+	say("bindresvport", bindresvport(fd, &a)), say_yes("below 1024", ntohs(a.sin_port) < 1024);
+	say("connect", connect(fd, (void *)&to, sizeof(to)));
+	tell("accept");
+	say("getsockname", getsockname(fd, (void *)&is, &len)), say_yes("the same", is.sin_port == a.sin_port);
+	say("send", send(fd, "abc", 3, 0));
+	tell_said("peer", "recv 3");
+	a.sin_port = 0;
+	say("again", bindresvport(fd, &a));
+	close(fd);
+}
+
 static void connect_again(int fd)
 {
 	struct sockaddr_in a = peer(TCP_PORT);
@@ -987,7 +1005,7 @@ const struct call_case tcp_life_cases[] = {
 	{ "tcp SCM_RIGHTS of an epoll set", passed_set, 0 }, { "tcp SCM_RIGHTS of an empty epoll set", passed_set, 1 },
 	{ "tcp epoll set that was received", passed_set, 2 }, { "tcp epoll set in one that was received", passed_set, 3 },
 	{ "tcp bind of a connected one", bind_connected, 0 }, { "tcp bind of an adopted one", bind_connected, 1 },
-	{ "tcp bind of an accepted one", bind_connected, 2 },
+	{ "tcp bind of an accepted one", bind_connected, 2 }, { "tcp bind by libc", bind_privileged, 0 },
 	{ "tcp connect without blocking, then home", connect_later_at_home, 0 },
 	{ "tcp ended, we first", ended, 0 }, { "tcp ended, the peer first", ended, 1 }, { "tcp ended by a reset", ended, 2 },
 	{ "tcp adopted and ended, we first", ended, 10 }, { "tcp adopted and ended, the peer first", ended, 11 },

@@ -1,7 +1,7 @@
 /* A program whose library ends its thread in a destructor, which runs after the shim's: ending_library CALL ADDRESS PORT
  *
- * The thread waits in that call on a connection; the destructor shuts it down, and joins. Once as the library, with
- * -DLIBRARY, and once as the program. */
+ * The thread waits in that call on a connection; the destructor shuts it down, joins, and looks whether anything spins
+ * from then on. Once as the library, with -DLIBRARY, and once as the program. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 void library_begins(const char *call, const char *address, const char *port);
@@ -50,13 +51,22 @@ void library_begins(const char *call, const char *address, const char *port)
 	pthread_create(&thread, NULL, waits, NULL);
 }
 
+#define NAP_MS 200
+
 __attribute__((destructor)) static void library_ends(void)
 {
+	struct timespec before, after;
+
 	if (send(fd, "", 0, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && strcmp(what, "send"))
 		_exit(2);
 	if (shutdown(fd, SHUT_RDWR))
 		_exit(3);
 	pthread_join(thread, NULL);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+	usleep(NAP_MS * 1000);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+	if ((after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000 > NAP_MS / 5)
+		_exit(4);
 }
 #else
 int main(int argc, char **argv)

@@ -24,7 +24,7 @@ GO_ON = """How to go on
   vmahybrid                               what is offloaded and what is not
   vmahybrid explain PID                   why, and what to do about it
   vma_stats -p PID                        counters of its sockets
-  make bench                              all figures beside their targets, 10 minutes"""
+  make bench                              all figures beside their targets, more than half an hour"""
 
 
 @dataclass

@@ -215,6 +215,37 @@ VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr
 	return r;
 }
 
+/* libc binds inside. */
+VMH_TRACED(bindresvport, (int fd, struct sockaddr_in *name), (fd, name), "%d", fd)
+{
+	const struct sockaddr_in any = { .sin_family = AF_INET };
+	struct vmh_sock *s = sock_get(fd);
+	int r, saved;
+
+	if (!s) {
+		TCPS_HELD t = vmh_tcps_get(fd);
+
+		r = t ? vmh_tcps_bind(t, (const struct sockaddr *)(name ? name : &any), sizeof(any)) : VMH_TCPS_KERNELS;
+		if (r != VMH_TCPS_KERNELS)
+			RETURN(r);
+		r = vmh_real()->bindresvport(fd, name);
+		saved = errno;
+		if (t && !r)
+			vmh_tcps_bound(t, fd);
+		errno = saved;
+		return r;
+	}
+	r = vmh_real()->bindresvport(fd, name);
+	saved = errno;
+	if (!r) {
+		VMH_SET(s->port_chosen, 1);
+		vmh_sock_bound(s, fd);
+	}
+	sock_put(s);
+	errno = saved;
+	return r;
+}
+
 VMH_TRACED(connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len), "%d, %s", fd,
 	   vmh_trace_addr((char[VMH_TRACE_TEXT]){ 0 }, addr, len, r_))
 {

@@ -23,7 +23,7 @@ struct poll_waiter {
 	struct vmh_waiter w; /* first */
 	struct entry *ent;
 	unsigned nent, tcp; /* tcp: those of them that are TCP sockets */
-	size_t bytes;       /* of ent, where it is not on the stack */
+	struct entry *few;  /* ent, when they fit on the stack */
 };
 
 static __thread struct vmh_oslook poll_look __attribute__((tls_model("initial-exec")));
@@ -67,8 +67,8 @@ bool vmh_poll_wanted(const struct pollfd *fds, nfds_t n)
  * which nobody would see here: so it does, unless the number is something else by now, which is told at the end. */
 static bool is_gone(const struct entry *t)
 {
-	if (vmh_unlikely(vmh_fds_apart))
-		return atomic_load_explicit(&t->o->closed, memory_order_relaxed);
+	if (vmh_unlikely(vmh_fds_apart)) /* nobody else has its numbers, and the kernel has what others have closed in theirs */
+		return false;
 	return vmh_unlikely(atomic_load_explicit(&vmh_fdtab[t->fd], memory_order_relaxed) != t->o);
 }
 
@@ -103,18 +103,20 @@ static void hide(const struct poll_waiter *x, const struct entry *t, bool on)
 		p->fd = ~p->fd;
 }
 
-static void hide_parked(struct poll_waiter *x)
+/* Whether any is gone. */
+static bool hide_parked(struct poll_waiter *x)
 {
-	bool live = false;
+	unsigned gone = 0;
 
 	for (unsigned k = 0; k < x->nent; k++) {
 		const struct entry *t = &x->ent[k];
-		bool gone = is_gone(t);
+		bool hidden = is_gone(t);
 
-		live |= !gone;
-		hide(x, t, gone || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))));
+		gone += hidden;
+		hide(x, t, hidden || (is_tcp(t) && vmh_tcps_parked(vmh_tcps_of(t->o))));
 	}
-	x->w.forced &= live;
+	x->w.forced &= gone < x->nent;
+	return gone;
 }
 
 bool vmh_has_hung_up(int fd)
@@ -229,7 +231,6 @@ static bool is_open(int fd)
 /* The first that is gone, and whose number has been nothing for so long that it is not about to be used again. */
 static const struct entry *first_gone(struct poll_waiter *x)
 {
-	x->w.hurries = false;
 	for (unsigned k = 0; k < x->nent; k++) {
 		struct entry *t = &x->ent[k];
 		uint32_t now;
@@ -297,12 +298,13 @@ static int collect(struct vmh_waiter *w, bool os)
 {
 	struct poll_waiter *x = (struct poll_waiter *)w;
 	struct timespec t = { 0 }; /* the kernel writes to it */
-	const struct entry *gone;
+	const struct entry *gone = NULL;
 	int n = 0;
 
 	w->ring_n = w->ring_rx = w->os_rx = 0;
-	hide_parked(x);
-	gone = first_gone(x);
+	w->hurries = false;
+	if (vmh_unlikely(hide_parked(x)))
+		gone = first_gone(x);
 	if (!os) {
 		if (!gone && !any_ready(x))
 			return 0;
@@ -315,12 +317,12 @@ static int collect(struct vmh_waiter *w, bool os)
 		n = (int)vmh_sys(SYS_ppoll, w->fds, w->nfds, &t, w->os_mask, sizeof(uint64_t));
 		if (n < 0)
 			return n;
-		n -= hush_moved(x);
+		n -= n ? hush_moved(x) : 0;
 	} else {
 		for (unsigned i = 0; i < w->nfds; i++)
 			w->fds[i].revents = 0;
 	}
-	n -= hush_gone(x);
+	n -= n ? hush_gone(x) : 0;
 	if (n > 0)
 		w->os_rx = vmh_poll_rx(w->fds, w->nfds);
 	else
@@ -351,8 +353,7 @@ static bool on_ring(struct vmh_waiter *w)
 	return false;
 }
 
-#define STACK_ENTRIES 56 /* a handler may have a stack of 8 KiB */
-#define COPIED 16
+#define ON_STACK 40 /* a handler may have a stack of 8 KiB */
 
 /* Also when the thread is cancelled in its wait. */
 static void let_go(struct poll_waiter *x)
@@ -361,32 +362,31 @@ static void let_go(struct poll_waiter *x)
 		hide(x, &x->ent[k], false);
 		vmh_obj_put(x->ent[k].o);
 	}
-	if (x->bytes)
-		vmh_scratch_free(x->ent, x->bytes);
+	if (x->ent != x->few)
+		vmh_scratch_give_back(x->ent);
 }
 
 int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
 		 struct vmh_oslook *look, struct vmh_iomux_stats *stats)
 {
-	struct entry st[STACK_ENTRIES];
+	struct entry st[ON_STACK];
 	__attribute__((cleanup(let_go))) struct poll_waiter x = {
 		.w = { .collect = collect, .on_ring = on_ring, .fds = fds, .nfds = n,
 		       .sig0 = vmh_signals_any, .look = look, .stats = stats,
 		       .is_select = stats == &vmh_stats->select },
-		.ent = st,
+		.ent = st, .few = st,
 	};
 	unsigned many = 0;
 	int r;
 
 	for (unsigned i = 0; i < n; i++)
 		many += vmh_fd_wanted(fds[i].fd);
-	if (many > STACK_ENTRIES) {
-		void *p = vmh_scratch_new(many * sizeof(*x.ent));
+	if (many > ON_STACK) {
+		void *p = vmh_scratch_lent(many * sizeof(*x.ent));
 
 		if (!p)
 			return -ENOMEM;
 		x.ent = p;
-		x.bytes = many * sizeof(*x.ent);
 	}
 	for (unsigned i = 0; i < n && x.nent < many; i++) {
 		struct vmh_obj *o;
@@ -415,15 +415,28 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 	return with_gone(&x, r);
 }
 
+static void give_back(void **p)
+{
+	if (*p)
+		vmh_scratch_give_back(*p);
+}
+
+/* In an array of our own: another thread may look at the caller's, and a handler may leave this by siglongjmp(), with
+ * negative numbers in it. */
 int vmh_poll(struct pollfd *fds, nfds_t n, int64_t timeout_ns, const sigset_t *mask)
 {
-	struct pollfd mine[COPIED], *p = n <= COPIED ? mine : fds;
+	__attribute__((cleanup(give_back))) void *lent = NULL;
+	struct pollfd few[ON_STACK], *p = few;
 	int r;
 
-	if (p == mine) /* a handler may leave this by siglongjmp(), and negative numbers in it */
-		memcpy(mine, fds, n * sizeof(*fds));
+	if (n > ON_STACK) {
+		p = lent = vmh_scratch_lent(n * sizeof(*p));
+		if (!p)
+			return -ENOMEM;
+	}
+	memcpy(p, fds, n * sizeof(*fds));
 	r = vmh_poll_run(p, (unsigned)n, timeout_ns, mask, &poll_look, &vmh_stats->poll);
-	for (nfds_t i = 0; p == mine && i < n; i++)
-		fds[i].revents = mine[i].revents;
+	for (nfds_t i = 0; i < n; i++)
+		fds[i].revents = p[i].revents;
 	return r;
 }

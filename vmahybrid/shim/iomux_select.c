@@ -109,12 +109,12 @@ static int from_poll(const struct sets *s, const struct pollfd *p)
 	return n;
 }
 
-/* poll() tells an error and an end without being asked; select() does not, in the third set. The descriptor is left out
- * from then on: nothing else will come for it. */
+/* poll() tells an error and an end without being asked; select() does not, in the third set, nor of an end that it can be
+ * written to. The descriptor is left out from then on: nothing else will come for it. */
 static bool only_untold(struct pollfd *p, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
-		if (p[i].revents && (p[i].events != EX_SET || p[i].revents & (EX_SET | POLLNVAL)))
+		if (p[i].revents & (p[i].events | POLLNVAL))
 			return false;
 	for (unsigned i = 0; i < n; i++)
 		if (p[i].revents) {
@@ -148,12 +148,10 @@ int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, co
 	struct sets s = sets_of(nfds, r, w, e);
 	struct pollfd st[STACK_POLLFDS], *p = st;
 	unsigned n = count_asked(&s);
-	size_t bytes = 0;
 	int ret;
 
 	if (n > STACK_POLLFDS) {
-		bytes = n * sizeof(*p);
-		p = vmh_scratch_new(bytes);
+		p = vmh_scratch_lent(n * sizeof(*p));
 		if (!p)
 			return -ENOMEM;
 	}
@@ -161,7 +159,7 @@ int vmh_select(int nfds, fd_set *r, fd_set *w, fd_set *e, int64_t timeout_ns, co
 	ret = run(p, n, timeout_ns, mask);
 	if (ret >= 0)
 		ret = from_poll(&s, p);
-	if (bytes)
-		vmh_scratch_free(p, bytes);
+	if (p != st)
+		vmh_scratch_give_back(p);
 	return ret;
 }

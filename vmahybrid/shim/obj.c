@@ -223,13 +223,15 @@ void vmh_fd_dup(int oldfd, int newfd)
 /* The table says no more that fd is o. */
 static void let_go(int fd, struct vmh_obj *o)
 {
+	if (atomic_load(&o->nfds) > 1 && atomic_load(&o->class_) == VMH_CLASS_TCP)
+		vmh_tcps_closes_one(vmh_tcps_of(o), fd);
 	if (atomic_fetch_sub(&o->nfds, 1) != 1) {
 		if (o->fd == fd)
 			vmh_fd_rename(o);
 		return;
 	}
 	if (atomic_load(&o->class_) == VMH_CLASS_TCP) {
-		vmh_tcps_close(vmh_tcps_of(o));
+		vmh_tcps_close(vmh_tcps_of(o), fd);
 		vmh_plain_shut(fd); /* who was about to open it has done so, and nobody does any more: it is home */
 	}
 	atomic_store(&o->closed, 1);

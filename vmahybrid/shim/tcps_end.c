@@ -115,13 +115,18 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 static void go_on_by(struct vmh_tcps *s, int fd)
 {
 	bool listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN;
+	int is = 0;
 
-	atomic_store(&s->left_fd, fd);
+	if (!atomic_compare_exchange_strong(&s->left_fd, &is, fd)) { /* two threads close it */
+		vmh_fd_hidden_close(fd);
+		return;
+	}
 	vmh_tcps_home(s, listens ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
 	if (listens || vmh_tcps_state(s) == VMH_TCPS_HOME)
 		return;
-	atomic_store(&s->left_fd, 0);
-	vmh_fd_hidden_close(fd);
+	is = fd;
+	if (atomic_compare_exchange_strong(&s->left_fd, &is, 0))
+		vmh_fd_hidden_close(fd);
 }
 
 /* Connections that came by the rings: who waits has one each, the others are reset. */
@@ -154,19 +159,53 @@ static void leave_open(struct vmh_tcps *s)
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
+/* One that is the kernel's, or stays where it is since the program has another descriptor of it: others that wait, and are
+ * on their way to the kernel, do not go on by a number that is another file by then. */
+static void pass_on(struct vmh_tcps *s, int fd, bool last)
+{
+	const uint64_t all = ~0ull;
+	uint64_t mask;
+	int is = 0;
+
+	if (atomic_load(&s->left_fd))
+		return;
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
+	fd = vmh_fd_hide_instead(fd);
+	atomic_store(&s->left_early, !last);
+	if (fd >= 0 && (vmh_fd_is_another(fd, &s->obj) || !atomic_compare_exchange_strong(&s->left_fd, &is, fd)))
+		vmh_fd_hidden_close(fd);
+	else if (fd >= 0 && vmh_tcps_at_kernel(s) && !vmh_tcps_let_pass(s))
+		vmh_tcps_close_left(s); /* they have left their calls by siglongjmp() */
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
+}
+
+static void others_go_on(struct vmh_tcps *s, int fd, bool last)
+{
+	if (last && vmh_tcps_on_rings(s))
+		leave_open(s);
+	else
+		pass_on(s, fd, last);
+}
+
 void vmh_tcps_laid_over(int fd)
 {
 	int saved = errno;
 	TCPS_HELD s = vmh_tcps_get(fd);
 
-	if (s && atomic_load(&s->obj.nfds) == 1 && atomic_load(&s->blocked))
-		leave_open(s);
+	if (s && atomic_load(&s->blocked))
+		others_go_on(s, fd, atomic_load(&s->obj.nfds) == 1);
 	if (s)
 		vmh_tcps_home(s, VMH_R_CLOSED, false);
 	errno = saved;
 }
 
-void vmh_tcps_close(struct vmh_tcps *s)
+void vmh_tcps_closes_one(struct vmh_tcps *s, int fd)
+{
+	if (vmh_unlikely(atomic_load(&s->blocked)))
+		others_go_on(s, fd, false);
+}
+
+void vmh_tcps_close(struct vmh_tcps *s, int fd)
 {
 	sig_atomic_t signals = vmh_signals_any;
 	bool lingers;
@@ -174,7 +213,9 @@ void vmh_tcps_close(struct vmh_tcps *s)
 	if (vmh_unlikely(vmh_fdtab_parted()))
 		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
 	if (vmh_unlikely(atomic_load(&s->blocked)))
-		leave_open(s);
+		others_go_on(s, fd, true);
+	else if (vmh_unlikely(atomic_load(&s->left_early)))
+		vmh_tcps_close_left(s); /* they are in the kernel */
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;
 

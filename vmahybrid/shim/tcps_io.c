@@ -172,9 +172,12 @@ struct waiting {
 	uint64_t loops;
 	bool now;
 	bool counted;              /* the polling of one receive call hits or misses once */
-	bool blocks;               /* counted in `blocked` */
+	struct vmh_tcps **blocks;  /* counted in its `blocked` */
 	uint32_t wanted;           /* EPOLL* */
 };
+
+/* Of a call; also when the thread is cancelled. */
+#define BLOCKS __attribute__((cleanup(not_blocked))) struct vmh_tcps *
 
 static void count_poll(struct waiting *w, bool hit)
 {
@@ -209,18 +212,15 @@ static inline void poll_once(void)
 
 static inline void note_blocked(struct waiting *w)
 {
-	if (w->blocks)
-		return;
-	w->blocks = true;
-	vmh_tcps_blocks(w->s);
+	if (!*w->blocks)
+		vmh_tcps_blocks(*w->blocks = w->s);
 }
 
-/* Also when the thread is cancelled. */
-static void not_blocked(struct waiting **w)
+static inline void not_blocked(struct vmh_tcps **s)
 {
-	if ((*w)->blocks)
-		vmh_tcps_blocks_no_more((*w)->s);
-	(*w)->blocks = false;
+	if (vmh_unlikely(*s != NULL))
+		vmh_tcps_blocks_no_more(*s);
+	*s = NULL;
 }
 
 /* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
@@ -271,11 +271,14 @@ static int spin_for(struct waiting *w)
 	}
 }
 
+/* One that is moved meanwhile blocks until it knows by which descriptor it goes on. */
 static int wait_for(struct waiting *w)
 {
-	__attribute__((cleanup(not_blocked))) struct waiting *in = w;
+	int err = spin_for(w);
 
-	return spin_for(in);
+	if (vmh_likely(vmh_tcps_state(w->s) == VMH_TCPS_RING))
+		not_blocked(w->blocks);
+	return err;
 }
 
 /* Of one that is being moved from the kernel: select() and the like may have said that it is readable. Once it is parked
@@ -289,7 +292,7 @@ static bool kernel_may_have_told(const struct vmh_tcps *s)
 }
 
 /* Of a state in which nobody serves the connection now. 0: look again. */
-static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
+static int wait_for_state(struct vmh_tcps *s, struct waiting *w)
 {
 	struct pollfd none = { .fd = -1 };
 	int wakefd;
@@ -304,6 +307,7 @@ static int wait_for_state(struct vmh_tcps *s, const struct waiting *w)
 		}
 		/* fall through */
 	case VMH_TCPS_HOMING:
+		note_blocked(w);
 		vmh_lock(&s->obj.lock); /* whoever moves it has this */
 		vmh_unlock(&s->obj.lock);
 		return 0;
@@ -389,9 +393,9 @@ static bool more_follows(const struct rest *t, const struct iovec *parts, int n)
 	return here < t->left;
 }
 
-static void waiting_init(struct waiting *w, struct vmh_tcps *s, int flags, bool send)
+static void waiting_init(struct waiting *w, struct vmh_tcps *s, struct vmh_tcps **blocks, int flags, bool send)
 {
-	*w = (struct waiting){ .s = s, .wanted = send ? WRITABLE : READABLE };
+	*w = (struct waiting){ .s = s, .blocks = blocks, .wanted = send ? WRITABLE : READABLE };
 	w->now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 	vmh_waiting_begin(&w->w, send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns));
 }
@@ -408,7 +412,7 @@ static void give_back(struct vmh_tcps *s, int err)
 }
 
 /* As much as the call wants, on the ring. GO_ON: the rest is another's. */
-static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send)
+static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **blocks, int flags, bool send)
 {
 	struct iovec parts[PARTS];
 	struct waiting w;
@@ -417,7 +421,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, int flags, bool send
 	bool more;
 	int err, n;
 
-	waiting_init(&w, s, flags, send);
+	waiting_init(&w, s, blocks, flags, send);
 	for (;;) {
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
@@ -535,11 +539,12 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 	char byte;
 	struct iovec one = { &byte, 1 };
 	struct rest t = { &one, !send, 0, !send, false };
+	BLOCKS blocks = NULL;
 	ssize_t r;
 
 	if (m->msg_name != &vmh_tcps_buffer && length_of(m) == SIZE_MAX)
 		return -EINVAL;
-	r = by_stack(s, &t, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
+	r = by_stack(s, &t, &blocks, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
 	return r > 0 || (send && !r) ? -EFAULT : r;
 }
 
@@ -583,8 +588,9 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 			return GO_ON;
 		if (r == VMH_TCPS_KERNELS && stack_tells(s, m, flags, send)) {
 			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), !send && (flags & MSG_TRUNC) };
+			BLOCKS blocks = NULL;
 
-			r = by_stack(s, &t, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
+			r = by_stack(s, &t, &blocks, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
 			r = told(s, m, send, r);
 		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
@@ -625,6 +631,7 @@ static ssize_t total(const struct rest *t, ssize_t r)
 static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
 	bool nowhere = !send && (flags & MSG_TRUNC);
+	BLOCKS blocks = NULL;
 	struct rest t = { 0 };
 	unsigned why;
 	ssize_t r;
@@ -635,7 +642,9 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			r = rest_by_kernel(s, fd = vmh_tcps_fd(s, fd), m, &t, flags, send);
+			fd = vmh_tcps_fd(s, fd);
+			not_blocked(&blocks);
+			r = rest_by_kernel(s, fd, m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)
@@ -660,7 +669,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m), nowhere };
 		if (vmh_unlikely(t.left == SIZE_MAX))
 			return vmh_tcps_failed(s, send, -EINVAL);
-		r = by_stack(s, &t, flags, send);
+		r = by_stack(s, &t, &blocks, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);
 			return told(s, m, send, t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r);

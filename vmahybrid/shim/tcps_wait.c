@@ -69,6 +69,20 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 	return false;
 }
 
+bool vmh_tcps_let_pass(struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, THERE_NAP_NS };
+	uint64_t end = vmh_now_ns() + THERE_NS;
+
+	vmh_wake_all();
+	while (!only_left(s)) {
+		if (vmh_now_ns() >= end)
+			return false;
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+	}
+	return true;
+}
+
 void vmh_tcps_left(struct vmh_tcps *s)
 {
 	atomic_store(&s->leaving, 0);
@@ -78,9 +92,10 @@ void vmh_tcps_still_waits(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, THERE_NAP_NS };
 
-	atomic_store(&s->waits, 1);
-	while (atomic_load(&s->leaving))
+	do { /* two threads may ask */
+		atomic_store(&s->waits, 1);
 		vmh_sys(SYS_nanosleep, &nap, NULL);
+	} while (atomic_load(&s->leaving));
 }
 
 /* ---- waiting ---- */

@@ -58,6 +58,8 @@ int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds);
 bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel's turn too? */
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
 void vmh_scratch_free(void *p, size_t bytes);
+void *vmh_scratch_lent(size_t bytes);       /* the same, for a moment; not of zeros */
+void vmh_scratch_give_back(void *p);
 
 /* Is the kernel polled for a set with any socket of ours, on a ring or not? For pipes alone, or a poll() that is a
  * sleep, a processor would be burnt for nothing. */

@@ -3,6 +3,7 @@
 #ifndef VMH_REAL_H
 #define VMH_REAL_H
 #include "vmh_base.h"
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -25,6 +26,7 @@
 	X(int, close, (int)) \
 	X(int, shutdown, (int, int)) \
 	X(int, bind, (int, const struct sockaddr *, socklen_t)) \
+	X(int, bindresvport, (int, struct sockaddr_in *)) \
 	X(int, connect, (int, const struct sockaddr *, socklen_t)) \
 	X(int, listen, (int, int)) \
 	X(int, accept, (int, struct sockaddr *, socklen_t *)) \

@@ -91,7 +91,8 @@ struct vmh_tcps {
 	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tids, _squares: sums of their threads' numbers */
 	_Atomic uint64_t blocked_tids, blocked_squares;
 	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
-	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed the others */
+	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed theirs */
+	_Atomic uint8_t left_early;       /* the program had another descriptor then */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
@@ -388,7 +389,9 @@ void vmh_tport_work(void);                                       /* by the inter
 void vmh_tport_fork_child(void);
 
 /* tcps_end.c */
-void vmh_tcps_close(struct vmh_tcps *s);                         /* the last descriptor is about to be closed */
+void vmh_tcps_close(struct vmh_tcps *s, int fd);                 /* the last descriptor is about to be closed */
+void vmh_tcps_closes_one(struct vmh_tcps *s, int fd);            /* not the last */
+void vmh_tcps_close_left(struct vmh_tcps *s);
 void vmh_tcps_finish(bool exiting);                              /* what was closed is done with before this returns */
 
 /* tcps_show.c */
@@ -417,6 +420,8 @@ void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread 
 void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
 /* Does another thread wait in a call? true: it stands still until vmh_tcps_left(), and no handler may need it in between. */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
+/* Those that wait are on their way to the kernel: until none is left. False: some are still. */
+bool vmh_tcps_let_pass(struct vmh_tcps *s);
 void vmh_tcps_left(struct vmh_tcps *s);
 static inline bool vmh_tcps_leaving(const struct vmh_tcps *s)
 {

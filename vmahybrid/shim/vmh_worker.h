@@ -11,6 +11,7 @@
 void vmh_worker_start(int control_fd, bool late);
 void vmh_worker_event(const struct vmh_msg_event *ev);    /* control lock held: only put aside */
 void vmh_worker_lost(void);                               /* control lock held */
+void vmh_worker_parted(void);                             /* the same; by ourselves: there is nothing to take home */
 void vmh_worker_fork_child(void);
 /* There was a session, and flows may move from the kernel to a ring at any time from now on: a blocked
  * call must sleep where it can be woken, not in the kernel's recv. */

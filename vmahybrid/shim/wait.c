@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
@@ -198,13 +199,11 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
 	struct pollfd st[STACK_FDS], *p = st;
 	int few[STACK_RING_FDS], *ring = few;
 	struct timespec ts, *t = NULL;
-	size_t bytes = 0;
 	unsigned nring = wait_fds(only, few, STACK_RING_FDS), total = n + nring + 1;
 	long r;
 
 	if (nring == STACK_RING_FDS || total > STACK_FDS) {
-		bytes = (n + RING_FDS + 1) * sizeof(*p) + RING_FDS * sizeof(*ring);
-		p = vmh_scratch_new(bytes);
+		p = vmh_scratch_lent((n + RING_FDS + 1) * sizeof(*p) + RING_FDS * sizeof(*ring));
 		if (!p)
 			return -ENOMEM;
 		ring = (int *)(p + n + RING_FDS + 1);
@@ -224,8 +223,8 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
 		fds[i].revents = r > 0 ? p[i].revents : 0;
 	if (r > 0 && nring)
 		vmh_rings_woken(p + n, (int)nring);
-	if (bytes)
-		vmh_scratch_free(p, bytes);
+	if (p != st)
+		vmh_scratch_give_back(p);
 	return r < 0 ? (int)r : 0;
 }
 
@@ -515,4 +514,45 @@ void *vmh_scratch_new(size_t bytes)
 void vmh_scratch_free(void *p, size_t bytes)
 {
 	vmh_sys(SYS_munmap, p, bytes);
+}
+
+/* Those that nobody has at the moment: a new one costs more than a look at a hundred sockets. */
+static _Atomic(struct lent *) kept[8];
+
+struct lent {
+	size_t bytes;
+	max_align_t p[];
+};
+
+#define KEPT_BYTES 65536u
+
+void *vmh_scratch_lent(size_t bytes)
+{
+	size_t all = sizeof(struct lent) + bytes;
+	struct lent *l;
+
+	for (unsigned i = 0; all <= KEPT_BYTES && i < sizeof(kept) / sizeof(kept[0]); i++) {
+		if (!atomic_load_explicit(&kept[i], memory_order_relaxed))
+			continue;
+		l = atomic_exchange(&kept[i], NULL);
+		if (l)
+			return l->p;
+	}
+	if (all < KEPT_BYTES)
+		all = KEPT_BYTES; /* pages that are not touched cost nothing */
+	l = vmh_scratch_new(all);
+	if (!l)
+		return NULL;
+	l->bytes = all;
+	return l->p;
+}
+
+void vmh_scratch_give_back(void *p)
+{
+	struct lent *l = (struct lent *)((char *)p - offsetof(struct lent, p)), *none = NULL;
+
+	for (unsigned i = 0; l->bytes == KEPT_BYTES && i < sizeof(kept) / sizeof(kept[0]); i++, none = NULL)
+		if (atomic_compare_exchange_strong(&kept[i], &none, l))
+			return;
+	vmh_scratch_free(l, l->bytes);
 }

@@ -58,11 +58,16 @@ void vmh_worker_event(const struct vmh_msg_event *ev)
 	vmh_worker_wake();
 }
 
-void vmh_worker_lost(void)
+void vmh_worker_parted(void)
 {
 	atomic_store(&control_fd, -1);
-	atomic_store(&lost, 1);
 	vmh_worker_wake();
+}
+
+void vmh_worker_lost(void)
+{
+	atomic_store(&lost, 1);
+	vmh_worker_parted();
 }
 
 static bool next_event(struct vmh_msg_event *ev)
