@@ -197,7 +197,7 @@ static void accepted(const struct vmh_tcps *from, int listener, int fd, const st
 }
 
 /* Of a listener on rings. */
-static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags)
+static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *len, int flags, struct vmh_tcps **goes_on)
 {
 	struct vmh_signals began = vmh_signals_now();
 
@@ -205,7 +205,7 @@ static int by_rings(struct vmh_tcps *t, int fd, struct sockaddr *a, socklen_t *l
 		return VMH_TCPS_KERNELS;
 	pthread_testcancel();
 	vmh_tcps_waited_for(&t->obj, fd);
-	return vmh_tcps_accept(t, fd, a, len, flags, &began);
+	return vmh_tcps_accept(t, fd, a, len, flags, &began, goes_on);
 }
 
 static int by_kernel(int fd, struct sockaddr *a, socklen_t *len, socklen_t room, int flags)
@@ -225,25 +225,32 @@ static int by_kernel(int fd, struct sockaddr *a, socklen_t *len, socklen_t room,
 	}
 }
 
-static void accept_ends(struct vmh_tcps **t)
+struct accepting {
+	struct vmh_tcps *in_kernel, *goes_on; /* as vmh_tcps_goes_on() says */
+};
+
+static void accept_ends(struct accepting *w)
 {
-	if (*t)
-		atomic_fetch_sub(&(*t)->in_kernel, 1);
+	if (w->in_kernel)
+		atomic_fetch_sub(&w->in_kernel->in_kernel, 1);
+	if (vmh_unlikely(w->goes_on != NULL))
+		vmh_tcps_went_on(w->goes_on);
 }
 
 VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags), (fd, a, len, flags),
 	   "%d, %#x", fd, flags)
 {
 	TCPS_HELD t = vmh_tcps_get(fd);
+	__attribute__((cleanup(accept_ends))) struct accepting w = { 0 };
 	socklen_t room;
 	int r;
 
 	do {
-		r = by_rings(t, fd, a, len, flags);
+		r = by_rings(t, fd, a, len, flags, &w.goes_on);
 		if (r != VMH_TCPS_KERNELS)
 			RETURN(r);
 	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
-	__attribute__((cleanup(accept_ends))) struct vmh_tcps *in = t;
+	w.in_kernel = t;
 	room = vmh_ticket_room(a, len);
 	fd = vmh_tcps_fd(t, fd);
 	r = by_kernel(fd, a, len, room, flags);

@@ -400,6 +400,8 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 	for (;;) {
 		if (vmh_unlikely(atomic_load(&s->obj.closed)))
 			return vmh_sock_recv_failed(s, -EBADF);
+		if (vmh_unlikely(vmh_fd_moved(fd, &s->obj)))
+			fd = s->obj.fd;
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
 		r = vmh_interrupted(&w) ? -EINTR :

@@ -350,7 +350,6 @@ void vmh_tcps_close_left(struct vmh_tcps *s)
 {
 	int fd = atomic_exchange(&s->left_fd, 0);
 
-	atomic_store(&s->left_early, 0);
 	if (fd)
 		vmh_fd_hidden_close(fd);
 }
@@ -402,6 +401,7 @@ static void child_refs(struct vmh_tcps *s, void *arg)
 	atomic_store(&s->blocked, 0); /* those are threads of the parent */
 	atomic_store(&s->blocked_tids, 0);
 	atomic_store(&s->blocked_squares, 0);
+	s->left_users = 0;
 }
 
 /* All went home before the fork. The stack's locks may be another thread's of the parent: a child of a process that

@@ -161,7 +161,7 @@ static void leave_open(struct vmh_tcps *s)
 
 /* One that is the kernel's, or stays where it is since the program has another descriptor of it: others that wait, and are
  * on their way to the kernel, do not go on by a number that is another file by then. */
-static void pass_on(struct vmh_tcps *s, int fd, bool last)
+static void pass_on(struct vmh_tcps *s, int fd)
 {
 	const uint64_t all = ~0ull;
 	uint64_t mask;
@@ -171,7 +171,6 @@ static void pass_on(struct vmh_tcps *s, int fd, bool last)
 		return;
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
 	fd = vmh_fd_hide_instead(fd);
-	atomic_store(&s->left_early, !last);
 	if (fd >= 0 && (vmh_fd_is_another(fd, &s->obj) || !atomic_compare_exchange_strong(&s->left_fd, &is, fd)))
 		vmh_fd_hidden_close(fd);
 	else if (fd >= 0 && vmh_tcps_at_kernel(s) && !vmh_tcps_let_pass(s))
@@ -184,7 +183,18 @@ static void others_go_on(struct vmh_tcps *s, int fd, bool last)
 	if (last && vmh_tcps_on_rings(s))
 		leave_open(s);
 	else
-		pass_on(s, fd, last);
+		pass_on(s, fd);
+}
+
+#define ENTERS_NS 1000000 /* from the table to the kernel, mostly much less */
+
+/* Who has it is in the kernel, or has left that by siglongjmp(). */
+static void without_left(struct vmh_tcps *s)
+{
+	const struct timespec nap = { 0, ENTERS_NS };
+
+	vmh_sys(SYS_nanosleep, &nap, NULL);
+	vmh_tcps_close_left(s);
 }
 
 void vmh_tcps_laid_over(int fd)
@@ -214,8 +224,8 @@ void vmh_tcps_close(struct vmh_tcps *s, int fd)
 		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
 	if (vmh_unlikely(atomic_load(&s->blocked)))
 		others_go_on(s, fd, true);
-	else if (vmh_unlikely(atomic_load(&s->left_early)))
-		vmh_tcps_close_left(s); /* they are in the kernel */
+	else if (vmh_unlikely(atomic_load(&s->left_fd)))
+		without_left(s);
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;
 

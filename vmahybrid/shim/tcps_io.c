@@ -176,8 +176,13 @@ struct waiting {
 	uint32_t wanted;           /* EPOLL* */
 };
 
-/* Of a call; also when the thread is cancelled. */
-#define BLOCKS __attribute__((cleanup(not_blocked))) struct vmh_tcps *
+/* What a call has that waits, or has waited: the connection. */
+struct stay {
+	struct vmh_tcps *blocks;   /* counted in its `blocked` */
+	struct vmh_tcps *goes_on;  /* at the kernel, by its left_fd */
+};
+
+#define STAY __attribute__((cleanup(stay_ends))) struct stay /* also when the thread is cancelled */
 
 static void count_poll(struct waiting *w, bool hit)
 {
@@ -221,6 +226,24 @@ static inline void not_blocked(struct vmh_tcps **s)
 	if (vmh_unlikely(*s != NULL))
 		vmh_tcps_blocks_no_more(*s);
 	*s = NULL;
+}
+
+static inline void stay_ends(struct stay *y)
+{
+	not_blocked(&y->blocks);
+	if (vmh_unlikely(y->goes_on != NULL))
+		vmh_tcps_went_on(y->goes_on);
+}
+
+/* The descriptor for a call of the kernel. */
+static inline int goes_on_by(struct vmh_tcps *s, struct stay *y, int fd)
+{
+	if (vmh_likely(!y->blocks))
+		return fd;
+	if (!y->goes_on)
+		vmh_tcps_goes_on(y->goes_on = s, fd);
+	not_blocked(&y->blocks);
+	return vmh_tcps_fd(s, fd);
 }
 
 /* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
@@ -276,7 +299,7 @@ static int wait_for(struct waiting *w)
 {
 	int err = spin_for(w);
 
-	if (vmh_likely(vmh_tcps_state(w->s) == VMH_TCPS_RING))
+	if (vmh_likely(vmh_tcps_state(w->s) == VMH_TCPS_RING && !vmh_tcps_leaving(w->s)))
 		not_blocked(w->blocks);
 	return err;
 }
@@ -539,12 +562,12 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 	char byte;
 	struct iovec one = { &byte, 1 };
 	struct rest t = { &one, !send, 0, !send, false };
-	BLOCKS blocks = NULL;
+	STAY y = { 0 };
 	ssize_t r;
 
 	if (m->msg_name != &vmh_tcps_buffer && length_of(m) == SIZE_MAX)
 		return -EINVAL;
-	r = by_stack(s, &t, &blocks, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
+	r = by_stack(s, &t, &y.blocks, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
 	return r > 0 || (send && !r) ? -EFAULT : r;
 }
 
@@ -588,9 +611,9 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 			return GO_ON;
 		if (r == VMH_TCPS_KERNELS && stack_tells(s, m, flags, send)) {
 			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), !send && (flags & MSG_TRUNC) };
-			BLOCKS blocks = NULL;
+			STAY y = { 0 };
 
-			r = by_stack(s, &t, &blocks, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
+			r = by_stack(s, &t, &y.blocks, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
 			r = told(s, m, send, r);
 		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
@@ -631,8 +654,8 @@ static ssize_t total(const struct rest *t, ssize_t r)
 static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
 	bool nowhere = !send && (flags & MSG_TRUNC);
-	BLOCKS blocks = NULL;
 	struct rest t = { 0 };
+	STAY y = { 0 };
 	unsigned why;
 	ssize_t r;
 
@@ -642,9 +665,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			fd = vmh_tcps_fd(s, fd);
-			not_blocked(&blocks);
-			r = rest_by_kernel(s, fd, m, &t, flags, send);
+			r = rest_by_kernel(s, fd = goes_on_by(s, &y, fd), m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)
@@ -669,7 +690,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m), nowhere };
 		if (vmh_unlikely(t.left == SIZE_MAX))
 			return vmh_tcps_failed(s, send, -EINVAL);
-		r = by_stack(s, &t, &blocks, flags, send);
+		r = by_stack(s, &t, &y.blocks, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);
 			return told(s, m, send, t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r);

@@ -567,7 +567,7 @@ static bool ended_before(struct vmh_tcps *s, int fd, const struct vmh_signals *b
 }
 
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
-		    const struct vmh_signals *began)
+		    const struct vmh_signals *began, struct vmh_tcps **goes_on)
 {
 	TWAIT w;
 	int r, err;
@@ -580,8 +580,11 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
 			return err;
-		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN) {
+			if (w.blocks && !*goes_on)
+				vmh_tcps_goes_on(*goes_on = s, fd);
 			return VMH_TCPS_KERNELS;
+		}
 		fd = w.kfd = vmh_tcps_fd(s, fd);
 		r = accept_any(s, fd, a, len, flags);
 		if (r != -EAGAIN)

@@ -69,6 +69,31 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 	return false;
 }
 
+void vmh_tcps_goes_on(struct vmh_tcps *s, int fd)
+{
+	int is = 0, own;
+
+	vmh_lock(&s->io);
+	s->left_users++;
+	if (!atomic_load(&s->left_fd)) {
+		own = vmh_fd_hide_instead(fd);
+		if (own >= 0 && (vmh_fd_is_another(own, &s->obj) || !atomic_compare_exchange_strong(&s->left_fd, &is, own)))
+			vmh_fd_hidden_close(own);
+	}
+	vmh_unlock(&s->io);
+}
+
+void vmh_tcps_went_on(struct vmh_tcps *s)
+{
+	bool last;
+
+	vmh_lock(&s->io);
+	last = !--s->left_users && !atomic_load(&s->blocked);
+	vmh_unlock(&s->io);
+	if (last)
+		vmh_tcps_close_left(s);
+}
+
 bool vmh_tcps_let_pass(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, THERE_NAP_NS };

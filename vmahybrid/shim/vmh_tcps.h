@@ -92,7 +92,7 @@ struct vmh_tcps {
 	_Atomic uint64_t blocked_tids, blocked_squares;
 	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed theirs */
-	_Atomic uint8_t left_early;       /* the program had another descriptor then */
+	uint32_t left_users;              /* calls at the kernel, by that; io lock */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
@@ -315,8 +315,9 @@ static inline void vmh_tcps_waited_for(struct vmh_obj *o, int fd)
 	    vmh_tcps_state(vmh_tcps_of(o)) == VMH_TCPS_KERNEL)
 		vmh_tcps_accepts(vmh_tcps_of(o), fd);
 }
+/* *goes_on: at the kernel, as vmh_tcps_goes_on() says, until the caller says vmh_tcps_went_on(). */
 int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags,
-		    const struct vmh_signals *began);
+		    const struct vmh_signals *began, struct vmh_tcps **goes_on);
 void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
@@ -420,6 +421,9 @@ void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread 
 void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
 /* Does another thread wait in a call? true: it stands still until vmh_tcps_left(), and no handler may need it in between. */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
+/* A call that has waited, and is counted still, goes on at the kernel: by left_fd, until it ends. */
+void vmh_tcps_goes_on(struct vmh_tcps *s, int fd);
+void vmh_tcps_went_on(struct vmh_tcps *s);
 /* Those that wait are on their way to the kernel: until none is left. False: some are still. */
 bool vmh_tcps_let_pass(struct vmh_tcps *s);
 void vmh_tcps_left(struct vmh_tcps *s);

@@ -267,9 +267,16 @@ void vmh_tcps_accepts(struct vmh_tcps *s, int fd)
 	(void)fd;
 }
 
-void vmh_tcps_close(struct vmh_tcps *s)
+void vmh_tcps_close(struct vmh_tcps *s, int fd)
 {
 	(void)s;
+	(void)fd;
+}
+
+void vmh_tcps_closes_one(struct vmh_tcps *s, int fd)
+{
+	(void)s;
+	(void)fd;
 }
 
 void vmh_tcps_closed(struct vmh_tcps *s)

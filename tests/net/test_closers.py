@@ -37,15 +37,18 @@ POLICIES = ["kernel", "offload", "adaptive"]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory, "tcp_closers.c", "-pthread")
+    return compiled(tmp_path_factory, "closers.c", "-pthread")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("what", "says", "told"), [("two", [], 40), ("array", ["50 seen", "1 ready"], 0)])
+@pytest.mark.parametrize(("what", "says", "told"), [("two", [], 20), ("moved", ["20 right"], 0),
+                                                  ("closed", ["20 right"], 20), ("datagrams", ["20 right"], 0),
+                                                  ("listeners", ["20 right"], 0),
+                                                  ("array", ["50 seen", "1 ready"], 0)])
 def test_threads(service: Service, program: Path, policy: str, what: str, says: list[str], told: int) -> None:
     a_side, b_side = service.sandbox.sides
     peer = service.sandbox.start(b_side, [sys.executable, "-S", "-c", PEER, b_side.address])
-    argv = [str(program), what, b_side.address, peer.wait_for(r"port (\d+)", 10)[1]]
+    argv = [str(program), what, b_side.address, peer.wait_for(r"port (\d+)", 10)[1], a_side.address]
     if policy != "kernel":
         argv = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="1")
     running = service.sandbox.start(a_side, argv, env=service.env)

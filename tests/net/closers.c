@@ -1,0 +1,223 @@
+/* What others do to a call that waits: two threads lay over its connection at once ("two"); one closes its number, which
+ * another socket gets, and there is a dup() ("moved", of UDP "datagrams", of a listener "listeners") or none ("closed"); or
+ * one looks at the array of a poll(), which a handler leaves then by siglongjmp() ("array"). */
+#include <arpa/inet.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MANY 50
+#define ROUNDS 20
+
+static sigjmp_buf before;
+static struct sockaddr_in name = {.sin_family = AF_INET};
+static pthread_barrier_t both;
+static struct pollfd set[MANY];
+static struct in_addr here;
+static int fd, nothing[2];
+
+static int connected(void)
+{
+	int made = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (connect(made, (struct sockaddr *)&name, sizeof(name)) || write(made, "x", 1) != 1)
+		abort();
+	return made;
+}
+
+static void *receive(void *arg)
+{
+	char byte;
+
+	while (recv(fd, &byte, 1, 0) == 1 && byte != 'y')
+		;
+	return arg;
+}
+
+static void *lay_over(void *arg)
+{
+	pthread_barrier_wait(&both);
+	dup2(nothing[0], fd);
+	return arg;
+}
+
+static void two(void)
+{
+	pthread_t reader, first, second;
+
+	pthread_barrier_init(&both, NULL, 2);
+	for (int i = 0; i < ROUNDS; i++) {
+		fd = connected();
+		pthread_create(&reader, NULL, receive, NULL);
+		usleep(5000);
+		pthread_create(&first, NULL, lay_over, NULL);
+		pthread_create(&second, NULL, lay_over, NULL);
+		pthread_join(first, NULL);
+		pthread_join(second, NULL);
+		close(fd);
+		pthread_join(reader, NULL);
+	}
+}
+
+static int bound(int type, unsigned short port)
+{
+	struct sockaddr_in own = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+	int made = socket(AF_INET, type, 0);
+
+	setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+	if (bind(made, (struct sockaddr *)&own, sizeof(own)))
+		abort();
+	return made;
+}
+
+static int to_own(unsigned short port)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+	int made = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (connect(made, (struct sockaddr *)&to, sizeof(to)))
+		abort();
+	return made;
+}
+
+static void tell(unsigned short port, const char *what)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+	int made = socket(AF_INET, SOCK_DGRAM, 0);
+
+	sendto(made, what, 1, 0, (struct sockaddr *)&to, sizeof(to));
+	close(made);
+}
+
+static void *receive_one(void *got)
+{
+	if (recv(fd, got, 1, 0) != 1)
+		*(char *)got = '-';
+	return NULL;
+}
+
+static void moved(int datagrams, int closed)
+{
+	int right = 0;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t reader;
+		int other, new;
+		char got;
+
+		fd = datagrams ? bound(SOCK_DGRAM, 7900) : connected();
+		pthread_create(&reader, NULL, receive_one, &got);
+		usleep(20000);
+		other = closed ? -1 : dup(fd);
+		close(fd);
+		new = bound(SOCK_DGRAM, 7901);
+		tell(7901, "n");
+		usleep(5000);
+		if (datagrams)
+			tell(7900, "y");
+		pthread_join(reader, NULL);
+		right += new == fd && got == 'y';
+		close(new);
+		close(other);
+	}
+	printf("%d right\n", right);
+}
+
+static void *accept_one(void *port)
+{
+	struct sockaddr_in is = {0};
+	socklen_t len = sizeof(is);
+	int got = accept(fd, NULL, NULL);
+
+	getsockname(got, (struct sockaddr *)&is, &len);
+	*(int *)port = ntohs(is.sin_port);
+	close(got);
+	return NULL;
+}
+
+static void listeners(void)
+{
+	int right = 0;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		int other, new, got = 0, port = 7910 + 2 * i, first, second;
+		pthread_t acceptor;
+
+		listen(fd = bound(SOCK_STREAM, port), 5);
+		pthread_create(&acceptor, NULL, accept_one, &got);
+		usleep(20000);
+		other = dup(fd);
+		close(fd);
+		listen(new = bound(SOCK_STREAM, port + 1), 5);
+		first = to_own(port + 1);
+		usleep(5000);
+		second = to_own(port);
+		pthread_join(acceptor, NULL);
+		right += new == fd && got == port;
+		close(new);
+		close(other);
+		close(first);
+		close(second);
+	}
+	printf("%d right\n", right);
+}
+
+static void leave(int sig)
+{
+	siglongjmp(before, sig);
+}
+
+static void *look(void *waits)
+{
+	int seen = 0;
+
+	usleep(100000);
+	for (int i = 0; i < MANY; i++)
+		seen += set[i].fd >= 0;
+	printf("%d seen\n", seen);
+	pthread_kill(*(pthread_t *)waits, SIGUSR1);
+	return waits;
+}
+
+static void array(void)
+{
+	pthread_t self = pthread_self(), other;
+
+	for (int i = 0; i < MANY; i++)
+		set[i] = (struct pollfd){connected(), POLLPRI, 0};
+	if (!sigsetjmp(before, 1)) {
+		pthread_create(&other, NULL, look, &self);
+		poll(set, MANY, 5000);
+		abort();
+	}
+	pthread_join(other, NULL);
+	set[MANY / 2].events = POLLOUT;
+	printf("%d ready\n", poll(set, MANY, 3000));
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 5 || pipe(nothing) || signal(SIGUSR1, leave) == SIG_ERR)
+		return 1;
+	inet_pton(AF_INET, argv[2], &name.sin_addr);
+	name.sin_port = htons((unsigned short)atoi(argv[3]));
+	inet_pton(AF_INET, argv[4], &here);
+	if (!strcmp(argv[1], "two"))
+		two();
+	else if (!strcmp(argv[1], "array"))
+		array();
+	else if (!strcmp(argv[1], "listeners"))
+		listeners();
+	else
+		moved(!strcmp(argv[1], "datagrams"), !strcmp(argv[1], "closed"));
+	puts("done");
+	fflush(stdout);
+	sleep(10); /* what has leaked is open until then */
+	return 0;
+}
