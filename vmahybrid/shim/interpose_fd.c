@@ -252,7 +252,8 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 	} while (t && !vmh_tcps_accept_in_kernel(t, flags));
 	w.in_kernel = t;
 	room = vmh_ticket_room(a, len);
-	fd = vmh_tcps_fd(t, fd);
+	if (vmh_unlikely(w.goes_on != NULL))
+		fd = vmh_tcps_fd(t, fd);
 	r = by_kernel(fd, a, len, room, flags);
 	accepted(t, fd, r, a, r < 0 ? 0 : vmh_ticket_named(len, room), flags);
 	return r;

@@ -117,15 +117,15 @@ static void go_on_by(struct vmh_tcps *s, int fd)
 	bool listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN;
 	int is = 0;
 
-	if (!atomic_compare_exchange_strong(&s->left_fd, &is, fd)) { /* two threads close it */
+	if (!atomic_compare_exchange_strong(&s->left_fd, &is, fd)) { /* two threads close it, or somebody has it from before */
 		vmh_fd_hidden_close(fd);
-		return;
+		fd = 0;
 	}
 	vmh_tcps_home(s, listens ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
 	if (listens || vmh_tcps_state(s) == VMH_TCPS_HOME)
 		return;
 	is = fd;
-	if (atomic_compare_exchange_strong(&s->left_fd, &is, 0))
+	if (fd && atomic_compare_exchange_strong(&s->left_fd, &is, 0))
 		vmh_fd_hidden_close(fd);
 }
 

@@ -580,12 +580,12 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
 			return err;
-		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN) {
-			if (w.blocks && !*goes_on)
-				vmh_tcps_goes_on(*goes_on = s, fd);
+		if (w.blocks && !*goes_on && (vmh_tcps_state(s) != VMH_TCPS_LISTEN || atomic_load(&s->left_fd)))
+			vmh_tcps_goes_on(*goes_on = s, fd);
+		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
 			return VMH_TCPS_KERNELS;
-		}
-		fd = w.kfd = vmh_tcps_fd(s, fd);
+		if (*goes_on)
+			fd = w.kfd = vmh_tcps_fd(s, fd);
 		r = accept_any(s, fd, a, len, flags);
 		if (r != -EAGAIN)
 			return r;
