@@ -113,7 +113,7 @@ static void moved(int datagrams, int closed)
 
 		fd = datagrams ? bound(SOCK_DGRAM, 7900) : connected();
 		pthread_create(&reader, NULL, receive_one, &got);
-		usleep(20000);
+		usleep(40000); /* it waits by now */
 		other = closed ? -1 : dup(fd);
 		close(fd);
 		new = bound(SOCK_DGRAM, 7901);
@@ -151,7 +151,7 @@ static void listeners(void)
 
 		listen(fd = bound(SOCK_STREAM, port), 5);
 		pthread_create(&acceptor, NULL, accept_one, &got);
-		usleep(20000);
+		usleep(40000); /* it waits by now */
 		other = dup(fd);
 		close(fd);
 		listen(new = bound(SOCK_STREAM, port + 1), 5);

@@ -12,7 +12,7 @@ from net.service_lab import compiled
 
 from vmahybrid.bench.served import Service
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("softverbs")]
 
 PEER = """
 import socket, sys, threading, time

@@ -204,6 +204,7 @@ static void hold_still(void)
 		return;
 	vmh_session_lock();
 	vmh_tspare_before_fork();
+	vmh_tcps_left_before_fork();
 	forking = true;
 }
 
@@ -220,6 +221,7 @@ void vmh_before_fork(void)
 void vmh_after_fork_parent(void)
 {
 	if (forking) {
+		vmh_tcps_left_after_fork_parent();
 		vmh_tspare_after_fork_parent();
 		vmh_session_unlock();
 	}
@@ -252,6 +254,7 @@ static void begin_anew(void)
 	vmh_epoll_fork_child();
 	vmh_verbs_fork_child();
 	vmh_rings_fork_child();
+	vmh_tcps_left_after_fork_child();
 	vmh_tspare_after_fork_child();
 	vmh_session_unlock_fork_child();
 }

@@ -400,10 +400,8 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 	for (;;) {
 		if (vmh_unlikely(atomic_load(&s->obj.closed)))
 			return vmh_sock_recv_failed(s, -EBADF);
-		if (vmh_unlikely(vmh_fd_moved(fd, &s->obj)))
-			fd = s->obj.fd;
 		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
-			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, fd, m, flags);
+			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, vmh_fd_now(fd, &s->obj), m, flags);
 		r = vmh_interrupted(&w) ? -EINTR :
 		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
@@ -421,6 +419,7 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 			return vmh_sock_recv_failed(s, r);
 		}
 		bool spent = r == -EAGAIN;
+		fd = vmh_fd_now(fd, &s->obj);
 		r = look_at_kernel(s, fd, m, flags);
 		if (r != -EAGAIN)
 			return r;

@@ -346,14 +346,6 @@ void vmh_tcps_closed(struct vmh_tcps *s)
 	vmh_wake_all();
 }
 
-void vmh_tcps_close_left(struct vmh_tcps *s)
-{
-	int fd = atomic_exchange(&s->left_fd, 0);
-
-	if (fd)
-		vmh_fd_hidden_close(fd);
-}
-
 void vmh_tcps_recycle(struct vmh_tcps *s)
 {
 	vmh_tcps_close_left(s);
@@ -376,7 +368,7 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 static void child_reset(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
-	vmh_tcps_close_left(s);
+	vmh_tcps_left_fork_child(s);
 	vmh_tcps_left(s);
 	vmh_lock_reset(&s->obj.lock);
 	vmh_lock_reset(&s->io);
@@ -396,12 +388,8 @@ static void child_refs(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	vmh_obj_fork_child(&s->obj);
-	if (vmh_held.objs)
-		return;
-	atomic_store(&s->blocked, 0); /* those are threads of the parent */
-	atomic_store(&s->blocked_tids, 0);
-	atomic_store(&s->blocked_squares, 0);
-	s->left_users = 0;
+	if (!vmh_held.objs)
+		vmh_tcps_left_fork_child(s);
 }
 
 /* All went home before the fork. The stack's locks may be another thread's of the parent: a child of a process that

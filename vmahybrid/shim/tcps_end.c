@@ -112,21 +112,15 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 #define ACCEPT_NAP_NS 50000
 
 /* Others wait, and go on at the kernel. */
-static void go_on_by(struct vmh_tcps *s, int fd)
+static void go_on_at_kernel(struct vmh_tcps *s)
 {
-	bool listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN;
-	int is = 0;
+	bool listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN, ours = vmh_tcps_leave(s, s->obj.fd);
 
-	if (!atomic_compare_exchange_strong(&s->left_fd, &is, fd)) { /* two threads close it, or somebody has it from before */
-		vmh_fd_hidden_close(fd);
-		fd = 0;
-	}
-	vmh_tcps_home(s, listens ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
-	if (listens || vmh_tcps_state(s) == VMH_TCPS_HOME)
+	if (!atomic_load(&s->left_fd)) /* there is no descriptor to be had */
 		return;
-	is = fd;
-	if (fd && atomic_compare_exchange_strong(&s->left_fd, &is, 0))
-		vmh_fd_hidden_close(fd);
+	vmh_tcps_home(s, listens ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
+	if (ours && !listens && vmh_tcps_state(s) != VMH_TCPS_HOME)
+		vmh_tcps_close_left(s);
 }
 
 /* Connections that came by the rings: who waits has one each, the others are reset. */
@@ -144,15 +138,12 @@ static void leave_open(struct vmh_tcps *s)
 {
 	const uint64_t all = ~0ull;
 	uint64_t mask;
-	int fd;
 
 	if (!vmh_tcps_on_rings(s))
 		return;
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
 	if (vmh_tcps_is_waited_for(s)) {
-		fd = vmh_fd_hide_instead(s->obj.fd);
-		if (fd >= 0)
-			go_on_by(s, fd);
+		go_on_at_kernel(s);
 		vmh_tcps_left(s);
 		let_them_accept(s);
 	}
@@ -165,15 +156,9 @@ static void pass_on(struct vmh_tcps *s, int fd)
 {
 	const uint64_t all = ~0ull;
 	uint64_t mask;
-	int is = 0;
 
-	if (atomic_load(&s->left_fd))
-		return;
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
-	fd = vmh_fd_hide_instead(fd);
-	if (fd >= 0 && (vmh_fd_is_another(fd, &s->obj) || !atomic_compare_exchange_strong(&s->left_fd, &is, fd)))
-		vmh_fd_hidden_close(fd);
-	else if (fd >= 0 && vmh_tcps_at_kernel(s) && !vmh_tcps_let_pass(s))
+	if (vmh_tcps_leave(s, fd) && vmh_tcps_at_kernel(s) && !vmh_tcps_let_pass(s))
 		vmh_tcps_close_left(s); /* they have left their calls by siglongjmp() */
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }

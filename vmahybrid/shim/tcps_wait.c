@@ -69,29 +69,86 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 	return false;
 }
 
+static struct vmh_lock left_lock; /* left_fd and left_users; a fork takes none along that is not in left_fd */
+
+static bool leave(struct vmh_tcps *s, int fd)
+{
+	if (atomic_load(&s->left_fd))
+		return false;
+	fd = vmh_fd_hide_instead(fd);
+	if (fd <= 0 || vmh_fd_is_another(fd, &s->obj)) {
+		vmh_fd_hidden_close(fd);
+		return false;
+	}
+	atomic_store(&s->left_fd, fd);
+	return true;
+}
+
+static void close_left(struct vmh_tcps *s)
+{
+	int fd = atomic_exchange(&s->left_fd, 0);
+
+	if (fd)
+		vmh_fd_hidden_close(fd);
+}
+
+bool vmh_tcps_leave(struct vmh_tcps *s, int fd)
+{
+	bool ours;
+
+	vmh_lock(&left_lock);
+	ours = leave(s, fd);
+	vmh_unlock(&left_lock);
+	return ours;
+}
+
+void vmh_tcps_close_left(struct vmh_tcps *s)
+{
+	if (vmh_likely(!atomic_load(&s->left_fd)))
+		return;
+	vmh_lock(&left_lock);
+	close_left(s);
+	vmh_unlock(&left_lock);
+}
+
+void vmh_tcps_left_before_fork(void)
+{
+	vmh_lock(&left_lock);
+}
+
+void vmh_tcps_left_after_fork_parent(void)
+{
+	vmh_unlock(&left_lock);
+}
+
+void vmh_tcps_left_fork_child(struct vmh_tcps *s)
+{
+	close_left(s);
+	s->left_users = 0;
+	atomic_store(&s->blocked, 0); /* those are threads of the parent */
+	atomic_store(&s->blocked_tids, 0);
+	atomic_store(&s->blocked_squares, 0);
+}
+
+void vmh_tcps_left_after_fork_child(void)
+{
+	vmh_unlock_fork_child(&left_lock);
+}
+
 void vmh_tcps_goes_on(struct vmh_tcps *s, int fd)
 {
-	int is = 0, own;
-
-	vmh_lock(&s->io);
+	vmh_lock(&left_lock);
 	s->left_users++;
-	if (!atomic_load(&s->left_fd)) {
-		own = vmh_fd_hide_instead(fd);
-		if (own >= 0 && (vmh_fd_is_another(own, &s->obj) || !atomic_compare_exchange_strong(&s->left_fd, &is, own)))
-			vmh_fd_hidden_close(own);
-	}
-	vmh_unlock(&s->io);
+	leave(s, fd);
+	vmh_unlock(&left_lock);
 }
 
 void vmh_tcps_went_on(struct vmh_tcps *s)
 {
-	bool last;
-
-	vmh_lock(&s->io);
-	last = !--s->left_users && !atomic_load(&s->blocked);
-	vmh_unlock(&s->io);
-	if (last)
-		vmh_tcps_close_left(s);
+	vmh_lock(&left_lock);
+	if (!--s->left_users && !atomic_load(&s->blocked))
+		close_left(s);
+	vmh_unlock(&left_lock);
 }
 
 bool vmh_tcps_let_pass(struct vmh_tcps *s)

@@ -35,10 +35,12 @@ static inline bool vmh_fd_is_mine(int fd, const struct vmh_obj *o) /* o is what 
 	return vmh_likely(!vmh_fds_apart) || !vmh_fd_is_another(fd, o);
 }
 
-/* While a call waits: another thread has closed this descriptor of several. */
-static inline bool vmh_fd_moved(int fd, const struct vmh_obj *o)
+/* After a wait: another one of several, when another thread has closed this one. */
+static inline int vmh_fd_now(int fd, const struct vmh_obj *o)
 {
-	return atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) != o && !vmh_fds_apart;
+	bool is = vmh_likely(atomic_load_explicit(&vmh_fdtab[fd], memory_order_relaxed) == o) || vmh_fds_apart;
+
+	return is ? fd : o->fd;
 }
 
 VMH_HOT struct vmh_obj *vmh_fd_get_slow(int fd);

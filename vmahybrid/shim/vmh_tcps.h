@@ -92,7 +92,7 @@ struct vmh_tcps {
 	_Atomic uint64_t blocked_tids, blocked_squares;
 	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed theirs */
-	uint32_t left_users;              /* calls at the kernel, by that; io lock */
+	uint32_t left_users;              /* calls at the kernel, by that */
 	/* Began on a ring: the kernel socket was never connected, flow_id is that of the local port, which it shares. */
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
@@ -392,7 +392,6 @@ void vmh_tport_fork_child(void);
 /* tcps_end.c */
 void vmh_tcps_close(struct vmh_tcps *s, int fd);                 /* the last descriptor is about to be closed */
 void vmh_tcps_closes_one(struct vmh_tcps *s, int fd);            /* not the last */
-void vmh_tcps_close_left(struct vmh_tcps *s);
 void vmh_tcps_finish(bool exiting);                              /* what was closed is done with before this returns */
 
 /* tcps_show.c */
@@ -421,6 +420,13 @@ void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread 
 void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
 /* Does another thread wait in a call? true: it stands still until vmh_tcps_left(), and no handler may need it in between. */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
+/* A hidden descriptor of its own beside `fd`, left_fd, unless there is one; false: none is made. */
+bool vmh_tcps_leave(struct vmh_tcps *s, int fd);
+void vmh_tcps_close_left(struct vmh_tcps *s);
+void vmh_tcps_left_before_fork(void);
+void vmh_tcps_left_after_fork_parent(void);
+void vmh_tcps_left_after_fork_child(void);
+void vmh_tcps_left_fork_child(struct vmh_tcps *s);
 /* A call that has waited, and is counted still, goes on at the kernel: by left_fd, until it ends. */
 void vmh_tcps_goes_on(struct vmh_tcps *s, int fd);
 void vmh_tcps_went_on(struct vmh_tcps *s);
