@@ -1,5 +1,6 @@
 /* A call that waits, and is left: by siglongjmp() of a signal handler, or as its thread is cancelled. Then what it waits for
- * is closed, by the same thread or by another: a connection, or a listener, whose port is bound again. */
+ * is closed, by the same thread or by another: a connection, also one that a dup() has moved to the kernel before, or a
+ * listener, whose port is bound again. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -12,7 +13,7 @@
 
 static sigjmp_buf before;
 static struct sockaddr_in name = {.sin_family = AF_INET};
-static int fd, listens;
+static int fd, listens, moves;
 
 static void leave(int sig)
 {
@@ -32,7 +33,9 @@ static void *wait_in(void *arg)
 
 static void *end_it(void *arg)
 {
-	return close(fd) ? arg : PTHREAD_CANCELED;
+	int another = moves ? dup(fd) : -1;
+
+	return close(fd) || (moves && close(another)) ? arg : PTHREAD_CANCELED;
 }
 
 /* PTHREAD_CANCELED, as intended */
@@ -72,12 +75,13 @@ static int opened(const char *address, unsigned short port)
 	       recv(fd, &byte, 1, 0) == 1;
 }
 
-/* recv_left jump|cancel same|other connects|listens ADDRESS PORT */
+/* recv_left jump|cancel same|other connects|moves|listens ADDRESS PORT */
 int main(int argc, char **argv)
 {
 	if (argc != 6)
 		return 2;
 	listens = !strcmp(argv[3], "listens");
+	moves = !strcmp(argv[3], "moves");
 	if (!opened(argv[4], (unsigned short)atoi(argv[5])))
 		return 1;
 	puts("open");

@@ -114,13 +114,14 @@ def test_peers_of_many_young_ones_are_told(service: Service, slots: str) -> None
     clients.wait_for("all told", 5)
 
 
+@pytest.mark.parametrize("before", ["connects", "moves"])
 @pytest.mark.parametrize("closes", ["same", "other"])
 @pytest.mark.parametrize("how", ["jump", "cancel"])
-def test_a_receive_call_that_was_left(service: Service, left: Path, how: str, closes: str) -> None:
+def test_a_receive_call_that_was_left(service: Service, left: Path, how: str, closes: str, before: str) -> None:
     """It does not keep the connection open."""
     a_side, b_side = service.sandbox.sides
     waiting = service.sandbox.start(b_side, [sys.executable, "-c", PEER, b_side.address])
-    argv = [str(left), how, closes, "connects", b_side.address, waiting.wait_for(r"port (\d+)", 10)[1]]
+    argv = [str(left), how, closes, before, b_side.address, waiting.wait_for(r"port (\d+)", 10)[1]]
     program = service.sandbox.start(a_side, service.run_argv(argv, "none", VMA_HYBRID_TCP="offload"), env=service.env)
     until(lambda: [s for s in offloaded(service) if s["pid"] == program.pid])
     program.wait_for("closed", 5)

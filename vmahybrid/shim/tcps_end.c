@@ -111,16 +111,34 @@ static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
 #define ACCEPT_NS 20000000u
 #define ACCEPT_NAP_NS 50000
 
-/* Others wait, and go on at the kernel. */
+/* Others wait, and go on at the kernel: by left_fd, or, where none is to be had, by the number that is closed in a moment. */
 static void go_on_at_kernel(struct vmh_tcps *s)
 {
 	bool listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN, ours = vmh_tcps_leave(s, s->obj.fd);
 
-	if (!atomic_load(&s->left_fd)) /* there is no descriptor to be had */
+	if (listens && !atomic_load(&s->left_fd))
 		return;
 	vmh_tcps_home(s, listens ? VMH_R_SHUTDOWN : VMH_R_CLOSED, false);
 	if (ours && !listens && vmh_tcps_state(s) != VMH_TCPS_HOME)
 		vmh_tcps_close_left(s);
+}
+
+#define ENTERS_NS 1000000 /* from the table to the kernel, mostly much less */
+
+static void let_them_enter(void)
+{
+	const struct timespec nap = { 0, ENTERS_NS };
+
+	vmh_sys(SYS_nanosleep, &nap, NULL);
+}
+
+/* Who waits is on its way to the kernel. */
+static void let_them_pass(struct vmh_tcps *s)
+{
+	if (!vmh_tcps_let_pass(s))
+		vmh_tcps_close_left(s);
+	else if (!atomic_load(&s->left_fd))
+		let_them_enter();
 }
 
 /* Connections that came by the rings: who waits has one each, the others are reset. */
@@ -146,6 +164,8 @@ static void leave_open(struct vmh_tcps *s)
 		go_on_at_kernel(s);
 		vmh_tcps_left(s);
 		let_them_accept(s);
+		if (vmh_tcps_at_kernel(s) && !atomic_load(&s->left_fd))
+			let_them_pass(s);
 	}
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
@@ -158,8 +178,9 @@ static void pass_on(struct vmh_tcps *s, int fd)
 	uint64_t mask;
 
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
-	if (vmh_tcps_leave(s, fd) && vmh_tcps_at_kernel(s) && !vmh_tcps_let_pass(s))
-		vmh_tcps_close_left(s); /* they have left their calls by siglongjmp() */
+	vmh_tcps_leave(s, fd);
+	if (vmh_tcps_at_kernel(s))
+		let_them_pass(s);
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
@@ -171,23 +192,12 @@ static void others_go_on(struct vmh_tcps *s, int fd, bool last)
 		pass_on(s, fd);
 }
 
-#define ENTERS_NS 1000000 /* from the table to the kernel, mostly much less */
-
-/* Who has it is in the kernel, or has left that by siglongjmp(). */
-static void without_left(struct vmh_tcps *s)
-{
-	const struct timespec nap = { 0, ENTERS_NS };
-
-	vmh_sys(SYS_nanosleep, &nap, NULL);
-	vmh_tcps_close_left(s);
-}
-
 void vmh_tcps_laid_over(int fd)
 {
 	int saved = errno;
 	TCPS_HELD s = vmh_tcps_get(fd);
 
-	if (s && atomic_load(&s->blocked))
+	if (s && vmh_tcps_others_wait(s))
 		others_go_on(s, fd, atomic_load(&s->obj.nfds) == 1);
 	if (s)
 		vmh_tcps_home(s, VMH_R_CLOSED, false);
@@ -196,7 +206,7 @@ void vmh_tcps_laid_over(int fd)
 
 void vmh_tcps_closes_one(struct vmh_tcps *s, int fd)
 {
-	if (vmh_unlikely(atomic_load(&s->blocked)))
+	if (vmh_unlikely(vmh_tcps_others_wait(s)))
 		others_go_on(s, fd, false);
 }
 
@@ -207,10 +217,12 @@ void vmh_tcps_close(struct vmh_tcps *s, int fd)
 
 	if (vmh_unlikely(vmh_fdtab_parted()))
 		vmh_tcps_home(s, VMH_R_DUP, false); /* a thread may have another descriptor of it */
-	if (vmh_unlikely(atomic_load(&s->blocked)))
+	if (vmh_unlikely(vmh_tcps_others_wait(s))) {
 		others_go_on(s, fd, true);
-	else if (vmh_unlikely(atomic_load(&s->left_fd)))
-		without_left(s);
+	} else if (vmh_unlikely(atomic_load(&s->left_fd))) { /* who has it is in the kernel, or has left that by siglongjmp() */
+		let_them_enter();
+		vmh_tcps_close_left(s);
+	}
 	if (!vmh_tcps_is_fresh(s)) {
 		bool ring = vmh_tcps_state(s) == VMH_TCPS_RING;
 

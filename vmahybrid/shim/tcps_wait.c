@@ -51,13 +51,24 @@ static bool only_left(struct vmh_tcps *s)
 	return atomic_load(&s->blocked_tids) == n * tid && atomic_load(&s->blocked_squares) == n * tid * tid;
 }
 
+bool vmh_tcps_others_wait(struct vmh_tcps *s)
+{
+	uint32_t n = atomic_load(&s->blocked);
+
+	return n && n != atomic_load(&s->strays) && !only_left(s);
+}
+
+/* Nobody has answered. */
+static void forget(struct vmh_tcps *s)
+{
+	atomic_store(&s->strays, atomic_load(&s->blocked));
+}
+
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 {
 	const struct timespec nap = { 0, THERE_NAP_NS };
 	uint64_t end;
 
-	if (only_left(s))
-		return false;
 	atomic_store(&s->waits, 0);
 	atomic_store(&s->leaving, 1);
 	vmh_wake_all();
@@ -66,6 +77,7 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 	if (atomic_load(&s->waits))
 		return true;
 	vmh_tcps_left(s);
+	forget(s);
 	return false;
 }
 
@@ -125,6 +137,7 @@ void vmh_tcps_left_fork_child(struct vmh_tcps *s)
 {
 	close_left(s);
 	s->left_users = 0;
+	atomic_store(&s->strays, 0);
 	atomic_store(&s->blocked, 0); /* those are threads of the parent */
 	atomic_store(&s->blocked_tids, 0);
 	atomic_store(&s->blocked_squares, 0);
@@ -158,8 +171,10 @@ bool vmh_tcps_let_pass(struct vmh_tcps *s)
 
 	vmh_wake_all();
 	while (!only_left(s)) {
-		if (vmh_now_ns() >= end)
+		if (vmh_now_ns() >= end) {
+			forget(s);
 			return false;
+		}
 		vmh_sys(SYS_nanosleep, &nap, NULL);
 	}
 	return true;

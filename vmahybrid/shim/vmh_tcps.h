@@ -90,6 +90,7 @@ struct vmh_tcps {
 	int route_err;                    /* of one that seeks: what the kernel has said last */
 	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tids, _squares: sums of their threads' numbers */
 	_Atomic uint64_t blocked_tids, blocked_squares;
+	_Atomic uint32_t strays;          /* what was counted there when nobody answered: left by siglongjmp() */
 	_Atomic uint8_t leaving, waits;   /* another thread is about to close it, and asks; a call that waits is there and says so */
 	_Atomic int left_fd;              /* 0, or of the kernel socket: they go on by it when another thread has closed theirs */
 	uint32_t left_users;              /* calls at the kernel, by that */
@@ -418,6 +419,7 @@ void vmh_twait_init(struct vmh_twait *w, const struct vmh_tcps *s, int64_t timeo
 int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w);      /* 0: look again; -EAGAIN, -EINTR */
 void vmh_tcps_blocks(struct vmh_tcps *s);                        /* this thread waits from here on; counts in `blocked` */
 void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
+bool vmh_tcps_others_wait(struct vmh_tcps *s);                   /* by what is counted */
 /* Does another thread wait in a call? true: it stands still until vmh_tcps_left(), and no handler may need it in between. */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
 /* A hidden descriptor of its own beside `fd`, left_fd, unless there is one; false: none is made. */
