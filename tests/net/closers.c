@@ -1,11 +1,13 @@
 /* What others do to a call that waits: two threads lay over its connection at once ("two"); one closes its number, which
  * another socket gets, and there is a dup() ("moved", of UDP "datagrams", of a listener "listeners") or none ("closed"); or
  * one looks at the array of a poll(), which a handler leaves then by siglongjmp() ("array"). */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,7 @@
 #include <unistd.h>
 
 #define MANY 50
-#define ROUNDS 20
+#define ROUNDS 12
 
 static sigjmp_buf before;
 static struct sockaddr_in name = {.sin_family = AF_INET};
@@ -21,6 +23,7 @@ static pthread_barrier_t both;
 static struct pollfd set[MANY];
 static struct in_addr here;
 static int fd, nothing[2];
+static _Atomic int who;
 
 static int connected(void)
 {
@@ -31,10 +34,29 @@ static int connected(void)
 	return made;
 }
 
+/* Until the thread that says so waits. */
+static void until_it_waits(void)
+{
+	char path[64], text[256];
+
+	for (int i = 0, asleep = 0; i < 1000 && asleep < 3; i++) {
+		FILE *f;
+
+		usleep(3000);
+		snprintf(path, sizeof(path), "/proc/self/task/%d/stat", atomic_load(&who));
+		f = fopen(path, "r");
+		asleep = f && fgets(text, sizeof(text), f) && strstr(text, ") S ") ? asleep + 1 : 0;
+		if (f)
+			fclose(f);
+	}
+	atomic_store(&who, 0);
+}
+
 static void *receive(void *arg)
 {
 	char byte;
 
+	atomic_store(&who, gettid());
 	while (recv(fd, &byte, 1, 0) == 1 && byte != 'y')
 		;
 	return arg;
@@ -55,7 +77,7 @@ static void two(void)
 	for (int i = 0; i < ROUNDS; i++) {
 		fd = connected();
 		pthread_create(&reader, NULL, receive, NULL);
-		usleep(5000);
+		until_it_waits();
 		pthread_create(&first, NULL, lay_over, NULL);
 		pthread_create(&second, NULL, lay_over, NULL);
 		pthread_join(first, NULL);
@@ -97,6 +119,7 @@ static void tell(unsigned short port, const char *what)
 
 static void *receive_one(void *got)
 {
+	atomic_store(&who, gettid());
 	if (recv(fd, got, 1, 0) != 1)
 		*(char *)got = '-';
 	return NULL;
@@ -113,7 +136,7 @@ static void moved(int datagrams, int closed)
 
 		fd = datagrams ? bound(SOCK_DGRAM, 7900) : connected();
 		pthread_create(&reader, NULL, receive_one, &got);
-		usleep(40000); /* it waits by now */
+		until_it_waits();
 		other = closed ? -1 : dup(fd);
 		close(fd);
 		new = bound(SOCK_DGRAM, 7901);
@@ -133,7 +156,10 @@ static void *accept_one(void *port)
 {
 	struct sockaddr_in is = {0};
 	socklen_t len = sizeof(is);
-	int got = accept(fd, NULL, NULL);
+	int got;
+
+	atomic_store(&who, gettid());
+	got = accept(fd, NULL, NULL);
 
 	getsockname(got, (struct sockaddr *)&is, &len);
 	*(int *)port = ntohs(is.sin_port);
@@ -151,7 +177,7 @@ static void listeners(void)
 
 		listen(fd = bound(SOCK_STREAM, port), 5);
 		pthread_create(&acceptor, NULL, accept_one, &got);
-		usleep(40000); /* it waits by now */
+		until_it_waits();
 		other = dup(fd);
 		close(fd);
 		listen(new = bound(SOCK_STREAM, port + 1), 5);

@@ -23,7 +23,7 @@ def serve(connection):
     global told
     connection.settimeout(8)
     connection.recv(1)
-    time.sleep(0.05)
+    time.sleep(0.1)
     connection.send(b"y")
     while connection.recv(10):
         pass
@@ -41,9 +41,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("what", "says", "told"), [("two", [], 20), ("moved", ["20 right"], 0),
-                                                  ("closed", ["20 right"], 20), ("datagrams", ["20 right"], 0),
-                                                  ("listeners", ["20 right"], 0),
+@pytest.mark.parametrize(("what", "says", "told"), [("two", [], 12), ("moved", ["12 right"], 0),
+                                                  ("closed", ["12 right"], 12), ("datagrams", ["12 right"], 0),
+                                                  ("listeners", ["12 right"], 0),
                                                   ("array", ["50 seen", "1 ready"], 0)])
 def test_threads(service: Service, program: Path, policy: str, what: str, says: list[str], told: int) -> None:
     a_side, b_side = service.sandbox.sides
