@@ -1,6 +1,7 @@
 /* What others do to a call that waits: two threads lay over its connection at once ("two"); one closes its number, which
  * another socket gets, and there is a dup() ("moved", of UDP "datagrams", of a listener "listeners") or none ("closed"); or
- * one looks at the array of a poll(), which a handler leaves then by siglongjmp() ("array"). */
+ * one looks at the array of a poll(), which a handler leaves then by siglongjmp() ("array"); or one forks, and a handler of
+ * pthread_atfork() takes the lock under which the other waits ("forks"). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <poll.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MANY 50
@@ -194,6 +196,52 @@ static void listeners(void)
 	printf("%d right\n", right);
 }
 
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void take(void)
+{
+	pthread_mutex_lock(&mutex);
+}
+
+static void give(void)
+{
+	pthread_mutex_unlock(&mutex);
+}
+
+static void *receive_locked(void *got)
+{
+	take();
+	receive_one(got);
+	give();
+	return NULL;
+}
+
+static void forks(void)
+{
+	int right = 0;
+
+	pthread_atfork(take, give, give);
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t reader;
+		char got = 0;
+		int status;
+		pid_t pid;
+
+		fd = connected();
+		pthread_create(&reader, NULL, receive_locked, &got);
+		until_it_waits();
+		pid = fork();
+		if (!pid) {
+			close(fd);
+			_exit(0);
+		}
+		pthread_join(reader, NULL);
+		right += got == 'y' && waitpid(pid, &status, 0) == pid && !status;
+		close(fd);
+	}
+	printf("%d right\n", right);
+}
+
 static void leave(int sig)
 {
 	siglongjmp(before, sig);
@@ -240,6 +288,8 @@ int main(int argc, char **argv)
 		array();
 	else if (!strcmp(argv[1], "listeners"))
 		listeners();
+	else if (!strcmp(argv[1], "forks"))
+		forks();
 	else
 		moved(!strcmp(argv[1], "datagrams"), !strcmp(argv[1], "closed"));
 	puts("done");

@@ -44,6 +44,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("what", "says", "told"), [("two", [], 12), ("moved", ["12 right"], 0),
                                                   ("closed", ["12 right"], 12), ("datagrams", ["12 right"], 0),
                                                   ("listeners", ["12 right"], 0),
+                                                  ("forks", ["12 right"], 12),
                                                   ("array", ["50 seen", "1 ready"], 0)])
 def test_threads(service: Service, program: Path, policy: str, what: str, says: list[str], told: int) -> None:
     a_side, b_side = service.sandbox.sides

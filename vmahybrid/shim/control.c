@@ -778,12 +778,12 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 void vmh_session_fini(void)
 {
 	vmh_lock(&vmh_ctl_lock);
-	vmh_worker_parted(); /* it would look at a number that is nothing, without a pause, to the end of the process */
 	if (vmh_ctl_fd >= 0)
 		vmh_fd_hidden_close(vmh_ctl_fd);
 	vmh_ctl_fd = -1;
 	atomic_store(&session, 0);
 	atomic_store(&why_none, VMH_R_CLOSED);
 	atomic_store(&next_try_ns, UINT64_MAX); /* nothing is attached any more while the process ends */
+	vmh_worker_parted(); /* it would look at a number that is nothing, without a pause, to the end of the process */
 	vmh_unlock(&vmh_ctl_lock);
 }

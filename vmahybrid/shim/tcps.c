@@ -367,8 +367,8 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 
 static void child_reset(struct vmh_tcps *s, void *arg)
 {
-	(void)arg;
-	vmh_tcps_left_fork_child(s);
+	if (!*(const bool *)arg)
+		vmh_tcps_left_fork_child(s);
 	vmh_tcps_left(s);
 	vmh_lock_reset(&s->obj.lock);
 	vmh_lock_reset(&s->io);
@@ -388,14 +388,14 @@ static void child_refs(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	vmh_obj_fork_child(&s->obj);
-	if (!vmh_held.objs)
-		vmh_tcps_left_fork_child(s);
 }
 
 /* All went home before the fork. The stack's locks may be another thread's of the parent: a child of a process that
  * had TCP rings leaves new connections to the kernel. */
 void vmh_tcps_fork_child(void)
 {
+	bool in_call = vmh_held.objs; /* a handler has forked: that call goes on here, too */
+
 	vmh_lock_reset(&pool_lock);
 	atomic_store(&vmh_tcps_ending, false);
 	vmh_trings_fork_child();
@@ -404,7 +404,7 @@ void vmh_tcps_fork_child(void)
 	vmh_plain_fork_child();
 	vmh_tcps_move_fork_child();
 	vmh_tcps_glance(child_refs, NULL);
-	vmh_tcps_each_closing(child_reset, NULL); /* the thread that closes one has its lock in the parent */
+	vmh_tcps_each_closing(child_reset, &in_call); /* the thread that closes one has its lock in the parent */
 	if (vmh_trings_any())
 		atomic_store(&vmh_tcps_on, 0);
 }

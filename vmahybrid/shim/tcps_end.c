@@ -220,7 +220,8 @@ void vmh_tcps_close(struct vmh_tcps *s, int fd)
 	if (vmh_unlikely(vmh_tcps_others_wait(s))) {
 		others_go_on(s, fd, true);
 	} else if (vmh_unlikely(atomic_load(&s->left_fd))) { /* who has it is in the kernel, or has left that by siglongjmp() */
-		let_them_enter();
+		if (vmh_tcps_left_is_used(s))
+			let_them_enter();
 		vmh_tcps_close_left(s);
 	}
 	if (!vmh_tcps_is_fresh(s)) {

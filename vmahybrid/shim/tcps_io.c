@@ -238,7 +238,7 @@ static inline void stay_ends(struct stay *y)
 /* The descriptor for a call of the kernel. */
 static inline int goes_on_by(struct vmh_tcps *s, struct stay *y, int fd)
 {
-	if (vmh_likely(!y->blocks))
+	if (vmh_likely(!y->blocks && !atomic_load(&s->left_fd)) || vmh_unlikely(vmh_fds_apart))
 		return fd;
 	if (!y->goes_on)
 		vmh_tcps_goes_on(y->goes_on = s, fd);

@@ -570,6 +570,7 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		    const struct vmh_signals *began, struct vmh_tcps **goes_on)
 {
 	TWAIT w;
+	bool listens;
 	int r, err;
 
 	vmh_twait_init(&w, s, VMH_GET(s->rcvtimeo_ns), VMH_IN, fd, began);
@@ -580,9 +581,10 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
 			return err;
-		if (w.blocks && !*goes_on && (vmh_tcps_state(s) != VMH_TCPS_LISTEN || atomic_load(&s->left_fd)))
+		listens = vmh_tcps_state(s) == VMH_TCPS_LISTEN;
+		if (w.blocks && !*goes_on && (!listens || atomic_load(&s->left_fd)) && !vmh_fds_apart)
 			vmh_tcps_goes_on(*goes_on = s, fd);
-		if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		if (!listens)
 			return VMH_TCPS_KERNELS;
 		if (*goes_on)
 			fd = w.kfd = vmh_tcps_fd(s, fd);

@@ -72,20 +72,25 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 	atomic_store(&s->waits, 0);
 	atomic_store(&s->leaving, 1);
 	vmh_wake_all();
-	for (end = vmh_now_ns() + THERE_NS; !atomic_load(&s->waits) && vmh_now_ns() < end;)
+	for (end = vmh_now_ns() + THERE_NS; !atomic_load(&s->waits) && vmh_now_ns() < end && !only_left(s);)
 		vmh_sys(SYS_nanosleep, &nap, NULL);
 	if (atomic_load(&s->waits))
 		return true;
 	vmh_tcps_left(s);
-	forget(s);
+	if (!only_left(s))
+		forget(s);
 	return false;
 }
 
-static struct vmh_lock left_lock; /* left_fd and left_users; a fork takes none along that is not in left_fd */
+/* left_fd and left_users. Not across a fork, whose handlers of the program may wait for a thread that wants it: while one is
+ * under way none is made, and who has waited goes on by the number, as the fork wants it. */
+static struct vmh_lock left_lock;
+static _Atomic int forks, closings;
+#define FORK_WAITS_NS 20000000u
 
 static bool leave(struct vmh_tcps *s, int fd)
 {
-	if (atomic_load(&s->left_fd))
+	if (atomic_load(&s->left_fd) || atomic_load(&forks) || vmh_fdtab_parted() || vmh_fd_is_another(fd, &s->obj))
 		return false;
 	fd = vmh_fd_hide_instead(fd);
 	if (fd <= 0 || vmh_fd_is_another(fd, &s->obj)) {
@@ -94,14 +99,6 @@ static bool leave(struct vmh_tcps *s, int fd)
 	}
 	atomic_store(&s->left_fd, fd);
 	return true;
-}
-
-static void close_left(struct vmh_tcps *s)
-{
-	int fd = atomic_exchange(&s->left_fd, 0);
-
-	if (fd)
-		vmh_fd_hidden_close(fd);
 }
 
 bool vmh_tcps_leave(struct vmh_tcps *s, int fd)
@@ -114,28 +111,77 @@ bool vmh_tcps_leave(struct vmh_tcps *s, int fd)
 	return ours;
 }
 
+static int take_left(struct vmh_tcps *s)
+{
+	atomic_fetch_add(&closings, 1);
+	return atomic_exchange(&s->left_fd, 0);
+}
+
+/* Without the lock: it may linger. */
+static void close_taken(int fd)
+{
+	if (fd)
+		vmh_fd_hidden_close(fd);
+	atomic_fetch_sub(&closings, 1);
+}
+
 void vmh_tcps_close_left(struct vmh_tcps *s)
 {
+	const struct timespec nap = { 0, THERE_NAP_NS };
+	uint64_t end = 0;
+	int fd;
+
 	if (vmh_likely(!atomic_load(&s->left_fd)))
 		return;
 	vmh_lock(&left_lock);
-	close_left(s);
+	while (atomic_load(&forks)) { /* the child would have it, and not know */
+		vmh_unlock(&left_lock);
+		if (!end)
+			end = vmh_now_ns() + FORK_WAITS_NS;
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+		vmh_lock(&left_lock);
+		if (vmh_now_ns() >= end) /* one of its handlers may wait for this thread */
+			break;
+	}
+	fd = take_left(s);
 	vmh_unlock(&left_lock);
+	close_taken(fd);
 }
 
+bool vmh_tcps_left_is_used(const struct vmh_tcps *s)
+{
+	bool used;
+
+	vmh_lock(&left_lock);
+	used = s->left_users != 0;
+	vmh_unlock(&left_lock);
+	return used;
+}
+
+/* What is being made or closed is so before. */
 void vmh_tcps_left_before_fork(void)
 {
+	const struct timespec nap = { 0, THERE_NAP_NS };
+	uint64_t end = vmh_now_ns() + FORK_WAITS_NS;
+
+	atomic_fetch_add(&forks, 1);
 	vmh_lock(&left_lock);
+	vmh_unlock(&left_lock);
+	while (atomic_load(&closings) && vmh_now_ns() < end)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
 }
 
 void vmh_tcps_left_after_fork_parent(void)
 {
-	vmh_unlock(&left_lock);
+	atomic_fetch_sub(&forks, 1);
 }
 
 void vmh_tcps_left_fork_child(struct vmh_tcps *s)
 {
-	close_left(s);
+	int fd = atomic_exchange(&s->left_fd, 0);
+
+	if (fd)
+		vmh_fd_hidden_close(fd);
 	s->left_users = 0;
 	atomic_store(&s->strays, 0);
 	atomic_store(&s->blocked, 0); /* those are threads of the parent */
@@ -145,7 +191,9 @@ void vmh_tcps_left_fork_child(struct vmh_tcps *s)
 
 void vmh_tcps_left_after_fork_child(void)
 {
-	vmh_unlock_fork_child(&left_lock);
+	vmh_lock_reset(&left_lock);
+	atomic_store(&forks, 0);
+	atomic_store(&closings, 0);
 }
 
 void vmh_tcps_goes_on(struct vmh_tcps *s, int fd)
@@ -158,10 +206,14 @@ void vmh_tcps_goes_on(struct vmh_tcps *s, int fd)
 
 void vmh_tcps_went_on(struct vmh_tcps *s)
 {
+	int fd = -1;
+
 	vmh_lock(&left_lock);
-	if (!--s->left_users && !atomic_load(&s->blocked))
-		close_left(s);
+	if (!--s->left_users && !atomic_load(&s->blocked) && !atomic_load(&forks))
+		fd = take_left(s);
 	vmh_unlock(&left_lock);
+	if (fd >= 0)
+		close_taken(fd);
 }
 
 bool vmh_tcps_let_pass(struct vmh_tcps *s)

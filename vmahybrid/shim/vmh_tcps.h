@@ -425,6 +425,7 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
 /* A hidden descriptor of its own beside `fd`, left_fd, unless there is one; false: none is made. */
 bool vmh_tcps_leave(struct vmh_tcps *s, int fd);
 void vmh_tcps_close_left(struct vmh_tcps *s);
+bool vmh_tcps_left_is_used(const struct vmh_tcps *s);
 void vmh_tcps_left_before_fork(void);
 void vmh_tcps_left_after_fork_parent(void);
 void vmh_tcps_left_after_fork_child(void);
