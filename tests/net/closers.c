@@ -89,9 +89,14 @@ static void two(void)
 	}
 }
 
+static struct sockaddr_in own_name(unsigned short port)
+{
+	return (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+}
+
 static int bound(int type, unsigned short port)
 {
-	struct sockaddr_in own = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+	struct sockaddr_in own = own_name(port);
 	int made = socket(AF_INET, type, 0);
 
 	setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
@@ -102,7 +107,7 @@ static int bound(int type, unsigned short port)
 
 static int to_own(unsigned short port)
 {
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+	struct sockaddr_in to = own_name(port);
 	int made = socket(AF_INET, SOCK_STREAM, 0);
 
 	if (connect(made, (struct sockaddr *)&to, sizeof(to)))
@@ -112,7 +117,7 @@ static int to_own(unsigned short port)
 
 static void tell(unsigned short port, const char *what)
 {
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = here};
+	struct sockaddr_in to = own_name(port);
 	int made = socket(AF_INET, SOCK_DGRAM, 0);
 
 	sendto(made, what, 1, 0, (struct sockaddr *)&to, sizeof(to));

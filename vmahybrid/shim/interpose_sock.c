@@ -187,6 +187,20 @@ VMH_TRACED(socket, (int domain, int type, int protocol), (domain, type, protocol
 	return fd;
 }
 
+/* What bind() of a UDP socket has said; its reference ends. */
+static int bound(struct vmh_sock *s, int fd, int r, bool port_chosen)
+{
+	int saved = errno;
+
+	if (!r) {
+		VMH_SET(s->port_chosen, port_chosen);
+		vmh_sock_bound(s, fd);
+	}
+	sock_put(s);
+	errno = saved;
+	return r;
+}
+
 VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len), "%d, %s", fd,
 	   vmh_trace_addr((char[VMH_TRACE_TEXT]){ 0 }, addr, len, r_))
 {
@@ -205,14 +219,7 @@ VMH_TRACED(bind, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr
 		return r;
 	}
 	r = vmh_real()->bind(fd, addr, len);
-	int saved = errno;
-	if (!r) {
-		VMH_SET(s->port_chosen, ((const struct sockaddr_in *)addr)->sin_port != 0);
-		vmh_sock_bound(s, fd);
-	}
-	sock_put(s);
-	errno = saved;
-	return r;
+	return bound(s, fd, r, !r && ((const struct sockaddr_in *)addr)->sin_port);
 }
 
 /* libc binds inside. */
@@ -236,14 +243,7 @@ VMH_TRACED(bindresvport, (int fd, struct sockaddr_in *name), (fd, name), "%d", f
 		return r;
 	}
 	r = vmh_real()->bindresvport(fd, name);
-	saved = errno;
-	if (!r) {
-		VMH_SET(s->port_chosen, 1);
-		vmh_sock_bound(s, fd);
-	}
-	sock_put(s);
-	errno = saved;
-	return r;
+	return bound(s, fd, r, true);
 }
 
 VMH_TRACED(connect, (int fd, const struct sockaddr *addr, socklen_t len), (fd, addr, len), "%d, %s", fd,

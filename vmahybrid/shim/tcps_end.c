@@ -154,42 +154,35 @@ static void let_them_accept(const struct vmh_tcps *s)
 /* Calls of other threads that wait go on, as with the kernel, and the connection ends when they have. */
 static void leave_open(struct vmh_tcps *s)
 {
-	const uint64_t all = ~0ull;
-	uint64_t mask;
-
-	if (!vmh_tcps_on_rings(s))
+	if (!vmh_tcps_is_waited_for(s))
 		return;
-	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
-	if (vmh_tcps_is_waited_for(s)) {
-		go_on_at_kernel(s);
-		vmh_tcps_left(s);
-		let_them_accept(s);
-		if (vmh_tcps_at_kernel(s) && !atomic_load(&s->left_fd))
-			let_them_pass(s);
-	}
-	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
+	go_on_at_kernel(s);
+	vmh_tcps_left(s);
+	let_them_accept(s);
+	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->left_fd))
+		let_them_pass(s);
 }
 
 /* One that is the kernel's, or stays where it is since the program has another descriptor of it: others that wait, and are
  * on their way to the kernel, do not go on by a number that is another file by then. */
 static void pass_on(struct vmh_tcps *s, int fd)
 {
-	const uint64_t all = ~0ull;
-	uint64_t mask;
-
-	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
 	vmh_tcps_leave(s, fd);
 	if (vmh_tcps_at_kernel(s))
 		let_them_pass(s);
-	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
 static void others_go_on(struct vmh_tcps *s, int fd, bool last)
 {
+	const uint64_t all = ~0ull;
+	uint64_t mask;
+
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, sizeof(mask));
 	if (last && vmh_tcps_on_rings(s))
 		leave_open(s);
 	else
 		pass_on(s, fd);
+	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
 void vmh_tcps_laid_over(int fd)
