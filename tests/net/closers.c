@@ -1,11 +1,15 @@
 /* What others do to a call that waits: two threads lay over its connection at once ("two"); one closes its number, which
  * another socket gets, and there is a dup() ("moved", of UDP "datagrams", of a listener "listeners") or none ("closed"); or
- * one looks at the array of a poll(), which a handler leaves then by siglongjmp() ("array"); or one forks, and a handler of
- * pthread_atfork() takes the lock under which the other waits ("forks"). */
+ * one looks at the array of a poll(), which a handler leaves then by siglongjmp() ("array"), and many such polls are left
+ * ("jumps"); or one forks, and a handler of pthread_atfork() takes the lock under which the other waits ("forks"), or the
+ * child of its vfork() lays over the number ("vforks"); or one closes what another sends much by ("large"), many small
+ * pieces ("pieces"), or can't be run to receive from ("starved"). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -13,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,7 +30,8 @@ static pthread_barrier_t both;
 static struct pollfd set[MANY];
 static struct in_addr here;
 static int fd, nothing[2];
-static _Atomic int who;
+static _Atomic int who, stop;
+static char much[32 << 20];
 
 static int connected(void)
 {
@@ -152,9 +158,147 @@ static void moved(int datagrams, int closed)
 		if (datagrams)
 			tell(7900, "y");
 		pthread_join(reader, NULL);
-		right += new == fd && got == 'y';
+		right += got == 'y';
 		close(new);
 		close(other);
+	}
+	printf("%d right\n", right);
+}
+
+static void on_cpu(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	sched_setaffinity(0, sizeof(set), &set);
+}
+
+static void *receive_there(void *got)
+{
+	on_cpu(0);
+	return receive_one(got);
+}
+
+static void *compute_there(void *arg)
+{
+	on_cpu(0);
+	if (sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){5}))
+		abort();
+	while (!atomic_load(&stop))
+		;
+	return arg;
+}
+
+static void starved(void)
+{
+	int right = 0;
+
+	on_cpu(1);
+	for (int i = 0; i < ROUNDS / 3; i++) {
+		pthread_t reader, computes;
+		int other, new;
+		char got;
+
+		fd = connected();
+		pthread_create(&reader, NULL, receive_there, &got);
+		until_it_waits();
+		atomic_store(&stop, 0);
+		pthread_create(&computes, NULL, compute_there, NULL);
+		usleep(10000);
+		other = dup(fd);
+		close(fd);
+		new = bound(SOCK_DGRAM, 7901);
+		tell(7901, "n");
+		usleep(100000);
+		atomic_store(&stop, 1);
+		pthread_join(computes, NULL);
+		pthread_join(reader, NULL);
+		right += got == 'y';
+		close(new);
+		close(other);
+	}
+	printf("%d right\n", right);
+}
+
+static __attribute__((noinline)) pid_t vforked(void)
+{
+	pid_t pid = vfork();
+
+	if (!pid) {
+		dup2(nothing[0], fd);
+		_exit(0);
+	}
+	return pid;
+}
+
+static void vforks(void)
+{
+	int right = 0;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t reader;
+		int status;
+		pid_t pid;
+		char got;
+
+		fd = connected();
+		pthread_create(&reader, NULL, receive_one, &got);
+		until_it_waits();
+		pid = vforked();
+		pthread_join(reader, NULL);
+		right += got == 'y' && waitpid(pid, &status, 0) == pid && send(fd, "z", 1, 0) == 1;
+		close(fd);
+	}
+	printf("%d right\n", right);
+}
+
+static void *send_much(void *sent)
+{
+	*(ssize_t *)sent = send(fd, much, sizeof(much), 0);
+	return NULL;
+}
+
+static void large(void)
+{
+	int right = 0;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t sender;
+		ssize_t sent;
+
+		fd = connected();
+		pthread_create(&sender, NULL, send_much, &sent);
+		usleep(5000 + 1000 * i);
+		close(fd);
+		pthread_join(sender, NULL);
+		right += sent == sizeof(much) || (sent < 0 && !i); /* it may not have begun */
+	}
+	printf("%d right\n", right);
+}
+
+static void *send_pieces(void *error)
+{
+	while (send(fd, "s", 1, 0) == 1)
+		;
+	*(int *)error = errno;
+	return NULL;
+}
+
+static void pieces(void)
+{
+	int right = 0;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t sender;
+		int error;
+
+		fd = connected();
+		pthread_create(&sender, NULL, send_pieces, &error);
+		usleep(5000 + 700 * i);
+		close(fd);
+		pthread_join(sender, NULL);
+		right += error == EBADF;
 	}
 	printf("%d right\n", right);
 }
@@ -192,7 +336,7 @@ static void listeners(void)
 		usleep(5000);
 		second = to_own(port);
 		pthread_join(acceptor, NULL);
-		right += new == fd && got == port;
+		right += got == port;
 		close(new);
 		close(other);
 		close(first);
@@ -280,6 +424,38 @@ static void array(void)
 	printf("%d ready\n", poll(set, MANY, 3000));
 }
 
+static long resident(void)
+{
+	long total = 0, pages = 0;
+	FILE *f = fopen("/proc/self/statm", "r");
+
+	if (!f || fscanf(f, "%ld %ld", &total, &pages) != 2)
+		abort();
+	fclose(f);
+	return pages;
+}
+
+static void jumps(void)
+{
+	volatile long at_first = 0;
+
+	for (int i = 0; i < MANY; i++)
+		set[i] = (struct pollfd){connected(), POLLPRI, 0};
+	signal(SIGALRM, leave);
+	for (volatile int i = 0; i < 300; i++) {
+		if (i == 50)
+			at_first = resident();
+		if (!sigsetjmp(before, 1)) {
+			struct itimerval soon = {.it_value.tv_usec = 1000};
+
+			setitimer(ITIMER_REAL, &soon, NULL);
+			poll(set, MANY, 5000);
+			abort();
+		}
+	}
+	printf("%d pages more\n", (int)(resident() - at_first) / 100);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 5 || pipe(nothing) || signal(SIGUSR1, leave) == SIG_ERR)
@@ -295,6 +471,16 @@ int main(int argc, char **argv)
 		listeners();
 	else if (!strcmp(argv[1], "forks"))
 		forks();
+	else if (!strcmp(argv[1], "vforks"))
+		vforks();
+	else if (!strcmp(argv[1], "large"))
+		large();
+	else if (!strcmp(argv[1], "pieces"))
+		pieces();
+	else if (!strcmp(argv[1], "starved"))
+		starved();
+	else if (!strcmp(argv[1], "jumps"))
+		jumps();
 	else
 		moved(!strcmp(argv[1], "datagrams"), !strcmp(argv[1], "closed"));
 	puts("done");

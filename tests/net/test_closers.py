@@ -25,7 +25,7 @@ def serve(connection):
     connection.recv(1)
     time.sleep(0.1)
     connection.send(b"y")
-    while connection.recv(10):
+    while connection.recv(1000000):
         pass
     told += 1
     print("told", told, flush=True)
@@ -45,6 +45,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
                                                   ("closed", ["12 right"], 12), ("datagrams", ["12 right"], 0),
                                                   ("listeners", ["12 right"], 0),
                                                   ("forks", ["12 right"], 12),
+                                                  ("vforks", ["12 right"], 12),
+                                                  ("large", ["12 right"], 0),
+                                                  ("pieces", ["12 right"], 12),
+                                                  ("starved", ["4 right"], 4),
+                                                  ("jumps", ["0 pages more"], 0),
                                                   ("array", ["50 seen", "1 ready"], 0)])
 def test_threads(service: Service, program: Path, policy: str, what: str, says: list[str], told: int) -> None:
     a_side, b_side = service.sandbox.sides

@@ -32,10 +32,11 @@ VMH_EXPORT int close(int fd)
 	}
 	int saved = errno;
 	vmh_tspare_closing(fd);
-	vmh_fd_close(fd);
+	vmh_fd_closing(fd);
 	vmh_tspare_keep(fd);
 	errno = saved;
 	r = vmh_real()->close(fd);
+	vmh_fd_closed(fd);
 	if (vmh_unlikely(said))
 		vmh_trace_said(VMH_LOG_DEBUG, "close", r, "%d", fd);
 	return r;

@@ -106,11 +106,40 @@ bool vmh_fdtab_borrowed(void)
 	return vmh_unlikely(vmh_fds_apart) || vmh_unlikely(vmh_memory_borrowed());
 }
 
+/* What the table says of a connection that is being closed: under its number is a kernel socket yet, for which the kernel
+ * has other errors than EBADF, and SIGPIPE. */
+static struct vmh_obj being_closed = { .refs = 1, .class_ = VMH_CLASS_CLOSING, .closed = 2 };
+static __thread int closing_here __attribute__((tls_model("initial-exec"))); /* + 1 */
+
+#define CLOSES_NS 50000000u
+#define CLOSES_NAP_NS 20000
+
+/* Not in a handler of the thread that closes it, and not for one that lingers, or was left by siglongjmp(). */
+VMH_COLD static void await_close(int fd)
+{
+	const struct timespec nap = { 0, CLOSES_NAP_NS };
+	uint64_t end = vmh_now_ns() + CLOSES_NS;
+	struct vmh_obj *is;
+
+	while (closing_here != fd + 1 && atomic_load(&vmh_fdtab[fd]) == &being_closed) {
+		if (vmh_now_ns() >= end) {
+			is = &being_closed;
+			atomic_compare_exchange_strong(&vmh_fdtab[fd], &is, NULL);
+			return;
+		}
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+	}
+}
+
 struct vmh_obj *vmh_fd_get_slow(int fd)
 {
 	for (;;) {
 		struct vmh_obj *o = atomic_load_explicit(&vmh_fdtab[fd], memory_order_acquire);
 
+		if (vmh_unlikely(o == &being_closed)) {
+			await_close(fd);
+			return NULL;
+		}
 		if (!o)
 			return NULL;
 		vmh_obj_hold(o);
@@ -244,17 +273,40 @@ static void let_go(int fd, struct vmh_obj *o)
 	drop(o);
 }
 
-void vmh_fd_close(int fd)
+/* instead: what the table says from here on. */
+static void forget(int fd, struct vmh_obj *instead)
 {
 	struct vmh_obj *o;
 
+	vmh_plain_shut(fd);
+	o = atomic_exchange(&vmh_fdtab[fd], instead);
+	if (o && o != &being_closed)
+		let_go(fd, o);
+}
+
+void vmh_fd_close(int fd)
+{
+	vmh_urings_closed((unsigned)fd, (unsigned)fd);
+	if (vmh_fd_known(fd) && !vmh_fdtab_borrowed())
+		forget(fd, NULL);
+}
+
+void vmh_fd_closing(int fd)
+{
 	vmh_urings_closed((unsigned)fd, (unsigned)fd);
 	if (!vmh_fd_known(fd) || vmh_fdtab_borrowed())
 		return;
-	vmh_plain_shut(fd);
-	o = atomic_exchange(&vmh_fdtab[fd], NULL);
-	if (o)
-		let_go(fd, o);
+	closing_here = fd + 1;
+	forget(fd, vmh_fd_peek(fd, VMH_CLASS_TCP) ? &being_closed : NULL);
+}
+
+void vmh_fd_closed(int fd)
+{
+	struct vmh_obj *is = &being_closed;
+
+	if (vmh_unlikely(vmh_fd_known(fd)) && closing_here == fd + 1)
+		atomic_compare_exchange_strong(&vmh_fdtab[fd], &is, NULL);
+	closing_here = 0;
 }
 
 bool vmh_fd_forget(struct vmh_obj *o, int fd)

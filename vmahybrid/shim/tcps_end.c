@@ -132,13 +132,16 @@ static void let_them_enter(void)
 	vmh_sys(SYS_nanosleep, &nap, NULL);
 }
 
-/* Who waits is on its way to the kernel. */
-static void let_them_pass(struct vmh_tcps *s)
+/* Who waits is on its way to the kernel. last: who is not there in time had no chance to run, or has left its call by
+ * siglongjmp(). */
+static void let_them_pass(struct vmh_tcps *s, bool last)
 {
-	if (!vmh_tcps_let_pass(s))
+	if (vmh_tcps_let_pass(s)) {
+		if (!atomic_load(&s->left_fd))
+			let_them_enter();
+	} else if (last) {
 		vmh_tcps_close_left(s);
-	else if (!atomic_load(&s->left_fd))
-		let_them_enter();
+	}
 }
 
 /* Connections that came by the rings: who waits has one each, the others are reset. */
@@ -160,16 +163,16 @@ static void leave_open(struct vmh_tcps *s)
 	vmh_tcps_left(s);
 	let_them_accept(s);
 	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->left_fd))
-		let_them_pass(s);
+		let_them_pass(s, true);
 }
 
 /* One that is the kernel's, or stays where it is since the program has another descriptor of it: others that wait, and are
  * on their way to the kernel, do not go on by a number that is another file by then. */
-static void pass_on(struct vmh_tcps *s, int fd)
+static void pass_on(struct vmh_tcps *s, int fd, bool last)
 {
 	vmh_tcps_leave(s, fd);
 	if (vmh_tcps_at_kernel(s))
-		let_them_pass(s);
+		let_them_pass(s, last);
 }
 
 static void others_go_on(struct vmh_tcps *s, int fd, bool last)
@@ -181,7 +184,7 @@ static void others_go_on(struct vmh_tcps *s, int fd, bool last)
 	if (last && vmh_tcps_on_rings(s))
 		leave_open(s);
 	else
-		pass_on(s, fd);
+		pass_on(s, fd, last);
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
@@ -190,7 +193,7 @@ void vmh_tcps_laid_over(int fd)
 	int saved = errno;
 	TCPS_HELD s = vmh_tcps_get(fd);
 
-	if (s && vmh_tcps_others_wait(s))
+	if (s && !vmh_fdtab_borrowed() && vmh_tcps_others_wait(s))
 		others_go_on(s, fd, atomic_load(&s->obj.nfds) == 1);
 	if (s)
 		vmh_tcps_home(s, VMH_R_CLOSED, false);

@@ -235,15 +235,18 @@ static inline void stay_ends(struct stay *y)
 		vmh_tcps_went_on(y->goes_on);
 }
 
-/* The descriptor for a call of the kernel. */
+/* The descriptor for a call of the kernel; -1: there is none any more. */
 static inline int goes_on_by(struct vmh_tcps *s, struct stay *y, int fd)
 {
+	if (vmh_unlikely(atomic_load(&s->obj.closed)) && atomic_load(&s->fresh) && !atomic_load(&s->left_fd))
+		return -1; /* it has ended on its ring */
 	if (vmh_likely(!y->blocks && !atomic_load(&s->left_fd)) || vmh_unlikely(vmh_fds_apart))
 		return fd;
 	if (!y->goes_on)
 		vmh_tcps_goes_on(y->goes_on = s, fd);
 	not_blocked(&y->blocks);
-	return vmh_tcps_fd(s, fd);
+	fd = vmh_tcps_fd(s, fd);
+	return vmh_fd_is_another(fd, &s->obj) ? -1 : fd;
 }
 
 /* Until something may be done; spinning as VMA_RX_POLL says. 0, -EAGAIN, -EINTR. */
@@ -292,16 +295,6 @@ static int spin_for(struct waiting *w)
 		if (budget >= 0)
 			vmh_cpu_relax(); /* who polls for ever has paid for the core */
 	}
-}
-
-/* One that is moved meanwhile blocks until it knows by which descriptor it goes on. */
-static int wait_for(struct waiting *w)
-{
-	int err = spin_for(w);
-
-	if (vmh_likely(vmh_tcps_state(w->s) == VMH_TCPS_RING && !vmh_tcps_leaving(w->s)))
-		not_blocked(w->blocks);
-	return err;
 }
 
 /* Of one that is being moved from the kernel: select() and the like may have said that it is readable. Once it is parked
@@ -459,7 +452,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **bl
 			vmh_rings_poll(VMH_TCPS_POLL);
 		} else if (!send && !(atomic_load_explicit(&s->bits, memory_order_acquire) & READABLE)) {
 			vmh_tring_acks_now(s->tring);
-			if ((err = wait_for(&w)))
+			if ((err = spin_for(&w)))
 				return err;
 			continue;
 		}
@@ -476,6 +469,8 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **bl
 				return r;
 			w.now |= !send && !(flags & MSG_WAITALL); /* only what is there fills the rest of the vector */
 			w.w.timed = true;                         /* any signal ends it now */
+			if (!w.now)
+				note_blocked(&w); /* with the kernel, one that has begun goes on when another thread closes it */
 			continue;
 		}
 		if (r == 0 && (!send || !t->left))
@@ -487,7 +482,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **bl
 		}
 		if (r == GO_ON)
 			continue;
-		if ((err = w.now && again ? -EAGAIN : wait_for(&w)))
+		if ((err = w.now && again ? -EAGAIN : spin_for(&w)))
 			return err;
 		again = true;
 	}
@@ -665,7 +660,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			r = rest_by_kernel(s, fd = goes_on_by(s, &y, fd), m, &t, flags, send);
+			r = rest_by_kernel(s, goes_on_by(s, &y, fd), m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)

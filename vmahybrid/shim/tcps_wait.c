@@ -83,10 +83,29 @@ bool vmh_tcps_is_waited_for(struct vmh_tcps *s)
 }
 
 /* left_fd and left_users. Not across a fork, whose handlers of the program may wait for a thread that wants it: while one is
- * under way none is made, and who has waited goes on by the number, as the fork wants it. */
+ * under way none is made, and who has waited goes on by the number, as the fork wants it. What would be closed meanwhile
+ * is put by until the fork is over, in parent and child: which of the two copies of memory and descriptors the kernel
+ * makes first is its affair. */
 static struct vmh_lock left_lock;
 static _Atomic int forks, closings;
+static int put_by[16];
+static unsigned nput_by;
 #define FORK_WAITS_NS 20000000u
+#define HELD_NS 1000000000u /* much longer than it is held: by a thread that the child of a fork has not */
+
+static void take_lock(void)
+{
+	const struct timespec nap = { 0, THERE_NAP_NS };
+	uint64_t end;
+
+	if (vmh_likely(!atomic_load(&forks))) {
+		vmh_lock(&left_lock);
+		return;
+	}
+	for (end = vmh_now_ns() + HELD_NS; !vmh_trylock(&left_lock); vmh_sys(SYS_nanosleep, &nap, NULL))
+		if (vmh_now_ns() >= end)
+			vmh_lock_reset(&left_lock);
+}
 
 static bool leave(struct vmh_tcps *s, int fd)
 {
@@ -105,54 +124,59 @@ bool vmh_tcps_leave(struct vmh_tcps *s, int fd)
 {
 	bool ours;
 
-	vmh_lock(&left_lock);
+	take_lock();
 	ours = leave(s, fd);
 	vmh_unlock(&left_lock);
 	return ours;
 }
 
-static int take_left(struct vmh_tcps *s)
+/* Lock held, which it gives back: close() may linger. */
+static void close_and_unlock(struct vmh_tcps *s)
 {
-	atomic_fetch_add(&closings, 1);
-	return atomic_exchange(&s->left_fd, 0);
-}
+	int fd = atomic_exchange(&s->left_fd, 0);
+	bool later = fd && atomic_load(&forks) && nput_by < sizeof(put_by) / sizeof(put_by[0]);
 
-/* Without the lock: it may linger. */
-static void close_taken(int fd)
-{
+	if (later)
+		put_by[nput_by++] = fd;
+	else
+		atomic_fetch_add(&closings, 1);
+	vmh_unlock(&left_lock);
+	if (later)
+		return;
 	if (fd)
 		vmh_fd_hidden_close(fd);
 	atomic_fetch_sub(&closings, 1);
 }
 
+static void close_put_by(void)
+{
+	int fds[sizeof(put_by) / sizeof(put_by[0])];
+	unsigned n = 0;
+
+	take_lock();
+	if (!atomic_load(&forks)) {
+		n = nput_by;
+		memcpy(fds, put_by, sizeof(fds));
+		nput_by = 0;
+	}
+	vmh_unlock(&left_lock);
+	while (n)
+		vmh_fd_hidden_close(fds[--n]);
+}
+
 void vmh_tcps_close_left(struct vmh_tcps *s)
 {
-	const struct timespec nap = { 0, THERE_NAP_NS };
-	uint64_t end = 0;
-	int fd;
-
 	if (vmh_likely(!atomic_load(&s->left_fd)))
 		return;
-	vmh_lock(&left_lock);
-	while (atomic_load(&forks)) { /* the child would have it, and not know */
-		vmh_unlock(&left_lock);
-		if (!end)
-			end = vmh_now_ns() + FORK_WAITS_NS;
-		vmh_sys(SYS_nanosleep, &nap, NULL);
-		vmh_lock(&left_lock);
-		if (vmh_now_ns() >= end) /* one of its handlers may wait for this thread */
-			break;
-	}
-	fd = take_left(s);
-	vmh_unlock(&left_lock);
-	close_taken(fd);
+	take_lock();
+	close_and_unlock(s);
 }
 
 bool vmh_tcps_left_is_used(const struct vmh_tcps *s)
 {
 	bool used;
 
-	vmh_lock(&left_lock);
+	take_lock();
 	used = s->left_users != 0;
 	vmh_unlock(&left_lock);
 	return used;
@@ -164,8 +188,8 @@ void vmh_tcps_left_before_fork(void)
 	const struct timespec nap = { 0, THERE_NAP_NS };
 	uint64_t end = vmh_now_ns() + FORK_WAITS_NS;
 
+	take_lock();
 	atomic_fetch_add(&forks, 1);
-	vmh_lock(&left_lock);
 	vmh_unlock(&left_lock);
 	while (atomic_load(&closings) && vmh_now_ns() < end)
 		vmh_sys(SYS_nanosleep, &nap, NULL);
@@ -173,7 +197,8 @@ void vmh_tcps_left_before_fork(void)
 
 void vmh_tcps_left_after_fork_parent(void)
 {
-	atomic_fetch_sub(&forks, 1);
+	if (atomic_fetch_sub(&forks, 1) == 1)
+		close_put_by();
 }
 
 void vmh_tcps_left_fork_child(struct vmh_tcps *s)
@@ -194,11 +219,12 @@ void vmh_tcps_left_after_fork_child(void)
 	vmh_lock_reset(&left_lock);
 	atomic_store(&forks, 0);
 	atomic_store(&closings, 0);
+	close_put_by();
 }
 
 void vmh_tcps_goes_on(struct vmh_tcps *s, int fd)
 {
-	vmh_lock(&left_lock);
+	take_lock();
 	s->left_users++;
 	leave(s, fd);
 	vmh_unlock(&left_lock);
@@ -206,14 +232,11 @@ void vmh_tcps_goes_on(struct vmh_tcps *s, int fd)
 
 void vmh_tcps_went_on(struct vmh_tcps *s)
 {
-	int fd = -1;
-
-	vmh_lock(&left_lock);
-	if (!--s->left_users && !atomic_load(&s->blocked) && !atomic_load(&forks))
-		fd = take_left(s);
-	vmh_unlock(&left_lock);
-	if (fd >= 0)
-		close_taken(fd);
+	take_lock();
+	if (!--s->left_users && !atomic_load(&s->blocked))
+		close_and_unlock(s);
+	else
+		vmh_unlock(&left_lock);
 }
 
 bool vmh_tcps_let_pass(struct vmh_tcps *s)

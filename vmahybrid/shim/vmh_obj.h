@@ -9,7 +9,7 @@
 #include "vmh_base.h"
 #include "vmh_lock.h"
 
-enum vmh_class { VMH_CLASS_FREE = 0, VMH_CLASS_UDP = 1, VMH_CLASS_EPOLL = 2, VMH_CLASS_TCP = 3 };
+enum vmh_class { VMH_CLASS_FREE = 0, VMH_CLASS_UDP = 1, VMH_CLASS_EPOLL = 2, VMH_CLASS_TCP = 3, VMH_CLASS_CLOSING = 4 };
 
 struct vmh_epitem; /* epoll.c */
 
@@ -77,6 +77,9 @@ int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
 bool vmh_fd_forget(struct vmh_obj *o, int fd);    /* the same, if fd is still o's. Hold a reference */
+/* close(): as vmh_fd_close(), and other threads' calls wait until vmh_fd_closed(), after the kernel's close. */
+void vmh_fd_closing(int fd);
+void vmh_fd_closed(int fd);
 void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
 bool vmh_memory_borrowed(void);                   /* in the child of a vfork */

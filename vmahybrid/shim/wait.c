@@ -521,14 +521,53 @@ static _Atomic(struct lent *) kept[8];
 
 struct lent {
 	size_t bytes;
+	struct lent *before;           /* of the same thread */
+	const char *frame;             /* of who has it */
+	const void *caller;
 	max_align_t p[];
 };
 
 #define KEPT_BYTES 65536u
 
-void *vmh_scratch_lent(size_t bytes)
+static __thread struct lent *lent_here __attribute__((tls_model("initial-exec")));
+
+/* Nobody has it any more. */
+static void take_back(struct lent *l)
 {
-	size_t all = sizeof(struct lent) + bytes;
+	for (struct lent **at = &lent_here; *at; at = &(*at)->before)
+		if (*at == l) {
+			*at = l->before;
+			break;
+		}
+	for (unsigned i = 0; l->bytes == KEPT_BYTES && i < sizeof(kept) / sizeof(kept[0]); i++) {
+		struct lent *none = NULL;
+
+		if (atomic_compare_exchange_strong(&kept[i], &none, l))
+			return;
+	}
+	vmh_scratch_free(l, l->bytes);
+}
+
+static bool on_stack_of_handlers(void)
+{
+	stack_t is = { 0 };
+
+	return vmh_sys(SYS_sigaltstack, NULL, &is) || is.ss_flags & SS_ONSTACK;
+}
+
+/* A call that a handler has left by siglongjmp() gives nothing back: its frame is where this one's is, or below. */
+static void take_from_the_left(const char *frame, const void *caller)
+{
+	struct lent *l = lent_here;
+
+	if (vmh_likely(!l) || l->frame > frame || (l->frame == frame && l->caller != caller) || on_stack_of_handlers())
+		return;
+	for (; (l = lent_here) && (l->frame < frame || (l->frame == frame && l->caller == caller));)
+		take_back(l);
+}
+
+static struct lent *some(size_t all)
+{
 	struct lent *l;
 
 	for (unsigned i = 0; all <= KEPT_BYTES && i < sizeof(kept) / sizeof(kept[0]); i++) {
@@ -536,23 +575,34 @@ void *vmh_scratch_lent(size_t bytes)
 			continue;
 		l = atomic_exchange(&kept[i], NULL);
 		if (l)
-			return l->p;
+			return l;
 	}
 	if (all < KEPT_BYTES)
 		all = KEPT_BYTES; /* pages that are not touched cost nothing */
 	l = vmh_scratch_new(all);
+	if (l)
+		l->bytes = all;
+	return l;
+}
+
+__attribute__((noinline)) void *vmh_scratch_lent(size_t bytes)
+{
+	const char *frame = __builtin_frame_address(0);
+	const void *caller = __builtin_return_address(0);
+	struct lent *l;
+
+	take_from_the_left(frame, caller);
+	l = some(sizeof(*l) + bytes);
 	if (!l)
 		return NULL;
-	l->bytes = all;
+	l->frame = frame;
+	l->caller = caller;
+	l->before = lent_here;
+	lent_here = l;
 	return l->p;
 }
 
 void vmh_scratch_give_back(void *p)
 {
-	struct lent *l = (struct lent *)((char *)p - offsetof(struct lent, p)), *none = NULL;
-
-	for (unsigned i = 0; l->bytes == KEPT_BYTES && i < sizeof(kept) / sizeof(kept[0]); i++, none = NULL)
-		if (atomic_compare_exchange_strong(&kept[i], &none, l))
-			return;
-	vmh_scratch_free(l, l->bytes);
+	take_back((struct lent *)((char *)p - offsetof(struct lent, p)));
 }
