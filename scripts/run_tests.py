@@ -2,9 +2,9 @@
 
 The tests that need root work with namespaces, rings and real programs; they wait a lot. Those that look at the clock,
 or spin, run in front. Those in CALM, QUIET and LATER only compare what is said, done or left, whenever it comes: they
-run beside, at a lower priority. The others compile and compute, at the lowest, and end long before all: LATER comes
-after them. Of the four none should end much before another: move files where one does; each names the tests that took
-it longest. The output of all that ran beside follows. Arguments go to all.
+run beside, at a lower priority. The others compile and compute, at the lowest. Which of the four is through first
+depends on the machine: LATER is cut in pieces, and who is through takes the next. Each names the tests that took it
+longest. The output of all that ran beside follows. Arguments go to all.
 
 With CI=true in the environment, what failed runs once more at the end, alone: side by side on two busy cores a test may
 be late. A test that fails alone has failed; the others are named.
@@ -54,11 +54,12 @@ LATER = (
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_late.py",
     "tests/net/test_tcp_path.py", "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py",
     "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_unshare.py", "tests/net/test_verbs_params.py",
-    "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py", LAST,
+    "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py",
 )
+PIECES = 5
 NOTHING_COLLECTED = 5
 TESTS_FAILED = 1
-SESSIONS = ("calm", "quiet", "others", "later", "front")
+SESSIONS = ("calm", "quiet", "others", *(f"later-{n}" for n in range(1, PIECES + 1)), "front")
 
 
 def cache(name: str) -> Path:
@@ -80,16 +81,18 @@ def session(name: str, arguments: list[str], nice: int = 0) -> list[str]:
 
 
 class Lane:
-    """Sessions one after another, the output of each in a log. They end with ``stack``."""
+    """A session and, when it is through, those that wait in ``then`` for whichever lane is. The output of each is in a
+    log, but for one that is shown. They end with ``stack``."""
 
-    def __init__(self, stack: ExitStack, **commands: list[str]) -> None:
+    def __init__(self, stack: ExitStack, name: str, command: list[str], then: dict[str, list[str]] | None = None,
+                 shown: bool = False) -> None:  # fmt: skip
         self.codes: dict[str, int] = {}
-        self._stack, self._waiting = stack, list(commands.items())
-        self._start()
+        self._stack, self._then = stack, then if then is not None else {}
+        self._start(name, command, shown)
 
-    def _start(self) -> None:
-        self._name, command = self._waiting.pop(0)
-        output = self._stack.enter_context(log(self._name).open("w"))
+    def _start(self, name: str, command: list[str], shown: bool = False) -> None:
+        self._name = name
+        output = None if shown else self._stack.enter_context(log(name).open("w"))
         self._session = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         self._stack.callback(self._session.wait)
         self._stack.callback(self._session.terminate)  # nothing to one that has ended
@@ -100,8 +103,9 @@ class Lane:
         if code is None:
             return True
         self.codes[self._name] = code
-        if self._waiting:
-            self._start()
+        if self._then:
+            name = next(iter(self._then))
+            self._start(name, self._then.pop(name))
             return True
         return False
 
@@ -124,20 +128,21 @@ def main(arguments: list[str]) -> int:
     ignored = [f"--ignore={path}" for path in (*CALM, *QUIET, *LATER) if path != LAST]
     # three sessions need what the sanitizers build: hardly any waits for it when it is begun at once
     sanitizers = ["nice", "-n", "19", sys.executable, "-P", "tests/sanitize/build.py"]
+    later = {
+        f"later-{n + 1}": session(f"later-{n + 1}", [*LATER[n::PIECES], LAST, "-m", PRIVILEGED, *arguments], 5)
+        for n in range(PIECES)
+    }
     with ExitStack() as stack:
         lanes = [
-            Lane(stack, calm=session("calm", [*CALM, "-m", PRIVILEGED, *arguments], 5)),
-            Lane(stack, quiet=session("quiet", [*QUIET, "-m", PRIVILEGED, *arguments], 5)),
-            Lane(stack, sanitizers=sanitizers),
-            Lane(stack, others=session("others", ["-m", OTHERS, *arguments], 19),
-                 later=session("later", [*LATER, "-m", PRIVILEGED, *arguments], 5)),
+            Lane(stack, "front", session("front", [*ignored, "-m", PRIVILEGED, *arguments]), later, shown=True),
+            Lane(stack, "calm", session("calm", [*CALM, "-m", PRIVILEGED, *arguments], 5), later),
+            Lane(stack, "quiet", session("quiet", [*QUIET, "-m", PRIVILEGED, *arguments], 5), later),
+            Lane(stack, "sanitizers", sanitizers),
+            Lane(stack, "others", session("others", ["-m", OTHERS, *arguments], 19), later),
         ]
-        front = subprocess.Popen(session("front", [*ignored, "-m", PRIVILEGED, *arguments]), cwd=ROOT)
-        stack.callback(front.wait)
-        stack.callback(front.terminate)
-        while sum(lane.goes_on() for lane in lanes) or front.poll() is None:  # any() would not ask each
+        while sum(lane.goes_on() for lane in lanes):  # any() would not ask each
             time.sleep(0.2)
-    codes = {"front": front.returncode, **{name: code for lane in lanes for name, code in lane.codes.items()}}
+    codes = {name: code for lane in lanes for name, code in lane.codes.items()}
     for name in [name for name in codes if name != "front"]:
         print(f"\nBeside ran ({log(name).name}):", flush=True)
         print(log(name).read_text(), end="", flush=True)
