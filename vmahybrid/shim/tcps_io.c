@@ -341,6 +341,7 @@ static int wait_for_state(struct vmh_tcps *s, struct waiting *w)
 }
 
 #define SHORT 1024 /* bytes: one segment, mostly */
+#define LONG 65536 /* bytes: takes several writes, mostly */
 
 /* A short message is on its way before the stack has looked at its timers. Of the owner's lock nobody notices that it is
  * held during a system call. */
@@ -438,6 +439,8 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **bl
 	int err, n;
 
 	waiting_init(&w, s, blocks, flags, send);
+	if (vmh_unlikely(t->left > LONG) && !w.now && (send || (flags & MSG_WAITALL)))
+		note_blocked(&w); /* it may be closed in the midst of what is done first */
 	for (;;) {
 		err = vmh_tcps_is_closed(s, &w.w);
 		if (vmh_unlikely(err))
