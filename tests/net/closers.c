@@ -158,7 +158,7 @@ static void moved(int datagrams, int closed)
 		if (datagrams)
 			tell(7900, "y");
 		pthread_join(reader, NULL);
-		right += got == 'y';
+		right += new == fd && got == 'y';
 		close(new);
 		close(other);
 	}
@@ -214,7 +214,7 @@ static void starved(void)
 		atomic_store(&stop, 1);
 		pthread_join(computes, NULL);
 		pthread_join(reader, NULL);
-		right += got == 'y';
+		right += new == fd && got == 'y';
 		close(new);
 		close(other);
 	}
@@ -253,53 +253,41 @@ static void vforks(void)
 	printf("%d right\n", right);
 }
 
-static void *send_much(void *sent)
+static void *send_much(void *result)
 {
-	*(ssize_t *)sent = send(fd, much, sizeof(much), 0);
+	atomic_store(&who, gettid());
+	*(ssize_t *)result = send(fd, much, sizeof(much), 0);
 	return NULL;
 }
 
-static void large(void)
+static void *send_pieces(void *result)
 {
-	int right = 0;
-
-	for (int i = 0; i < ROUNDS; i++) {
-		pthread_t sender;
-		ssize_t sent;
-
-		fd = connected();
-		pthread_create(&sender, NULL, send_much, &sent);
-		usleep(5000 + 1000 * i);
-		close(fd);
-		pthread_join(sender, NULL);
-		right += sent == sizeof(much) || (sent < 0); /* it had not begun */
-	}
-	printf("%d right\n", right);
-}
-
-static void *send_pieces(void *error)
-{
+	atomic_store(&who, gettid());
 	while (send(fd, "s", 1, 0) == 1)
 		;
-	*(int *)error = errno;
+	*(ssize_t *)result = -errno;
 	return NULL;
 }
 
-static void pieces(void)
+static void closed_while(void *(*sends)(void *), useconds_t after, ssize_t wanted)
 {
 	int right = 0;
 
 	for (int i = 0; i < ROUNDS; i++) {
 		pthread_t sender;
-		int error;
+		ssize_t result;
 
+		atomic_store(&who, 0);
 		fd = connected();
-		pthread_create(&sender, NULL, send_pieces, &error);
-		usleep(5000 + 700 * i);
+		pthread_create(&sender, NULL, sends, &result);
+		while (!atomic_load(&who))
+			usleep(100);
+		usleep(after + 1000 * i);
 		close(fd);
 		pthread_join(sender, NULL);
-		right += error == EBADF;
+		right += result == wanted;
 	}
+	atomic_store(&who, 0);
 	printf("%d right\n", right);
 }
 
@@ -336,7 +324,7 @@ static void listeners(void)
 		usleep(5000);
 		second = to_own(port);
 		pthread_join(acceptor, NULL);
-		right += got == port;
+		right += new == fd && got == port;
 		close(new);
 		close(other);
 		close(first);
@@ -474,9 +462,9 @@ int main(int argc, char **argv)
 	else if (!strcmp(argv[1], "vforks"))
 		vforks();
 	else if (!strcmp(argv[1], "large"))
-		large();
+		closed_while(send_much, 102000, sizeof(much)); /* the peer reads by then */
 	else if (!strcmp(argv[1], "pieces"))
-		pieces();
+		closed_while(send_pieces, 5000, -EBADF);
 	else if (!strcmp(argv[1], "starved"))
 		starved();
 	else if (!strcmp(argv[1], "jumps"))
