@@ -286,6 +286,18 @@ def test_those_of_one_thread_come_together(service: Service, connections: int, l
         assert at[-1] - at[1] < 0.5, at     # the first one alone; by the budget of 2 percent they would take a second
 
 
+def test_the_more_they_are_the_longer_they_must_last(service: Service) -> None:
+    """16 times what their moves will take, 1 ms each as long as none was moved: they get less done meanwhile."""
+    with server(service, "adaptive") as program:
+        client = clients(service, 250, 8)
+        client.wait_for("begun", 10)
+        begun = time.time()
+        assert answered(client, 250) > 50 * 250
+        at = moves(service, program)
+    assert len(at) == 250
+    assert at[1] - begun > 3.5, [moved - begun for moved in at]     # the first one may have come alone
+
+
 @pytest.mark.parametrize("logic", ["10", "20", "30"])
 def test_none_where_each_would_need_a_ring_of_its_own(service: Service, logic: str) -> None:
     """Or its thread; a lot would stand still while they are made."""

@@ -22,7 +22,7 @@ IDLE = 10_000
 PORT = 12346
 SETUP_SECONDS = 40.0    # until every connection had its first answer
 IDLE_SECONDS = 120.0    # until all idle ones are there
-ADAPTIVE_SECONDS = 10.0 # the moves, which take two, within them
+ADAPTIVE_SECONDS = 30.0 # the moves, from 16 s on and for about four, within them
 SETTLE_SECONDS = 60     # then until the service has given the kernel those that `ss` shows
 BESIDE = {way.name: replace(way, name=f"{way.name} beside {IDLE} idle") for way in (KERNEL, OFFLOAD)}
 
@@ -61,9 +61,9 @@ def begin_few(place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
     return pair
 
 
-def exchange(place: Place, seconds: float) -> float:
-    """Messages per second, there and back being one; SandboxError if the connections were not on rings under policy
-    offload."""
+def exchange(place: Place, seconds: float) -> tuple[float, float]:
+    """Messages per second, there and back being one, of all the time and of its last tenth; SandboxError if the
+    connections were not on rings under policy offload."""
     pair = _start(place, seconds, CONNECTIONS)
     try:
         said = json.loads(pair.client.program.result(seconds + SETUP_SECONDS))
@@ -72,7 +72,7 @@ def exchange(place: Place, seconds: float) -> float:
     if said["connections"] < CONNECTIONS:
         raise SandboxError(f"not all of {CONNECTIONS} connections were answered: {said}")
     _require_rings(place, pair)
-    return float(said["rate"])
+    return float(said["rate"]), float(said["end_rate"])
 
 
 def add_idle(part: Part, way: Way, repeats: int, say: Callable[[str], None]) -> None:
@@ -95,12 +95,17 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
         variants = {way.name: partial(exchange, found[way.name], ADAPTIVE_SECONDS if way is ADAPTIVE else seconds)
                     for way in WAYS}
         runs = interleave(variants, repeats, say)
-    rates = {name: runs.of(name, float) for name in variants}
+    rates = {name: runs.of(name, lambda run: run[0]) for name in variants}
+    moved = runs.of(ADAPTIVE.name, lambda run: run[1])
     figures = [median_figure(PART, f"{CONNECTIONS} active, {name}", rate, "msg/s")
                for name, rate in rates.items() if rate]
+    if moved:
+        figures.append(median_figure(PART, f"{CONNECTIONS} active, {ADAPTIVE.name}, its last {ADAPTIVE_SECONDS / 10:g} s",
+                                     moved, "msg/s"))
     part = Part(figures, runs.failures)
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name], at_least=1.8)
     part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.97)
+    part.ratio(f"adaptive, its last {ADAPTIVE_SECONDS / 10:g} s / kernel", moved, rates[KERNEL.name])
     for way in (KERNEL, OFFLOAD):
         add_idle(part, way, repeats, say)
     return part

@@ -2,8 +2,9 @@
  *
  *   tcp_many server ADDRESS PORT                          echoes until SIGINT or SIGTERM, prints "ready" first
  *   tcp_many client ADDRESS PORT CONNECTIONS SECONDS [IDLE SETTLE]
- *                prints {"connections":N,"messages":N,"seconds":S,"rate":R}; with IDLE, beside so many further
- *                connections that are open, in the same epoll sets, and never used, SETTLE seconds after they came
+ *                prints {"connections":N,"messages":N,"seconds":S,"rate":R,"end_rate":R}, the latter of the last tenth
+ *                of the time; with IDLE, beside so many further connections that are open, in the same epoll sets, and
+ *                never used, SETTLE seconds after they came
  *
  * The client's clock begins when every connection has had its first answer.
  */
@@ -131,8 +132,8 @@ static unsigned first; /* connections that had an answer */
 static void exchange(int ep, unsigned connections, double seconds)
 {
 	struct epoll_event events[EVENTS];
-	double start = 0, end = 0;
-	uint64_t count = 0;
+	double start = 0, end = 0, last = 0;
+	uint64_t count = 0, before = 0;
 
 	while (!stopped && (!end || now() < end)) {
 		int n = epoll_wait(ep, events, EVENTS, 100);
@@ -151,14 +152,18 @@ static void exchange(int ep, unsigned connections, double seconds)
 		}
 		if (first == connections && !end) {
 			fputs("begun\n", stderr);
-			start = now() + WARM_SECONDS, end = start + seconds;
+			start = now() + WARM_SECONDS, end = start + seconds, last = end - seconds / 10;
 		}
 		if (end && now() < start)
 			count = 0;
+		if (end && now() < last)
+			before = count;
 	}
 	seconds = end ? now() - start : 0;
-	printf("{\"connections\":%u,\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f}\n", first, (unsigned long long)count,
-	       seconds, seconds > 0 ? (double)count / seconds : 0.0);
+	last = end ? now() - last : 0;
+	printf("{\"connections\":%u,\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f,\"end_rate\":%.0f}\n", first,
+	       (unsigned long long)count, seconds, seconds > 0 ? (double)count / seconds : 0.0,
+	       last > 0 ? (double)(count - before) / last : 0.0);
 }
 
 static void run_client(const struct sockaddr_in *address, unsigned connections, double seconds, unsigned idle, double settle)

@@ -214,8 +214,9 @@ static void pause_adoptions(uint64_t now)
 
 /* ---- many at a time ---- */
 
-#define GATHER_NS 20000000u      /* from one lot to the next: meanwhile more of them become due */
+#define GATHER_NS 120000000u     /* from one lot to the next, for the program's own work; the more of them are due then */
 #define CROWD_NS 1000000000u
+#define CROWD_MOVES 16             /* times what their moves will take: a sixteenth, if they end right after */
 #define TOGETHER_ENDS_NS 3000000000u /* none was due for so long: while many move the others are slow to come to it */
 #define QUIET_LOT (VMH_TAKES_MAX / 2)
 
@@ -230,15 +231,25 @@ static bool lots_possible(uint64_t now)
 	       vmh_lane_logic(VMH_LANE_RX) < VMH_LANE_PER_SOCKET;
 }
 
+static _Atomic uint64_t each_ns = 1000000; /* of a lot; as the last ones took */
+
 /* There have been many for so long that it is known by now how long they live. */
-static bool crowd_lasts(uint64_t now)
+static bool crowd_lasts(uint64_t now, uint64_t for_ns)
 {
 	static _Atomic uint64_t since, seen;
 
 	if (now - atomic_exchange(&seen, now) > CROWD_NS)
 		atomic_store(&since, now);
 	atomic_store(&by_lots, true);
-	return now - atomic_load(&since) >= CROWD_NS;
+	return now - atomic_load(&since) >= for_ns;
+}
+
+/* While so many move they get less done than in the kernel, the longer the slower the machine is. */
+static uint64_t crowd_pays_after(uint32_t n)
+{
+	uint64_t ns = n * atomic_load(&each_ns) * CROWD_MOVES;
+
+	return ns < CROWD_NS ? CROWD_NS : ns < PAUSE_MAX_NS ? ns : PAUSE_MAX_NS;
 }
 
 /* Of one thread, more than would go one by one, but not so many that it stands for seconds. */
@@ -505,7 +516,7 @@ VMH_COLD static bool wants_offload(const struct vmh_tcps *s)
 		return true;
 	if (!is_used(s))
 		return false;
-	if (!atomic_load(&together) && lots_possible(now) && crowd_lasts(now))
+	if (!atomic_load(&together) && lots_possible(now) && crowd_lasts(now, CROWD_NS))
 		begin_together(now);
 	return my_turn(now);
 }
@@ -530,7 +541,7 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 	if (may_go_together() && lots_possible(now)) {
 		bool waits = waits_for_processor(s, now); /* measured while it is seen whether they last */
 
-		if (crowd_lasts(now) && !waits)
+		if (crowd_lasts(now, crowd_pays_after(atomic_load(&busy))) && !waits)
 			begin_together(now);
 		VMH_SET(s->rounds, 0);
 		return false;
@@ -548,6 +559,8 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
 {
 	atomic_store(&by_lots, n > 1);
+	if (n >= QUIET_LOT)
+		atomic_store(&each_ns, (atomic_load(&each_ns) * 3 + ns / n) / 4);
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	my_free_at = vmh_now_ns() + pause_after(ns);
