@@ -1164,13 +1164,23 @@ static bool is_the_last(unsigned reason)
 	return reason == VMH_R_EXEC || reason == VMH_R_CLOSED;
 }
 
+/* A connect() of another thread may have asked for its ring before the session ended. */
+static bool has_begun(struct vmh_tcps *s)
+{
+	if (VMH_GET(s->connecting))
+		return false;
+	vmh_lock(&s->obj.lock);
+	vmh_unlock(&s->obj.lock);
+	return vmh_tcps_state(s) >= VMH_TCPS_ADOPTING;
+}
+
 static void home_one(struct vmh_tcps *s, void *arg)
 {
 	const unsigned *reason = arg;
 
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 		return;
-	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING) /* what has not been adopted yet may be, later */
+	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING || has_begun(s)) /* what has not been adopted yet may be, later */
 		vmh_tcps_home(s, *reason, is_the_last(*reason));
 	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
 		vmh_tcps_home(s, *reason, false);
