@@ -58,15 +58,17 @@ static struct vmh_sock_stats *stats_of(const struct vmh_obj *o, unsigned class_)
 	return class_ == VMH_CLASS_UDP ? VMH_GET(((const struct vmh_sock *)o)->stats) : NULL;
 }
 
-/* What it has, or has not, in common with the others is told by the inodes. A set of epoll has none of its own. */
+/* What it has, or has not, in common with the others is told by the inodes, which those have that found a place in the
+ * statistics page; of the others that it is a socket. A set of epoll has none of its own. */
 bool vmh_fd_is_another(int fd, const struct vmh_obj *o)
 {
 	struct vmh_sock_stats *st = stats_of(o, atomic_load_explicit(&o->class_, memory_order_relaxed));
+	uint64_t inode = st ? VMH_GET(st->inode) : 0;
 	struct stat is;
 
 	if (vmh_sys(SYS_fstat, fd, &is) < 0)
 		return true;
-	return st ? !S_ISSOCK(is.st_mode) || is.st_ino != VMH_GET(st->inode) : (is.st_mode & S_IFMT) != 0;
+	return st ? !S_ISSOCK(is.st_mode) || (inode && is.st_ino != inode) : (is.st_mode & S_IFMT) != 0;
 }
 
 static _Atomic bool parted;

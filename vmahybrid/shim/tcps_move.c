@@ -1164,14 +1164,17 @@ static bool is_the_last(unsigned reason)
 	return reason == VMH_R_EXEC || reason == VMH_R_CLOSED;
 }
 
-/* A connect() of another thread may have asked for its ring before the session ended. */
+/* A connect() or adoption in another thread may have asked for its ring before the session ended. */
 static bool has_begun(struct vmh_tcps *s)
 {
-	if (VMH_GET(s->connecting))
+	unsigned state;
+
+	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
 		return false;
 	vmh_lock(&s->obj.lock);
 	vmh_unlock(&s->obj.lock);
-	return vmh_tcps_state(s) >= VMH_TCPS_ADOPTING;
+	state = vmh_tcps_state(s);
+	return state >= VMH_TCPS_ADOPTING && state != VMH_TCPS_LISTEN;
 }
 
 static void home_one(struct vmh_tcps *s, void *arg)
@@ -1180,10 +1183,9 @@ static void home_one(struct vmh_tcps *s, void *arg)
 
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 		return;
-	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING || has_begun(s)) /* what has not been adopted yet may be, later */
+	/* what has not been adopted yet may be, later */
+	if (vmh_tcps_state(s) >= VMH_TCPS_ADOPTING || *reason == VMH_R_FORK || *reason == VMH_R_EXEC || has_begun(s))
 		vmh_tcps_home(s, *reason, is_the_last(*reason));
-	else if (*reason == VMH_R_FORK || *reason == VMH_R_EXEC)
-		vmh_tcps_home(s, *reason, false);
 }
 
 void vmh_tcps_home_all(unsigned reason)

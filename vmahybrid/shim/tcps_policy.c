@@ -85,6 +85,16 @@ static void count_busy(struct vmh_tcps *s)
 	}
 }
 
+static void count_no_more(const struct vmh_tcps *s)
+{
+	uint32_t n = atomic_load(&busy);
+
+	if (s->epoch != atomic_load(&epoch) || s->epoch_rounds < vmh_params.hybrid_tcp_busy)
+		n = 0;
+	while (n && !atomic_compare_exchange_weak(&busy, &n, n - 1))
+		;
+}
+
 void vmh_tcps_kernel_round(struct vmh_tcps *s, bool send, ssize_t r)
 {
 	if (VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) {
@@ -140,6 +150,7 @@ void vmh_tcps_policy_end(const struct vmh_tcps *s)
 	uint64_t turns = VMH_GET(s->kernel_turns), need = atomic_load(&least_turns);
 	unsigned state = vmh_tcps_state(s);
 
+	count_no_more(s);
 	if (state == VMH_TCPS_RING && !VMH_GET(s->paid))
 		judge_move(turns, turns_on_ring(s));
 	if (need < (uint64_t)vmh_params.hybrid_tcp_rounds)
@@ -216,7 +227,7 @@ static void pause_adoptions(uint64_t now)
 
 #define GATHER_NS 120000000u     /* from one lot to the next, for the program's own work; the more of them are due then */
 #define CROWD_NS 1000000000u
-#define CROWD_MOVES 16             /* times what their moves will take: a sixteenth, if they end right after */
+#define CROWD_MOVES 16             /* times what their moves will take, without the pauses between these */
 #define TOGETHER_ENDS_NS 3000000000u /* none was due for so long: while many move the others are slow to come to it */
 #define QUIET_LOT (VMH_TAKES_MAX / 2)
 
@@ -236,12 +247,12 @@ static _Atomic uint64_t each_ns = 1000000; /* of a lot; as the last ones took */
 /* There have been many for so long that it is known by now how long they live. */
 static bool crowd_lasts(uint64_t now, uint64_t for_ns)
 {
-	static _Atomic uint64_t since, seen;
+	static _Atomic uint64_t since, seen; /* by another thread, and later than now, too */
 
-	if (now - atomic_exchange(&seen, now) > CROWD_NS)
+	if ((int64_t)(now - atomic_exchange(&seen, now)) > (int64_t)CROWD_NS)
 		atomic_store(&since, now);
 	atomic_store(&by_lots, true);
-	return now - atomic_load(&since) >= for_ns;
+	return (int64_t)(now - atomic_load(&since)) >= (int64_t)for_ns;
 }
 
 /* While so many move they get less done than in the kernel, the longer the slower the machine is. */
