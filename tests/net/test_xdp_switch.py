@@ -48,7 +48,7 @@ class Sender(threading.Thread):
     """Numbered datagrams to 10.0.0.2:5001, no more than the ring can hold ahead of its reader."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__()
+        super().__init__(daemon=True)   # a test that fails leaves it at it
         self.sent = 0
         self.seen = 0
         self.stopped = threading.Event()

@@ -99,13 +99,13 @@ def measure(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     moved = runs.of(ADAPTIVE.name, lambda run: run[1])
     figures = [median_figure(PART, f"{CONNECTIONS} active, {name}", rate, "msg/s")
                for name, rate in rates.items() if rate]
+    last = f"adaptive, its last {ADAPTIVE_SECONDS / 10:g} s"
     if moved:
-        figures.append(median_figure(PART, f"{CONNECTIONS} active, {ADAPTIVE.name}, its last {ADAPTIVE_SECONDS / 10:g} s",
-                                     moved, "msg/s"))
+        figures.append(median_figure(PART, f"{CONNECTIONS} active, {last}", moved, "msg/s"))
     part = Part(figures, runs.failures)
     part.ratio("offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name], at_least=1.8)
     part.ratio("adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name], at_least=0.97)
-    part.ratio(f"adaptive, its last {ADAPTIVE_SECONDS / 10:g} s / kernel", moved, rates[KERNEL.name])
+    part.ratio(f"{last} / kernel", moved, rates[KERNEL.name])
     for way in (KERNEL, OFFLOAD):
         add_idle(part, way, repeats, say)
     return part
