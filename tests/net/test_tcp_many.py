@@ -298,6 +298,18 @@ def test_the_more_they_are_the_longer_they_must_last(service: Service) -> None:
     assert at[1] - begun > 2.5, [moved - begun for moved in at]     # the first one may have come alone
 
 
+def test_a_crowd_that_doubles_comes_along(service: Service) -> None:
+    """Those that were on rings may have gone home meanwhile, for a moment."""
+    with server(service, "adaptive", VMA_HYBRID_TCP_PROCESSOR="0"):
+        first = clients(service, 45, 20)
+        until(lambda: len(offloaded(service)) == 45, 6, what=lambda: str(len(offloaded(service))))
+        time.sleep(3.5)     # until it is no crowd any more that is being moved
+        second = clients(service, 45, 14)
+        until(lambda: len(offloaded(service)) == 90, 12, what=lambda: str(len(offloaded(service))))
+        assert answered(second, 45) > 50 * 45
+        assert answered(first, 45) > 50 * 45
+
+
 def test_more_than_have_statistics_go_home(service: Service) -> None:
     """Amid calls that don't wait: VMA_STATS_FD_NUM is 100, and what the others are is known without it."""
     with server(service, "adaptive", VMA_HYBRID_TCP_PROCESSOR="0") as program:
@@ -415,7 +427,7 @@ def test_those_of_many_threads_stay(service: Service) -> None:
 @pytest.mark.parametrize("client_too", [False, True], ids=["kernel", "both"])
 def test_no_byte_is_lost_in_a_lot(service: Service, client_too: bool) -> None:
     with python_server(service, ECHO) as (program, port):
-        client = checked(service, port, 100, 3, *(["adaptive"] if client_too else []))
+        client = checked(service, port, 100, 5, *(["adaptive"] if client_too else []))
         assert client.result(30).startswith("rounds")
         assert len(moves(service, program)) == 100
         assert len(moves(service, client)) == 100 * client_too

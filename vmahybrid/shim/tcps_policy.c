@@ -712,14 +712,15 @@ void vmh_tcps_look(void)
 	wanted = processor_is_wanted(l.now);
 	if (crowded >= CROWDED_LOOKS) {
 		l.why = VMH_R_TCP_MANY;
-		pause_adoptions(l.now);
+		if (crowded == CROWDED_LOOKS) /* the rest goes home by the next looks */
+			pause_adoptions(l.now);
 	} else if (wanted) {
 		l.why = VMH_R_TCP_PROCESSOR;
 		pause_for_processor(l.now);
 	}
 	vmh_tcps_glance(glance_at, &l);
 	atomic_store(&vmh_spin_offers, l.any && vmh_params.hybrid_tcp_processor);
-	crowded = too_many(l.busy) && l.kernel_turns > l.ring_turns && !atomic_load(&together) ? crowded + 1 : 0;
+	crowded = l.any && too_many(l.busy) && l.kernel_turns > l.ring_turns && !atomic_load(&together) ? crowded + 1 : 0;
 }
 
 /* Object lock held: it is on the ring, from now on. */
