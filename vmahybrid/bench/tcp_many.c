@@ -132,10 +132,10 @@ static unsigned first; /* connections that had an answer */
 static void exchange(int ep, unsigned connections, double seconds)
 {
 	struct epoll_event events[EVENTS];
-	double start = 0, end = 0, last = 0;
+	double start = 0, end = 0, last = 0, at = 0;
 	uint64_t count = 0, before = 0;
 
-	while (!stopped && (!end || now() < end)) {
+	while (!stopped && (!end || at < end)) {
 		int n = epoll_wait(ep, events, EVENTS, 100);
 
 		for (int i = 0; i < n; i++) {
@@ -150,17 +150,18 @@ static void exchange(int ep, unsigned connections, double seconds)
 			answered[fd] = true;
 			send_message(fd);
 		}
+		at = now();
 		if (first == connections && !end) {
 			fputs("begun\n", stderr);
-			start = now() + WARM_SECONDS, end = start + seconds, last = end - seconds / 10;
+			start = at + WARM_SECONDS, end = start + seconds, last = end - seconds / 10;
 		}
-		if (end && now() < start)
+		if (end && at < start)
 			count = 0;
-		if (end && now() < last)
+		if (end && at < last)
 			before = count;
 	}
-	seconds = end ? now() - start : 0;
-	last = end ? now() - last : 0;
+	seconds = end ? at - start : 0;
+	last = end ? at - last : 0;
 	printf("{\"connections\":%u,\"messages\":%llu,\"seconds\":%.6f,\"rate\":%.0f,\"end_rate\":%.0f}\n", first,
 	       (unsigned long long)count, seconds, seconds > 0 ? (double)count / seconds : 0.0,
 	       last > 0 ? (double)(count - before) / last : 0.0);

@@ -923,10 +923,7 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 
 bool vmh_tcps_owns_fd(const struct vmh_tcps *s)
 {
-	uint64_t inode = VMH_GET(s->stats->inode);
-	struct stat st;
-
-	return !vmh_sys(SYS_fstat, s->obj.fd, &st) && (inode ? st.st_ino == inode : S_ISSOCK(st.st_mode));
+	return !vmh_fd_is_another(s->obj.fd, &s->obj);
 }
 
 /* By a call that nobody saw: it is closed as any other, and its number names something else to the service. */
@@ -1169,8 +1166,6 @@ static bool has_begun(struct vmh_tcps *s)
 {
 	unsigned state;
 
-	if (vmh_tcps_state(s) != VMH_TCPS_KERNEL)
-		return false;
 	vmh_lock(&s->obj.lock);
 	vmh_unlock(&s->obj.lock);
 	state = vmh_tcps_state(s);
