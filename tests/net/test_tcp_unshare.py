@@ -80,6 +80,49 @@ s.close()
 closed.set()
 thread.join(5)
 """
+# The first thread begins with sockets when another has a table of its own, with other files by the same numbers
+APART = f"""
+import ctypes, socket, sys, threading
+parted, made, asked = threading.Event(), threading.Event(), threading.Event()
+def connect():
+    s = socket.create_connection((sys.argv[1], {PORT}), 5)
+    s.settimeout(None)
+    return s
+def ask(s, word, times):
+    for i in range(times):
+        data = b"%s %d" % (word, i)
+        s.sendall(data)
+        assert s.recv(100) == data
+def run():
+    assert ctypes.CDLL(None).unshare(0x400) == 0
+    others = [socket.socketpair() for _ in range(20)]
+    parted.set()
+    made.wait(5)
+    for _ in range(20):
+        socket.socket().close()
+    mine = connect()
+    ask(mine, b"own", 200)
+    for pair in others:
+        for end in pair:
+            end.setblocking(False)
+            try:
+                print("unasked", end.recv(100))
+            except BlockingIOError:
+                pass
+    asked.set()
+thread = threading.Thread(target=run)
+thread.start()
+parted.wait(5)
+s = connect()
+made.set()
+asked.wait(5)
+ask(s, b"all", 200)
+more = [connect() for _ in range(3)]
+for one in more:
+    ask(one, b"more", 200)
+print("done", flush=True)
+threading.Event().wait(1)
+"""
 ECHO = f"""
 import socket, sys
 listener = socket.create_server((sys.argv[1], {PORT}))
@@ -88,6 +131,16 @@ s = listener.accept()[0]
 while data := s.recv(100):
     s.sendall(data)
 print("end", flush=True)
+"""
+ECHOES = f"""
+import socket, sys, threading
+listener = socket.create_server((sys.argv[1], {PORT}))
+print("ready", flush=True)
+def serve(s):
+    while data := s.recv(100):
+        s.sendall(data)
+while True:
+    threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
 """
 
 
@@ -129,3 +182,18 @@ def test_a_thread_keeps_what_the_others_close(service: Service, policy: str) -> 
         client = service.sandbox.start(a, [*around, sys.executable, "-c", PARTED, b.address], env=service.env)
         assert client.result(20) == "unshare 0\ngoes on 2500\n"
         assert echo.result(5) == "ready\nend\n"
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_a_thread_with_a_table_of_its_own(service: Service, policy: str) -> None:
+    a, b = service.sandbox.sides
+    around = service.run_argv([], "latency", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="8", VMA_STATS_FD_NUM="6")
+    echoes = service.sandbox.start(b, [sys.executable, "-c", ECHOES, b.address])
+    echoes.wait_for("ready", 5)
+    client = service.sandbox.start(a, [*around, sys.executable, "-c", APART, b.address], env=service.env)
+    client.wait_for("done", 15)
+    # what that thread opens is the kernel's and takes no place of the six; of the others none is adopted from then on
+    assert len(offloaded(service)) == (4 if policy == "offload" else 0)
+    assert client.result(5) == "done\n"
+    assert "does not answer" not in client.errors
+    echoes.close()

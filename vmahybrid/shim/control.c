@@ -27,6 +27,7 @@
 
 struct vmh_lock vmh_ctl_lock;
 int vmh_ctl_fd = -1;
+static uint64_t ctl_inode;
 static uint32_t seq;
 static _Atomic uint32_t session;       /* 0: none */
 static uint32_t sessions_opened;
@@ -273,10 +274,18 @@ static long await_reply(struct vmh_ctl_request *q, int n, uint64_t deadline, int
 	}
 }
 
+/* By the session's number a thread that has left the table of the others may have another file, or none. */
+static bool is_cut_off(void)
+{
+	return vmh_unlikely(vmh_fds_apart) && vmh_ctl_fd >= 0 && vmh_inode_of(vmh_ctl_fd) != ctl_inode;
+}
+
 /* lock held. To a service that hangs: what it has to know when it comes to itself, and nothing else. */
 static int tell_muted(const struct vmh_msg_hdr *req, struct vmh_msg_hdr *reply)
 {
 	reply->reason = VMH_R_NO_ANSWER;
+	if (is_cut_off())
+		return -ETIMEDOUT;
 	if ((req->type == VMH_MSG_DETACH || req->type == VMH_MSG_RELEASE || req->type == VMH_MSG_TCP_HIDE) &&
 	    vmh_ctl_send(req, req->len) < 0)
 		lose(VMH_R_SERVICE_GONE);
@@ -291,7 +300,7 @@ static bool for_its_fds(long err, int n)
 
 static bool is_muted(uint64_t now)
 {
-	return vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(now < mute_until);
+	return (vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(now < mute_until)) || is_cut_off();
 }
 
 /* What came for req: r, or that it is no reply of at least len bytes. */
@@ -547,6 +556,7 @@ static unsigned introduce(void)
 	if (fd < 0)
 		return connect_reason(fd);
 	vmh_ctl_fd = fd;
+	ctl_inode = vmh_inode_of(fd);
 	mute_until = 0;
 	vmh_ctl_forget_refusals();
 	vmh_verbs_session_begins();
@@ -588,6 +598,8 @@ static unsigned open_locked(void)
 
 	if (atomic_load(&session))
 		return 0;
+	if (vmh_fds_apart) /* the others would not have its descriptor */
+		return VMH_R_NO_SERVICE;
 	if (vmh_now_ns() < atomic_load(&next_try_ns))
 		return atomic_load(&why_none);
 	if (!vmh_params.offloaded_sockets)

@@ -51,24 +51,47 @@ void vmh_fdtab_own(void)
 
 __thread bool vmh_fds_apart __attribute__((tls_model("initial-exec")));
 
-static struct vmh_sock_stats *stats_of(const struct vmh_obj *o, unsigned class_)
+static bool is_of(const struct vmh_obj *o, enum vmh_class class_)
 {
-	if (class_ == VMH_CLASS_TCP)
-		return VMH_GET(((const struct vmh_tcps *)o)->stats);
-	return class_ == VMH_CLASS_UDP ? VMH_GET(((const struct vmh_sock *)o)->stats) : NULL;
+	return atomic_load_explicit(&o->class_, memory_order_relaxed) == class_;
 }
 
-/* What it has, or has not, in common with the others is told by the inodes, which those have that found a place in the
- * statistics page; of the others that it is a socket. A set of epoll has none of its own. */
+static _Atomic uint64_t *inode_in(struct vmh_obj *o)
+{
+	if (is_of(o, VMH_CLASS_TCP))
+		return &((struct vmh_tcps *)o)->inode;
+	return is_of(o, VMH_CLASS_UDP) ? &((struct vmh_sock *)o)->inode : NULL;
+}
+
+uint64_t vmh_inode_of(int fd)
+{
+	struct stat st;
+
+	return vmh_sys(SYS_fstat, fd, &st) < 0 ? 0 : st.st_ino;
+}
+
+void vmh_obj_name(struct vmh_obj *o, uint64_t inode)
+{
+	_Atomic uint64_t *is = inode_in(o);
+
+	if (!is || atomic_load(is))
+		return;
+	if (!inode)
+		inode = vmh_inode_of(o->fd);
+	atomic_store(is, inode);
+	vmh_stats_sock_name(is_of(o, VMH_CLASS_TCP) ? ((struct vmh_tcps *)o)->stats : ((struct vmh_sock *)o)->stats, inode);
+}
+
+/* Sockets are told apart by their inodes, before one has its own that it is a socket. A set of epoll has none of its own. */
 bool vmh_fd_is_another(int fd, const struct vmh_obj *o)
 {
-	struct vmh_sock_stats *st = stats_of(o, atomic_load_explicit(&o->class_, memory_order_relaxed));
-	uint64_t inode = st ? VMH_GET(st->inode) : 0;
+	const _Atomic uint64_t *of_socket = inode_in((struct vmh_obj *)o);
+	uint64_t inode = of_socket ? atomic_load(of_socket) : 0;
 	struct stat is;
 
 	if (vmh_sys(SYS_fstat, fd, &is) < 0)
 		return true;
-	return st ? !S_ISSOCK(is.st_mode) || (inode && is.st_ino != inode) : (is.st_mode & S_IFMT) != 0;
+	return of_socket ? !S_ISSOCK(is.st_mode) || (inode && is.st_ino != inode) : (is.st_mode & S_IFMT) != 0;
 }
 
 static _Atomic bool parted;
@@ -79,12 +102,11 @@ void vmh_fdtab_part(void)
 
 	for (int fd = 0; fd < (int)used; fd++) {
 		struct vmh_obj *o = vmh_fd_get(fd);
-		struct vmh_sock_stats *st = o ? stats_of(o, atomic_load(&o->class_)) : NULL;
 
-		if (st)
-			vmh_stats_sock_name(st, 0);
-		if (o)
-			vmh_obj_put(o);
+		if (!o)
+			continue;
+		vmh_obj_name(o, 0);
+		vmh_obj_put(o);
 	}
 	vmh_fds_apart = true;
 	atomic_store(&parted, true);
@@ -218,9 +240,14 @@ static void put_in(int fd, struct vmh_obj *o)
 	atomic_store_explicit(&vmh_fdtab[fd], o, memory_order_release);
 }
 
+bool vmh_fd_fits(int fd)
+{
+	return (unsigned)fd < vmh_fdtab_size && !vmh_fdtab_borrowed();
+}
+
 int vmh_fd_install(int fd, struct vmh_obj *o)
 {
-	if ((unsigned)fd >= vmh_fdtab_size || vmh_fds_apart)
+	if (!vmh_fd_fits(fd))
 		return -EMFILE;
 	atomic_store(&o->nfds, 1);
 	o->fd = fd;

@@ -93,14 +93,13 @@ void vmh_sock_created(int fd, int domain, int type, int protocol)
 	if (domain != AF_INET || (type & 0xf) != SOCK_DGRAM || (protocol && protocol != IPPROTO_UDP))
 		return;
 	vmh_fdtab_init();
-	if ((unsigned)fd >= vmh_fdtab_size)
+	if (!vmh_fd_fits(fd))
 		return;
 	struct vmh_sock *s = sock_alloc();
 	if (!s)
 		return;
 	sock_reset(s);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
-	vmh_stats_sock_name(s->stats, 0);
 	VMH_SET(s->stats->proto, IPPROTO_UDP);
 	VMH_SET(s->stats->family, 4);
 	VMH_SET(s->stats->reason, VMH_R_NOT_TRIED);
@@ -116,6 +115,7 @@ void vmh_sock_created(int fd, int domain, int type, int protocol)
 	if (!vmh_params.offloaded_sockets)
 		vmh_sock_set_reason(s, s->home = VMH_R_DISABLED, 0);
 	vmh_fd_install(fd, &s->obj);
+	vmh_obj_name(&s->obj, 0);
 }
 
 static void drop_queue(struct vmh_sock *s)

@@ -474,13 +474,7 @@ struct vmh_sock_stats *vmh_stats_sock_new(int fd)
 
 void vmh_stats_sock_name(struct vmh_sock_stats *s, uint64_t inode)
 {
-	struct stat st;
-
-	if (s == &dummy_sock || VMH_GET(s->inode))
-		return;
-	if (!inode && !vmh_sys(SYS_fstat, s->fd, &st))
-		inode = st.st_ino;
-	if (inode)
+	if (s != &dummy_sock)
 		VMH_SET(s->inode, inode);
 }
 

@@ -149,7 +149,7 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode
 	struct vmh_tcps *s;
 
 	vmh_fdtab_init();
-	if ((unsigned)fd >= vmh_fdtab_size || !(s = alloc()))
+	if (!vmh_fd_fits(fd) || !(s = alloc()))
 		return NULL;
 	memset((char *)s + from, 0, to - from);
 	VMH_SET(s->rounds, 0);
@@ -159,14 +159,15 @@ struct vmh_tcps *vmh_tcps_install(int fd, bool v6, bool nonblock, uint64_t inode
 	s->obj.items = NULL;
 	atomic_store(&s->obj.class_, VMH_CLASS_TCP);
 	VMH_SET(s->stats, vmh_stats_sock_new(fd));
-	if (inode || VMH_GET(s->policy) == VMH_TCPS_OFFLOAD) /* else before a move: most never come to it */
-		vmh_stats_sock_name(s->stats, inode);
 	VMH_SET(s->stats->proto, IPPROTO_TCP);
 	s->v6 = v6;
 	VMH_SET(s->stats->family, v6 ? 6 : 4);
 	note_nonblock(s, nonblock);
 	vmh_tcps_set_reason(s, vmh_params.hybrid_tcp == 1 ? VMH_R_TCP_KERNEL : VMH_R_NOT_TRIED);
 	vmh_fd_install(fd, &s->obj);
+	/* else before a move: most never come to it */
+	if (inode || VMH_GET(s->policy) == VMH_TCPS_OFFLOAD || vmh_fdtab_parted())
+		vmh_obj_name(&s->obj, inode);
 	vmh_plain_open(s);
 	return s;
 }

@@ -38,7 +38,7 @@ static void follow(struct vmh_tcps *s, int policy)
 		policy = (int)vmh_params.hybrid_tcp;
 	VMH_SET(s->policy, (uint8_t)policy);
 	if (policy == VMH_TCPS_OFFLOAD)
-		vmh_stats_sock_name(s->stats, 0);
+		vmh_obj_name(&s->obj, 0);
 	vmh_tcps_suppose(s, reasons[policy]);
 }
 

@@ -362,14 +362,16 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 		vmh_unlock(&s->obj.lock);
 		return false;
 	}
-	vmh_stats_sock_name(s->stats, 0);
+	s->flow_id = 0; /* of a connect() that went to the kernel in the end: its port's, which others have, too */
+	vmh_obj_name(&s->obj, 0);
 	/* the kernel has it, so no rule of its port would do */
 	m->reason = s->peculiar ? VMH_R_SOCKOPT : vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
+	if (vmh_fdtab_parted()) /* a thread with a table of its own may have it, and not the ring's descriptors */
+		m->reason = VMH_R_DUP;
 	if (!m->reason)
 		m->reason = find_way(s, &m->a, &m->path, patient);
 	if (m->reason)
 		return true;
-	s->flow_id = 0;
 	vmh_tcps_ask_untold(s, fd, &m->a);
 	s->opt.reuse = vmh_tcps_reuses(fd);
 	vmh_tcps_note_only_v6(s, fd);

@@ -117,7 +117,7 @@ void vmh_tspare_closing(int fd)
 
 void vmh_tspare_offer(const struct vmh_tcps *s)
 {
-	uint64_t inode = VMH_GET(s->stats->inode);
+	uint64_t inode = atomic_load(&s->inode);
 
 	if (closing.fd != s->obj.fd + 1 || atomic_load(&off) || atomic_load(&vmh_tcps_ending) ||
 	    (s->touched & VMH_TCPS_TOUCHED) || s->lent || s->bound || s->odd || !inode)

@@ -73,7 +73,11 @@ void vmh_obj_hold(struct vmh_obj *o);             /* one more use reference */
 void vmh_obj_hand_over(void);                     /* another thread gives back what this one holds */
 void vmh_obj_take_over(void);                     /* that thread, before it does */
 void vmh_obj_fork_child(struct vmh_obj *o);       /* those of other threads are gone */
+bool vmh_fd_fits(int fd);                         /* else no object can have it: it is the kernel's */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
+uint64_t vmh_inode_of(int fd);                     /* 0: it is not open */
+/* Of a socket, what the kernel has as fd, by which it is told from others; once it is installed. 0: the kernel is asked. */
+void vmh_obj_name(struct vmh_obj *o, uint64_t inode);
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
 void vmh_fd_close(int fd);                        /* forget fd (before the kernel's close, or when it was closed behind our back) */
 bool vmh_fd_forget(struct vmh_obj *o, int fd);    /* the same, if fd is still o's. Hold a reference */

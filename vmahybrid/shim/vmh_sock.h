@@ -94,6 +94,7 @@ struct vmh_sock {
 	uint32_t rcvbuf;          /* kernel's doubled value */
 	int64_t rcvtimeo_ns, sndtimeo_ns; /* 0: none */
 	uint32_t os_ratio_left;
+	_Atomic uint64_t inode;   /* vmh_obj_name() */
 	uint64_t tried_ns;        /* when a call that never blocks last found nothing on rings */
 	uint32_t os_reports;      /* vmh_os_reports when it was last seen empty */
 	uint8_t os_more;          /* the last look at it found something */

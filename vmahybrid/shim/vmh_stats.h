@@ -58,7 +58,7 @@ int vmh_stats_fd(void);                 /* O_RDWR fd of the file for the service
 void vmh_stats_fork_child(void);        /* a new page for the child; the parent's file is left alone */
 void vmh_stats_fini(void);              /* unlinks the file if this process made it */
 struct vmh_sock_stats *vmh_stats_sock_new(int fd);  /* zeroed, used = 1 */
-void vmh_stats_sock_name(struct vmh_sock_stats *s, uint64_t inode); /* by which others know it, once; 0: it is asked for */
+void vmh_stats_sock_name(struct vmh_sock_stats *s, uint64_t inode); /* by which others know it */
 void vmh_stats_sock_free(struct vmh_sock_stats *s);
 void vmh_stats_each_sock(void (*f)(struct vmh_sock_stats *s)); /* unused slots, too */
 struct vmh_ring_stats *vmh_stats_ring_new(void);

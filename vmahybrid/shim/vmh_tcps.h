@@ -66,6 +66,7 @@ struct vmh_tcps {
 
 	_Atomic uint32_t bits;            /* EPOLL*, while the stack has it; written under the stack's lock */
 	uint32_t edge;                    /* which of them came last; stack's lock */
+	_Atomic uint64_t inode;           /* 0 until it is of use (vmh_obj_name()) */
 	uint8_t phase;                    /* of the connection, as the statistics page has it; 0 closed */
 	uint8_t connecting, resting;      /* resting: going home by policy or the operator, not for good */
 	uint8_t troubled;                 /* the last time it came home because an interface or the service went */
