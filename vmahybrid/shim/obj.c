@@ -242,7 +242,7 @@ static void put_in(int fd, struct vmh_obj *o)
 
 bool vmh_fd_fits(int fd)
 {
-	return (unsigned)fd < vmh_fdtab_size && !vmh_fdtab_borrowed();
+	return (unsigned)fd < vmh_fdtab_size && !vmh_fds_apart;
 }
 
 int vmh_fd_install(int fd, struct vmh_obj *o)
