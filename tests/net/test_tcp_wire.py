@@ -113,9 +113,10 @@ def test_connections_open_and_close_over_a_bad_wire(service: Service, wire: Wire
 @pytest.mark.parametrize("peer", ["kernel", "offloaded"])
 def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str) -> None:
     """Bytes both ways, losses and reordering, a connection that is adopted or begins on the ring, and goes home in the
-    midst of it. VMH_TCP_MOVES (1000) connections; the stack's and the service's own thousands are in
+    midst of it: VMH_TCP_MOVES (1000) of both at least; the stack's and the service's own thousands are in
     tests/unit/c/test_tcp_move.c and tests/net/test_tcprepair.py."""
     moves = int(os.environ.get("VMH_TCP_MOVES", "1000"))
+    connections = moves * 11 // 5   # three of five are adopted, and of some the first call is the dup()
     variables = {"VMA_HYBRID_TCP": "offload", "VMA_HYBRID_TCP_BUDGET": "100", "VMA_RX_POLL": "0",
                  "VMA_TRACELEVEL": "warn"}
     server = [sys.executable, str(SERVERS), "threads", wire.b.address, "7900"]
@@ -124,7 +125,7 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
     serving = wire.start(wire.b, server, env=service.env)
     serving.wait_for("ready")
     before = Api(service).status()["counters"]
-    program = [sys.executable, str(MOVES), wire.b.address, "7900", str(moves), str(moves)]
+    program = [sys.executable, str(MOVES), wire.b.address, "7900", str(connections), str(moves)]
     try:
         with wire.bad(Faults(loss=0.01, reorder=0.02), seed=moves) as counts:
             running = wire.start(wire.a, service.run_argv(program, profile="none", **variables), env=service.env)
@@ -134,9 +135,9 @@ def test_moves_at_random_moments(service: Service, wire: WireSandbox, peer: str)
     after = Api(service).status()["counters"]
     done = {name: after[name] - before.get(name, 0) for name in ("tcp_taken_total", "tcp_homed_total")}
     print(said, counts, done)
-    assert said.startswith(f"moved {moves} "), said
-    assert done["tcp_homed_total"] >= moves * 0.75, done  # of some the first call is the dup()
-    assert done["tcp_taken_total"] >= moves / 3, done
+    assert said.startswith(f"moved {connections} "), said
+    assert done["tcp_homed_total"] >= connections * 0.75, done
+    assert done["tcp_taken_total"] >= moves, done
     assert counts["lost"] > moves / 2, counts
 
 
