@@ -34,11 +34,15 @@ void vmh_fdtab_init(void)
 	vmh_fdtab_size = (unsigned)n;
 }
 
+__thread bool vmh_fds_apart __attribute__((tls_model("initial-exec")));
+static _Atomic bool parted;
+
 /* The pid of this process, in a page that a fork leaves empty. */
 static long *owner;
 
 void vmh_fdtab_own(void)
 {
+	atomic_store(&parted, vmh_fds_apart); /* a child has no other thread */
 	if (!owner) {
 		void *p = mmap(NULL, sizeof(*owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -48,8 +52,6 @@ void vmh_fdtab_own(void)
 	}
 	*owner = vmh_sys(SYS_getpid);
 }
-
-__thread bool vmh_fds_apart __attribute__((tls_model("initial-exec")));
 
 static bool is_of(const struct vmh_obj *o, enum vmh_class class_)
 {
@@ -94,12 +96,12 @@ bool vmh_fd_is_another(int fd, const struct vmh_obj *o)
 	return of_socket ? !S_ISSOCK(is.st_mode) || (inode && is.st_ino != inode) : (is.st_mode & S_IFMT) != 0;
 }
 
-static _Atomic bool parted;
-
 void vmh_fdtab_part(void)
 {
-	unsigned used = atomic_load(&vmh_fdtab_used);
+	unsigned used;
 
+	atomic_store(&parted, true); /* those that are made from here on have a name at once */
+	used = atomic_load(&vmh_fdtab_used);
 	for (int fd = 0; fd < (int)used; fd++) {
 		struct vmh_obj *o = vmh_fd_get(fd);
 
@@ -109,7 +111,6 @@ void vmh_fdtab_part(void)
 		vmh_obj_put(o);
 	}
 	vmh_fds_apart = true;
-	atomic_store(&parted, true);
 	vmh_plain_part();
 }
 
