@@ -5,6 +5,7 @@
  * child of its vfork() lays over the number ("vforks"); or one closes what another sends much by ("large"), many small
  * pieces ("pieces"), or can't be run to receive from ("starved"). */
 #define _GNU_SOURCE
+#include "calls.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
@@ -25,7 +26,6 @@
 #define ROUNDS 12
 
 static sigjmp_buf before;
-static struct sockaddr_in name = {.sin_family = AF_INET};
 static pthread_barrier_t both;
 static struct pollfd set[MANY];
 static struct in_addr here;
@@ -37,7 +37,7 @@ static int connected(void)
 {
 	int made = socket(AF_INET, SOCK_STREAM, 0);
 
-	if (connect(made, (struct sockaddr *)&name, sizeof(name)) || write(made, "x", 1) != 1)
+	if (connect(made, (struct sockaddr *)&server, sizeof(server)) || write(made, "x", 1) != 1)
 		abort();
 	return made;
 }
@@ -448,33 +448,46 @@ static void jumps(void)
 	printf("%d pages more\n", (int)(resident() - at_first) / 100);
 }
 
+static void large(void)
+{
+	closed_while(send_much, 102000, sizeof(much)); /* the peer reads by then */
+}
+
+static void pieces(void)
+{
+	closed_while(send_pieces, 5000, -EBADF);
+}
+
+static void of_streams(void)
+{
+	moved(0, 0);
+}
+
+static void datagrams(void)
+{
+	moved(1, 0);
+}
+
+static void closed(void)
+{
+	moved(0, 1);
+}
+
+static const struct call_case scenes[] = {
+	{ "two", two }, { "array", array }, { "listeners", listeners }, { "forks", forks }, { "vforks", vforks }, { "large", large },
+	{ "pieces", pieces }, { "starved", starved }, { "jumps", jumps }, { "moved", of_streams }, { "datagrams", datagrams },
+	{ "closed", closed }, { 0 },
+};
+
 int main(int argc, char **argv)
 {
 	if (argc != 5 || pipe(nothing) || signal(SIGUSR1, leave) == SIG_ERR)
 		return 1;
-	inet_pton(AF_INET, argv[2], &name.sin_addr);
-	name.sin_port = htons((unsigned short)atoi(argv[3]));
+	inet_pton(AF_INET, argv[2], &server.sin_addr);
+	server.sin_port = htons((unsigned short)atoi(argv[3]));
 	inet_pton(AF_INET, argv[4], &here);
-	if (!strcmp(argv[1], "two"))
-		two();
-	else if (!strcmp(argv[1], "array"))
-		array();
-	else if (!strcmp(argv[1], "listeners"))
-		listeners();
-	else if (!strcmp(argv[1], "forks"))
-		forks();
-	else if (!strcmp(argv[1], "vforks"))
-		vforks();
-	else if (!strcmp(argv[1], "large"))
-		closed_while(send_much, 102000, sizeof(much)); /* the peer reads by then */
-	else if (!strcmp(argv[1], "pieces"))
-		closed_while(send_pieces, 5000, -EBADF);
-	else if (!strcmp(argv[1], "starved"))
-		starved();
-	else if (!strcmp(argv[1], "jumps"))
-		jumps();
-	else
-		moved(!strcmp(argv[1], "datagrams"), !strcmp(argv[1], "closed"));
+	if (!run_case(scenes, argv[1]))
+		return 2;
 	puts("done");
 	fflush(stdout);
 	sleep(10); /* what has leaked is open until then */
