@@ -548,6 +548,31 @@ def test_going_home(stage: Stage, who: str, what: str) -> None:
     stage.compare(scenario, who)
 
 
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("what", ["fork", "dup", "unspec"])
+def test_going_home_after_a_refusal(stage: Stage, who: str, what: str) -> None:
+    """The kernel socket has a name that connect() has left there."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        port, seen = listening(b, to), []
+        for name, first in (("c", ["127.0.0.1", 9]), ("d", [to.address, 9])):
+            a.do("new", name=name)
+            seen += [a.call(name, "connect", first), a.call(name, "connect", first)]
+            seen += [a.call(name, "connect", [to.address, port]), b.do("accept", name="l", new="s")]
+            seen += [a.call(name, "send", "x"), b.call("s", "recv", 1)]
+            if what == "fork":
+                seen += [a.do("fork", name=name, method="send", arguments=["of the child"]), b.call("s", "recv", 20)]
+            elif what == "dup":
+                a.do("dup", name=name, new="other")
+                seen += [a.call("other", "send", "of the other"), b.call("s", "recv", 20)]
+            else:
+                seen += [a.do("connect_unspec", name=name), a.call(name, "connect", [to.address, port]),
+                         b.do("accept", name="l", new="s")]
+            seen += [b.call("s", "send", "y"), a.call(name, "recv", 1)]
+        return seen
+
+    stage.compare(scenario, who)
+
+
 # where a socket may be bound, and IPV6_V6ONLY, -1: as it is
 OTHERS = {"4": [("0.0.0.0", -1), ("127.0.0.1", -1)],
           "6": [("::", 0), ("::", 1), ("::ffff:0.0.0.0", 0), ("::1", -1), ("::ffff:127.0.0.1", -1)]}

@@ -158,20 +158,22 @@ def own_port(flow: Flow) -> int:
     return sock.detach()
 
 
-def check_new(fd: int, cookie: int, local: tuple[bytes, int]) -> None:
-    """Is it a TCP socket of the namespace, that was never connected, nor bound but to ``local``? Borrows
-    ``fd``. Raises Refused (NOT_OWNER)."""
+def check_new(fd: int, cookie: int) -> None:
+    """Is it a TCP socket of the namespace, and neither connected nor listening? Borrows ``fd``. Raises Refused (NOT_OWNER).
+
+    It may have a local name: Linux leaves it one when connect() was refused. Whether it is bound to another one than
+    it should have is seen when it is to get that (tcprepair)."""
     try:
         with _borrowed(fd) as sock:
             if sock.family not in FAMILIES.values() or (sock.type, sock.proto) != (TYPES[6], socket.IPPROTO_TCP):
                 raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
             if netns_cookie_of(sock) != cookie:
                 raise not_owner("it lives in another network namespace")
-            bound, used = _name(sock.getsockname()), bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            used = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
             with contextlib.suppress(OSError):
                 sock.getpeername()
                 used = True
-            if used or (bound[1] and bound != local):
+            if used:
                 raise not_owner("the socket is in use")
     except OSError as error:
         raise not_owner(f"asking the socket: {error.strerror}") from None

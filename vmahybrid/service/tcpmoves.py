@@ -450,7 +450,7 @@ class TcpMoves:
         if not conn.of(port):
             return None
         try:
-            proof.check_new(conn.fd, namespace.cookie, (conn.local, conn.local_port))
+            proof.check_new(conn.fd, namespace.cookie)
             return core.table.attach(conn.flow(port))
         except Refused as error:
             log.debug("TCP %s: not shown: %s", port.local_text, error)
@@ -591,7 +591,7 @@ class _Way(_Wanted[tuple[Flow, TcpState, bool]]):
         if port is not None:    # as soon as the kernel has it, the rule of the port leaves its frames to the kernel
             if state.lport != port.local_port or (not port.wildcard and state.laddr != port.local):
                 raise proof.not_owner(f"a connection of {endpoint(state.laddr, state.lport)}, not {port.local_text}")
-            proof.check_new(self.fd, cookie, (state.laddr, state.lport))
+            proof.check_new(self.fd, cookie)
             return self._flow_of(state)
         if parked is None:
             proof.check(self.fd, flow := self._flow_of(state), cookie)
