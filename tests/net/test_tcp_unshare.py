@@ -192,8 +192,9 @@ def test_a_thread_with_a_table_of_its_own(service: Service, policy: str) -> None
     echoes.wait_for("ready", 5)
     client = service.sandbox.start(a, [*around, sys.executable, "-c", APART, b.address], env=service.env)
     client.wait_for("done", 15)
-    # what that thread opens is the kernel's and takes no place of the six; of the others none is adopted from then on
-    assert len(offloaded(service)) == (4 if policy == "offload" else 0)
+    # rings are reached by descriptors, of which the two tables have different ones: the kernel serves the program
+    assert offloaded(service) == []
+    assert "has left the others' table of descriptors" in client.errors
     assert client.result(5) == "done\n"
-    assert "does not answer" not in client.errors
+    assert "VMA WARNING" not in client.errors.replace("VMA WARNING: *", "")
     echoes.close()

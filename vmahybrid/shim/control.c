@@ -27,7 +27,6 @@
 
 struct vmh_lock vmh_ctl_lock;
 int vmh_ctl_fd = -1;
-static uint64_t ctl_inode;
 static uint32_t seq;
 static _Atomic uint32_t session;       /* 0: none */
 static uint32_t sessions_opened;
@@ -132,7 +131,7 @@ static uint64_t next_try(unsigned reason)
 	bool soon = atomic_load(&vmh_worker_runs) && (reason == VMH_R_NO_SERVICE || reason == VMH_R_SERVICE_GONE ||
 						      reason == VMH_R_SERVICE_STOP);
 
-	if (reason == VMH_R_NETNS) /* for good */
+	if (reason == VMH_R_NETNS || reason == VMH_R_DESCRIPTORS) /* for good */
 		return UINT64_MAX;
 	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
@@ -274,18 +273,10 @@ static long await_reply(struct vmh_ctl_request *q, int n, uint64_t deadline, int
 	}
 }
 
-/* By the session's number a thread that has left the table of the others may have another file, or none. */
-static bool is_cut_off(void)
-{
-	return vmh_unlikely(vmh_fds_apart) && vmh_ctl_fd >= 0 && vmh_inode_of(vmh_ctl_fd) != ctl_inode;
-}
-
 /* lock held. To a service that hangs: what it has to know when it comes to itself, and nothing else. */
 static int tell_muted(const struct vmh_msg_hdr *req, struct vmh_msg_hdr *reply)
 {
 	reply->reason = VMH_R_NO_ANSWER;
-	if (is_cut_off())
-		return -ETIMEDOUT;
 	if ((req->type == VMH_MSG_DETACH || req->type == VMH_MSG_RELEASE || req->type == VMH_MSG_TCP_HIDE) &&
 	    vmh_ctl_send(req, req->len) < 0)
 		lose(VMH_R_SERVICE_GONE);
@@ -300,7 +291,7 @@ static bool for_its_fds(long err, int n)
 
 static bool is_muted(uint64_t now)
 {
-	return (vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(now < mute_until)) || is_cut_off();
+	return vmh_ctl_fd >= 0 && atomic_load(&session) && vmh_unlikely(now < mute_until);
 }
 
 /* What came for req: r, or that it is no reply of at least len bytes. */
@@ -556,7 +547,6 @@ static unsigned introduce(void)
 	if (fd < 0)
 		return connect_reason(fd);
 	vmh_ctl_fd = fd;
-	ctl_inode = vmh_inode_of(fd);
 	mute_until = 0;
 	vmh_ctl_forget_refusals();
 	vmh_verbs_session_begins();
@@ -598,8 +588,6 @@ static unsigned open_locked(void)
 
 	if (atomic_load(&session))
 		return 0;
-	if (vmh_fds_apart) /* the others would not have its descriptor */
-		return VMH_R_NO_SERVICE;
 	if (vmh_now_ns() < atomic_load(&next_try_ns))
 		return atomic_load(&why_none);
 	if (!vmh_params.offloaded_sockets)
@@ -782,6 +770,8 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 	if (!vmh_patience_retry_ns(0)) /* a service that hangs does so for the child, too */
 		atomic_store(&next_try_ns, 0);
 	atomic_store(&why_none, VMH_R_NOT_TRIED);
+	if (vmh_fds_apart)
+		refuse(VMH_R_DESCRIPTORS); /* its numbers are not those of the table of objects */
 	vmh_ctl_state_fork_child();
 	vmh_net_unmap();
 	vmh_worker_fork_child();

@@ -2,6 +2,7 @@
  * And rings are those of the network namespace in which the program began. */
 #include "vmh_control.h"
 #include "vmh_log.h"
+#include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
 #include "vmh_sock.h"
@@ -25,10 +26,7 @@ static int stepped_back(int r)
 	return r;
 }
 
-/* This thread's sockets have the interfaces and routes of another namespace from here on. Which thread has which one is
- * not followed: the kernel serves them all, and each socket stays in its own. A program of one thread that has not begun
- * yet will begin there; a thread with descriptors of its own has none that the shim knows. */
-static void leave_network(void)
+void vmh_kernel_for_good(unsigned reason)
 {
 	int saved = errno;
 
@@ -36,14 +34,22 @@ static void leave_network(void)
 		return;
 	vmh_tspare_off();
 	if (vmh_session_id() || atomic_load(&vmh_worker_runs) || vmh_process_has_threads()) {
-		vmh_info("%s", vmh_reason_text(VMH_R_NETNS));
-		vmh_session_part(VMH_R_NETNS);
-		vmh_tcps_home_all(VMH_R_NETNS);
+		vmh_info("%s", vmh_reason_text(reason));
+		vmh_session_part(reason);
+		vmh_tcps_home_all(reason);
 		vmh_tcps_finish(false);
-		vmh_sock_home_all(VMH_R_NETNS, true);
-		vmh_session_end(VMH_R_NETNS);
+		vmh_sock_home_all(reason, true);
+		vmh_session_end(reason);
 	}
 	errno = saved;
+}
+
+/* This thread's sockets have the interfaces and routes of another namespace from here on. Which thread has which one is
+ * not followed: the kernel serves them all, and each socket stays in its own. A program of one thread that has not begun
+ * yet will begin there; a thread with descriptors of its own has none that the shim knows. */
+static void leave_network(void)
+{
+	vmh_kernel_for_good(VMH_R_NETNS);
 }
 
 VMH_EXPORT int unshare(int flags)
@@ -59,7 +65,7 @@ VMH_EXPORT int unshare(int flags)
 		files = false;
 	}
 	if (files)
-		vmh_tspare_off();
+		vmh_kernel_for_good(VMH_R_DESCRIPTORS);
 	r = real(flags);
 	if (!r && files)
 		vmh_fdtab_part();

@@ -65,21 +65,15 @@ static _Atomic uint64_t *inode_in(struct vmh_obj *o)
 	return is_of(o, VMH_CLASS_UDP) ? &((struct vmh_sock *)o)->inode : NULL;
 }
 
-uint64_t vmh_inode_of(int fd)
-{
-	struct stat st;
-
-	return vmh_sys(SYS_fstat, fd, &st) < 0 ? 0 : st.st_ino;
-}
-
 void vmh_obj_name(struct vmh_obj *o, uint64_t inode)
 {
 	_Atomic uint64_t *is = inode_in(o);
+	struct stat st;
 
 	if (!is || atomic_load(is))
 		return;
-	if (!inode)
-		inode = vmh_inode_of(o->fd);
+	if (!inode && !vmh_sys(SYS_fstat, o->fd, &st))
+		inode = st.st_ino;
 	atomic_store(is, inode);
 	vmh_stats_sock_name(is_of(o, VMH_CLASS_TCP) ? ((struct vmh_tcps *)o)->stats : ((struct vmh_sock *)o)->stats, inode);
 }

@@ -366,8 +366,6 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	vmh_obj_name(&s->obj, 0);
 	/* the kernel has it, so no rule of its port would do */
 	m->reason = s->peculiar ? VMH_R_SOCKOPT : vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);
-	if (vmh_fdtab_parted()) /* a thread with a table of its own may have it, and not the ring's descriptors */
-		m->reason = VMH_R_DUP;
 	if (!m->reason)
 		m->reason = find_way(s, &m->a, &m->path, patient);
 	if (m->reason)

@@ -75,7 +75,6 @@ void vmh_obj_take_over(void);                     /* that thread, before it does
 void vmh_obj_fork_child(struct vmh_obj *o);       /* those of other threads are gone */
 bool vmh_fd_fits(int fd);                         /* else no object can have it: it is the kernel's */
 int vmh_fd_install(int fd, struct vmh_obj *o);    /* first fd of a new object */
-uint64_t vmh_inode_of(int fd);                     /* 0: it is not open */
 /* Of a socket, what the kernel has as fd, by which it is told from others; once it is installed. 0: the kernel is asked. */
 void vmh_obj_name(struct vmh_obj *o, uint64_t inode);
 void vmh_fd_dup(int oldfd, int newfd);            /* after the kernel's dup succeeded */
