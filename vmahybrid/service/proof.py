@@ -159,7 +159,7 @@ def own_port(flow: Flow) -> int:
 
 
 def check_new(fd: int, cookie: int) -> None:
-    """Is it a TCP socket of the namespace, and neither connected nor listening? Borrows ``fd``. Raises Refused (NOT_OWNER).
+    """Is it a TCP socket of the namespace, and neither connected nor listening? Borrows ``fd``. Raises Refused.
 
     It may have a local name: Linux leaves it one when connect() was refused. Whether it is bound to another one than
     it should have is seen when it is to get that (tcprepair)."""
