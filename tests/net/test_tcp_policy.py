@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from net.service_lab import Api, idle_cpu, until
@@ -184,20 +184,22 @@ def test_other_programs_want_the_processor(service: Service, percent: str) -> No
     """It waits for answers on one that a program computes on: spinning gains nothing, so the kernel has it."""
     a_side, b_side = service.sandbox.sides
     one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-    echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
-    port = echo.wait_for(r"port (\d+)", 10)[1]
-    argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "adaptive", VMA_RX_POLL="-1",
-                            VMA_HYBRID_TCP_PROCESSOR=percent)
-    asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
-    until(lambda: asks.pid in {s["pid"] for s in offloaded(service)} or moved(service, asks.pid))
-    busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
-    if percent != "0":
-        until(lambda: moved(service, asks.pid), 15, what=lambda: service.ask("explain", str(asks.pid)))
-    else:
-        time.sleep(2)
-        assert not moved(service, asks.pid)
-    for program in (asks, busy, echo):
-        program.stop(signal.SIGKILL)
+    with ExitStack() as ends:
+        echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
+        ends.callback(echo.stop, signal.SIGKILL)
+        port = echo.wait_for(r"port (\d+)", 10)[1]
+        argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "adaptive", VMA_RX_POLL="-1",
+                                VMA_HYBRID_TCP_PROCESSOR=percent)
+        asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
+        ends.callback(asks.stop, signal.SIGKILL)
+        until(lambda: asks.pid in {s["pid"] for s in offloaded(service)} or moved(service, asks.pid))
+        busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
+        ends.callback(busy.stop, signal.SIGKILL)
+        if percent != "0":
+            until(lambda: moved(service, asks.pid), 15, what=lambda: service.ask("explain", str(asks.pid)))
+        else:
+            time.sleep(2)
+            assert not moved(service, asks.pid)
 
 
 @pytest.mark.parametrize("percent", ["5", "0"])
@@ -232,22 +234,24 @@ def test_a_spinning_thread_leaves_the_processor(service: Service, share: str, po
     """On a ring for good: it waits for answers a millisecond each, and another program computes on its processor."""
     a_side, b_side = service.sandbox.sides
     one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-    echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
-    port = echo.wait_for(r"port (\d+)", 10)[1]
-    argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "none", VMA_HYBRID_TCP="offload",
-                            VMA_RX_POLL=polls, VMA_HYBRID_SPIN_SHARE=share)
-    asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
-    until(lambda: asks.pid in {s["pid"] for s in offloaded(service)})
-    busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
-    busy.wait_for("busy", 10)
-    if rests:
-        until(lambda: idle_cpu(asks.pid, 0.5) < 0.2, 15)
-    else:
-        time.sleep(2)
-        assert idle_cpu(asks.pid, 1) > 0.25
-    assert asks.pid in {s["pid"] for s in offloaded(service)}
-    for program in (asks, busy, echo):
-        program.stop(signal.SIGKILL)
+    with ExitStack() as ends:
+        echo = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
+        ends.callback(echo.stop, signal.SIGKILL)
+        port = echo.wait_for(r"port (\d+)", 10)[1]
+        argv = service.run_argv([sys.executable, "-c", ASKS, b_side.address, port], "none", VMA_HYBRID_TCP="offload",
+                                VMA_RX_POLL=polls, VMA_HYBRID_SPIN_SHARE=share)
+        asks = service.sandbox.start(a_side, [*one, *argv], env=service.env)
+        ends.callback(asks.stop, signal.SIGKILL)
+        until(lambda: asks.pid in {s["pid"] for s in offloaded(service)})
+        busy = service.sandbox.start(a_side, [*one, sys.executable, "-c", BUSY])
+        ends.callback(busy.stop, signal.SIGKILL)
+        busy.wait_for("busy", 10)
+        if rests:
+            until(lambda: idle_cpu(asks.pid, 0.5) < 0.2, 15)
+        else:
+            time.sleep(2)
+            assert idle_cpu(asks.pid, 1) > 0.25
+        assert asks.pid in {s["pid"] for s in offloaded(service)}
 
 
 ROUNDS = """
