@@ -123,6 +123,35 @@ for one in more:
 print("done", flush=True)
 threading.Event().wait(1)
 """
+# Datagrams go to and fro while another thread leaves
+DATAGRAMS = f"""
+import ctypes, socket, sys, threading
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("0.0.0.0", 0))
+udp.connect((sys.argv[1], {PORT}))
+udp.settimeout(2)
+def ask():
+    udp.send(b"x" * 50)
+    try:
+        return len(udp.recv(100)) == 50
+    except TimeoutError:
+        return False
+for _ in range(50):
+    assert ask()
+thread = threading.Thread(target=ctypes.CDLL(None).unshare, args=[int(sys.argv[2])])
+thread.start()
+print(sum(ask() for _ in range(100)), "came", flush=True)
+thread.join()
+"""
+UDP_ECHO = f"""
+import socket, sys
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind((sys.argv[1], {PORT}))
+print("ready", flush=True)
+while True:
+    data, peer = udp.recvfrom(100)
+    udp.sendto(data, peer)
+"""
 ECHO = f"""
 import socket, sys
 listener = socket.create_server((sys.argv[1], {PORT}))
@@ -198,3 +227,14 @@ def test_a_thread_with_a_table_of_its_own(service: Service, policy: str) -> None
     assert client.result(5) == "done\n"
     assert "VMA WARNING" not in client.errors.replace("VMA WARNING: *", "")
     echoes.close()
+
+
+@pytest.mark.parametrize("flag", [0x400, 0x40000000], ids=["CLONE_FILES", "CLONE_NEWNET"])
+def test_no_datagram_is_lost_when_a_thread_leaves(service: Service, flag: int) -> None:
+    a, b = service.sandbox.sides
+    echo = service.sandbox.start(b, [sys.executable, "-c", UDP_ECHO, b.address])
+    echo.wait_for("ready", 5)
+    argv = service.run_argv([sys.executable, "-c", DATAGRAMS, b.address, str(flag)], "latency")
+    said = [service.sandbox.start(a, argv, env=service.env).result(20) for _ in range(12)]
+    assert said == ["100 came\n"] * 12
+    echo.close()

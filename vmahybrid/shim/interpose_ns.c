@@ -35,10 +35,11 @@ void vmh_kernel_for_good(unsigned reason)
 	vmh_tspare_off();
 	if (vmh_session_id() || atomic_load(&vmh_worker_runs) || vmh_process_has_threads()) {
 		vmh_info("%s", vmh_reason_text(reason));
+		vmh_sock_home_all(reason, true); /* while the session is there by which their rules are given back */
 		vmh_session_part(reason);
 		vmh_tcps_home_all(reason);
 		vmh_tcps_finish(false);
-		vmh_sock_home_all(reason, true);
+		vmh_sock_home_all(reason, true); /* what has come meanwhile */
 		vmh_session_end(reason);
 	}
 	errno = saved;
