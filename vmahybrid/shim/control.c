@@ -125,13 +125,19 @@ static long recv_msg(void *buf, size_t len, int *fds, int *nfds)
 	return r ? -EPROTO : 0;
 }
 
+/* Until a fork: nothing that happens to the session later changes it. */
+static bool for_good(unsigned reason)
+{
+	return reason == VMH_R_NETNS || reason == VMH_R_DESCRIPTORS;
+}
+
 /* The worker looks more often than a call of the program does: connect() to nobody costs it microseconds. */
 static uint64_t next_try(unsigned reason)
 {
 	bool soon = atomic_load(&vmh_worker_runs) && (reason == VMH_R_NO_SERVICE || reason == VMH_R_SERVICE_GONE ||
 						      reason == VMH_R_SERVICE_STOP);
 
-	if (reason == VMH_R_NETNS || reason == VMH_R_DESCRIPTORS) /* for good */
+	if (for_good(reason))
 		return UINT64_MAX;
 	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
@@ -139,6 +145,8 @@ static uint64_t next_try(unsigned reason)
 /* lock held. Nothing more comes to a ring. */
 static void refuse(unsigned reason)
 {
+	if (for_good(atomic_load(&why_none)))
+		reason = atomic_load(&why_none);
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
 	atomic_store(&why_none, reason);
@@ -724,7 +732,8 @@ void vmh_session_bye(void)
 {
 	vmh_lock(&vmh_ctl_lock);
 	if (vmh_ctl_fd >= 0) {
-		atomic_store(&why_none, VMH_R_SERVICE_STOP);
+		if (!for_good(atomic_load(&why_none)))
+			atomic_store(&why_none, VMH_R_SERVICE_STOP);
 		atomic_store(&session, 0);
 	}
 	vmh_unlock(&vmh_ctl_lock);
@@ -767,7 +776,8 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 	vmh_ctl_fd = -1;
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
-	if (!vmh_patience_retry_ns(0)) /* a service that hangs does so for the child, too */
+	/* a service that hangs does so for the child, too */
+	if (!vmh_patience_retry_ns(0) || for_good(atomic_load(&why_none)))
 		atomic_store(&next_try_ns, 0);
 	atomic_store(&why_none, VMH_R_NOT_TRIED);
 	if (vmh_fds_apart)

@@ -5,6 +5,7 @@
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_real.h"
+#include "vmh_ring.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_spare.h"
@@ -26,6 +27,18 @@ static int stepped_back(int r)
 	return r;
 }
 
+#define CLOSED_NS 300000000u
+#define CLOSED_NAP_NS 500000
+
+/* By the internal thread. A table that is copied before has them, too, and a ring stays bound as long. */
+static void await_closed_rings(void)
+{
+	const struct timespec nap = { 0, CLOSED_NAP_NS };
+
+	for (uint64_t end = vmh_now_ns() + CLOSED_NS; !vmh_rings_closed() && vmh_now_ns() < end;)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+}
+
 void vmh_kernel_for_good(unsigned reason)
 {
 	int saved = errno;
@@ -41,6 +54,8 @@ void vmh_kernel_for_good(unsigned reason)
 		vmh_tcps_finish(false);
 		vmh_sock_home_all(reason, true); /* what has come meanwhile */
 		vmh_session_end(reason);
+		if (reason == VMH_R_DESCRIPTORS)
+			await_closed_rings();
 	}
 	errno = saved;
 }
@@ -65,15 +80,19 @@ VMH_EXPORT int unshare(int flags)
 		flags &= ~CLONE_FILES;
 		files = false;
 	}
-	if (files)
-		vmh_kernel_for_good(VMH_R_DESCRIPTORS);
-	r = real(flags);
-	if (!r && files)
-		vmh_fdtab_part();
+	if (files) /* last, for which all goes home: the others may be refused */
+		flags &= ~CLONE_FILES;
+	r = files && !flags ? 0 : real(flags);
 	if (for_one_thread(r))
 		r = stepped_back(real(flags));
 	if (!r && flags & CLONE_NEWNET)
 		leave_network();
+	if (r || !files)
+		return r;
+	vmh_kernel_for_good(VMH_R_DESCRIPTORS);
+	r = real(CLONE_FILES);
+	if (!r)
+		vmh_fdtab_part();
 	return r;
 }
 

@@ -422,6 +422,14 @@ void vmh_ring_close(struct vmh_ring *r)
 	unlock(r);
 }
 
+bool vmh_rings_closed(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r))
+		if (VMH_GET(r->stats) != &no_stats)
+			return false;
+	return true;
+}
+
 void vmh_rings_fork_child(void)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
