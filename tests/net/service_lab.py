@@ -204,6 +204,19 @@ while True:
 """
 
 
+def udp_echo(port: int) -> str:
+    """A program that says "ready", and what each datagram to ADDRESS says back to who sent it."""
+    return f"""
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], {port}))
+print("ready", flush=True)
+while True:
+    data, who = s.recvfrom(2048)
+    s.sendto(data, who)
+"""
+
+
 @contextlib.contextmanager
 def foreign_program(side: Side) -> Iterator[None]:
     """Somebody else's XDP program on the side's interface, which passes everything."""

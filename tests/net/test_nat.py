@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from net.service_lab import Api
+from net.service_lab import Api, udp_echo
 from net.test_tcp_shim import introduce, without_offloads
 from pyroute2 import NFCTSocket
 from pyroute2.netlink.nfnetlink.nfctsocket import TCP_CONNTRACK_ESTABLISHED
@@ -96,15 +96,6 @@ ENDS = {
 }
 
 
-DATAGRAM_ECHO = f"""
-import socket, sys
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.bind((sys.argv[1], {PORT}))
-print("ready", flush=True)
-while True:
-    data, who = s.recvfrom(2048)
-    s.sendto(data, who)
-"""
 DATAGRAM_CLIENT = """
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -170,7 +161,7 @@ def test_datagrams(running: Service, host: str, shim: str) -> None:
     box = running.sandbox
     side, rules, address, port = HOSTS[host]
     load_rules(box, side, rules.replace("tcp dport", "udp dport"))
-    echo = start(running, "b", "kernel" if shim == "b" else "", DATAGRAM_ECHO, box.b.address)
+    echo = start(running, "b", "kernel" if shim == "b" else "", udp_echo(PORT), box.b.address)
     echo.wait_for("ready")
     program = start(running, "a", "kernel" if shim == "a" else "", DATAGRAM_CLIENT, address or box.b.address, str(port))
     assert program.result(20).split() == ["done"]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from net.service_lab import tcp_echo, udp_echo
 from net.test_tcp_shim import introduce, offloaded, without_offloads
 
 from vmahybrid.bench.sandbox import Sandbox
@@ -143,15 +144,6 @@ thread.start()
 print(sum(ask() for _ in range(100)), "came", flush=True)
 thread.join()
 """
-UDP_ECHO = f"""
-import socket, sys
-udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-udp.bind((sys.argv[1], {PORT}))
-print("ready", flush=True)
-while True:
-    data, peer = udp.recvfrom(100)
-    udp.sendto(data, peer)
-"""
 ECHO = f"""
 import socket, sys
 listener = socket.create_server((sys.argv[1], {PORT}))
@@ -160,16 +152,6 @@ s = listener.accept()[0]
 while data := s.recv(100):
     s.sendall(data)
 print("end", flush=True)
-"""
-ECHOES = f"""
-import socket, sys, threading
-listener = socket.create_server((sys.argv[1], {PORT}))
-print("ready", flush=True)
-def serve(s):
-    while data := s.recv(100):
-        s.sendall(data)
-while True:
-    threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
 """
 
 
@@ -217,7 +199,7 @@ def test_a_thread_keeps_what_the_others_close(service: Service, policy: str) -> 
 def test_a_thread_with_a_table_of_its_own(service: Service, policy: str) -> None:
     a, b = service.sandbox.sides
     around = service.run_argv([], "latency", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="8", VMA_STATS_FD_NUM="6")
-    echoes = service.sandbox.start(b, [sys.executable, "-c", ECHOES, b.address])
+    echoes = service.sandbox.start(b, [sys.executable, "-c", tcp_echo(PORT)])
     echoes.wait_for("ready", 5)
     client = service.sandbox.start(a, [*around, sys.executable, "-c", APART, b.address], env=service.env)
     client.wait_for("done", 15)
@@ -232,7 +214,7 @@ def test_a_thread_with_a_table_of_its_own(service: Service, policy: str) -> None
 @pytest.mark.parametrize("flag", [0x400, 0x40000000], ids=["CLONE_FILES", "CLONE_NEWNET"])
 def test_no_datagram_is_lost_when_a_thread_leaves(service: Service, flag: int) -> None:
     a, b = service.sandbox.sides
-    echo = service.sandbox.start(b, [sys.executable, "-c", UDP_ECHO, b.address])
+    echo = service.sandbox.start(b, [sys.executable, "-c", udp_echo(PORT), b.address])
     echo.wait_for("ready", 5)
     argv = service.run_argv([sys.executable, "-c", DATAGRAMS, b.address, str(flag)], "latency")
     said = [service.sandbox.start(a, argv, env=service.env).result(20) for _ in range(12)]

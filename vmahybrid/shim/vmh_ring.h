@@ -242,9 +242,9 @@ void vmh_ring_retire(struct vmh_ring *r);
 /* Marks the ring gone, unmaps its rings and closes its XSKs: afterwards VMH_MSG_RELEASE may be sent. The
  * UMEM stays mapped until the last delivered buffer came back. Idempotent. */
 void vmh_ring_close(struct vmh_ring *r);
+bool vmh_rings_closed(void);                /* their descriptors, too */
 /* In the child of a fork: lets go of every ring without touching what the parent goes on using. Payload of
  * buffers delivered before stays mapped, but the parent's kernel may overwrite it. */
-bool vmh_rings_closed(void);                /* their descriptors, too */
 void vmh_rings_fork_child(void);
 /* For the implementations: publish a ring that is ready. */
 void vmh_ring_add(struct vmh_ring *r);
