@@ -554,7 +554,8 @@ def test_going_home_after_a_refusal(stage: Stage, who: str, what: str) -> None:
     """The kernel socket has a name that connect() has left there."""
     def scenario(a: Calls, b: Calls, to: Side) -> Any:
         port, seen = listening(b, to), []
-        for name, first in (("c", ["127.0.0.1", 9]), ("d", [to.address, 9])):
+        own = {"4": "127.0.0.1", "6": "::1", "mapped": "::ffff:127.0.0.1"}[stage.ip]
+        for name, first in (("c", [own, 9]), ("d", [to.address, 9])):
             a.do("new", name=name)
             seen += [a.call(name, "connect", first), a.call(name, "connect", first)]
             seen += [a.call(name, "connect", [to.address, port]), b.do("accept", name="l", new="s")]
@@ -832,6 +833,12 @@ def test_the_port_of_connections_over_ipv6(service: Service, netns_pair: Sandbox
 @pytest.mark.parametrize("ip", ["6", "mapped"])
 def test_going_home_over_ipv6(service: Service, netns_pair: Sandbox, ip: str, what: str) -> None:
     test_going_home(Stage(service, netns_pair, ip), "both", what)
+
+
+@pytest.mark.parametrize("what", ["fork", "dup", "unspec"])
+@pytest.mark.parametrize("ip", ["6", "mapped"])
+def test_going_home_after_a_refusal_over_ipv6(service: Service, netns_pair: Sandbox, ip: str, what: str) -> None:
+    test_going_home_after_a_refusal(Stage(service, netns_pair, ip), "both", what)
 
 
 @pytest.mark.parametrize("who", ["client", "both"])

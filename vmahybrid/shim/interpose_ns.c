@@ -63,11 +63,6 @@ void vmh_kernel_for_good(unsigned reason)
 /* This thread's sockets have the interfaces and routes of another namespace from here on. Which thread has which one is
  * not followed: the kernel serves them all, and each socket stays in its own. A program of one thread that has not begun
  * yet will begin there; a thread with descriptors of its own has none that the shim knows. */
-static void leave_network(void)
-{
-	vmh_kernel_for_good(VMH_R_NETNS);
-}
-
 VMH_EXPORT int unshare(int flags)
 {
 	static int (*real)(int);
@@ -86,7 +81,7 @@ VMH_EXPORT int unshare(int flags)
 	if (for_one_thread(r))
 		r = stepped_back(real(flags));
 	if (!r && flags & CLONE_NEWNET)
-		leave_network();
+		vmh_kernel_for_good(VMH_R_NETNS);
 	if (r || !files)
 		return r;
 	vmh_kernel_for_good(VMH_R_DESCRIPTORS);
@@ -113,6 +108,6 @@ VMH_EXPORT int setns(int fd, int type)
 	if (for_one_thread(r))
 		r = stepped_back(real(fd, type));
 	if (!r && is_network(fd, type))
-		leave_network();
+		vmh_kernel_for_good(VMH_R_NETNS);
 	return r;
 }

@@ -362,7 +362,6 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 		vmh_unlock(&s->obj.lock);
 		return false;
 	}
-	s->flow_id = 0; /* of a connect() that went to the kernel in the end: its port's, which others have, too */
 	vmh_obj_name(&s->obj, 0);
 	/* the kernel has it, so no rule of its port would do */
 	m->reason = s->peculiar ? VMH_R_SOCKOPT : vmh_params.tcp_3t_rules ? VMH_R_TCP_RULES : vmh_tcps_kept(s, &m->a);

@@ -254,7 +254,8 @@ static int try_ports(struct block *b, struct vmh_tcps *s, struct vmh_tcp_addr *a
 		a->lport = b->p[k].port;
 		vmh_lock(&s->io);
 		rc = vmh_tcp_connect(vmh_tring_stack(b->tring), a, path, &s->opt, s, &s->conn);
-		s->flow_id = b->p[k].flow_id;
+		if (!rc)
+			s->flow_id = b->p[k].flow_id;
 		vmh_unlock(&s->io);
 	}
 	vmh_unlock(&lock);
