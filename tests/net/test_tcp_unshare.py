@@ -144,6 +144,113 @@ thread.start()
 print(sum(ask() for _ in range(100)), "came", flush=True)
 thread.join()
 """
+# Sockets come and go in eight threads while another leaves
+NEW_ONES = f"""
+import ctypes, socket, sys, threading, time
+lost, over = [], threading.Event()
+def visits():
+    while not over.is_set():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            udp.bind(("0.0.0.0", 0))
+            udp.connect((sys.argv[1], {PORT}))
+            udp.settimeout(2)
+            for _ in range(6):
+                udp.send(b"x")
+                try:
+                    udp.recv(1)
+                except TimeoutError:
+                    lost.append(udp)
+threads = [threading.Thread(target=visits) for _ in range(8)]
+for thread in threads:
+    thread.start()
+time.sleep(0.5)
+leaves = threading.Thread(target=ctypes.CDLL(None).unshare, args=[int(sys.argv[2])])
+leaves.start()
+leaves.join()
+time.sleep(0.3)
+over.set()
+for thread in threads:
+    thread.join()
+print(len(lost), "lost", flush=True)
+"""
+# A thread leaves with nothing of what the others wait for, and has sockets by the same numbers
+WATCHED = f"""
+import ctypes, select, socket, sys, threading
+libc, left = ctypes.CDLL(None), threading.Event()
+events = select.epoll()
+sockets = [socket.create_connection((sys.argv[1], {PORT}), 5) for _ in range(10)]
+for s in sockets:
+    s.settimeout(None)
+    events.register(s, select.EPOLLIN)
+by_number = {{s.fileno(): s for s in sockets}}
+once = select.EPOLLIN | select.EPOLLONESHOT
+def rounds(events, by_number, to, again=0):
+    for _ in range(60):
+        for s in to:
+            s.send(b"x")
+        silent = set(by_number)
+        while silent:
+            found = events.poll(3)
+            assert found, silent
+            for fd, _ in found:
+                assert by_number[fd].recv(1) == b"x"
+                silent.remove(fd)
+                if again:
+                    events.modify(fd, again)
+def leave():
+    first = events.fileno()
+    if sys.argv[2] == "close_range":
+        assert libc.close_range(first, 1000, 2) == 0
+    else:
+        assert libc.unshare(0x400) == 0 and libc.close_range(first, 1000, 0) == 0
+    own = select.epoll()
+    pairs = [socket.socketpair() for _ in range(8)]
+    mine = {{a.fileno(): a for a, b in pairs}}
+    for fd in mine:
+        own.register(fd, once)
+    left.set()
+    rounds(own, mine, [b for a, b in pairs], once)
+    for fd in mine:
+        own.unregister(fd)
+rounds(events, by_number, sockets)
+thread = threading.Thread(target=leave)
+thread.start()
+left.wait(10)
+rounds(events, by_number, sockets)
+thread.join()
+rounds(events, by_number, sockets)
+print("done", flush=True)
+"""
+# Threads that have waited, and leave
+WAITED = f"""
+import ctypes, os, socket, sys, threading
+def run():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("0.0.0.0", 0))
+        udp.connect((sys.argv[1], {PORT}))
+        udp.send(b"x")
+        udp.recv(1)
+        udp.settimeout(0.1)
+        try:
+            udp.recv(1)
+        except TimeoutError:
+            together.wait()
+    assert ctypes.CDLL(None).unshare(0x400) == 0
+def wakers():
+    return sum("eventfd" in os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd")
+               if os.path.lexists(f"/proc/self/fd/{{fd}}"))
+most = 0
+def note():
+    global most
+    most = wakers()
+together = threading.Barrier(8, note)
+threads = [threading.Thread(target=run) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(most >= 8, wakers() <= most - 8, flush=True)
+"""
 ECHO = f"""
 import socket, sys
 listener = socket.create_server((sys.argv[1], {PORT}))
@@ -211,12 +318,49 @@ def test_a_thread_with_a_table_of_its_own(service: Service, policy: str) -> None
     echoes.close()
 
 
+@pytest.fixture
+def datagrams(service: Service) -> Iterator[None]:
+    """They are sent back."""
+    b = service.sandbox.b
+    echo = service.sandbox.start(b, [sys.executable, "-c", udp_echo(PORT), b.address])
+    echo.wait_for("ready", 5)
+    yield
+    echo.close()
+
+
+@pytest.mark.usefixtures("datagrams")
 @pytest.mark.parametrize("flag", [0x400, 0x40000000], ids=["CLONE_FILES", "CLONE_NEWNET"])
 def test_no_datagram_is_lost_when_a_thread_leaves(service: Service, flag: int) -> None:
     a, b = service.sandbox.sides
-    echo = service.sandbox.start(b, [sys.executable, "-c", udp_echo(PORT), b.address])
-    echo.wait_for("ready", 5)
     argv = service.run_argv([sys.executable, "-c", DATAGRAMS, b.address, str(flag)], "latency")
     said = [service.sandbox.start(a, argv, env=service.env).result(20) for _ in range(12)]
     assert said == ["100 came\n"] * 12
-    echo.close()
+
+
+@pytest.mark.usefixtures("datagrams")
+@pytest.mark.parametrize("flag", [0x400, 0x40000000], ids=["CLONE_FILES", "CLONE_NEWNET"])
+def test_no_datagram_is_lost_of_sockets_that_are_new(service: Service, flag: int) -> None:
+    a, b = service.sandbox.sides
+    argv = service.run_argv([sys.executable, "-c", NEW_ONES, b.address, str(flag)], "latency")
+    assert [service.sandbox.start(a, argv, env=service.env).result(20) for _ in range(6)] == ["0 lost\n"] * 6
+
+
+@pytest.mark.usefixtures("datagrams")
+def test_no_descriptor_of_a_thread_that_has_left_stays(service: Service) -> None:
+    a, b = service.sandbox.sides
+    argv = service.run_argv([sys.executable, "-c", WAITED, b.address], "safe")
+    assert service.sandbox.start(a, argv, env=service.env).result(20) == "True True\n"
+
+
+@pytest.mark.parametrize("how", ["unshare", "close_range"])
+@pytest.mark.parametrize(("policy", "rounds"), [("offload", 8), ("adaptive", 8), ("adaptive", 100000)])
+def test_what_the_others_watch(service: Service, policy: str, rounds: int, how: str) -> None:
+    """On rings until then, or never."""
+    a, b = service.sandbox.sides
+    echoes = service.sandbox.start(b, [sys.executable, "-c", tcp_echo(PORT)])
+    echoes.wait_for("ready", 5)
+    shim = service.run_argv([], "latency", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS=str(rounds))
+    for around in ([], shim):
+        client = service.sandbox.start(a, [*around, sys.executable, "-c", WATCHED, b.address, how], env=service.env)
+        assert client.result(20) == "done\n"
+    echoes.close()

@@ -31,6 +31,7 @@ static uint32_t seq;
 static _Atomic uint32_t session;       /* 0: none */
 static uint32_t sessions_opened;
 static _Atomic uint32_t why_none = VMH_R_NOT_TRIED;
+static _Atomic uint32_t closing;       /* until a fork: why the kernel serves the program for good */
 static _Atomic uint64_t next_try_ns;
 static bool opened_late;               /* the program had been told that there is no service */
 static _Atomic int settling;           /* a session after a loss: the worker brings the sockets to it */
@@ -125,19 +126,13 @@ static long recv_msg(void *buf, size_t len, int *fds, int *nfds)
 	return r ? -EPROTO : 0;
 }
 
-/* Until a fork: nothing that happens to the session later changes it. */
-static bool for_good(unsigned reason)
-{
-	return reason == VMH_R_NETNS || reason == VMH_R_DESCRIPTORS;
-}
-
 /* The worker looks more often than a call of the program does: connect() to nobody costs it microseconds. */
 static uint64_t next_try(unsigned reason)
 {
 	bool soon = atomic_load(&vmh_worker_runs) && (reason == VMH_R_NO_SERVICE || reason == VMH_R_SERVICE_GONE ||
 						      reason == VMH_R_SERVICE_STOP);
 
-	if (for_good(reason))
+	if (atomic_load(&closing))
 		return UINT64_MAX;
 	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
@@ -145,8 +140,8 @@ static uint64_t next_try(unsigned reason)
 /* lock held. Nothing more comes to a ring. */
 static void refuse(unsigned reason)
 {
-	if (for_good(atomic_load(&why_none)))
-		reason = atomic_load(&why_none);
+	if (atomic_load(&closing)) /* nothing that happens to the session changes it */
+		reason = atomic_load(&closing);
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
 	atomic_store(&why_none, reason);
@@ -623,8 +618,11 @@ unsigned vmh_session_open(void)
 	unsigned r;
 
 	if (vmh_likely(atomic_load_explicit(&session, memory_order_acquire) &&
-		       !atomic_load_explicit(&settling, memory_order_relaxed)))
+		       !atomic_load_explicit(&settling, memory_order_relaxed) && !atomic_load(&closing)))
 		return 0;
+	r = atomic_load(&closing);
+	if (vmh_unlikely(r))
+		return r;
 	/* A service that starts may take a while for the rings of many programs. The calls of this one do
 	 * not wait for it: where there is a worker, it reconnects, and brings every socket to the rings. */
 	if (atomic_load(&vmh_worker_runs) && !vmh_worker_is_me()) {
@@ -732,7 +730,7 @@ void vmh_session_bye(void)
 {
 	vmh_lock(&vmh_ctl_lock);
 	if (vmh_ctl_fd >= 0) {
-		if (!for_good(atomic_load(&why_none)))
+		if (!atomic_load(&closing))
 			atomic_store(&why_none, VMH_R_SERVICE_STOP);
 		atomic_store(&session, 0);
 	}
@@ -745,6 +743,12 @@ void vmh_session_end(unsigned reason)
 	if (vmh_ctl_fd >= 0)
 		lose(reason);
 	vmh_unlock(&vmh_ctl_lock);
+}
+
+void vmh_session_closing(unsigned reason)
+{
+	if (!atomic_load(&closing))
+		atomic_store(&closing, reason);
 }
 
 void vmh_session_part(unsigned reason)
@@ -777,9 +781,10 @@ void vmh_session_fork_child(void) /* lock held, as at fork */
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
 	/* a service that hangs does so for the child, too */
-	if (!vmh_patience_retry_ns(0) || for_good(atomic_load(&why_none)))
+	if (!vmh_patience_retry_ns(0) || atomic_load(&closing))
 		atomic_store(&next_try_ns, 0);
 	atomic_store(&why_none, VMH_R_NOT_TRIED);
+	atomic_store(&closing, vmh_fds_apart ? VMH_R_DESCRIPTORS : 0);
 	if (vmh_fds_apart)
 		refuse(VMH_R_DESCRIPTORS); /* its numbers are not those of the table of objects */
 	vmh_ctl_state_fork_child();

@@ -78,6 +78,7 @@ static int close_apart(unsigned first, unsigned last, int flags)
 	if (vmh_worker_and_one())
 		return close_range(first, last, flags & ~(int)CLOSE_RANGE_UNSHARE);
 	vmh_kernel_for_good(VMH_R_DESCRIPTORS);
+	vmh_fdtab_name_all();
 	r = close_kernels(first, last, flags);
 	if (!r && vmh_process_has_threads())
 		vmh_fdtab_part();

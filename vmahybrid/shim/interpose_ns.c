@@ -9,6 +9,7 @@
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_spare.h"
+#include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <linux/nsfs.h>
 #include <sched.h>
@@ -48,14 +49,17 @@ void vmh_kernel_for_good(unsigned reason)
 	vmh_tspare_off();
 	if (vmh_session_id() || atomic_load(&vmh_worker_runs) || vmh_process_has_threads()) {
 		vmh_info("%s", vmh_reason_text(reason));
-		vmh_sock_home_all(reason, true); /* while the session is there by which their rules are given back */
+		vmh_session_closing(reason); /* its rules are given back while it is there, and there are no more of them */
+		vmh_sock_home_all(reason, true);
 		vmh_session_part(reason);
 		vmh_tcps_home_all(reason);
 		vmh_tcps_finish(false);
 		vmh_sock_home_all(reason, true); /* what has come meanwhile */
 		vmh_session_end(reason);
-		if (reason == VMH_R_DESCRIPTORS)
+		if (reason == VMH_R_DESCRIPTORS) {
 			await_closed_rings();
+			vmh_sleep_give_up(); /* the others could not close it any more */
+		}
 	}
 	errno = saved;
 }
@@ -85,6 +89,7 @@ VMH_EXPORT int unshare(int flags)
 	if (r || !files)
 		return r;
 	vmh_kernel_for_good(VMH_R_DESCRIPTORS);
+	vmh_fdtab_name_all();
 	r = real(CLONE_FILES);
 	if (!r)
 		vmh_fdtab_part();

@@ -90,7 +90,7 @@ bool vmh_fd_is_another(int fd, const struct vmh_obj *o)
 	return of_socket ? !S_ISSOCK(is.st_mode) || (inode && is.st_ino != inode) : (is.st_mode & S_IFMT) != 0;
 }
 
-void vmh_fdtab_part(void)
+void vmh_fdtab_name_all(void)
 {
 	unsigned used;
 
@@ -104,6 +104,10 @@ void vmh_fdtab_part(void)
 		vmh_obj_name(o, 0);
 		vmh_obj_put(o);
 	}
+}
+
+void vmh_fdtab_part(void)
+{
 	vmh_fds_apart = true;
 	vmh_plain_part();
 }

@@ -164,9 +164,9 @@ void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
 		for (unsigned i = 0; i < s->nmembers; i++)
 			if (s->members[i].flow_id)
 				vmh_session_detach(s->members[i].flow_id, reason);
-		/* nothing more is steered: what is in the ring now are the last frames */
+		/* nothing more is steered: what is in the ring now are the last frames, and its reader may wait at the kernel */
 		if (reason)
-			vmh_rings_poll(DRAIN);
+			vmh_rings_settle();
 	}
 	forget_flows(s);
 	publish(s);
@@ -347,8 +347,7 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	lane = vmh_lane_of(&s->rx_lane, VMH_LANE_RX, fd, s->laddr);
 	reason = vmh_session_open();
 	if (reason) {
-		forget_flows(s);
-		publish(s);
+		vmh_sock_release_flows(s, reason);
 		vmh_sock_set_reason(s, reason, 0);
 		return;
 	}
@@ -372,7 +371,7 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 		if (old.id)
 			vmh_session_detach(old.id, reason || old.lane == lane ? reason : VMH_R_MOVED);
 		if (old.id)
-			vmh_rings_poll(DRAIN);
+			vmh_rings_settle();
 	}
 	for (unsigned i = 0; i < s->nmembers; i++) {
 		if (!s->members[i].group)
@@ -613,7 +612,7 @@ static void flow_home_one(struct vmh_sock *s, void *arg)
 	if (hit) {
 		/* not before we have the lock: the news may be older than the answer to ATTACH, and so than the rule */
 		vmh_verbs_detach(g->flow_id);
-		vmh_rings_poll(DRAIN);
+		vmh_rings_settle();
 		VMH_COUNT(vmh_stats->calls_home, 1);
 		vmh_sock_set_reason(s, g->reason, 0);
 		note_homesick(g->reason);

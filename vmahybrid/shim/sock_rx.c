@@ -255,11 +255,17 @@ static ssize_t peek_at_kernel(struct vmh_sock *s, int fd, int flags)
 	return r;
 }
 
-VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+/* last: rings had nothing. What one has brought meanwhile is older than what came here when its rule was gone. */
+VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags, bool last)
 {
 	uint32_t reports = atomic_load(&vmh_os_reports); /* before the look: a later one calls for another */
-	ssize_t r = peek_at_kernel(s, fd, flags);
+	ssize_t r = peek_at_kernel(s, fd, flags), older;
 
+	if (r >= 0 && last && vmh_sock_ready(s)) {
+		older = take(s, m, flags);
+		if (older != -EAGAIN)
+			return older;
+	}
 	if (r >= 0)
 		r = kernel_now(s, fd, m, flags);
 	if (r == -EAGAIN) {
@@ -420,7 +426,7 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 		}
 		bool spent = r == -EAGAIN;
 		fd = vmh_fd_now(fd, &s->obj);
-		r = look_at_kernel(s, fd, m, flags);
+		r = look_at_kernel(s, fd, m, flags, true);
 		if (r != -EAGAIN)
 			return r;
 		if (!spent)
@@ -455,7 +461,7 @@ static ssize_t recv_now(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 	}
 	count_poll(s, false);
 	if (os_due(s))
-		r = look_at_kernel(s, fd, m, flags);
+		r = look_at_kernel(s, fd, m, flags, true);
 	return r == -EAGAIN ? vmh_sock_recv_failed(s, r) : r;
 }
 
@@ -499,7 +505,7 @@ static ssize_t recv_seen(struct vmh_sock *s, int fd, struct msghdr *m, int flags
 
 	if (from == VMH_NEXT_OLDER)
 		return recv_older(s, m, flags);
-	r = from == VMH_NEXT_RING ? take_hit(s, m, flags) : look_at_kernel(s, fd, m, flags);
+	r = from == VMH_NEXT_RING ? take_hit(s, m, flags) : look_at_kernel(s, fd, m, flags, false);
 	if (r == -EAGAIN || !(flags & MSG_PEEK))
 		VMH_SET(s->next_from, VMH_NEXT_ANY);
 	return r;
@@ -541,7 +547,7 @@ VMH_HOT static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, i
 			return r;
 	}
 	if (os_turn(s)) {
-		r = look_at_kernel(s, fd, m, flags);
+		r = look_at_kernel(s, fd, m, flags, false);
 		if (r != -EAGAIN)
 			return r;
 	}

@@ -87,6 +87,7 @@ void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
 bool vmh_memory_borrowed(void);                   /* in the child of a vfork */
 bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */
+void vmh_fdtab_name_all(void);                    /* before a thread leaves the table: by number, each is what it is yet */
 void vmh_fdtab_part(void);                        /* this thread has descriptors of its own from here on */
 bool vmh_fdtab_parted(void);                        /* some thread has */
 void vmh_fd_rename(struct vmh_obj *o);

@@ -31,6 +31,7 @@ void vmh_worker_first_thread(void); /* this one is: where it ends alone, by what
 void vmh_session_read(void);
 void vmh_session_bye(void);
 void vmh_session_end(unsigned reason);
+void vmh_session_closing(unsigned reason); /* for good: no socket comes to a ring any more, rules are given back yet */
 void vmh_session_part(unsigned reason); /* nothing more comes to a ring; the connection stays, to bring home what is there */
 void vmh_session_settled(void);
 bool vmh_session_ask_again(void);
