@@ -730,8 +730,7 @@ void vmh_session_bye(void)
 {
 	vmh_lock(&vmh_ctl_lock);
 	if (vmh_ctl_fd >= 0) {
-		if (!atomic_load(&closing))
-			atomic_store(&why_none, VMH_R_SERVICE_STOP);
+		atomic_store(&why_none, atomic_load(&closing) ? atomic_load(&closing) : VMH_R_SERVICE_STOP);
 		atomic_store(&session, 0);
 	}
 	vmh_unlock(&vmh_ctl_lock);
@@ -747,8 +746,7 @@ void vmh_session_end(unsigned reason)
 
 void vmh_session_closing(unsigned reason)
 {
-	if (!atomic_load(&closing))
-		atomic_store(&closing, reason);
+	atomic_compare_exchange_strong(&closing, &(uint32_t){ 0 }, reason);
 }
 
 void vmh_session_part(unsigned reason)

@@ -32,7 +32,7 @@ static bool obj_wanted(const struct vmh_obj *o)
 {
 	switch (atomic_load_explicit(&o->class_, memory_order_relaxed)) {
 	case VMH_CLASS_UDP:
-		return !VMH_GET(((const struct vmh_sock *)o)->home) || vmh_sock_ready((const struct vmh_sock *)o) ||
+		return !VMH_GET(((const struct vmh_sock *)o)->home) || vmh_sock_on_ring((const struct vmh_sock *)o) ||
 		       vmh_os_forced();
 	case VMH_CLASS_EPOLL:
 		return VMH_GET(((const struct vmh_ep *)o)->nitems) != 0;

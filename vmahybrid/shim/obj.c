@@ -94,6 +94,8 @@ void vmh_fdtab_name_all(void)
 {
 	unsigned used;
 
+	if (vmh_fdtab_borrowed()) /* it has left before */
+		return;
 	atomic_store(&parted, true); /* those that are made from here on have a name at once */
 	used = atomic_load(&vmh_fdtab_used);
 	for (int fd = 0; fd < (int)used; fd++) {

@@ -66,10 +66,10 @@ ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err)
 	return err;
 }
 
-/* Nothing will ever come from a ring as long as this call may block. */
+/* Nothing will ever come from a ring as long as this call may block. On the way home its last frames come yet. */
 VMH_HOT static bool kernel_only(const struct vmh_sock *s)
 {
-	return s->home || VMH_GET(s->stats->reason) == VMH_R_LOOPBACK ||
+	return (s->home && !atomic_load_explicit(&s->rx_on, memory_order_acquire)) || VMH_GET(s->stats->reason) == VMH_R_LOOPBACK ||
 	       (!vmh_session_id() && !atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed));
 }
 
@@ -263,8 +263,10 @@ VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr
 
 	if (r >= 0 && last && vmh_sock_ready(s)) {
 		older = take(s, m, flags);
-		if (older != -EAGAIN)
+		if (older != -EAGAIN) {
+			VMH_SET(s->os_more, 1);
 			return older;
+		}
 	}
 	if (r >= 0)
 		r = kernel_now(s, fd, m, flags);

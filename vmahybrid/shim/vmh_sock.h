@@ -170,7 +170,7 @@ static inline bool vmh_sock_at_end(const struct vmh_sock *s)
 /* May packets arrive on a ring for this socket (so: spin and sleep on rings)? */
 static inline bool vmh_sock_on_ring(const struct vmh_sock *s)
 {
-	return atomic_load_explicit(&s->rx_on, memory_order_relaxed) || vmh_sock_ready(s);
+	return atomic_load_explicit(&s->rx_on, memory_order_acquire) || vmh_sock_ready(s);
 }
 
 /* sock.c: life cycle and demultiplexing */

@@ -70,7 +70,11 @@ bool vmh_sleep_give_up(void)
 
 static int make_wakefd(void)
 {
-	int fd = (int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int fd;
+
+	if (vmh_fds_apart) /* the others would write to what they have under its number */
+		return -EMFILE;
+	fd = (int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK);
 
 	if (fd < 0)
 		return fd;
