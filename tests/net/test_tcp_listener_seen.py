@@ -41,6 +41,30 @@ except BlockingIOError:
     print("accepted", flush=True)
 time.sleep(60)
 """
+# Of a burst in the kernel's queue there is one edge
+BURST = f"""
+import select, socket
+listener = socket.create_server(("0.0.0.0", {PORT}), backlog=64)
+listener.setblocking(False)
+events = select.epoll()
+events.register(listener, select.EPOLLIN | select.EPOLLET)
+assert events.poll(0.1) == []
+def accept_all():
+    while True:
+        try:
+            yield listener.accept()[0]
+        except BlockingIOError:
+            return
+for _ in range(50):
+    clients = [socket.create_connection(("127.0.0.1", {PORT})) for _ in range(8)]
+    accepted = []
+    while len(accepted) < 8:
+        assert events.poll(2), len(accepted)
+        accepted += accept_all()
+    for one in (*clients, *accepted):
+        one.close()
+print("done", flush=True)
+"""
 RULE = f"use {{}} tcp_server *:{PORT}\n"
 OTHER = f"use offload tcp_server *:{PORT + 1}\n"
 CASES = [
@@ -96,3 +120,10 @@ def test_why_a_listener_is_where_it_is(service: Service, tmp_path: Path, policy:
             assert program.errors.rpartition("Is offloaded : ")[2].startswith("true\n")
     finally:
         program.stop()
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive"])
+def test_a_burst_at_the_kernels_queue(service: Service, policy: str) -> None:
+    side = service.sandbox.a
+    argv = service.run_argv([sys.executable, "-c", BURST], "latency", VMA_HYBRID_TCP=policy)
+    assert service.sandbox.start(side, argv, env=service.env).result(30) == "done\n"

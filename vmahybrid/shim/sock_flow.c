@@ -107,10 +107,12 @@ static struct vmh_ring *only_ring(const struct vmh_sock *s)
 static void publish(struct vmh_sock *s)
 {
 	bool on = vmh_sock_any_flow(s), was = atomic_load(&s->rx_on);
+	struct vmh_ring *only = only_ring(s);
 
 	if (on)
 		note_ring(s);
-	atomic_store(&s->only_ring, only_ring(s));
+	if (atomic_exchange(&s->only_ring, only) != only && on && was)
+		vmh_wake_all(); /* who sleeps does so on the old one */
 	VMH_SET(s->stats->flow_id, s->flow.id);
 	VMH_SET(s->stats->rx_offloaded, on);
 	if (was && !on) /* until the next send says so */
@@ -164,10 +166,10 @@ void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
 		for (unsigned i = 0; i < s->nmembers; i++)
 			if (s->members[i].flow_id)
 				vmh_session_detach(s->members[i].flow_id, reason);
-		/* nothing more is steered: what is in the ring now are the last frames, and its reader may wait at the kernel */
-		if (reason)
-			vmh_rings_settle();
 	}
+	/* nothing more is steered: what is in the ring now are the last frames, and its reader may wait at the kernel */
+	if (any && reason)
+		vmh_rings_settle();
 	forget_flows(s);
 	publish(s);
 }
@@ -675,6 +677,8 @@ void vmh_sock_join(struct vmh_sock *s, int fd, in_addr_t group, unsigned ifindex
 
 void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 {
+	if (atomic_load(&s->rx_on))
+		vmh_rings_settle(); /* what has come before is read still */
 	for (unsigned i = 0; i < s->nmembers; i++) {
 		struct vmh_member *m = &s->members[i];
 

@@ -1,8 +1,10 @@
 /* Datagrams that a ring had delivered and nobody has read, when somebody else is to read them: the service
  * puts them into the kernel's receive path, from where they reach the socket's own queue. */
 #include "vmh_control.h"
+#include "vmh_iomux.h"
 #include "vmh_log.h"
 #include "vmh_sock.h"
+#include "vmh_wait.h"
 #include <fcntl.h>
 
 static int give(struct vmh_sock *s, int fd, const struct vmh_buf *b)
@@ -38,7 +40,10 @@ void vmh_sock_give_back(struct vmh_sock *s, int fd)
 		int err = b->len > VMH_REINJECT_DATA ? -EMSGSIZE : give(s, fd, b);
 
 		if (err) {
-			vmh_sock_unpop(s, b); /* this process still reads it */
+			vmh_sock_unpop(s, b); /* this process still reads it, and may have looked meanwhile */
+			vmh_epoll_member_on_ring(&s->obj);
+			vmh_epoll_notify(&s->obj);
+			vmh_wake_all();
 			vmh_debug("fd %d: unread datagrams stay in this process: %s", fd, strerror(-err));
 			return;
 		}

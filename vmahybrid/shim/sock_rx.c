@@ -69,7 +69,8 @@ ssize_t vmh_sock_recv_failed(struct vmh_sock *s, ssize_t err)
 /* Nothing will ever come from a ring as long as this call may block. On the way home its last frames come yet. */
 VMH_HOT static bool kernel_only(const struct vmh_sock *s)
 {
-	return (s->home && !atomic_load_explicit(&s->rx_on, memory_order_acquire)) || VMH_GET(s->stats->reason) == VMH_R_LOOPBACK ||
+	return (!atomic_load_explicit(&s->rx_on, memory_order_acquire) &&
+		(s->home || (VMH_GET(s->stats->reason) == VMH_R_LOOPBACK && VMH_GET(s->lport)))) ||
 	       (!vmh_session_id() && !atomic_load_explicit(&vmh_worker_runs, memory_order_relaxed));
 }
 

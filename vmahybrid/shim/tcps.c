@@ -122,9 +122,13 @@ void vmh_tcps_set_nonblock(struct vmh_tcps *s, bool on)
 
 void vmh_tcps_ask_nonblock(struct vmh_tcps *s, int fd)
 {
-	long flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
+	long flags = vmh_sys(SYS_fcntl, fd, F_GETFL), was;
 
-	vmh_tcps_set_nonblock(s, flags >= 0 && (flags & O_NONBLOCK));
+	do { /* another thread may set it meanwhile */
+		was = flags;
+		vmh_tcps_set_nonblock(s, flags >= 0 && (flags & O_NONBLOCK));
+		flags = vmh_sys(SYS_fcntl, fd, F_GETFL);
+	} while (flags != was);
 }
 
 void vmh_tcps_will_wait(struct vmh_tcps *s)

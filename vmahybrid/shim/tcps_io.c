@@ -137,9 +137,12 @@ ssize_t vmh_tcps_failed(struct vmh_tcps *s, bool send, ssize_t err)
 
 static ssize_t by_kernel(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, bool send)
 {
-	bool may = vmh_tcps_state(s) == VMH_TCPS_KERNEL;
+	unsigned state = vmh_tcps_state(s);
+	bool may = state == VMH_TCPS_KERNEL;
 	ssize_t r;
 
+	if (vmh_unlikely(!may && state != VMH_TCPS_HOME)) /* its adoption began just now, and has seen no call */
+		return GO_ON;
 	if (may && vmh_unlikely(send && (flags & MSG_OOB))) { /* the kernel does not tell the service of it */
 		vmh_tcps_home(s, VMH_R_TCP_URGENT, false);
 		return GO_ON;

@@ -476,13 +476,15 @@ static int from_kernel(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	struct timespec zero = { 0 };
 	socklen_t room = vmh_ticket_room(a, len);
+	uint32_t reports = atomic_load(&vmh_os_reports); /* before the look: a later one calls for another */
 	int r = -EAGAIN;
 
-	VMH_SET(s->os_reports, atomic_load(&vmh_os_reports)); /* before the look: a later one calls for another */
 	vmh_lock(&s->io);
 	if (vmh_sys(SYS_ppoll, &p, 1, &zero, NULL, sizeof(uint64_t)) > 0)
 		r = (int)vmh_sys(SYS_accept4, fd, a, len, flags);
 	vmh_unlock(&s->io);
+	if (r == -EAGAIN) /* until then it is known to have some: of a burst there is one report */
+		VMH_SET(s->os_reports, reports);
 	r = vmh_ticket_redeem(r, a, len, room, flags);
 	if (r < 0)
 		return r;

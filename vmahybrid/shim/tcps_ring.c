@@ -297,6 +297,8 @@ void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed
 		vmh_tcp_input(t->tr.tcp, f->frame, f->len, NULL);
 	take_off(t, st);
 	vmh_unlock(&t->tr.ring->lock);
+	if (feed)
+		vmh_tring_flush(t);
 	vmh_scratch_free(st, sizeof(*st));
 }
 
