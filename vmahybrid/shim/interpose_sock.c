@@ -21,11 +21,14 @@ static inline struct vmh_sock *plain_sock(int fd)
 	return atomic_load_explicit(&vmh_sock_of(o)->plain, memory_order_relaxed) ? vmh_sock_of(o) : NULL;
 }
 
-static inline struct vmh_sock *plain_rx(int fd)
+static inline struct vmh_sock *plain_rx(int fd, int flags)
 {
 	struct vmh_sock *s = plain_sock(fd);
 
-	return s && !vmh_sock_ready(s) ? s : NULL; /* what a ring had delivered is read first */
+	if (!s || vmh_sock_ready(s)) /* what a ring had delivered is read first */
+		return NULL;
+	/* one that waits is counted, where the socket may come to a ring meanwhile */
+	return VMH_GET(s->home) || flags & MSG_DONTWAIT || atomic_load_explicit(&s->nonblock, memory_order_relaxed) ? s : NULL;
 }
 
 /* A TCP socket: its class does the call. */
@@ -161,7 +164,7 @@ VMH_COLD static ssize_t refused(int fd, int flags, bool send, ssize_t r)
 #define PLAIN_RX(flags, name, nr, ...) \
 	do { \
 		PLAIN_TCP(received, flags, name, nr, __VA_ARGS__); \
-		struct vmh_sock *plain_ = plain_rx(fd); \
+		struct vmh_sock *plain_ = plain_rx(fd, flags); \
 		if (plain_) \
 			return received(plain_, flags, vmh_real()->name(__VA_ARGS__)); \
 	} while (0)

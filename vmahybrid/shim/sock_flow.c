@@ -331,8 +331,17 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 	return reason;
 }
 
+/* Object lock held. Rings could not wake who waits in the kernel: the worker asks again. Later calls wait where both do. */
+static void put_off(struct vmh_sock *s)
+{
+	vmh_sock_set_reason(s, VMH_R_NOT_TRIED, 0);
+	if (!atomic_load(&s->shared))
+		vmh_sock_share_later(s);
+}
+
 void vmh_sock_converge(struct vmh_sock *s, int fd)
 {
+	bool was_on = atomic_load(&s->rx_on);
 	struct vmh_flow want;
 	unsigned reason, why, lane;
 
@@ -356,6 +365,10 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	vmh_session_serve();
 	if (s->session != vmh_session_id())
 		forget_flows(s);
+	if (!was_on && atomic_load(&s->in_kernel)) {
+		put_off(s);
+		return;
+	}
 	reason = wanted_flow(s, &want);
 	want.lane = lane;
 	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
@@ -385,6 +398,10 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	vmh_sock_set_reason(s, reason, 0);
 	note_homesick(reason);
 	publish(s);
+	if (!was_on && atomic_load(&s->rx_on) && atomic_load(&s->in_kernel)) { /* it went in while the rule was made */
+		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
+		put_off(s);
+	}
 }
 
 /* Calls on such a socket are passed on as they are. What may come to a ring by itself is not plain. */

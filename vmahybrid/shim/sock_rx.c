@@ -224,6 +224,25 @@ VMH_COLD static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghd
 	return r;
 }
 
+static void came_out(struct vmh_sock **s)
+{
+	if (*s)
+		atomic_fetch_sub(&(*s)->in_kernel, 1);
+}
+
+/* A call that may wait, for the kernel alone. -EAGAIN: no longer, it was counted too late. */
+VMH_COLD static ssize_t wait_in_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
+{
+	__attribute__((cleanup(came_out))) struct vmh_sock *in = s->home ? NULL : s; /* also when the thread is cancelled */
+
+	if (in) {
+		atomic_fetch_add(&s->in_kernel, 1);
+		if (!kernel_only(s))
+			return -EAGAIN;
+	}
+	return kernel_as_asked(s, fd, m, flags);
+}
+
 /* Is it the kernel socket's turn? */
 VMH_HOT static bool os_turn(struct vmh_sock *s)
 {
@@ -409,8 +428,13 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 	for (;;) {
 		if (vmh_unlikely(atomic_load(&s->obj.closed)))
 			return vmh_sock_recv_failed(s, -EBADF);
-		if (vmh_unlikely(atomic_load(&s->rd_shut)) || kernel_only(s))
+		if (vmh_unlikely(atomic_load(&s->rd_shut)))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, vmh_fd_now(fd, &s->obj), m, flags);
+		if (kernel_only(s)) {
+			r = vmh_sock_ready(s) ? take(s, m, flags) : wait_in_kernel(s, vmh_fd_now(fd, &s->obj), m, flags);
+			if (r != -EAGAIN || kernel_only(s))
+				return r;
+		}
 		r = vmh_interrupted(&w) ? -EINTR :
 		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
@@ -533,8 +557,13 @@ VMH_HOT static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, i
 			if (r != -EAGAIN)
 				return r;
 		}
-		if (now || kernel_only(s))
+		if (now)
 			return kernel_as_asked(s, fd, m, flags);
+		if (kernel_only(s)) {
+			r = wait_in_kernel(s, fd, m, flags);
+			if (r != -EAGAIN || kernel_only(s))
+				return r;
+		}
 		r = kernel_now(s, fd, m, flags);
 		return r != -EAGAIN ? r : recv_blocking(s, fd, m, flags);
 	}

@@ -6,6 +6,16 @@
 #define SHARE_FIRST_NS 200000000ull /* a child that execs or ends soon */
 #define SHARE_TRIES_MAX 8           /* doubles up to 51 s, then stays */
 
+_Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let go of it */
+
+void vmh_sock_share_later(struct vmh_sock *s)
+{
+	atomic_store(&s->shared, 1);
+	s->share_tries = 0;
+	s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
+	atomic_store(&vmh_sock_any_shared, 1);
+}
+
 static void share_one(struct vmh_sock *s, void *arg)
 {
 	const unsigned *reason = arg;
@@ -14,9 +24,7 @@ static void share_one(struct vmh_sock *s, void *arg)
 	if (!s->home) {
 		if (vmh_sock_any_flow(s))
 			VMH_COUNT(vmh_stats->calls_home, 1);
-		atomic_store(&s->shared, 1);
-		s->share_tries = 0;
-		s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
+		vmh_sock_share_later(s);
 		vmh_sock_release_flows(s, *reason);
 		vmh_sock_give_back(s, s->obj.fd);
 		s->tx_cfg++;
@@ -30,13 +38,10 @@ static void share_one(struct vmh_sock *s, void *arg)
 	vmh_unlock(&s->obj.lock);
 }
 
-_Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let go of it */
-
 void vmh_sock_share_all(void)
 {
 	unsigned reason = VMH_R_FORK;
 
-	atomic_store(&vmh_sock_any_shared, 1);
 	vmh_sock_each(share_one, &reason);
 }
 
@@ -52,7 +57,6 @@ void vmh_sock_share_inherited(void)
 {
 	unsigned reason = VMH_R_EXEC;
 
-	atomic_store(&vmh_sock_any_shared, 1);
 	vmh_sock_each(share_if_inherited, &reason);
 }
 

@@ -116,7 +116,8 @@ struct vmh_sock {
 	uint8_t pmtudisc;         /* IP_MTU_DISCOVER */
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
-	_Atomic uint8_t shared;   /* a fork shared it: the kernel serves it until one process holds it again */
+	_Atomic uint32_t in_kernel; /* receives that wait there, where no ring could wake them */
+	_Atomic uint8_t shared;   /* a fork shared it, or somebody is in_kernel: the kernel serves it until that is over */
 	uint8_t share_tries;
 	uint64_t share_next_ns;   /* when the worker asks again */
 	struct vmh_flow flow;     /* the unicast flow; id 0: none */
@@ -192,6 +193,7 @@ extern _Atomic uint8_t vmh_sock_any_shared;
 /* sock_share.c */
 void vmh_sock_share_inherited(void);                  /* before an exec: those without FD_CLOEXEC */
 void vmh_sock_give_back(struct vmh_sock *s, int fd);  /* object lock held, flows released; sock_give.c */
+void vmh_sock_share_later(struct vmh_sock *s);         /* object lock held: the kernel serves it until the worker asks again */
 void vmh_sock_share_all(void);                        /* before a fork: the kernel serves all of them */
 bool vmh_sock_retry_shared(void);                     /* by the worker: are some alone again? true: ask again later */
 extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */

@@ -214,8 +214,9 @@ static void look_at_shared(void)
 	if (now < next)
 		return;
 	next = now + SHARED_MS * 1000000ull;
-	if (!vmh_sock_retry_shared())
-		atomic_store(&vmh_sock_any_shared, 0);
+	atomic_store(&vmh_sock_any_shared, 0); /* before the look: one may be put off meanwhile */
+	if (vmh_sock_retry_shared())
+		atomic_store(&vmh_sock_any_shared, 1);
 }
 
 /* A ring whose device or QP died: its sockets get another one, by the next rung. */

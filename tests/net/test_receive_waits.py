@@ -1,0 +1,97 @@
+"""A thread waits in recv() for datagrams that the kernel alone has, when its socket may come to a ring."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from net.service_lab import Api, until
+
+from vmahybrid.bench.sandbox import Program, Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+
+PORT = 7493
+GROUP = "239.7.7.7"
+# Sends back what comes. When the file is there, it has another socket.
+SERVER = f"""
+import os, socket, struct, sys, threading, time
+address, go, groups = sys.argv[1:]
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("0.0.0.0" if groups else address, {PORT}))
+for number in map(int, groups.split()):
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP,
+                 struct.pack("4s4si", socket.inet_aton("{GROUP}"), bytes(4), number))
+def serve():
+    while True:
+        data, who = s.recvfrom(100)
+        s.sendto(data, who)
+threading.Thread(target=serve, daemon=True).start()
+print("ready", flush=True)
+while not os.path.exists(go):
+    time.sleep(0.02)
+other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+other.bind((address, 0))
+print("again", flush=True)
+time.sleep(60)
+"""
+CLIENT = f"""
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], 0))
+s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[1]))
+s.settimeout(3)
+for n in range(20):
+    s.sendto(b"%d" % n, (sys.argv[2], {PORT}))
+    assert s.recv(100) == b"%d" % n, n
+print("done", flush=True)
+"""
+
+
+def ask(sandbox: Sandbox, address: str) -> None:
+    client = sandbox.start(sandbox.a, [sys.executable, "-c", CLIENT, sandbox.a.address, address])
+    assert client.result(30) == "done\n"
+
+
+def serve(service: Service, profile: str, go: Path, groups: str = "") -> Program:
+    b = service.sandbox.b
+    argv = service.run_argv([sys.executable, "-c", SERVER, b.address, str(go), groups], profile)
+    server = service.sandbox.start(b, argv, env=service.env)
+    server.wait_for("ready", 15)
+    return server
+
+
+def on_ring(service: Service, server: Program) -> list[dict[str, Any]]:
+    return [flow for flow in Api(service).call("GET", "/v1/flows")[1]
+            if flow["pid"] == server.pid and flow["local"].endswith(f":{PORT}")]
+
+
+@pytest.mark.parametrize("profile", ["none", "adaptive", "latency"])
+def test_the_service_comes_later(netns_pair: Sandbox, softverbs: bool, tmp_path: Path, profile: str) -> None:
+    """The first datagrams are the kernel's. When one has ended that wait the socket comes to a ring."""
+    with Service(netns_pair, softverbs=softverbs) as service:
+        service.program.stop(signal.SIGTERM, 10)
+        server = serve(service, profile, tmp_path / "go")
+        ask(netns_pair, netns_pair.b.address)
+        service.start()
+        (tmp_path / "go").touch()
+        server.wait_for("again", 10)
+        ask(netns_pair, netns_pair.b.address)
+        until(lambda: on_ring(service, server), 5)
+        ask(netns_pair, netns_pair.b.address)
+        server.close()
+
+
+@pytest.mark.parametrize("profile", ["none", "adaptive", "latency"])
+def test_a_group_of_loopback_as_well(netns_pair: Sandbox, softverbs: bool, tmp_path: Path, profile: str) -> None:
+    number = netns_pair.b.ip("-o", "link", "show", "dev", netns_pair.b.device).split(":")[0]
+    with Service(netns_pair, softverbs=softverbs) as service:
+        for groups in (f"{number} 1", f"1 {number}"):
+            server = serve(service, profile, tmp_path / "go", groups)
+            ask(netns_pair, GROUP)
+            assert on_ring(service, server)
+            server.close()
