@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import threading
 import time
 from typing import Any
@@ -109,6 +111,10 @@ class Calls:
         """tcpi_segs_in"""
         info = self.sockets[name].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
         return int(struct.unpack_from("I", info, 140)[0])
+
+    def do_outq(self, name: str) -> int:
+        """SIOCOUTQ"""
+        return int(struct.unpack("i", fcntl.ioctl(self.sockets[name], termios.TIOCOUTQ, bytes(4)))[0])
 
     def do_poll(self, name: str, milliseconds: int = 0) -> Any:
         poll = select.poll()

@@ -549,6 +549,21 @@ def test_going_home(stage: Stage, who: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("who", WHO)
+def test_nothing_is_left_to_send(stage: Stage, who: str) -> None:
+    """Where the end goes with data that was held back."""
+    def scenario(a: Calls, b: Calls, to: Side) -> Any:
+        opened(a, b, to)
+        seen = [a.do("option", name="c", level="IPPROTO_TCP", option="TCP_NODELAY", value=0)]
+        seen += [a.call("c", "send", "x"), a.call("c", "send", "y"), a.call("c", "send", "z")]
+        seen += [a.call("c", "shutdown", 1), b.call("s", "recv", 3, socket.MSG_WAITALL), b.call("s", "recv", 1)]
+        time.sleep(0.2)
+        seen += [a.do("outq", name="c"), b.do("close", name="s"), a.do("until", name="c", wanted="POLLHUP")]
+        return [*seen, a.do("outq", name="c")]
+
+    stage.compare(scenario, who)
+
+
+@pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("what", ["fork", "dup", "unspec"])
 def test_going_home_after_a_refusal(stage: Stage, who: str, what: str) -> None:
     """The kernel socket has a name that connect() has left there."""

@@ -512,8 +512,11 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 	(void)fd;
 	if (how < SHUT_RD || how > SHUT_RDWR)
 		return -EINVAL;
-	if (vmh_tcps_has_ended(s))
+	if (vmh_tcps_has_ended(s)) {
+		vmh_epoll_notify(&s->obj); /* as the kernel: an edge all the same */
+		vmh_wake_all();
 		return -ENOTCONN;
+	}
 	vmh_rings_settle(); /* what has come before is read still */
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_seeks(s)) {

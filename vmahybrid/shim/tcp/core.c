@@ -105,8 +105,8 @@ static void pcb_gone(u8_t id, void *data)
 		if (c->last_state != TIME_WAIT)
 			c->last_state = (uint8_t)c->pcb->state;
 		core_get_settled(c, &c->count); /* is told after the end, too */
-		c->count.left = c->pcb->snd_lbb - c->pcb->lastack;
-		c->count.left_unsent = c->pcb->snd_lbb - c->pcb->snd_nxt;
+		c->count.left = core_ahead(c->pcb->snd_lbb, c->pcb->lastack);
+		c->count.left_unsent = core_ahead(c->pcb->snd_lbb, c->pcb->snd_nxt);
 		if (c->opened && c->established && c->last_state != TIME_WAIT)
 			demux_ended(c->t, &c->key, c->pcb->snd_nxt);
 		c->pcb = NULL;

@@ -230,7 +230,7 @@ struct listener {
 
 /* TIME_WAIT: all that is left */
 struct tw {
-	struct tw *hash_next, *next;
+	struct tw *hash_next, *next, **in; /* in: what points to it in the list */
 	struct key key;
 	uint32_t snd_nxt, rcv_nxt, ts_recent, ts_offset;
 	uint64_t until;
@@ -327,6 +327,12 @@ void core_delist(struct vmh_tcp_conn *c);
 void core_ack_soon(struct vmh_tcp_conn *c); /* inside: by the next tick, unless something carries it before */
 void core_drop(struct vmh_tcp_conn *c, int err, bool reset); /* inside */
 void core_nagle(struct vmh_tcp_conn *c);
+/* Bytes from one number to another. lwIP's snd_lbb does not count a FIN that its last segment of data has taken. */
+static inline uint32_t core_ahead(uint32_t end, uint32_t from)
+{
+	return TCP_SEQ_GT(from, end) ? 0 : end - from;
+}
+
 static inline uint32_t core_sndbuf(const struct vmh_tcp_conn *c)
 {
 	return c->opt.sndbuf_asked ? c->opt.sndbuf : LWIP_MAX(c->opt.sndbuf, c->grown_snd);

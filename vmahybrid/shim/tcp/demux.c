@@ -149,8 +149,6 @@ static void tw_grow(struct vmh_tcp *t)
 	for (struct tw *w = t->tw_first; w; w = w->next) {
 		struct tw **at = &table[hash(t, &w->key) & mask];
 
-		if (!w->until) /* a blank */
-			continue;
 		w->hash_next = *at;
 		*at = w;
 	}
@@ -186,31 +184,27 @@ void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 	at = &t->tw_table[hash(t, &w->key) & t->tw_mask];
 	w->hash_next = *at;
 	*at = w;
-	*t->tw_end = w;
+	w->in = t->tw_end;
+	*w->in = w;
 	t->tw_end = &w->next;
 	t->ntw++;
 }
 
-/* Not the first one is removed only when its name is used anew. */
+/* Not always the first one: its name may be used anew. */
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w)
 {
-	struct tw **at, **in = &t->tw_first;
+	struct tw **at;
 
 	for (at = &t->tw_table[hash(t, &w->key) & t->tw_mask]; *at != w; at = &(*at)->hash_next)
 		;
 	*at = w->hash_next;
 	t->ntw--;
-	if (w != t->tw_first) { /* stays in the list as a blank */
-		w->until = 0;
-		return;
-	}
-	do {
-		*in = w->next;
-		vmh_heap_free(w);
-		w = *in;
-	} while (w && !w->until);
-	if (!t->tw_first)
-		t->tw_end = &t->tw_first;
+	*w->in = w->next;
+	if (w->next)
+		w->next->in = w->in;
+	else
+		t->tw_end = w->in;
+	vmh_heap_free(w);
 }
 
 uint64_t demux_tw_expire(struct vmh_tcp *t)

@@ -104,7 +104,7 @@ void core_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p)
 
 static uint32_t unsent_bytes(const struct tcp_pcb *pcb)
 {
-	return pcb->snd_lbb - pcb->snd_nxt;
+	return core_ahead(pcb->snd_lbb, pcb->snd_nxt);
 }
 
 static uint32_t ms_since(const struct vmh_tcp_conn *c, uint64_t at)
