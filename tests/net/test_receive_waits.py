@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,30 @@ other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 other.bind((address, 0))
 print("again", flush=True)
 time.sleep(60)
+"""
+# How long it waits, when it may come to a ring meanwhile
+TIMED = f"""
+import os, socket, struct, sys, threading, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], {PORT}))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 4, 0))
+took = []
+def wait():
+    begun = time.monotonic()
+    try:
+        s.recv(1)
+    except BlockingIOError:
+        took.append(time.monotonic() - begun)
+thread = threading.Thread(target=wait)
+thread.start()
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+other.bind((sys.argv[1], 0))
+print("again", flush=True)
+thread.join()
+print(3.9 < took[0] < 5.5, flush=True)
 """
 CLIENT = f"""
 import socket, sys
@@ -78,6 +103,7 @@ def test_the_service_comes_later(netns_pair: Sandbox, softverbs: bool, tmp_path:
         server = serve(service, profile, tmp_path / "go")
         ask(netns_pair, netns_pair.b.address)
         service.start()
+        time.sleep(1)   # who was told that there is none asks again then
         (tmp_path / "go").touch()
         server.wait_for("again", 10)
         ask(netns_pair, netns_pair.b.address)
@@ -95,3 +121,16 @@ def test_a_group_of_loopback_as_well(netns_pair: Sandbox, softverbs: bool, tmp_p
             ask(netns_pair, GROUP)
             assert on_ring(service, server)
             server.close()
+
+
+def test_no_timeout_begins_anew(netns_pair: Sandbox, softverbs: bool, tmp_path: Path) -> None:
+    with Service(netns_pair, softverbs=softverbs) as service:
+        service.program.stop(signal.SIGTERM, 10)
+        b = netns_pair.b
+        argv = service.run_argv([sys.executable, "-c", TIMED, b.address, str(tmp_path / "go")], "none")
+        program = netns_pair.start(b, argv, env=service.env)
+        program.wait_for("ready", 15)
+        service.start()
+        time.sleep(1)
+        (tmp_path / "go").touch()
+        assert program.result(20) == "ready\nagain\nTrue\n"

@@ -424,6 +424,7 @@ static void child_reset(struct vmh_sock *s, void *arg)
 		s->members[i].flow_id = 0;
 	atomic_store(&s->rx_on, 0);
 	atomic_store(&s->in_kernel, 0);
+	atomic_store(&s->put_off, 0);
 	memset(s->dsts, 0, sizeof(s->dsts));
 	s->last_ring = NULL;
 	/* the child's page has the parent's descriptions at the same addresses */

@@ -331,12 +331,14 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
 	return reason;
 }
 
-/* Object lock held. Rings could not wake who waits in the kernel: the worker asks again. Later calls wait where both do. */
+/* Object lock held. Rings could not wake who waits in the kernel: the last one of them has the worker ask again. Later
+ * calls wait where both do. */
 static void put_off(struct vmh_sock *s)
 {
 	vmh_sock_set_reason(s, VMH_R_NOT_TRIED, 0);
-	if (!atomic_load(&s->shared))
-		vmh_sock_share_later(s);
+	atomic_store(&s->put_off, 1);
+	if (!atomic_load(&s->in_kernel))
+		vmh_sock_comes_out(s);
 }
 
 void vmh_sock_converge(struct vmh_sock *s, int fd)
@@ -345,6 +347,7 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	struct vmh_flow want;
 	unsigned reason, why, lane;
 
+	atomic_store(&s->put_off, 0);
 	if (!s->lport) {
 		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
 		vmh_sock_set_reason(s, VMH_R_NOT_TRIED, 0);
@@ -400,6 +403,7 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	publish(s);
 	if (!was_on && atomic_load(&s->rx_on) && atomic_load(&s->in_kernel)) { /* it went in while the rule was made */
 		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
+		vmh_sock_give_back(s, fd);
 		put_off(s);
 	}
 }

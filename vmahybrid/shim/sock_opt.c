@@ -221,7 +221,8 @@ static void port_may_be_shared(struct vmh_sock *s, int fd)
 {
 	if (s->rport)
 		vmh_sock_update(s, fd);
-	atomic_store(&s->only_ring, NULL);
+	if (atomic_exchange(&s->only_ring, NULL))
+		vmh_wake_all();
 }
 
 /* Object lock held, the kernel has accepted the option. Returns true if only the kernel can do it. */

@@ -224,13 +224,24 @@ VMH_COLD static ssize_t kernel_as_asked(struct vmh_sock *s, int fd, struct msghd
 	return r;
 }
 
-static void came_out(struct vmh_sock **s)
+void vmh_sock_comes_out(const struct vmh_sock *s)
 {
-	if (*s)
-		atomic_fetch_sub(&(*s)->in_kernel, 1);
+	if (atomic_load(&s->put_off)) {
+		atomic_store(&vmh_sock_any_shared, 1);
+		vmh_worker_wake();
+	}
 }
 
-/* A call that may wait, for the kernel alone. -EAGAIN: no longer, it was counted too late. */
+static void came_out(struct vmh_sock **s)
+{
+	/* 0: in the child of a fork that a handler made, where it was forgotten */
+	if (*s && atomic_load(&(*s)->in_kernel) && atomic_fetch_sub(&(*s)->in_kernel, 1) == 1)
+		vmh_sock_comes_out(*s);
+}
+
+#define TOO_LATE (-0x10000)
+
+/* A call that may wait, for the kernel alone; TOO_LATE: no longer. */
 VMH_COLD static ssize_t wait_in_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags)
 {
 	__attribute__((cleanup(came_out))) struct vmh_sock *in = s->home ? NULL : s; /* also when the thread is cancelled */
@@ -238,7 +249,7 @@ VMH_COLD static ssize_t wait_in_kernel(struct vmh_sock *s, int fd, struct msghdr
 	if (in) {
 		atomic_fetch_add(&s->in_kernel, 1);
 		if (!kernel_only(s))
-			return -EAGAIN;
+			return TOO_LATE;
 	}
 	return kernel_as_asked(s, fd, m, flags);
 }
@@ -431,8 +442,10 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 		if (vmh_unlikely(atomic_load(&s->rd_shut)))
 			return vmh_sock_ready(s) ? take(s, m, flags) : kernel_as_asked(s, vmh_fd_now(fd, &s->obj), m, flags);
 		if (kernel_only(s)) {
-			r = vmh_sock_ready(s) ? take(s, m, flags) : wait_in_kernel(s, vmh_fd_now(fd, &s->obj), m, flags);
-			if (r != -EAGAIN || kernel_only(s))
+			r = vmh_sock_ready(s) ? take(s, m, flags) : -EAGAIN;
+			if (r == -EAGAIN)
+				r = wait_in_kernel(s, vmh_fd_now(fd, &s->obj), m, flags);
+			if (r != TOO_LATE)
 				return r;
 		}
 		r = vmh_interrupted(&w) ? -EINTR :
@@ -561,7 +574,7 @@ VMH_HOT static ssize_t recv_some(struct vmh_sock *s, int fd, struct msghdr *m, i
 			return kernel_as_asked(s, fd, m, flags);
 		if (kernel_only(s)) {
 			r = wait_in_kernel(s, fd, m, flags);
-			if (r != -EAGAIN || kernel_only(s))
+			if (r != TOO_LATE)
 				return r;
 		}
 		r = kernel_now(s, fd, m, flags);

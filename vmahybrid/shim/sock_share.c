@@ -6,16 +6,6 @@
 #define SHARE_FIRST_NS 200000000ull /* a child that execs or ends soon */
 #define SHARE_TRIES_MAX 8           /* doubles up to 51 s, then stays */
 
-_Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let go of it */
-
-void vmh_sock_share_later(struct vmh_sock *s)
-{
-	atomic_store(&s->shared, 1);
-	s->share_tries = 0;
-	s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
-	atomic_store(&vmh_sock_any_shared, 1);
-}
-
 static void share_one(struct vmh_sock *s, void *arg)
 {
 	const unsigned *reason = arg;
@@ -24,7 +14,9 @@ static void share_one(struct vmh_sock *s, void *arg)
 	if (!s->home) {
 		if (vmh_sock_any_flow(s))
 			VMH_COUNT(vmh_stats->calls_home, 1);
-		vmh_sock_share_later(s);
+		atomic_store(&s->shared, 1);
+		s->share_tries = 0;
+		s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
 		vmh_sock_release_flows(s, *reason);
 		vmh_sock_give_back(s, s->obj.fd);
 		s->tx_cfg++;
@@ -38,10 +30,13 @@ static void share_one(struct vmh_sock *s, void *arg)
 	vmh_unlock(&s->obj.lock);
 }
 
+_Atomic uint8_t vmh_sock_any_shared; /* some socket waits for the others to let go of it */
+
 void vmh_sock_share_all(void)
 {
 	unsigned reason = VMH_R_FORK;
 
+	atomic_store(&vmh_sock_any_shared, 1);
 	vmh_sock_each(share_one, &reason);
 }
 
@@ -57,6 +52,7 @@ void vmh_sock_share_inherited(void)
 {
 	unsigned reason = VMH_R_EXEC;
 
+	atomic_store(&vmh_sock_any_shared, 1);
 	vmh_sock_each(share_if_inherited, &reason);
 }
 
@@ -64,9 +60,11 @@ static void retry_one(struct vmh_sock *s, void *arg)
 {
 	bool *later = arg;
 
-	if (!atomic_load(&s->shared) || s->home)
+	if ((!atomic_load(&s->shared) && !atomic_load(&s->put_off)) || s->home)
 		return;
 	vmh_lock(&s->obj.lock);
+	if (atomic_load(&s->put_off))
+		vmh_sock_update(s, s->obj.fd);
 	if (atomic_load(&s->shared) && vmh_now_ns() >= s->share_next_ns && s->lport) {
 		vmh_sock_converge(s, s->obj.fd);
 		if (vmh_sock_any_flow(s)) {

@@ -831,7 +831,7 @@ static void homing_ends(struct homing *h)
 	struct vmh_session_home *home = &h->home;
 	bool back = false;
 
-	if (home->err && is_home_already(s->obj.fd))
+	if (home->err && vmh_tcps_owns_fd(s) && is_home_already(s->obj.fd))
 		home->err = 0; /* the service could not say so any more, or not in time */
 	/* the rule is gone with the service; with one that only hangs it is not */
 	h->must |= home->err == -ENOTCONN && !h->may_stay && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
@@ -903,7 +903,7 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
 
-	if (err && is_home_already(s->obj.fd)) /* by what was asked before, of a service that hung */
+	if (err && vmh_tcps_owns_fd(s) && is_home_already(s->obj.fd)) /* by what was asked before, of a service that hung */
 		err = 0;
 	if (!must && err == -ENETUNREACH) {
 		s->stranded_ns = vmh_now_ns();

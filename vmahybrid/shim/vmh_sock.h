@@ -117,7 +117,8 @@ struct vmh_sock {
 	uint32_t home;            /* reason for which it stays on the kernel for good; 0: may be offloaded */
 	uint32_t home_detail;
 	_Atomic uint32_t in_kernel; /* receives that wait there, where no ring could wake them */
-	_Atomic uint8_t shared;   /* a fork shared it, or somebody is in_kernel: the kernel serves it until that is over */
+	_Atomic uint8_t put_off;  /* until there are none */
+	_Atomic uint8_t shared;   /* a fork shared it: the kernel serves it until one process holds it again */
 	uint8_t share_tries;
 	uint64_t share_next_ns;   /* when the worker asks again */
 	struct vmh_flow flow;     /* the unicast flow; id 0: none */
@@ -189,11 +190,11 @@ void vmh_sock_bound(struct vmh_sock *s, int fd);      /* local or remote address
 VMH_COLD void vmh_sock_home(struct vmh_sock *s, uint32_t reason, uint32_t detail); /* for good */
 void vmh_sock_home_all(uint32_t reason, bool for_good);
 void vmh_sock_service_back(void);                     /* a new session: attach again what may be */
-extern _Atomic uint8_t vmh_sock_any_shared;
+extern _Atomic uint8_t vmh_sock_any_shared;           /* or put off */
+void vmh_sock_comes_out(const struct vmh_sock *s);    /* nobody is in_kernel any more */
 /* sock_share.c */
 void vmh_sock_share_inherited(void);                  /* before an exec: those without FD_CLOEXEC */
 void vmh_sock_give_back(struct vmh_sock *s, int fd);  /* object lock held, flows released; sock_give.c */
-void vmh_sock_share_later(struct vmh_sock *s);         /* object lock held: the kernel serves it until the worker asks again */
 void vmh_sock_share_all(void);                        /* before a fork: the kernel serves all of them */
 bool vmh_sock_retry_shared(void);                     /* by the worker: are some alone again? true: ask again later */
 extern _Atomic int vmh_homesick;                      /* a flow is on the kernel because of its interface or address */
