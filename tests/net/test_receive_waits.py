@@ -95,6 +95,11 @@ def on_ring(service: Service, server: Program) -> list[dict[str, Any]]:
             if flow["pid"] == server.pid and flow["local"].endswith(f":{PORT}")]
 
 
+def reasons(service: Service, server: Program) -> list[str]:
+    return [sock["reason"] for sock in Api(service).call("GET", "/v1/sockets")[1]
+            if sock["pid"] == server.pid and sock["local"].endswith(f":{PORT}")]
+
+
 @pytest.mark.parametrize("profile", ["none", "adaptive", "latency"])
 def test_the_service_comes_later(netns_pair: Sandbox, softverbs: bool, tmp_path: Path, profile: str) -> None:
     """The first datagrams are the kernel's. When one has ended that wait the socket comes to a ring."""
@@ -106,6 +111,7 @@ def test_the_service_comes_later(netns_pair: Sandbox, softverbs: bool, tmp_path:
         time.sleep(1)   # who was told that there is none asks again then
         (tmp_path / "go").touch()
         server.wait_for("again", 10)
+        until(lambda: reasons(service, server) == ["receiver-waits"], 5)
         ask(netns_pair, netns_pair.b.address)
         until(lambda: on_ring(service, server), 5)
         ask(netns_pair, netns_pair.b.address)

@@ -335,7 +335,7 @@ static unsigned attach_group(struct vmh_sock *s, int fd, struct vmh_member *m)
  * calls wait where both do. */
 static void put_off(struct vmh_sock *s)
 {
-	vmh_sock_set_reason(s, VMH_R_NOT_TRIED, 0);
+	vmh_sock_set_reason(s, VMH_R_RECEIVER_WAITS, 0);
 	atomic_store(&s->put_off, 1);
 	if (!atomic_load(&s->in_kernel))
 		vmh_sock_comes_out(s);
@@ -402,7 +402,7 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	note_homesick(reason);
 	publish(s);
 	if (!was_on && atomic_load(&s->rx_on) && atomic_load(&s->in_kernel)) { /* it went in while the rule was made */
-		vmh_sock_release_flows(s, VMH_R_NOT_TRIED);
+		vmh_sock_release_flows(s, VMH_R_RECEIVER_WAITS);
 		vmh_sock_give_back(s, fd);
 		put_off(s);
 	}
