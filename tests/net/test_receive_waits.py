@@ -18,7 +18,16 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
 
 PORT = 7493
 GROUP = "239.7.7.7"
-# Sends back what comes. When the file is there, it has another socket.
+# When the file is there, it has another socket.
+AGAIN = """
+print("ready", flush=True)
+while not os.path.exists(go):
+    time.sleep(0.02)
+other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+other.bind((address, 0))
+print("again", flush=True)
+"""
+# Sends back what comes
 SERVER = f"""
 import os, socket, struct, sys, threading, time
 address, go, groups = sys.argv[1:]
@@ -32,19 +41,15 @@ def serve():
         data, who = s.recvfrom(100)
         s.sendto(data, who)
 threading.Thread(target=serve, daemon=True).start()
-print("ready", flush=True)
-while not os.path.exists(go):
-    time.sleep(0.02)
-other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-other.bind((address, 0))
-print("again", flush=True)
+{AGAIN}
 time.sleep(60)
 """
 # How long it waits, when it may come to a ring meanwhile
 TIMED = f"""
 import os, socket, struct, sys, threading, time
+address, go, _ = sys.argv[1:]
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.bind((sys.argv[1], {PORT}))
+s.bind((address, {PORT}))
 s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 4, 0))
 took = []
 def wait():
@@ -55,12 +60,7 @@ def wait():
         took.append(time.monotonic() - begun)
 thread = threading.Thread(target=wait)
 thread.start()
-print("ready", flush=True)
-while not os.path.exists(sys.argv[2]):
-    time.sleep(0.02)
-other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-other.bind((sys.argv[1], 0))
-print("again", flush=True)
+{AGAIN}
 thread.join()
 print(3.9 < took[0] < 5.5, flush=True)
 """
@@ -82,22 +82,28 @@ def ask(sandbox: Sandbox, address: str) -> None:
     assert client.result(30) == "done\n"
 
 
-def serve(service: Service, profile: str, go: Path, groups: str = "") -> Program:
+def start(service: Service, profile: str, go: Path, groups: str = "", program: str = SERVER) -> Program:
     b = service.sandbox.b
-    argv = service.run_argv([sys.executable, "-c", SERVER, b.address, str(go), groups], profile)
-    server = service.sandbox.start(b, argv, env=service.env)
-    server.wait_for("ready", 15)
-    return server
+    argv = service.run_argv([sys.executable, "-c", program, b.address, str(go), groups], profile)
+    started = service.sandbox.start(b, argv, env=service.env)
+    started.wait_for("ready", 15)
+    return started
+
+
+def comes(service: Service, program: Program, go: Path) -> None:
+    service.start()
+    time.sleep(1)   # who was told that there is none asks again then
+    go.touch()
+    program.wait_for("again", 10)
+
+
+def of_port(service: Service, what: str, server: Program) -> list[dict[str, Any]]:
+    return [one for one in Api(service).call("GET", f"/v1/{what}")[1]
+            if one["pid"] == server.pid and one["local"].endswith(f":{PORT}")]
 
 
 def on_ring(service: Service, server: Program) -> list[dict[str, Any]]:
-    return [flow for flow in Api(service).call("GET", "/v1/flows")[1]
-            if flow["pid"] == server.pid and flow["local"].endswith(f":{PORT}")]
-
-
-def reasons(service: Service, server: Program) -> list[str]:
-    return [sock["reason"] for sock in Api(service).call("GET", "/v1/sockets")[1]
-            if sock["pid"] == server.pid and sock["local"].endswith(f":{PORT}")]
+    return of_port(service, "flows", server)
 
 
 @pytest.mark.parametrize("profile", ["none", "adaptive", "latency"])
@@ -105,13 +111,10 @@ def test_the_service_comes_later(netns_pair: Sandbox, softverbs: bool, tmp_path:
     """The first datagrams are the kernel's. When one has ended that wait the socket comes to a ring."""
     with Service(netns_pair, softverbs=softverbs) as service:
         service.program.stop(signal.SIGTERM, 10)
-        server = serve(service, profile, tmp_path / "go")
+        server = start(service, profile, tmp_path / "go")
         ask(netns_pair, netns_pair.b.address)
-        service.start()
-        time.sleep(1)   # who was told that there is none asks again then
-        (tmp_path / "go").touch()
-        server.wait_for("again", 10)
-        until(lambda: reasons(service, server) == ["receiver-waits"], 5)
+        comes(service, server, tmp_path / "go")
+        until(lambda: [sock["reason"] for sock in of_port(service, "sockets", server)] == ["receiver-waits"], 5)
         ask(netns_pair, netns_pair.b.address)
         until(lambda: on_ring(service, server), 5)
         ask(netns_pair, netns_pair.b.address)
@@ -123,7 +126,7 @@ def test_a_group_of_loopback_as_well(netns_pair: Sandbox, softverbs: bool, tmp_p
     number = netns_pair.b.ip("-o", "link", "show", "dev", netns_pair.b.device).split(":")[0]
     with Service(netns_pair, softverbs=softverbs) as service:
         for groups in (f"{number} 1", f"1 {number}"):
-            server = serve(service, profile, tmp_path / "go", groups)
+            server = start(service, profile, tmp_path / "go", groups)
             ask(netns_pair, GROUP)
             assert on_ring(service, server)
             server.close()
@@ -132,11 +135,6 @@ def test_a_group_of_loopback_as_well(netns_pair: Sandbox, softverbs: bool, tmp_p
 def test_no_timeout_begins_anew(netns_pair: Sandbox, softverbs: bool, tmp_path: Path) -> None:
     with Service(netns_pair, softverbs=softverbs) as service:
         service.program.stop(signal.SIGTERM, 10)
-        b = netns_pair.b
-        argv = service.run_argv([sys.executable, "-c", TIMED, b.address, str(tmp_path / "go")], "none")
-        program = netns_pair.start(b, argv, env=service.env)
-        program.wait_for("ready", 15)
-        service.start()
-        time.sleep(1)
-        (tmp_path / "go").touch()
+        program = start(service, "none", tmp_path / "go", program=TIMED)
+        comes(service, program, tmp_path / "go")
         assert program.result(20) == "ready\nagain\nTrue\n"

@@ -137,11 +137,18 @@ static uint64_t next_try(unsigned reason)
 	return vmh_now_ns() + vmh_patience_retry_ns(soon ? RECONNECT_NS : RETRY_NS);
 }
 
+/* Nothing that happens to the session changes it. */
+static unsigned for_good_or(unsigned reason)
+{
+	unsigned r = atomic_load(&closing);
+
+	return r ? r : reason;
+}
+
 /* lock held. Nothing more comes to a ring. */
 static void refuse(unsigned reason)
 {
-	if (atomic_load(&closing)) /* nothing that happens to the session changes it */
-		reason = atomic_load(&closing);
+	reason = for_good_or(reason);
 	atomic_store(&session, 0);
 	atomic_store(&settling, 0);
 	atomic_store(&why_none, reason);
@@ -730,7 +737,7 @@ void vmh_session_bye(void)
 {
 	vmh_lock(&vmh_ctl_lock);
 	if (vmh_ctl_fd >= 0) {
-		atomic_store(&why_none, atomic_load(&closing) ? atomic_load(&closing) : VMH_R_SERVICE_STOP);
+		atomic_store(&why_none, for_good_or(VMH_R_SERVICE_STOP));
 		atomic_store(&session, 0);
 	}
 	vmh_unlock(&vmh_ctl_lock);

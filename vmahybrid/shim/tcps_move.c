@@ -788,14 +788,15 @@ static void stays_on_ring(struct vmh_tcps *s)
 }
 
 /* As the kernel says: a parked socket is in repair mode, one of a connection that began on a ring was never connected. */
-static bool is_home_already(int fd)
+static bool is_home_already(const struct vmh_tcps *s)
 {
 	struct tcp_info info = { 0 };
 	socklen_t n = sizeof(info), m = sizeof(int);
 	int repair = 1;
 
-	return !vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &repair, &m) && !repair &&
-	       !vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &n) && info.tcpi_state != TCP_CLOSE &&
+	return vmh_tcps_owns_fd(s) &&
+	       !vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_REPAIR, &repair, &m) && !repair &&
+	       !vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_INFO, &info, &n) && info.tcpi_state != TCP_CLOSE &&
 	       info.tcpi_state != TCP_LISTEN;
 }
 
@@ -831,7 +832,7 @@ static void homing_ends(struct homing *h)
 	struct vmh_session_home *home = &h->home;
 	bool back = false;
 
-	if (home->err && vmh_tcps_owns_fd(s) && is_home_already(s->obj.fd))
+	if (home->err && is_home_already(s))
 		home->err = 0; /* the service could not say so any more, or not in time */
 	/* the rule is gone with the service; with one that only hangs it is not */
 	h->must |= home->err == -ENOTCONN && !h->may_stay && atomic_load(&s->fresh) && !s->shown && !vmh_session_muted();
@@ -903,7 +904,7 @@ static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
 
-	if (err && vmh_tcps_owns_fd(s) && is_home_already(s->obj.fd)) /* by what was asked before, of a service that hung */
+	if (err && is_home_already(s)) /* by what was asked before, of a service that hung */
 		err = 0;
 	if (!must && err == -ENETUNREACH) {
 		s->stranded_ns = vmh_now_ns();
