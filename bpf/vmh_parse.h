@@ -23,6 +23,13 @@ struct vmh_cursor {
 	void *end;   /* of the linear data */
 	__u32 left;  /* bytes of the frame from pos on, linear or not; from IP on: of the IP payload */
 	const struct tcphdr *tcp; /* of a TCP segment that was parsed; else NULL */
+	int firsts; /* the first fragment of a TCP segment is parsed as the segment is: else no parser knows fragments */
+};
+
+struct vmh_ipv6_fragment {
+	__u8 next, reserved;
+	__be16 offset;
+	__be32 ident;
 };
 
 struct vmh_vlan_tag {
@@ -89,6 +96,13 @@ static __always_inline void vmh_map_ipv4(unsigned char *out, const void *address
 	__builtin_memcpy(out + 12, address, 4);
 }
 
+static __always_inline int vmh_is_alien_fragment(const struct vmh_cursor *c, const struct iphdr *ip)
+{
+	__be16 place = ip->frag_off & htons(VMH_IPV4_FRAGMENT);
+
+	return place && !(c->firsts && place == htons(VMH_IPV4_FIRST) && ip->protocol == IPPROTO_TCP);
+}
+
 static __always_inline int vmh_parse_ipv4(struct vmh_cursor *c, struct vmh_flow_key *key)
 {
 	struct iphdr *ip = c->pos;
@@ -104,7 +118,7 @@ static __always_inline int vmh_parse_ipv4(struct vmh_cursor *c, struct vmh_flow_
 		return VMH_LEAVE(VMH_OUT_PASS_SHORT_IP);
 	if (total < header || total > c->left)
 		return VMH_LEAVE(VMH_OUT_PASS_BAD_IP);
-	if (ip->frag_off & htons(VMH_IPV4_FRAGMENT))
+	if (vmh_is_alien_fragment(c, ip))
 		return VMH_LEAVE(VMH_OUT_PASS_FRAGMENT);
 	vmh_map_ipv4(key->dst, &ip->daddr);
 	vmh_map_ipv4(key->src, &ip->saddr);
@@ -114,11 +128,24 @@ static __always_inline int vmh_parse_ipv4(struct vmh_cursor *c, struct vmh_flow_
 	return ip->protocol;
 }
 
-/* Headers that may stand between IPv6 and UDP or TCP. Not skipped in this version: the kernel takes them. */
+/* Headers that may stand between IPv6 and UDP or TCP. Not skipped: the kernel takes them. */
 static __always_inline int vmh_is_ipv6_extension(int next)
 {
 	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_FRAGMENT ||
 	       next == IPPROTO_AH || next == IPPROTO_DSTOPTS || next == IPPROTO_MH;
+}
+
+/* Where it is wanted the first fragment's header is skipped. */
+static __always_inline int vmh_parse_ipv6_fragment(struct vmh_cursor *c)
+{
+	struct vmh_ipv6_fragment *fragment = c->pos;
+
+	if (!c->firsts || (void *)(fragment + 1) > c->end || c->left < sizeof(*fragment) ||
+	    fragment->next != IPPROTO_TCP || fragment->offset & htons(VMH_IPV6_OFFSET))
+		return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
+	c->pos = fragment + 1;
+	c->left -= sizeof(*fragment);
+	return IPPROTO_TCP;
 }
 
 static __always_inline int vmh_parse_ipv6(struct vmh_cursor *c, struct vmh_flow_key *key)
@@ -131,13 +158,15 @@ static __always_inline int vmh_parse_ipv6(struct vmh_cursor *c, struct vmh_flow_
 	payload = ntohs(ip->payload_len);
 	if (ip->version != 6 || payload + sizeof(*ip) > c->left)
 		return VMH_LEAVE(VMH_OUT_PASS_BAD_IP);
-	if (vmh_is_ipv6_extension(ip->nexthdr))
+	if (vmh_is_ipv6_extension(ip->nexthdr) && ip->nexthdr != IPPROTO_FRAGMENT)
 		return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
 	__builtin_memcpy(key->dst, &ip->daddr, 16);
 	__builtin_memcpy(key->src, &ip->saddr, 16);
 	key->family = 6;
 	c->pos = ip + 1;
 	c->left = payload;
+	if (ip->nexthdr == IPPROTO_FRAGMENT)
+		return vmh_parse_ipv6_fragment(c);
 	return ip->nexthdr;
 }
 

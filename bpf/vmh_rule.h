@@ -160,7 +160,8 @@ static __always_inline struct vmh_action *vmh_find_rule(void *ctx, const struct 
 
 /* From what the last tag said to the transport, and the frame against the MTU: a GSO super-packet comes as one frame in
  * generic mode and would be lost in a ring. Looked at before IP, since bulk TCP comes that way; but where a ring may have
- * TCP connections, the kernel would reset them or drop the frame without a word. 0, or VMH_LEAVE. */
+ * TCP connections, the kernel would reset them or drop the frame without a word. So it would with a segment in fragments:
+ * the first one goes by the rules, and the shim brings the connection home. 0, or VMH_LEAVE. */
 static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow_key *key,
 					   const struct vmh_port_config *config, __u32 frame, int next)
 {
@@ -169,6 +170,7 @@ static __always_inline int vmh_parse_whole(struct vmh_cursor *c, struct vmh_flow
 	if (next < 0)
 		return next;
 	tags = frame - c->left - sizeof(struct ethhdr);
+	c->firsts = config->flags & VMH_PORT_F_TCP;
 	if (frame <= config->max_frame + tags)
 		return vmh_parse_flow(c, key, next);
 	if (config->flags & VMH_PORT_F_TCP && vmh_parse_flow(c, key, next) == 0 && key->proto == IPPROTO_TCP)

@@ -11,7 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from bpf.frames import TCP, eth, ipv4, tcp4, tcp6, udp4, udp6, vlan
+from bpf.frames import (
+    DF,
+    ETH_IPV6,
+    FRAGMENT,
+    LOCAL,
+    LOCAL6,
+    MF,
+    REMOTE6,
+    TCP,
+    UDP,
+    eth,
+    ipv4,
+    ipv6,
+    tcp,
+    tcp4,
+    tcp6,
+    udp,
+    udp4,
+    udp6,
+    vlan,
+)
 from bpf.harness import DEV, DROP, KERNEL, MTU, RING, Outcome, Steer, TcSteer, index
 from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.net.netns import NetnsWorker
@@ -202,6 +222,58 @@ def test_too_long_for_a_ring(steer: Steer, hosts: tuple[str, str]) -> None:
         configure(steer, five=True)
         assert steer.run(long) == Outcome("redirect", "ring-too-long", rule)
         assert steer.run(frame) == TOO_LONG
+
+
+def fragment6(payload: bytes, place: int, proto: int = TCP) -> bytes:
+    """``place``: the offset in bytes, and 1 if more follows."""
+    return eth(ETH_IPV6) + ipv6(struct.pack("!BxHI", proto, place, 7) + payload, proto=FRAGMENT)
+
+
+def fragment4(payload: bytes, place: int, proto: int = TCP) -> bytes:
+    return eth() + ipv4(payload, proto=proto, fragment=place)
+
+
+FIRST = {
+    LOCAL: [fragment4(tcp(), MF), fragment4(tcp(), DF | MF), vlan(fragment4(tcp(), MF), 0)],
+    LOCAL6: [fragment6(tcp(src=REMOTE6, dst=LOCAL6), place) for place in (1, 0)],  # 0: all there is (RFC 6946)
+}
+OTHERS = [
+    (fragment4(tcp(), MF | 1), "pass-fragment"), (fragment4(tcp(), 1), "pass-fragment"),
+    (fragment4(udp(), MF, UDP), "pass-fragment"), (fragment4(tcp()[:19], MF), "pass-short-l4"),
+    (fragment4(tcp(doff=15), MF), "pass-bad-l4"), (fragment6(tcp(), 8), "pass-ip6-ext"),
+    (fragment6(tcp(), 9), "pass-ip6-ext"), (fragment6(udp(dst=LOCAL6), 1, UDP), "pass-ip6-ext"),
+    (fragment6(b"", 1)[:-2], "pass-bad-ip"), (eth(ETH_IPV6) + ipv6(bytes(7), proto=FRAGMENT), "pass-ip6-ext"),
+    (fragment6(bytes(8) + tcp(), 1, FRAGMENT), "pass-ip6-ext"), (fragment6(tcp()[:19], 1), "pass-short-l4"),
+]
+
+
+@pytest.mark.parametrize("to", [LOCAL, LOCAL6])
+def test_the_first_fragment_of_a_segment(either: Steer, to: str) -> None:
+    """It goes where a whole one would: the ring's program has to know."""
+    rule = either.rule(to, proto=TCP, flags=LISTEN)
+    either.configure(0)
+    for frame in FIRST[to]:  # nobody said that there are such rules
+        assert either.run(frame) == Outcome("pass", "pass-fragment" if to == LOCAL else "pass-ip6-ext")
+    configure(either)
+    for frame in FIRST[to]:
+        assert either.run(frame) == Outcome("redirect", "ring", rule)
+    either.rule(to)
+    configure(either)
+    for frame, way in OTHERS:
+        assert either.run(frame) == Outcome("pass", way)
+
+
+def test_the_first_fragment_of_the_kernel_s_segment(either: Steer, hosts: tuple[str, str]) -> None:
+    with kernel(hosts) as (_, here, _there):
+        either.rule(name(here), proto=TCP, flags=LISTEN)
+        configure(either)
+        src, dst = name(here, peer=True), name(here)
+        if hosts[1] == "::1":
+            packet = ipv6(struct.pack("!BxHI", TCP, 1, 7) + tcp(src=src, dst=dst), src=src, dst=dst, proto=FRAGMENT)
+            assert either.run(eth(ETH_IPV6) + packet) == PASS
+        else:
+            packet = ipv4(tcp(src=src, dst=dst), src=src, dst=dst, proto=TCP, fragment=MF)
+            assert either.run(eth() + packet) == PASS
 
 
 def test_too_long_and_no_ring(steer: Steer) -> None:

@@ -335,6 +335,37 @@ def test_path_is_narrower_than_both_ends(beyond: tuple[Service, Side], policy: s
         assert on_ring(service, a)
 
 
+@contextmanager
+def fragments(service: Service, far: Side) -> Iterator[None]:
+    """What it sends has no DF bit, and comes in fragments."""
+    a, b = service.sandbox.sides
+    b.ip("link", "set", "vx", "mtu", "1500")
+    b.ip("route", "add", f"{a.address}/32", "dev", b.device, "mtu", "lock", "800")
+    far.ip("route", "replace", "default", "via", "10.99.0.1")
+    run_command(*far.command(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=1"]))
+    a.ip("route", "flush", "cache")
+    try:
+        yield
+    finally:
+        run_command(*far.command(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=0"]))
+        far.ip("route", "replace", "default", "via", "10.99.0.1", "mtu", "lock", "800", "advmss", "1460")
+        b.ip("route", "del", f"{a.address}/32")
+        b.ip("link", "set", "vx", "mtu", "800")
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_segments_in_fragments(beyond: tuple[Service, Side], policy: str, server: bool) -> None:
+    """The kernel puts them together, of a connection that it has."""
+    service, far = beyond
+    with fragments(service, far), conversation(service, policy, server=server, to=far) as a:
+        goes_on(a)
+        until(lambda: not offloaded(service), what=lambda: str(offloaded(service)))
+        is_home(service, a, "tcp-fragments")
+        goes_on(a)
+        assert not offloaded(service)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_peer_of_a_dead_connection_is_reset(service: Service, policy: str) -> None:
     """It sends again what was never acknowledged, to a program that has closed its socket and looks at nothing."""

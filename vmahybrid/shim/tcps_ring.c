@@ -22,7 +22,7 @@
 #define TICK_MAX_NS 1000000u
 #define CLOCK_EVERY 64  /* polls and frames */
 #define LOOK_MAX_MS 1000
-#define LONG_LOSS_NS 200000000u /* what the loss of a long frame costs at worst: the peer's retransmission timeout */
+#define LOSS_NS 200000000u /* what the loss of a frame costs at worst: the peer's retransmission timeout */
 #define LOOKS_IN_VAIN 100 /* until the internal thread sleeps for as long as there is no connection */
 #define STRAYS_NS 130000000000ull /* and so long peers of the last one may send: Linux' TCP_RTO_MAX is 120 s */
 #define STRAYS_MS 1000      /* such a ring is looked at so often at least */
@@ -117,14 +117,15 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 	} else if (atomic_load(&s->ended)) {
 		vmh_tcps_let_name_go(s);
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
-		if (reason == VMH_R_TCP_LONG_FRAMES) {
-			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
-			if (!takes_long(s->tring)) /* or one after the other would come, and lose its frame */
-				vmh_tcps_adoption_took(LONG_LOSS_NS, 1);
-			vmh_tcps_keep_home(s, reason);
+		if (reason != VMH_R_TCP_LONG_FRAMES && reason != VMH_R_TCP_FRAGMENTS) {
+			vmh_tcps_home(s, reason, false);
 			return;
 		}
-		vmh_tcps_home(s, reason, false);
+		if (reason == VMH_R_TCP_LONG_FRAMES)
+			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
+		if (reason == VMH_R_TCP_FRAGMENTS || !takes_long(s->tring))
+			vmh_tcps_adoption_took(LOSS_NS, 1); /* or one after the other would come, and lose its frame */
+		vmh_tcps_keep_home(s, reason);
 	}
 }
 
@@ -173,15 +174,16 @@ static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_a
 	(void)arg;
 	if (!s)
 		return;
-	if (vmh_unlikely(events >> 8 == VMH_TCP_LISTEN) && vmh_tlisten_holds(s))
+	if (vmh_unlikely(events >> 16 == VMH_TCP_LISTEN) && vmh_tlisten_holds(s))
 		bits |= VMH_IN;
 	s->edge = bits & ~atomic_load_explicit(&s->bits, memory_order_relaxed);
 	atomic_store_explicit(&s->bits, bits, memory_order_release);
-	vmh_tcps_note_state(s, events >> 8);
+	vmh_tcps_note_state(s, events >> 16);
 	vmh_tcps_note_amounts(s, a);
-	if (vmh_unlikely(events & (VMH_TCP_URGENT | VMH_TCP_LONG)))
-		is_unfit(s, events & VMH_TCP_LONG ? VMH_R_TCP_LONG_FRAMES : VMH_R_TCP_URGENT);
-	if (vmh_unlikely(events >> 8 == VMH_TCP_CLOSE) && !vmh_tcps_is_fresh(s) && !atomic_exchange(&s->ended, 1)) {
+	if (vmh_unlikely(events & (VMH_TCP_URGENT | VMH_TCP_LONG | VMH_TCP_FRAGMENTS)))
+		is_unfit(s, events & VMH_TCP_FRAGMENTS ? VMH_R_TCP_FRAGMENTS :
+			    events & VMH_TCP_LONG ? VMH_R_TCP_LONG_FRAMES : VMH_R_TCP_URGENT);
+	if (vmh_unlikely(events >> 16 == VMH_TCP_CLOSE) && !vmh_tcps_is_fresh(s) && !atomic_exchange(&s->ended, 1)) {
 		atomic_store(&any_unfit, 1);
 		vmh_worker_wake();
 	}

@@ -1011,6 +1011,66 @@ static void inject_cut(struct wire *w, uint16_t sport, uint32_t seq, uint32_t ac
 	wire_inject(w, 1, frame, wire_headers(frame) + there);
 }
 
+/* A segment as a fragment of it: the one at `offset` (in 8 bytes), with more behind it or not. Its length. */
+static size_t fragment(uint8_t *frame, size_t len, uint16_t offset, bool more)
+{
+	uint8_t *ip = frame + 14;
+	uint16_t place = (uint16_t)(offset | (more ? 0x2000 : 0)), payload;
+	uint32_t sum;
+
+	if (ip[0] >> 4 == 4) {
+		sum = (uint32_t)((ip[10] << 8 | ip[11]) ^ 0xffff) + place;
+		sum = (sum & 0xffff) + (sum >> 16);
+		ip[10] = (uint8_t)(~sum >> 8);
+		ip[11] = (uint8_t)~sum;
+		ip[6] = (uint8_t)(place >> 8);
+		ip[7] = (uint8_t)place;
+		return len;
+	}
+	payload = htons((uint16_t)(len - 54 + 8));
+	memmove(ip + 48, ip + 40, len - 54);
+	memcpy(ip + 4, &payload, 2);
+	memcpy(ip + 40, (const uint8_t[8]){6, 0, (uint8_t)(offset >> 5), (uint8_t)(offset << 3 | more), 0, 0, 0, 7}, 8);
+	ip[6] = 44;
+	return len + 8;
+}
+
+/* Of a segment in fragments the first one comes to a ring: the holder is told, and nothing is taken or answered. An IPv6
+ * packet may have the header and be whole (RFC 6946). */
+static void test_fragments(void)
+{
+	static const struct { int32_t at; uint16_t offset; bool more, known, last; } cases[] = {
+		{0, 0, true, true, false}, {-1400, 0, true, true, false}, {-70000, 0, true, false, false},
+		{0, 4, true, false, false}, {0, 4, false, false, false}, {0, 0, false, true, true},
+	};
+	static const uint8_t data[1400];
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct seen seen = {0};
+		struct vmh_tcp_conn *l, *p;
+		uint8_t frame[1600];
+		struct wire w;
+		uint32_t seq, ack;
+		size_t len;
+
+		p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+		seen.n = 0;
+		len = wire_segment(&w, frame, 0, 4000, 80, seq + (uint32_t)cases[i].at, ack, ACK, 1000, NULL, 0, data,
+				   sizeof(data));
+		if (frame[14] >> 4 == 6 || !cases[i].last) {
+			wire_inject(&w, 1, frame, fragment(frame, len, cases[i].offset, cases[i].more));
+			CHECK(!(vmh_tcp_poll(p) & VMH_TCP_FRAGMENTS) == !cases[i].known, "%zu: %x", i, vmh_tcp_poll(p));
+			CHECK(!(vmh_tcp_poll(p) & (VMH_TCP_LONG | VMH_TCP_IN)) && !seen.n, "%zu: %u", i, seen.n);
+		}
+		inject(&w, 4000, 80, seq, ack, ACK, "x", 1);
+		CHECK(vmh_tcp_poll(p) & VMH_TCP_IN, "%zu: it goes on", i);
+		vmh_tcp_close(p);
+		vmh_tcp_close(l);
+		wire_run(&w, 2000 * NS);
+		wire_close(&w);
+	}
+}
+
 /* Of what fits no ring the headers come: the holder is told, and nothing is taken or answered. */
 static void test_cut(void)
 {
@@ -1223,6 +1283,7 @@ int main(void)
 	test_unwanted();
 	test_half_open();
 	test_cut();
+	test_fragments();
 	test_take_and_give();
 	test_beyond_the_window();
 	test_others_tell_no_window();

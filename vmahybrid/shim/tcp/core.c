@@ -27,7 +27,7 @@ void core_note(struct vmh_tcp_conn *c)
 
 	c->events = core_events(c);
 	if (c->t->env.level)
-		c->t->env.level(c->t->env.ctx, c->user, c->events | (unsigned)core_state(c) << 8, &a);
+		c->t->env.level(c->t->env.ctx, c->user, c->events | (unsigned)core_state(c) << 16, &a);
 }
 
 static void tell(struct vmh_tcp_conn *c)
@@ -412,6 +412,8 @@ unsigned core_events(struct vmh_tcp_conn *c)
 		e |= VMH_TCP_URGENT;
 	if (c->long_frames)
 		e |= VMH_TCP_LONG;
+	if (c->fragments)
+		e |= VMH_TCP_FRAGMENTS;
 	if (c->rx_bytes)
 		e |= VMH_TCP_IN;
 	if (!c->pcb)

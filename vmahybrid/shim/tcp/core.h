@@ -136,6 +136,7 @@ struct vmh_tcp_conn {
 	bool urgent; /* data of the peer, seen and not taken */
 	bool opened;              /* by us: the other end was the listener */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
+	bool fragments;           /* of the peer */
 	bool uncorked, kept_rest; /* of TCP_CORK: the rest may go during this call; it has not gone in this call */
 	bool settling;           /* it is about to be frozen: nothing new goes out, and the window does not move on */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */

@@ -5,6 +5,8 @@
 #define ETH_LEN 14
 #define IP_LEN 20
 #define IP6_LEN 40
+#define FRAGMENT_LEN 8
+#define IN_FRAGMENTS 0xffff /* bytes, more than there can be of a segment: the first fragment is none that is whole */
 #define TCP_LEN 20
 #define OPTIONS_MOST 40
 #define INVALID_US (500 * MS)
@@ -31,7 +33,7 @@ static uint8_t *in_ipv4(uint8_t *ip, size_t left, size_t *len, struct key *k)
 	in_addr_t from, to;
 
 	if (ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl || ihl > left || ip[9] != IPPROTO_TCP ||
-	    get16(ip + 6) & 0x3fff || !ip_sum_ok(ip, ihl))
+	    get16(ip + 6) & 0x1fff || !ip_sum_ok(ip, ihl))
 		return NULL;
 	if (ip[12] == 0 || ip[12] == 127 || ip[12] >= 224 || ip[16] >= 224)
 		return NULL;
@@ -39,7 +41,7 @@ static uint8_t *in_ipv4(uint8_t *ip, size_t left, size_t *len, struct key *k)
 	memcpy(&to, ip + 16, 4);
 	k->raddr = vmh_ip4(from);
 	k->laddr = vmh_ip4(to);
-	*len = total - ihl;
+	*len = get16(ip + 6) & 0x2000 ? IN_FRAGMENTS : total - ihl;
 	return ip + ihl;
 }
 
@@ -53,14 +55,19 @@ static uint8_t *in_ipv6(uint8_t *ip, size_t left, size_t *len, struct key *k)
 {
 	size_t payload = get16(ip + 4);
 
-	if (left < IP6_LEN || ip[0] >> 4 != 6 || ip[6] != IPPROTO_TCP)
+	bool fragment;
+
+	if (left < IP6_LEN + FRAGMENT_LEN || ip[0] >> 4 != 6)
+		return NULL;
+	fragment = ip[6] == IPPROTO_FRAGMENT && !(get16(ip + IP6_LEN + 2) & 0xfff8);
+	if (ip[fragment ? IP6_LEN : 6] != IPPROTO_TCP)
 		return NULL;
 	k->raddr = vmh_ip6(ip + 8);
 	k->laddr = vmh_ip6(ip + 24);
 	if (wrong_ip6(&k->raddr) || wrong_ip6(&k->laddr))
 		return NULL;
-	*len = payload;
-	return ip + IP6_LEN;
+	*len = fragment ? IN_FRAGMENTS : payload;
+	return ip + IP6_LEN + (fragment ? FRAGMENT_LEN : 0);
 }
 
 /* The TCP header in a frame, and the length of the segment, which may be cut; NULL: not one for us. */
@@ -726,8 +733,8 @@ static int to_listener(struct vmh_tcp_conn *l, struct segment *s, const struct k
 	return 0;
 }
 
-/* Of a frame that was too long for the ring the headers come (bpf/vmh_rule.h). The data is lost, and so will be all that
- * the peer sends by its next long frame: another stack has to take this connection. */
+/* Of a frame that was too long for the ring the headers come, of one in fragments the first (bpf/vmh_rule.h). The data is
+ * lost, and so will be all that the peer sends in such a way: another stack has to take this connection. */
 static int no_segment(struct vmh_tcp *t, void *frame, size_t len)
 {
 	struct vmh_tcp_conn *c;
@@ -742,7 +749,7 @@ static int no_segment(struct vmh_tcp *t, void *frame, size_t len)
 		t->stats.bad++;
 		return tcp && !c ? -ENOENT : -EBADMSG;
 	}
-	c->long_frames = c->changed = true;
+	*(tcp_len == IN_FRAGMENTS ? &c->fragments : &c->long_frames) = c->changed = true;
 	core_enter(t, c);
 	core_leave(t, c);
 	return 0;

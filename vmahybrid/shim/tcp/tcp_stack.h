@@ -43,7 +43,7 @@ struct vmh_tcp_env {
 	uint64_t (*now_ns)(void *ctx); /* monotonic */
 	int (*send)(void *ctx, const void *frame, size_t len); /* copied before it returns; 0 or -errno: tried again later */
 	void (*release)(void *ctx, void *token);
-	/* events as vmh_tcp_poll has them, where they may have changed; the state (linux/tcp_states.h) << 8; may be NULL */
+	/* events as vmh_tcp_poll has them, where they may have changed; the state (linux/tcp_states.h) << 16; may be NULL */
 	void (*level)(void *ctx, void *user, unsigned events, const struct vmh_tcp_amounts *a);
 	void (*ready)(void *ctx, void *user, struct vmh_tcp_conn *c); /* after that: there is something new; may be NULL */
 	/* An ACK waits for what may carry it: vmh_tcp_tick is wanted some microseconds later, or when nobody is about to
@@ -103,6 +103,7 @@ struct vmh_tcp_options {
 #define VMH_TCP_DRAINED 0x20u /* all that was written is acknowledged, our FIN as well */
 #define VMH_TCP_URGENT  0x40u /* the peer sends urgent data: its segments are not taken, another stack has to */
 #define VMH_TCP_LONG    0x80u /* the peer sends frames that are too long for the ring: it gets their headers alone */
+#define VMH_TCP_FRAGMENTS 0x100u /* the peer's segments come in IP fragments, of which rings get the first alone */
 
 struct vmh_tcp_span {
 	uint32_t seq, len;
