@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from vmahybrid.contracts import addr_to_bytes, addr_to_text
@@ -99,11 +100,20 @@ async def closed(fd: int) -> AsyncIterator[None]:
         os.close(fd)
         yield
         return
-    future = closing(fd)
+    future = closing([fd])
     try:
         yield
     finally:
-        await asyncio.wait([asyncio.wrap_future(future)], timeout=CLOSING)
+        await _in_time(future)
+
+
+async def closed_in_time(fds: list[int]) -> None:
+    """Close what a program passed, and its copies, off the event loop."""
+    await _in_time(closing(fds))
+
+
+async def _in_time(future: Future[None]) -> None:
+    await asyncio.wait([asyncio.wrap_future(future)], timeout=CLOSING)
 
 
 def close_slowly(fd: int) -> None:

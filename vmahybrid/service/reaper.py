@@ -36,10 +36,11 @@ def close_foreign(fds: Iterable[int]) -> None:
         in_thread(lambda: _close_all(wanted), "close-foreign")
 
 
-def closing(fd: int) -> Future[None]:
-    """The same of one, and when it is done."""
+def closing(fds: Iterable[int]) -> Future[None]:
+    """The same, and when it is done."""
+    wanted = list(fds)
     future: Future[None] = Future()
-    in_thread(lambda: fulfil(future, lambda: _close_all([fd])), "close-foreign")
+    in_thread(lambda: fulfil(future, lambda: _close_all(wanted)), "close-foreign")
     return future
 
 

@@ -506,12 +506,13 @@ class Session:
         await self._beside(request, [file], self._park(request, fd, file))
 
     async def _tcp_home(self, request: Request, fds: ReceivedFds) -> None:
-        fd, file = fds.take(), fds.take()
-        await self._beside(request, [fd, file], self._unpark(request, fd, file))
+        found = [fds.take(), fds.take()]
+        await self._beside(request, found, self._unpark(request, found))
 
     async def _beside(self, request: Request, fds: list[int], work: Coroutine[Any, Any, bytes]) -> None:
         """A request that is answered when it is done; others of the kind go on beside it, and further ones wait.
-        ``fds`` are closed then."""
+        ``fds`` are closed before the answer: a program that closes its own then, or lays another file over it, has
+        closed the socket."""
         try:
             if len(self._moving) >= MOVES_AT_ONCE:
                 await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
@@ -528,7 +529,7 @@ class Session:
         try:
             reply = await self._result(request, work)
         finally:
-            close_foreign(fds)
+            await proof.closed_in_time(fds)
         if reply is not None and not self.connection.lost:
             self._try_send(reply)
 
@@ -547,11 +548,15 @@ class Session:
         self._moved("tcp-adopted", flow, flow.flow_id, request.body.hdr.reason)
         return request.reply(len=length)
 
-    async def _unpark(self, request: Request, fd: int, file: int) -> bytes:
+    async def _unpark(self, request: Request, fds: list[int]) -> bytes:
+        """``fds``: the socket and its state. What is to be closed as well comes to them."""
+        fd, file = fds
         core, body = self.core, request.body
-        flow = await core.tcp.home(body.flow_id, body.ifindex, fd, tcpmoves.Room(file, body.at), body.follow, self.id,
+        came = await core.tcp.home(body.flow_id, body.ifindex, fd, tcpmoves.Room(file, body.at), body.follow, self.id,
                                    self._namespace(), body.hdr.reason)
-        if flow is not None:
+        if came is not None:
+            flow, ours = came
+            fds.extend([ours] if ours >= 0 else [])
             core.counters["tcp_homed_total"] += 1
             self._moved("tcp-home", flow, body.flow_id, body.hdr.reason)
         return request.reply()

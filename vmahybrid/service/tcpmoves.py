@@ -188,7 +188,8 @@ class TcpMoves:
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown: dict[int, int] = {}        # flow ids of parked ones that began on a ring, by inode
-        self._came: dict[int, int] = {}         # sessions, by the inode of what came home a moment ago
+        # Sessions, by the inode of what came home a moment ago, and what forgets it
+        self._came: dict[int, tuple[int, asyncio.TimerHandle]] = {}
 
     def holds(self, flow_id: int) -> bool:
         return flow_id in self.parked
@@ -303,31 +304,38 @@ class TcpMoves:
             return error
 
     async def home(self, flow_id: int, ifindex: int, fd: int, room: Room, follow: int, session: int,
-                   namespace: Namespace, reason: int) -> Flow | None:
+                   namespace: Namespace, reason: int) -> tuple[Flow, int] | None:
         """Rebuild a parked socket, or make a new one that of a connection which began on the ring. Borrows the
-        descriptors. Returns its flow; ``fd`` of that is -1 where the service has not been told it. None: it was home
-        already. Raises Refused; the socket stays parked then. ``follow`` as of take()."""
+        descriptors. Returns its flow, whose ``fd`` is -1 where the service has not been told it, and what the service
+        had of the parked socket (-1: nothing), which the caller is to close. None: it was home already. Raises Refused;
+        the socket stays parked then. ``follow`` as of take()."""
         try:
             inode = os.fstat(fd).st_ino
             flow_id = self._shown.get(inode, flow_id)
-            parked, port = self.parked.get(flow_id), self._ports.get(flow_id)
+            parked, port, came = self.parked.get(flow_id), self._ports.get(flow_id), self._came.get(inode)
             if port is not None and port.owner != session:
                 port = None
             way = self._homing.add(session, _Way(self._core, fd, room, ifindex, session, namespace, parked, port,
-                                                 self._came.get(inode) == session))
+                                                 came is not None and came[0] == session))
         finally:
             self._homing.begin(session, follow)
         flow, state, moved = await way.done
         self.afterwards.add(namespace, state, fd, inode, flow.ifindex, reason)
         if not moved:
             return None
-        self._came[inode] = session
-        asyncio.get_running_loop().call_later(CAME_SECONDS, self._came.pop, inode, None)
+        self._note_came(inode, session)
         if port is None:
             self._drop(flow)
-        if parked is not None:
-            self._let_go_of(flow_id, parked)
-        return flow
+        if parked is None:
+            return flow, -1
+        self._let_go_of(flow_id, parked, close=False)
+        return flow, parked.fd
+
+    def _note_came(self, inode: int, session: int) -> None:
+        loop = asyncio.get_running_loop()
+        if inode in self._came:
+            self._came.pop(inode)[1].cancel()
+        self._came[inode] = session, loop.call_later(CAME_SECONDS, self._came.pop, inode)
 
     async def _bring_home(self, lot: list[_Way]) -> None:
         try:

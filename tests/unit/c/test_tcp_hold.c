@@ -211,7 +211,7 @@ static void test_let_go(void)
 {
 	struct wire w;
 	struct vmh_tcp_conn *l;
-	struct pair p, q;
+	struct pair p, q, ended;
 	struct vmh_tcp_piece piece;
 
 	wire_open(&w, PERFECT, 64);
@@ -221,7 +221,14 @@ static void test_let_go(void)
 	put(&w, &p, 10, 1200);
 	put(&w, &q, 10, 50);
 	get(&p, 500);
-	CHECK(w.end[1].held_frames == 20, "%u", w.end[1].held_frames);
+	ended = pair(&w, l, 4002);
+	put(&w, &ended, 10, 1200);
+	vmh_tcp_shutdown(ended.from, SHUT_WR);
+	wire_run(&w, 50 * MS);
+	vmh_tcp_shutdown(ended.to, SHUT_WR);
+	wire_run(&w, 50 * MS);
+	CHECK(vmh_tcp_poll(ended.to) & VMH_TCP_HUP, "not ended");
+	CHECK(w.end[1].held_frames == 30, "%u", w.end[1].held_frames);
 	CHECK(vmh_tcp_take(p.to, &piece, 1) == 1 && piece.len == 700, "a piece");
 	p.read += 700;
 	vmh_tcp_let_go(w.end[1].t);
@@ -230,6 +237,8 @@ static void test_let_go(void)
 	CHECK(w.end[1].held_frames == 0, "%u", w.end[1].held_frames);
 	get(&p, 0);
 	get(&q, 0);
+	get(&ended, 0);
+	vmh_tcp_close(ended.to);
 	vmh_tcp_close(l);
 	wire_close(&w);
 }

@@ -289,9 +289,12 @@ bool hold_next(struct vmh_tcp_conn *c, struct segment *s)
 void hold_let_go(struct vmh_tcp *t)
 {
 	for (uint32_t i = 0; i <= t->table_mask; i++)
-		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next) {
-			copy_out(c, UINT32_MAX);
+		for (struct vmh_tcp_conn *c = t->table[i]; c; c = c->hash_next)
 			if (c->pcb && c->pcb->ooseq)
 				tcp_free_ooseq(c->pcb);
-		}
+	/* also those that have ended, which are in no table */
+	for (struct vmh_tcp_conn *c = t->first_holder, *next; c; c = next) {
+		next = c->holder_next;
+		copy_out(c, UINT32_MAX);
+	}
 }
