@@ -239,6 +239,7 @@ static void test_let_go(void)
 	get(&q, 0);
 	get(&ended, 0);
 	vmh_tcp_close(ended.to);
+	vmh_tcp_close(ended.from);
 	vmh_tcp_close(l);
 	wire_close(&w);
 }
