@@ -132,12 +132,12 @@ static void let_them_enter(void)
 	vmh_sys(SYS_nanosleep, &nap, NULL);
 }
 
-/* Who waits is on its way to the kernel. last: who is not there in time had no chance to run, or has left its call by
- * siglongjmp(). */
+/* Who waits is on its way to the kernel. An accept() has its number from its beginning there, which must not be the one
+ * that is closed in a moment. last: who is not there in time had no chance to run, or has left its call by siglongjmp(). */
 static void let_them_pass(struct vmh_tcps *s, bool last)
 {
 	if (vmh_tcps_let_pass(s)) {
-		if (!atomic_load(&s->left_fd))
+		if (!atomic_load(&s->left_fd) || atomic_load(&s->listens))
 			let_them_enter();
 	} else if (last) {
 		vmh_tcps_close_left(s);

@@ -832,7 +832,7 @@ static int narrow(void *arg, const uint8_t *frame, size_t len)
 	return len > *(size_t *)arg + 14;
 }
 
-static void test_path_mtu(void)
+static void path_mtu(uint64_t total)
 {
 	struct vmh_tcp_path path = wire_path(0);
 	struct vmh_tcp_conn *l, *c, *p;
@@ -842,12 +842,261 @@ static void test_path_mtu(void)
 	open_pair(&w, &l, &c, &p, NULL);
 	w.end[0].watch = narrow;
 	w.end[0].arg = &mtu;
-	struct stream s = {.from = c, .to = p, .total = 300000};
+	struct stream s = {.from = c, .to = p, .total = total};
 	CHECK(!stream_run(&w, &s, 1, 100000000), "nothing can have come through");
 	path.mtu = (uint16_t)mtu;
 	vmh_tcp_set_path(c, &path);
 	CHECK(stream_run(&w, &s, 1, 2 * NS) && !s.bad && s.read == s.total, "%lu of %lu", s.read, s.total);
 	close_pair(&w, l, c, p);
+}
+
+static void test_path_mtu(void)
+{
+	path_mtu(300000);
+	path_mtu(20000); /* its end is in a segment that is cut */
+}
+
+/* What an end sends, in the numbers of its stream. */
+struct sends {
+	uint32_t first, data_end, end; /* end: of the stream; 0: not yet */
+	unsigned n, without_time;
+};
+
+static int note_sends(void *arg, const uint8_t *frame, size_t len)
+{
+	const uint8_t *tcp = frame + wire_headers(frame);
+	size_t header = (size_t)(tcp[12] >> 4) * 4, data = len - wire_headers(frame) - header;
+	struct sends *s = arg;
+	uint32_t seq;
+
+	memcpy(&seq, tcp + 4, 4);
+	seq = ntohl(seq) - s->first;
+	s->n++;
+	s->without_time += tcp[12] >> 4 != 8;
+	if (data && (int32_t)(seq + data - s->data_end) > 0)
+		s->data_end = seq + (uint32_t)data;
+	if (tcp[13] & FIN)
+		s->end = seq + (uint32_t)data;
+	return 1;
+}
+
+static void inject_ack(struct wire *w, uint32_t seq, uint32_t ack, uint16_t wnd)
+{
+	inject_window(w, wnd, 4000, 80, seq, ack, ACK, NULL, 0);
+}
+
+/* The end of the stream has a number, and goes when the peer's window has room for it: of a segment of which it takes a
+ * part, or all but that. */
+static void test_an_end_and_the_window(void)
+{
+	static const uint16_t windows[] = {400, 1000};
+	static char buf[1000];
+
+	for (unsigned i = 0; i < 2; i++) {
+		struct vmh_tcp_conn *l, *p;
+		struct sends sends = {0};
+		struct seen seen = {0};
+		uint32_t seq, ack;
+		struct wire w;
+
+		p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+		sends.first = ack;
+		w.end[1].watch = note_sends;
+		w.end[1].arg = &sends;
+		inject_window(&w, 0, 4000, 80, seq, ack, ACK, "x", 1);
+		wire_write(p, buf, sizeof(buf));
+		vmh_tcp_shutdown(p, SHUT_WR);
+		CHECK(!sends.data_end && !sends.end, "%u %u", sends.data_end, sends.end);
+		inject_ack(&w, ++seq, ack, windows[i]);
+		wire_run(&w, NS * 3 / 10); /* it is cut after 200 ms, and not sent again yet */
+		CHECK(sends.data_end == windows[i] && !sends.end, "%u of %u, %u", sends.data_end, windows[i], sends.end);
+		inject_ack(&w, seq, ack + windows[i], 1000);
+		CHECK(sends.data_end == 1000 && sends.end == 1000, "%u at once: %u %u", windows[i], sends.data_end, sends.end);
+		vmh_tcp_abort(p);
+		vmh_tcp_close(l);
+		wire_close(&w);
+	}
+}
+
+/* Of a peer that does not wait so, the end is taken. */
+static void test_an_end_at_a_shut_window(void)
+{
+	struct vmh_tcp_conn *l, *p;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+	static char buf[1000];
+
+	p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	for (unsigned i = 0; i < 10000 && vmh_tcp_poll(p); i++) {
+		struct vmh_tcp_info info;
+		uint32_t room;
+
+		vmh_tcp_get_info(p, &info);
+		room = info.pcb.rcv_wnd < sizeof(buf) ? info.pcb.rcv_wnd : (uint32_t)sizeof(buf);
+		if (!room)
+			break;
+		inject(&w, 4000, 80, seq, ack, ACK, buf, room);
+		seq += room;
+	}
+	inject(&w, 4000, 80, seq, ack, ACK, buf, 1);
+	CHECK(seen.ack == seq, "it is shut");
+	inject(&w, 4000, 80, seq, ack, FIN | ACK, NULL, 0);
+	CHECK(vmh_tcp_poll(p) & VMH_TCP_RDHUP, "%x", vmh_tcp_poll(p));
+	wire_run(&w, NS);
+	CHECK(seen.ack == seq + 1, "%u", seen.ack - seq);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+/* A segment that comes late, and acknowledges, tells the window that goes with that. */
+static void test_a_window_that_comes_late(void)
+{
+	struct vmh_tcp_conn *l, *p;
+	struct sends sends = {0};
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+	static char buf[9000];
+
+	p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	sends.first = ack;
+	w.end[1].watch = note_sends;
+	w.end[1].arg = &sends;
+	inject_window(&w, 4 * 536, 4000, 80, seq + 100, ack, ACK, "later", 5);
+	wire_write(p, buf, sizeof(buf));
+	wire_run(&w, NS / 100);
+	CHECK(sends.data_end == 4 * 536, "%u", sends.data_end);
+	inject_window(&w, 536, 4000, 80, seq, ack + 4 * 536, ACK, "x", 1);
+	wire_run(&w, NS / 2);
+	CHECK(sends.data_end == 5 * 536, "%u", sends.data_end);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+/* Probes of a shut window and of a peer that is silent have the time, as all segments then (RFC 7323, 3.2). */
+static void test_probes_have_the_time(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct sends sends = {0};
+	struct vmh_tcp_options o;
+	struct wire w;
+	static char buf[60000];
+
+	open_pair(&w, &l, &c, &p, NULL);
+	vmh_tcp_get_options(c, &o);
+	o.keepalive = true;
+	o.keep_idle_s = o.keep_intvl_s = 1;
+	o.keep_cnt = 30;
+	vmh_tcp_set_options(c, &o);
+	w.end[0].watch = note_sends;
+	w.end[0].arg = &sends;
+	wire_run(&w, 10 * NS);
+	CHECK(sends.n > 5 && !sends.without_time, "%u, %u without", sends.n, sends.without_time);
+	w.end[0].watch = NULL;
+	wire_run(&w, 2 * NS);
+	for (unsigned i = 0; i < 1000 && wire_write(c, buf, sizeof(buf)) > 0; i++)
+		wire_run(&w, NS / 100);
+	wire_run(&w, NS);
+	w.end[0].watch = note_sends;
+	sends = (struct sends){0};
+	wire_run(&w, 10 * NS);
+	CHECK(sends.n > 1 && !sends.without_time, "%u, %u without", sends.n, sends.without_time);
+	w.end[0].watch = NULL;
+	close_pair(&w, l, c, p);
+}
+
+/* A peer that answers may keep its window shut for ever, but not when nobody here has the connection any more. */
+static void test_an_orphan_at_a_shut_window(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct wire w;
+	static char buf[60000];
+
+	open_pair(&w, &l, &c, &p, NULL);
+	for (unsigned i = 0; i < 1000 && wire_write(c, buf, sizeof(buf)) > 0; i++)
+		wire_run(&w, NS / 100);
+	wire_run(&w, 1000 * NS);
+	CHECK(!vmh_tcp_error(c), "%d", vmh_tcp_error(c));
+	vmh_tcp_close(c);
+	wire_run(&w, 300 * NS);
+	CHECK(stats(&w, 0).conns == 0, "for ever");
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_run(&w, 300 * NS);
+	wire_close(&w);
+}
+
+/* Of what was never sent, or urgent somewhere: nothing is taken, and the connection stays where it is. */
+static void test_of_what_was_never_sent(void)
+{
+	struct vmh_tcp_conn *l, *p;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+
+	p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	wire_run(&w, NS);
+	inject(&w, 4000, 80, seq, ack + 1000, ACK, "data", 4);
+	CHECK(!(vmh_tcp_poll(p) & VMH_TCP_IN) && seen.flags == ACK && seen.ack == seq, "%x %u", seen.flags, seen.ack - seq);
+	wire_run(&w, NS);
+	inject(&w, 4000, 80, seq, ack + 1000, FIN | ACK, NULL, 0);
+	CHECK(!(vmh_tcp_poll(p) & VMH_TCP_RDHUP) && seen.ack == seq, "%u", seen.ack - seq);
+	inject(&w, 4000, 80, seq + 10000000, ack, ACK | URG, "data", 4);
+	inject(&w, 4000, 80, seq, ack + 1000, ACK | URG, "data", 4);
+	inject(&w, 4000, 80, seq - 4, ack, ACK | URG, "data", 4);
+	CHECK(!(vmh_tcp_poll(p) & VMH_TCP_URGENT), "%x", vmh_tcp_poll(p));
+	inject(&w, 4000, 80, seq, ack, ACK | URG, "data", 4);
+	CHECK(vmh_tcp_poll(p) & VMH_TCP_URGENT, "%x", vmh_tcp_poll(p));
+	inject(&w, 4000, 80, seq, ack + 1000, RST | ACK, NULL, 0);
+	CHECK(vmh_tcp_error(p) == ECONNRESET, "a reset is looked at by its number alone");
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+/* A peer that begins anew hears of it at once, and ends the old one. */
+static void test_another_syn(void)
+{
+	struct vmh_tcp_conn *l, *p;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+
+	bring(&w, &l, SYN_RECEIVED, &seen, &seq, &ack);
+	inject(&w, 4000, 80, seq + 990000, ack, ACK, NULL, 0);
+	CHECK(seen.flags == ACK && vmh_tcp_accept(l, NULL, &p) == -EAGAIN, "%x: far outside", seen.flags);
+	wire_run(&w, NS);
+	inject(&w, 4000, 80, 500000, 0, SYN, NULL, 0);
+	CHECK(seen.flags == ACK && seen.ack == seq && seen.seq == ack, "%x %u", seen.flags, seen.ack);
+	inject(&w, 4000, 80, seq, 0, RST, NULL, 0);
+	inject(&w, 4000, 80, 500000, 0, SYN, NULL, 0);
+	CHECK(seen.flags == (SYN | ACK) && seen.ack == 500001, "%x %u", seen.flags, seen.ack);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+/* An end that comes again has not heard our ACK, and may once more. */
+static void test_an_end_that_comes_again(void)
+{
+	struct vmh_tcp_conn *l, *p;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+
+	p = bring(&w, &l, WAITING, &seen, &seq, &ack);
+	vmh_tcp_close(p);
+	for (unsigned i = 0; i < 3; i++) {
+		wire_run(&w, 50 * NS);
+		inject(&w, 4000, 80, seq - 1, ack, FIN | ACK, NULL, 0);
+		CHECK(seen.flags == ACK && seen.ack == seq, "%u: %x", i, seen.flags);
+	}
+	wire_run(&w, 61 * NS);
+	CHECK(stats(&w, 1).time_wait == 0, "it is over then");
+	vmh_tcp_close(l);
+	wire_close(&w);
 }
 
 static void test_paws_and_isn(void)
@@ -1278,6 +1527,14 @@ int main(void)
 	test_the_rest_of_a_cork();
 	test_no_keepalive_of_an_orphan();
 	test_path_mtu();
+	test_an_end_and_the_window();
+	test_an_end_at_a_shut_window();
+	test_a_window_that_comes_late();
+	test_probes_have_the_time();
+	test_an_orphan_at_a_shut_window();
+	test_of_what_was_never_sent();
+	test_another_syn();
+	test_an_end_that_comes_again();
 	test_paws_and_isn();
 	test_reset_of_unread();
 	test_unwanted();

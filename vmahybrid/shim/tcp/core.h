@@ -377,6 +377,8 @@ void hold_let_go(struct vmh_tcp *t);
 err_t core_send(struct vmh_tcp_conn *c, struct pbuf *p); /* a segment, from its TCP header on */
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts);
+void core_send_probe(struct vmh_tcp_conn *c, uint32_t tsval);
+void core_probe(struct vmh_tcp_conn *c);
 int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, const struct bare *b);
 uint64_t core_hash(const struct vmh_tcp *t, const struct key *k, uint64_t salt); /* with the secret */
 uint64_t core_hash_more(const struct vmh_tcp *t, uint64_t hash, uint64_t word);
@@ -396,6 +398,7 @@ unsigned demux_closing(struct vmh_tcp *t, uint64_t *left);
 unsigned demux_port_users(struct vmh_tcp *t, uint16_t lport);
 bool demux_in_use(struct vmh_tcp *t, const struct vmh_ip *laddr, unsigned families, uint16_t lport, bool reuse);
 unsigned demux_port_names(struct vmh_tcp *t, uint16_t lport, struct vmh_tcp_addr *out, unsigned max);
+void demux_tw_renew(struct vmh_tcp *t, struct tw *w); /* its time begins anew */
 void demux_tw_remove(struct vmh_tcp *t, struct tw *w);
 uint64_t demux_tw_expire(struct vmh_tcp *t);
 void demux_ended(struct vmh_tcp *t, const struct key *k, uint32_t snd_nxt); /* of one that was opened here */
@@ -425,6 +428,7 @@ void recovery_reorder(struct vmh_tcp_conn *c);
 void recovery_rtt(struct vmh_tcp_conn *c, uint32_t us);
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c);
 uint32_t recovery_flight(const struct vmh_tcp_conn *c);
+err_t core_split(struct tcp_pcb *pcb, u16_t at); /* `at` bytes, at most an MSS, in the first one */
 bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at);
 uint32_t recovery_probe_us(const struct vmh_tcp_conn *c);
 void recovery_output(struct vmh_tcp_conn *c);

@@ -158,6 +158,15 @@ static void tw_grow(struct vmh_tcp *t)
 }
 
 /* All stay equally long, so the list is in the order of their ends. */
+static void tw_append(struct vmh_tcp *t, struct tw *w)
+{
+	w->until = t->now + TIME_WAIT_US;
+	w->next = NULL;
+	w->in = t->tw_end;
+	*w->in = w;
+	t->tw_end = &w->next;
+}
+
 void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 {
 	struct vmh_tcp *t = c->t;
@@ -180,14 +189,26 @@ void demux_tw_add(struct vmh_tcp_conn *c, const struct tcp_pcb *pcb, bool moved)
 	w->reuse = c->opt.reuse;
 	w->ts_recent = pcb->ts_recent;
 	w->ts_offset = c->ts_offset;
-	w->until = t->now + TIME_WAIT_US;
 	at = &t->tw_table[hash(t, &w->key) & t->tw_mask];
 	w->hash_next = *at;
 	*at = w;
-	w->in = t->tw_end;
-	*w->in = w;
-	t->tw_end = &w->next;
+	tw_append(t, w);
 	t->ntw++;
+}
+
+static void tw_unlink(struct vmh_tcp *t, struct tw *w)
+{
+	*w->in = w->next;
+	if (w->next)
+		w->next->in = w->in;
+	else
+		t->tw_end = w->in;
+}
+
+void demux_tw_renew(struct vmh_tcp *t, struct tw *w)
+{
+	tw_unlink(t, w);
+	tw_append(t, w);
 }
 
 /* Not always the first one: its name may be used anew. */
@@ -199,11 +220,7 @@ void demux_tw_remove(struct vmh_tcp *t, struct tw *w)
 		;
 	*at = w->hash_next;
 	t->ntw--;
-	*w->in = w->next;
-	if (w->next)
-		w->next->in = w->in;
-	else
-		t->tw_end = w->in;
+	tw_unlink(t, w);
 	vmh_heap_free(w);
 }
 

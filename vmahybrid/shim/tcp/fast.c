@@ -89,7 +89,7 @@ static void take_window(struct tcp_pcb *pcb, uint32_t seq, uint32_t ack, uint16_
 	uint32_t wnd = SND_WND_SCALE(pcb, field);
 
 	if (!TCP_SEQ_LT(pcb->snd_wl1, seq) && !(pcb->snd_wl1 == seq && TCP_SEQ_LT(pcb->snd_wl2, ack)) &&
-	    !(pcb->snd_wl2 == ack && wnd > pcb->snd_wnd))
+	    !(pcb->snd_wl2 == ack && wnd > pcb->snd_wnd) && !TCP_SEQ_GT(ack, pcb->lastack))
 		return;
 	pcb->snd_wnd = wnd;
 	pcb->snd_wnd_max = LWIP_MAX(pcb->snd_wnd_max, wnd);

@@ -52,7 +52,7 @@ static void cut(struct vmh_tcp_conn *c, uint16_t mss)
 	struct tcp_pcb *pcb = c->pcb;
 	struct tcp_seg *s, *unsent = pcb->unsent, **end = &pcb->unacked;
 
-	/* tcp_split_unsent_seg() works on the head of the unsent queue: all goes there, and comes back piece by piece */
+	/* core_split() works on the head of the unsent queue: all goes there, and comes back piece by piece */
 	while (*end)
 		end = &(*end)->next;
 	*end = unsent;
@@ -63,7 +63,7 @@ static void cut(struct vmh_tcp_conn *c, uint16_t mss)
 		u16_t optlen = s->flags & TF_SEG_OPTS_TS ? 12 : 0;
 
 		if (s->len + optlen > mss && !(TCPH_FLAGS(s->tcphdr) & TCP_SYN))
-			tcp_split_unsent_seg(pcb, (u16_t)(mss - optlen));
+			core_split(pcb, (u16_t)(mss - optlen));
 		s = pcb->unsent;
 		pcb->unsent = s->next;
 		s->next = NULL;

@@ -175,7 +175,7 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 	bool answered = in->payload == 0 && !(in->flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
 			!TCP_SEQ_BETWEEN(in->seq, pcb->rcv_nxt, pcb->rcv_nxt + pcb->rcv_wnd);
 
-	if (pcb->state < ESTABLISHED || (!answered && (!(in->flags & TCP_ACK) || TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))))
+	if (pcb->state < ESTABLISHED || in->flags & TCP_RST || (!answered && (!(in->flags & TCP_ACK) || TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))))
 		return false;
 	if (c->t->now - c->answered_at < INVALID_US)
 		return true;
@@ -183,9 +183,32 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 	return false;
 }
 
+/* At most as often as storm() allows. */
+static void tell_right_one(struct vmh_tcp_conn *c)
+{
+	if (c->t->now - c->answered_at < INVALID_US)
+		return;
+	c->answered_at = c->t->now;
+	tcp_send_empty_ack(c->pcb);
+}
+
+/* Of what somebody has begun to open here: outside of the window, as Linux. A SYN that comes again is answered as before. */
+static bool is_beside_syn(struct vmh_tcp_conn *c, const struct seg_in *in)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	uint32_t end = in->seq + in->payload + !!(in->flags & TCP_SYN) + !!(in->flags & TCP_FIN);
+
+	if (!c->parent || pcb->state != SYN_RCVD || in->flags & TCP_RST ||
+	    (in->flags & TCP_SYN && in->seq + 1 == pcb->rcv_nxt) ||
+	    in->seq == pcb->rcv_nxt || (TCP_SEQ_GT(end, pcb->rcv_nxt) && TCP_SEQ_LT(in->seq, pcb->rcv_nxt + pcb->rcv_wnd)))
+		return false;
+	tell_right_one(c);
+	return true;
+}
+
 /* What nobody sends who knows the connection: without an ACK (RFC 9293, 3.10.7.4), or with one of what the peer has
- * acknowledged long ago, or never had (RFC 5961, 5.2), to which it is told the right one. Of what is opening yet: with the
- * right one and without a SYN (RFC 9293, 3.10.7.3), where lwIP would refuse it. Inside. */
+ * acknowledged long ago, or never had (RFC 5961, 5.2), or what was never sent, to which it is told the right one. Of what
+ * is opening yet: with the right one and without a SYN (RFC 9293, 3.10.7.3), where lwIP would refuse it. Inside. */
 static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	struct tcp_pcb *pcb = c->pcb;
@@ -201,12 +224,9 @@ static bool is_guessed(struct vmh_tcp_conn *c, const struct seg_in *in)
 		return false;
 	if (!(in->flags & TCP_ACK))
 		return true;
-	if (!TCP_SEQ_LT(in->ack, pcb->lastack - back))
+	if (!TCP_SEQ_LT(in->ack, pcb->lastack - back) && !TCP_SEQ_GT(in->ack, pcb->snd_nxt))
 		return false;
-	if (c->t->now - c->answered_at >= INVALID_US) {
-		c->answered_at = c->t->now;
-		tcp_send_empty_ack(pcb);
-	}
+	tell_right_one(c);
 	return true;
 }
 
@@ -275,6 +295,13 @@ static void cut_to_window(const struct tcp_pcb *pcb, struct seg_in *in, struct s
 	s->tcp[13] &= (uint8_t)~TCP_FIN;
 }
 
+/* An end without data is taken where the window is shut: some do not count it (Linux since 6.16 takes it, too). */
+static void let_end_in(struct tcp_pcb *pcb, const struct seg_in *in)
+{
+	if (in->flags & TCP_FIN && !in->payload && !pcb->rcv_wnd && in->seq == pcb->rcv_nxt && pcb->state >= ESTABLISHED)
+		pcb->rcv_wnd = 1;
+}
+
 /* The window of a run is as new as its last frame; lwIP would take it for one of the first. */
 static void take_window(struct tcp_pcb *pcb, const struct seg_in *in, const struct segment *s)
 {
@@ -312,10 +339,22 @@ static bool tells_window(const struct tcp_pcb *pcb, const struct seg_in *in)
 		TCP_SEQ_BETWEEN(in->ack, pcb->lastack, pcb->snd_nxt));
 }
 
+/* As Linux: what acknowledges something new tells the window, also where it comes late. lwIP would keep the old one, whose
+ * end has moved by then. */
+static bool tells_late(struct tcp_pcb *pcb, const struct seg_in *in)
+{
+	if (pcb->state < ESTABLISHED || !(in->flags & TCP_ACK) || TCP_SEQ_GT(in->seq, pcb->rcv_nxt) ||
+	    TCP_SEQ_GEQ(in->seq, pcb->snd_wl1) || TCP_SEQ_LEQ(in->ack, pcb->lastack) || TCP_SEQ_GT(in->ack, pcb->snd_nxt))
+		return false;
+	pcb->snd_wl1 = in->seq;
+	pcb->snd_wl2 = in->ack - 1;
+	return true;
+}
+
 /* To lwIP, which keeps the window that it has: nothing is newer than this. */
 static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struct segment *s)
 {
-	uint32_t wl1 = c->pcb->snd_wl1, wl2 = c->pcb->snd_wl2;
+	uint32_t wl1 = c->pcb->snd_wl1, wl2 = c->pcb->snd_wl2, una = c->pcb->lastack, acked;
 
 	c->pcb->snd_wl1 = in->seq + 1;
 	c->pcb->snd_wl2 = in->ack + 1;
@@ -324,6 +363,8 @@ static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struc
 		return;
 	c->pcb->snd_wl1 = wl1;
 	c->pcb->snd_wl2 = wl2;
+	acked = c->pcb->lastack - una;
+	c->pcb->snd_wnd -= LWIP_MIN(acked, c->pcb->snd_wnd); /* it ends where it did */
 }
 
 /* RFC 2883: bytes that came before stand in front of the SACKs of the answer, so that a peer which sent them again for nothing
@@ -459,6 +500,13 @@ static bool unwanted(const struct vmh_tcp_conn *c, const struct seg_in *in)
 	       TCP_SEQ_GT(in->seq + in->payload, pcb->rcv_nxt) && TCP_SEQ_LEQ(in->seq, pcb->rcv_nxt + pcb->rcv_wnd);
 }
 
+/* New data, of which some is urgent. */
+static bool brings_urgent(const struct tcp_pcb *pcb, const struct seg_in *in)
+{
+	return in->flags & TCP_URG && in->payload && pcb->state >= ESTABLISHED &&
+	       TCP_SEQ_GT(in->seq + in->payload, pcb->rcv_nxt) && TCP_SEQ_LT(in->seq, pcb->rcv_nxt + pcb->rcv_wnd);
+}
+
 /* Inside. The peer takes a reset at once that is where it expects the next byte. */
 static void reset_unwanted(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
@@ -513,15 +561,9 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		t->stats.accept_dropped++; /* the peer sends again, and there may be room then */
 		return;
 	}
-	if (in.flags & TCP_URG && in.payload && c->pcb->state >= ESTABLISHED && !unwanted(c, &in)) {
-		c->urgent = c->changed = true;
-		core_enter(t, c);
-		core_leave(t, c);
-		return;
-	}
 	core_enter(t, c);
 	take_late_reset(c->pcb, &in, s);
-	if (is_guessed(c, &in) || storm(c, &in) || paws_refuses(c, &in, s)) {
+	if (is_guessed(c, &in) || is_beside_syn(c, &in) || storm(c, &in) || paws_refuses(c, &in, s)) {
 		core_leave(t, c);
 		return;
 	}
@@ -530,10 +572,15 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		core_leave(t, c);
 		return;
 	}
+	if (brings_urgent(c->pcb, &in)) {
+		c->urgent = c->changed = true;
+		core_leave(t, c);
+		return;
+	}
 	cut_to_window(c->pcb, &in, s);
 	first = input_count(c, &in, frames(s));
 	c->hold_ack = has_company(c, &in);
-	tells = tells_window(c->pcb, &in);
+	tells = tells_late(c->pcb, &in) || tells_window(c->pcb, &in);
 	if (tells && s->next)
 		take_window(c->pcb, &in, s);
 	else if (tells)
@@ -541,6 +588,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	recovery_before(c, &in);
 	twice = tell_twice(c->pcb, &in, s, sacks, &behind);
 	holes = c->pcb->ooseq;
+	let_end_in(c->pcb, &in);
 	if (tells)
 		to_lwip(t, c, &in, s, &c->key);
 	else
@@ -662,6 +710,8 @@ static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 		demux_tw_remove(t, w); /* RFC 6191: a new connection */
 		return -ENOENT;
 	}
+	if (!w->moved && in.flags & TCP_ACK && (in.payload || in.flags & TCP_FIN))
+		demux_tw_renew(t, w);
 	if (!w->moved && (in.payload || in.flags & (TCP_FIN | TCP_SYN)))
 		core_send_segment(t, &w->path, &w->key, w->snd_nxt, w->rcv_nxt, TCP_ACK,
 				  (uint32_t)(t->now / 1000) + w->ts_offset, w->ts_recent, w->ts);

@@ -320,6 +320,34 @@ static bool is_corked_rest(const struct vmh_tcp_conn *c, const struct tcp_hdr *t
 	       !(pcb->flags & TF_FIN) && tcp->seqno == lwip_htonl(pcb->snd_nxt) && tcp_len - 4u * TCPH_HDRLEN(tcp) == s->len;
 }
 
+static void put_sum(struct tcp_hdr *tcp, uint16_t old, uint16_t new)
+{
+	tcp->chksum = sum_of((uint32_t)(uint16_t)~tcp->chksum + (uint16_t)~old + new);
+}
+
+/* The end of the stream has a number, and is within the window as each byte: a peer drops what is not, and maybe the data
+ * before it. lwIP does not count it. True: it stays in the queue; behind data it goes back there. */
+static bool is_end_beyond(struct vmh_tcp_conn *c, struct tcp_hdr *tcp, size_t tcp_len)
+{
+	struct tcp_pcb *pcb = c->pcb;
+	size_t len = tcp_len - 4u * TCPH_HDRLEN(tcp);
+	uint16_t flags;
+
+	if (!(TCPH_FLAGS(tcp) & TCP_FIN) || tcp->seqno != lwip_htonl(pcb->snd_nxt) || pcb->state < ESTABLISHED ||
+	    TCP_SEQ_LT(pcb->snd_nxt + (uint32_t)len, pcb->lastack + pcb->snd_wnd))
+		return false;
+	if (!len) {
+		c->kept_rest = true;
+		return true;
+	}
+	flags = tcp->_hdrlen_rsvd_flags;
+	TCPH_UNSET_FLAG(tcp, TCP_FIN);
+	if (tcp_enqueue_flags(pcb, TCP_FIN)) /* no memory */
+		TCPH_SET_FLAG(tcp, TCP_FIN);
+	put_sum(tcp, flags, tcp->_hdrlen_rsvd_flags);
+	return false;
+}
+
 /* The next segment of the stream, and not one that is sent again. */
 static bool is_new(const struct vmh_tcp_conn *c, const struct tcp_hdr *tcp, size_t tcp_len)
 {
@@ -354,6 +382,8 @@ err_t ip4_output_if(struct pbuf *p, const ip4_addr_t *src, const ip4_addr_t *des
 		core_conn->kept_rest = true;
 		return ERR_WOULDBLOCK;
 	}
+	if (core_conn && core_conn->pcb && is_end_beyond(core_conn, tcp, tcp_len))
+		return ERR_WOULDBLOCK;
 	if (core_conn && core_conn->settling && core_conn->pcb && is_new(core_conn, tcp, tcp_len))
 		return ERR_WOULDBLOCK; /* stays in the queue */
 	if (core_conn && core_conn->pcb && is_short(core_conn, tcp, tcp_len)) {
@@ -397,6 +427,29 @@ int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const str
 	tcp[17] = (uint8_t)sum;
 	fill_headers(t, path, frame, len, k, b->ttl, b->tos);
 	return put_on_wire(t, frame, ETH_LEN + ip_len(k) + len);
+}
+
+/* As Linux asks a peer for an answer: by the number of a byte that it has had. */
+void core_send_probe(struct vmh_tcp_conn *c, uint32_t tsval)
+{
+	const struct tcp_pcb *pcb = c->pcb;
+	uint32_t words[2] = {htonl(tsval), htonl(pcb->ts_recent)};
+	uint8_t options[TS_LEN] = {1, 1, 8, 10};
+	struct bare b = {.seq = pcb->lastack - 1, .ack = pcb->rcv_nxt, .flags = TCP_ACK, .ttl = pcb->ttl, .tos = pcb->tos,
+			 .wnd = TCPWND_MIN16(RCV_WND_SCALE(pcb, pcb->rcv_ann_wnd)),
+			 .options = options, .options_len = pcb->flags & TF_TIMESTAMP ? TS_LEN : 0};
+
+	memcpy(options + 4, words, 8);
+	core_send_bare(c->t, &c->path, &c->key, &b);
+	count_sent(c, 0);
+}
+
+/* lwIP's own have no timestamps. Inside. */
+void core_probe(struct vmh_tcp_conn *c)
+{
+	core_send_probe(c, sys_now());
+	c->pcb->rcv_ann_right_edge = c->pcb->rcv_nxt + c->pcb->rcv_ann_wnd;
+	c->pcb->ts_lastacksent = c->pcb->rcv_nxt;
 }
 
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,

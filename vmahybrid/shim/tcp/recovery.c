@@ -170,6 +170,18 @@ static void karn(struct vmh_tcp_conn *c, uint32_t seq)
 	}
 }
 
+/* The first unsent segment in two. lwIP gives the end to the second one, and does not take it from the first. */
+err_t core_split(struct tcp_pcb *pcb, u16_t at)
+{
+	struct tcp_seg *s = pcb->unsent;
+	bool long_enough = s->len > at;
+	err_t err = tcp_split_unsent_seg(pcb, at);
+
+	if (!err && long_enough)
+		TCPH_UNSET_FLAG(s->tcphdr, TCP_FIN | TCP_PSH);
+	return err;
+}
+
 /* Sends the segment at *at, which is unacked, again, or what the window has room for, and the first one as a probe if it
  * has none. It keeps its place. False: not possible now. */
 bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
@@ -187,7 +199,7 @@ bool recovery_resend(struct vmh_tcp_conn *c, struct tcp_seg **at)
 	*at = s->next;
 	s->next = NULL;
 	pcb->unsent = s;
-	if (room && s->len > room && tcp_split_unsent_seg(pcb, (u16_t)LWIP_MIN(room, pcb->mss)) == ERR_OK) {
+	if (room && s->len > room && core_split(pcb, (u16_t)LWIP_MIN(room, pcb->mss)) == ERR_OK) {
 		s->next->next = *at;
 		*at = s->next;
 		s->next = NULL;

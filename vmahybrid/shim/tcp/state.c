@@ -57,17 +57,13 @@ void core_forget(struct vmh_tcp_conn *c)
 	core_leave(c->t, c);
 }
 
-/* A window probe: a byte that the peer has had, at a time that it knows: the next stack's clock may be behind ours. */
+/* At a time that the peer knows: the next stack's clock may be behind ours. */
 void core_nudge(struct vmh_tcp_conn *c)
 {
-	const struct tcp_pcb *pcb = c->pcb;
-	struct vmh_tcp *t = c->t;
-
-	if (!pcb || !c->frozen)
+	if (!c->pcb || !c->frozen)
 		return;
-	t->now = t->env.now_ns(t->env.ctx) / 1000;
-	core_send_segment(t, &c->path, &c->key, pcb->lastack - 1, pcb->rcv_nxt, TCP_ACK,
-			  c->ts_sent, pcb->ts_recent, pcb->flags & TF_TIMESTAMP);
+	c->t->now = c->t->env.now_ns(c->t->env.ctx) / 1000;
+	core_send_probe(c, c->ts_sent);
 }
 
 /* Bytes of a queue from `from` on: counted, and copied if `to` is not NULL. */

@@ -217,11 +217,16 @@ static bool too_long(const struct vmh_tcp_conn *c, uint64_t since)
 	return since && c->t->now - since >= limit;
 }
 
+/* The window of a peer that answers, for ever: not with TCP_USER_TIMEOUT, nor when the program has closed. */
+static bool may_be_shut(const struct vmh_tcp_conn *c)
+{
+	return !c->opt.user_timeout_ms && !c->app_closed;
+}
+
 static void on_rto(struct vmh_tcp_conn *c)
 {
 	unsigned state = c->pcb->state;
-	/* a peer that answers may keep its window shut, but for TCP_USER_TIMEOUT */
-	uint64_t since = c->opt.user_timeout_ms || c->pcb->snd_wnd ? c->first_sent_at : c->heard_at;
+	uint64_t since = c->pcb->snd_wnd || !may_be_shut(c) ? c->first_sent_at : c->heard_at;
 
 	if (!c->pcb->unacked)
 		return;
@@ -243,8 +248,7 @@ static void on_persist(struct vmh_tcp_conn *c)
 
 	if (!pcb->unsent || pcb->unacked)
 		return;
-	/* a peer that answers may keep its window closed for ever, but for TCP_USER_TIMEOUT */
-	if (too_long(c, c->opt.user_timeout_ms ? c->probing_since : c->heard_at)) {
+	if (too_long(c, may_be_shut(c) ? c->heard_at : c->probing_since)) {
 		core_drop(c, ETIMEDOUT, false);
 		return;
 	}
@@ -254,11 +258,10 @@ static void on_persist(struct vmh_tcp_conn *c)
 		c->persist_shift++;
 	if (pcb->snd_wnd == 0) {
 		c->count.probes++;
-		tcp_zero_window_probe(pcb);
-		c->nxt = pcb->snd_nxt; /* no sample: it is acknowledged when the peer reads again */
+		core_probe(c);
 	} else {
 		if (pcb->unsent->len > pcb->snd_wnd)
-			tcp_split_unsent_seg(pcb, (u16_t)pcb->snd_wnd);
+			core_split(pcb, (u16_t)pcb->snd_wnd);
 		tcp_set_flags(pcb, TF_NAGLEMEMERR);
 		recovery_push(c);
 	}
@@ -277,7 +280,7 @@ static void on_keep(struct vmh_tcp_conn *c)
 	} else if (give_up) {
 		core_drop(c, ETIMEDOUT, true);
 	} else {
-		tcp_keepalive(c->pcb);
+		core_probe(c);
 		c->keep_sent++;
 		c->due[T_KEEP] = now + c->opt.keep_intvl_s * SEC;
 	}
