@@ -201,6 +201,18 @@ def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
     return found
 
 
+def unfreeze(sock: socket.socket, check: Callable[[TcpState], None]) -> TcpState:
+    """Of one that somebody else froze, and has left so: it goes on as it was. ``check`` raises where it may not. Raises
+    Refused (TCP_STATE), OSError."""
+    if not tcpsock.repairing(sock):
+        raise _refuse("it is not in repair mode")
+    state, kept = _read(sock), Kept.of(sock)
+    check(state)
+    tcpsock.take_all(sock)
+    tcpsock.leave(sock, reuse=kept.reuse, probe=True)
+    return state
+
+
 def together(steps: Sequence[Generator[None, None, _T]],
              waits: Sequence[Callable[[list[int]], Mapping[int, Exception] | None]],
              done: Callable[[int, _T | BaseException], None] | None = None) -> list[_T | BaseException]:

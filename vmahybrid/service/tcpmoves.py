@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from vmahybrid.contracts import addr_to_bytes, lib
 from vmahybrid.errors import Refused
-from vmahybrid.net import conntrack, tcpask, tcpsock
+from vmahybrid.net import conntrack, tcpask, tcprepair, tcpsock
 from vmahybrid.net.tcpfin import fin_frame, stale_frame
 from vmahybrid.net.tcpmove import Homing, Mover
 from vmahybrid.net.tcprepair import Kept, MoveFailed
@@ -83,6 +83,14 @@ class Room:
             return TcpState.length_of(os.pread(self.file, HEADER_LEN, self.at)) <= LIGHT_BYTES
         except (Refused, OSError, OverflowError, ValueError, struct.error):
             return True
+
+    def is_blank(self) -> bool:
+        """No state: nobody has it."""
+        try:
+            _check_memory(self.file)
+            return os.pread(self.file, HEADER_LEN, self.at) == bytes(HEADER_LEN)
+        except (Refused, OSError, OverflowError):
+            return False
 
     def read(self, light: bool) -> TcpState:
         """``light``: it was. Raises Refused."""
@@ -584,6 +592,8 @@ class _Way(_Wanted[tuple[Flow, TcpState, bool]]):
 
     def begin(self, light: bool, loop: asyncio.AbstractEventLoop) -> tuple[Flow, TcpState, Homing | None]:
         """In a thread. None: it is home. Raises Refused."""
+        if self.parked is None and self.port is None and self.room.is_blank():
+            return *self._thawed(), None
         state = self.room.read(light)
         if self.parked is None and _is_home(self.fd, state, self.came):
             return self._flow_of(state), state, None
@@ -592,6 +602,19 @@ class _Way(_Wanted[tuple[Flow, TcpState, bool]]):
         # an address that the host has lost a moment ago was the program's to use when the connection began
         return flow, state, Homing(self.fd, state, steering, begins=self.port is not None,
                                    anywhere=self.namespace.watcher.had(state.laddr))
+
+    def _thawed(self) -> tuple[Flow, TcpState]:
+        """An earlier service ended while it parked the socket. Raises Refused."""
+        sock = socket.socket(fileno=self.fd)
+        try:
+            state = tcprepair.unfreeze(sock, self._checked)
+        except OSError as error:
+            raise Refused("TCP connection", f"it stays frozen: {error}", "", int(Reason.TCP_STATE)) from None
+        finally:
+            sock.detach()
+        flow = self._flow_of(state)
+        log.info("TCP %s: frozen by an earlier service, and free again", flow.local_text)
+        return flow, state
 
     def _checked(self, state: TcpState) -> Flow:
         """Is it this program's?"""

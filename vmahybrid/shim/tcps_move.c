@@ -15,6 +15,7 @@
 #include "vmh_wait.h"
 #include "vmh_worker.h"
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -165,6 +166,8 @@ static int import(struct vmh_tcps *s, const struct vmh_tcp_blob *state, const st
 	return rc;
 }
 
+static void leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool abort_);
+
 static void publish(struct vmh_tcps *s, int fd)
 {
 	vmh_tcps_ask_nonblock(s, fd);
@@ -191,6 +194,13 @@ static void publish(struct vmh_tcps *s, int fd)
 	vmh_tring_flush(s->tring);
 	vmh_wake_all();
 	vmh_debug("fd %d: the TCP connection is on the ring of %s", fd, vmh_tring_ring(s->tring)->ifname);
+}
+
+/* Object lock held. */
+static void keep_blob(struct vmh_tcps *s, struct vmh_tcp_blob blob)
+{
+	vmh_tcp_blob_free(&s->blob);
+	s->blob = blob;
 }
 
 /* The kernel keeps the connection: what came to the ring meanwhile is its, too. */
@@ -279,6 +289,29 @@ static void await_kernel(int fd)
 			return;
 }
 
+/* `ret 0`, as the service has it: nothing is to come in while it reads the state. */
+static bool drops_all(int fd)
+{
+	struct sock_filter f[2] = { { 0 } };
+	socklen_t n = 2; /* instructions */
+
+	return !vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_GET_FILTER, f, &n) && n == 1 &&
+	       f[0].code == (BPF_RET | BPF_K) && !f[0].k;
+}
+
+/* The service has ended, or does not answer, and has not said how far it has come. False: the connection is the kernel's. */
+static bool was_left_frozen(int fd)
+{
+	int on = 0;
+	socklen_t len = sizeof(on);
+
+	if (!vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &on, &len) && on)
+		return true;
+	if (drops_all(fd))
+		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_DETACH_FILTER, &on, sizeof(on));
+	return false;
+}
+
 /* After steer() and the service. */
 static void move(struct adoption *m)
 {
@@ -290,8 +323,10 @@ static void move(struct adoption *m)
 			m->reason = m->take->reason;
 		if (m->s->flow_id)
 			vmh_session_detach(m->s->flow_id, m->reason);
-		if (m->take && m->take->err == -ETIMEDOUT)
+		if (m->take && m->take->err == -ETIMEDOUT) {
 			await_kernel(m->fd);
+			m->s->suspect = 1;
+		}
 	}
 	if (!m->st)
 		return;
@@ -383,12 +418,33 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	return false;
 }
 
+/* Object lock held. Nobody has its state: the next service lets it go on as it was. */
+static bool waits_for_thaw(struct vmh_tcps *s, int fd)
+{
+	struct vmh_tcp_blob blank = { vmh_scratch_new(sizeof(struct vmh_tcp_state)), sizeof(struct vmh_tcp_state) };
+
+	if (!blank.p || !was_left_frozen(fd)) {
+		vmh_tcp_blob_free(&blank);
+		return false;
+	}
+	memset(blank.p, 0, blank.len);
+	keep_blob(s, blank);
+	s->stranded_ns = vmh_now_ns();
+	s->reuse_told = 1;
+	atomic_store(&s->put_off, 0);
+	vmh_epoll_member_parked(&s->obj, true);
+	leave(s, VMH_TCPS_STRANDED, VMH_R_SERVICE_GONE, false);
+	return true;
+}
+
 static void adoption_ends(struct adoption *m)
 {
 	move(m);
 	if (!m->reason) {
 		m->s->addr = m->a;
 		publish(m->s, m->fd);
+	} else if (m->take && m->take->err == -ENOTCONN && waits_for_thaw(m->s, m->fd)) {
+		vmh_warn("fd %d: the service ended while it moved the TCP connection, which waits for the next one", m->fd);
 	} else {
 		stays(m->s, m->reason);
 	}
@@ -818,13 +874,6 @@ static struct vmh_tcp_blob end_of(const struct vmh_tcp_blob *state)
 	return (struct vmh_tcp_blob){ end, sizeof(*end) };
 }
 
-/* Object lock held. */
-static void keep_blob(struct vmh_tcps *s, struct vmh_tcp_blob blob)
-{
-	vmh_tcp_blob_free(&s->blob);
-	s->blob = blob;
-}
-
 /* After the service's answer. */
 static void homing_ends(struct homing *h)
 {
@@ -943,7 +992,8 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	int err = 0;
 
-	if (vmh_tcps_state(s) == VMH_TCPS_HOME || closed_unseen(s, reason))
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME ||
+	    (vmh_unlikely(vmh_memory_borrowed()) ? vmh_tcps_home_by_worker(s, reason) : closed_unseen(s, reason)))
 		return 0;
 	vmh_lock(&s->obj.lock);
 	switch (vmh_tcps_state(s)) {
@@ -1251,15 +1301,13 @@ static void home_inherited(struct vmh_tcps *s, void *arg)
 		return;
 	if (h->l)
 		homers_add(h->l, s);
-	else if (vmh_memory_borrowed() && vmh_tcps_state(s) == VMH_TCPS_LISTEN)
-		vmh_tcps_home_by_worker(s);
 	else
 		vmh_tcps_home(s, VMH_R_EXEC, false);
 }
 
 void vmh_tcps_home_inherited(bool (*named)(int fd))
 {
-	struct heirs h = { .named = named, .l = homers_new(VMH_R_EXEC, false) };
+	struct heirs h = { .named = named, .l = vmh_memory_borrowed() ? NULL : homers_new(VMH_R_EXEC, false) };
 
 	if (h.l)
 		vmh_tcps_each(home_inherited, &h);
@@ -1330,10 +1378,22 @@ static void tell_end(struct vmh_tcps *s)
 	vmh_unlock(&s->obj.lock);
 }
 
+/* One that was about to park it hung, and has ended since. */
+static void thaw_suspect(struct vmh_tcps *s)
+{
+	vmh_lock(&s->obj.lock);
+	s->suspect = 0;
+	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->obj.closed) && vmh_tcps_owns_fd(s))
+		waits_for_thaw(s, s->obj.fd);
+	vmh_unlock(&s->obj.lock);
+}
+
 static void back_one(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;
 	tell_end(s);
+	if (vmh_unlikely(s->suspect))
+		thaw_suspect(s);
 	if (vmh_tcps_state(s) == VMH_TCPS_STRANDED)
 		vmh_tcps_home(s, VMH_R_SERVICE_GONE, false);
 	else if (s->listening) /* it was on rings before */

@@ -107,14 +107,14 @@ static void tell_of_long_frames(struct vmh_tring *t, bool offload)
 
 static void home_if_unfit(struct vmh_tcps *s, void *arg)
 {
-	unsigned reason = atomic_load(&s->unfit);
+	unsigned reason = atomic_load(&s->unfit), asked = atomic_load(&s->asked);
 
 	(void)arg;
-	if (reason == VMH_R_EXEC) {
-		if (vmh_tcps_state(s) == VMH_TCPS_LISTEN)
-			vmh_tcps_home(s, reason, false);
-		atomic_store(&s->unfit, 0);
-	} else if (atomic_load(&s->ended)) {
+	if (vmh_unlikely(asked)) {
+		vmh_tcps_home(s, asked, false);
+		atomic_store(&s->asked, 0);
+	}
+	if (atomic_load(&s->ended)) {
 		vmh_tcps_let_name_go(s);
 	} else if (reason && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		if (reason != VMH_R_TCP_LONG_FRAMES && reason != VMH_R_TCP_FRAGMENTS) {
@@ -144,17 +144,19 @@ static void is_unfit(struct vmh_tcps *s, uint8_t reason)
 	vmh_worker_wake();
 }
 
-/* For a child that runs in our memory: what it accepted would have numbers of its own table. */
-void vmh_tcps_home_by_worker(struct vmh_tcps *s)
+bool vmh_tcps_home_by_worker(struct vmh_tcps *s, unsigned reason)
 {
 	const struct timespec nap = { 0, BORROWED_NAP_NS };
 	uint64_t end = vmh_now_ns() + BORROWED_NS;
 
 	if (!atomic_load(&vmh_worker_runs))
-		return;
-	is_unfit(s, VMH_R_EXEC);
-	while (atomic_load(&s->unfit) == VMH_R_EXEC && vmh_now_ns() < end)
+		return false;
+	atomic_store(&s->asked, (uint8_t)reason);
+	atomic_store(&any_unfit, 1);
+	vmh_worker_wake();
+	while (atomic_load(&s->asked) && vmh_now_ns() < end)
 		vmh_sys(SYS_nanosleep, &nap, NULL);
+	return !atomic_exchange(&s->asked, 0);
 }
 
 void vmh_tcps_unfit_from_birth(struct vmh_tcps *s)

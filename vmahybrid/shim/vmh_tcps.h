@@ -99,8 +99,8 @@ struct vmh_tcps {
 	_Atomic uint8_t fresh;
 	_Atomic uint8_t put_off;          /* a call was told EAGAIN because the connection was being moved */
 	_Atomic uint8_t taken;            /* being moved: by now the service may have parked the kernel socket */
-	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's; EXEC: by a
-					   * child in our memory, of a listener */
+	_Atomic uint8_t unfit;            /* VMH_R_*: the peer sends urgent data, or long frames, which is the kernel's */
+	_Atomic uint8_t asked;            /* VMH_R_*, by a child in our memory: the internal thread is to bring it home */
 	_Atomic uint8_t ended;            /* an adopted one, by a reset or a timeout */
 	uint32_t priority;                /* SO_PRIORITY, which IP_TOS sets as well */
 	uint8_t accepted;                 /* by a listener */
@@ -109,6 +109,7 @@ struct vmh_tcps {
 	uint8_t only_v6;                  /* VMH_TCPS_*ONLY_V6: IPV6_V6ONLY before a service bound it; 0 none has */
 	uint8_t touched;                  /* VMH_TCPS_NODELAY, VMH_TCPS_TOUCHED: its kernel socket is not as it was made */
 	uint8_t secret;                   /* segments are signed (TCP_MD5SIG, TCP_AO), which only the kernel does */
+	uint8_t suspect;                  /* a service that did not answer may have begun to park it */
 	uint8_t reuse_told;               /* SO_REUSEADDR was set while it was parked */
 	uint8_t inq;                      /* TCP_INQ: recvmsg() says how much is left */
 	uint8_t peculiar;                 /* an option that acts on an open connection, and that only the kernel has */
@@ -607,7 +608,9 @@ void vmh_tring_count(struct vmh_tring *t, int more);
 void vmh_tring_close(struct vmh_ring *r);
 void vmh_tcps_refresh(struct vmh_tcps *s);  /* io held: bits anew */
 void vmh_tcps_unfit_home(void);             /* the internal thread: connections that the stack can't serve go home */
-void vmh_tcps_home_by_worker(struct vmh_tcps *s); /* a listener, for a child that executes; waits until it is done */
+/* For the child of a vfork, whose table has not all that waits, and other numbers for what it accepts. False: the internal
+ * thread has not done it. */
+bool vmh_tcps_home_by_worker(struct vmh_tcps *s, unsigned reason);
 void vmh_tcps_unfit_from_birth(struct vmh_tcps *s); /* it is on a ring now: the thread may have looked too early */
 int vmh_trings_progress(void);              /* the internal thread: polls, timers; ms until the next look, -1: none */
 bool vmh_trings_any(void);

@@ -16,6 +16,7 @@ int vmh_sleep_begin(void);   /* returns the wake eventfd of this thread (owned b
 bool vmh_sleep_give_up(void); /* closes that, until the next sleep; false: there is none, or it is in use */
 void vmh_sleep_end(void);
 VMH_COLD void vmh_wake_all_slow(void);
+void vmh_wake_for_child(void); /* the internal thread: for the child of a vfork, which left it to it */
 static inline void vmh_wake_all(void)
 {
 	atomic_thread_fence(memory_order_seq_cst);

@@ -2,6 +2,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_params.h"
 #include "vmh_ring.h"
+#include "vmh_worker.h"
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
@@ -154,8 +155,21 @@ static void wake(struct sleeper *s)
 		vmh_sys(SYS_write, s->fd_plus_one - 1, &one, sizeof(one));
 }
 
+static _Atomic bool left_to_worker;
+
+void vmh_wake_for_child(void)
+{
+	if (vmh_unlikely(atomic_exchange(&left_to_worker, false)))
+		vmh_wake_all();
+}
+
 void vmh_wake_all_slow(void)
 {
+	if (vmh_unlikely(vmh_memory_borrowed())) { /* sleepers that are younger than our table are not in it */
+		atomic_store(&left_to_worker, true);
+		vmh_worker_wake();
+		return;
+	}
 	vmh_lock(&list_lock);
 	for (struct sleeper *s = sleeping; s; s = s->next)
 		wake(s);

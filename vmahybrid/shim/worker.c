@@ -383,6 +383,7 @@ static void turn(void)
 	vmh_tshow_look();
 	vmh_tspare_look();
 	vmh_tcps_unfit_home();
+	vmh_wake_for_child();
 	vmh_tcps_adopt_chosen();
 	if (atomic_exchange(&lost, 0))
 		go_home();

@@ -1078,6 +1078,74 @@ static void test_another_syn(void)
 	wire_close(&w);
 }
 
+/* RFC 5961, section 7. */
+static void test_challenges_are_few(void)
+{
+	static const uint8_t flags[] = {SYN, RST, SYN | ACK};
+	struct vmh_tcp_conn *l, *p;
+	struct seen seen = {0};
+	uint32_t seq, ack;
+	struct wire w;
+
+	p = bring(&w, &l, OPENED, &seen, &seq, &ack);
+	for (unsigned f = 0; f < sizeof(flags); f++) {
+		wire_run(&w, NS);
+		seen.n = 0;
+		for (unsigned i = 1; i < 100; i++)
+			inject(&w, 4000, 80, seq + i, ack, flags[f], NULL, 0);
+		CHECK(seen.n == 1 && seen.flags == ACK, "%x: %u answers, %x", flags[f], seen.n, seen.flags);
+	}
+	inject(&w, 4000, 80, seq, ack, RST, NULL, 0);
+	CHECK(vmh_tcp_error(p) == ECONNRESET, "%d", vmh_tcp_error(p));
+	vmh_tcp_close(p);
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
+/* The name of one in TIME_WAIT gets another connection, whose numbers are beyond (RFC 1122, 4.2.2.13), unless the SYN is
+ * older (RFC 7323, 5). */
+static void test_a_name_used_again(void)
+{
+	uint8_t options[12] = {1, 1, 8, 10}, frame[200];
+	struct vmh_tcp_conn *l, *c, *p;
+	struct seen seen = {0};
+	static char buf[60000];
+	uint32_t end, ends, tsval;
+	struct wire w;
+
+	open_pair(&w, &l, &c, &p, NULL);
+	for (unsigned i = 0; i < 40; i++) {
+		wire_write(p, buf, sizeof(buf));
+		wire_run(&w, NS / 1000);
+		wire_read(c, buf, sizeof(buf));
+	}
+	w.end[1].watch = look;
+	w.end[1].arg = &seen;
+	vmh_tcp_close(p);
+	while (wire_read(c, buf, sizeof(buf)) > 0)
+		wire_run(&w, NS / 1000);
+	w.end[0].watch = mute;
+	w.end[0].arg = &(struct seen){0};
+	vmh_tcp_close(c);
+	wire_run(&w, NS / 100);
+	w.end[0].watch = NULL;
+	wire_run(&w, 10 * NS);
+	CHECK(stats(&w, 1).time_wait == 1, "it waits");
+	end = seen.seq;
+	ends = seen.ack;
+	w.end[1].watch = mute;
+	for (unsigned newer = 0; newer < 2; newer++) {
+		tsval = htonl(newer ? ((struct seen *)w.end[0].arg)->tsval + 100000 : ((struct seen *)w.end[0].arg)->tsval - 100000);
+		memcpy(options + 4, &tsval, 4);
+		seen.flags = 0;
+		wire_inject(&w, 1, frame, wire_segment(&w, frame, 0, 4000, 80, ends + 1000, 0, SYN, 1000, options, 12, NULL, 0));
+		CHECK(seen.flags == (newer ? SYN | ACK : ACK), "%u: %x", newer, seen.flags);
+	}
+	CHECK((int32_t)(seen.seq - end) > 0, "%d", (int32_t)(seen.seq - end));
+	vmh_tcp_close(l);
+	wire_close(&w);
+}
+
 /* An end that comes again has not heard our ACK, and may once more. */
 static void test_an_end_that_comes_again(void)
 {
@@ -1534,6 +1602,8 @@ int main(void)
 	test_an_orphan_at_a_shut_window();
 	test_of_what_was_never_sent();
 	test_another_syn();
+	test_challenges_are_few();
+	test_a_name_used_again();
 	test_an_end_that_comes_again();
 	test_paws_and_isn();
 	test_reset_of_unread();

@@ -2,7 +2,6 @@
 #include "core.h"
 #include <sys/socket.h>
 
-#define REUSE_GAP (65535u + 2) /* tcp_twsk_unique() of Linux */
 #define FRAME_MOST 0xf000u /* bytes of one tcp_write */
 
 static void inside(struct vmh_tcp_conn *c)

@@ -90,6 +90,8 @@ struct bare {
 	size_t options_len;
 };
 
+#define REUSE_GAP (65535u + 2) /* tcp_twsk_unique() of Linux */
+
 enum fate { SYN_DROPPED, SYN_TAKEN, SYN_COOKIE };
 
 struct syn { /* as far as a cookie knows it */

@@ -167,15 +167,18 @@ static void to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_
 	hold_done(t, s);
 }
 
-/* Answered by an ACK, and if the peer thinks the same of that one, they go on for ever. So, as in Linux, not more often than
- * tcp_invalid_ratelimit. */
+/* Answered by an ACK, and if the peer thinks the same of that one, they go on for ever; or by a challenge (RFC 5961). So, as
+ * in Linux, not more often than tcp_invalid_ratelimit. */
 static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
 	const struct tcp_pcb *pcb = c->pcb;
-	bool answered = in->payload == 0 && !(in->flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
-			!TCP_SEQ_BETWEEN(in->seq, pcb->rcv_nxt, pcb->rcv_nxt + pcb->rcv_wnd);
+	bool within = TCP_SEQ_BETWEEN(in->seq, pcb->rcv_nxt, pcb->rcv_nxt + pcb->rcv_wnd), answered;
 
-	if (pcb->state < ESTABLISHED || in->flags & TCP_RST || (!answered && (!(in->flags & TCP_ACK) || TCP_SEQ_LEQ(in->ack, pcb->snd_nxt))))
+	if (in->flags & TCP_RST)
+		answered = within && in->seq != pcb->rcv_nxt;
+	else
+		answered = in->flags & TCP_SYN || (!in->payload && !(in->flags & TCP_FIN) && !within);
+	if (pcb->state < ESTABLISHED || !answered)
 		return false;
 	if (c->t->now - c->answered_at < INVALID_US)
 		return true;
@@ -354,7 +357,10 @@ static bool tells_late(struct tcp_pcb *pcb, const struct seg_in *in)
 /* To lwIP, which keeps the window that it has: nothing is newer than this. */
 static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struct segment *s)
 {
-	uint32_t wl1 = c->pcb->snd_wl1, wl2 = c->pcb->snd_wl2, una = c->pcb->lastack, acked;
+	uint32_t wl1 = c->pcb->snd_wl1, wl2 = c->pcb->snd_wl2, una = c->pcb->lastack, wnd = c->pcb->snd_wnd;
+
+	if (in->flags & TCP_ACK && TCP_SEQ_BETWEEN(in->ack, una, c->pcb->snd_nxt)) /* its end stays where it is */
+		c->pcb->snd_wnd -= LWIP_MIN(in->ack - una, wnd);
 
 	c->pcb->snd_wl1 = in->seq + 1;
 	c->pcb->snd_wl2 = in->ack + 1;
@@ -363,8 +369,8 @@ static void to_lwip_alone(struct vmh_tcp_conn *c, const struct seg_in *in, struc
 		return;
 	c->pcb->snd_wl1 = wl1;
 	c->pcb->snd_wl2 = wl2;
-	acked = c->pcb->lastack - una;
-	c->pcb->snd_wnd -= LWIP_MIN(acked, c->pcb->snd_wnd); /* it ends where it did */
+	if (c->pcb->lastack == una)
+		c->pcb->snd_wnd = wnd;
 }
 
 /* RFC 2883: bytes that came before stand in front of the SACKs of the answer, so that a peer which sent them again for nothing
@@ -693,6 +699,16 @@ int input_conn(struct vmh_tcp_conn *c, struct segment *s)
 	return s->kept;
 }
 
+/* RFC 6191: the SYN of another connection. Of one that went home the kernel would have it, if it were not over. */
+static bool is_newer(const struct tw *w, const struct seg_in *in)
+{
+	if (w->moved)
+		return true;
+	if (w->ts && in->ts && in->tsval != w->ts_recent)
+		return TCP_SEQ_GT(in->tsval, w->ts_recent);
+	return TCP_SEQ_GT(in->seq, w->rcv_nxt);
+}
+
 static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 {
 	struct seg_in in;
@@ -705,9 +721,10 @@ static int to_tw(struct vmh_tcp *t, struct tw *w, uint8_t *tcp, size_t len)
 	}
 	if (w->moved && !(in.flags & TCP_SYN))
 		return 0;
-	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, &w->key.laddr, w->key.lport) &&
-	    (TCP_SEQ_GT(in.seq, w->rcv_nxt) || (w->ts && in.ts && TCP_SEQ_GT(in.tsval, w->ts_recent)))) {
-		demux_tw_remove(t, w); /* RFC 6191: a new connection */
+	if (in.flags & TCP_SYN && !(in.flags & TCP_ACK) && demux_listener(t, &w->key.laddr, w->key.lport) && is_newer(w, &in)) {
+		t->reusing = true;
+		t->isn_floor = w->snd_nxt + REUSE_GAP;
+		demux_tw_remove(t, w);
 		return -ENOENT;
 	}
 	if (!w->moved && in.flags & TCP_ACK && (in.payload || in.flags & TCP_FIN))
@@ -813,6 +830,7 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	size_t tcp_len;
 	uint8_t *tcp = input_find(frame, len, &tcp_len, &k);
 	struct segment s;
+	int r;
 
 	t->stats.in++;
 	if (!tcp)
@@ -833,5 +851,7 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	if (w && to_tw(t, w, tcp, tcp_len) == 0)
 		return 0;
 	c = demux_listener(t, &k.laddr, k.lport);
-	return c ? to_listener(c, &s, &k) : to_nobody(t, tcp, tcp_len, &k);
+	r = c ? to_listener(c, &s, &k) : to_nobody(t, tcp, tcp_len, &k);
+	t->reusing = false;
+	return r;
 }

@@ -1,0 +1,126 @@
+"""The service is killed while it parks a socket: the connection is the kernel's still, or goes on with the next service."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from net.service_lab import until
+from net.test_tcp_shim import ShimPeer, introduce, offloaded, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+from vmahybrid.net.tcpsock import TCP, TCP_REPAIR
+
+pytestmark = pytest.mark.root
+
+SYS_PIDFD_GETFD = 438
+SO_GET_FILTER = 26
+SOON = 4.0  # seconds
+ROUNDS = 3
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture(scope="module", name="service")
+def served() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        introduce(sandbox)
+        yield running
+
+
+@contextlib.contextmanager
+def its_connection(program: ShimPeer, port: int) -> Iterator[socket.socket]:
+    """The kernel socket of a program's connection to this port."""
+    pidfd = os.pidfd_open(program.pid)
+    try:
+        for fd in map(int, os.listdir(f"/proc/{program.pid}/fd")):
+            copy = libc.syscall(SYS_PIDFD_GETFD, pidfd, fd, 0)
+            try:
+                sock = socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+                continue
+            with sock:
+                if sock.family == socket.AF_INET and sock.type == socket.SOCK_STREAM and _peer(sock) == port:
+                    yield sock
+                    return
+    finally:
+        os.close(pidfd)
+    raise AssertionError("no such connection")
+
+
+def _peer(sock: socket.socket) -> int:
+    try:
+        return int(sock.getpeername()[1])
+    except OSError:
+        return 0
+
+
+def is_filtered(sock: socket.socket) -> bool:
+    instructions = ctypes.c_uint(0)
+    done = libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, SO_GET_FILTER, None, ctypes.byref(instructions))
+    return done == 0 and instructions.value > 0
+
+
+def is_repaired(sock: socket.socket) -> bool:
+    return sock.getsockopt(TCP, TCP_REPAIR) != 0
+
+
+def killed_when(service: Service, program: ShimPeer, sock: socket.socket, far: str) -> bool:
+    """Once it has come so far. False: it was done by then."""
+    has_come = is_filtered if far == "filter" else is_repaired
+    asks = threading.Thread(target=lambda: _adopt(service, program), daemon=True)
+    asks.start()
+    end = time.monotonic() + SOON
+    while not (seen := has_come(sock)) and time.monotonic() < end:
+        pass
+    os.kill(service.program.pid, 9)
+    service.program.process.wait()
+    midway = seen and (is_filtered(sock) or is_repaired(sock))
+    asks.join()
+    return midway
+
+
+def _adopt(service: Service, program: ShimPeer) -> None:
+    with contextlib.suppress(Exception):    # it is killed
+        service.ask("adopt", str(program.pid))
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["idle", "in a call"])
+@pytest.mark.parametrize("far", ["filter", "repair"])
+def test_the_connection_goes_on(service: Service, far: str, waits: bool) -> None:
+    """A call that waits meanwhile ends by the peer's next bytes."""
+    a_side, b_side = service.sandbox.sides
+    midway = 0
+    for _ in range(ROUNDS):
+        with ThreadPoolExecutor(1) as pool, ShimPeer(service, b_side, "") as b, \
+                ShimPeer(service, a_side, "adaptive", 1_000_000, VMA_HYBRID_TCP_BUDGET="100") as a:
+            port = b.do("listen", address=b_side.address)
+            a.do("connect", address=b_side.address, port=port)
+            b.do("accept")
+            with its_connection(a, port) as sock:
+                midway += killed_when(service, a, sock, far)
+                answer = pool.submit(a.do, "read", size=4) if waits else None
+                time.sleep(0.3)
+                service.start()
+                until(lambda sock=sock: not is_filtered(sock) and not is_repaired(sock), SOON)
+            if answer:
+                b.do("send", data="come")
+                assert answer.result(SOON) == "come"
+            b.do("echo")
+            begin = time.monotonic()
+            assert a.do("ask", count=20, size=3000) == ""
+            assert time.monotonic() - begin < SOON
+            until(lambda a=a: _adopt(service, a) or bool(offloaded(service)), 2 * SOON)
+            assert a.do("ask", count=20, size=3000) == ""
+            a.do("close")
+            assert b.do("echo_ended")
+    assert midway, "the service was never killed in the midst of it"
