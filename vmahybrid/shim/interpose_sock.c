@@ -646,7 +646,10 @@ static void leaves(int fd)
 		return;
 	switch (atomic_load(&o->class_)) {
 	case VMH_CLASS_EPOLL: vmh_epoll_nested(o, VMH_R_FD_PASSED); break;
-	case VMH_CLASS_TCP: vmh_tcps_home(vmh_tcps_of(o), VMH_R_FD_PASSED, false); break;
+	case VMH_CLASS_TCP:
+		vmh_tcps_note_handed(vmh_tcps_of(o));
+		vmh_tcps_home(vmh_tcps_of(o), VMH_R_FD_PASSED, false);
+		break;
 	case VMH_CLASS_UDP: vmh_sock_home(vmh_sock_of(o), VMH_R_FD_PASSED, 0); break;
 	}
 	vmh_obj_put(o);

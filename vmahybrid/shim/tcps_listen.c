@@ -818,6 +818,26 @@ void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason)
 	tell(s);
 }
 
+struct port {
+	in_port_t port;
+	unsigned reason;
+};
+
+static void port_home(struct vmh_tcps *s, void *arg)
+{
+	const struct port *p = arg;
+
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && s->listening->name.port == p->port)
+		vmh_tcps_home(s, p->reason, false);
+}
+
+void vmh_tlisten_port_home(in_port_t port, unsigned reason)
+{
+	struct port p = { port, reason };
+
+	vmh_tcps_each(port_home, &p);
+}
+
 static void look_at(struct vmh_tcps *s, void *arg)
 {
 	(void)arg;

@@ -1186,6 +1186,8 @@ int vmh_tcps_kernel_takes_fd(int fd, unsigned reason)
 	int saved = errno, err;
 	TCPS_HELD s = vmh_tcps_get(fd);
 
+	if (s && vmh_memory_borrowed()) /* the standard input of a child, most often */
+		vmh_tcps_note_handed(s);
 	err = s ? vmh_tcps_kernel_takes(s, reason) : 0;
 	errno = saved;
 	return err;

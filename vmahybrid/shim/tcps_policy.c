@@ -173,13 +173,19 @@ static bool lives(const struct vmh_tcps *s, uint64_t now)
 	return VMH_GET(s->kernel_turns) >= least;
 }
 
-/* ---- a server that forks ---- */
+/* ---- a server that forks, or passes its connections ---- */
 
-static _Atomic int handed; /* forks since an accepted connection was worth a ring */
+static _Atomic int handed; /* to other processes, since an accepted connection was worth a ring */
 
 static void look_unused(struct vmh_tcps *s, void *arg)
 {
 	*(bool *)arg |= s->accepted && vmh_tcps_state(s) == VMH_TCPS_RING && !VMH_GET(s->watch.bytes);
+}
+
+static void note_handed(bool any)
+{
+	if (any && atomic_load(&handed) < HANDED_MIN)
+		atomic_fetch_add(&handed, 1);
 }
 
 void vmh_tcps_note_fork(void)
@@ -187,8 +193,17 @@ void vmh_tcps_note_fork(void)
 	bool any = false;
 
 	vmh_tcps_glance(look_unused, &any);
-	if (any && atomic_load(&handed) < HANDED_MIN)
-		atomic_fetch_add(&handed, 1);
+	note_handed(any);
+}
+
+void vmh_tcps_note_handed(struct vmh_tcps *s)
+{
+	bool is = false;
+
+	look_unused(s, &is);
+	note_handed(is);
+	if (is && vmh_tcps_hands_on())
+		vmh_tlisten_port_home(s->addr.lport, VMH_R_FD_PASSED);
 }
 
 bool vmh_tcps_hands_on(void)

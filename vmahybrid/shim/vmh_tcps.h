@@ -323,6 +323,7 @@ int vmh_tcps_accept(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *l
 		    const struct vmh_signals *began, struct vmh_tcps **goes_on);
 void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
+void vmh_tlisten_port_home(in_port_t port, unsigned reason); /* those of this port */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
 void vmh_tlisten_shut(struct vmh_tcps *s);                      /* it ends, and who is not accepted is reset */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
@@ -472,6 +473,7 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 					   : policy == VMH_TCPS_OFFLOAD;
 }
 void vmh_tcps_note_fork(void);
+void vmh_tcps_note_handed(struct vmh_tcps *s); /* another process is about to get it */
 bool vmh_tcps_hands_on(void); /* accepted connections are its children's: on a ring only as with policy adaptive */
 void vmh_tcps_adoption_took(uint64_t ns, unsigned n); /* of n at a time */
 void vmh_tcps_adoption_over(void);              /* done or not; by the thread that wanted it */
