@@ -319,7 +319,8 @@ static void take(struct vmh_session_take *v, int n, const struct vmh_file *sever
 				vmh_ctl_state_give_up(file, i);
 			else if (vmh_ctl_fd < 0)
 				v[i].err = -ENOTCONN;
-			v[i].reason = file < 0 ? VMH_R_NOT_TRIED : rep[i].hdr.reason ? rep[i].hdr.reason : VMH_R_TCP_STATE;
+			v[i].reason = file < 0 ? VMH_R_NOT_TRIED : rep[i].hdr.reason ? rep[i].hdr.reason :
+				      v[i].err == -ENOTCONN ? VMH_R_SERVICE_GONE : VMH_R_TCP_STATE;
 			continue;
 		}
 		v[i].reason = VMH_R_TCP_STATE;
