@@ -201,7 +201,7 @@ def freeze(sock: socket.socket) -> tuple[TcpState, Kept]:
     return found
 
 
-def unfreeze(sock: socket.socket, check: Callable[[TcpState], None]) -> TcpState:
+def unfreeze(sock: socket.socket, check: Callable[[TcpState], object]) -> TcpState:
     """Of one that somebody else froze, and has left so: it goes on as it was. ``check`` raises where it may not. Raises
     Refused (TCP_STATE), OSError."""
     if not tcpsock.repairing(sock):

@@ -1,5 +1,6 @@
 #include "vmh_tcps.h"
 #include "vmh_uring.h"
+#include "vmh_worker.h"
 #include "iomux_fake.h"
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -245,6 +246,10 @@ void vmh_stats_epoll_free(struct vmh_iomux_stats *s)
 
 /* no TCP sockets here */
 _Atomic int vmh_tcps_on, vmh_tcps_lots;
+void vmh_worker_wake(void) /* there is no internal thread here */
+{
+}
+
 int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 {
 	(void)s;
