@@ -325,7 +325,8 @@ static void move(struct adoption *m)
 			vmh_session_detach(m->s->flow_id, m->reason);
 		if (m->take && m->take->err == -ETIMEDOUT) {
 			await_kernel(m->fd);
-			m->s->suspect = 1;
+			was_left_frozen(m->fd); /* the filter alone, most often */
+			m->s->suspect = 1; /* it may go on, and end */
 		}
 	}
 	if (!m->st)
@@ -1385,8 +1386,8 @@ static void thaw_suspect(struct vmh_tcps *s)
 {
 	vmh_lock(&s->obj.lock);
 	s->suspect = 0;
-	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->obj.closed) && vmh_tcps_owns_fd(s))
-		waits_for_thaw(s, s->obj.fd);
+	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->obj.closed) && vmh_tcps_owns_fd(s) && waits_for_thaw(s, s->obj.fd))
+		vmh_plain_stop(s->obj.fd);
 	vmh_unlock(&s->obj.lock);
 }
 

@@ -951,7 +951,7 @@ static void test_an_end_at_a_shut_window(void)
 }
 
 /* A segment that comes late, and acknowledges, tells the window that goes with that. */
-static void test_a_window_that_comes_late(void)
+static void a_window_that_comes_late(uint32_t ahead)
 {
 	struct vmh_tcp_conn *l, *p;
 	struct sends sends = {0};
@@ -968,12 +968,18 @@ static void test_a_window_that_comes_late(void)
 	wire_write(p, buf, sizeof(buf));
 	wire_run(&w, NS / 100);
 	CHECK(sends.data_end == 4 * 536, "%u", sends.data_end);
-	inject_window(&w, 536, 4000, 80, seq, ack + 4 * 536, ACK, "x", 1);
+	inject_window(&w, 536, 4000, 80, seq + ahead, ack + 4 * 536, ACK, "x", 1);
 	wire_run(&w, NS / 2);
-	CHECK(sends.data_end == 5 * 536, "%u", sends.data_end);
+	CHECK(sends.data_end == 5 * 536, "%u: %u", ahead, sends.data_end);
 	vmh_tcp_abort(p);
 	vmh_tcp_close(l);
 	wire_close(&w);
+}
+
+static void test_a_window_that_comes_late(void)
+{
+	a_window_that_comes_late(0);
+	a_window_that_comes_late(50);
 }
 
 /* Probes of a shut window and of a peer that is silent have the time, as all segments then (RFC 7323, 3.2). */
@@ -1009,7 +1015,7 @@ static void test_probes_have_the_time(void)
 }
 
 /* A peer that answers may keep its window shut for ever, but not when nobody here has the connection any more. */
-static void test_an_orphan_at_a_shut_window(void)
+static void an_orphan_at_a_shut_window(bool closed)
 {
 	struct vmh_tcp_conn *l, *c, *p;
 	struct wire w;
@@ -1018,15 +1024,23 @@ static void test_an_orphan_at_a_shut_window(void)
 	open_pair(&w, &l, &c, &p, NULL);
 	for (unsigned i = 0; i < 1000 && wire_write(c, buf, sizeof(buf)) > 0; i++)
 		wire_run(&w, NS / 100);
-	wire_run(&w, 1000 * NS);
+	wire_run(&w, closed ? NS : 1000 * NS);
 	CHECK(!vmh_tcp_error(c), "%d", vmh_tcp_error(c));
 	vmh_tcp_close(c);
-	wire_run(&w, 300 * NS);
+	wire_run(&w, (closed ? 190 : 1) * NS);
+	CHECK(stats(&w, 0).conns == 1, "too soon");
+	wire_run(&w, (closed ? 40 : 120) * NS);
 	CHECK(stats(&w, 0).conns == 0, "for ever");
 	vmh_tcp_close(p);
 	vmh_tcp_close(l);
 	wire_run(&w, 300 * NS);
 	wire_close(&w);
+}
+
+static void test_an_orphan_at_a_shut_window(void)
+{
+	an_orphan_at_a_shut_window(true);
+	an_orphan_at_a_shut_window(false); /* by then it has been asked for long enough */
 }
 
 /* Of what was never sent, or urgent somewhere: nothing is taken, and the connection stays where it is. */

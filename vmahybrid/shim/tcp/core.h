@@ -24,6 +24,7 @@
 #define TIME_WAIT_US (60 * SEC)
 #define FIN_WAIT2_US (60 * SEC)
 #define ORPHAN_US (100 * SEC) /* closed by the program, and the peer does not answer */
+#define SHUT_ORPHAN_US (204 * SEC) /* the same, by a peer that keeps its window shut: until Linux' probes would be 120 s apart */
 #define GIVE_UP_US (924 * SEC) /* what tcp_retries2 = 15 comes to in Linux */
 #define DELAYED_ACK_US (40 * MS)
 #define TS_LEN 12 /* bytes of the timestamp option, aligned */

@@ -346,7 +346,7 @@ static bool tells_window(const struct tcp_pcb *pcb, const struct seg_in *in)
  * end has moved by then. */
 static bool tells_late(struct tcp_pcb *pcb, const struct seg_in *in)
 {
-	if (pcb->state < ESTABLISHED || !(in->flags & TCP_ACK) || TCP_SEQ_GT(in->seq, pcb->rcv_nxt) ||
+	if (pcb->state < ESTABLISHED || !(in->flags & TCP_ACK) || TCP_SEQ_GT(in->seq, pcb->rcv_nxt + pcb->rcv_wnd) ||
 	    TCP_SEQ_GEQ(in->seq, pcb->snd_wl1) || TCP_SEQ_LEQ(in->ack, pcb->lastack) || TCP_SEQ_GT(in->ack, pcb->snd_nxt))
 		return false;
 	pcb->snd_wl1 = in->seq;

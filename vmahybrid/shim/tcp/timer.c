@@ -217,16 +217,11 @@ static bool too_long(const struct vmh_tcp_conn *c, uint64_t since)
 	return since && c->t->now - since >= limit;
 }
 
-/* The window of a peer that answers, for ever: not with TCP_USER_TIMEOUT, nor when the program has closed. */
-static bool may_be_shut(const struct vmh_tcp_conn *c)
-{
-	return !c->opt.user_timeout_ms && !c->app_closed;
-}
-
 static void on_rto(struct vmh_tcp_conn *c)
 {
 	unsigned state = c->pcb->state;
-	uint64_t since = c->pcb->snd_wnd || !may_be_shut(c) ? c->first_sent_at : c->heard_at;
+	/* a peer that answers may keep its window shut: not with TCP_USER_TIMEOUT, nor when the program has closed */
+	uint64_t since = c->opt.user_timeout_ms || c->app_closed || c->pcb->snd_wnd ? c->first_sent_at : c->heard_at;
 
 	if (!c->pcb->unacked)
 		return;
@@ -242,13 +237,20 @@ static void on_rto(struct vmh_tcp_conn *c)
 	c->due[T_PROBE] = 0;
 }
 
+static bool shut_too_long(const struct vmh_tcp_conn *c)
+{
+	if (c->app_closed && !c->opt.user_timeout_ms)
+		return c->probing_since && c->t->now - c->probing_since >= SHUT_ORPHAN_US;
+	return too_long(c, c->opt.user_timeout_ms ? c->probing_since : c->heard_at);
+}
+
 static void on_persist(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
 
 	if (!pcb->unsent || pcb->unacked)
 		return;
-	if (too_long(c, may_be_shut(c) ? c->heard_at : c->probing_since)) {
+	if (shut_too_long(c)) {
 		core_drop(c, ETIMEDOUT, false);
 		return;
 	}
