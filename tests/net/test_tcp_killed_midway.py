@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import socket
 import threading
 import time
@@ -83,7 +84,7 @@ def killed_when(service: Service, program: ShimPeer, sock: socket.socket, far: s
     end = time.monotonic() + SOON
     while not (seen := has_come(sock)) and time.monotonic() < end:
         pass
-    os.kill(service.program.pid, 9)
+    os.kill(service.program.pid, signal.SIGKILL)
     service.program.process.wait()
     asks.join()
     return seen
@@ -127,3 +128,32 @@ def test_the_connection_goes_on(service: Service, far: str, waits: bool) -> None
             a.do("close")
             assert b.do("echo_ended")
     assert midway, "the service was never killed in the midst of it"
+
+
+def adopted(service: Service, a: ShimPeer, b: ShimPeer) -> None:
+    """A connection that the kernel has opened, on a ring."""
+    a.do("connect", address=b.side.address, port=b.do("listen", address=b.side.address))
+    b.do("accept")
+    b.do("echo")
+    on_ring(service, a)
+    service.ask("home", str(a.pid))
+    at_home(service)
+    until(lambda: _adopt(service, a) or bool(offloaded(service)), 2 * SOON)
+
+
+def test_the_numbers_of_an_earlier_service(service: Service) -> None:
+    """Programs come back to the next service one by one: what the first has got is not taken for the second's."""
+    a_side, b_side = service.sandbox.sides
+    with ShimPeer(service, b_side, "") as b, ShimPeer(service, a_side, "offload", VMA_HYBRID_TCP_BUDGET="100") as a:
+        adopted(service, a, b)
+        os.kill(service.program.pid, signal.SIGKILL)
+        service.program.process.wait()
+        time.sleep(0.5)  # it has no way home
+        a.process.send_signal(signal.SIGSTOP)
+        service.start()
+        with ShimPeer(service, b_side, "") as d, ShimPeer(service, a_side, "offload", VMA_HYBRID_TCP_BUDGET="100") as c:
+            adopted(service, c, d)
+            a.process.send_signal(signal.SIGCONT)
+            begin = time.monotonic()
+            assert a.do("ask", count=20, size=3000) == ""
+            assert time.monotonic() - begin < SOON

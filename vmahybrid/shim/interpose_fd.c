@@ -190,7 +190,7 @@ static void accepted(const struct vmh_tcps *from, int listener, int fd, const st
 {
 	int saved = errno;
 
-	if (fd >= 0) {
+	if (fd >= 0 && vmh_likely(!atomic_load_explicit(&vmh_filtered, memory_order_relaxed))) {
 		if (vmh_unlikely(atomic_load_explicit(&vmh_accept_tells, memory_order_relaxed)))
 			vmh_accept_tell(listener, fd);
 		vmh_tcps_accepted(from, fd, peer, len, flags);
@@ -263,7 +263,7 @@ VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict le
 
 VMH_TRACED(accept, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
 {
-	return accept4_call(fd, a, len, 0);
+	return vmh_unlikely(vmh_filtered) ? vmh_real()->accept(fd, a, len) : accept4_call(fd, a, len, 0);
 }
 
 #define OPENER(name, params, args) \

@@ -191,8 +191,9 @@ static int created(int epfd)
 {
 	int saved = errno;
 
-	if (epfd >= 0) {
+	if (epfd >= 0)
 		vmh_fd_close(epfd);
+	if (epfd >= 0 && vmh_likely(!atomic_load_explicit(&vmh_filtered, memory_order_relaxed))) {
 		vmh_started();
 		vmh_epoll_created(epfd);
 	}

@@ -47,7 +47,7 @@ void vmh_kernel_for_good(unsigned reason)
 	if (vmh_fdtab_borrowed())
 		return;
 	vmh_tspare_off();
-	if (vmh_session_id() || atomic_load(&vmh_worker_runs) || vmh_process_has_threads()) {
+	if (reason == VMH_R_SECCOMP || vmh_session_id() || atomic_load(&vmh_worker_runs) || vmh_process_has_threads()) {
 		vmh_info("%s", vmh_reason_text(reason));
 		vmh_session_closing(reason); /* its rules are given back while it is there, and there are no more of them */
 		vmh_sock_home_all(reason, true);

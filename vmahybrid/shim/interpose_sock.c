@@ -180,6 +180,8 @@ VMH_TRACED(socket, (int domain, int type, int protocol), (domain, type, protocol
 		int saved = errno;
 
 		vmh_fd_close(fd); /* closed behind our back, and the number is used again */
+		if (vmh_unlikely(atomic_load_explicit(&vmh_filtered, memory_order_relaxed)))
+			return fd;
 		vmh_started();
 		if (domain == AF_INET || domain == AF_INET6)
 			vmh_session_open(); /* so that status and explain know of programs without UDP, too */

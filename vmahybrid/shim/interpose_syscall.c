@@ -252,6 +252,12 @@ static long do_exit_group(const struct call *k)
 	return said(vmh_sys(SYS_exit_group, k->a));
 }
 
+static long do_filter(const struct call *k)
+{
+	vmh_before_filter();
+	return kernels(k);
+}
+
 static long do_exit(const struct call *k)
 {
 	if (vmh_worker_and_one()) /* the process would go on with the internal thread alone */
@@ -444,6 +450,8 @@ static long do_submit(const struct call *k)
 	X(exit, true, do_exit(k)) \
 	X(unshare, true, unshare(INT(a))) \
 	X(setns, true, setns(INT(a), INT(b))) \
+	X(prctl, vmh_sets_filter(k->nr, (unsigned long)k->a), do_filter(k)) \
+	X(seccomp, vmh_sets_filter(k->nr, (unsigned long)k->a), do_filter(k)) \
 	X(io_submit, submits(k), do_submit(k)) \
 	X(io_uring_setup, true, do_setup(k)) \
 	X(io_uring_enter, enters(k), do_enter(k)) \

@@ -31,6 +31,7 @@ static _Atomic bool ended;
 static __thread bool forking, starting;
 static long own_pid;
 _Atomic bool vmh_accept_tells = true;
+_Atomic bool vmh_filtered;
 static uint64_t forked_ns; /* 0: this is no child of a fork */
 static _Atomic bool accepted_one;
 static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
@@ -105,6 +106,22 @@ static void end_of_process(void)
 	vmh_unlock(&end_lock);
 }
 
+void vmh_before_filter(void)
+{
+	int saved = errno;
+
+	if (!vmh_fdtab_borrowed()) {
+		vmh_started(); /* what it reads can't be read later */
+		vmh_kernel_for_good(VMH_R_SECCOMP);
+		end_of_process();
+		vmh_worker_leave(); /* the filter may be one for all threads */
+		vmh_tid(); /* asked for once */
+		atomic_store(&vmh_filtered, true);
+		vmh_fdtab_off();
+	}
+	errno = saved;
+}
+
 __attribute__((destructor)) static void library_unloaded(void)
 {
 	if (atomic_load(&started))
@@ -117,7 +134,7 @@ static void at_exit(int status, void *arg)
 {
 	(void)status;
 	(void)arg;
-	if (!vmh_is_own_process() || atomic_load(&ended))
+	if (atomic_load(&ended) || !vmh_is_own_process())
 		return;
 	on_exit(at_exit, NULL);
 	end_of_process();
@@ -127,7 +144,7 @@ static void at_quick(void)
 {
 	static _Atomic long done; /* by which process */
 
-	if (!vmh_is_own_process() || atomic_load(&done) == own_pid)
+	if (vmh_filtered || !vmh_is_own_process() || atomic_load(&done) == own_pid)
 		return;
 	at_quick_exit(at_quick);
 	vmh_before_exit();
@@ -146,7 +163,7 @@ __attribute__((constructor)) static void library_loaded(void)
 
 void vmh_before_exec(void)
 {
-	if (!atomic_load(&started))
+	if (!atomic_load(&started) || vmh_filtered)
 		return;
 	if (vmh_sys(SYS_getpid) == own_pid) {
 		vmh_tcps_home_all(VMH_R_EXEC);
@@ -174,7 +191,7 @@ static bool is_named(int fd)
 
 void vmh_before_spawn(bool actions)
 {
-	if (atomic_load(&started) && (vmh_sys(SYS_getpid) == own_pid || vmh_fdtab_borrowed()))
+	if (atomic_load(&started) && !vmh_filtered && (vmh_sys(SYS_getpid) == own_pid || vmh_fdtab_borrowed()))
 		vmh_tcps_home_inherited(actions ? is_named : NULL);
 }
 
@@ -186,7 +203,7 @@ bool vmh_is_own_process(void)
 /* _exit(2): the kernel would send what is left of closed and open connections, and so do we. */
 void vmh_before_exit(void)
 {
-	if (!vmh_is_own_process())
+	if (vmh_filtered || !vmh_is_own_process())
 		return;
 	vmh_lock(&end_lock);
 	vmh_tcps_finish(true);
@@ -200,7 +217,7 @@ static void hold_still(void)
 {
 	vmh_lock(&start_lock);
 	starting = true;
-	if (!atomic_load(&started))
+	if (!atomic_load(&started) || vmh_filtered)
 		return;
 	vmh_session_lock();
 	vmh_tspare_before_fork();
@@ -210,7 +227,7 @@ static void hold_still(void)
 
 void vmh_before_fork(void)
 {
-	if (atomic_load(&started)) {
+	if (atomic_load(&started) && !vmh_filtered) {
 		/* parent and child share the sockets from here on: the kernel serves both */
 		vmh_tcps_home_all(VMH_R_FORK);
 		vmh_sock_share_all();
@@ -261,9 +278,11 @@ static void begin_anew(void)
 
 void vmh_after_fork_child(void)
 {
-	vmh_fdtab_own();
-	vmh_worker_first_thread();
-	vmh_uring_fork_child();
+	if (!vmh_filtered) {
+		vmh_fdtab_own();
+		vmh_worker_first_thread();
+		vmh_uring_fork_child();
+	}
 	if (forking)
 		begin_anew();
 	if (starting)
@@ -273,7 +292,7 @@ void vmh_after_fork_child(void)
 
 void vmh_before_daemon(void)
 {
-	if (atomic_load(&started)) {
+	if (atomic_load(&started) && !vmh_filtered) {
 		vmh_tcps_home_all(VMH_R_FORK);
 		vmh_sock_home_all(VMH_R_FORK, false);
 	}

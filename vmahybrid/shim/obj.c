@@ -119,6 +119,12 @@ bool vmh_fdtab_parted(void)
 	return atomic_load(&parted);
 }
 
+void vmh_fdtab_off(void)
+{
+	__atomic_store_n(&vmh_fdtab_size, 0, __ATOMIC_SEQ_CST);
+	vmh_plain_off();
+}
+
 bool vmh_memory_borrowed(void)
 {
 	return owner && *owner && *owner != vmh_sys(SYS_getpid);

@@ -419,6 +419,15 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	return false;
 }
 
+/* Object lock held. */
+static void strand(struct vmh_tcps *s, struct vmh_tcp_blob blob, unsigned reason)
+{
+	keep_blob(s, blob);
+	s->stranded_ns = vmh_now_ns();
+	s->stranded_in = vmh_session_id();
+	leave(s, VMH_TCPS_STRANDED, reason, false);
+}
+
 /* Object lock held. Nobody has its state: the next service lets it go on as it was. */
 static bool waits_for_thaw(struct vmh_tcps *s, int fd)
 {
@@ -429,12 +438,10 @@ static bool waits_for_thaw(struct vmh_tcps *s, int fd)
 		return false;
 	}
 	memset(blank.p, 0, blank.len);
-	keep_blob(s, blank);
-	s->stranded_ns = vmh_now_ns();
 	s->reuse_told = 1;
 	atomic_store(&s->put_off, 0);
 	vmh_epoll_member_parked(&s->obj, true);
-	leave(s, VMH_TCPS_STRANDED, VMH_R_SERVICE_GONE, false);
+	strand(s, blank, VMH_R_SERVICE_GONE);
 	return true;
 }
 
@@ -894,10 +901,8 @@ static void homing_ends(struct homing *h)
 		   (home->err == -ENOTCONN || vmh_tcps_trouble(home->reason))) {
 		if (home->err != -ENOTCONN) /* it can't stay, as its ring is about to be closed */
 			atomic_store(&no_way_home, 1);
-		keep_blob(s, home->state);
+		strand(s, home->state, home->reason);
 		home->state.p = NULL;
-		s->stranded_ns = vmh_now_ns();
-		leave(s, VMH_TCPS_STRANDED, home->reason, false);
 		home->err = 0;
 	} else if (h->must) {
 		lost(s, home->reason, home->err);
@@ -952,8 +957,11 @@ static void open_by_kernel(struct vmh_tcps *s, unsigned reason, bool must)
 
 static int home_stranded(struct vmh_tcps *s, unsigned reason, bool must)
 {
-	int err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
+	int err;
 
+	if (!s->stranded_in || s->stranded_in != vmh_session_id())
+		s->flow_id = 0; /* of an earlier session: another flow of ours may have the number by now */
+	err = vmh_session_tcp_home(s->obj.fd, &s->blob, flow_of(s), s->ifindex, reason);
 	if (err && is_home_already(s)) /* by what was asked before, of a service that hung */
 		err = 0;
 	if (!must && err == -ENETUNREACH) {

@@ -86,6 +86,11 @@ void vmh_plain_part(void)
 	vmh_plain_mine = &never;
 }
 
+void vmh_plain_off(void)
+{
+	__atomic_store_n(&vmh_plain_size, 0, __ATOMIC_SEQ_CST);
+}
+
 /* Unless a move, or close(), has shut the way meanwhile. */
 static void no_longer_nowait(int fd)
 {

@@ -14,6 +14,7 @@
 #include "vmh_conf.h"
 #include "vmh_control.h"
 #include "vmh_lane.h"
+#include "vmh_main.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
@@ -450,7 +451,7 @@ static bool processor_is_wanted(uint64_t now)
 static uint64_t waited_ns(void)
 {
 	char text[64], *second;
-	long fd = vmh_sys(SYS_openat, AT_FDCWD, "/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC), n;
+	long fd = vmh_filtered ? -1 : vmh_sys(SYS_openat, AT_FDCWD, "/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC), n;
 
 	if (fd < 0)
 		return UNKNOWN;

@@ -85,6 +85,7 @@ void vmh_fd_closing(int fd);
 void vmh_fd_closed(int fd);
 void vmh_fdtab_init(void);
 void vmh_fdtab_own(void);                         /* at the start and after a fork: the table is this process's */
+void vmh_fdtab_off(void);                         /* no descriptor is an object's from here on */
 bool vmh_memory_borrowed(void);                   /* in the child of a vfork */
 bool vmh_fdtab_borrowed(void);                    /* in the child of a vfork, in the memory of its parent */
 void vmh_fdtab_name_all(void);                    /* before a thread leaves the table: by number, each is what it is yet */

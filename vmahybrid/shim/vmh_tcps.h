@@ -87,6 +87,7 @@ struct vmh_tcps {
 	struct vmh_tcp_conn *conn;
 	uint32_t flow_id, ifindex;
 	struct vmh_tcp_blob blob;         /* of a stranded one; at home: the peer's end, for the next service */
+	uint32_t stranded_in;             /* this session (vmh_session_id) */
 	uint64_t stranded_ns;
 	int route_err;                    /* of one that seeks: what the kernel has said last */
 	_Atomic uint32_t blocked;         /* calls that wait at a ring; blocked_tids, _squares: sums of their threads' numbers */
@@ -548,6 +549,7 @@ static inline bool vmh_plain_nowait(int fd)
 void vmh_plain_waits(int fd);                    /* no thread is in a call any more in which it can't be cancelled */
 /* Object lock held, state KERNEL: it begins on a ring, or listens there. false: somebody is in such a call. */
 bool vmh_tcps_not_plain(struct vmh_tcps *s);
+void vmh_plain_off(void);                        /* nobody makes any */
 void vmh_plain_part(void);                       /* this thread has descriptors of its own: it makes no such calls */
 void vmh_plain_fork_child(void);
 static inline void vmh_plain_end(struct vmh_plain_call **c)

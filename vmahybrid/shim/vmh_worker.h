@@ -23,6 +23,7 @@ bool vmh_worker_and_one(void);
 bool vmh_process_has_threads(void); /* more than one, ours too; or /proc does not say */
 /* Ends the thread, if the process has one other; true: it has, until vmh_worker_step_back(). errno is kept where false. */
 bool vmh_worker_step_aside(void);
+void vmh_worker_leave(void);     /* for good */
 void vmh_worker_step_back(void);
 void vmh_worker_first_ends(void);
 void vmh_worker_first_thread(void); /* this one is: where it ends alone, by whatever way, the last of all ends the process */

@@ -438,6 +438,20 @@ bool vmh_worker_step_aside(void)
 	return !atomic_compare_exchange_strong(&aside, &asked, NOT_ASKED);
 }
 
+/* Until the thread is no more, or is in a call for too long. */
+void vmh_worker_leave(void)
+{
+	const struct timespec nap = { 0, ASIDE_NAP_NS };
+	long tid = atomic_load(&my_tid);
+
+	if (!atomic_load(&vmh_worker_runs) || !tid || vmh_worker_is_me())
+		return;
+	atomic_store(&aside, ASKED);
+	vmh_worker_wake();
+	for (int i = 0; i < ASIDE_NAPS && !vmh_sys(SYS_tgkill, vmh_sys(SYS_getpid), tid, 0); i++)
+		vmh_sys(SYS_nanosleep, &nap, NULL);
+}
+
 void vmh_worker_step_back(void)
 {
 	atomic_store(&aside, NOT_ASKED);

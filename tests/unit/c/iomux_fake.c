@@ -258,6 +258,10 @@ int vmh_tcps_home(struct vmh_tcps *s, unsigned reason, bool must)
 	return -ENOTSUP;
 }
 
+void vmh_plain_off(void)
+{
+}
+
 void vmh_plain_part(void) { }
 void vmh_stats_sock_name(struct vmh_sock_stats *s, uint64_t inode)
 {

@@ -1,0 +1,54 @@
+"""Programs that install a seccomp filter: the kernel serves them from then on, and the shim makes no other calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from net.service_lab import compiled
+from net.test_tcp_shim import introduce, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PORTS = itertools.count(7850)
+
+
+@pytest.fixture(scope="module", name="service")
+def served() -> Iterator[Service]:
+    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
+        introduce(sandbox)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory, "filtered_calls.c")
+
+
+@pytest.mark.parametrize("threads", ["own", "all"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("filtered", ["server", "client"])
+@pytest.mark.parametrize("policy", ["offload", "adaptive", "kernel", ""])
+def test_as_without(service: Service, program: Path, policy: str, filtered: str, when: str, threads: str) -> None:
+    """The other one has a filter, but no shim. "": neither has one."""
+    a_side, b_side = service.sandbox.sides
+    port = str(next(PORTS))
+
+    def argv(role: str) -> list[str]:
+        mine = [str(program), role, when, threads, b_side.address, port]
+        if not policy or role != filtered:
+            return mine
+        return service.run_argv(mine, "none", VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="8",
+                                VMA_HYBRID_TCP_BUDGET="100", VMA_HYBRID_TCP_PAYS="1")
+
+    server = service.sandbox.start(b_side, argv("server"), env=service.env)
+    server.wait_for("ready", 5)
+    client = service.sandbox.start(a_side, argv("client"), env=service.env)
+    for one in (client, server):
+        assert one.wait(10) == 0, one.errors
+        assert one.output.endswith("done\n")
