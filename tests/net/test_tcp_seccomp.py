@@ -52,3 +52,11 @@ def test_as_without(service: Service, program: Path, policy: str, filtered: str,
     for one in (client, server):
         assert one.wait(10) == 0, one.errors
         assert one.output.endswith("done\n")
+
+
+def test_a_program_without_sockets(service: Service, program: Path) -> None:
+    """Nothing is made for it, and nothing said."""
+    argv = service.run_argv([str(program), "nothing", "before", "own", "127.0.0.1", "1"], "none")
+    running = service.sandbox.start(service.sandbox.a, argv, env=service.env)
+    assert running.wait(10) == 0
+    assert (running.output, running.errors) == ("done\n", "")

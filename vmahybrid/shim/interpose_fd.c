@@ -242,6 +242,8 @@ static void accept_ends(struct accepting *w)
 VMH_TRACED(accept4, (int fd, struct sockaddr *restrict a, socklen_t *restrict len, int flags), (fd, a, len, flags),
 	   "%d, %#x", fd, flags)
 {
+	if (vmh_unlikely(vmh_filtered))
+		return vmh_real()->accept4(fd, a, len, flags);
 	TCPS_HELD t = vmh_tcps_get(fd);
 	__attribute__((cleanup(accept_ends))) struct accepting w = { 0 };
 	socklen_t room;

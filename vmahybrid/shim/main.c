@@ -110,15 +110,16 @@ void vmh_before_filter(void)
 {
 	int saved = errno;
 
-	if (!vmh_fdtab_borrowed()) {
-		vmh_started(); /* what it reads can't be read later */
+	if (vmh_fdtab_borrowed())
+		return;
+	if (atomic_load(&started)) {
 		vmh_kernel_for_good(VMH_R_SECCOMP);
 		end_of_process();
 		vmh_worker_leave(); /* the filter may be one for all threads */
 		vmh_tid(); /* asked for once */
-		atomic_store(&vmh_filtered, true);
-		vmh_fdtab_off();
 	}
+	atomic_store(&vmh_filtered, true); /* who has not begun does not begin any more */
+	vmh_fdtab_off();
 	errno = saved;
 }
 
