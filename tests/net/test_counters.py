@@ -689,8 +689,8 @@ def test_receive_frames_run_out(small_lab: Callable[..., Lab]) -> None:
     assert small.rings()["pool_rx_free"] == 10
 
 
-# seccomp(2) says EAGAIN to sendto() without a buffer, the wake-up of a ring: the ring fills, and stays full. By prctl() of
-# libc itself: the shim would leave its rings for a filter
+# seccomp(2) says EAGAIN to sendto() without a buffer, the wake-up of a ring: the ring fills, and stays full. By libc's
+# prctl() itself: the shim would leave its rings for a filter
 STUCK = """
 behind = ctypes.CDLL("libc.so.6", use_errno=True)
 class Filter(ctypes.Structure):
