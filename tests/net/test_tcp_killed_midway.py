@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from net.service_lab import until
 from net.test_tcp_long_frames import why
-from net.test_tcp_shim import ShimPeer, at_home, introduce, offloaded, on_ring, without_offloads
+from net.test_tcp_seen import service_of_tcp  # noqa: F401
+from net.test_tcp_shim import ShimPeer, at_home, offloaded, on_ring
 
-from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 from vmahybrid.net.tcpsock import TCP, TCP_REPAIR
 
@@ -29,13 +29,6 @@ SOON = 4.0  # seconds
 ROUNDS = 3
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-@pytest.fixture(scope="module", name="service")
-def served() -> Iterator[Service]:
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
-        introduce(sandbox)
-        yield running
 
 
 @contextlib.contextmanager

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from net.service_lab import compiled
-from net.test_tcp_shim import introduce, without_offloads
+from net.test_tcp_seen import service_of_tcp  # noqa: F401
 
-from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
 
 PORTS = itertools.count(7850)
-
-
-@pytest.fixture(scope="module", name="service")
-def served() -> Iterator[Service]:
-    with Sandbox("test") as sandbox, Service(without_offloads(sandbox)) as running:
-        introduce(sandbox)
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -276,18 +276,23 @@ static void count_sent(struct vmh_tcp_conn *c, size_t payload)
 	}
 }
 
+/* For 16 bits of the header that are others now (RFC 1624). */
+static void put_sum(struct tcp_hdr *tcp, uint16_t old, uint16_t new)
+{
+	tcp->chksum = sum_of((uint32_t)(uint16_t)~tcp->chksum + (uint16_t)~old + new);
+}
+
 /* A segment without data is numbered within the peer's window: if that has shrunk, snd_nxt lies beyond it, and the peer
  * looks at nothing of such a segment. With data stopped in both directions its own would never be acknowledged. */
 static void number_within_window(struct tcp_hdr *tcp, const struct tcp_pcb *pcb)
 {
 	uint32_t next = lwip_htonl(pcb->snd_nxt), end = pcb->lastack + pcb->snd_wnd;
-	uint32_t sum = (uint16_t)~tcp->chksum;
 
 	if (pcb->state < ESTABLISHED || TCP_SEQ_LEQ(pcb->snd_nxt, end) || tcp->seqno != next)
 		return;
 	tcp->seqno = lwip_htonl(end);
-	sum += (uint16_t)~(next & 0xffff) + (uint16_t)~(next >> 16) + (tcp->seqno & 0xffff) + (tcp->seqno >> 16);
-	tcp->chksum = sum_of(sum);
+	put_sum(tcp, (uint16_t)next, (uint16_t)tcp->seqno);
+	put_sum(tcp, (uint16_t)(next >> 16), (uint16_t)(tcp->seqno >> 16));
 }
 
 /* p: a segment from its TCP header on, with room for the others; c is NULL if there is none. */
@@ -318,11 +323,6 @@ static bool is_corked_rest(const struct vmh_tcp_conn *c, const struct tcp_hdr *t
 
 	return c->opt.cork && !c->uncorked && pcb->snd_wnd && s && s->len && !s->next && !is_whole(pcb, s) &&
 	       !(pcb->flags & TF_FIN) && tcp->seqno == lwip_htonl(pcb->snd_nxt) && tcp_len - 4u * TCPH_HDRLEN(tcp) == s->len;
-}
-
-static void put_sum(struct tcp_hdr *tcp, uint16_t old, uint16_t new)
-{
-	tcp->chksum = sum_of((uint32_t)(uint16_t)~tcp->chksum + (uint16_t)~old + new);
 }
 
 /* The end of the stream has a number, and is within the window as each byte: a peer drops what is not, and maybe the data
