@@ -339,8 +339,11 @@ VMH_TRACED(shutdown, (int fd, int how), (fd, how), "%d, %d", fd, how)
 
 		if (done != VMH_TCPS_KERNELS)
 			RETURN(done);
-		if (t && (how == SHUT_RD || how == SHUT_RDWR))
+		if (t && (how == SHUT_RD || how == SHUT_RDWR)) {
+			vmh_lock(&t->obj.lock);
 			vmh_tlisten_shut(t);
+			vmh_unlock(&t->obj.lock);
+		}
 		vmh_tcps_home_fd(fd, VMH_R_SHUTDOWN);
 		if (t)
 			vmh_tcps_await_service(t);

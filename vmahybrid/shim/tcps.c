@@ -406,6 +406,7 @@ void vmh_tcps_fork_child(void)
 	vmh_trings_fork_child();
 	vmh_tport_fork_child();
 	vmh_tshow_fork_child();
+	vmh_tended_fork_child();
 	vmh_plain_fork_child();
 	vmh_tcps_move_fork_child();
 	vmh_tcps_glance(child_refs, NULL);

@@ -187,6 +187,7 @@ static void to_rings(struct vmh_tcps *s, int fd, unsigned backlog)
 	vmh_tlisten_refresh(s);
 	vmh_unlock(&s->io);
 	vmh_tpath_begun(s);
+	vmh_tended_watch(s);
 	VMH_SET(s->stats->flow_id, l->flow_id);
 	VMH_SET(s->stats->offloaded, 1);
 	VMH_SET(s->stats->rx_offloaded, 1);
@@ -751,6 +752,7 @@ static void end(struct vmh_tcps *s, unsigned reason)
 	if (l->until)
 		atomic_fetch_sub(&staying, 1);
 	l->until = 0;
+	vmh_tended_leave(s);
 	atomic_store(&s->wild_port, 0);
 	vmh_lock(&s->io);
 	stop(l);
@@ -775,13 +777,11 @@ static void end(struct vmh_tcps *s, unsigned reason)
 
 void vmh_tlisten_shut(struct vmh_tcps *s)
 {
-	vmh_lock(&s->obj.lock);
-	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
-		end(s, VMH_R_CLOSED);
-		atomic_store(&s->state, VMH_TCPS_HOME);
-		vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
-	}
-	vmh_unlock(&s->obj.lock);
+	if (vmh_tcps_state(s) != VMH_TCPS_LISTEN)
+		return;
+	end(s, VMH_R_CLOSED);
+	atomic_store(&s->state, VMH_TCPS_HOME);
+	vmh_tcps_set_reason(s, VMH_R_SHUTDOWN);
 }
 
 /* May the rings go on with what is half open, SYNs being the kernel's? Somebody has to look when it is over. */

@@ -187,6 +187,7 @@ static void publish(struct vmh_tcps *s, int fd)
 	vmh_unlock(&s->io);
 	vmh_tpath_begun(s);
 	atomic_store(&s->put_off, 0);
+	vmh_tended_watch(s);
 	vmh_epoll_member_parked(&s->obj, true);
 	vmh_epoll_member_on_ring(&s->obj);
 	if (vmh_tcps_bits(s))
@@ -830,6 +831,7 @@ static bool homing_begins(struct homing *h)
 	atomic_store(&s->state, VMH_TCPS_HOMING);
 	vmh_unlock(&s->io);
 	s->lent = 1;
+	vmh_tended_leave(s);
 	VMH_COUNT(vmh_stats->calls_home, 1);
 	if (atomic_load(&s->fresh)) {
 		vmh_tcps_dress(s, s->obj.fd);
@@ -848,6 +850,7 @@ static void stays_on_ring(struct vmh_tcps *s)
 	vmh_tcp_thaw(s->conn);
 	atomic_store(&s->state, VMH_TCPS_RING);
 	vmh_unlock(&s->io);
+	vmh_tended_watch(s);
 	vmh_tring_flush(s->tring);
 }
 

@@ -199,6 +199,7 @@ static bool connected(int fd)
 static void told(struct vmh_tcps *s)
 {
 	count(1);
+	vmh_tended_watch(s);
 	vmh_lock(&s->io);
 	if (s->conn)
 		vmh_tcp_delist(s->conn);

@@ -326,7 +326,7 @@ void vmh_tlisten_refresh(struct vmh_tcps *s);                    /* io held */
 void vmh_tlisten_home(struct vmh_tcps *s, unsigned reason);      /* object lock held */
 void vmh_tlisten_port_home(in_port_t port, unsigned reason); /* those of this port */
 void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock held */
-void vmh_tlisten_shut(struct vmh_tcps *s);                      /* it ends, and who is not accepted is reset */
+void vmh_tlisten_shut(struct vmh_tcps *s);                      /* the same: it ends, and who is not accepted is reset */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
 int vmh_tlisten_has_metrics(struct vmh_tcps *s);                 /* as vmh_net_metrics_by, of its interfaces */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
@@ -405,6 +405,13 @@ void vmh_tshow_end(struct vmh_tcps *s);                          /* object lock 
 void vmh_tshow_home(struct vmh_tcps *s);                         /* the same: the connection is the kernel's */
 void vmh_tshow_flush(void);
 void vmh_tshow_fork_child(void);
+
+/* tcps_ended.c: sockets on rings that are ended in the kernel. Object lock held. */
+void vmh_tended_watch(struct vmh_tcps *s);                       /* if the kernel has it in its lists */
+void vmh_tended_leave(struct vmh_tcps *s);
+int vmh_tended_fd(void);                                         /* readable: vmh_tended_look(), by the internal thread; or -1 */
+void vmh_tended_look(void);
+void vmh_tended_fork_child(void);
 
 /* tcps_wait.c */
 struct vmh_twait {

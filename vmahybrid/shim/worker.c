@@ -306,6 +306,7 @@ static void look_for_end(void)
 #define WAY_MS 5    /* while a connection waits for a change of the network */
 #define STAMPS_MS 1
 #define PROMPT_BUDGET 2048 /* frames of each ring */
+#define FIXED_FDS 3
 #define WATCH_FDS 256      /* of rings; the others are looked at by the clock */
 
 /* A datagram is stamped when somebody looks at its ring. */
@@ -349,8 +350,8 @@ static void turn(void)
 {
 	struct vmh_msg_event ev = { 0 };
 	int fd = atomic_load(&control_fd);
-	struct pollfd p[2 + WATCH_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN } };
-	int ms = interval_ms(), tcp = vmh_trings_progress(), together = vmh_tcps_together(), rings = fd < 0 ? 0 : watch_rings(p + 2, tcp >= 0);
+	struct pollfd p[FIXED_FDS + WATCH_FDS] = { { .fd = bell, .events = POLLIN }, { .fd = fd, .events = POLLIN }, { .fd = vmh_tended_fd(), .events = POLLIN } };
+	int ms = interval_ms(), tcp = vmh_trings_progress(), together = vmh_tcps_together(), rings = fd < 0 ? 0 : watch_rings(p + FIXED_FDS, tcp >= 0);
 
 	if (tcp >= 0 && tcp < ms)
 		ms = tcp;
@@ -365,15 +366,17 @@ static void turn(void)
 	if (atomic_load(&first_ended) && ms > LAST_MS)
 		ms = LAST_MS;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
-	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : 2 + rings, &ts, NULL, 0);
+	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : FIXED_FDS + rings, &ts, NULL, 0);
 	uint64_t bells;
 
 	if (n > 0 && p[0].revents)
 		vmh_sys(SYS_read, bell, &bells, sizeof(bells));
 	if (n > 0 && fd >= 0 && p[1].revents)
 		vmh_session_read();
+	if (n > 0 && fd >= 0 && p[2].revents)
+		vmh_tended_look();
 	if (n > 0 && rings)
-		vmh_rings_woken(p + 2, rings);
+		vmh_rings_woken(p + FIXED_FDS, rings);
 	while (next_event(&ev))
 		handle(&ev);
 	vmh_stats_look();

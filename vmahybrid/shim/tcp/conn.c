@@ -442,6 +442,16 @@ void core_close(struct vmh_tcp_conn *c, bool reset)
 	outside(c);
 }
 
+int core_end(struct vmh_tcp_conn *c, int err)
+{
+	if (!c->pcb || c->listening || c->pcb->state == TIME_WAIT)
+		return -ENOTCONN;
+	inside(c);
+	core_drop(c, err, true);
+	outside(c);
+	return 0;
+}
+
 int core_fail(struct vmh_tcp_conn *c, int err)
 {
 	if (c->listening)

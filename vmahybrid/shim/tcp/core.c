@@ -541,7 +541,7 @@ const struct vmh_tcp_ops vmh_tcp_core = {
 	.open = core_open, .destroy = core_destroy, .input = core_input, .input_all = merge_input, .tick = core_tick, .listen = core_listen,
 	.accept = core_accept, .connect = core_connect, .write = core_write, .read = core_read, .take = core_take,
 	.give = core_give, .shutdown = core_shutdown, .close = core_close, .poll = core_poll, .error = core_error,
-	.fail = core_fail, .set_options = core_set_options, .get_options = core_get_options, .set_path = core_set_path,
+	.fail = core_fail, .end = core_end, .set_options = core_set_options, .get_options = core_get_options, .set_path = core_set_path,
 	.set_user = core_set_user, .address = core_address, .info = core_get_info, .stats = core_get_stats,
 	.set_backlog = core_set_backlog, .half_open = core_half_open, .refuse = core_refuse, .name = core_name, .reclaim = core_reclaim,
 	.port_users = demux_port_users, .in_use = demux_in_use, .port_names = demux_port_names, .closing = demux_closing, .let_go = hold_let_go,

@@ -466,6 +466,7 @@ void core_give(struct vmh_tcp *t, void *handle);
 int core_shutdown(struct vmh_tcp_conn *c, int how);
 void core_close(struct vmh_tcp_conn *c, bool reset);
 int core_fail(struct vmh_tcp_conn *c, int err);
+int core_end(struct vmh_tcp_conn *c, int err);
 /* info.c */
 int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o);
 void core_set_path(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p);

@@ -429,17 +429,25 @@ int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const str
 	return put_on_wire(t, frame, ETH_LEN + ip_len(k) + len);
 }
 
+/* RFC 7323, behind two bytes of nothing. */
+static void put_stamps(uint8_t options[TS_LEN], uint32_t val, uint32_t ecr)
+{
+	const uint32_t words[2] = {htonl(val), htonl(ecr)};
+
+	memcpy(options, (const uint8_t[]){1, 1, 8, 10}, 4);
+	memcpy(options + 4, words, 8);
+}
+
 /* As Linux asks a peer for an answer: by the number of a byte that it has had. */
 void core_send_probe(struct vmh_tcp_conn *c, uint32_t tsval)
 {
 	const struct tcp_pcb *pcb = c->pcb;
-	uint32_t words[2] = {htonl(tsval), htonl(pcb->ts_recent)};
-	uint8_t options[TS_LEN] = {1, 1, 8, 10};
+	uint8_t options[TS_LEN];
 	struct bare b = {.seq = pcb->lastack - 1, .ack = pcb->rcv_nxt, .flags = TCP_ACK, .ttl = pcb->ttl, .tos = pcb->tos,
 			 .wnd = TCPWND_MIN16(RCV_WND_SCALE(pcb, pcb->rcv_ann_wnd)),
 			 .options = options, .options_len = pcb->flags & TF_TIMESTAMP ? TS_LEN : 0};
 
-	memcpy(options + 4, words, 8);
+	put_stamps(options, tsval, pcb->ts_recent);
 	core_send_bare(c->t, &c->path, &c->key, &b);
 	count_sent(c, 0);
 }
@@ -455,12 +463,11 @@ void core_probe(struct vmh_tcp_conn *c)
 int core_send_segment(struct vmh_tcp *t, const struct vmh_tcp_path *path, const struct key *k, uint32_t seq, uint32_t ack,
 		      uint8_t flags, uint32_t tsval, uint32_t tsecr, bool ts)
 {
-	uint32_t words[2] = {htonl(tsval), htonl(tsecr)};
-	uint8_t options[TS_LEN] = {1, 1, 8, 10};
+	uint8_t options[TS_LEN];
 	struct bare b = {.seq = seq, .ack = ack, .flags = flags, .ttl = 64, .wnd = flags & TCP_RST ? 0 : 0xff00,
 			 .options = options, .options_len = ts ? TS_LEN : 0};
 
-	memcpy(options + 4, words, 8);
+	put_stamps(options, tsval, tsecr);
 	return core_send_bare(t, path, k, &b);
 }
 

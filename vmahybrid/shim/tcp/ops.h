@@ -33,6 +33,7 @@ struct vmh_tcp_ops {
 	unsigned (*poll)(struct vmh_tcp_conn *c);
 	int (*error)(struct vmh_tcp_conn *c);
 	int (*fail)(struct vmh_tcp_conn *c, int err);
+	int (*end)(struct vmh_tcp_conn *c, int err);
 	int (*set_options)(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o);
 	void (*get_options)(struct vmh_tcp_conn *c, struct vmh_tcp_options *o);
 	void (*set_path)(struct vmh_tcp_conn *c, const struct vmh_tcp_path *p);

@@ -225,6 +225,11 @@ int vmh_tcp_fail(struct vmh_tcp_conn *c, int err)
 	return WITH(OF(c), int, fail(c, err));
 }
 
+int vmh_tcp_end(struct vmh_tcp_conn *c, int err)
+{
+	return WITH(OF(c), int, end(c, err));
+}
+
 int vmh_tcp_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 {
 	return WITH(OF(c), int, set_options(c, o));

@@ -204,6 +204,7 @@ void vmh_tcp_close(struct vmh_tcp_conn *c);  /* a reset if bytes are unread, as 
 void vmh_tcp_abort(struct vmh_tcp_conn *c);  /* reset (SO_LINGER 0), and close */
 unsigned vmh_tcp_poll(struct vmh_tcp_conn *c);
 int vmh_tcp_error(struct vmh_tcp_conn *c);   /* SO_ERROR: a positive errno once, 0 if none */
+int vmh_tcp_end(struct vmh_tcp_conn *c, int err);  /* reset from outside; what has come can be read before the error */
 int vmh_tcp_fail(struct vmh_tcp_conn *c, int err); /* from outside (ICMP, no neighbour): fails a connect that waits */
 
 void vmh_tcp_options_init(struct vmh_tcp_options *o);
