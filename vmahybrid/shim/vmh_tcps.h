@@ -262,7 +262,7 @@ bool vmh_tcps_at_rest(int fd); /* the kernel socket is neither connected nor abo
 /* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
 
-/* tcps_move.c */
+/* tcps_adopt.c tcps_home.c tcps_homes.c tcps_stranded.c tcps_told.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
 int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state); /* a frozen one; 0 or -errno */
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why); /* why: for who reads the events */
