@@ -53,6 +53,16 @@ def busy():
     time.sleep(0.5)
     return time.process_time() - began
 """
+QUEUE = """
+import ctypes
+
+def queue():
+    info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return list(struct.unpack_from("II", info, 24))  # tcpi_unacked, tcpi_sacked: waiting, and how many may
+
+def ends_its_listening():
+    return ctypes.CDLL(None).connect(s.fileno(), bytes(16), 16)  # AF_UNSPEC
+"""
 WAYS = ["kernel", "adopted", "shown"]
 
 
@@ -170,6 +180,26 @@ def test_a_listener(lab: Lab, way: str) -> None:  # noqa: F811
         assert late.connect_ex((program.address, port)) == errno.ECONNREFUSED
         assert program.do("is_told()") == [0x1 | 0x8 | 0x10]  # IN, ERR, HUP
         assert program.do("[fails(s.accept) for _ in range(3)]") == ["Invalid argument"] * 3
+
+
+@pytest.mark.parametrize("way", ["kernel", "offload"])
+def test_a_listener_is_disconnected(lab: Lab, way: str) -> None:  # noqa: F811
+    program = lab.program(VMA_HYBRID_TCP=way)
+    program.do(STEPS + QUEUE + "\ns = tcp()\ns.bind((here, 0))\ns.listen(5)\ns.setblocking(False)\nfails(s.accept)")
+    address = program.address, program.do("s.getsockname()[1]")
+    with lab.worker.socket(socket.AF_INET, socket.SOCK_STREAM) as waits, \
+            lab.worker.socket(socket.AF_INET, socket.SOCK_STREAM) as late, \
+            lab.worker.socket(socket.AF_INET, socket.SOCK_STREAM) as again:  # fmt: skip
+        waits.connect(address)
+        assert program.do("select.select([s], [], [], 3) and queue()") == [1, 5]
+        assert program.do("ends_its_listening()") == 0
+        assert is_reset(waits)
+        assert late.connect_ex(address) == errno.ECONNREFUSED
+        assert program.do("fails(s.accept)") == "Invalid argument"
+        assert program.do("fails(s.listen)") == ""
+        again.connect((program.address, program.do("s.getsockname()[1]")))
+        program.do("select.select([s], [], [], 3)\nother = s.accept()[0]\nother.send(b'again')")
+        assert again.recv(10) == b"again"
 
 
 def test_many_at_a_time(lab: Lab) -> None:  # noqa: F811

@@ -292,6 +292,11 @@ void vmh_tcps_connected(int fd, long r, const struct sockaddr *to, socklen_t len
 		vmh_tcps_note_names(s, fd, &a);
 	}
 	VMH_SET(s->connecting, begun || !vmh_tcps_at_rest(fd));
+	if (!r && to && to->sa_family == AF_UNSPEC && vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		vmh_lock(&s->obj.lock);
+		vmh_tlisten_shut(s);
+		vmh_unlock(&s->obj.lock);
+	}
 	if (!r && VMH_GET(s->policy) == VMH_TCPS_OFFLOAD)
 		offload(s, fd);
 }

@@ -83,6 +83,19 @@ int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len)
 	return vmh_tcps_give(val, len, &t, sizeof(t));
 }
 
+int vmh_tcps_listener_info(struct vmh_tcps *s, int fd, void *val, socklen_t *len)
+{
+	struct tcp_info t = { 0 };
+	socklen_t n = sizeof(t);
+	int err = (int)vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &t, &n);
+
+	if (err)
+		return err;
+	vmh_rings_poll(VMH_TCPS_POLL);
+	t.tcpi_unacked += vmh_tlisten_waiting(s);
+	return vmh_tcps_give(val, len, &t, n);
+}
+
 /* The peer's end counts as a byte, also when it was read. */
 void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m)
 {

@@ -352,6 +352,23 @@ static bool rings_have(const struct vmh_tlisten *l)
 	return any;
 }
 
+unsigned vmh_tlisten_waiting(struct vmh_tcps *s)
+{
+	struct vmh_tcp_info info;
+	unsigned n = 0;
+
+	vmh_lock(&s->io);
+	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
+		n = s->listening->nwaiting;
+		for (unsigned i = 0; i < s->listening->nrings; i++) {
+			vmh_tcp_get_info(s->listening->r[i].conn, &info);
+			n += info.waiting;
+		}
+	}
+	vmh_unlock(&s->io);
+	return n;
+}
+
 void vmh_tlisten_refresh(struct vmh_tcps *s)
 {
 	bool any = s->listening->nwaiting || rings_have(s->listening);

@@ -324,6 +324,8 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 	}
 	if (vmh_tcps_state(s) == VMH_TCPS_RING)
 		r = of_ring(s, level, name, val, len);
+	else if (level == IPPROTO_TCP && name == TCP_INFO && vmh_tcps_state(s) == VMH_TCPS_LISTEN)
+		r = vmh_tcps_listener_info(s, fd, val, len);
 	return r == VMH_TCPS_KERNELS ? (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len) : r;
 }
 

@@ -329,6 +329,7 @@ void vmh_tlisten_options(struct vmh_tcps *s);                    /* object lock 
 void vmh_tlisten_shut(struct vmh_tcps *s);                      /* the same: it ends, and who is not accepted is reset */
 void vmh_tlisten_fork_child(struct vmh_tcps *s);
 int vmh_tlisten_has_metrics(struct vmh_tcps *s);                 /* as vmh_net_metrics_by, of its interfaces */
+unsigned vmh_tlisten_waiting(struct vmh_tcps *s);               /* connections of rings that are not accepted yet */
 bool vmh_tlisten_holds(const struct vmh_tcps *s);                /* some that went home wait in the shim */
 void vmh_tlisten_look(void);                                     /* by the internal thread */
 /* The same: of a wildcard, on interfaces that came. VMH_R_NOT_TRIED: another time; else 0, or why not on `missed`. */

@@ -7,6 +7,7 @@ bool vmh_tcps_info(struct vmh_tcps *s, struct vmh_tcp_info *i); /* false: it is 
 int vmh_tcps_give(void *val, socklen_t *len, const void *what, size_t size);
 /* 0, -errno or VMH_TCPS_KERNELS */
 int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len);
+int vmh_tcps_listener_info(struct vmh_tcps *s, int fd, void *val, socklen_t *len); /* the same: 0 or -errno */
 void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m); /* the control message of TCP_INQ */
 int vmh_tcps_ioctl(struct vmh_tcps *s, unsigned long request, int *value);
 void vmh_tcps_dump(int fd, int level);          /* the PCB of example 7 in the monitoring manual */

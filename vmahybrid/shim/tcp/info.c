@@ -197,6 +197,8 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 	i->pcb.sndbuf = core_sndbuf(c);
 	i->unread_pieces = c->rx_pieces;
 	i->mtu = c->path.mtu;
+	if (c->listening)
+		i->waiting = c->listening->ready.n;
 	if (!pcb || c->listening)
 		return;
 	get_pcb(c, &i->pcb);

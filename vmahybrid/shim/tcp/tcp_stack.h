@@ -129,6 +129,7 @@ struct vmh_tcp_info {
 	uint32_t left, left_unsent; /* of one that has ended: what the peer has not acknowledged, and what never went */
 	uint32_t retransmits, probes, rtos, dsacks, fast_recoveries;
 	uint32_t overtaken, undone; /* segments that came late, and recoveries for nothing */
+	uint32_t waiting;         /* connections that a listener has opened, and nobody has accepted */
 	uint32_t reordering;      /* segments */
 	uint32_t segs_in, segs_out, ooo_in, held;
 	uint32_t why;             /* errno: what ended it, also after the program was told; 0: nothing, or it has ended well */
