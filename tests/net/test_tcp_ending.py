@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -282,6 +283,32 @@ begun = time.monotonic()
 c.close()
 print("took", time.monotonic() - begun, flush=True)
 """
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive", ""], ids=["from the SYN", "adopted", "plain"])
+def test_a_close_that_lingers_for_a_silent_peer(service: Service, start: Callable[..., Program], tmp_path: Path,
+                                                policy: str) -> None:  # fmt: skip
+    """It goes home meanwhile, stuck, and lingers for the rest of the time there."""
+    port, go, a = "7426", tmp_path / "go", service.sandbox.a
+    start([sys.executable, "-S", "-c", DEAF, port, "0"], a).wait_for("ready")
+    code = LINGERS.replace('struct.pack("ii", 1, 1)', 'struct.pack("ii", 1, 3)').replace("40000", "1")
+    words = [sys.executable, "-S", "-c", code, a.address, port, str(go), "0"]
+    if policy:
+        words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
+    program = start(words)
+    program.wait_for("there")
+    if policy == "adaptive":
+        assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "ring"})[0] == 204
+    assert until(lambda: len(offloaded(service)) == (1 if policy else 0), 10)
+    silence = ["ip", "route", "add", "blackhole", f"{service.sandbox.b.address}/32"]
+    subprocess.run(a.command(silence), check=True)
+    try:
+        go.touch()
+        took = float(program.wait_for(r"took (\S+)")[1])
+        assert 2.9 < took < 3.8 and program.wait(5) == 0
+    finally:
+        silence[2] = "del"
+        subprocess.run(a.command(silence), check=True)
 
 
 @pytest.mark.parametrize("unread", [0, 6])

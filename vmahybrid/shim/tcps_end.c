@@ -15,10 +15,9 @@
 #define QUIET_NS 20000000u     /* at the end: as long as something moves, and this much longer */
 #define FINISH_NS 1000000000u  /* for all that goes to the kernel then */
 
-/* SO_LINGER: until the peer has everything, the time is over, a signal comes, or the process ends. */
-static void linger(struct vmh_tcps *s, sig_atomic_t signals)
+/* SO_LINGER: until the peer has everything, the time is over, a signal comes, the process ends, or it has gone home. */
+static void linger(struct vmh_tcps *s, sig_atomic_t signals, uint64_t end)
 {
-	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
 	struct pollfd none = { .fd = -1 };
 	bool drained = false;
 
@@ -93,16 +92,16 @@ static bool has_sent_all(int fd)
 
 /* One that has come home to be closed: the service may have a copy of the descriptor yet, and the kernel lingers for the
  * last one. */
-static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals)
+static void linger_at_home(const struct vmh_tcps *s, sig_atomic_t signals, uint64_t end)
 {
 	const struct timespec nap = { 0, 1000000 };
-	uint64_t end = vmh_now_ns() + s->linger_s * 1000000000ull;
 	int unread = 0;
 
 	vmh_sys(SYS_ioctl, s->obj.fd, FIONREAD, &unread);
 	if (unread || vmh_sys(SYS_shutdown, s->obj.fd, SHUT_WR))
 		return;
-	while (!has_sent_all(s->obj.fd) && vmh_now_ns() < end && vmh_signals_any == signals)
+	while (!has_sent_all(s->obj.fd) && vmh_now_ns() < end && vmh_signals_any == signals &&
+	       !atomic_load(&vmh_tcps_ending))
 		if (vmh_sys(SYS_nanosleep, &nap, NULL) == -EINTR)
 			break;
 	vmh_sys(SYS_setsockopt, s->obj.fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 0 }, sizeof(struct linger));
@@ -208,6 +207,7 @@ void vmh_tcps_closes_one(struct vmh_tcps *s, int fd)
 
 void vmh_tcps_close(struct vmh_tcps *s, int fd)
 {
+	uint64_t end = s->linger ? vmh_now_ns() + s->linger_s * 1000000000ull : 0;
 	sig_atomic_t signals = vmh_signals_any;
 	bool lingers;
 
@@ -226,7 +226,7 @@ void vmh_tcps_close(struct vmh_tcps *s, int fd)
 		vmh_tcps_policy_end(s);
 		vmh_tcps_home(s, VMH_R_CLOSED, true); /* first: who is in a call goes on at the kernel */
 		if (ring && s->linger && s->linger_s && vmh_tcps_state(s) == VMH_TCPS_HOME)
-			linger_at_home(s, signals);
+			linger_at_home(s, signals, end);
 		return;
 	}
 	/* the peer may have answered: it gets a connection that ends; or has sent something, which resets it, or its end */
@@ -234,8 +234,10 @@ void vmh_tcps_close(struct vmh_tcps *s, int fd)
 	vmh_lock(&s->obj.lock);
 	lingers = begins_to_linger(s);
 	vmh_unlock(&s->obj.lock);
-	if (lingers) /* it may have to go home meanwhile, as others */
-		linger(s, signals);
+	if (lingers)
+		linger(s, signals, end);
+	if (lingers && vmh_tcps_at_kernel(s))
+		linger_at_home(s, signals, end);
 	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
 	if (on_ring(s)) {
