@@ -307,7 +307,7 @@ void vmh_tcps_publish(struct vmh_tcps *s); /* it is on the ring now */
 #define VMH_TCPS_WAITS_ON (-1000001) /* the same: it goes on with this one, and begins none */
 #define VMH_TCPS_POLL 32 /* frames of a ring that a call looks at */
 
-/* tcps_listen.c: listeners on rings. */
+/* tcps_listen.c tcps_accept.c tcps_listen_home.c: listeners on rings. */
 void vmh_tcps_listen(struct vmh_tcps *s, int backlog);           /* after listen(2) */
 void vmh_tcps_accepts(struct vmh_tcps *s, int fd);               /* the program waits for connections of this one */
 /* Before accept(2), which may sleep: a listener does not come to be on rings meanwhile, nor until in_kernel is counted
