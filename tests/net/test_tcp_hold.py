@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from net.counter_lab import Program
 from net.service_lab import Api, until
 from net.test_tcp_shim import introduce, without_offloads
 from net.test_tcp_syn import Calls, opened
 
 from vmahybrid.bench.sandbox import Sandbox
 from vmahybrid.bench.served import Service, tool
+from vmahybrid.net.netns import NetnsWorker
 
 pytestmark = pytest.mark.root
 
@@ -103,3 +107,114 @@ def test_a_ring_that_goes_leaves_nothing_mapped(service: Service) -> None:
         until(lambda: not mapped(b.pid), 5)
         assert b.do("drain", 20, name="s0", size=size) == [size, sum_]
         service.start()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["xdp", "softverbs"])
+def usual(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with Sandbox("usual") as sandbox, Service(without_offloads(sandbox), softverbs=request.param) as running:
+        introduce(sandbox)
+        yield running
+
+
+@contextlib.contextmanager
+def reader(service: Service, code: str) -> Iterator[tuple[Program, NetnsWorker]]:
+    """A program on side b, and who speaks to it."""
+    with Program(service.sandbox, service, VMA_HYBRID_TCP="offload", VMA_TRACELEVEL="warn") as program, \
+            contextlib.closing(NetnsWorker.open_path(service.sandbox.a.netns)) as worker:  # fmt: skip
+        program.do(code)
+        yield program, worker
+
+
+CONNECTIONS, PIECES = 400, 12
+ACCEPTS = """
+l = socket.socket()
+l.bind((HERE, 0))
+l.listen(1000)
+l.settimeout(5)
+
+def accepts():
+    c = l.accept()[0]
+    c.settimeout(5)
+    return c
+
+def answers(times):
+    for _ in range(times):
+        other.sendall(other.recv(100))
+
+def whole():
+    return all(one.recv(PIECES * 200, socket.MSG_WAITALL) == bytes([number % 256]) * PIECES * 200
+               for number, one in enumerate(many))
+"""
+
+
+def test_many_connections_with_a_little_each(usual: Service) -> None:
+    """Together they have more frames than one of the ring's queues can get."""
+    here = usual.sandbox.b.address
+    setting = f"HERE, PIECES, many = {here!r}, {PIECES}, []"
+    with reader(usual, setting + ACCEPTS) as (program, worker), contextlib.ExitStack() as stack:
+        address = here, program.do("l.getsockname()[1]")
+
+        def connected() -> socket.socket:
+            peer = stack.enter_context(worker.socket(socket.AF_INET, socket.SOCK_STREAM))
+            peer.settimeout(5)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.connect(address)
+            return peer
+
+        many = []
+        for _ in range(CONNECTIONS):
+            many.append(connected())
+            program.do("many.append(accepts())")
+        for _ in range(PIECES):
+            for number, peer in enumerate(many):
+                peer.sendall(bytes([number % 256]) * 200)
+        asks = connected()
+        program.do("other = accepts()")
+        program.tell("answers(300)")
+        for _ in range(300):
+            asks.sendall(b"question")
+            assert asks.recv(100) == b"question"
+        program.answer()
+        assert usual.softverbs or ring(usual, program.pid)["rx_tcp_copied"] > 0
+        assert program.do("whole()")
+
+
+SOCKETS, DATAGRAMS = 100, 60
+BINDS = """
+def udp():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.bind((HERE, 0))
+    s.settimeout(5)
+    select.select([s], [], [], 0)
+    return s
+
+def answers(times):
+    for _ in range(times):
+        other.sendto(*other.recvfrom(100))
+
+def whole():
+    return all(one.recv(1000) == bytes([number % 256]) * 300 for one in many for number in range(DATAGRAMS))
+
+import select
+many, other = [udp() for _ in range(SOCKETS)], udp()
+"""
+
+
+def test_datagrams_that_nobody_reads(usual: Service) -> None:
+    """Each socket has room for its own; another one is served all the same."""
+    here = usual.sandbox.b.address
+    setting = f"HERE, SOCKETS, DATAGRAMS = {here!r}, {SOCKETS}, {DATAGRAMS}"
+    with reader(usual, setting + BINDS) as (program, worker), \
+            worker.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:  # fmt: skip
+        ports, other = program.do("[[one.getsockname()[1] for one in many], other.getsockname()[1]]")
+        peer.settimeout(5)
+        for number in range(DATAGRAMS):
+            for port in ports:
+                peer.sendto(bytes([number % 256]) * 300, (here, port))
+            program.do("select.select([other], [], [], 0)")     # a look at the ring
+        program.tell("answers(300)")
+        for _ in range(300):
+            peer.sendto(b"question", (here, other))
+            assert peer.recv(100) == b"question"
+        program.answer()
+        assert program.do("whole()")

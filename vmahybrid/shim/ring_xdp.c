@@ -154,13 +154,13 @@ static inline void receive_one(struct xdp_ring *x, const struct xdp_desc *d, str
 	if (vmh_unlikely(x->r.hw_stamps))
 		vmh_buf_set_hw_stamp(b, hw_ns);
 	rc = vmh_deliver(&x->r, b);
-	if (vmh_likely(rc > 0)) {
+	if (vmh_likely(rc == VMH_DELIVERED)) {
 		t->taken++;
 		return;
 	}
 	if (rc == 0)
 		t->no_socket++;
-	else
+	else if (rc != VMH_DELIVERED_COPY)
 		t->dropped++;
 	free_rx_frame(x, (uint32_t)frame);
 }
@@ -198,6 +198,7 @@ VMH_HOT static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t b
 	while (vmh_unlikely(desc_at(g, g->here + n - 1)->options & XDP_OPT_CONTD) && g->here + n != g->there)
 		n++; /* a frame is taken whole: the kernel has told of all its parts at once */
 	x->r.several = n > 1;
+	x->r.scarce = q->posted + x->rx_nfree < n + x->most / 4;
 	prefetch_frame(x, desc_at(g, g->here));
 	for (uint32_t i = 0; i < n; i++) {
 		if (i + 1 < n)

@@ -243,6 +243,7 @@ static void describe(struct vmh_ring *r, const struct vmh_msg_ring_reply *g, con
 	r->flags = g->flags;
 	r->lane = g->lane;
 	r->rx_frames = xdp_ring_of(r)->rx_frames;
+	r->rx_share = xdp_ring_of(r)->most;
 	memcpy(r->mac, g->mac, sizeof(r->mac));
 	strncpy(r->ifname, ifname, sizeof(r->ifname) - 1);
 	r->stats = s;

@@ -305,6 +305,26 @@ static struct vmh_buf *copy_of(const struct vmh_buf *b)
 	return c;
 }
 
+/* A socket that is not read must not take the last frames of a queue from all others. */
+VMH_COLD static int enqueue_copy(struct vmh_sock *s, struct vmh_buf *b)
+{
+	struct vmh_buf *c = copy_of(b);
+
+	if (!c)
+		return enqueue(s, b) ? VMH_DELIVERED : -ENOBUFS;
+	if (enqueue(s, c))
+		return VMH_DELIVERED_COPY;
+	vmh_heap_free(c);
+	return -ENOBUFS;
+}
+
+static inline int enqueue_in(const struct vmh_ring *r, struct vmh_sock *s, struct vmh_buf *b)
+{
+	if (vmh_unlikely(r->scarce))
+		return enqueue_copy(s, b);
+	return enqueue(s, b) ? VMH_DELIVERED : -ENOBUFS;
+}
+
 /* Of groups whose Ethernet address a member's group has, a rule by that address alone brings all (ip_check_mc() of Linux
  * drops them before any socket is asked). */
 static bool nobody_joined(const struct vmh_ring *r, const struct vmh_buf *b)
@@ -336,7 +356,7 @@ static int deliver_multicast(struct vmh_ring *r, struct vmh_buf *b, struct vmh_s
 	}
 	if (!first)
 		return 0;
-	return enqueue(first, b) ? 1 : -ENOBUFS;
+	return enqueue_in(r, first, b);
 }
 
 /* demux_lock held. Is hint the receiver, whoever else there is? Where a connected socket of the same port could have
@@ -394,7 +414,7 @@ int vmh_deliver_hint(struct vmh_ring *r, struct vmh_buf *b, struct vmh_sock *hin
 	if (best && best == r->taker && !r->taken && !vmh_sock_ready(best))
 		taken = hand_over(r, best, b, bindings);
 	else if (best && !atomic_load(&best->obj.closed)) /* else nobody's any more */
-		taken = enqueue(best, b) ? 1 : -ENOBUFS;
+		taken = enqueue_in(r, best, b);
 	vmh_unlock(&demux_lock);
 	return taken;
 }

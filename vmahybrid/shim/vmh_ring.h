@@ -101,6 +101,7 @@ struct vmh_ring {
 	struct vmh_ring_stats *stats; /* read it under a lock only: close exchanges it */
 	struct vmh_ring *next;      /* vmh_rings list; append only, under control lock */
 	uint32_t rx_frames;         /* that circulate for receiving; 0: not this kind of ring's to count */
+	uint32_t rx_share;          /* of them, those that one queue can have while the others have theirs; 0: the same */
 	_Atomic int gone;           /* set by the control thread; read anywhere */
 	bool hw_stamps;             /* datagrams come with the adapter's time */
 	_Atomic uint32_t conns;     /* of TCP, listeners too */
@@ -116,6 +117,7 @@ struct vmh_ring {
 	void (*others_end)(struct vmh_ring *r); /* no more of them in this look; under lock, may be NULL */
 	bool several;                 /* frames in this look, perhaps */
 	bool brimming;                /* a socket's buffer is half full since the program's last look; under lock */
+	bool scarce;                  /* few frames are left for the queue of this look: what stays is copied; under lock */
 	uint8_t polled;               /* by the program, since vmh_rings_drain() */
 	void *other_arg;
 	/* After each poll, no lock held; may be NULL. frames VMH_BEFORE_SLEEP: a thread is about to sleep. */
@@ -177,8 +179,10 @@ void vmh_ring_wish_compare(const struct vmh_ring *r);
 int vmh_ring_xdp_open(struct vmh_msg_ring_reply *grant, const char *ifname, const int *fds, int nfds,
 		      const struct vmh_xdp_limits *limits, int (*bound)(struct vmh_msg_ring_reply *), struct vmh_ring **out);
 
-/* Upcall: sock.c takes the datagram. Ring lock held. Returns 1 if taken, 0 if no socket wants it, -ENOBUFS
- * if the socket has no room; the ring takes the frame back unless it was taken. */
+#define VMH_DELIVERED 1
+#define VMH_DELIVERED_COPY 2 /* of it, where frames are scarce */
+/* Upcall: sock.c takes the datagram. Ring lock held. Returns VMH_DELIVERED*, 0 if no socket wants it, -ENOBUFS
+ * if the socket has no room; the ring takes the frame back unless that itself was delivered. */
 VMH_HOT int vmh_deliver(struct vmh_ring *r, struct vmh_buf *b);
 
 extern struct vmh_ring *_Atomic vmh_rings;  /* every ring of the process, gone ones included */

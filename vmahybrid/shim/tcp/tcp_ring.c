@@ -137,7 +137,7 @@ static void take_together(struct vmh_ring *r)
 static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct vmh_buf *b)
 {
 	struct vmh_tcp_ring *tr = r->other_arg;
-	bool may_stay = atomic_load_explicit(&r->bufs_out, memory_order_relaxed) < tr->most_out;
+	bool may_stay = !r->scarce && atomic_load_explicit(&r->bufs_out, memory_order_relaxed) < tr->most_out;
 	void *token = may_stay ? b : NULL;
 
 	if (vmh_unlikely(tr->aside != NULL) && tr->aside(tr, frame, len))
@@ -158,11 +158,11 @@ static int take(struct vmh_ring *r, unsigned char *frame, uint32_t len, struct v
 int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool partial, unsigned merge_max,
 		      void (*told)(void *arg, void *user, struct vmh_tcp_conn *c), void *arg)
 {
-	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES;
+	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES, share = r->rx_share ? r->rx_share : frames;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
 				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .opened = opened,
-				  .over = over, .hold_max = frames / 2,
-				  .hold_share = frames / 8, .merge_max = merge_max, .verify = true, .partial = partial};
+				  .over = over, .hold_max = share / 2, /* they may all have come by one queue */
+				  .hold_share = share / 8, .merge_max = merge_max, .verify = true, .partial = partial};
 	int rc;
 
 	memset(tr, 0, sizeof(*tr));
