@@ -487,7 +487,7 @@ int vmh_tcps_bind(struct vmh_tcps *s, const struct sockaddr *a, socklen_t len)
 		return VMH_TCPS_KERNELS;
 	if (a->sa_family != (s->v6 ? AF_INET6 : AF_INET))
 		return VMH_TCPS_KERNELS;
-	return is_ours(a, len) ? -EINVAL : -EADDRNOTAVAIL;
+	return s->v6 || is_ours(a, len) ? -EINVAL : -EADDRNOTAVAIL; /* of IPv6 the state is looked at first */
 }
 
 void vmh_tcps_bound(struct vmh_tcps *s, int fd)

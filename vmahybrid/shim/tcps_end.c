@@ -234,10 +234,13 @@ void vmh_tcps_close(struct vmh_tcps *s, int fd)
 	vmh_lock(&s->obj.lock);
 	lingers = begins_to_linger(s);
 	vmh_unlock(&s->obj.lock);
-	if (lingers)
+	if (lingers) {
 		linger(s, signals, end);
-	if (lingers && vmh_tcps_at_kernel(s))
-		linger_at_home(s, signals, end);
+		vmh_lock(&s->obj.lock); /* it may be on its way home */
+		vmh_unlock(&s->obj.lock);
+		if (vmh_tcps_at_kernel(s))
+			linger_at_home(s, signals, end);
+	}
 	atomic_store(&s->obj.closed, 1);
 	vmh_lock(&s->obj.lock);
 	if (on_ring(s)) {

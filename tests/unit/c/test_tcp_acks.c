@@ -114,6 +114,23 @@ static ssize_t take(struct vmh_tcp_conn *c)
 	return vmh_tcp_read(c, &v, 1, false);
 }
 
+/* One whose request follows at once; the next one's will as well. */
+static void prompt(struct vmh_tcp_conn **l, uint16_t port)
+{
+	struct vmh_tcp_options o;
+	struct vmh_tcp_conn *c, *s = NULL;
+
+	vmh_tcp_options_init(&o);
+	c = start(l, port, &o);
+	give(c, 80);
+	deliver();
+	CHECK(vmh_tcp_accept(*l, NULL, &s) == 0, "accept");
+	vmh_tcp_abort(s);
+	vmh_tcp_abort(c);
+	deliver();
+	client.sent = server.sent = client.soon = server.soon = 0;
+}
+
 /* SYN, SYN-ACK, request, answer, FIN, FIN, ACK. */
 static void test_a_short_connection_takes_seven_segments(void)
 {
@@ -122,6 +139,7 @@ static void test_a_short_connection_takes_seven_segments(void)
 
 	vmh_tcp_options_init(&o);
 	open_ends();
+	prompt(&l, 3999);
 	c = start(&l, 4000, &o);
 	CHECK(client.sent == 1 && server.sent == 1 && client.soon == 1, "%u %u %u", client.sent, server.sent, client.soon);
 	CHECK(vmh_tcp_accept(l, NULL, &s) == -EAGAIN, "half open");
@@ -151,6 +169,7 @@ static void test_alone_by_the_next_tick(void)
 
 	vmh_tcp_options_init(&o);
 	open_ends();
+	prompt(&l, 3999);
 	c = start(&l, 4000, &o);
 	vmh_tcp_tick(client.t);
 	CHECK(deliver() == 0 && client.sent == 2, "%u", client.sent);
@@ -194,7 +213,7 @@ static void test_no_waiting(void)
 	vmh_tcp_abort(s);
 	vmh_tcp_abort(c);
 	deliver();
-	client.sent = server.sent = 0;
+	prompt(&l, 3999);
 	c = start(&l, 4001, &o);
 	CHECK(client.sent == 1, "%u", client.sent);
 	CHECK(vmh_tcp_freeze(c) == 0 && client.sent == 2, "%u: before it goes elsewhere", client.sent);
@@ -209,8 +228,55 @@ static void test_no_waiting(void)
 	close_ends();
 }
 
+/* Who waits in accept() hears of it at once, where the program was not prompt the last time, and of two connections in the
+ * order in which they were opened. */
+static void test_the_peer_accepts_in_time(void)
+{
+	struct vmh_tcp_conn *l = NULL, *c, *other, *s = NULL;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_addr a;
+
+	vmh_tcp_options_init(&o);
+	open_ends();
+	c = start(&l, 4000, &o);
+	CHECK(client.sent == 2 && vmh_tcp_accept(l, NULL, &s) == 0, "the first one: %u", client.sent);
+	vmh_tcp_abort(s);
+	vmh_tcp_abort(c);
+	deliver();
+	prompt(&l, 3999);
+	c = start(&l, 4001, &o);
+	CHECK(vmh_tcp_accept(l, NULL, &s) == -EAGAIN, "it waits for company");
+	other = start(&l, 4002, &o);
+	give(other, 80);
+	deliver();
+	for (uint16_t port = 4001; port <= 4002; port++) {
+		CHECK(vmh_tcp_accept(l, NULL, &s) == 0, "accept");
+		vmh_tcp_address(s, &a);
+		CHECK(a.rport == htons(port), "%u, not %u", ntohs(a.rport), port);
+		vmh_tcp_abort(s);
+	}
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(other);
+	deliver();
+	c = start(&l, 4003, &o);
+	clock_ns += 1000000;
+	give(c, 80);
+	deliver();
+	CHECK(vmh_tcp_accept(l, NULL, &s) == 0, "accept");
+	vmh_tcp_abort(s);
+	vmh_tcp_abort(c);
+	deliver();
+	client.sent = 0;
+	c = start(&l, 4004, &o);
+	CHECK(client.sent == 2, "the program took its time: %u", client.sent);
+	vmh_tcp_abort(c);
+	vmh_tcp_close(l);
+	close_ends();
+}
+
 int main(void)
 {
+	test_the_peer_accepts_in_time();
 	test_a_short_connection_takes_seven_segments();
 	test_alone_by_the_next_tick();
 	test_no_waiting();

@@ -205,6 +205,49 @@ static void late_and_doubled(double doubled, uint64_t late_ns, uint8_t cc, bool 
 	wire_part(&w, c, p);
 }
 
+struct burst {
+	unsigned segments;
+};
+
+static int count(void *arg, const uint8_t *frame, size_t len)
+{
+	struct burst *b = arg;
+
+	(void)frame;
+	b->segments += len > 1000;
+	return 0;
+}
+
+/* After a rest the window is not what it was (RFC 5681, 4.1): as Linux, ten segments go, unless nothing is to control it. */
+static void rests(uint8_t cc, uint64_t rest_ns, unsigned least, unsigned most)
+{
+	struct wire_faults f = {.delay_ns = 10 * MS, .gbit = 1};
+	struct vmh_tcp_conn *c, *p;
+	struct vmh_tcp_options o;
+	struct burst b = {0};
+	static uint8_t data[60000];
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.cc = cc;
+	wire_open(&w, &f, 256);
+	wire_meet(&w, &o, 1000 * MS, &c, &p);
+	for (int k = 0; k < 80; k++)
+		bring(c, p, &w, 100000);
+	wire_run(&w, rest_ns);
+	w.end[0].watch = count;
+	w.end[0].arg = &b;
+	for (int k = 0; k < 5; k++)
+		wire_write(c, data, sizeof(data));
+	wire_run(&w, 9 * MS);
+	CHECK(b.segments >= least && b.segments <= most, "cc %d, after %.0f ms: %u segments at once", cc, (double)rest_ns / 1e6,
+	      b.segments);
+	wire_run(&w, 1000 * MS);
+	while (wire_read(p, data, sizeof(data)) > 0)
+		;
+	wire_part(&w, c, p);
+}
+
 int main(void)
 {
 	static const unsigned ways[] = {20, 50, 80, 150, 300};
@@ -225,5 +268,10 @@ int main(void)
 			after_its_resend(no_timestamps, ms);
 		the_last_one_late(no_timestamps);
 	}
+	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++) {
+		rests(cc, 100 * MS, 60, 300);
+		rests(cc, 10000 * MS, 9, 10);
+	}
+	rests(VMH_TCP_CC_NONE, 10000 * MS, 60, 300);
 	return check_result();
 }

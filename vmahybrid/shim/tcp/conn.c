@@ -100,10 +100,12 @@ int core_connect(struct vmh_tcp *t, const struct vmh_tcp_addr *a, const struct v
 	struct key k = {a->laddr, a->raddr, a->lport, a->rport};
 	struct vmh_tcp_conn *c;
 	ip_addr_t from = {key_local(&k)}, to = {key_remote(&k)};
-	struct tw *w = demux_tw(t, &k);
 	struct tcp_pcb *pcb;
+	struct tw *w;
 	err_t err;
 
+	core_tick(t); /* ACKs that wait for company: the peer accepts in the order of the calls */
+	w = demux_tw(t, &k);
 	if (!a->lport || !a->rport || vmh_ip_any(&a->laddr) || vmh_ip_any(&a->raddr) ||
 	    vmh_ip_is4(&a->laddr) != vmh_ip_is4(&a->raddr))
 		return -EINVAL;
@@ -226,6 +228,15 @@ static void output(struct vmh_tcp_conn *c, size_t wanted, bool alone)
 		c->short_tail = true;
 }
 
+#define PROMPT_US 300
+
+/* The first write. A peer that waits for the ACK in accept() is not to wait for a program that has other things to do. */
+static void was_young(struct vmh_tcp_conn *c)
+{
+	c->young = false;
+	c->t->prompt = c->t->now - c->heard_at < PROMPT_US;
+}
+
 ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more)
 {
 	size_t total = 0, wanted = 0, part;
@@ -237,6 +248,9 @@ ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool 
 	for (int i = 0; i < n; i++)
 		wanted += iov[i].iov_len;
 	inside(c);
+	if (c->young)
+		was_young(c);
+	recovery_idle(c);
 	if (n == 1 && !more && !c->opt.cork && fast_output(c, iov)) {
 		outside(c);
 		return (ssize_t)wanted;

@@ -205,6 +205,7 @@ static err_t on_connected(void *arg, struct tcp_pcb *pcb, err_t err)
 
 	(void)pcb, (void)err;
 	c->count.bytes_acked++; /* as Linux: our SYN */
+	c->young = true;
 	return begin(c);
 }
 

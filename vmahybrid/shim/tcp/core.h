@@ -193,6 +193,7 @@ struct vmh_tcp_conn {
 	bool answered;            /* data went out after some had come */
 	bool short_out;           /* less than a segment is unacknowledged; the last ends at short_end: */
 	bool short_tail;          /* that is the end of more than a segment */
+	bool young;               /* connect() has opened it, and nothing was written yet */
 	uint32_t short_end;
 	uint32_t flight_max, round_end; /* most that was on its way in this round trip */
 	bool shut_out;            /* something was to be sent again for which the window has no room any more */
@@ -215,6 +216,8 @@ struct vmh_tcp_conn {
 		uint32_t resent;            /* segments, without those that the peer says it has twice */
 		uint32_t round;             /* it has said so of all when this is acknowledged, a round trip more than it takes */
 		uint32_t stamp;             /* the timestamp of the first */
+		uint8_t doubt;              /* of a timeout: ALONE, then NEW_DATA; `again` is the end of all that went again */
+		uint32_t again;
 	} undo;
 };
 
@@ -278,6 +281,7 @@ struct vmh_tcp {
 	uint16_t ip_id;
 	uint32_t isn_floor;            /* of the next sequence number, if `reusing` */
 	bool reusing;
+	bool prompt;                   /* what connect() opened last was written to at once: so will the next one be */
 	bool recalling;                /* a SYN that was answered by a cookie, isn_floor: no second answer */
 	struct {
 		uint64_t until;        /* us */
@@ -424,6 +428,7 @@ void core_resume(struct vmh_tcp_conn *c);
 void recovery_start(struct vmh_tcp_conn *c);
 void recovery_before(struct vmh_tcp_conn *c, const struct seg_in *in);
 void recovery_limited(struct vmh_tcp_conn *c);
+void recovery_idle(struct vmh_tcp_conn *c);
 void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acked, bool dup);
 void recovery_rto(struct vmh_tcp_conn *c);
 void recovery_probe(struct vmh_tcp_conn *c);
@@ -446,6 +451,8 @@ void undo_resent(struct vmh_tcp_conn *c, uint32_t end);
 bool undo_is_doubled(const struct vmh_tcp_conn *c);
 void undo_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to);
 void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in);
+void undo_doubt(struct vmh_tcp_conn *c);
+bool undo_waits(struct vmh_tcp_conn *c, uint32_t acked, bool dup); /* nothing more is sent again before the next ACK */
 /* cubic.c */
 void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd);
 void cc_loss(struct vmh_tcp_conn *c, bool timeout);

@@ -267,7 +267,7 @@ static bool has_company(const struct vmh_tcp_conn *c, const struct seg_in *in)
 	if (c->opt.quickack || in->payload || in->flags & TCP_RST)
 		return false;
 	if (pcb->state == SYN_SENT)
-		return (in->flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
+		return c->t->prompt && (in->flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
 	return pcb->state == ESTABLISHED && in->flags & TCP_FIN && in->seq == pcb->rcv_nxt;
 }
 

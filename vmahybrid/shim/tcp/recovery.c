@@ -12,6 +12,7 @@
 /* one small segment may wait for the peer's delayed ACK: 40 ms in Linux, and a tick of its timer */
 #define RTO_MIN_LONE (60 * MS)
 #define RTO_MAX (120 * SEC)
+#define IDLE_MIN (200 * MS)
 #define PROBE_MIN (2 * MS)
 #define REORDER_MIN (1 * MS)
 #define VOIDS 8u
@@ -98,6 +99,24 @@ void recovery_start(struct vmh_tcp_conn *c)
 	if (c->opt.cc == VMH_TCP_CC_NONE)
 		c->cwnd = c->ssthresh;
 	undo_start(c);
+}
+
+/* Before data is written: what the way had room for may be another's by now (RFC 2861, as Linux has it). */
+void recovery_idle(struct vmh_tcp_conn *c)
+{
+	uint32_t least = INITIAL_SEGMENTS * c->pcb->mss, rto;
+	uint64_t idle = c->t->now - c->sent_at;
+
+	if (idle < IDLE_MIN || c->pcb->unacked || !c->sent_at || c->cwnd <= least || c->opt.cc == VMH_TCP_CC_NONE)
+		return;
+	rto = LWIP_MAX(recovery_rto_us(c), IDLE_MIN);
+	if (idle <= rto)
+		return;
+	c->ssthresh = LWIP_MAX(c->ssthresh, c->cwnd / 4 * 3);
+	for (; idle > rto && c->cwnd > least; idle -= rto)
+		c->cwnd /= 2;
+	c->cwnd = LWIP_MAX(c->cwnd, least);
+	c->flight_max = 0;
 }
 
 /* Has the window any part in how much is on its way? In slow start as in Linux: if half of it was used in this round. */
@@ -429,6 +448,8 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		undo_acked(c, in);
 	if (c->shut_out)
 		after_shut_out(c);
+	if (undo_waits(c, acked, dup))
+		return;
 	if (c->short_out && TCP_SEQ_GEQ(pcb->lastack, c->short_end)) {
 		c->short_out = false;
 		core_nagle(c);
@@ -498,6 +519,7 @@ void recovery_rto(struct vmh_tcp_conn *c)
 {
 	struct tcp_pcb *pcb = c->pcb;
 	bool reneged = pcb->unacked->flags & SEG_SACKED; /* RFC 2018: then nothing of it counts */
+	bool first = c->recovery == OPEN;
 
 	c->count.rtos++;
 	if (pcb->state < ESTABLISHED) {
@@ -521,6 +543,9 @@ void recovery_rto(struct vmh_tcp_conn *c)
 	c->recover = pcb->snd_nxt;
 	c->dupacks = 0;
 	output(c, true);
+	c->undo.doubt = 0;
+	if (first)
+		undo_doubt(c);
 }
 
 /* A probe while we recover: what was sent again may be lost again. With a hole the peer answers each segment at once, so

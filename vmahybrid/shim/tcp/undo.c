@@ -1,5 +1,6 @@
 /* Frames that overtake one another look like losses. How far they do is learned (RFC 4653's idea, as Linux counts it), and a
- * recovery for nothing is undone: by D-SACKs for all that was sent again (RFC 3708), or a timestamp (RFC 3522).
+ * recovery for nothing is undone: by D-SACKs for all that was sent again (RFC 3708), a timestamp (RFC 3522), or, after a
+ * timeout, by what is acknowledged and went out once (RFC 5682).
  */
 #include "core.h"
 #include "lwip/sys.h"
@@ -123,4 +124,52 @@ void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in)
 	    !TCP_SEQ_LT(in->tsecr, c->undo.stamp))
 		return;
 	undo(c);
+}
+
+/* A timeout while no SACK tells of a hole may be a pause of the way: all that was under way is acknowledged yet. After it
+ * only the first segment has gone again. */
+enum doubt { NONE, ALONE, NEW_DATA };
+
+void undo_doubt(struct vmh_tcp_conn *c)
+{
+	const struct tcp_seg *head = c->pcb->unacked, *next = head ? head->next : NULL;
+
+	c->undo.doubt = NONE;
+	/* the last one of all has been sent again as a probe */
+	if (!next || !next->next || !(c->pcb->flags & TF_SACK) || c->sacked_any || !(head->flags & SEG_RETRANS) ||
+	    next->flags & SEG_RETRANS)
+		return;
+	c->undo.doubt = ALONE;
+	c->undo.again = lwip_ntohl(head->tcphdr->seqno) + TCP_TCPLEN(head);
+}
+
+/* Two segments that were never sent: what is acknowledged next tells whether the others were lost. */
+static bool sends_new(struct vmh_tcp_conn *c)
+{
+	uint32_t before = c->pcb->snd_nxt;
+
+	if (!c->pcb->unsent)
+		return false;
+	c->pcb->cwnd = recovery_flight(c) + 2u * c->pcb->mss;
+	tcp_output(c->pcb);
+	return c->pcb->snd_nxt != before;
+}
+
+bool undo_waits(struct vmh_tcp_conn *c, uint32_t acked, bool dup)
+{
+	enum doubt was = c->undo.doubt;
+
+	if (was == NONE || (!acked && !dup && !c->sacked_any))
+		return false;
+	c->undo.doubt = NONE;
+	if (c->recovery != LOSS || !c->undo.may || c->sacked_any || !acked)
+		return false;
+	if (TCP_SEQ_GT(c->pcb->lastack, c->undo.again)) {
+		undo(c);
+		return false;
+	}
+	if (was == NEW_DATA || !sends_new(c))
+		return false;
+	c->undo.doubt = NEW_DATA;
+	return true;
 }

@@ -38,7 +38,7 @@
 #define TCP_SNDLOWAT 4096
 #define TCP_LISTEN_BACKLOG 0 /* backlogs are bounded by demux.c */
 #define TCP_QUEUE_OOSEQ 1
-#define TCP_OOSEQ_MAX_PBUFS 2048
+#define TCP_OOSEQ_MAX_PBUFS 4096
 #define LWIP_TCP_SACK_OUT 1
 #define LWIP_TCP_MAX_SACK_NUM 4
 #define LWIP_TCP_TIMESTAMPS 1
