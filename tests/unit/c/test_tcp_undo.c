@@ -305,52 +305,64 @@ static void syn_lost(void)
 
 /* ---- a timeout ---- */
 
-static int lose_while(void *arg, const uint8_t *frame, size_t len)
-{
-	const bool *losing = arg;
+struct loser {
+	bool losing;
+	unsigned frames;
+};
 
-	(void)frame, (void)len;
-	return *losing;
+static int lose_some(void *arg, const uint8_t *frame, size_t len)
+{
+	struct loser *l = arg;
+
+	(void)frame;
+	l->frames += len > 1000;
+	return l->losing || l->frames == 60; /* so that the window does not double any more */
 }
 
 /* For 15 ms nothing comes through: all that was under way comes after that, or is lost. */
-static void stands_still(bool no_timestamps, bool lost, bool much)
+static void stands_still(uint8_t cc, bool no_timestamps, bool lost, bool much)
 {
 	struct wire_faults f = {.delay_ns = 50000, .gbit = 10};
 	struct stream s = {.total = much ? 20000000 : 400000};
 	struct vmh_tcp_options o;
-	struct vmh_tcp_info i;
-	bool losing = false;
+	struct vmh_tcp_info before, i;
+	struct loser l = {0};
 	struct wire w;
 	uint64_t begun, took;
+	uint32_t least = UINT32_MAX;
 
 	vmh_tcp_options_init(&o);
+	o.cc = cc;
 	o.no_timestamps = no_timestamps;
 	wire_open(&w, &f, 100000);
 	wire_meet(&w, &o, 50 * MS, &s.from, &s.to);
-	w.end[0].watch = lose_while;
-	w.end[0].arg = &losing;
+	w.end[0].watch = lose_some;
+	w.end[0].arg = &l;
 	begun = w.now;
 	while (s.read < (much ? 10000000u : 200000u)) {
 		stream_pump(&s);
 		wire_run(&w, 20000);
 	}
+	vmh_tcp_get_info(s.from, &before);
 	if (lost) {
-		losing = true;
+		l.losing = true;
 		wire_run(&w, 200000);
-		losing = false;
+		l.losing = false;
 	}
 	for (int e = 0; !lost && e < 2; e++)
 		w.end[e].free_at = w.now + 15 * MS;
 	while (s.read < s.total && w.now < begun + 2000 * MS) {
 		stream_pump(&s);
 		wire_run(&w, 20000);
+		vmh_tcp_get_info(s.from, &i);
+		if (i.undone && i.cwnd < least)
+			least = i.cwnd;
 	}
 	took = w.now - begun;
-	vmh_tcp_get_info(s.from, &i);
 	CHECK(s.read == s.total, "only %lu bytes", s.read);
 	CHECK(lost || (i.rtos == 1 && i.undone == 1 && i.retransmits <= 8), "%u timeouts, %u undone, %u resent", i.rtos,
 	      i.undone, i.retransmits);
+	CHECK(lost || least >= before.cwnd, "a window of %u, %u before", least, before.cwnd);
 	CHECK(!lost || (i.rtos <= 1 && i.undone == 0 && took < (much ? 120 : 60) * MS), "%u timeouts, %u undone, %.1f ms",
 	      i.rtos, i.undone, (double)took / MS);
 	wire_part(&w, s.from, s.to);
@@ -358,8 +370,8 @@ static void stands_still(bool no_timestamps, bool lost, bool much)
 
 int main(void)
 {
-	for (int how = 0; how < 8; how++)
-		stands_still(how & 1, how & 2, how & 4);
+	for (int how = 0; how < 16; how++)
+		stands_still(how & 8 ? VMH_TCP_CC_LWIP : VMH_TCP_CC_CUBIC, how & 1, how & 2, how & 4);
 	for (int k = 0; k < 8; k++) /* wherever the numbers begin */
 		syn_lost();
 	a_loss_after_that(20000, MS / 2);

@@ -433,7 +433,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 {
 	struct tcp_pcb *pcb = c->pcb;
 	struct board b;
-	bool force = false, again = false, may_go = false, open;
+	bool force = false, again = false, may_go = false, open, ours = c->recovery != OPEN; /* lwIP's window is none then */
 
 	if (in->nsacks && pcb->flags & TF_SACK) {
 		if (came_twice(in)) {
@@ -461,7 +461,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 		c->dupacks++;
 	if (c->recovery == OPEN && !c->sacked_any && !c->dupacks) {
 		if (acked)
-			cc_ack(c, acked, pcb->cwnd);
+			cc_ack(c, acked, ours ? 0 : pcb->cwnd);
 		if (pcb->cwnd != c->cwnd || may_go) {
 			pcb->cwnd = c->cwnd;
 			if (pcb->unsent)
