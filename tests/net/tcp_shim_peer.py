@@ -190,6 +190,9 @@ class Peer:
         self.thread = threading.Thread(target=watch)
         self.thread.start()
 
+    def do_cwnd(self) -> int:
+        return int(struct.unpack_from("I", self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 80)[0])
+
     def _unacked(self) -> int:
         return int(struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -116,3 +117,23 @@ def test_a_backlog_is_no_longer_than_somaxconn(service: Service) -> None:
     with sysctls(service.sandbox.a, core__somaxconn=4):
         kernel, ring = on_both(service, "4", run)
     assert kernel == ring == 5
+
+
+@pytest.mark.parametrize("after_idle", [0, 1])
+def test_the_congestion_window_after_a_rest(service: Service, after_idle: int) -> None:
+    def run(a: ShimPeer, b: ShimPeer, _: Side, b_side: Side) -> bool:
+        a.do("connect", address=b_side.address, port=b.do("listen", address=b_side.address))
+        b.do("accept")
+        b.do("drain", size=20_000_000)
+        a.do("pour", size=20_000_000)
+        b.do("drained")
+        before = a.do("cwnd")
+        assert before > 12
+        time.sleep(2)
+        a.do("burst", count=1, size=10)
+        after = int(a.do("cwnd"))
+        return after <= 11 if after_idle else after >= before
+
+    with sysctls(service.sandbox.a, ipv4__tcp_slow_start_after_idle=after_idle):
+        _, ring = on_both(service, "4", run)    # the kernel's control may be BBR, which has its own ways
+    assert ring

@@ -36,6 +36,7 @@ void vmh_tcps_defaults(struct vmh_tcp_options *o, bool v6)
 	o->no_timestamps = !timestamps();
 	o->no_sack = !vmh_tcps_sysctl(VMH_SYSCTL_SACK);
 	o->no_wscale = !vmh_tcps_sysctl(VMH_SYSCTL_WINDOW_SCALING);
+	o->keeps_cwnd = !vmh_tcps_sysctl(VMH_SYSCTL_AFTER_IDLE);
 	o->ttl = (uint8_t)vmh_tcps_sysctl(VMH_SYSCTL_TTL);
 	o->syn_retries = (uint32_t)vmh_tcps_sysctl(VMH_SYSCTL_SYN_RETRIES);
 	o->keep_idle_s = (uint32_t)vmh_tcps_sysctl(VMH_SYSCTL_KEEP_IDLE_S);

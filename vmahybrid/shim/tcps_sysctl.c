@@ -21,6 +21,7 @@ static const struct {
 	[VMH_SYSCTL_KEEP_IDLE_S] = { DIR "ipv4/tcp_keepalive_time", 1, 32767, 7200 },
 	[VMH_SYSCTL_KEEP_INTVL_S] = { DIR "ipv4/tcp_keepalive_intvl", 1, 32767, 75 },
 	[VMH_SYSCTL_KEEP_CNT] = { DIR "ipv4/tcp_keepalive_probes", 1, 127, 9 },
+	[VMH_SYSCTL_AFTER_IDLE] = { DIR "ipv4/tcp_slow_start_after_idle", 0, 1, 1 },
 	[VMH_SYSCTL_SOMAXCONN] = { DIR "core/somaxconn", 0, 1 << 20, 4096 },
 };
 #define N (sizeof(sysctls) / sizeof(sysctls[0]))

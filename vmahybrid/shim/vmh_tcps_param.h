@@ -14,7 +14,7 @@ int vmh_tcps_fcntl(const struct vmh_tcps *s, int cmd);          /* F_GETFL; or V
 enum vmh_tcps_sysctl {
 	VMH_SYSCTL_TTL, VMH_SYSCTL_TIMESTAMPS, VMH_SYSCTL_SACK, VMH_SYSCTL_WINDOW_SCALING,
 	VMH_SYSCTL_SYN_COOKIES, VMH_SYSCTL_SYN_RETRIES, VMH_SYSCTL_KEEP_IDLE_S, VMH_SYSCTL_KEEP_INTVL_S, VMH_SYSCTL_KEEP_CNT,
-	VMH_SYSCTL_SOMAXCONN,
+	VMH_SYSCTL_SOMAXCONN, VMH_SYSCTL_AFTER_IDLE,
 };
 int vmh_tcps_sysctl(enum vmh_tcps_sysctl which);
 #endif

@@ -218,8 +218,9 @@ static int count(void *arg, const uint8_t *frame, size_t len)
 	return 0;
 }
 
-/* After a rest the window is not what it was (RFC 5681, 4.1): as Linux, ten segments go, unless nothing is to control it. */
-static void rests(uint8_t cc, uint64_t rest_ns, unsigned least, unsigned most)
+/* After a rest the window is not what it was (RFC 5681, 4.1): as Linux, ten segments go, unless nothing is to control it, or
+ * the sysctl says so. */
+static void rests(uint8_t cc, bool keeps_cwnd, uint64_t rest_ns, unsigned least, unsigned most)
 {
 	struct wire_faults f = {.delay_ns = 10 * MS, .gbit = 1};
 	struct vmh_tcp_conn *c, *p;
@@ -230,6 +231,7 @@ static void rests(uint8_t cc, uint64_t rest_ns, unsigned least, unsigned most)
 
 	vmh_tcp_options_init(&o);
 	o.cc = cc;
+	o.keeps_cwnd = keeps_cwnd;
 	wire_open(&w, &f, 256);
 	wire_meet(&w, &o, 1000 * MS, &c, &p);
 	for (int k = 0; k < 80; k++)
@@ -269,9 +271,10 @@ int main(void)
 		the_last_one_late(no_timestamps);
 	}
 	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++) {
-		rests(cc, 100 * MS, 60, 300);
-		rests(cc, 10000 * MS, 9, 10);
+		rests(cc, false, 100 * MS, 60, 300);
+		rests(cc, false, 10000 * MS, 9, 10);
+		rests(cc, true, 10000 * MS, 60, 300);
 	}
-	rests(VMH_TCP_CC_NONE, 10000 * MS, 60, 300);
+	rests(VMH_TCP_CC_NONE, false, 10000 * MS, 60, 300);
 	return check_result();
 }

@@ -107,7 +107,8 @@ void recovery_idle(struct vmh_tcp_conn *c)
 	uint32_t least = INITIAL_SEGMENTS * c->pcb->mss, rto;
 	uint64_t idle = c->t->now - c->sent_at;
 
-	if (idle < IDLE_MIN || c->pcb->unacked || !c->sent_at || c->cwnd <= least || c->opt.cc == VMH_TCP_CC_NONE)
+	if (idle < IDLE_MIN || c->pcb->unacked || !c->sent_at || c->cwnd <= least || c->opt.keeps_cwnd ||
+	    c->opt.cc == VMH_TCP_CC_NONE)
 		return;
 	rto = LWIP_MAX(recovery_rto_us(c), IDLE_MIN);
 	if (idle <= rto)

@@ -82,6 +82,7 @@ enum vmh_tcp_cc { VMH_TCP_CC_LWIP, VMH_TCP_CC_CUBIC, VMH_TCP_CC_NONE }; /* as VM
 struct vmh_tcp_options {
 	bool nodelay, cork, quickack, keepalive;
 	bool no_timestamps, no_sack, no_wscale; /* before the SYN */
+	bool keeps_cwnd;                        /* the congestion window, when nothing was sent for a while */
 	uint8_t ttl, tos, hops, tclass, keep_cnt, cc; /* ttl, tos: of IPv4; hops, tclass: of IPv6 */
 	uint16_t mss_max;         /* 0: what the path allows */
 	uint8_t ack_ms;           /* an acknowledgement waits so long for company; 0: 40 */
