@@ -199,6 +199,8 @@ VMH_HOT static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t b
 		n++; /* a frame is taken whole: the kernel has told of all its parts at once */
 	x->r.several = n > 1;
 	x->r.scarce = q->posted + x->rx_nfree < n + x->most / 4;
+	if (vmh_unlikely(q->posted <= n && x->rx_nfree == 0)) /* the kernel has no more until these are given back */
+		VMH_COUNT(x->r.stats->pool_rx_empty, 1);
 	prefetch_frame(x, desc_at(g, g->here));
 	for (uint32_t i = 0; i < n; i++) {
 		if (i + 1 < n)
@@ -208,8 +210,6 @@ VMH_HOT static uint32_t receive(struct xdp_ring *x, struct xqueue *q, uint32_t b
 	VMH_SET(g->here, g->here + n); /* vmh_xdp_pending reads it */
 	publish(g->cons, g->here);
 	q->posted -= n < q->posted ? n : q->posted;
-	if (vmh_unlikely(q->posted == 0 && x->rx_nfree == 0))
-		VMH_COUNT(x->r.stats->pool_rx_empty, 1);
 	return n;
 }
 
