@@ -123,6 +123,8 @@ def test_waited_in_vain(lab: Lab) -> None:
 def test_sent(lab: Lab) -> None:
     lab.ring()
     sink = lab.peer.udp()
+    warm = lab.peer.udp().getsockname()
+    until(lambda: lab.do(f"s.sendto(b'x', {warm!r})") and lab.program.socket()["counters"]["tx_packets"], 5)  # neighbour
     assert lab.counted(lambda: lab.do(
         f"for _ in range({N}): s.sendto(b'x' * {SIZE}, {sink.getsockname()!r})")) == {
             "tx_packets": N, "tx_bytes": N * SIZE}
