@@ -124,7 +124,7 @@ def test_sent(lab: Lab) -> None:
     lab.ring()
     sink = lab.peer.udp()
     warm = lab.peer.udp().getsockname()
-    until(lambda: lab.do(f"s.sendto(b'x', {warm!r})") and lab.program.socket()["counters"]["tx_packets"], 5)  # neighbour
+    until(lambda: lab.do(f"s.sendto(b'x', {warm!r})") and lab.program.socket()["counters"]["tx_packets"], 5)
     assert lab.counted(lambda: lab.do(
         f"for _ in range({N}): s.sendto(b'x' * {SIZE}, {sink.getsockname()!r})")) == {
             "tx_packets": N, "tx_bytes": N * SIZE}
@@ -674,7 +674,7 @@ def small_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 
 def test_receive_frames_run_out(small_lab: Callable[..., Lab]) -> None:
     """Nobody looks at the ring: it has no frame left, and the kernel drops what comes. Whoever looks finds all that the
-    ring had; a socket that is not read takes no more than three quarters of it, and loses nothing of the rest either."""
+    ring had; a socket that is not read takes no more than three quarters of it, and loses none of the rest either."""
     small = small_lab(VMA_RX_BUFS="48")     # fewer than its queue has places
     where = small.ring("s", "(socket.SOL_SOCKET, 33, 1 << 24)")
     frames, sent = small.rings()["pool_rx_free"], 12 * 8
