@@ -269,6 +269,16 @@ static void test_the_peer_accepts_in_time(void)
 	client.sent = 0;
 	c = start(&l, 4004, &o);
 	CHECK(client.sent == 2, "the program took its time: %u", client.sent);
+	CHECK(vmh_tcp_accept(l, NULL, &s) == 0 && give(s, 10) == 10, "a greeting");
+	deliver();
+	CHECK(take(c) == 10 && give(c, 10) == 10, "answered at once");
+	deliver();
+	vmh_tcp_abort(s);
+	vmh_tcp_abort(c);
+	deliver();
+	client.sent = 0;
+	c = start(&l, 4005, &o);
+	CHECK(client.sent == 2, "the peer speaks first: %u", client.sent);
 	vmh_tcp_abort(c);
 	vmh_tcp_close(l);
 	close_ends();

@@ -368,8 +368,69 @@ static void stands_still(uint8_t cc, bool no_timestamps, bool lost, bool much)
 	wire_part(&w, s.from, s.to);
 }
 
+/* From a moment on all is lost; then the first segment passes that goes again, and of the new ones behind it none: nothing
+ * that went once has come, whatever else goes again meanwhile. */
+struct flight {
+	enum { FLOWS, LOST_ALL, AGAIN } phase;
+	uint32_t first, most;
+	unsigned frames, lost_new;
+};
+
+static int lose_flight(void *arg, const uint8_t *frame, size_t len)
+{
+	struct flight *f = arg;
+	uint32_t seq = seq_of(frame);
+	bool again = f->frames && (int32_t)(seq - f->most) <= 0;
+
+	if (len < 1000)
+		return 0;
+	f->frames++;
+	if (!again)
+		f->most = seq;
+	if (f->phase == LOST_ALL && !f->first)
+		f->first = seq;
+	if (f->phase == LOST_ALL && again && seq == f->first)
+		f->phase = AGAIN;
+	return f->phase == LOST_ALL || (f->phase == AGAIN && !again && f->lost_new++ < 2);
+}
+
+static void a_flight_is_lost(uint8_t cc, uint64_t delay_ns)
+{
+	struct wire_faults f = {.delay_ns = delay_ns, .gbit = 1};
+	struct stream s = {.total = 40000000};
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info before, i;
+	struct flight flight = {0};
+	uint64_t begun;
+	struct wire w;
+
+	vmh_tcp_options_init(&o);
+	o.cc = cc;
+	o.no_timestamps = o.quickack = true;
+	wire_open(&w, &f, 100000);
+	wire_meet(&w, &o, 1000 * MS, &s.from, &s.to);
+	w.end[0].watch = lose_flight;
+	w.end[0].arg = &flight;
+	begun = w.now;
+	for (; s.read < 10000000; wire_run(&w, 50000))
+		stream_pump(&s);
+	vmh_tcp_get_info(s.from, &before);
+	flight.phase = LOST_ALL;
+	for (; s.read < s.total && w.now < begun + 5000 * MS; wire_run(&w, 50000))
+		stream_pump(&s);
+	vmh_tcp_get_info(s.from, &i);
+	CHECK(s.read == s.total, "only %lu bytes", s.read);
+	CHECK(i.undone == before.undone, "cc %d: %u timeouts, %u undone", cc, i.rtos - before.rtos,
+	      i.undone - before.undone);
+	wire_part(&w, s.from, s.to);
+}
+
 int main(void)
 {
+	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++) {
+		a_flight_is_lost(cc, MS);
+		a_flight_is_lost(cc, 10 * MS);
+	}
 	for (int how = 0; how < 16; how++)
 		stands_still(how & 8 ? VMH_TCP_CC_LWIP : VMH_TCP_CC_CUBIC, how & 1, how & 2, how & 4);
 	for (int k = 0; k < 8; k++) /* wherever the numbers begin */

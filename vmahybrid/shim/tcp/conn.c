@@ -230,11 +230,12 @@ static void output(struct vmh_tcp_conn *c, size_t wanted, bool alone)
 
 #define PROMPT_US 300
 
-/* The first write. A peer that waits for the ACK in accept() is not to wait for a program that has other things to do. */
+/* The first write. A peer that waits for the ACK in accept() is not to wait for a program that has other things to do, or
+ * that lets the peer speak first. */
 static void was_young(struct vmh_tcp_conn *c)
 {
 	c->young = false;
-	c->t->prompt = c->t->now - c->heard_at < PROMPT_US;
+	c->t->prompt = !c->count.bytes_received && c->t->now - c->heard_at < PROMPT_US;
 }
 
 ssize_t core_write(struct vmh_tcp_conn *c, const struct iovec *iov, int n, bool more)
@@ -434,6 +435,8 @@ void core_close(struct vmh_tcp_conn *c, bool reset)
 		close_listener(c);
 		return;
 	}
+	if (c->young) /* nothing was written at all */
+		c->t->prompt = false;
 	c->app_closed = true;
 	c->frozen = false;
 	if (!c->pcb) {

@@ -10,6 +10,8 @@
 #define DOUBLED_ONE_IN 32u
 #define RECOVERIES 16u       /* that were none for nothing: then it is forgotten */
 
+enum doubt { NONE, ALONE, NEW_DATA };
+
 void undo_start(struct vmh_tcp_conn *c)
 {
 	c->reordering = DUP_THRESHOLD;
@@ -70,6 +72,7 @@ void undo_begin(struct vmh_tcp_conn *c, bool timeout)
 /* A segment that ends at `end` goes again. */
 void undo_resent(struct vmh_tcp_conn *c, uint32_t end)
 {
+	c->undo.doubt = NONE; /* what is acknowledged next may be this one */
 	if (!c->undo.may)
 		return;
 	resent_until(c, end);
@@ -128,8 +131,6 @@ void undo_acked(struct vmh_tcp_conn *c, const struct seg_in *in)
 
 /* A timeout while no SACK tells of a hole may be a pause of the way: all that was under way is acknowledged yet. After it
  * only the first segment has gone again. */
-enum doubt { NONE, ALONE, NEW_DATA };
-
 void undo_doubt(struct vmh_tcp_conn *c)
 {
 	const struct tcp_seg *head = c->pcb->unacked, *next = head ? head->next : NULL;
