@@ -56,11 +56,17 @@ static bool has_ended(const struct vmh_tcps *s)
 	return !vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_INFO, &info, &len) && info.tcpi_state == TCP_CLOSE;
 }
 
-/* Not one that a homecoming left as it could. */
+/* One that has ended since the service parked it is told of at once. */
 void vmh_tended_watch(struct vmh_tcps *s)
 {
-	if (is_seen(s) && !has_ended(s) && (vmh_tended_fd() >= 0 || make() >= 0))
+	if (is_seen(s) && (vmh_tended_fd() >= 0 || make() >= 0))
 		control(s, EPOLL_CTL_ADD);
+}
+
+void vmh_tended_watch_again(struct vmh_tcps *s)
+{
+	if (!has_ended(s)) /* else a homecoming has left it as it could */
+		vmh_tended_watch(s);
 }
 
 void vmh_tended_leave(struct vmh_tcps *s)

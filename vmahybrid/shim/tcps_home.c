@@ -100,7 +100,7 @@ static void stays_on_ring(struct vmh_tcps *s)
 	vmh_tcp_thaw(s->conn);
 	atomic_store(&s->state, VMH_TCPS_RING);
 	vmh_unlock(&s->io);
-	vmh_tended_watch(s);
+	vmh_tended_watch_again(s);
 	vmh_tring_flush(s->tring);
 }
 

@@ -409,6 +409,7 @@ void vmh_tshow_fork_child(void);
 
 /* tcps_ended.c: sockets on rings that are ended in the kernel. Object lock held. */
 void vmh_tended_watch(struct vmh_tcps *s);                       /* if the kernel has it in its lists */
+void vmh_tended_watch_again(struct vmh_tcps *s);                 /* one that could not go home */
 void vmh_tended_leave(struct vmh_tcps *s);
 int vmh_tended_fd(void);                                         /* readable: vmh_tended_look(), by the internal thread; or -1 */
 void vmh_tended_look(void);
