@@ -125,7 +125,7 @@ def reader(service: Service, code: str) -> Iterator[tuple[Program, NetnsWorker]]
         yield program, worker
 
 
-CONNECTIONS, PIECES = 400, 12
+CONNECTIONS, PIECES = 400, 30
 ACCEPTS = """
 l = socket.socket()
 l.bind((HERE, 0))
