@@ -285,14 +285,9 @@ print("took", time.monotonic() - begun, flush=True)
 """
 
 
-@pytest.mark.parametrize("policy", ["offload", "adaptive", ""], ids=["from the SYN", "adopted", "plain"])
-def test_a_close_that_lingers_for_a_silent_peer(service: Service, start: Callable[..., Program], tmp_path: Path,
-                                                policy: str) -> None:  # fmt: skip
-    """It goes home meanwhile, stuck, and lingers for the rest of the time there."""
-    port, go, a = "7426", tmp_path / "go", service.sandbox.a
-    start([sys.executable, "-S", "-c", DEAF, port, "0"], a).wait_for("ready")
-    code = LINGERS.replace('struct.pack("ii", 1, 1)', 'struct.pack("ii", 1, 3)').replace("40000", "1")
-    words = [sys.executable, "-S", "-c", code, a.address, port, str(go), "0"]
+def lingering(service: Service, start: Callable[..., Program], policy: str, arguments: list[str]) -> Program:
+    """LINGERS, whose connection is where the policy has it."""
+    words = [sys.executable, "-S", "-c", *arguments]
     if policy:
         words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
     program = start(words)
@@ -300,6 +295,17 @@ def test_a_close_that_lingers_for_a_silent_peer(service: Service, start: Callabl
     if policy == "adaptive":
         assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "ring"})[0] == 204
     assert until(lambda: len(offloaded(service)) == (1 if policy else 0), 10)
+    return program
+
+
+@pytest.mark.parametrize("policy", ["offload", "adaptive", ""], ids=["from the SYN", "adopted", "plain"])
+def test_a_close_that_lingers_for_a_silent_peer(service: Service, start: Callable[..., Program], tmp_path: Path,
+                                                policy: str) -> None:  # fmt: skip
+    """It goes home meanwhile, stuck, and lingers for the rest of the time there."""
+    port, go, a = "7426", tmp_path / "go", service.sandbox.a
+    start([sys.executable, "-S", "-c", DEAF, port, "0"], a).wait_for("ready")
+    code = LINGERS.replace('struct.pack("ii", 1, 1)', 'struct.pack("ii", 1, 3)').replace("40000", "1")
+    program = lingering(service, start, policy, [code, a.address, port, str(go), "0"])
     silence = ["ip", "route", "add", "blackhole", f"{service.sandbox.b.address}/32"]
     subprocess.run(a.command(silence), check=True)
     try:
@@ -319,14 +325,7 @@ def test_a_close_that_lingers(service: Service, start: Callable[..., Program], t
     peer is reset at once."""
     port, go, a = "7425", tmp_path / "go", service.sandbox.a
     start([sys.executable, "-S", "-c", DEAF, port, str(unread)], a).wait_for("ready")
-    words = [sys.executable, "-S", "-c", LINGERS, a.address, port, str(go), str(unread)]
-    if policy:
-        words = service.run_argv(words, "none", VMA_TRACELEVEL="warn", VMA_HYBRID_TCP=policy)
-    program = start(words)
-    program.wait_for("there")
-    if policy == "adaptive":
-        assert Api(service).call("POST", f"/v1/processes/{program.pid}/move", {"to": "ring"})[0] == 204
-    assert until(lambda: len(offloaded(service)) == (1 if policy else 0), 10)
+    program = lingering(service, start, policy, [LINGERS, a.address, port, str(go), str(unread)])
     go.touch()
     took = float(program.wait_for(r"took (\S+)")[1])
     assert (took < 0.5 if unread else 0.9 < took < 1.6) and program.wait(5) == 0

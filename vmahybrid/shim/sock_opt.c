@@ -34,7 +34,7 @@ static int get_int(int fd, int level, int name, int fallback)
 	return len == 1 ? *(unsigned char *)&v : v; /* a few IP options answer one byte */
 }
 
-static int64_t get_timeout(int fd, int name)
+int64_t vmh_sock_timeout_of(int fd, int name)
 {
 	struct timeval tv = { 0 };
 	socklen_t len = sizeof(tv);
@@ -237,8 +237,8 @@ static bool apply(struct vmh_sock *s, int fd, enum effect e, int level, int name
 		s->rcvbuf = (uint32_t)get_int(fd, SOL_SOCKET, SO_RCVBUF, (int)s->rcvbuf);
 		show_limit(s);
 		break;
-	case E_RCVTIMEO: VMH_SET(s->rcvtimeo_ns, get_timeout(fd, SO_RCVTIMEO)); break;
-	case E_SNDTIMEO: VMH_SET(s->sndtimeo_ns, get_timeout(fd, SO_SNDTIMEO)); break;
+	case E_RCVTIMEO: VMH_SET(s->rcvtimeo_ns, vmh_sock_timeout_of(fd, SO_RCVTIMEO)); break;
+	case E_SNDTIMEO: VMH_SET(s->sndtimeo_ns, vmh_sock_timeout_of(fd, SO_SNDTIMEO)); break;
 	case E_REUSEADDR: s->reuseaddr = (uint8_t)v; port_may_be_shared(s, fd); break;
 	case E_REUSEPORT: s->reuseport = (uint8_t)v; port_may_be_shared(s, fd); break;
 	case E_DEVICE: read_device(s, fd); vmh_sock_update(s, fd); break;

@@ -5,6 +5,7 @@
 #include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
+#include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_move.h"
 #include "vmh_tcps_param.h"
@@ -23,16 +24,6 @@
 #define NAPS 40
 #define NAPS_ORDERED 500    /* longer than a plain poll() is, interpose_iomux.c */
 #define REPAIR_NAP_NS 5000000
-
-static int64_t timeout_of(int fd, int name)
-{
-	struct timeval tv = { 0 };
-	socklen_t len = sizeof(tv);
-
-	if (vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, name, &tv, &len) < 0)
-		return 0;
-	return (int64_t)tv.tv_sec * 1000000000 + (int64_t)tv.tv_usec * 1000;
-}
 
 bool vmh_tcps_reuses(int fd)
 {
@@ -60,8 +51,8 @@ static int import(struct vmh_tcps *s, const struct vmh_tcp_blob *state, const st
 static void publish(struct vmh_tcps *s, int fd)
 {
 	vmh_tcps_ask_nonblock(s, fd);
-	VMH_SET(s->rcvtimeo_ns, timeout_of(fd, SO_RCVTIMEO));
-	VMH_SET(s->sndtimeo_ns, timeout_of(fd, SO_SNDTIMEO));
+	VMH_SET(s->rcvtimeo_ns, vmh_sock_timeout_of(fd, SO_RCVTIMEO));
+	VMH_SET(s->sndtimeo_ns, vmh_sock_timeout_of(fd, SO_SNDTIMEO));
 	vmh_tcps_watch_from_now(s);
 	vmh_tring_count(s->tring, 1);
 	VMH_SET(s->stats->flow_id, s->flow_id);

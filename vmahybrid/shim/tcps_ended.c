@@ -6,7 +6,6 @@
 #include "vmh_fd.h"
 #include "vmh_log.h"
 #include "vmh_tcps.h"
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 
 #define ENDED_MAX 64 /* at a time */
@@ -48,14 +47,6 @@ static bool is_seen(const struct vmh_tcps *s)
 	}
 }
 
-static bool has_ended(const struct vmh_tcps *s)
-{
-	struct tcp_info info = { 0 };
-	socklen_t len = sizeof(info);
-
-	return !vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_INFO, &info, &len) && info.tcpi_state == TCP_CLOSE;
-}
-
 /* One that has ended since the service parked it is told of at once. */
 void vmh_tended_watch(struct vmh_tcps *s)
 {
@@ -65,7 +56,7 @@ void vmh_tended_watch(struct vmh_tcps *s)
 
 void vmh_tended_watch_again(struct vmh_tcps *s)
 {
-	if (!has_ended(s)) /* else a homecoming has left it as it could */
+	if (!vmh_tcps_at_rest(s->obj.fd)) /* else a homecoming has left it as it could */
 		vmh_tended_watch(s);
 }
 
@@ -80,7 +71,7 @@ static void end(struct vmh_tcps *s)
 {
 	bool ended;
 
-	if (atomic_load(&s->obj.closed) || !is_seen(s) || !vmh_tcps_owns_fd(s) || !has_ended(s))
+	if (atomic_load(&s->obj.closed) || !is_seen(s) || !vmh_tcps_owns_fd(s) || !vmh_tcps_at_rest(s->obj.fd))
 		return;
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN) {
 		vmh_tlisten_shut(s);

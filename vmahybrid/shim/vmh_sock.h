@@ -222,6 +222,7 @@ VMH_COLD void vmh_sock_drain_at_rate(struct vmh_sock *s);
 
 /* sock_opt.c */
 int vmh_sock_setsockopt(struct vmh_sock *s, int fd, int level, int name, const void *val, socklen_t len); /* 0 / -errno */
+int64_t vmh_sock_timeout_of(int fd, int name); /* SO_RCVTIMEO or SO_SNDTIMEO of the kernel socket: ns, 0: none */
 void vmh_sock_read_options(struct vmh_sock *s, int fd); /* what the kernel socket has */
 
 /* sock_pace.c; read: object lock held. pace: 0, the datagram may leave; -EAGAIN, it is not to be waited for (now);

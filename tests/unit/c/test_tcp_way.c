@@ -205,16 +205,12 @@ static void late_and_doubled(double doubled, uint64_t late_ns, uint8_t cc, bool 
 	wire_part(&w, c, p);
 }
 
-struct burst {
-	unsigned segments;
-};
-
 static int count(void *arg, const uint8_t *frame, size_t len)
 {
-	struct burst *b = arg;
+	unsigned *segments = arg;
 
 	(void)frame;
-	b->segments += len > 1000;
+	*segments += len > 1000;
 	return 0;
 }
 
@@ -225,7 +221,7 @@ static void rests(uint8_t cc, bool keeps_cwnd, uint64_t rest_ns, unsigned least,
 	struct wire_faults f = {.delay_ns = 10 * MS, .gbit = 1};
 	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
-	struct burst b = {0};
+	unsigned segments = 0;
 	static uint8_t data[60000];
 	struct wire w;
 
@@ -238,12 +234,12 @@ static void rests(uint8_t cc, bool keeps_cwnd, uint64_t rest_ns, unsigned least,
 		bring(c, p, &w, 100000);
 	wire_run(&w, rest_ns);
 	w.end[0].watch = count;
-	w.end[0].arg = &b;
+	w.end[0].arg = &segments;
 	for (int k = 0; k < 5; k++)
 		wire_write(c, data, sizeof(data));
 	wire_run(&w, 9 * MS);
-	CHECK(b.segments >= least && b.segments <= most, "cc %d, after %.0f ms: %u segments at once", cc, (double)rest_ns / 1e6,
-	      b.segments);
+	CHECK(segments >= least && segments <= most, "cc %d, after %.0f ms: %u segments at once", cc, (double)rest_ns / 1e6,
+	      segments);
 	wire_run(&w, 1000 * MS);
 	while (wire_read(p, data, sizeof(data)) > 0)
 		;

@@ -544,7 +544,6 @@ void recovery_rto(struct vmh_tcp_conn *c)
 	c->recover = pcb->snd_nxt;
 	c->dupacks = 0;
 	output(c, true);
-	c->undo.doubt = 0;
 	if (first)
 		undo_doubt(c);
 }
