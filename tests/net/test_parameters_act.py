@@ -1061,6 +1061,21 @@ def test_many_of_one_thread_together(start: Run, service: Service, netns_pair: S
 
 
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
+@pytest.mark.parametrize(("times", "moved"), [("100", True), ("2000", False)])
+def test_many_that_have_lasted(start: Run, service: Service, netns_pair: Sandbox, times: str, moved: bool) -> None:
+    """Three connections: a second, or six."""
+    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    told(start(MOVES.replace("1.5", "3"), VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300",
+               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2",
+               VMA_HYBRID_TCP_LASTS=times))  # fmt: skip
+    with Client(service.rundir / "api.sock") as client:
+        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
+    server.stop(signal.SIGKILL)
+    assert sum(found) == (3 if moved else 0)
+
+
+@xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
 @pytest.mark.parametrize(("rounds", "moved"), [("16", False), ("200", True)])
 def test_busy_is_who_makes_so_many_rounds(
     start: Run, service: Service, netns_pair: Sandbox, rounds: str, moved: bool

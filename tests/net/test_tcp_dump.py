@@ -36,7 +36,7 @@ LINES = [
     r"Send window : snd_wnd \d+ \(\d+\), snd_wnd_max \d+ \(\d+\)", r"Congestion : cwnd \d+",
     r"Receiver data : rcv_nxt \d+, rcv_ann_right_edge \d+", r"Sender data : snd_nxt \d+, snd_wl1 \d+, snd_wl2 \d+",
     r"Send buffer : snd_buf \d+, max_snd_buff \d+", r"Retransmission : rtime 0, rto \d+, nrtx 0",
-    r"RTT variables : rttest \d+, rtseq \d+", r"First unsent : NULL", r"First unacked : NULL", r"Last unacked : NULL",
+    r"RTT variables : rttest \d+, rtseq \d+", r"First unsent : NULL", r"First unacked : NULL",
     r"Acknowledge : lastack \d+",
 ]
 

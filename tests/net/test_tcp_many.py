@@ -277,7 +277,7 @@ def moves(service: Service, program: Program) -> list[float]:
 def test_those_of_one_thread_come_together(service: Service, connections: int, limits: tuple[str, ...]) -> None:
     """In lots of 64; one by one where the program may have no file for the states of a lot."""
     prefix = ("prlimit", *limits) if limits else ()
-    with server(service, "adaptive", prefix=prefix) as program:
+    with server(service, "adaptive", prefix=prefix, VMA_HYBRID_TCP_LASTS="16") as program:
         client = clients(service, connections, 4)
         assert answered(client, connections) > 50 * connections
         at = moves(service, program)
@@ -287,8 +287,8 @@ def test_those_of_one_thread_come_together(service: Service, connections: int, l
 
 
 def test_the_more_they_are_the_longer_they_must_last(service: Service) -> None:
-    """16 times what their moves will take, 1 ms each as long as none was moved: they get less done meanwhile."""
-    with server(service, "adaptive") as program:
+    """So many times what their moves will take, 1 ms each as long as none was moved: they get less done meanwhile."""
+    with server(service, "adaptive", VMA_HYBRID_TCP_LASTS="16") as program:
         client = clients(service, 250, 8)
         client.wait_for("begun", 10)
         begun = time.time()
@@ -300,7 +300,7 @@ def test_the_more_they_are_the_longer_they_must_last(service: Service) -> None:
 
 def test_a_crowd_that_doubles_comes_along(service: Service) -> None:
     """Those that were on rings may have gone home meanwhile, for a moment."""
-    with server(service, "adaptive", VMA_HYBRID_TCP_PROCESSOR="0"):
+    with server(service, "adaptive", VMA_HYBRID_TCP_PROCESSOR="0", VMA_HYBRID_TCP_LASTS="16"):
         first = clients(service, 45, 20)
         until(lambda: len(offloaded(service)) == 45, 6, what=lambda: str(len(offloaded(service))))
         time.sleep(3.5)     # until it is no crowd any more that is being moved
@@ -312,7 +312,7 @@ def test_a_crowd_that_doubles_comes_along(service: Service) -> None:
 
 def test_more_than_have_statistics_go_home(service: Service) -> None:
     """Amid calls that don't wait: VMA_STATS_FD_NUM is 100, and what the others are is known without it."""
-    with server(service, "adaptive", VMA_HYBRID_TCP_PROCESSOR="0") as program:
+    with server(service, "adaptive", VMA_HYBRID_TCP_PROCESSOR="0", VMA_HYBRID_TCP_LASTS="16") as program:
         client = clients(service, 150, 6)
         until(lambda: len(moves(service, program)) == 150, 10)
         assert "on the kernel:" in service.ask("home", str(program.pid))

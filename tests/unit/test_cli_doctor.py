@@ -1,5 +1,6 @@
 """vmahybrid doctor: the probes on this machine, and on machines made of files."""
 
+import errno
 import json
 import os
 import resource
@@ -19,6 +20,7 @@ from vmahybrid.cli import doctor
 from vmahybrid.cli.main import main
 from vmahybrid.cli.output import Style
 from vmahybrid.cli.probes import Check, guarded, host, kernel, nic, service, verbs
+from vmahybrid.net import tcpsock
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.steering.reasons import Reason
 from vmahybrid.verbs import caps, discovery, library
@@ -49,6 +51,22 @@ def test_a_program_is_loaded_and_linked_without_a_trace() -> None:
     assert [(check.name, check.verdict) for check in checks] == [("bpf", "ok"), ("bpf_link", "ok")]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("netns")]
     assert attached(socket.if_nametoindex("lo")) == {}
+
+
+@pytest.mark.parametrize(("refused", "verdict", "said"), [
+    (None, "ok", "can be moved"), (PermissionError(1, "not permitted"), "warn", "not known"),
+    (OSError(errno.ENOPROTOOPT, "Protocol not available"), "fail", "can't be moved")])
+def test_connections_that_can_or_can_not_be_moved(monkeypatch: pytest.MonkeyPatch, refused: OSError | None,
+                                                  verdict: str, said: str) -> None:
+    def enter(sock: socket.socket) -> None:
+        if refused is not None:
+            raise refused
+
+    monkeypatch.setattr(tcpsock, "enter", enter)
+    (check,) = kernel.tcp_repair()
+    assert (check.name, check.verdict) == ("TCP_REPAIR", verdict)
+    assert said in check.text
+    assert bool(check.remedy) is (verdict != "ok")
 
 
 @pytest.mark.parametrize(("answer", "verdict", "said"), [

@@ -126,6 +126,7 @@ TESTS = {
     "VMA_HYBRID_SPIN_TURNS": ACT + "test_more_spin_than_there_are_processors",
     "VMA_HYBRID_TCP_PAYS": ACT + "test_moves_that_do_not_pay",
     "VMA_HYBRID_TCP_TOGETHER": ACT + "test_many_of_one_thread_together",
+    "VMA_HYBRID_TCP_LASTS": ACT + "test_many_that_have_lasted",
     "VMA_HYBRID_TCP_BUDGET": ACT + "test_time_for_moving_connections",
     "VMA_HYBRID_TCP_BULK": "net/test_tcp_policy.py::test_what_is_less_than_asked_for_is_no_bulk",
     "VMA_HYBRID_TCP_SMALL": "net/test_tcp_policy.py::test_what_is_small",

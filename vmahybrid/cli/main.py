@@ -40,7 +40,8 @@ def build_parser(with_start: bool = True) -> Parser:
                                    **more)  # fmt: skip
 
     _json(add("status", "show the service, interfaces, processes, flows and what is wrong"))
-    _flows(add("flows", "show the steering table; add or delete rules of the operator"))
+    _flows(add("flows", "show the steering table; add or delete rules of the operator",
+               usage="vmahybrid flows [-h] [--json] [--tcp] [VERB ...]"))  # fmt: skip
     explain = add("explain", "say why a socket is or is not on a ring")
     explain.add_argument("socket", metavar="PID[:FD]|ADDR:PORT", help="a process, its descriptor, or a local address")
     explain.add_argument("--all", action="store_true",
@@ -63,7 +64,8 @@ def build_parser(with_start: bool = True) -> Parser:
     doctor.add_argument("--verbs-selftest", metavar="IF", help="only try each step of a raw packet QP on this "
                         "interface")  # fmt: skip
     _json(doctor)
-    _config(add("config", "show the configuration of the running service, or change it; parameters of programs"))
+    _config(add("config", "show the configuration of the running service, or change it; parameters of programs",
+                usage="vmahybrid config [-h] [--json] [VERB ...]"))  # fmt: skip
     add("unit", "print the service as a unit of systemd")
     completion = add("completion", "print a completion script for the shell")
     completion.add_argument("shell", choices=("bash", "zsh"), help="eval \"$(vmahybrid completion bash)\"")
@@ -88,8 +90,8 @@ def _flows(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--proto", choices=("udp", "tcp"), default="udp", help="protocol (default udp)")
     add.add_argument("--netns", default="*", help="network namespace (default: all)")
     add.add_argument("--interface", metavar="IF", default="*", help="interface (default: every served one)")
-    parser.add_argument("--tcp", action="store_true", help="TCP connections of programs instead: state, and where each "
-                        "lives")  # fmt: skip
+    parser.add_argument("--tcp", action="store_true", help="TCP connections of programs instead: where each lives, and its "
+                        "state on a ring")  # fmt: skip
     delete = verbs.add_parser("delete", help="delete a rule, or send a socket's flow home", allow_abbrev=False)
     delete.add_argument("flow_id", metavar="FLOW", help="number of the flow, the first column of vmahybrid flows")
     _json(add, verb=True)

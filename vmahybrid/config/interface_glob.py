@@ -13,7 +13,7 @@ TEXT = re.compile(r"([^:\s]+:)?[^:\s/]+")
 
 @dataclass(frozen=True, slots=True)
 class InterfaceGlob:
-    """Without NETNS in every namespace ("host" is the service's own)."""
+    """Without NETNS in every namespace ("host" is that of process 1, and the service's own if it has no name)."""
 
     netns: str
     name: str

@@ -130,7 +130,7 @@ _globs = Accepts("a list of [NETNS:]INTERFACE, shell patterns allowed", _take_gl
 
 KEYS = (
     Key("interfaces", (), _globs, "interfaces to serve, [NETNS:]NAME with shell patterns; without NETNS in every "
-        "namespace (\"host\" is the service's own). Empty: every Ethernet interface that has an address, on demand"),
+        "namespace (\"host\" is that of process 1). Empty: every Ethernet interface that has an address, on demand"),
     Key("backend", "auto", _choice(*BACKENDS), "what carries rings: auto is verbs where interface and program have raw "
         "packet QPs, then xdp, then kernel; a named one is tried alone, before the kernel", live=True),
     Key("control.path", "", _path, "the control socket that programs connect to"),

@@ -17,6 +17,7 @@ from vmahybrid.service.namespaces import LinkRow, Namespace
 from vmahybrid.service.ports import OWN_VETHS
 from vmahybrid.service.session import Session
 from vmahybrid.service.view import ExplainStep, SocketView
+from vmahybrid.stats.page import StatsPage
 from vmahybrid.steering.flow import PROTO_NAMES, Flow, Kind
 from vmahybrid.steering.keys import ANY_ADDR
 from vmahybrid.steering.reasons import Reason
@@ -91,7 +92,7 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
         yield ExplainStep("family", False, "the program has no socket that could be offloaded", "")
     for socket in page.sockets:
         yield _summary(core, session, socket)
-    yield from fds.explain_others(pid, _own_packet_sockets(core, session), {socket.inode for socket in page.sockets})
+    yield from fds.explain_others(pid, _own_protocols(core, session, page), {socket.inode for socket in page.sockets})
 
 
 def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:
@@ -160,9 +161,14 @@ def _remedy(core: Core, reason: Reason, interface: str) -> str:
     return reason.remedy
 
 
-def _own_packet_sockets(core: Core, session: Session) -> bool:
-    return any(isinstance(grant.handle, VerbsRingHandle) and grant.handle.software
-               for grant in core.grants.of_session(session.id))
+def _own_protocols(core: Core, session: Session, page: StatsPage) -> Iterator[str]:
+    """Of sockets that the shim has under numbers of its own: the software device's, and those that it keeps of ended
+    connections for the next ones; if the page is full there may be the program's among them."""
+    if any(isinstance(grant.handle, VerbsRingHandle) and grant.handle.software
+           for grant in core.grants.of_session(session.id)):
+        yield "PACKET"
+    if not page.sockets_over:
+        yield from ("TCP", "TCPv6")
 
 
 def _sends_by_kernel(socket: SocketView) -> bool:

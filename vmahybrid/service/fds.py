@@ -124,15 +124,15 @@ def _first_hidden(pid: int) -> int:
     return 0
 
 
-def explain_others(pid: int, own_packet_sockets: bool, known: Collection[int]) -> Iterator[ExplainStep]:
-    """A step for each kind of socket that the shim leaves alone. ``own_packet_sockets``: the software verbs device in
-    the program has some. ``known``: inodes of those that it does not."""
-    own_from = _first_hidden(pid) if own_packet_sockets else None
+def explain_others(pid: int, own: Collection[str], known: Collection[int]) -> Iterator[ExplainStep]:
+    """A step for each kind of socket that the shim leaves alone. ``own``: protocols of which the shim, or the software
+    verbs device, has some itself. ``known``: inodes of those that it does not leave alone."""
+    own_from = _first_hidden(pid)
     kinds: defaultdict[str, list[int]] = defaultdict(list)
     for found in of_process(pid):
-        own = own_from is not None and found.protocol == "PACKET" and found.fd >= own_from
+        hidden = found.protocol in own and found.fd >= own_from
         mine = found.target.removeprefix("socket:[").removesuffix("]")
-        if found.protocol not in LOCAL_KINDS and not own and not (mine.isdigit() and int(mine) in known):
+        if found.protocol not in LOCAL_KINDS and not hidden and not (mine.isdigit() and int(mine) in known):
             kinds[found.protocol].append(found.fd)
     for protocol, fds in kinds.items():
         names = ", ".join(f"{pid}:{fd}" for fd in sorted(fds)[:FDS_SHOWN])

@@ -201,12 +201,19 @@ static const char *conn_state(const struct vmh_tcp_info *i)
 	return "TCP_CONN_FAILED";
 }
 
-static void dump_segment(int level, const char *what, const struct vmh_tcp_span *s)
+static void dump_segment(int level, const char *end, const char *queue, const struct vmh_tcp_span *s)
 {
-	if (s->len || s->fin)
-		vmh_log(level, "%s : seqno %u, len %u, seqno + len %u", what, s->seq, s->len, s->seq + s->len);
-	else
-		vmh_log(level, "%s : NULL", what);
+	vmh_log(level, "%s %s : seqno %u, len %u, seqno + len %u", end, queue, s->seq, s->len, s->seq + s->len);
+}
+
+static void dump_queue(int level, const char *queue, const struct vmh_tcp_span *first, const struct vmh_tcp_span *last)
+{
+	if (!first->len && !first->fin) {
+		vmh_log(level, "First %s : NULL", queue);
+		return;
+	}
+	dump_segment(level, "First", queue, first);
+	dump_segment(level, "Last", queue, last);
 }
 
 static void dump_windows(int level, const struct vmh_tcp_info *i)
@@ -242,10 +249,8 @@ static void dump_pcb(int level, const struct vmh_tcp_info *i)
 	/* milliseconds, where the peer counts ticks of its slow timer */
 	vmh_log(level, "Retransmission : rtime %u, rto %u, nrtx %u", p->rtime_ms, i->rto_us / 1000, i->retries);
 	vmh_log(level, "RTT variables : rttest %u, rtseq %u", i->rtt_us / 1000, p->rtseq);
-	dump_segment(level, "First unsent", &p->first_unsent);
-	dump_segment(level, "Last unsent", &p->last_unsent);
-	dump_segment(level, "First unacked", &p->first_unacked);
-	dump_segment(level, "Last unacked", &p->last_unacked);
+	dump_queue(level, "unsent", &p->first_unsent, &p->last_unsent);
+	dump_queue(level, "unacked", &p->first_unacked, &p->last_unacked);
 	vmh_log(level, "Acknowledge : lastack %u", p->lastack);
 }
 

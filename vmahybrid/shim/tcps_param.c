@@ -71,6 +71,7 @@ void vmh_tcps_adopted(struct vmh_tcps *s)
 	s->opt.reuse = wanted.reuse;
 	s->opt.quickack |= wanted.quickack;
 	s->opt.cc = wanted.cc;
+	s->opt.keeps_cwnd = wanted.keeps_cwnd;
 	s->opt.ack_ms = wanted.ack_ms;
 	s->opt.segs_max = wanted.segs_max;
 	vmh_tcp_set_options(s->conn, &s->opt);

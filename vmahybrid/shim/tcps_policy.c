@@ -243,7 +243,8 @@ static void pause_adoptions(uint64_t now)
 
 #define GATHER_NS 120000000u     /* from one lot to the next, for the program's own work; the more of them are due then */
 #define CROWD_NS 1000000000u
-#define CROWD_MOVES 16             /* times what their moves will take, without the pauses between these */
+#define CROWD_LONG_NS 16000000000u /* a small one waits no longer than this, whatever VMA_HYBRID_TCP_LASTS, */
+#define CROWD_LONG_MOVES 16        /* and a large one for so many times what its moves will take */
 #define TOGETHER_ENDS_NS 3000000000u /* none was due for so long: while many move the others are slow to come to it */
 #define QUIET_LOT (VMH_TAKES_MAX / 2)
 
@@ -274,8 +275,10 @@ static bool crowd_lasts(uint64_t now, uint64_t for_ns)
 /* While so many move they get less done than in the kernel, the longer the slower the machine is. */
 static uint64_t crowd_pays_after(uint32_t n)
 {
-	uint64_t ns = n * atomic_load(&each_ns) * CROWD_MOVES;
+	uint64_t moves = n * atomic_load(&each_ns), ns = moves * (uint64_t)vmh_params.hybrid_tcp_lasts;
 
+	if (ns > CROWD_LONG_NS && vmh_params.hybrid_tcp_lasts > CROWD_LONG_MOVES)
+		ns = moves * CROWD_LONG_MOVES > CROWD_LONG_NS ? moves * CROWD_LONG_MOVES : CROWD_LONG_NS;
 	return ns < CROWD_NS ? CROWD_NS : ns < PAUSE_MAX_NS ? ns : PAUSE_MAX_NS;
 }
 

@@ -76,6 +76,22 @@ def map_bound_xsk() -> Iterator[Check]:
                 "boot kernel 6.4 or newer, or: vmahybrid config set ring.direct=never")
 
 
+def tcp_repair() -> Iterator[Check]:
+    """As each move of a TCP connection begins (vmahybrid.net.tcpsock), on a socket that is not connected."""
+    from vmahybrid.net.tcpsock import enter
+
+    name = "TCP_REPAIR"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            enter(sock)
+        yield Check(TOPIC, name, "ok", "TCP connections can be moved between the kernel and rings")
+    except PermissionError:
+        yield Check(TOPIC, name, "warn", "not known: moving a TCP connection needs CAP_NET_ADMIN", AS_ROOT)
+    except OSError as error:
+        yield Check(TOPIC, name, "fail", "TCP connections can't be moved between the kernel and rings: "
+                    f"{error.strerror or error}", "VMA_HYBRID_TCP = kernel in /etc/vmahybrid/policy.conf")  # fmt: skip
+
+
 def bpf_and_link() -> Iterator[Check]:
     """Loads a program of two instructions and attaches it to the loopback of a namespace that nobody else sees."""
     from vmahybrid.xdp.bpf import BpfError, BpfProgram
@@ -178,4 +194,4 @@ def shim() -> Iterator[Check]:
     yield Check(TOPIC, "shim", "ok" if readable else "fail", text, "" if readable else f"chmod a+r {path}")
 
 
-PROBES = (capabilities, af_xdp_socket, map_bound_xsk, bpf_and_link, jit, memlock, compiler, libraries, shim)
+PROBES = (capabilities, af_xdp_socket, map_bound_xsk, tcp_repair, bpf_and_link, jit, memlock, compiler, libraries, shim)

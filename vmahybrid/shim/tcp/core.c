@@ -80,7 +80,6 @@ void core_leave(struct vmh_tcp *t, struct vmh_tcp_conn *c)
 		demux_remove(c);
 		demux_tw_add(c, tw, false);
 		c->last_state = TIME_WAIT;
-		c->fin_acked = true;
 		tcp_pcb_purge(tw);
 		tcp_free(tw);
 		c->pcb = NULL;
@@ -118,9 +117,7 @@ static void on_error(void *arg, err_t err)
 	struct vmh_tcp_conn *c = arg;
 	unsigned state = c->pcb ? c->pcb->state : c->last_state;
 
-	if (err == ERR_CLSD)
-		c->fin_acked = true;
-	else if (err == ERR_RST)
+	if (err == ERR_RST)
 		c->error = state == SYN_SENT ? ECONNREFUSED : state == CLOSE_WAIT ? EPIPE : ECONNRESET;
 	c->count.why = (uint32_t)c->error;
 	c->changed = true;
@@ -301,7 +298,6 @@ struct vmh_tcp_conn *core_conn_new(struct vmh_tcp *t, const struct key *k, const
 	c->opt = *o;
 	c->path.mtu = PATH_MTU;
 	c->heard_at = t->now;
-	c->rto = SEC;
 	c->ts_offset = (uint32_t)core_hash(t, k, 2);
 	return c;
 }

@@ -144,7 +144,7 @@ struct vmh_tcp_conn {
 	bool settling;           /* it is about to be frozen: nothing new goes out, and the window does not move on */
 	bool hold_ack, held_ack; /* the pure ACK of this segment is not to go yet; and did not */
 	bool imported;           /* what was acknowledged before is another stack's to count */
-	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed, fin_acked;
+	bool established, eof, shut_rd, shut_wr, app_closed, frozen, hashed, in_accept_queue, changed;
 	uint8_t last_state;       /* when the pcb went */
 	int error;
 	uint16_t offered;         /* MSS in our SYN; 0: it was another stack's, or a cookie's */
@@ -172,7 +172,7 @@ struct vmh_tcp_conn {
 	uint64_t sent_at, received_at; /* data */
 	uint8_t retries, persist_shift, keep_sent;
 	/* round trip, us */
-	uint32_t srtt, rttvar, rto, min_rtt;
+	uint32_t srtt, rttvar, min_rtt;
 	uint64_t rtt_at;          /* 0: no sample under way; */
 	uint32_t rtt_from, rtt_seq; /* it began there, and is taken when this is acknowledged, */
 	uint32_t rtt_most;        /* if it was cut: and no more than this */

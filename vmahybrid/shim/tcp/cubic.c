@@ -108,6 +108,8 @@ void cc_loss(struct vmh_tcp_conn *c, bool timeout)
 	if (c->opt.cc == VMH_TCP_CC_CUBIC) {
 		c->cubic.prior = cwnd;
 		c->cubic.w_max = cwnd < c->cubic.w_max ? cwnd * (1 + BETA) / 2 : cwnd; /* fast convergence */
+		if (timeout) /* K is 0 in the epoch that follows slow start (RFC 9438, 4.8) */
+			c->cubic.w_max = 0;
 		c->cubic.epoch = 0;
 		c->ssthresh = (uint32_t)(c->cwnd * BETA);
 	} else {

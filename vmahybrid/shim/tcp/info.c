@@ -177,7 +177,7 @@ void core_get_info(struct vmh_tcp_conn *c, struct vmh_tcp_info *i)
 
 	*i = c->count;
 	i->state = core_state(c);
-	i->rto_us = pcb ? recovery_rto_us(c) : c->rto;
+	i->rto_us = pcb ? recovery_rto_us(c) : SEC;
 	i->rtt_us = c->srtt;
 	i->rttvar_us = c->rttvar;
 	i->min_rtt_us = c->min_rtt;

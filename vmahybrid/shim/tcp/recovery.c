@@ -354,6 +354,7 @@ static void enter(struct vmh_tcp_conn *c)
 	c->recovery = RECOVERY;
 	c->recover = c->retrans_mark = c->pcb->snd_nxt;
 	c->count.fast_recoveries++;
+	c->head_again_at = 0; /* by a probe */
 	undo_begin(c, false);
 	cc_loss(c, false);
 }
