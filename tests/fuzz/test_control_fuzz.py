@@ -32,7 +32,7 @@ REQUESTS = {lib.VMH_MSG_HELLO: "struct vmh_msg_hello", lib.VMH_MSG_RING: "struct
             lib.VMH_MSG_REINJECT: "struct vmh_msg_reinject", lib.VMH_MSG_RING_MAPPED: "struct vmh_msg_ring_mapped",
             lib.VMH_MSG_TCP_TAKE: "struct vmh_msg_tcp_take", lib.VMH_MSG_TCP_HOME: "struct vmh_msg_tcp_home",
             lib.VMH_MSG_TCP_SHOW: "struct vmh_msg_tcp_show", lib.VMH_MSG_TCP_HIDE: "struct vmh_msg_tcp_hide",
-            lib.VMH_MSG_TCP_FRAMES: "struct vmh_msg_tcp_frames"}
+            lib.VMH_MSG_TCP_FRAMES: "struct vmh_msg_tcp_frames", lib.VMH_MSG_TCP_RENEW: "struct vmh_msg_tcp_renew"}
 REINJECT_HEAD = contracts.ffi.offsetof("struct vmh_msg_reinject", "data")
 NUMBERS = (0, 1, 2, 3, 4, 5, 6, 17, 255, 256, 1023, 4096, 65535, 1 << 31, (1 << 32) - 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 import subprocess
 import time
 from typing import Any
@@ -52,6 +53,12 @@ def busy():
     began = time.process_time()
     time.sleep(0.5)
     return time.process_time() - began
+"""
+ANEW = """
+import ctypes
+
+def disconnects():
+    return ctypes.CDLL(None).connect(s.fileno(), bytes(16), 16)  # AF_UNSPEC
 """
 QUEUE = """
 import ctypes
@@ -162,6 +169,32 @@ def test_one_that_has_been_home(lab: Lab, way: str) -> None:  # noqa: F811
     ended(lab, port)
     assert program.do("has_heard()") == ["Software caused connection abort"]
     assert is_reset(peer)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("how", ["killed", "reset", "closed"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_socket_may_have_another(lab: Lab, way: str, how: str, later: bool) -> None:  # noqa: F811
+    """connect() to AF_UNSPEC, on one that was ended, that the peer has reset, or whose both sides have closed."""
+    program, port, peer = begun(lab, way)
+    program.do(ANEW)
+    if how == "killed":
+        ended(lab, port)
+        assert is_reset(peer)
+    if how == "reset":
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    program.do("select.select([s], [], [], 3)\nfails(s.recv, 100)\nfails(s.shutdown, 1)")
+    time.sleep(2 if later else 0.1)     # `ss` is looked after once a second
+    assert program.do("disconnects()") == 0
+    assert program.do("[fails(s.getpeername), fails(s.recv, 1)]") == 2 * ["Transport endpoint is not connected"]
+    assert program.do("fails(s.connect, (far[0], 9))") == "Connection refused"
+    program.do("s.connect(far)")
+    peer = lab.accept()
+    peer.sendall(b"second")
+    assert program.do("s.recv(100).decode()") == "second"
+    program.do("s.sendall(b'third')")
+    assert peer.recv(100) == b"third"
 
 
 @pytest.mark.parametrize("way", ["kernel", "offload"])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from net.service_lab import compiled
+from net.service_lab import compiled, tcp_echo, until
 from net.test_tcp_seen import service_of_tcp  # noqa: F401
+from net.test_tcp_shim import offloaded
 
 from vmahybrid.bench.served import Service
 
@@ -43,6 +48,35 @@ def test_as_without(service: Service, program: Path, policy: str, filtered: str,
     for one in (client, server):
         assert one.wait(10) == 0, one.errors
         assert one.output.endswith("done\n")
+
+
+@pytest.mark.parametrize("how", ["kill", "errno"])
+@pytest.mark.parametrize("what", ["signal", "sigaction", "epoll_ctl", "dup2", "ask"])
+@pytest.mark.parametrize("policy", ["offload", "kernel", ""])
+def test_what_the_filter_lets_through(service: Service, tmp_path_factory: pytest.TempPathFactory, policy: str,
+                                      what: str, how: str) -> None:
+    """Such a call makes no other one, and SIGTERM ends the program as if there were no shim."""
+    a_side, b_side = service.sandbox.sides
+    port = str(next(PORTS))
+    server = service.sandbox.start(b_side, [sys.executable, "-c", tcp_echo(int(port))])
+    server.wait_for("ready", 5)
+    argv = [str(compiled(tmp_path_factory, "filtered_ends.c")), b_side.address, port, what, how]
+    if policy:
+        argv = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy)
+    with subprocess.Popen(a_side.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, **service.env}) as running:
+        assert running.stdin is not None and running.stdout is not None
+        try:
+            assert running.stdout.readline() == "filtered\n"
+            if what == "ask" and policy == "offload":
+                until(lambda: [s["pid"] for s in offloaded(service)] == [running.pid], 5)
+            if what == "signal":
+                running.terminate()
+            running.stdin.close()
+            assert running.wait(5) == (-signal.SIGTERM if what == "signal" else 0)
+        finally:
+            running.kill()
+            server.close()
 
 
 def test_a_program_without_sockets(service: Service, program: Path) -> None:

@@ -28,6 +28,7 @@
 #define VMH_MSG_TCP_KEEP 14 /* fds: a connection that nobody has accepted, and its ticket, which came to the listener */
 #define VMH_MSG_TCP_FETCH 15 /* fd: a ticket that was accepted; then none: the reply has what it stands for */
 #define VMH_MSG_EVENT 16   /* service to shim, no reply */
+#define VMH_MSG_TCP_RENEW 17 /* fd: the kernel socket of a connection that has ended on the ring: out of repair mode, as if new */
 #define VMH_MSG_REPLY 0x8000
 
 /* The shim's own descriptors are the last VMH_FDS_OWN of a table of that size, or of RLIMIT_NOFILE if that is less (of one up
@@ -321,6 +322,10 @@ struct vmh_msg_tcp_fetch_reply {
 	struct vmh_msg_hdr hdr;
 	unsigned int id;
 	unsigned int pad;
+};
+
+struct vmh_msg_tcp_renew {
+	struct vmh_msg_hdr hdr;
 };
 
 #define VMH_EV_RING_GONE 1   /* a = ring id: stop using it, go home, RELEASE it */

@@ -31,6 +31,7 @@ REQUESTS: dict[int, tuple[str, str, int, int]] = {
     lib.VMH_MSG_TCP_FRAMES: ("struct vmh_msg_tcp_frames", HEADER, 2, 2),
     lib.VMH_MSG_TCP_KEEP: ("struct vmh_msg_tcp_keep", HEADER, 2, 2),
     lib.VMH_MSG_TCP_FETCH: ("struct vmh_msg_tcp_fetch", "struct vmh_msg_tcp_fetch_reply", 0, 1),
+    lib.VMH_MSG_TCP_RENEW: ("struct vmh_msg_tcp_renew", HEADER, 1, 1),
 }
 REINJECT_HEAD: int = ffi.offsetof("struct vmh_msg_reinject", "data")
 

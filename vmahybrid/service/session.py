@@ -79,7 +79,8 @@ class Session:
             lib.VMH_MSG_REINJECT: self._reinject, lib.VMH_MSG_TCP_TAKE: self._tcp_take,
             lib.VMH_MSG_TCP_HOME: self._tcp_home, lib.VMH_MSG_TCP_SHOW: self._tcp_show,
             lib.VMH_MSG_TCP_HIDE: self._tcp_hide, lib.VMH_MSG_TCP_FRAMES: self._tcp_frames,
-            lib.VMH_MSG_TCP_KEEP: self._tcp_keep, lib.VMH_MSG_TCP_FETCH: self._tcp_fetch}
+            lib.VMH_MSG_TCP_KEEP: self._tcp_keep, lib.VMH_MSG_TCP_FETCH: self._tcp_fetch,
+            lib.VMH_MSG_TCP_RENEW: self._tcp_renew}
 
     def __str__(self) -> str:
         return f"process {self.pid}{f' ({self.comm})' if self.comm else ''}"
@@ -586,6 +587,14 @@ class Session:
     async def _tcp_hide(self, request: Request, fds: ReceivedFds) -> bytes:
         body = request.body
         self.core.tcp.hide([int(body.inode[i]) for i in range(min(body.n, lib.VMH_TCP_HIDE_MAX))], self.id)
+        return request.reply()
+
+    async def _tcp_renew(self, request: Request, fds: ReceivedFds) -> bytes:
+        fd = fds.take()
+        try:
+            await self.core.tcp.renew(fd, self.id)
+        finally:
+            close_foreign([fd])
         return request.reply()
 
     async def _refuse_foreign(self, flow: Flow, found: proof.Proof, namespace: Namespace) -> None:

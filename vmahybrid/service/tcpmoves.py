@@ -195,6 +195,7 @@ class TcpMoves:
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
         self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
         self._tasks: set[asyncio.Task[None]] = set()
+        self._forgetting: dict[int, Future[None]] = {}  # what lost() has begun, by inode
         self._shown: dict[int, int] = {}        # flow ids of parked ones that began on a ring, by inode
         # Sessions, by the inode of what came home a moment ago, and what forgets it
         self._came: dict[int, tuple[int, asyncio.TimerHandle]] = {}
@@ -505,7 +506,29 @@ class TcpMoves:
             self._let_go_of(flow_id, parked, close=False)
             self._untrack(parked)
             if parked.fd >= 0:
-                in_thread(lambda: _forget(parked.fd), "forget-tcp")
+                self._forget_soon(parked)
+
+    def _forget_soon(self, parked: Parked) -> None:
+        loop, done = asyncio.get_running_loop(), self._forgetting.setdefault(parked.inode, Future())
+
+        def work() -> None:
+            fulfil(done, lambda: _forget(parked.fd))
+            with contextlib.suppress(RuntimeError):     # the loop is gone
+                loop.call_soon_threadsafe(self._forgetting.pop, parked.inode, None)
+
+        in_thread(work, "forget-tcp")
+
+    async def renew(self, fd: int, session: int) -> None:
+        """Of a connection that has ended on the ring: its socket may begin another one. ``fd`` is borrowed. One that is
+        not in repair mode stays as it is. Raises OSError."""
+        inode = os.fstat(fd).st_ino
+        for flow_id, parked in list(self.parked.items()):
+            if parked.inode == inode and parked.session == session:
+                self.lost(flow_id)
+                self._drop(parked.flow)
+        if (forgetting := self._forgetting.get(inode)) is not None:
+            await asyncio.wrap_future(forgetting)
+        await self._move(_renew, fd)
 
     def _untrack(self, parked: Parked) -> None:
         if parked.tracked is not None:
@@ -716,10 +739,21 @@ def _check_memory(fd: int) -> None:
 def _forget(fd: int) -> None:
     """Make a parked socket one without a connection, and close our duplicate."""
     with contextlib.suppress(OSError), socket.socket(fileno=fd) as sock:
-        tcpsock.enter(sock)
-        tcpsock.disconnect(sock)
-        tcpsock.take_all(sock)
-        sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)
+        _clear(sock)
+
+
+def _clear(sock: socket.socket) -> None:
+    tcpsock.enter(sock)
+    tcpsock.disconnect(sock)
+    tcpsock.take_all(sock)
+    sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)     # of disconnect()
+    sock.setsockopt(socket.IPPROTO_TCP, tcpsock.TCP_REPAIR, tcpsock.REPAIR_OFF_NO_WP)
+
+
+def _renew(fd: int) -> None:
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        if tcpsock.repairing(sock):
+            _clear(sock)
 
 
 def _reset(fd: int, flow: Flow) -> None:

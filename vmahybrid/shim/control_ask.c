@@ -515,3 +515,17 @@ void vmh_session_release(unsigned ring_id)
 	}
 	vmh_unlock(&vmh_ctl_lock);
 }
+
+int vmh_session_tcp_renew(int fd)
+{
+	struct vmh_msg_tcp_renew req;
+	struct vmh_msg_hdr ack;
+	int err = -ENOTCONN;
+
+	vmh_lock(&vmh_ctl_lock);
+	vmh_ctl_header(&req.hdr, VMH_MSG_TCP_RENEW, sizeof(req));
+	if (vmh_ctl_fd >= 0)
+		err = vmh_ctl_rpc_fds(&req.hdr, &fd, 1, &ack, sizeof(ack), NULL, NULL);
+	vmh_unlock(&vmh_ctl_lock);
+	return err;
+}

@@ -137,7 +137,7 @@ static int refuse_hidden(int fd)
 /* Put there on purpose: the log follows. The child of a vfork has the descriptor for itself, and not the memory. */
 static int laid_over(int newfd)
 {
-	if (vmh_unlikely(newfd == STDERR_FILENO) && !vmh_fdtab_borrowed())
+	if (vmh_unlikely(newfd == STDERR_FILENO) && !vmh_filtered && !vmh_fdtab_borrowed())
 		vmh_log_stderr_moved();
 	return newfd;
 }
@@ -329,7 +329,7 @@ VMH_EXPORT int pidfd_getfd(int pidfd, int fd, unsigned int flags)
 {
 	long r;
 
-	if (means_us(pidfd) && vmh_kernel_takes(fd, VMH_R_DUP))
+	if (!vmh_filtered && means_us(pidfd) && vmh_kernel_takes(fd, VMH_R_DUP))
 		return -1;
 	r = vmh_sys(SYS_pidfd_getfd, pidfd, fd, flags);
 	if (r >= 0)

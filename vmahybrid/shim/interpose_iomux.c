@@ -242,7 +242,7 @@ VMH_TRACED(epoll_ctl, (int epfd, int op, int fd, struct epoll_event *ev), (epfd,
 		RETURN(vmh_epoll_ctl_kernels(ep, epfd, op, fd, ev));
 	ep = ep ? epoll_get(epfd) : NULL;
 	if (!ep) {
-		if (!bad && op != EPOLL_CTL_DEL && vmh_sys(SYS_fcntl, epfd, F_GETFD) >= 0)
+		if (!bad && op != EPOLL_CTL_DEL && !vmh_filtered && vmh_sys(SYS_fcntl, epfd, F_GETFD) >= 0)
 			into_another(fd);
 		return vmh_real()->epoll_ctl(epfd, op, fd, ev);
 	}

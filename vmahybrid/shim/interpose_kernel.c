@@ -3,6 +3,7 @@
 #include "vmh_control.h"
 #include "vmh_exception.h"
 #include "vmh_interpose.h"
+#include "vmh_main.h"
 #include "vmh_real.h"
 #include "vmh_params.h"
 #include "vmh_tcps.h"
@@ -126,7 +127,7 @@ STREAM_OF(_IO_fdopen)
 			vmh_fd_close(fileno(f)); \
 		errno = saved; \
 		f = real(path, mode, f); \
-		if (f && f == stderr && fileno(f) == STDERR_FILENO && !vmh_fdtab_borrowed()) \
+		if (f && f == stderr && fileno(f) == STDERR_FILENO && !vmh_filtered && !vmh_fdtab_borrowed()) \
 			vmh_log_stderr_moved(); \
 		return f; \
 	}

@@ -112,7 +112,7 @@ VMH_EXPORT int setns(int fd, int type)
 	r = real(fd, type);
 	if (for_one_thread(r))
 		r = stepped_back(real(fd, type));
-	if (!r && is_network(fd, type))
+	if (!r && !vmh_filtered && is_network(fd, type))
 		vmh_kernel_for_good(VMH_R_NETNS);
 	return r;
 }

@@ -8,10 +8,12 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-bool vmh_sets_filter(long number, unsigned long a)
+/* Without a filter it asks whether there are any (EFAULT: there are). */
+bool vmh_sets_filter(long number, unsigned long a, unsigned long b, const void *filter)
 {
-	return number == SYS_prctl ? a == PR_SET_SECCOMP :
-	       number == SYS_seccomp && (a == SECCOMP_SET_MODE_FILTER || a == SECCOMP_SET_MODE_STRICT);
+	if (number == SYS_prctl)
+		return a == PR_SET_SECCOMP && (b != SECCOMP_MODE_FILTER || filter);
+	return number == SYS_seccomp && (a == SECCOMP_SET_MODE_STRICT || (a == SECCOMP_SET_MODE_FILTER && filter));
 }
 
 VMH_EXPORT int prctl(int option, ...)
@@ -26,7 +28,7 @@ VMH_EXPORT int prctl(int option, ...)
 	va_end(list);
 	if (!real)
 		vmh_real_find(&real, "prctl");
-	if (vmh_sets_filter(SYS_prctl, (unsigned long)option))
+	if (vmh_sets_filter(SYS_prctl, (unsigned long)option, a[0], (const void *)a[1]))
 		vmh_before_filter();
 	return real(option, a[0], a[1], a[2], a[3]);
 }

@@ -450,8 +450,8 @@ static long do_submit(const struct call *k)
 	X(exit, true, do_exit(k)) \
 	X(unshare, true, unshare(INT(a))) \
 	X(setns, true, setns(INT(a), INT(b))) \
-	X(prctl, vmh_sets_filter(k->nr, (unsigned long)k->a), do_filter(k)) \
-	X(seccomp, vmh_sets_filter(k->nr, (unsigned long)k->a), do_filter(k)) \
+	X(prctl, vmh_sets_filter(k->nr, (unsigned long)k->a, (unsigned long)k->b, PTR(c)), do_filter(k)) \
+	X(seccomp, vmh_sets_filter(k->nr, (unsigned long)k->a, (unsigned long)k->b, PTR(c)), do_filter(k)) \
 	X(io_submit, submits(k), do_submit(k)) \
 	X(io_uring_setup, true, do_setup(k)) \
 	X(io_uring_enter, enters(k), do_enter(k)) \

@@ -116,6 +116,7 @@ void vmh_before_filter(void)
 		vmh_kernel_for_good(VMH_R_SECCOMP);
 		end_of_process();
 		vmh_worker_leave(); /* the filter may be one for all threads */
+		vmh_signals_end_by_kernel(); /* nothing is left that would have to end well */
 		vmh_tid(); /* asked for once */
 	}
 	atomic_store(&vmh_filtered, true); /* who has not begun does not begin any more */

@@ -1,6 +1,7 @@
 /* The fd table. See vmh_obj.h for the lifetime rules. */
 #include "vmh_obj.h"
 #include "vmh_iomux.h"
+#include "vmh_main.h"
 #include "vmh_sock.h"
 #include "vmh_tcps.h"
 #include "vmh_uring.h"
@@ -127,7 +128,7 @@ void vmh_fdtab_off(void)
 
 bool vmh_memory_borrowed(void)
 {
-	return owner && *owner && *owner != vmh_sys(SYS_getpid);
+	return owner && *owner && !atomic_load_explicit(&vmh_filtered, memory_order_relaxed) && *owner != vmh_sys(SYS_getpid);
 }
 
 /* The child of a vfork has descriptors of its own in the memory of its parent: what it closes stays the parent's. So does

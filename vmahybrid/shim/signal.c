@@ -243,18 +243,23 @@ void vmh_signals_end_well(void)
 			arm(sig);
 }
 
-void vmh_signals_fork_child(void)
+void vmh_signals_end_by_kernel(void)
 {
 	const struct sigaction by_default = { .sa_handler = SIG_DFL };
 
-	atomic_store(&ends_sig, 0);
-	atomic_store(&ends_tid, 0);
-	if (vmh_sys(SYS_getpid) != 1)
+	if (!atomic_exchange(&ends_well, 0))
 		return;
-	atomic_store(&ends_well, 0);
-	for (int sig = 1; sig < NSIGNALS; sig++) /* of a new namespace: without a handler these would not even interrupt it */
+	for (int sig = 1; sig < NSIGNALS; sig++)
 		if (atomic_load(&handlers[sig]) == (uintptr_t)ending)
 			vmh_real()->sigaction(sig, &by_default, NULL);
+}
+
+void vmh_signals_fork_child(void)
+{
+	atomic_store(&ends_sig, 0);
+	atomic_store(&ends_tid, 0);
+	if (vmh_sys(SYS_getpid) == 1) /* of a new namespace: without a handler these would not even interrupt it */
+		vmh_signals_end_by_kernel();
 }
 
 /* 0, or -1 with libc's errno */
@@ -267,7 +272,8 @@ static int set_action(int sig, const struct sigaction *act, struct sigaction *ol
 	if (!ours(sig))
 		return vmh_real()->sigaction(sig, act, old);
 	w = atomic_load(&handlers[sig]);
-	if (vmh_memory_borrowed()) { /* the table is the parent's */
+	/* the table is the parent's; or it is not known whose, and no call of ours waits for a handler */
+	if (vmh_unlikely(vmh_filtered) || vmh_memory_borrowed()) {
 		r = vmh_real()->sigaction(sig, act, old);
 		if (!r && old)
 			unwrap(old, w);

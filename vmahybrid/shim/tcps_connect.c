@@ -270,6 +270,35 @@ static bool is_open(struct vmh_tcps *s)
 	return vmh_tcps_info(s, &info) && info.state != VMH_TCP_SYN_SENT && info.state != VMH_TCP_CLOSE;
 }
 
+/* connect() to AF_UNSPEC on a connection that has ended, and whose kernel socket is in repair mode: with it no other one
+ * can begin, and to leave that is not for the program. 0, or -errno. */
+static int renew(struct vmh_tcps *s)
+{
+	int err = 0;
+
+	vmh_lock(&s->obj.lock);
+	if (vmh_tcps_state(s) == VMH_TCPS_RING) {
+		vmh_tended_leave(s);
+		vmh_tshow_end(s);
+		err = vmh_session_tcp_renew(s->obj.fd);
+		if (!err) {
+			undo(s);
+			atomic_store(&s->ended, 0);
+			vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
+		}
+	}
+	vmh_unlock(&s->obj.lock);
+	return err ? -EISCONN : 0;
+}
+
+static bool is_in_repair(const struct vmh_tcps *s)
+{
+	int repair = 0;
+	socklen_t len = sizeof(repair);
+
+	return !vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_REPAIR, &repair, &len) && repair;
+}
+
 /* connect() on a connection that there is already. */
 static int again(struct vmh_tcps *s, const struct sockaddr *a)
 {
@@ -279,6 +308,8 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 		/* the kernel resets it, and has an error to tell of that */
 		if (is_open(s) && !vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, true))
 			return VMH_TCPS_KERNELS;
+		if (is_in_repair(s))
+			return renew(s);
 		vmh_lock(&s->obj.lock);
 		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 			vmh_lock(&s->io);
@@ -335,6 +366,8 @@ static int by_another(struct vmh_tcps *s, int fd, const struct sockaddr *a)
 			return 0;
 		if (vmh_tcps_parked(s) && !vmh_tcps_has_ended(s))
 			vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, false); /* its socket is in use */
+		if (vmh_tcps_state(s) == VMH_TCPS_RING && vmh_tcps_is_over(s))
+			return renew(s);
 		return VMH_TCPS_KERNELS;
 	}
 	if (vmh_tcps_seeks(s))

@@ -7,6 +7,7 @@
 #include "vmh_uring.h"
 #include "vmh_fd.h"
 #include "vmh_lock.h"
+#include "vmh_main.h"
 #include "vmh_obj.h"
 #include <limits.h>
 #include <linux/io_uring.h>
@@ -142,7 +143,7 @@ static void begin(struct uring *r, unsigned place, int fd, const struct io_uring
 
 void vmh_uring_made(int fd, const struct io_uring_params *params)
 {
-	if (params->flags & (FLAGS_OTHERS | ~FLAGS_KNOWN) || vmh_fdtab_borrowed())
+	if (params->flags & (FLAGS_OTHERS | ~FLAGS_KNOWN) || vmh_filtered || vmh_fdtab_borrowed())
 		return;
 	for (unsigned i = 0; i < RINGS && !vmh_uring_known(fd); i++) {
 		if (atomic_load(&rings[i].number))

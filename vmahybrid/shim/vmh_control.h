@@ -64,6 +64,8 @@ int vmh_session_tcp_keep(int fd, int ticket);
 /* What a ticket stands for: a descriptor or -errno. The ticket is closed then, but for -ENOTCONN, and -EPERM: nothing is
  * known of it */
 int vmh_session_tcp_fetch(int ticket);
+/* The kernel socket of a connection that has ended on the ring is as if new then. 0, or -errno. */
+int vmh_session_tcp_renew(int fd);
 /* What a ring got for a connection that is the kernel's again, struct vmh_tcp_frame; fills header and len in. 0 / -errno */
 int vmh_session_tcp_frames(struct vmh_msg_tcp_frames *req, int fd, const struct vmh_tcp_blob *frames);
 /* Connections that began on a ring, for the kernel's list of sockets; and not any more. fds: req->n */

@@ -16,11 +16,12 @@ void vmh_before_spawn(bool actions); /* with file actions */
 void vmh_spawn_names(int fd); /* a file action will dup it */
 void vmh_before_exit(void);
 void vmh_kernel_for_good(unsigned reason); /* interpose_ns.c: no ring from here on, and the log says why */
-bool vmh_sets_filter(long number, unsigned long a); /* interpose_seccomp.c: of system calls */
+bool vmh_sets_filter(long number, unsigned long a, unsigned long b, const void *filter); /* interpose_seccomp.c: of system calls */
 void vmh_before_filter(void);   /* the kernel for good, and no calls but the program's */
 extern _Atomic bool vmh_filtered; /* it was */
 bool vmh_is_own_process(void); /* else the child of a vfork, or there is nothing of ours */
 void vmh_signals_fork_child(void);
+void vmh_signals_end_by_kernel(void);
 void vmh_signals_end_well(void); /* signal.c; from the first connection on a ring on */
 void vmh_before_fork(void);
 void vmh_after_fork_parent(void);
