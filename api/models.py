@@ -275,8 +275,8 @@ class Event(View):
     serial: int = identifier("counts events since the service started; the `id` of the server-sent event")
     time: float = quantity("when it happened, since the epoch", "seconds")
     kind: str = note("`process-started`, `process-ended`, `ring-granted`, `ring-closed`, `flow-added`, `flow-removed`, "
-                     "`tcp-adopted`, `tcp-home`, `move-asked`, `connection-relayed`, `interface-lost` or `config-changed`; "
-                     "the `event` of the server-sent event")
+                     "`tcp-adopted`, `tcp-home`, `move-asked`, `connection-relayed`, `interface-lost` or "
+                     "`config-changed`; the `event` of the server-sent event")
     text: str = note("the whole as a sentence")
     data: EventData = note("what it is about")
 

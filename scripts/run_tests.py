@@ -52,7 +52,7 @@ LATER = (
     "tests/net/test_libvma_conf.py", "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py",
     "tests/net/test_receive_waits.py", "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py",
     "tests/net/test_tcp_borrowed.py", "tests/net/test_tcp_death.py", "tests/net/test_tcp_ended.py",
-    "tests/net/test_tcp_gone_members.py",
+    "tests/net/test_tcp_explained.py", "tests/net/test_tcp_gone_members.py",
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_kernels_options.py",
     "tests/net/test_tcp_killed_midway.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_late.py",
     "tests/net/test_tcp_listener_seen.py", "tests/net/test_tcp_move_commands.py", "tests/net/test_tcp_nofile.py",

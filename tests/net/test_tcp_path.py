@@ -255,6 +255,41 @@ def test_metrics_of_tcp_come_to_the_route(service: Service, policy: str, ip: str
         goes_on(a)
 
 
+@pytest.mark.parametrize(("change", "reason"), [
+    (("route", "{}", "{there}/32", "dev", "{dev}", "initcwnd", "20"), "tcp-metrics"),
+    (("route", "{}", "{there}/32", "nexthop", "dev", "{dev}", "nexthop", "dev", "{dev}", "weight", "2"),
+     "route-complex"),
+    (("rule", "{}", "priority", "100", "fwmark", "9", "table", "99"), "policy-routing"),
+], ids=["metrics", "multipath", "rule"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_comes_back_however_long_that_lasts(service: Service, policy: str, change: tuple[str, ...],
+                                               reason: str) -> None:
+    """Also when it has been tried meanwhile, in vain."""
+    a_side, b_side = service.sandbox.sides
+
+    def does(what: str) -> None:
+        a_side.ip(*(word.format(what, there=b_side.address, dev=a_side.device) for word in change))
+
+    def tried() -> bool:
+        goes_on(a, 100)
+        return reason in service.ask("explain", str(a.pid))
+
+    def back() -> bool:
+        goes_on(a, 100)
+        return on_ring(service, a)
+
+    with conversation(service, policy) as a:
+        does("add")
+        try:
+            until(lambda: not offloaded(service), what=lambda: str(offloaded(service)))
+            until(tried, 5)
+            time.sleep(1)
+            goes_on(a)
+        finally:
+            does("del")
+        until(back, 10)
+
+
 def busy(service: Service, client: ShimPeer, server: ShimPeer) -> None:
     client.do("connect", address=server.side.address, port=server.do("listen", address=server.side.address))
     server.do("accept")

@@ -90,8 +90,8 @@ def _flows(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--proto", choices=("udp", "tcp"), default="udp", help="protocol (default udp)")
     add.add_argument("--netns", default="*", help="network namespace (default: all)")
     add.add_argument("--interface", metavar="IF", default="*", help="interface (default: every served one)")
-    parser.add_argument("--tcp", action="store_true", help="TCP connections of programs instead: where each lives, and its "
-                        "state on a ring")  # fmt: skip
+    parser.add_argument("--tcp", action="store_true", help="TCP connections of programs instead: where each lives, and "
+                        "its state on a ring")  # fmt: skip
     delete = verbs.add_parser("delete", help="delete a rule, or send a socket's flow home", allow_abbrev=False)
     delete.add_argument("flow_id", metavar="FLOW", help="number of the flow, the first column of vmahybrid flows")
     _json(add, verb=True)

@@ -18,10 +18,11 @@ WHERE = {"home": "kernel", "adopt": "ring"}
 
 def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
     """Exit code 1 if some are not where they should be after PATIENCE. One that was named and is gone is among them; of
-    all of a process those that were closed are not."""
+    all of a process those that were closed are not. One without a slot is only ``asked``."""
     pid, fd = _target(args.process)
     to = WHERE[args.command_name]
     before = _sockets(client, pid, fd, to)
+    asked = args.process if fd is not None and not before else ""
     client.post("v1", "processes", pid, "move", body={"to": to, "fd": fd})
     end = time.monotonic() + PATIENCE
     found = _now(client, before)
@@ -32,8 +33,8 @@ def run(args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:
     left = [s for s in found if _lives(s) != to]
     if fd is not None and not found:
         left = [_gone(s) for s in before]
-    return {"schema": SCHEMA, "to": to, "moved": moved, "left": left}, \
-        int(bool(left) or (fd is not None and not moved))
+    return {"schema": SCHEMA, "to": to, "moved": moved, "left": left, "asked": asked}, \
+        int(bool(left) or (fd is not None and not moved and not asked))
 
 
 def _target(text: str) -> tuple[int, int | None]:
@@ -71,6 +72,10 @@ def _lives(s: dict[str, Any]) -> str:
 
 def lines(body: dict[str, Any], style: Style) -> Iterator[str]:
     place = {"ring": "on a ring", "kernel": "on the kernel"}
+    if body["asked"]:
+        yield f"{body['asked']} is asked to go there; it has no slot in the full statistics page (VMA_STATS_FD_NUM), "\
+              "so whether it has is not known"
+        return
     if not body["moved"] and not body["left"]:
         yield "no such connection; with VMA_HYBRID_TCP=kernel, as in the profile safe, there is none to adopt"
     for what, text in (("moved", place[body["to"]]), ("left", f"not {place[body['to']]}")):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from socket import IPPROTO_TCP
 
 from vmahybrid.config.rule import parse_endpoint
 from vmahybrid.contracts import addr_to_text
@@ -92,7 +93,8 @@ def _process(core: Core, pid: int) -> Iterator[ExplainStep]:
         yield ExplainStep("family", False, "the program has no socket that could be offloaded", "")
     for socket in page.sockets:
         yield _summary(core, session, socket)
-    yield from fds.explain_others(pid, _own_protocols(core, session, page), {socket.inode for socket in page.sockets})
+    yield from fds.explain_others(pid, list(_own_protocols(core, session, page)),
+                                  {socket.inode for socket in page.sockets}, page.sockets_over > 0)
 
 
 def _summary(core: Core, session: Session, socket: SocketView) -> ExplainStep:
@@ -378,8 +380,9 @@ def _sending(core: Core, session: Session, socket: SocketView) -> Iterator[Expla
 
 
 def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
-    places = _places(core, address, port)
-    others = fds.at(core, address, port)
+    pages = {session.pid: page for session in core.sessions.values() if (page := views.read_stats(session))}
+    places = _places(core, address, port, pages)
+    others = fds.at(core, address, port, {socket.inode for page in pages.values() for socket in page.sockets})
     rules = list(_operator_rules(core, address, port))
     for pid, fd in places:
         for step in _socket(core, pid, fd):
@@ -390,7 +393,7 @@ def _address(core: Core, address: bytes, port: int) -> Iterator[ExplainStep]:
                 yield step
     for pid, fd in others:
         yield _session(core, pid)[1]
-        yield fds.explain_one(pid, fd, over=False)
+        yield fds.explain_one(pid, fd, pid in pages and pages[pid].sockets_over > 0)
     yield from rules
     if places or others:
         return
@@ -430,18 +433,27 @@ def _at(flow: Flow, address: bytes, port: int) -> bool:
     return flow.local_port == port and (ANY_ADDR in (address, flow.local) or flow.local == address)
 
 
-def _places(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
-    """(pid, fd) of the sockets with flows there; without a flow the first socket that a program's page has."""
-    flows = [f for f in core.table.flows.values() if f.owner and _at(f, address, port)]
-    if flows:
-        return [(core.sessions[f.owner].pid, f.fd) for f in flows if f.owner in core.sessions]
+def _places(core: Core, address: bytes, port: int, pages: Mapping[int, StatsPage]) -> list[tuple[int, int]]:
+    """(pid, fd) of the sockets with flows there; where there is none, or of a TCP port only, which has no descriptor,
+    the first socket that a program's page has."""
+    flows = [f for f in core.table.flows.values() if f.owner in core.sessions and _at(f, address, port)]
+    own = dict.fromkeys(place for f in flows if (place := _place(core.sessions[f.owner].pid, f, pages)) is not None)
+    if own:
+        return list(own)
     ends = {(address, port), (ANY_ADDR, port)} if port else {(address, 0)} - {(ANY_ADDR, 0)}
-    for session in core.sessions.values():
-        page = views.read_stats(session)
-        for socket in page.sockets if page is not None else ():
+    for pid, page in pages.items():
+        for socket in page.sockets:
             if parse_endpoint("socket", socket.local) in ends:
-                return [(session.pid, socket.fd)]
+                return [(pid, socket.fd)]
     return []
+
+
+def _place(pid: int, flow: Flow, pages: Mapping[int, StatsPage]) -> tuple[int, int] | None:
+    """That of a connection which `ss` shows has the inode only."""
+    if flow.fd > 0 or (flow.fd == 0 and flow.proto != IPPROTO_TCP):
+        return pid, flow.fd
+    found = pages[pid].sockets if pid in pages and flow.inode else ()
+    return next(((pid, socket.fd) for socket in found if socket.inode == flow.inode), None)
 
 
 def _meets(end: bytes, end_port: int, address: bytes, port: int) -> bool:

@@ -14,7 +14,7 @@ from vmahybrid.config.rule import OperatorRule
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.contracts import lib
 from vmahybrid.errors import NotFound, Refused, UsageError, VmahybridError
-from vmahybrid.service import explain, health, views
+from vmahybrid.service import explain, fds, health, views
 from vmahybrid.service.core import Core
 from vmahybrid.service.messages import event
 from vmahybrid.service.ports import OWN_VETHS
@@ -169,13 +169,13 @@ class Facade:
     async def move(self, pid: int, fd: int | None, to: str) -> None:
         session, core = self._session(pid), self._core
         found = [s for s in self.sockets(pid) if fd is None or s.fd == fd]
-        if fd is not None and not found:
+        if fd is not None and not found and not _without_slot(session, fd):
             raise NotFound(f"socket {pid}:{fd}", "the program has no such UDP or TCP socket",
                            f"vmahybrid explain {pid} lists them")
-        if fd is not None and found[0].proto == "tcp" and found[0].remote.endswith(":*"):
+        if fd is not None and found and found[0].proto == "tcp" and found[0].remote.endswith(":*"):
             raise UsageError(f"socket {pid}:{fd}", "no TCP connection",
                              f"vmahybrid explain {pid}:{fd} says what it is")
-        if to == "ring" and fd is not None and found[0].proto != "tcp":
+        if to == "ring" and fd is not None and found and found[0].proto != "tcp":
             raise UsageError(f"socket {pid}:{fd}", "only TCP connections are adopted",
                              f"vmahybrid explain {pid}:{fd} says what keeps this one from a ring")
         if to == "kernel":
@@ -205,6 +205,14 @@ class Facade:
 
     def events(self, since: int = 0) -> AsyncIterator[EventView]:
         return self._core.events.follow(since)
+
+
+def _without_slot(session: Session, fd: int) -> bool:
+    """Is it a TCP socket for which there is none in the full page? The program knows it all the same."""
+    page = views.read_stats(session)
+    with contextlib.suppress(OSError, NotFound):
+        return page is not None and page.sockets_over > 0 and fds.look(session.pid, fd).protocol in fds.TCP
+    return False
 
 
 def _page_of(session: Session) -> StatsFile:

@@ -48,6 +48,9 @@ KINDS = {
     "NETLINK": ("a netlink socket", Reason.FAMILY),
     "PACKET": ("a packet socket", Reason.FAMILY),
 }
+TCP = ("TCP", "TCPv6")
+NO_SLOT = "it found no slot in the statistics page, which is full: whether it is on a ring is not known"
+MORE_SLOTS = "raise VMA_STATS_FD_NUM to see it"
 LOCAL_KINDS = ("UNIX", "UNIX-STREAM", "NETLINK", "XDP", "UDP")  # the shim has such ones; UDP is in the page
 
 
@@ -56,6 +59,12 @@ class Descriptor:
     fd: int
     target: str     # as readlink says: "socket:[4711]", "anon_inode:[eventpoll]"
     protocol: str   # the kernel's name, "" if it is no socket
+
+    @property
+    def inode(self) -> int:
+        """Of a socket; else 0."""
+        number = self.target.removeprefix("socket:[").removesuffix("]")
+        return int(number) if number.isdigit() else 0
 
     @property
     def what(self) -> str:
@@ -102,11 +111,13 @@ def explain_one(pid: int, fd: int, over: bool) -> ExplainStep:
     except OSError as error:
         return ExplainStep("family", False, f"fd {fd} is no socket that could be offloaded, and the service may not "
                            f"look what it is: {error.strerror}")
+    if over and found.protocol in TCP:
+        return ExplainStep("family", True, f"fd {fd} is {found.what}, but {NO_SLOT}", MORE_SLOTS)
     if found.protocol == "UDP":
-        why = ("it found no slot in the statistics page, which is full" if over else
-               "the shim has not seen how it came to be (made before exec, received from another process)")
+        why = NO_SLOT if over else ("the shim has not seen how it came to be (made before exec, received from another "
+                                    "process)")  # fmt: skip
         return ExplainStep("family", over, f"fd {fd} is a UDP socket over IPv4, but {why}",
-                           "raise VMA_STATS_FD_NUM to see it" if over else "open the socket in the program itself")
+                           MORE_SLOTS if over else "open the socket in the program itself")
     if not found.protocol:
         remedy = f"vmahybrid explain {pid} lists the sockets, which are explained one by one"
         return ExplainStep("family", False, f"fd {fd} is {found.what}", remedy)
@@ -124,27 +135,30 @@ def _first_hidden(pid: int) -> int:
     return 0
 
 
-def explain_others(pid: int, own: Collection[str], known: Collection[int]) -> Iterator[ExplainStep]:
-    """A step for each kind of socket that the shim leaves alone. ``own``: protocols of which the shim, or the software
-    verbs device, has some itself. ``known``: inodes of those that it does not leave alone."""
+def explain_others(pid: int, own: Collection[str], known: Collection[int], over: bool) -> Iterator[ExplainStep]:
+    """A step for each kind of socket that the shim leaves alone, or that its page has no slot for (``over``: there are
+    some). ``own``: protocols of which the shim, or the software verbs device, has some itself. ``known``: inodes of
+    those that the page has."""
     own_from = _first_hidden(pid)
     kinds: defaultdict[str, list[int]] = defaultdict(list)
     for found in of_process(pid):
         hidden = found.protocol in own and found.fd >= own_from
-        mine = found.target.removeprefix("socket:[").removesuffix("]")
-        if found.protocol not in LOCAL_KINDS and not hidden and not (mine.isdigit() and int(mine) in known):
+        if found.protocol not in LOCAL_KINDS and not hidden and found.inode not in known:
             kinds[found.protocol].append(found.fd)
     for protocol, fds in kinds.items():
         names = ", ".join(f"{pid}:{fd}" for fd in sorted(fds)[:FDS_SHOWN])
         more = f" and {len(fds) - FDS_SHOWN} more" if len(fds) > FDS_SHOWN else ""
         example = Descriptor(fds[0], "", protocol)
         each = "each " if len(fds) > 1 else ""
+        if over and protocol in TCP:
+            yield ExplainStep("family", True, f"{names}{more}: {each}{example.what}: {NO_SLOT}", MORE_SLOTS)
+            continue
         yield ExplainStep("family", False, f"{names}{more}: {each}{example.what}: on the kernel: {example.reason.text}",
                           example.reason.remedy, example.reason.slug)
 
 
-def at(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
-    """(pid, fd) of the sockets of programs under the shim that are bound there and that the shim leaves alone."""
+def at(core: Core, address: bytes, port: int, known: Collection[int]) -> list[tuple[int, int]]:
+    """(pid, fd) of the sockets of programs under the shim that are bound there, but those whose inodes are known."""
     inodes: set[int] = set()
     for namespace in list(core.namespaces.all.values()) if port else ():
         for proto in PROTOCOLS:
@@ -153,9 +167,8 @@ def at(core: Core, address: bytes, port: int) -> list[tuple[int, int]]:
                 inodes |= {b.inode for b in bound if b.inode and _meets(b.local, address)}
     if not inodes:
         return []
-    wanted = {f"socket:[{inode}]" for inode in inodes}
     return [(pid, found.fd) for pid in _programs(core) for found in of_process(pid)
-            if found.target in wanted and found.protocol != "UDP"]
+            if found.inode in inodes and found.inode not in known and found.protocol != "UDP"]
 
 
 def _meets(local: bytes, address: bytes) -> bool:

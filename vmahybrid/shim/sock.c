@@ -257,7 +257,7 @@ static bool enqueue(struct vmh_sock *s, struct vmh_buf *b)
 	s->rxq_tail = &b->next;
 	s->rxq_bytes += b->len;
 	s->rxq_truesize += size;
-	if (s->rxq_truesize > limit / 2 && !b->shared)
+	if (s->rxq_truesize > limit / 2 && (!b->shared || b->ring->scarce))
 		b->ring->brimming = true;
 	uint32_t n = atomic_load_explicit(&s->rxq_len, memory_order_relaxed) + 1;
 	atomic_store_explicit(&s->rxq_len, n, memory_order_release);

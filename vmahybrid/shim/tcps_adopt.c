@@ -20,6 +20,7 @@
 #include <sys/ioctl.h>
 
 #define RETRY_NS 50000000u     /* for a neighbour, or a thread that is in a call */
+#define ROUTES_NS 1000000000u  /* for another route */
 #define NAP_NS 50000
 #define NAPS 40
 #define NAPS_ORDERED 500    /* longer than a plain poll() is, interpose_iomux.c */
@@ -240,12 +241,21 @@ static void goes_on(struct vmh_tcps *s, unsigned state)
 	vmh_plain_open(s);
 }
 
+/* Routes change again: one that they have sent home may come back. */
+static bool waits_for_route(const struct vmh_tcps *s, unsigned reason)
+{
+	return s->homes && (reason == VMH_R_ROUTE_COMPLEX || reason == VMH_R_POLICY_ROUTING || reason == VMH_R_TCP_METRICS);
+}
+
 static void stays(struct vmh_tcps *s, unsigned reason)
 {
+	bool waits = waits_for_route(s, reason);
+
 	vmh_tcps_set_reason(s, reason);
-	VMH_SET(s->retry_ns, vmh_now_ns() + RETRY_NS);
+	VMH_SET(s->retry_ns, vmh_now_ns() + (waits ? ROUTES_NS : RETRY_NS));
 	VMH_SET(s->rounds, 0);
-	goes_on(s, vmh_tmove_passes(reason) || (s->troubled && vmh_tmove_no_way(reason)) ? VMH_TCPS_KERNEL : VMH_TCPS_HOME);
+	goes_on(s, waits || vmh_tmove_passes(reason) || (s->troubled && vmh_tmove_no_way(reason)) ? VMH_TCPS_KERNEL
+												     : VMH_TCPS_HOME);
 	vmh_debug("fd %d: the TCP connection stays on the kernel: %s", s->obj.fd, vmh_reason_text(reason));
 }
 

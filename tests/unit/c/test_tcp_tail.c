@@ -28,10 +28,37 @@ static int watch(void *arg, const uint8_t *frame, size_t len)
 	return l->frames == HOLE || l->frames >= l->from;
 }
 
-/* How many round trips it takes from the end of the flight on. */
-static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, unsigned most)
+static int drop_one(void *arg, const uint8_t *frame, size_t len)
 {
-	struct wire_faults f = {.delay_ns = 10 * MS};
+	int *left = arg;
+
+	return len > wire_headers(frame) + 40 && *left && (*left)--;
+}
+
+/* A segment alone is lost, and a probe brings it. */
+static void probe(struct wire *w, struct vmh_tcp_conn *c, struct vmh_tcp_conn *p)
+{
+	char data[100] = { 0 };
+	struct vmh_tcp_info i;
+	int left = 0;
+
+	w->end[0].watch = drop_one;
+	w->end[0].arg = &left;
+	for (int round = 0; round < 20; round++) {
+		left = round == 19;
+		wire_write(c, data, sizeof(data));
+		wire_run(w, 150 * MS);
+		CHECK(wire_read(p, data, sizeof(data)) == sizeof(data), "round %d", round);
+	}
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.probes == 1 && !i.rtos, "%u probes, %u timeouts", i.probes, i.rtos);
+}
+
+/* How many round trips it takes from the end of the flight on. */
+static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, bool probed, unsigned most)
+{
+	const uint64_t delay = probed ? MS : 10 * MS; /* on a longer way the timeout comes before a probe */
+	struct wire_faults f = {.delay_ns = delay};
 	struct losses losses = {.from = from, .again = again};
 	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
@@ -42,28 +69,31 @@ static void lose(uint8_t cc, bool no_timestamps, unsigned from, unsigned again, 
 	vmh_tcp_options_init(&o);
 	o.cc = cc;
 	o.no_timestamps = no_timestamps;
+	o.quickack = probed; /* the round trip is that of the way then */
 	o.sndbuf = o.rcvbuf = 4u << 20;
 	wire_open(&w, &f, 100000);
 	wire_meet(&w, &o, 50 * MS, &c, &p);
+	if (probed)
+		probe(&w, c, p);
 	w.end[0].watch = watch;
 	w.end[0].arg = &losses;
 	vmh_tcp_get_info(c, &i);
 	struct stream s = {.from = c, .to = p, .total = (uint64_t)SEGMENTS * i.snd_mss, .shut = true /* a FIN would be SACKed */};
 	for (int ms = 0; losses.frames < SEGMENTS && ms < 3000; ms++) {
 		stream_pump(&s);
-		wire_run(&w, MS);
+		wire_run(&w, delay / 10);
 	}
 	sent = w.now;
 	CHECK(losses.frames == SEGMENTS, "%u frames went", losses.frames);
 	for (int ms = 0; s.read < s.total && ms < 60000; ms++) {
 		stream_pump(&s);
-		wire_run(&w, MS);
+		wire_run(&w, delay / 10);
 	}
 	CHECK(s.read == s.total && !s.bad, "it comes to no end");
 	vmh_tcp_get_info(c, &i);
-	CHECK((w.now - sent) / (20 * MS) <= most, "cc %u, from %u: %.1f round trips, %u resent, %u timeouts, %u probes", cc, from,
-	      (double)(w.now - sent) / (20.0 * MS), i.retransmits, i.rtos, i.probes);
-	CHECK(i.retransmits <= SEGMENTS - from + 4, "%u resent of %u", i.retransmits, SEGMENTS - from + 2);
+	CHECK((w.now - sent) / (2 * delay) <= most, "cc %u, from %u: %.1f round trips, %u resent, %u timeouts, %u probes", cc, from,
+	      (double)(w.now - sent) / (2.0 * (double)delay), i.retransmits, i.rtos, i.probes);
+	CHECK(i.retransmits <= SEGMENTS - from + 4 + probed, "%u resent of %u", i.retransmits, SEGMENTS - from + 2);
 	wire_part(&w, c, p);
 }
 
@@ -114,10 +144,11 @@ int main(void)
 	no_way(20000);
 	for (uint8_t cc = VMH_TCP_CC_LWIP; cc <= VMH_TCP_CC_CUBIC; cc++)
 		for (int plain = 0; plain < 2; plain++) {
-			lose(cc, plain, 480, 0, 6);
-			lose(cc, plain, 400, 0, 6);
-			lose(cc, plain, 351, 0, 6); /* from the hole on */
-			lose(cc, plain, 400, 1, 20); /* what goes again, too: until a timeout */
+			lose(cc, plain, 480, 0, false, 6);
+			lose(cc, plain, 480, 0, true, 3);
+			lose(cc, plain, 400, 0, false, 6);
+			lose(cc, plain, 351, 0, false, 6); /* from the hole on */
+			lose(cc, plain, 400, 1, false, 20); /* what goes again, too: until a timeout */
 		}
 	return check_result();
 }
