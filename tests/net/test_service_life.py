@@ -321,6 +321,27 @@ def test_wrong_arguments_name_the_token(arguments: list[str], said: str, tmp_pat
     assert said in done.stderr
 
 
+def test_in_a_namespace_with_a_name(netns_pair: Sandbox, tmp_path: Path) -> None:
+    """What is named without one is of the service's own, and attached at the start."""
+    side = netns_pair.a
+    argv = [tool("vmahybrid"), "start", "--foreground", "--interface", side.device]
+    program = netns_pair.start(side, argv, env={"VMAHYBRID_RUNDIR": str(tmp_path), "CACHE_DIRECTORY": os.devnull})
+    try:
+        assert "1 interface(s) attached" in until(lambda: [line for line in program.errors.splitlines()
+                                                           if "ready:" in line], 20)[0]
+    finally:
+        assert program.stop(signal.SIGTERM, 10) == 0
+
+
+def test_it_says_that_root_may_start_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    argv = ["setpriv", "--reuid", "65534", "--clear-groups", tool("vmahybrid"), "start", "--foreground"]
+    found = subprocess.run(argv, env={**os.environ, "VMAHYBRID_RUNDIR": str(tmp_path / "run")}, capture_output=True,
+                           text=True, check=False, timeout=20)
+    assert found.returncode == 77, found
+    assert "as root" in found.stderr
+
+
 def test_it_costs_little(service: Service, netns_pair: Sandbox) -> None:
     with Peer(service, netns_pair.a) as peer:
         peer.do("ring", ifname="va")

@@ -50,6 +50,10 @@ def main(args: argparse.Namespace) -> int:
     except VmahybridError as error:
         print(f"vmahybrid: {error}", file=sys.stderr)
         return error.exit_code
+    except PermissionError as error:
+        refused = NotPossibleHere("service", str(error), "start it as root")
+        print(f"vmahybrid: {refused}", file=sys.stderr)
+        return refused.exit_code
     except OSError as error:
         print(f"vmahybrid: service: {error}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from vmahybrid.config.interface_glob import InterfaceGlob
 from vmahybrid.config.service import ServiceConfig
 from vmahybrid.errors import Refused
 from vmahybrid.net.bond import Layer, refusal
+from vmahybrid.net.netns import Netns
 from vmahybrid.service.backend import PortHandle
 from vmahybrid.service.ladder import Ladder
 from vmahybrid.steering.keys import PortId
@@ -48,7 +50,14 @@ def named(config: ServiceConfig, netns: str, link: LinkLike) -> bool:
     servable = not link.loopback and link.arphrd == ARPHRD_ETHER and not link.master
     globs = [InterfaceGlob.parse(text) for text in config["interfaces"]]
     return not link.name.startswith(OWN_VETHS) and any(
-        glob.enters(netns) and glob.matches(netns, link.name) and (servable or glob.literal) for glob in globs)
+        (glob.enters(netns) or (not glob.netns and netns == _own_namespace())) and glob.matches(netns, link.name)
+        and (servable or glob.literal) for glob in globs)  # fmt: skip
+
+
+@functools.cache
+def _own_namespace() -> str:
+    """Where the service was started, which may have a name of its own (`ip netns exec`)."""
+    return Netns.of_path("/proc/self/ns/net").name
 
 
 def serving(
