@@ -169,8 +169,8 @@ def files() -> list[str]:
     lines += example(PARAMETER_FILE)
     lines += [".SH RULES OF A PROGRAM: /etc/libvma.conf", roff(
         "Which sockets and destinations stay on the kernel (`VMA_CONFIG_FILE`). A file with an error changes nothing. "
-        "It is read again when it has changed and a socket is bound, connected, joins a group or is about to be moved to "
-        "a ring.")]  # fmt: skip
+        "It is read again when it has changed and a socket is bound, connected, joins a group or is about to be moved "
+        "to a ring.")]  # fmt: skip
     lines += example(RULES)
     lines += entry("application-id PROGRAM ID", "begins a group of rules. The first group whose PROGRAM (a shell "
                    "pattern) matches the program's name and whose ID is its VMA_APPLICATION_ID, or *, decides alone. "
@@ -178,9 +178,9 @@ def files() -> list[str]:
     lines += entry("use TRANSPORT ROLE ADDR:PORTS[:ADDR:PORTS]", "within the group the first rule that matches "
                    "decides; without one there is a ring. TRANSPORT is os (the kernel), vma or * (a ring), sdp or sa "
                    "(never matches); for tcp_server and tcp_client also offload and adaptive, a policy of their own "
-                   "whatever VMA_HYBRID_TCP is. ROLE is udp_receiver (local address or group), udp_sender (remote), udp_connect "
-                   "(remote, then local), tcp_server (local) or tcp_client (remote, then local). ADDR is a.b.c.d, "
-                   "a.b.c.d/bits or *; PORTS n, n-m or *.")
+                   "whatever VMA_HYBRID_TCP is. ROLE is udp_receiver (local address or group), udp_sender (remote), "
+                   "udp_connect (remote, then local), tcp_server (local) or tcp_client (remote, then local). ADDR is "
+                   "a.b.c.d, a.b.c.d/bits or *; PORTS n, n-m or *.")
     lines += entry("log [destination stderr|syslog|file NAME] [min-level N]", "is accepted; VMA_TRACELEVEL and "
                    "VMA_LOG_FILE act instead.")
     return [*lines, ".SH SEE ALSO", ".BR vmahybrid (1),", ".BR libvmahybrid (7)"]

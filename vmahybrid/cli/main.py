@@ -81,7 +81,7 @@ def _json(parser: argparse.ArgumentParser, *, verb: bool = False) -> None:
 
 def _flows(parser: argparse.ArgumentParser) -> None:
     _json(parser)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog=parser.prog)
     add = verbs.add_parser("add", help="add a rule: what it covers stays on the kernel, or is dropped",
                            allow_abbrev=False)  # fmt: skip
     add.add_argument("action", choices=("kernel", "drop"), help="kernel: never offload; drop: drop in XDP")
@@ -114,7 +114,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 def _config(parser: argparse.ArgumentParser) -> None:
     _json(parser)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog=parser.prog)
     change = verbs.add_parser("set", help="change settings of the service that are live, or VMA_* parameters in the "
                               "policy file; all are taken or none", allow_abbrev=False)  # fmt: skip
     change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="limits.rules=2048, VMA_RX_POLL=1000 ...")

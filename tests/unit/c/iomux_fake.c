@@ -1,3 +1,4 @@
+#include "vmh_main.h"
 #include "vmh_tcps.h"
 #include "vmh_uring.h"
 #include "vmh_worker.h"
@@ -299,6 +300,7 @@ void vmh_tcps_recycle(struct vmh_tcps *s)
 }
 
 _Atomic unsigned vmh_urings;
+_Atomic bool vmh_filtered;
 void vmh_urings_forget(unsigned first, unsigned last)
 {
 	(void)first;
