@@ -331,14 +331,10 @@ static int stamp_of_last(struct vmh_sock *s, int fd, unsigned long request, void
 
 static int tcp_ioctl(struct vmh_tcps *t, int fd, unsigned long request, void *arg)
 {
-	if (request == FIONREAD && !vmh_bad_ptr(arg))
-		RETURN(vmh_tcps_fionread(t, fd, arg));
-	if (vmh_tcps_parked(t) && !vmh_bad_ptr(arg)) {
-		int done = vmh_tcps_ioctl(t, request, arg);
+	int done = vmh_bad_ptr(arg) ? VMH_TCPS_KERNELS : vmh_tcps_queue(t, fd, request, arg);
 
-		if (done != VMH_TCPS_KERNELS)
-			RETURN(done);
-	}
+	if (done != VMH_TCPS_KERNELS)
+		RETURN(done);
 	if (request == FIONCLEX && vmh_tcps_parked(t)) { /* posix_spawn() and others execute inside libc */
 		vmh_tcps_home(t, VMH_R_EXEC, false);
 	} else if (request != FIONBIO && request != FIOCLEX && vmh_tcps_parked(t)) {

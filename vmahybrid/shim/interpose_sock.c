@@ -304,13 +304,29 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 	return vmh_tcps_name(t, peer, a, len);
 }
 
+/* It may be moved meanwhile. */
+static int kernels_name(int fd, struct sockaddr *a, socklen_t *len, bool peer)
+{
+	TCPS_HELD t = vmh_tcps_get(fd);
+	socklen_t room = vmh_bad_ptr(len) ? 0 : *len;
+	unsigned state = t ? vmh_tcps_state(t) : 0;
+	int r = peer ? vmh_real()->getpeername(fd, a, len) : vmh_real()->getsockname(fd, a, len);
+
+	if (vmh_likely(!t || (state == vmh_tcps_state(t) && !vmh_tcps_moves(t))))
+		return r;
+	vmh_tcps_await_move(t);
+	if (room)
+		*len = room;
+	return peer ? vmh_real()->getpeername(fd, a, len) : vmh_real()->getsockname(fd, a, len);
+}
+
 VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
 {
 	int r = name_of(fd, a, len, false);
 
 	if (vmh_unlikely(r != VMH_TCPS_KERNELS))
 		RETURN(r);
-	r = vmh_real()->getsockname(fd, a, len);
+	r = kernels_name(fd, a, len, false);
 	if (!r && vmh_unlikely(vmh_params.trigger_dummy_send_getsockname)) {
 		SOCK_HELD s = sock_get(fd);
 
@@ -325,7 +341,7 @@ VMH_TRACED(getpeername, (int fd, struct sockaddr *restrict a, socklen_t *restric
 	int r = name_of(fd, a, len, true);
 
 	if (vmh_likely(r == VMH_TCPS_KERNELS))
-		return vmh_real()->getpeername(fd, a, len);
+		return kernels_name(fd, a, len, true);
 	RETURN(r);
 }
 

@@ -76,7 +76,6 @@ int vmh_tcps_tcp_info(struct vmh_tcps *s, void *val, socklen_t *len)
 	struct vmh_tcp_info i;
 	struct tcp_info t;
 
-	vmh_rings_poll(VMH_TCPS_POLL);
 	if (!vmh_tcps_info(s, &i))
 		return VMH_TCPS_KERNELS;
 	fill(&i, &t);
@@ -96,6 +95,41 @@ int vmh_tcps_listener_info(struct vmh_tcps *s, int fd, void *val, socklen_t *len
 	return vmh_tcps_give(val, len, &t, n);
 }
 
+static int queue_length(const struct vmh_tcp_info *i, unsigned long request)
+{
+	switch (request) {
+	case SIOCINQ: return (int)i->unread;
+	case SIOCOUTQ: return (int)(i->unacked + i->unsent + i->left);
+	case SIOCOUTQNSD: return (int)(i->unsent + i->left_unsent);
+	default: return 0; /* SIOCATMARK: urgent data goes by the kernel */
+	}
+}
+
+int vmh_tcps_queue(struct vmh_tcps *s, int fd, unsigned long request, void *value)
+{
+	struct vmh_tcp_info i;
+	bool here;
+	int r = 0, v;
+
+	if (request != SIOCINQ && request != SIOCOUTQ && request != SIOCOUTQNSD && request != SIOCATMARK)
+		return VMH_TCPS_KERNELS;
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+		return (int)vmh_sys(SYS_ioctl, fd, request, value);
+	vmh_rings_poll(VMH_TCPS_POLL);
+	here = vmh_tcps_info(s, &i);
+	if (!here) {
+		vmh_lock(&s->obj.lock); /* nobody moves it meanwhile */
+		here = vmh_tcps_info(s, &i);
+		r = here ? 0 : (int)vmh_sys(SYS_ioctl, fd, request, value);
+		vmh_unlock(&s->obj.lock);
+	}
+	if (here) {
+		v = queue_length(&i, request);
+		memcpy(value, &v, sizeof(v)); /* ioctl(2) asks for no alignment */
+	}
+	return r;
+}
+
 /* The peer's end counts as a byte, also when it was read. */
 void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m)
 {
@@ -105,30 +139,11 @@ void vmh_tcps_tell_inq(struct vmh_tcps *s, struct msghdr *m)
 
 	if (vmh_tcps_info(s, &i))
 		left = (int)i.unread + i.peer_ended;
-	else if (vmh_sys(SYS_ioctl, s->obj.fd, FIONREAD, &left) < 0) /* it has just gone home */
+	else if (vmh_tcps_queue(s, s->obj.fd, FIONREAD, &left) < 0) /* it has just gone home */
 		left = 0;
 	vmh_cmsg_begin(&o, m);
 	vmh_put_cmsg(&o, IPPROTO_TCP, TCP_CM_INQ, &left, sizeof(left));
 	vmh_cmsg_end(&o, m);
-}
-
-/* The queues' lengths. 0, or VMH_TCPS_KERNELS. */
-int vmh_tcps_ioctl(struct vmh_tcps *s, unsigned long request, int *value)
-{
-	struct vmh_tcp_info i;
-
-	if (request != SIOCINQ && request != SIOCOUTQ && request != SIOCOUTQNSD && request != SIOCATMARK)
-		return VMH_TCPS_KERNELS;
-	vmh_rings_poll(VMH_TCPS_POLL);
-	if (!vmh_tcps_info(s, &i))
-		return VMH_TCPS_KERNELS;
-	switch (request) {
-	case SIOCINQ: *value = (int)i.unread; break;
-	case SIOCOUTQ: *value = (int)(i.unacked + i.unsent + i.left); break;
-	case SIOCOUTQNSD: *value = (int)(i.unsent + i.left_unsent); break;
-	case SIOCATMARK: *value = 0; break; /* urgent data goes by the kernel */
-	}
-	return 0;
 }
 
 /* ---- the page ---- */

@@ -732,15 +732,3 @@ ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int fl
 		opened_fast(s, fd, r);
 	return r;
 }
-
-int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value)
-{
-	struct vmh_tcp_info info;
-
-	vmh_tcps_await_move(s);
-	vmh_rings_poll(VMH_TCPS_POLL);
-	if (!vmh_tcps_info(s, &info))
-		return (int)vmh_sys(SYS_ioctl, fd, FIONREAD, value);
-	memcpy(value, &(int){ (int)info.unread }, sizeof(*value)); /* ioctl(2) asks for no alignment */
-	return 0;
-}

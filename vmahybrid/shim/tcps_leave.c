@@ -9,6 +9,8 @@
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 
+_Atomic uint32_t vmh_tcps_leaves_begun, vmh_tcps_leaves_done;
+
 /* Object lock held. */
 void vmh_tmove_keep_blob(struct vmh_tcps *s, struct vmh_tcp_blob blob)
 {
@@ -33,8 +35,10 @@ void vmh_tmove_leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool a
 		vmh_tcp_forget(s->conn);
 	s->conn = NULL;
 	vmh_tcps_note_amounts(s, &(const struct vmh_tcp_amounts){ 0 });
+	atomic_fetch_add(&vmh_tcps_leaves_begun, 1);
 	atomic_store(&s->bits, state == VMH_TCPS_LOST ? EPOLLERR | EPOLLHUP | VMH_IN | VMH_OUT : 0);
 	atomic_store(&s->state, state);
+	atomic_fetch_add(&vmh_tcps_leaves_done, 1);
 	vmh_unlock(&s->io);
 	if (had) {
 		vmh_tring_flush(s->tring);

@@ -297,11 +297,28 @@ static int of_ring(struct vmh_tcps *s, int level, int name, void *val, socklen_t
 	return vmh_params.avoid_sys_calls_on_tcp_fd ? vmh_tcps_known(s, level, name, val, len) : VMH_TCPS_KERNELS;
 }
 
+/* What of_ring() left to the kernel socket, or what is the kernel's. Nobody moves it meanwhile. */
+static int of_kernel(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len)
+{
+	int r;
+
+	if (vmh_tcps_state(s) == VMH_TCPS_HOME)
+		return (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len);
+	vmh_lock(&s->obj.lock);
+	r = vmh_tcps_state(s) == VMH_TCPS_RING ? of_ring(s, level, name, val, len) : VMH_TCPS_KERNELS;
+	if (r == VMH_TCPS_KERNELS)
+		r = (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len);
+	vmh_unlock(&s->obj.lock);
+	return r;
+}
+
 int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *val, socklen_t *len)
 {
 	int r = VMH_TCPS_KERNELS;
 
 	vmh_tcps_await_move(s);
+	if (level == IPPROTO_TCP && name == TCP_INFO && vmh_tcps_parked(s))
+		vmh_rings_poll(VMH_TCPS_POLL);
 	if (level == SOL_SOCKET && name == SO_ERROR && vmh_tcps_parked(s) && (int)*len >= 0) {
 		int err = vmh_tcps_take_lost(s);
 
@@ -326,7 +343,7 @@ int vmh_tcps_getsockopt(struct vmh_tcps *s, int fd, int level, int name, void *v
 		r = of_ring(s, level, name, val, len);
 	else if (level == IPPROTO_TCP && name == TCP_INFO && vmh_tcps_state(s) == VMH_TCPS_LISTEN)
 		r = vmh_tcps_listener_info(s, fd, val, len);
-	return r == VMH_TCPS_KERNELS ? (int)vmh_sys(SYS_getsockopt, fd, level, name, val, len) : r;
+	return r == VMH_TCPS_KERNELS ? of_kernel(s, fd, level, name, val, len) : r;
 }
 
 /* Before the service makes a connection of it: what that would change, or has to know. */

@@ -149,6 +149,10 @@ extern _Atomic int vmh_tcps_on; /* the policy is not `kernel`, and this is not t
  * it takes once of each object: what had begun before is on its ring then, or in the kernel. */
 extern _Atomic bool vmh_tcps_ending;
 
+/* How many connections have begun to leave rings, and have left: who looked at both sides while one did may have found it
+ * on neither. */
+extern _Atomic uint32_t vmh_tcps_leaves_begun, vmh_tcps_leaves_done;
+
 static inline unsigned vmh_tcps_state(const struct vmh_tcps *s)
 {
 	return atomic_load_explicit(&s->state, memory_order_acquire);
@@ -186,10 +190,18 @@ static inline bool vmh_tcps_hushed(struct vmh_tcps *s)
 	return vmh_tcps_parked(s);
 }
 
-/* Returns when nobody is moving it from the kernel: the kernel socket has no name for a moment. */
+/* Its kernel socket says nothing of it for a while, not even its names. */
+static inline bool vmh_tcps_moves(const struct vmh_tcps *s)
+{
+	unsigned state = vmh_tcps_state(s);
+
+	return state == VMH_TCPS_ADOPTING || state == VMH_TCPS_HOMING;
+}
+
+/* Returns when nobody is moving it. */
 static inline void vmh_tcps_await_move(struct vmh_tcps *s)
 {
-	if (vmh_unlikely(vmh_tcps_state(s) == VMH_TCPS_ADOPTING)) {
+	if (vmh_unlikely(vmh_tcps_moves(s))) {
 		vmh_lock(&s->obj.lock);
 		vmh_unlock(&s->obj.lock);
 	}
@@ -596,7 +608,6 @@ extern char vmh_tcps_buffer; /* as msg_name: one buffer and nothing else, of sen
 ssize_t vmh_tcps_recv(struct vmh_tcps *s, int fd, struct msghdr *m, int flags);
 VMH_COLD ssize_t vmh_tcps_failed(struct vmh_tcps *s, bool send, ssize_t err); /* a call of whoever serves it: counts; err */
 ssize_t vmh_tcps_send(struct vmh_tcps *s, int fd, const struct msghdr *m, int flags);
-int vmh_tcps_fionread(struct vmh_tcps *s, int fd, int *value);
 
 /* tcps_opt.c */
 void vmh_tcps_dress(struct vmh_tcps *s, int fd); /* a kernel socket that was never connected, before the service has it */
