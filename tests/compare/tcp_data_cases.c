@@ -277,12 +277,15 @@ static void dont_wait(int accepted)
 static void odd_flags(int arg)
 {
 	char c[32];
+	struct iovec v = { c, 2 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1 };
 	int fd = tcp_client();
 
 	(void)arg;
 	tell("send 20");
 	settle();
 	say_data("MSG_CMSG_CLOEXEC", c, recv(fd, c, 4, MSG_CMSG_CLOEXEC));
+	say_data("recvmsg", c, recvmsg(fd, &m, MSG_CMSG_CLOEXEC)), say("its flags", m.msg_flags);
 	say_data("MSG_NOSIGNAL", c, recv(fd, c, 4, MSG_NOSIGNAL));
 	say_data("an unknown flag", c, recv(fd, c, 4, 0x80000));
 	say("MSG_ERRQUEUE", recv(fd, c, 4, MSG_ERRQUEUE | MSG_DONTWAIT));

@@ -1016,63 +1016,48 @@ wait()
 ANSWERS = tcp_echo(5035)
 
 
+def on_rings(start: Run, service: Service, box: Sandbox, seconds: str, **variables: str) -> int:
+    """How many of three hot connections are after so long."""
+    server = box.start(box.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
+    server.wait_for("ready")
+    told(start(MOVES.replace("1.5", seconds), VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_BULK="0",
+               VMA_HYBRID_TCP_LOSS="0", **variables))  # fmt: skip
+    with Client(service.rundir / "api.sock") as client:
+        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
+    server.stop(signal.SIGKILL)
+    return sum(found)
+
+
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
 @pytest.mark.parametrize(("percent", "moved"), [("100", {3}), ("1", {1, 2})])
 def test_time_for_moving_connections(
     start: Run, service: Service, netns_pair: Sandbox, percent: str, moved: set[int]
 ) -> None:
-    """Three hot connections in 1.5 s; each move takes 10 ms at least, so 1 percent has the next one wait for 1 s."""
-    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
-    server.wait_for("ready")
-    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="8", VMA_HYBRID_TCP_BUDGET=percent,
-               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0"))  # fmt: skip
-    with Client(service.rundir / "api.sock") as client:
-        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
-    server.stop(signal.SIGKILL)
-    assert sum(found) in moved
+    """Each move takes 10 ms at least, so 1 percent has the next one wait for 1 s."""
+    assert on_rings(start, service, netns_pair, "1.5", VMA_HYBRID_TCP_ROUNDS="8",
+                    VMA_HYBRID_TCP_BUDGET=percent) in moved
 
 
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
-@pytest.mark.parametrize(("most", "moved"), [("0", True), ("2", False)])
-def test_many_busy_connections(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: bool) -> None:
-    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
-    server.wait_for("ready")
-    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_BUDGET="100",
-               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY=most,
-               VMA_HYBRID_TCP_TOGETHER="0"))  # fmt: skip
-    with Client(service.rundir / "api.sock") as client:
-        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
-    server.stop(signal.SIGKILL)
-    assert sum(found) == (3 if moved else 0)
+@pytest.mark.parametrize(("most", "moved"), [("0", 3), ("2", 0)])
+def test_many_busy_connections(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: int) -> None:
+    assert on_rings(start, service, netns_pair, "1.5", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_BUDGET="100",
+                    VMA_HYBRID_TCP_MANY=most, VMA_HYBRID_TCP_TOGETHER="0") == moved  # fmt: skip
 
 
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
-@pytest.mark.parametrize(("most", "moved"), [("2", False), ("3", True)])
-def test_many_of_one_thread_together(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: bool) -> None:
-    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
-    server.wait_for("ready")
-    told(start(MOVES.replace("1.5", "3"), VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300",
-               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2",
-               VMA_HYBRID_TCP_TOGETHER=most))  # fmt: skip
-    with Client(service.rundir / "api.sock") as client:
-        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
-    server.stop(signal.SIGKILL)
-    assert sum(found) == (3 if moved else 0)
+@pytest.mark.parametrize(("most", "moved"), [("2", 0), ("3", 3)])
+def test_many_of_one_thread_together(start: Run, service: Service, netns_pair: Sandbox, most: str, moved: int) -> None:
+    assert on_rings(start, service, netns_pair, "3", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_MANY="2",
+                    VMA_HYBRID_TCP_TOGETHER=most) == moved  # fmt: skip
 
 
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
-@pytest.mark.parametrize(("times", "moved"), [("100", True), ("2000", False)])
-def test_many_that_have_lasted(start: Run, service: Service, netns_pair: Sandbox, times: str, moved: bool) -> None:
-    """Three connections: a second, or six."""
-    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
-    server.wait_for("ready")
-    told(start(MOVES.replace("1.5", "3"), VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="300",
-               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2",
-               VMA_HYBRID_TCP_LASTS=times))  # fmt: skip
-    with Client(service.rundir / "api.sock") as client:
-        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
-    server.stop(signal.SIGKILL)
-    assert sum(found) == (3 if moved else 0)
+@pytest.mark.parametrize(("times", "moved"), [("100", 3), ("2000", 0)])
+def test_many_that_have_lasted(start: Run, service: Service, netns_pair: Sandbox, times: str, moved: int) -> None:
+    """A second, or six."""
+    assert on_rings(start, service, netns_pair, "3", VMA_HYBRID_TCP_ROUNDS="300", VMA_HYBRID_TCP_MANY="2",
+                    VMA_HYBRID_TCP_LASTS=times) == moved  # fmt: skip
 
 
 @xdp_only("TCP: tests/net/test_tcp_shim.py is on both")
@@ -1080,16 +1065,10 @@ def test_many_that_have_lasted(start: Run, service: Service, netns_pair: Sandbox
 def test_busy_is_who_makes_so_many_rounds(
     start: Run, service: Service, netns_pair: Sandbox, rounds: str, moved: bool
 ) -> None:
-    """Three that come to be hot after 100 rounds: by then they are busy, or not yet."""
-    server = netns_pair.start(netns_pair.b, [sys.executable, "-S", "-E", "-c", ANSWERS])
-    server.wait_for("ready")
-    told(start(MOVES, VMA_HYBRID_TCP="adaptive", VMA_HYBRID_TCP_ROUNDS="100", VMA_HYBRID_TCP_BUDGET="100",
-               VMA_HYBRID_TCP_BULK="0", VMA_HYBRID_TCP_LOSS="0", VMA_HYBRID_TCP_MANY="2",
-               VMA_HYBRID_TCP_BUSY=rounds, VMA_HYBRID_TCP_TOGETHER="0"))  # fmt: skip
-    with Client(service.rundir / "api.sock") as client:
-        found = [at["offloaded"] for at in client.get("v1", "sockets") if at["proto"] == "tcp"]
-    server.stop(signal.SIGKILL)
-    assert any(found) is moved
+    """They come to be hot after 100 rounds: by then they are busy, or not yet."""
+    found = on_rings(start, service, netns_pair, "1.5", VMA_HYBRID_TCP_ROUNDS="100", VMA_HYBRID_TCP_BUDGET="100",
+                     VMA_HYBRID_TCP_MANY="2", VMA_HYBRID_TCP_BUSY=rounds, VMA_HYBRID_TCP_TOGETHER="0")  # fmt: skip
+    assert bool(found) is moved
 
 
 SHORT_LIVES = """

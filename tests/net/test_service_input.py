@@ -153,6 +153,23 @@ def test_descriptors_that_prove_nothing(client: Client, make: Callable[[], int])
         os.close(fd)
 
 
+def test_what_is_to_be_renewed_and_is_no_socket(client: Client, service: Service) -> None:
+    """Nothing of it stays in the service; one that is no parked connection is left alone."""
+    client.hello()
+    memory = os.memfd_create("none")
+    before = open_files(service.program.pid)
+    try:
+        for _ in range(20):
+            assert client.call(lib.VMH_MSG_TCP_RENEW, "struct vmh_msg_tcp_renew", memory).status < 0
+    finally:
+        os.close(memory)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        assert client.call(lib.VMH_MSG_TCP_RENEW, "struct vmh_msg_tcp_renew", sock.fileno()).status == 0
+        assert sock.getsockname()[1]
+    assert_same_files(service.program.pid, before)
+
+
 def test_a_socket_that_lingers_holds_nobody_up(client: Client, service: Service) -> None:
     """close(2) of a TCP socket with SO_LINGER and unsent data waits for a minute: not in the service's loop."""
     client.hello()

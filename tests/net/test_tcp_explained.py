@@ -3,6 +3,8 @@ service can't know it does not say."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from net.service_lab import until
 from net.test_tcp_ended import lists
@@ -31,6 +33,13 @@ def explained(lab: Lab, what: str) -> list[str]:  # noqa: F811
     return [line for line in lab.service.ask("explain", what).splitlines() if " ladder " not in f" {line} "]
 
 
+def kind_of(pid: int, fd: str) -> str:
+    try:
+        return os.getxattr(f"/proc/{pid}/fd/{fd}", "system.sockprotoname").rstrip(b"\0").decode()
+    except OSError:     # no socket
+        return ""
+
+
 def test_by_its_address(lab: Lab) -> None:  # noqa: F811
     """Of a connection that `ss` shows, too, and of a listener."""
     program = lab.program()
@@ -49,6 +58,8 @@ def test_the_shims_own_are_not_listed(lab: Lab) -> None:  # noqa: F811
     """It keeps kernel sockets of ended connections for a second."""
     program = lab.program()
     program.do(STEPS + "\nfor _ in range(3):\n    short()")
+    kinds = [(fd, kind_of(program.pid, fd)) for fd in os.listdir(f"/proc/{program.pid}/fd")]
+    assert [fd for fd, kind in kinds if kind == "TCP" and int(fd) > 512], kinds
     said = explained(lab, str(program.pid))
     assert not [line for line in said if "TCP socket" in line], said
 

@@ -10,7 +10,7 @@
 #define VMH_CONTROL_H
 
 #define VMH_CTL_MAGIC 0x31484d56 /* "VMH1" */
-#define VMH_CTL_VERSION 15
+#define VMH_CTL_VERSION 16
 
 #define VMH_MSG_HELLO 1    /* fd: stats page (may be absent) */
 #define VMH_MSG_RING 2     /* ask for the ring on an interface; reply fds: UMEM memfd, then nqueues XSKs (verbs: none) */

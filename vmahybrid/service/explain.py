@@ -25,6 +25,7 @@ from vmahybrid.steering.reasons import Reason
 
 FAMILY_REASONS = ("family", "type", "disabled")
 UNBOUND_REASONS = ("not-tried",)
+PLACES_SHOWN = 4    # sockets at one address, if not more of them have flows
 RULE_GONE = "a rule of the operator, which is gone by now, sent this flow home"
 RULE_GONE_REMEDY = "it comes back with the socket's next connect, or the next start of the service"
 
@@ -434,26 +435,16 @@ def _at(flow: Flow, address: bytes, port: int) -> bool:
 
 
 def _places(core: Core, address: bytes, port: int, pages: Mapping[int, StatsPage]) -> list[tuple[int, int]]:
-    """(pid, fd) of the sockets with flows there; where there is none, or of a TCP port only, which has no descriptor,
-    the first socket that a program's page has."""
+    """(pid, fd) of the sockets there: of those with flows, and of the others that the programs' pages have, a few."""
     flows = [f for f in core.table.flows.values() if f.owner in core.sessions and _at(f, address, port)]
-    own = dict.fromkeys(place for f in flows if (place := _place(core.sessions[f.owner].pid, f, pages)) is not None)
-    if own:
-        return list(own)
+    # a TCP port has a flow without a descriptor
+    found = dict.fromkeys((core.sessions[f.owner].pid, f.fd) for f in flows if f.fd > 0 or f.proto != IPPROTO_TCP)
+    most = max(len(found), PLACES_SHOWN)
     ends = {(address, port), (ANY_ADDR, port)} if port else {(address, 0)} - {(ANY_ADDR, 0)}
     for pid, page in pages.items():
-        for socket in page.sockets:
-            if parse_endpoint("socket", socket.local) in ends:
-                return [(pid, socket.fd)]
-    return []
-
-
-def _place(pid: int, flow: Flow, pages: Mapping[int, StatsPage]) -> tuple[int, int] | None:
-    """That of a connection which `ss` shows has the inode only."""
-    if flow.fd > 0 or (flow.fd == 0 and flow.proto != IPPROTO_TCP):
-        return pid, flow.fd
-    found = pages[pid].sockets if pid in pages and flow.inode else ()
-    return next(((pid, socket.fd) for socket in found if socket.inode == flow.inode), None)
+        found.update(((pid, socket.fd), None) for socket in page.sockets
+                     if parse_endpoint("socket", socket.local) in ends)
+    return list(found)[:most]
 
 
 def _meets(end: bytes, end_port: int, address: bytes, port: int) -> bool:

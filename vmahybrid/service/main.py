@@ -50,10 +50,6 @@ def main(args: argparse.Namespace) -> int:
     except VmahybridError as error:
         print(f"vmahybrid: {error}", file=sys.stderr)
         return error.exit_code
-    except PermissionError as error:
-        refused = NotPossibleHere("service", str(error), "start it as root")
-        print(f"vmahybrid: {refused}", file=sys.stderr)
-        return refused.exit_code
     except OSError as error:
         print(f"vmahybrid: service: {error}", file=sys.stderr)
         return 1
@@ -88,7 +84,10 @@ def _serve(config: ServiceConfig, on_ready: Callable[[], None]) -> None:
         await Service(config, backend, make_watcher, on_ready).run()
 
     gc.freeze()  # the imported modules are here to stay: collections need not look at them
-    asyncio.run(life())
+    try:
+        asyncio.run(life())
+    except PermissionError as error:
+        raise NotPossibleHere("service", str(error), "start the service as root, with its capabilities") from error
 
 
 def _daemonize(config: ServiceConfig) -> int:

@@ -59,7 +59,7 @@ def netns_cookie_of(sock: socket.socket) -> int:
 def is_plain_udp(fd: int) -> bool:
     """A UDP socket: one whose close never blocks."""
     try:
-        with _borrowed(fd) as sock:
+        with borrowed(fd) as sock:
             return sock.family in FAMILIES.values() and sock.type == socket.SOCK_DGRAM
     except OSError:
         return False
@@ -68,14 +68,14 @@ def is_plain_udp(fd: int) -> bool:
 def family_of(fd: int) -> int:
     """4 or 6: of a socket, whatever it is connected over. 0 for what is none."""
     try:
-        with _borrowed(fd) as sock:
+        with borrowed(fd) as sock:
             return next((version for version, family in FAMILIES.items() if family == sock.family), 0)
     except OSError:
         return 0
 
 
 @contextlib.contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
+def borrowed(fd: int) -> Iterator[socket.socket]:
     """The descriptor as a socket object; no duplicate, as closing one may block like closing ``fd``. Raises OSError."""
     sock = socket.socket(fileno=fd)
     try:
@@ -126,7 +126,7 @@ def check(fd: int, flow: Flow, cookie: int) -> Proof:
 
     Raises Refused: NOT_OWNER naming what differs, PORT_SHARED for an unconnected SO_REUSEPORT socket."""
     try:
-        with _borrowed(fd) as sock:
+        with borrowed(fd) as sock:
             return _check(sock, flow, cookie)
     except OSError as error:
         if error.errno == errno.ENOTSOCK:
@@ -174,7 +174,7 @@ def check_new(fd: int, cookie: int) -> None:
     It may have a local name: Linux leaves it one when connect() was refused. Whether it is bound to another one than
     it should have is seen when it is to get that (tcprepair)."""
     try:
-        with _borrowed(fd) as sock:
+        with borrowed(fd) as sock:
             if sock.family not in FAMILIES.values() or (sock.type, sock.proto) != (TYPES[6], socket.IPPROTO_TCP):
                 raise not_owner(f"a socket of family {int(sock.family)}, type {int(sock.type)}, protocol {sock.proto}")
             if netns_cookie_of(sock) != cookie:

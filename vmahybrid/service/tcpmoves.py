@@ -520,14 +520,17 @@ class TcpMoves:
 
     async def renew(self, fd: int, session: int) -> None:
         """Of a connection that has ended on the ring: its socket may begin another one. ``fd`` is borrowed. One that is
-        not in repair mode stays as it is. Raises OSError."""
+        not in repair mode stays as it is. Raises Refused, OSError."""
         inode = os.fstat(fd).st_ino
         for flow_id, parked in list(self.parked.items()):
-            if parked.inode == inode and parked.session == session:
-                self.lost(flow_id)
-                self._drop(parked.flow)
+            if parked.inode != inode:
+                continue
+            if parked.session != session:
+                raise proof.not_owner("another program has that connection")
+            self.lost(flow_id)
+            self._drop(parked.flow)
         if (forgetting := self._forgetting.get(inode)) is not None:
-            await asyncio.wrap_future(forgetting)
+            await asyncio.shield(asyncio.wrap_future(forgetting))
         await self._move(_renew, fd)
 
     def _untrack(self, parked: Parked) -> None:
@@ -751,7 +754,7 @@ def _clear(sock: socket.socket) -> None:
 
 
 def _renew(fd: int) -> None:
-    with socket.socket(fileno=os.dup(fd)) as sock:
+    with proof.borrowed(fd) as sock:
         if tcpsock.repairing(sock):
             _clear(sock)
 

@@ -71,10 +71,13 @@ VMH_EXPORT int unshare(int flags)
 {
 	static int (*real)(int);
 	int r;
-	bool files = flags & CLONE_FILES && vmh_process_has_threads();
+	bool files;
 
 	if (!real)
 		vmh_real_find(&real, "unshare");
+	if (vmh_filtered)
+		return real(flags);
+	files = flags & CLONE_FILES && vmh_process_has_threads();
 	if (files && vmh_worker_and_one()) { /* a program of one thread has them alone already; ours must close with it */
 		flags &= ~CLONE_FILES;
 		files = false;

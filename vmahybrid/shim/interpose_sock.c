@@ -290,12 +290,8 @@ VMH_TRACED(listen, (int fd, int backlog), (fd, backlog), "%d, %d", fd, backlog)
 }
 
 /* The kernel socket of a connection that began on a ring has no names. */
-static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
+static int name_of(struct vmh_tcps *t, struct sockaddr *a, socklen_t *len, bool peer)
 {
-	TCPS_HELD t = vmh_tcps_get(fd);
-
-	if (!t)
-		return VMH_TCPS_KERNELS;
 	vmh_tcps_await_move(t);
 	if (peer && vmh_tcps_state(t) == VMH_TCPS_RING && !VMH_GET(t->phase))
 		return -ENOTCONN; /* a parked socket is connected for ever */
@@ -304,29 +300,33 @@ static int name_of(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 	return vmh_tcps_name(t, peer, a, len);
 }
 
-/* It may be moved meanwhile. */
 static int kernels_name(int fd, struct sockaddr *a, socklen_t *len, bool peer)
 {
-	TCPS_HELD t = vmh_tcps_get(fd);
-	socklen_t room = vmh_bad_ptr(len) ? 0 : *len;
-	unsigned state = t ? vmh_tcps_state(t) : 0;
-	int r = peer ? vmh_real()->getpeername(fd, a, len) : vmh_real()->getsockname(fd, a, len);
-
-	if (vmh_likely(!t || (state == vmh_tcps_state(t) && !vmh_tcps_moves(t))))
-		return r;
-	vmh_tcps_await_move(t);
-	if (room)
-		*len = room;
 	return peer ? vmh_real()->getpeername(fd, a, len) : vmh_real()->getsockname(fd, a, len);
+}
+
+/* 0, or -1 with errno */
+static int name(int fd, struct sockaddr *a, socklen_t *len, bool peer)
+{
+	TCPS_HELD t = vmh_tcps_get(fd);
+	int r = t ? name_of(t, a, len, peer) : VMH_TCPS_KERNELS, saved;
+
+	if (vmh_unlikely(r != VMH_TCPS_KERNELS))
+		RETURN(r);
+	if (!t || vmh_tcps_state(t) == VMH_TCPS_HOME)
+		return kernels_name(fd, a, len, peer);
+	vmh_lock(&t->obj.lock); /* nobody moves it meanwhile */
+	r = kernels_name(fd, a, len, peer);
+	saved = errno;
+	vmh_unlock(&t->obj.lock);
+	errno = saved;
+	return r;
 }
 
 VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
 {
-	int r = name_of(fd, a, len, false);
+	int r = name(fd, a, len, false);
 
-	if (vmh_unlikely(r != VMH_TCPS_KERNELS))
-		RETURN(r);
-	r = kernels_name(fd, a, len, false);
 	if (!r && vmh_unlikely(vmh_params.trigger_dummy_send_getsockname)) {
 		SOCK_HELD s = sock_get(fd);
 
@@ -338,11 +338,7 @@ VMH_TRACED(getsockname, (int fd, struct sockaddr *restrict a, socklen_t *restric
 
 VMH_TRACED(getpeername, (int fd, struct sockaddr *restrict a, socklen_t *restrict len), (fd, a, len), "%d", fd)
 {
-	int r = name_of(fd, a, len, true);
-
-	if (vmh_likely(r == VMH_TCPS_KERNELS))
-		return kernels_name(fd, a, len, true);
-	RETURN(r);
+	return name(fd, a, len, true);
 }
 
 VMH_TRACED(shutdown, (int fd, int how), (fd, how), "%d, %d", fd, how)

@@ -262,7 +262,7 @@ static long do_exit(const struct call *k)
 {
 	if (vmh_worker_and_one()) /* the process would go on with the internal thread alone */
 		return do_exit_group(k);
-	if (vmh_sys(SYS_gettid) == vmh_sys(SYS_getpid) && !vmh_memory_borrowed())
+	if (!vmh_filtered && vmh_sys(SYS_gettid) == vmh_sys(SYS_getpid) && !vmh_memory_borrowed())
 		vmh_worker_first_ends();
 	return kernels(k);
 }

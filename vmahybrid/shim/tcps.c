@@ -256,6 +256,11 @@ static void note_remote(struct vmh_tcps *s, const struct vmh_tcp_addr *a)
 	VMH_SET(s->stats->remote_port, a->rport);
 }
 
+void vmh_tcps_forget_peer(struct vmh_tcps *s)
+{
+	note_remote(s, &(const struct vmh_tcp_addr){ 0 });
+}
+
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a)
 {
 	memset(a, 0, sizeof(*a));

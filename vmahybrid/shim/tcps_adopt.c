@@ -241,7 +241,7 @@ static void goes_on(struct vmh_tcps *s, unsigned state)
 	vmh_plain_open(s);
 }
 
-/* Routes change again: one that they have sent home may come back. */
+/* Routes change again: one that has been on a ring may come back. */
 static bool waits_for_route(const struct vmh_tcps *s, unsigned reason)
 {
 	return s->homes && (reason == VMH_R_ROUTE_COMPLEX || reason == VMH_R_POLICY_ROUTING || reason == VMH_R_TCP_METRICS);
@@ -353,7 +353,7 @@ static void adopt(struct adoption *m, int n, uint64_t began)
 		vmh_session_tcp_take(take, asked);
 	for (int i = 0; i < n; i++)
 		adoption_ends(m + i);
-	vmh_tcps_adoption_took(vmh_now_ns() - began, (unsigned)n);
+	vmh_tcps_adoption_took(vmh_now_ns() - began, (unsigned)n, (unsigned)asked);
 }
 
 void vmh_tcps_adopt(struct vmh_tcps *s, int fd, unsigned why)
@@ -412,6 +412,7 @@ void vmh_tcps_move_fork_child(void)
 {
 	atomic_store(&chosen, NULL);
 	atomic_store(&vmh_tcps_lots, 0);
+	atomic_store(&vmh_tcps_leaves_done, atomic_load(&vmh_tcps_leaves_begun));
 }
 
 VMH_EACH_CALL _Atomic int vmh_tcps_lots;

@@ -8,6 +8,7 @@
 #include "vmh_params.h"
 #include "vmh_tcps.h"
 #include "vmh_tcps_info.h"
+#include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -274,16 +275,21 @@ static bool is_open(struct vmh_tcps *s)
  * can begin, and to leave that is not for the program. 0, or -errno. */
 static int renew(struct vmh_tcps *s)
 {
+	uint32_t flow;
 	int err = 0;
 
 	vmh_lock(&s->obj.lock);
 	if (vmh_tcps_state(s) == VMH_TCPS_RING) {
+		flow = atomic_load(&s->fresh) ? 0 : s->flow_id;
 		vmh_tended_leave(s);
 		vmh_tshow_end(s);
 		err = vmh_session_tcp_renew(s->obj.fd);
 		if (!err) {
 			undo(s);
+			if (flow)
+				vmh_verbs_detach(flow);
 			atomic_store(&s->ended, 0);
+			vmh_tcps_forget_peer(s);
 			vmh_tcps_set_reason(s, VMH_R_NOT_TRIED);
 		}
 	}
@@ -579,13 +585,17 @@ int vmh_tcps_shutdown(struct vmh_tcps *s, int fd, int how)
 
 int vmh_tcps_name(struct vmh_tcps *s, bool peer, struct sockaddr *a, socklen_t *len)
 {
-	struct vmh_tcp_info info = { 0 };
+	struct vmh_tcp_info info = { .state = VMH_TCP_CLOSE };
+	bool parked;
 
 	vmh_lock(&s->io);
+	parked = vmh_tcps_parked(s);
 	if (s->conn)
 		vmh_tcp_get_info(s->conn, &info);
 	vmh_unlock(&s->io);
-	if (peer && (!s->conn || info.state == VMH_TCP_SYN_SENT || info.state == VMH_TCP_CLOSE || info.state == VMH_TCP_TIME_WAIT))
+	if (!parked) /* it has just gone home */
+		return VMH_TCPS_KERNELS;
+	if (peer && (info.state == VMH_TCP_SYN_SENT || info.state == VMH_TCP_CLOSE || info.state == VMH_TCP_TIME_WAIT))
 		return -ENOTCONN;
 	return vmh_tcps_tell(s->v6, peer ? &s->addr.raddr : &s->addr.laddr, peer ? s->addr.rport : s->addr.lport, a, len);
 }

@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 
 #define LOOKS 8         /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64  /* spins between looks at the clock */
@@ -573,13 +572,13 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 }
 
 /* What a receive call that the ring has done, or begun, says beside the data. Returns r. */
-static ssize_t told(struct vmh_tcps *s, struct msghdr *m, bool send, ssize_t r)
+static ssize_t told(struct vmh_tcps *s, struct msghdr *m, int flags, bool send, ssize_t r)
 {
 	if (send || r < 0)
 		return r;
 	if (m->msg_name)
 		m->msg_namelen = 0;
-	m->msg_flags = 0;
+	m->msg_flags = flags & MSG_CMSG_CLOEXEC; /* as the kernel says it back */
 	if (vmh_unlikely(VMH_GET(s->inq)) && m->msg_name != &vmh_tcps_buffer)
 		vmh_tcps_tell_inq(s, m);
 	else
@@ -605,7 +604,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 	} else if (m->msg_iovlen && vmh_bad_ptr(m->msg_iov)) {
 		r = -EFAULT;
 	} else if (!why && begins_nowhere(m)) {
-		r = told(s, m, send, fault(s, m, flags, send));
+		r = told(s, m, flags, send, fault(s, m, flags, send));
 	} else {
 		r = give_to_kernel(s, why);
 		if (!r)
@@ -615,7 +614,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 			STAY y = { 0 };
 
 			r = by_stack(s, &t, &y.blocks, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
-			r = told(s, m, send, r);
+			r = told(s, m, flags, send, r);
 		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
 		}
@@ -670,7 +669,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)
-					told(s, m, send, 0);
+					told(s, m, flags, send, 0);
 				return total(&t, r);
 			}
 			continue;
@@ -694,7 +693,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		r = by_stack(s, &t, &y.blocks, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);
-			return told(s, m, send, t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r);
+			return told(s, m, flags, send, t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r);
 		}
 	}
 }

@@ -8,8 +8,18 @@
 #include "vmh_tcps_move.h"
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
+#include <sched.h>
+
+#define LEAVE_TURNS 100
 
 _Atomic uint32_t vmh_tcps_leaves_begun, vmh_tcps_leaves_done;
+
+/* Others may begin meanwhile: some turns are enough for one that has. */
+void vmh_tcps_leaves_pass(void)
+{
+	for (int i = 0; i < LEAVE_TURNS && atomic_load(&vmh_tcps_leaves_begun) != atomic_load(&vmh_tcps_leaves_done); i++)
+		sched_yield();
+}
 
 /* Object lock held. */
 void vmh_tmove_keep_blob(struct vmh_tcps *s, struct vmh_tcp_blob blob)
@@ -38,7 +48,6 @@ void vmh_tmove_leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool a
 	atomic_fetch_add(&vmh_tcps_leaves_begun, 1);
 	atomic_store(&s->bits, state == VMH_TCPS_LOST ? EPOLLERR | EPOLLHUP | VMH_IN | VMH_OUT : 0);
 	atomic_store(&s->state, state);
-	atomic_fetch_add(&vmh_tcps_leaves_done, 1);
 	vmh_unlock(&s->io);
 	if (had) {
 		vmh_tring_flush(s->tring);
@@ -66,6 +75,7 @@ void vmh_tmove_leave(struct vmh_tcps *s, unsigned state, unsigned reason, bool a
 		vmh_epoll_member_parked(&s->obj, false);
 	else if (state == VMH_TCPS_LOST)
 		vmh_epoll_notify(&s->obj);
+	atomic_fetch_add(&vmh_tcps_leaves_done, 1);
 	if (state == VMH_TCPS_KERNEL)
 		vmh_tcps_rested(s); /* plain calls begin: the kernel's sets are right */
 	vmh_wake_all();

@@ -586,11 +586,11 @@ bool vmh_tcps_wants_adoption(struct vmh_tcps *s)
 }
 
 /* Where the internal thread does it only one connection stands still, and the program goes on with the others. */
-void vmh_tcps_adoption_took(uint64_t ns, unsigned n)
+void vmh_tcps_adoption_took(uint64_t ns, unsigned n, unsigned asked)
 {
 	atomic_store(&by_lots, n > 1);
-	if (n >= QUIET_LOT)
-		atomic_store(&each_ns, (atomic_load(&each_ns) * 3 + ns / n) / 4);
+	if (asked >= QUIET_LOT)
+		atomic_store(&each_ns, (atomic_load(&each_ns) * 3 + ns / asked) / 4);
 	if (vmh_worker_is_me())
 		ns /= n > atomic_load(&shared_by) ? n : atomic_load(&shared_by);
 	my_free_at = vmh_now_ns() + pause_after(ns);

@@ -124,7 +124,7 @@ static void home_if_unfit(struct vmh_tcps *s, void *arg)
 		if (reason == VMH_R_TCP_LONG_FRAMES)
 			tell_of_long_frames(s->tring, VMH_GET(s->policy) == VMH_TCPS_OFFLOAD);
 		if (reason == VMH_R_TCP_FRAGMENTS || !takes_long(s->tring))
-			vmh_tcps_adoption_took(LOSS_NS, 1); /* or one after the other would come, and lose its frame */
+			vmh_tcps_adoption_took(LOSS_NS, 1, 1); /* or one after the other would come, and lose its frame */
 		vmh_tcps_keep_home(s, reason);
 	}
 }

@@ -152,6 +152,7 @@ extern _Atomic bool vmh_tcps_ending;
 /* How many connections have begun to leave rings, and have left: who looked at both sides while one did may have found it
  * on neither. */
 extern _Atomic uint32_t vmh_tcps_leaves_begun, vmh_tcps_leaves_done;
+void vmh_tcps_leaves_pass(void); /* waits for those that have begun, a moment at most */
 
 static inline unsigned vmh_tcps_state(const struct vmh_tcps *s)
 {
@@ -273,6 +274,7 @@ void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason);
 bool vmh_tcps_at_rest(int fd); /* the kernel socket is neither connected nor about to be */
 /* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);
+void vmh_tcps_forget_peer(struct vmh_tcps *s); /* the same: it has none any more */
 
 /* tcps_adopt.c tcps_home.c tcps_homes.c tcps_stranded.c tcps_told.c */
 bool vmh_tcps_reuses(int fd);                    /* SO_REUSEADDR of the kernel socket */
@@ -497,7 +499,7 @@ static inline bool vmh_tcps_is_due(const struct vmh_tcps *s)
 void vmh_tcps_note_fork(void);
 void vmh_tcps_note_handed(struct vmh_tcps *s); /* another process is about to get it */
 bool vmh_tcps_hands_on(void); /* accepted connections are its children's: on a ring only as with policy adaptive */
-void vmh_tcps_adoption_took(uint64_t ns, unsigned n); /* of n at a time */
+void vmh_tcps_adoption_took(uint64_t ns, unsigned n, unsigned asked); /* of n at a time; the service was asked for so many */
 void vmh_tcps_adoption_over(void);              /* done or not; by the thread that wanted it */
 int vmh_tcps_together(void);                    /* by the internal thread: moves many; ms to the next look, -1: at will */
 void vmh_tcps_look(void);                       /* by the internal thread */
