@@ -401,7 +401,7 @@ print("rounds", rounds, flush=True)
 def checked(service: Service, port: int, connections: int, seconds: float, *shim: str) -> Program:
     argv = [sys.executable, "-c", CHECKED, service.sandbox.b.address, str(port), str(connections), f"{seconds:g}"]
     if shim:
-        argv = service.run_argv(argv, "adaptive", VMA_HYBRID_TCP=shim[0])
+        argv = service.run_argv(argv, "adaptive", VMA_HYBRID_TCP=shim[0], VMA_HYBRID_TCP_LASTS="16")
     return service.sandbox.start(service.sandbox.a, argv, env=service.env)
 
 
@@ -409,7 +409,8 @@ def checked(service: Service, port: int, connections: int, seconds: float, *shim
 def python_server(service: Service, text: str) -> Iterator[tuple[Program, int]]:
     """And its port."""
     side = service.sandbox.b
-    argv = service.run_argv([sys.executable, "-c", text, side.address], "adaptive", VMA_HYBRID_TCP="adaptive")
+    argv = service.run_argv([sys.executable, "-c", text, side.address], "adaptive", VMA_HYBRID_TCP="adaptive",
+                            VMA_HYBRID_TCP_LASTS="16")  # fmt: skip
     program = service.sandbox.start(side, argv, env=service.env)
     try:
         yield program, int(program.wait_for(r"port (\d+)")[1])
