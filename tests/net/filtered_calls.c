@@ -1,44 +1,23 @@
 /* An echo server or its client that installs a seccomp filter, which kills for all calls but those that are named here:
  * "before" its first socket or "after" its connection, by prctl() or by seccomp(2) of all threads ("all"). */
-#define _GNU_SOURCE
+#include "filtered.h"
 #include <arpa/inet.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define ROUNDS 200
-#define ALLOW(name) \
-	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
-
-static void say(const char *what)
-{
-	if (write(1, what, strlen(what)) < 0)
-		_exit(3);
-}
 
 static void filter(int all)
 {
 	struct sock_filter f[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		NUMBER,
 		ALLOW(read), ALLOW(write), ALLOW(close), ALLOW(poll), ALLOW(socket), ALLOW(bind), ALLOW(listen), ALLOW(accept),
 		ALLOW(connect), ALLOW(sendto), ALLOW(recvfrom), ALLOW(exit_group),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 	};
-	struct sock_fprog program = { sizeof(f) / sizeof(*f), f };
 
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-		_exit(4);
-	if (all ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program)
-		: prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0))
-		_exit(5);
+	install(f, sizeof(f) / sizeof(*f), all);
 }
 
 static void exchange(int fd, int asks)

@@ -171,7 +171,7 @@ def _own_protocols(core: Core, session: Session, page: StatsPage) -> Iterator[st
            for grant in core.grants.of_session(session.id)):
         yield "PACKET"
     if not page.sockets_over:
-        yield from ("TCP", "TCPv6")
+        yield from fds.TCP
 
 
 def _sends_by_kernel(socket: SocketView) -> bool:

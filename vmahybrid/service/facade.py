@@ -169,13 +169,14 @@ class Facade:
     async def move(self, pid: int, fd: int | None, to: str) -> None:
         session, core = self._session(pid), self._core
         found = [s for s in self.sockets(pid) if fd is None or s.fd == fd]
-        if fd is not None and not found and not _without_slot(session, fd):
+        one = found[0] if fd is not None and found else None
+        if fd is not None and one is None and not _without_slot(session, fd):
             raise NotFound(f"socket {pid}:{fd}", "the program has no such UDP or TCP socket",
                            f"vmahybrid explain {pid} lists them")
-        if fd is not None and found and found[0].proto == "tcp" and found[0].remote.endswith(":*"):
+        if one is not None and one.proto == "tcp" and one.remote.endswith(":*"):
             raise UsageError(f"socket {pid}:{fd}", "no TCP connection",
                              f"vmahybrid explain {pid}:{fd} says what it is")
-        if to == "ring" and fd is not None and found and found[0].proto != "tcp":
+        if to == "ring" and one is not None and one.proto != "tcp":
             raise UsageError(f"socket {pid}:{fd}", "only TCP connections are adopted",
                              f"vmahybrid explain {pid}:{fd} says what keeps this one from a ring")
         if to == "kernel":

@@ -509,7 +509,8 @@ class TcpMoves:
                 self._forget_soon(parked)
 
     def _forget_soon(self, parked: Parked) -> None:
-        loop, done = asyncio.get_running_loop(), self._forgetting.setdefault(parked.inode, Future())
+        loop = asyncio.get_running_loop()
+        done = self._forgetting[parked.inode] = Future()
 
         def work() -> None:
             fulfil(done, lambda: _forget(parked.fd))

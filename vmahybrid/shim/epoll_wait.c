@@ -240,7 +240,7 @@ static int collect_both(struct ep_waiter *x, uint64_t call)
 	return n + k + merge(x->e, evs + n, k, evs + n + k, m);
 }
 
-static int collect_once(struct vmh_waiter *w, bool os)
+static int collect(struct vmh_waiter *w, bool os)
 {
 	struct ep_waiter *x = (struct ep_waiter *)w;
 	bool ready = atomic_load_explicit(&x->e->rdy_n, memory_order_acquire) != 0;
@@ -262,19 +262,6 @@ static int collect_once(struct vmh_waiter *w, bool os)
 	}
 	n = kernel_now(x, x->evs, x->max);
 	w->os_rx = rx_of(x->evs, n);
-	return n;
-}
-
-static int collect(struct vmh_waiter *w, bool os)
-{
-	uint32_t left = atomic_load(&vmh_tcps_leaves_done);
-	int n = collect_once(w, os);
-
-	/* of one that goes home the ring says nothing any more, and the kernel's set nothing yet */
-	if (!n && os && vmh_unlikely(atomic_load(&vmh_tcps_leaves_begun) != left)) {
-		vmh_tcps_leaves_pass();
-		n = collect_once(w, os);
-	}
 	return n;
 }
 

@@ -294,7 +294,7 @@ static int with_gone(const struct poll_waiter *x, int n)
 	return all;
 }
 
-static int collect_once(struct vmh_waiter *w, bool os)
+static int collect(struct vmh_waiter *w, bool os)
 {
 	struct poll_waiter *x = (struct poll_waiter *)w;
 	struct timespec t = { 0 }; /* the kernel writes to it */
@@ -331,19 +331,6 @@ static int collect_once(struct vmh_waiter *w, bool os)
 	if (gone && !w->fds[gone->i].revents) {
 		w->fds[gone->i].revents = gone_bits(w, gone);
 		n++;
-	}
-	return n;
-}
-
-static int collect(struct vmh_waiter *w, bool os)
-{
-	uint32_t left = atomic_load(&vmh_tcps_leaves_done);
-	int n = collect_once(w, os);
-
-	/* one that went home was not the kernel's yet, and is not a ring's any more */
-	if (!n && os && vmh_unlikely(atomic_load(&vmh_tcps_leaves_begun) != left)) {
-		w->fresh = false;
-		n = collect_once(w, os);
 	}
 	return n;
 }

@@ -1,6 +1,7 @@
 /* The wait loop of select, poll and epoll: look, spin for the budget, sleep. */
 #include "vmh_iomux_int.h"
 #include "vmh_ring.h"
+#include "vmh_tcps.h"
 #include <pthread.h>
 
 /* With VMA_SELECT_POLL_OS_RATIO=0 or VMA_SELECT_SKIP_OS=0 the manual never asks the kernel while rings
@@ -48,6 +49,20 @@ bool vmh_os_skip_due(struct vmh_waiter *w)
 	return look_due(&w->look->skip_left, vmh_params.select_skip_os, w->look, now);
 }
 
+static int collect(struct vmh_waiter *w, bool os)
+{
+	uint32_t left = atomic_load(&vmh_tcps_leaves_done);
+	int n = w->collect(w, os);
+
+	/* of one that goes home the ring says nothing any more, and the kernel nothing yet */
+	if (!n && os && vmh_unlikely(atomic_load(&vmh_tcps_leaves_begun) != left)) {
+		vmh_tcps_leaves_pass();
+		w->fresh = false;
+		n = w->collect(w, os);
+	}
+	return n;
+}
+
 /* When may spinning end: the budget, but never later than the caller's timeout. */
 static uint64_t spin_end(const struct run *r)
 {
@@ -71,7 +86,7 @@ static int spin(struct vmh_waiter *w, struct run *r, bool rings)
 		int n;
 
 		vmh_rings_poll(batch());
-		n = w->collect(w, os);
+		n = collect(w, os);
 		if (n) {
 			r->hit = n > 0;
 			return n;
@@ -110,7 +125,7 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 	bool os = false;
 
 	vmh_rings_poll(batch());
-	n = w->collect(w, false);
+	n = collect(w, false);
 	if ((wakefd < 0 || w->hurries) && (left < 0 || left > 1000000))
 		left = 1000000; /* no eventfd to be had, or it says so: look again every millisecond */
 	if (!n && vmh_signals_any == r->sig0 && !(w->closed_with && atomic_load(&w->closed_with->closed))) {
@@ -121,7 +136,7 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 	if (!n) {
 		vmh_rings_poll(batch());
 		w->fresh = os;
-		n = w->collect(w, os);
+		n = collect(w, os);
 		w->fresh = false;
 	}
 	if (n)
@@ -139,7 +154,7 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
  * round of spinning does, and not by a sleep that ends in no time. */
 static int look_once(struct vmh_waiter *w, struct run *r)
 {
-	int n = w->collect(w, true);
+	int n = collect(w, true);
 
 	r->hit = n > 0;
 	return n;
@@ -257,10 +272,10 @@ int vmh_waiter_run(struct vmh_waiter *w, int64_t timeout_ns, const sigset_t *mas
 	 * the mask lets a signal in. */
 	vmh_stats_look();
 	vmh_rings_catch_up(batch());
-	n = w->collect(w, timeout_ns == 0 || mask || vmh_signals_any != r.sig0);
+	n = collect(w, timeout_ns == 0 || mask || vmh_signals_any != r.sig0);
 	if (!n && timeout_ns == 0 && mask) { /* and what is pending ends the call where the kernel says so */
 		w->os_mask = mask;
-		n = w->collect(w, true);
+		n = collect(w, true);
 		w->os_mask = NULL;
 	}
 	if (n || timeout_ns == 0) {

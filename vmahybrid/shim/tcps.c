@@ -244,6 +244,14 @@ bool vmh_tcps_at_rest(int fd)
 	return vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || info.tcpi_state == TCP_CLOSE;
 }
 
+bool vmh_tcps_in_repair(int fd)
+{
+	int on = 0;
+	socklen_t len = sizeof(on);
+
+	return !vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &on, &len) && on;
+}
+
 static void note_local(struct vmh_tcps *s, const struct vmh_tcp_addr *a)
 {
 	memcpy(s->stats->local_addr, a->laddr.b, 16);

@@ -156,11 +156,9 @@ static unsigned to_ring(struct adoption *m)
 static void await_kernel(int fd)
 {
 	const struct timespec nap = { 0, REPAIR_NAP_NS };
-	int on = 0;
-	socklen_t len = sizeof(on);
 
 	for (uint64_t end = vmh_now_ns() + VMH_STRANDED_NS; vmh_now_ns() < end; vmh_sys(SYS_nanosleep, &nap, NULL))
-		if (vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &on, &len) < 0 || !on)
+		if (!vmh_tcps_in_repair(fd))
 			return;
 }
 
@@ -178,9 +176,8 @@ static bool drops_all(int fd)
 static bool was_left_frozen(int fd)
 {
 	int on = 0;
-	socklen_t len = sizeof(on);
 
-	if (!vmh_sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_REPAIR, &on, &len) && on)
+	if (vmh_tcps_in_repair(fd))
 		return true;
 	if (drops_all(fd))
 		vmh_sys(SYS_setsockopt, fd, SOL_SOCKET, SO_DETACH_FILTER, &on, sizeof(on));

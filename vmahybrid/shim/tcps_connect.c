@@ -297,14 +297,6 @@ static int renew(struct vmh_tcps *s)
 	return err ? -EISCONN : 0;
 }
 
-static bool is_in_repair(const struct vmh_tcps *s)
-{
-	int repair = 0;
-	socklen_t len = sizeof(repair);
-
-	return !vmh_sys(SYS_getsockopt, s->obj.fd, IPPROTO_TCP, TCP_REPAIR, &repair, &len) && repair;
-}
-
 /* connect() on a connection that there is already. */
 static int again(struct vmh_tcps *s, const struct sockaddr *a)
 {
@@ -314,7 +306,7 @@ static int again(struct vmh_tcps *s, const struct sockaddr *a)
 		/* the kernel resets it, and has an error to tell of that */
 		if (is_open(s) && !vmh_tcps_home(s, VMH_R_UNKNOWN_CALL, true))
 			return VMH_TCPS_KERNELS;
-		if (is_in_repair(s))
+		if (vmh_tcps_in_repair(s->obj.fd))
 			return renew(s);
 		vmh_lock(&s->obj.lock);
 		if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {

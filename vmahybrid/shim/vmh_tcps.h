@@ -271,6 +271,7 @@ void vmh_tcps_fork_child(void);
 void vmh_tcps_set_reason(struct vmh_tcps *s, unsigned reason);
 /* The same, of a socket with which nothing has been tried yet: what was found out stays. */
 void vmh_tcps_suppose(struct vmh_tcps *s, unsigned reason);
+bool vmh_tcps_in_repair(int fd); /* the kernel socket is */
 bool vmh_tcps_at_rest(int fd); /* the kernel socket is neither connected nor about to be */
 /* Of the kernel socket, as far as it has some, in *a and the statistics. true: it has both. */
 bool vmh_tcps_note_names(struct vmh_tcps *s, int fd, struct vmh_tcp_addr *a);

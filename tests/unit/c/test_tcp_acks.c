@@ -228,6 +228,17 @@ static void test_no_waiting(void)
 	close_ends();
 }
 
+/* The next one, when those two are gone. */
+static struct vmh_tcp_conn *start_after(struct vmh_tcp_conn *a, struct vmh_tcp_conn *b, struct vmh_tcp_conn **l,
+					uint16_t port, const struct vmh_tcp_options *o)
+{
+	vmh_tcp_abort(a);
+	vmh_tcp_abort(b);
+	deliver();
+	client.sent = 0;
+	return start(l, port, o);
+}
+
 /* Who waits in accept() hears of it at once, where the program was not prompt the last time, and of two connections in the
  * order in which they were opened. */
 static void test_the_peer_accepts_in_time(void)
@@ -255,29 +266,18 @@ static void test_the_peer_accepts_in_time(void)
 		CHECK(a.rport == htons(port), "%u, not %u", ntohs(a.rport), port);
 		vmh_tcp_abort(s);
 	}
-	vmh_tcp_abort(c);
-	vmh_tcp_abort(other);
-	deliver();
-	c = start(&l, 4003, &o);
+	c = start_after(other, c, &l, 4003, &o);
 	clock_ns += 1000000;
 	give(c, 80);
 	deliver();
 	CHECK(vmh_tcp_accept(l, NULL, &s) == 0, "accept");
-	vmh_tcp_abort(s);
-	vmh_tcp_abort(c);
-	deliver();
-	client.sent = 0;
-	c = start(&l, 4004, &o);
+	c = start_after(s, c, &l, 4004, &o);
 	CHECK(client.sent == 2, "the program took its time: %u", client.sent);
 	CHECK(vmh_tcp_accept(l, NULL, &s) == 0 && give(s, 10) == 10, "a greeting");
 	deliver();
 	CHECK(take(c) == 10 && give(c, 10) == 10, "answered at once");
 	deliver();
-	vmh_tcp_abort(s);
-	vmh_tcp_abort(c);
-	deliver();
-	client.sent = 0;
-	c = start(&l, 4005, &o);
+	c = start_after(s, c, &l, 4005, &o);
 	CHECK(client.sent == 2, "the peer speaks first: %u", client.sent);
 	vmh_tcp_abort(c);
 	vmh_tcp_close(l);
