@@ -8,11 +8,12 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from vmahybrid.bench import sockperf, turns
 from vmahybrid.bench.figures import Part, interleave, median_figure
@@ -24,6 +25,7 @@ LIMIT = 60.0            # seconds of one run of a load generator
 REDIS_REQUESTS = 20000      # of one client, for a run to last as long as it should on the kernel
 REDIS_REQUESTS_MANY = 80000
 MEMCACHED_REQUESTS = 60000
+NO_CROWDS = {"VMA_HYBRID_TCP_TOGETHER": "0"}    # 50 clients are moved after five seconds, turns go on for longer
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {where}/pid; error_log stderr crit;
 events {{ worker_connections 1024; }}
@@ -47,18 +49,20 @@ class Load:
 @dataclass(frozen=True)
 class Server:
     """On side b, listening on PORT, and its load generator. ``server`` takes a directory for its files; ``client`` the
-    seconds for which it is to go on; ``parse`` what it has printed, and those seconds."""
+    seconds for which it is to go on; ``parse`` what it has printed, and those seconds; ``variables`` are for both."""
 
     server: Callable[[Place, Path], list[str]]
     client: Callable[[Place, float], list[str]]
     parse: Callable[[str, float], Load]
     stop: int = signal.SIGTERM
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def running(self, place: Place) -> Iterator[Started]:
         where = Path(tempfile.mkdtemp(prefix="vmh-bench-server-"))
         try:
-            server = place.start(place.sandbox.b, self.server(place, where), sockperf.SERVER_CPU, count=False)
+            server = place.start(place.sandbox.b, self.server(place, where), sockperf.SERVER_CPU, count=False,
+                                 **self.variables)
             try:
                 sockperf.wait_bound(place.sandbox.b, PORT, "tcp", 15)
                 yield server
@@ -68,10 +72,12 @@ class Server:
             shutil.rmtree(where)
 
     def generate(self, place: Place, seconds: float) -> Started:
-        return place.start(place.sandbox.a, self.client(place, seconds), sockperf.CLIENT_CPU, count=False)
+        return place.start(place.sandbox.a, self.client(place, seconds), sockperf.CLIENT_CPU, count=False,
+                           **self.variables)
 
     def begin(self, place: Place, stack: ExitStack, seconds: float) -> turns.Pair:
-        """A load that goes on, for :mod:`turns`: of a generator that ends by time, not by a count of requests."""
+        """A load that goes on, for :mod:`turns`. A generator that ends by a count of requests has enough for all turns
+        of three ways, since it is stopped for two thirds of ``seconds``."""
         server = stack.enter_context(self.running(place))
         client = self.generate(place, seconds)
         stack.callback(client.program.stop, signal.SIGKILL)
@@ -178,9 +184,9 @@ def parse_wrk(text: str) -> Load:
 
 
 def _measure(part: str, servers: dict[str, Server], repeats: int, seconds: float, say: Callable[[str], None],
-             stay: Collection[str] = ()) -> Part:
-    """The moves of `adaptive` are within its time. ``stay``: those whose connections end too soon for a ring; what that
-    costs is less than two runs of the kernel differ by, so it is measured by turns."""
+             stay: Mapping[str, Server] = MappingProxyType({})) -> Part:
+    """The moves of `adaptive` are within its time. ``stay``: those whose connections are the kernel's for all that
+    time; what it costs is less than two runs of the kernel differ by, so it is measured by turns."""
     made = Part()
     with places() as found:
         for what, server in servers.items():
@@ -198,7 +204,7 @@ def _measure(part: str, servers: dict[str, Server], repeats: int, seconds: float
             made.ratio(f"{what}, adaptive / kernel", rates[ADAPTIVE.name], rates[KERNEL.name],
                        at_least=None if stays else 0.97)
             if stays:
-                turns.add_adaptive(made, part, what, server.begin, repeats, say)
+                turns.add_adaptive(made, part, f"{what}, in the kernel", stay[what].begin, repeats, say)
             made.ratio(f"{what}, offload / kernel", rates[OFFLOAD.name], rates[KERNEL.name])
     return made
 
@@ -207,17 +213,19 @@ def measure_redis(repeats: int, seconds: float, say: Callable[[str], None]) -> P
     _require("redis-server", "redis-benchmark")
     servers = {f"{command.upper()}, {clients} {'clients' if clients > 1 else 'client'}": redis(command, clients)
                 for clients in (1, 50) for command in ("get", "set")}
-    return _measure("tcp-redis", servers, repeats, seconds, say)
+    stay = {what: replace(server, variables=NO_CROWDS) for what, server in servers.items() if "50 clients" in what}
+    return _measure("tcp-redis", servers, repeats, seconds, say, stay)
 
 
 def measure_memcached(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
     _require("memcached", "memcslap", "memcaslap")
+    threads = "get, 8 threads"
     servers = {
-        "get, 8 threads": memcached_threads(8),
+        threads: memcached_threads(8),
         "get and set, 1 connection": memcached_events(1),
         "get and set, 8 connections": memcached_events(8),
     }
-    return _measure("tcp-memcached", servers, repeats, seconds, say)
+    return _measure("tcp-memcached", servers, repeats, seconds, say, stay={threads: servers[threads]})
 
 
 def measure_nginx(repeats: int, seconds: float, say: Callable[[str], None]) -> Part:
