@@ -1,7 +1,10 @@
 /* What the TCP cases share. */
 #include "tcp_calls.h"
 #include <stdarg.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+
+#define CLOSED 7 /* TCP_CLOSE of <netinet/tcp.h>, which <linux/tcp.h> has not */
 
 static FILE *ctl;
 
@@ -60,6 +63,38 @@ void tell_said(const char *what, const char *fmt, ...)
 	say_text(what, said);
 }
 
+/* Past the shim: neither its getsockopt() nor its syscall() */
+static void kernels_option(int fd, int name, void *value, socklen_t len)
+{
+	register void *r10 __asm__("r10") = value;
+	register socklen_t *r8 __asm__("r8") = &len;
+	long r;
+
+	__asm__ volatile("syscall"
+			 : "=a"(r)
+			 : "0"((long)SYS_getsockopt), "D"((long)fd), "S"((long)IPPROTO_TCP), "d"((long)name), "r"(r10),
+			   "r"(r8)
+			 : "rcx", "r11", "memory");
+	if (r)
+		say("the kernel's option", r);
+}
+
+/* In the statistics: a ring's is to the kernel a socket that was never connected, or one in repair mode. */
+static void note_where(int fd)
+{
+	const char *path = getenv("VMA_STATS_FILE");
+	FILE *file = path ? fopen(path, "a") : NULL;
+	struct tcp_info info = { 0 };
+	int repair = 0;
+
+	if (!file)
+		return;
+	kernels_option(fd, TCP_INFO, &info, sizeof(info));
+	kernels_option(fd, TCP_REPAIR, &repair, sizeof(repair));
+	fprintf(file, "where %s\n", info.tcpi_state == CLOSED || repair ? "ring" : "kernel");
+	fclose(file);
+}
+
 int tcp_client(void)
 {
 	struct sockaddr_in a = peer(TCP_PORT);
@@ -71,6 +106,7 @@ int tcp_client(void)
 	said = tell("accept");
 	if (strcmp(said, "accept 0"))
 		say_text("peer", said);
+	note_where(fd);
 	return fd;
 }
 
@@ -83,6 +119,7 @@ int tcp_served(void)
 	inet_pton(AF_INET, my_ip, &a.sin_addr);
 	if (bind(l, (void *)&a, sizeof(a)) || listen(l, 4))
 		say("listen", -1);
+	poll(&(struct pollfd){ .fd = l, .events = POLLIN }, 1, 0); /* from the first wait on it listens on its rings */
 	said = tell("connect %d", my_port(l));
 	if (strcmp(said, "connect 0"))
 		say_text("peer", said);
@@ -90,6 +127,7 @@ int tcp_served(void)
 	if (fd < 0)
 		say("accept", fd);
 	close(l);
+	note_where(fd);
 	return fd;
 }
 
