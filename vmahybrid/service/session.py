@@ -405,14 +405,17 @@ class Session:
 
     async def _detach(self, request: Request, fds: ReceivedFds) -> bytes:
         core, body = self.core, request.body
-        flow = core.table.flows.get(body.flow_id)
+        flow, cause = core.table.flows.get(body.flow_id), Reason.from_code(body.cause)
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET:
+            if cause is Reason.NONE:
+                core.tcp.forget_port(body.flow_id, self.id)
             return request.reply()  # it went home already: the event may have crossed this request
-        cause = Reason.from_code(body.cause)
         if cause is not Reason.NO_ANSWER or not await core.tcp.unknown(body.flow_id, self._namespace()):
             core.table.remove(body.flow_id)
             core.converge([self.id])
             core.tcp.lost(body.flow_id)
+        if cause is Reason.NONE:
+            core.tcp.forget_port(body.flow_id, self.id)
         core.count_reason(cause)
         core.events.add("flow-removed", f"{flow.local_text} of {self}: {cause.slug}", flow_id=flow.flow_id,
                         pid=self.pid, reason=cause.slug)

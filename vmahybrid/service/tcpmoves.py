@@ -193,7 +193,8 @@ class TcpMoves:
         self._homing = _Lots(self._bring_home)
         self._let_go_at = 0                     # flows that had gone then
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
-        self._ports: dict[int, Flow] = {}       # of programs, by flow id, until the program ends
+        self._ports: dict[int, Flow] = {}       # of programs, by flow id, as long as anything of one is on a ring
+        self._of_port: dict[tuple[int, int], set[int]] = {}     # their flow ids, by session and local port
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: dict[int, Future[None]] = {}  # what lost() has begun, by inode
         self._shown: dict[int, int] = {}        # flow ids of parked ones that began on a ring, by inode
@@ -208,8 +209,21 @@ class TcpMoves:
         return self.holds(flow.flow_id) or (flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE)
 
     def note_port(self, flow: Flow) -> None:
-        """Connections that began on the ring at this port may go home as long as the program lives, also without it."""
+        """Connections that began on the ring at this port may go home later, also without it."""
         self._ports[flow.flow_id] = flow
+        self._of_port.setdefault((flow.owner, flow.local_port), set()).add(flow.flow_id)
+
+    def forget_port(self, flow_id: int, session: int) -> None:
+        """The program has nothing on its rings that came by it; but what a listener has left names the listener's flow,
+        and is under another one of the same port then. The last one of a port takes all with it."""
+        port = self._ports.get(flow_id)
+        if port is None or port.owner != session:
+            return
+        flow_ids = self._of_port[session, port.local_port]
+        if self._core.table.flows.keys().isdisjoint(flow_ids):
+            del self._of_port[session, port.local_port]
+            for each in flow_ids:
+                del self._ports[each]
 
     def keep(self, flow_id: int, fd: int) -> None:
         """Hold the socket of a port, and so the port, as long as the flow is there. ``fd`` is taken over."""
@@ -395,6 +409,7 @@ class TcpMoves:
     def abandon(self, session: int, dead: bool) -> None:
         """A session ended. If its process did, nobody will bring the connections home: their peers are told."""
         self._ports = {flow_id: flow for flow_id, flow in self._ports.items() if flow.owner != session}
+        self._of_port = {key: flow_ids for key, flow_ids in self._of_port.items() if key[0] != session}
         for flow_id, parked in list(self.parked.items()):
             if parked.session != session:
                 continue
