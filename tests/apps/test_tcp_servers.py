@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from apps.tcp_servers import SERVERS
 from apps.test_tcp_programs import TcpStage, served, stage  # noqa: F401
+from net.service_lab import Api
 
 from vmahybrid.bench.sandbox import Program
 
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.apps
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("tcp_servers.py"))]
 BOTH = [("offload", "both"), ("adaptive", "both")]
+# what they accept on a ring leaves the process
+HAND_ON = ("forking", "inetd", "processes-fork", "processes-spawn", "subprocesses", "passing")
 STAY = ("threads", "accepting-threads")  # in the process that accepted them
 
 
@@ -40,6 +43,7 @@ def ending() -> Iterator[list[Program]]:
 @pytest.mark.parametrize("stage", BOTH, ids=["offload", "adaptive"], indirect=True)
 @pytest.mark.parametrize("kind", SERVERS)
 def test_server(stage: TcpStage, ending: list[Program], kind: str) -> None:  # noqa: F811
+    before = Api(stage.service).status()["counters"].get("tcp_homed_total", 0)
     serving = stage.serve(*PROGRAM, kind, stage.address, "7800")
     ending.append(serving)
     serving.wait_for("ready")
@@ -47,6 +51,9 @@ def test_server(stage: TcpStage, ending: list[Program], kind: str) -> None:  # n
     assert asking.wait(40) == 0, asking.errors[-3000:] + serving.errors[-3000:]
     assert asking.output == "answered 6\n", asking.errors + serving.errors
     stage.used_rings("client")
+    homed = Api(stage.service).status()["counters"].get("tcp_homed_total", 0) - before
+    if stage.policy == "offload" and kind in HAND_ON:
+        assert homed > 0, "no connection was on a ring of the server"
     if kind in STAY:
         serving.stop(signal.SIGINT)
         stage.used_rings("server")

@@ -33,13 +33,15 @@ class FramePeer:
         self.ethernet = bytes.fromhex("".join(reversed(macs)).replace(":", "")) + b"\x08\x00"
         self.own, self.peer = map(socket.inet_aton, addresses)
 
-    def send(self, flags: int, seq: int, ack: int = 0, data: bytes = b"") -> None:
-        tcp = struct.pack("!HHIIBBHHH", self.own_port, self.port, seq % 2**32, ack % 2**32, 5 << 4, flags, 8192, 0, 0)
+    def send(self, flags: int, seq: int, ack: int = 0, data: bytes = b"", wrong: int = 0,
+             window: int = 8192) -> None:
+        """``wrong``: what its checksum is beside the right one."""
+        tcp = struct.pack("!HHIIBBHHH", self.own_port, self.port, seq % 2**32, ack % 2**32, 5 << 4, flags, window, 0, 0)
         tcp += data
         summed = checksum(self.own + self.peer + struct.pack("!HH", socket.IPPROTO_TCP, len(tcp)) + tcp)
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(tcp), 0, 0, 64, socket.IPPROTO_TCP, 0, self.own, self.peer)
         ip = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:]
-        self.sock.send(self.ethernet + ip + tcp[:16] + struct.pack("!H", summed) + tcp[18:])
+        self.sock.send(self.ethernet + ip + tcp[:16] + struct.pack("!H", summed ^ wrong) + tcp[18:])
 
     def receive(self) -> Segment:
         """The next one to this port. TimeoutError as the socket has it."""

@@ -1,7 +1,7 @@
 /* Connections one after another, each with 80 bytes and 64 back, closed by the client first.
  *
  * tcp_churn server ADDRESS PORT
- * tcp_churn client ADDRESS PORT COUNT   COUNT connections at each SIGUSR1; prints "ready", then "done GOOD" after each */
+ * tcp_churn client ADDRESS PORT COUNT [home|reset|refused]   COUNT connections at each SIGUSR1; prints "ready", then "done GOOD" after each */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -51,11 +51,21 @@ static int server(const struct sockaddr_in *at)
 	}
 }
 
+/* How a connection ends: 'h': goes home to the kernel before it is used, 'r': by a reset, 'f': nobody listens. */
+static int way;
+
 static bool once(const struct sockaddr_in *to)
 {
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	bool good = connect(fd, (const struct sockaddr *)to, sizeof(*to)) == 0 && give(fd, 80) && take(fd, 64);
+	bool good = connect(fd, (const struct sockaddr *)to, sizeof(*to)) == 0;
 
+	if (way == 'f')
+		return close(fd) == 0 && !good;
+	if (way == 'h')
+		close(dup(fd));
+	good = good && give(fd, 80) && take(fd, 64);
+	if (way == 'r')
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger));
 	return close(fd) == 0 && good;
 }
 
@@ -73,6 +83,10 @@ int main(int argc, char **argv)
 	sigemptyset(&go);
 	sigaddset(&go, SIGUSR1);
 	sigprocmask(SIG_BLOCK, &go, NULL);
+	if (argc > 5)
+		way = argv[5][0] == 'r' && argv[5][2] == 'f' ? 'f' : argv[5][0];
+	if (way == 'f')
+		at.sin_port = htons(1);
 	once(&at); /* from here on the program has its ring */
 	puts("ready");
 	for (fflush(stdout); sigwait(&go, &sig) == 0; fflush(stdout)) {

@@ -168,6 +168,9 @@ def own_options(address: str) -> object:
     with connected(address, b"e") as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
         told["ring"] = both(sock)
+        for value in (0, 1, 0):     # what the kernel's own say of it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, value)
+            told.setdefault("quick", []).append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
         os.close(os.dup(sock.fileno()))
         told["home"] = both(sock)
     with socket.socket() as sock:       # the peer refuses it, and the kernel would connect it again

@@ -34,14 +34,17 @@ class Peer:
     def run(self, command: dict[str, Any]) -> Any:
         return getattr(self, "do_" + command.pop("do"))(**command)
 
-    def do_listen(self, address: str, backlog: int = 128, save_syn: bool = False) -> int:
+    def do_listen(self, address: str, backlog: int = 128, save_syn: bool = False, port: int = 0) -> int:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if save_syn:
             self.listener.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, 1)
-        self.listener.bind((address, 0))
+        self.listener.bind((address, port))
         self.listener.listen(backlog)
         self.listener.settimeout(5)
         return int(self.listener.getsockname()[1])
+
+    def do_listen_no_more(self) -> None:
+        self.listener.close()
 
     def do_waits(self) -> bool:
         """Rings take connections from when the program has looked for them."""

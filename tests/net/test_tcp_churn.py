@@ -83,3 +83,34 @@ def test_nothing_is_left_of_many_connections(service: Service, program: Path) ->
     now = Api(service).status()["counters"]
     for name in ("tcp_taken_total", "tcp_homed_total"):  # all were on rings, from their SYNs to their ends
         assert now.get(name, 0) == moved.get(name, 0)
+
+
+@pytest.mark.parametrize(("way", "count"), [("reset", 5000), ("refused", 5000), ("home", 1000)])
+def test_nothing_is_left_of_those_that_end_otherwise(service: Service, program: Path, way: str, count: int) -> None:
+    """Go home to the kernel, are reset, or refused: no memory, no descriptor, no rule."""
+    a, b = service.sandbox.sides
+    words = [str(program), "server", b.address, "7000"]
+    service.sandbox.start(b, words).wait_for("ready")   # on the kernel: one process less whose memory moves
+    words = [str(program), "client", b.address, "7000", str(count), way]
+    client = service.sandbox.start(a, service.run_argv(words, profile="none", **SHIM), env=service.env)
+    client.wait_for("ready")
+
+    def turns(number: int) -> None:
+        client.process.send_signal(signal.SIGUSR1)
+        client.wait_for(rf"(done {count}\n){{{number}}}", 60)
+
+    turns(1)
+    Api(service).status(), Api(service).socket_flows()
+    files = {client.pid: open_files(client.pid)}    # the service keeps some hundreds for ports of the past
+    memory = {pid: resident_mib(pid) for pid in (client.pid, service.program.pid)}
+    moved = Api(service).status()["counters"]
+    for number in (2, 3):
+        turns(number)
+    for pid, before in files.items():
+        assert_same_files(pid, before)
+    grown = {pid: resident_mib(pid) - was for pid, was in memory.items()}
+    homed = Api(service).status()["counters"].get("tcp_homed_total", 0) - moved.get("tcp_homed_total", 0)
+    print(way, grown, homed)
+    assert homed >= 2 * count * (way == "home"), homed
+    assert grown[client.pid] < MIB, grown
+    assert grown[service.program.pid] < MIB, grown

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from net.frame_peer import ACK, FIN, PSH, RST, SYN, FramePeer
+from net.service_lab import Api
 from net.test_tcp_shim import bare_pair, served  # noqa: F401
 from net.test_tcp_syn import Calls, known, nobody  # noqa: F401
 
@@ -30,6 +31,9 @@ EVENTS = {  # flags, sequence number beside the next one, data
     "FIN before its turn": (FIN | ACK, 10, b""), "FIN without ACK": (FIN, 0, b""),
     "RST": (RST, 0, b""), "RST and ACK": (RST | ACK, 0, b""), "RST of another number": (RST, 100, b""),
     "RST of an old number": (RST, -5, b""),
+    "data, corrupted": (PSH | ACK, 0, b"0123456789"),
+    "FIN, corrupted": (FIN | ACK, 0, b""),
+    "RST, corrupted": (RST | ACK, 0, b""), "SYN, corrupted": (SYN, 0, b""),
 }
 DIFFERENT = {
     # the kernel keeps of such a connection hardly more than its name, and a reset within its window ends it
@@ -37,8 +41,9 @@ DIFFERENT = {
     ("CLOSE_WAIT, unread", "data and FIN"),  # behind an end, which no peer sends: an ACK more
 }
 STATES = [
-    "SYN_SENT", "SYN_RCVD", "ESTABLISHED", "opened by us", "unread", "unacknowledged", "FIN_WAIT_1", "FIN_WAIT_2",
-    "CLOSING", "CLOSE_WAIT", "CLOSE_WAIT, unread", "LAST_ACK", "FIN_WAIT_1, closed", "FIN_WAIT_2, closed",
+    "LISTEN", "SYN_SENT", "SYN_RCVD", "ESTABLISHED", "opened by us", "unread", "unacknowledged",
+    "FIN_WAIT_1", "FIN_WAIT_2", "CLOSING", "CLOSE_WAIT", "CLOSE_WAIT, unread", "LAST_ACK",
+    "FIN_WAIT_1, closed", "FIN_WAIT_2, closed",
     "LAST_ACK, closed", "TIME_WAIT",
 ]
 
@@ -46,8 +51,8 @@ STATES = [
 class Scene:
     """One connection: "s" of the program to the peer."""
 
-    def __init__(self, program: Calls, peer: FramePeer) -> None:
-        self.program, self.peer = program, peer
+    def __init__(self, stage: Stage, peer: FramePeer) -> None:
+        self.stage, self.program, self.peer = stage, stage.program, peer
         self.seq, self.ack, self.heard = ISN, 0, 0
         self.open: set[str] = set()
 
@@ -101,6 +106,8 @@ class Scene:
                 self.hear()
             return
         self.listens()
+        if state == "LISTEN":
+            return
         self.say(SYN)
         self.answered()
         if state != "SYN_RCVD":
@@ -139,10 +146,12 @@ class Scene:
 
     def seen(self, state: str, event: str) -> list[Any]:
         self.comes_to(state)
+        self.stage.is_where_it_should(self.open)
         flags, beside, data = EVENTS[event]
-        self.peer.send(flags, self.seq + beside, self.ack if flags & ACK else 0, data)
+        wrong = 0x1234 if event.endswith("corrupted") else 0
+        self.peer.send(flags, self.seq + beside, self.ack if flags & ACK else 0, data, wrong)
         seen: list[Any] = [self.hear()]
-        if state == "SYN_RCVD":
+        if state in ("LISTEN", "SYN_RCVD"):
             return [*seen, self.program.do("poll", name="l")]
         if state.endswith("closed") or state == "TIME_WAIT":
             return seen
@@ -168,6 +177,13 @@ class Stage:
         self.sock.bind((sandbox.a.device, 0x800))
         self.sock.settimeout(QUIET)
         self.program = Calls(service, sandbox.b, shim)
+        self.api = Api(service) if shim else None
+
+    def is_where_it_should(self, names: set[str]) -> None:
+        """All that the program has are on rings; else the kernel would be compared with itself."""
+        if self.api:
+            listed = [s for s in self.api.call("GET", "/v1/sockets")[1] if s["pid"] == self.program.pid]
+            assert sum(s["offloaded"] for s in listed) == len(names), (names, listed)
 
     def close(self) -> None:
         self.sock.close()
@@ -175,7 +191,7 @@ class Stage:
 
     def play(self, state: str, event: str) -> list[Any]:
         peer = FramePeer(self.sock, ("02:00:00:00:00:55", self.to.mac), (self.own, self.to.address), next(PORTS))
-        scene = Scene(self.program, peer)
+        scene = Scene(self, peer)
         try:
             return scene.seen(state, event)
         finally:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import socket
+import struct
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.root
 SYS_PIDFD_GETFD = 438
 SO_GET_FILTER = 26
 SOON = 4.0  # seconds
+UNREAD = 40_000     # bytes
 ROUNDS = 3
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -69,9 +73,20 @@ def is_repaired(sock: socket.socket) -> bool:
     return sock.getsockopt(TCP, TCP_REPAIR) != 0
 
 
+def unread(sock: socket.socket) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0])
+
+
+def is_emptied(sock: socket.socket) -> bool:
+    """And connected again, as it has to be for its owner to be known."""
+    with contextlib.suppress(OSError):
+        return is_repaired(sock) and not unread(sock) and bool(sock.getpeername())
+    return False
+
+
 def killed_when(service: Service, program: ShimPeer, sock: socket.socket, far: str) -> bool:
     """Once it has come so far. False: that was not seen."""
-    has_come = is_filtered if far == "filter" else is_repaired
+    has_come = {"filter": is_filtered, "repair": is_repaired, "empty": is_emptied}[far]
     asks = threading.Thread(target=lambda: _adopt(service, program), daemon=True)
     asks.start()
     end = time.monotonic() + SOON
@@ -121,6 +136,34 @@ def test_the_connection_goes_on(service: Service, far: str, waits: bool) -> None
             a.do("close")
             assert b.do("echo_ended")
     assert midway, "the service was never killed in the midst of it"
+
+
+def test_what_was_unread_is_still_there(service: Service) -> None:
+    """The service is killed when it has emptied the socket's queues, and has perhaps not answered yet."""
+    a_side, b_side = service.sandbox.sides
+    data, emptied = "".join(f"{number:8}" for number in range(UNREAD // 8)), 0
+    for _ in range(ROUNDS):
+        with ShimPeer(service, b_side, "") as b, \
+                ShimPeer(service, a_side, "offload", VMA_HYBRID_TCP_BUDGET="100") as a:
+            port = b.do("listen", address=b_side.address)
+            a.do("connect", address=b_side.address, port=port)
+            b.do("accept")
+            on_ring(service, a)
+            service.ask("home", str(a.pid))
+            at_home(service)
+            with its_connection(a, port) as sock:
+                b.do("send", data=data)
+                until(lambda sock=sock: unread(sock) == len(data), SOON)
+                killed_when(service, a, sock, "empty")
+                emptied += is_repaired(sock) and not unread(sock)
+                service.start()
+                until(lambda sock=sock: not is_repaired(sock), 2 * SOON)
+            assert a.do("read", size=len(data), timeout=SOON) == data
+            b.do("echo")
+            assert a.do("ask", count=20, size=3000) == ""
+            a.do("close")
+            assert b.do("echo_ended")
+    assert emptied, "the service was never killed in the midst of it"
 
 
 def adopted(service: Service, a: ShimPeer, b: ShimPeer) -> None:

@@ -186,7 +186,7 @@ def test_options_of_the_stack_alone(served: tuple[Sandbox, Service]) -> None:
     """VMA_AVOID_SYS_CALLS_ON_TCP_FD: the kernel's socket is told when it serves the connection."""
     variables = {"VMA_AVOID_SYS_CALLS_ON_TCP_FD": "1", "VMA_TCP_NODELAY": "1"}
     assert experiment(served, "own_options", **variables) == {
-        "ring": [0, 0], "home": [0, 0], "error": [111], "refused": [0, 1]}  # fmt: skip
+        "ring": [0, 0], "quick": [0, 1, 0], "home": [0, 0], "error": [111], "refused": [0, 1]}  # fmt: skip
 
 
 def test_nodelay_of_an_accepted_one(served: tuple[Sandbox, Service]) -> None:

@@ -361,7 +361,9 @@ def test_path_is_narrower_than_both_ends(beyond: tuple[Service, Side], policy: s
     service, far = beyond
     service.sandbox.a.ip("route", "flush", "cache")
     with conversation(service, policy, to=far) as a:
+        begin = time.monotonic()
         goes_on(a)
+        assert time.monotonic() - begin < 2.5   # the kernel's first timeout, for what it takes for sent, is 3 s
     assert "mtu 800" in service.sandbox.a.ip("route", "get", far.address), "the kernel has learned it"
     with conversation(service, policy, to=far) as a:    # the next one knows it from the beginning
         begin = time.monotonic()

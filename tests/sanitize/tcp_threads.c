@@ -3,6 +3,8 @@
  *  share   each connection has a thread that sends and one that receives, another one polls all and asks for options
  *  home    the same; now and then a connection is given to the kernel by dup()
  *  close   4 threads send, receive and poll on connections that another thread closes and opens all the time
+ *  serve   it listens itself at PORT + 1: two threads wait in accept() and echo, a third one does both by epoll, another
+ *          one asks and sets options of the listener; prints "ready" first
  *
  * The bytes of a connection count up: one that is lost, doubled or another's is "strange". Prints "sent N got N strange N
  * opened N". Exit 3 when a thread did not come back. */
@@ -10,6 +12,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
@@ -135,6 +139,103 @@ static void close_and_open(unsigned turn)
 	nanosleep(&pause, NULL);
 }
 
+static int listener;
+
+/* What has come goes back. false: it is over. */
+static int echo_some(int fd, unsigned char *next, int flags)
+{
+	unsigned char buf[2000];
+	ssize_t n = recv(fd, buf, sizeof(buf), flags), m;
+
+	if (n <= 0)
+		return n < 0 && errno == EAGAIN;
+	for (ssize_t k = 0; k < n; k++)
+		strange += buf[k] != (*next)++;
+	got += (unsigned long)n;
+	m = send(fd, buf, (size_t)n, MSG_NOSIGNAL);
+	sent += m > 0 ? (unsigned long)m : 0;
+	return m > 0;
+}
+
+static void *acceptor(void *arg)
+{
+	(void)arg;
+	while (!stop) {
+		unsigned char next = 0;
+		int fd = accept(listener, NULL, NULL);
+
+		if (fd < 0)
+			continue;
+		opened++;
+		while (echo_some(fd, &next, 0))
+			;
+		close(fd);
+	}
+	return NULL;
+}
+
+static void *by_epoll(void *arg)
+{
+	static unsigned char next[1024];
+	int ep = epoll_create1(0), one = 1;
+	struct epoll_event e = { .events = EPOLLIN, .data.fd = listener }, all[8];
+
+	(void)arg;
+	epoll_ctl(ep, EPOLL_CTL_ADD, listener, &e);
+	while (!stop) {
+		int n = epoll_wait(ep, all, 8, 50);
+
+		for (int i = 0; i < n; i++) {
+			int fd = all[i].data.fd;
+
+			if (fd != listener) {
+				if (!echo_some(fd, &next[fd], MSG_DONTWAIT))
+					close(fd);
+			} else if ((fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+				opened++;
+				next[fd] = 0;
+				setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+				e.data.fd = fd;
+				epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e);
+			}
+		}
+	}
+	return NULL;
+}
+
+static void *sets_options(void *arg)
+{
+	struct timespec pause = { 0, 1000000 };
+	struct pollfd p = { .fd = listener, .events = POLLIN };
+	struct tcp_info info;
+	socklen_t len = sizeof(info);
+
+	(void)arg;
+	for (int turn = 0; !stop; turn++) {
+		if (getenv("SET_LISTENER"))
+			setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &(int){ turn & 1 }, sizeof(int));
+		getsockopt(listener, IPPROTO_TCP, TCP_INFO, &info, &len);
+		poll(&p, 1, 0);
+		nanosleep(&pause, NULL);
+	}
+	return NULL;
+}
+
+static int listens(void)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((unsigned short)(ntohs(peer.sin_port) + 1)) };
+	struct timeval patience = { 0, 200000 };
+	struct pollfd p = { .events = POLLIN };
+
+	listener = p.fd = socket(AF_INET, SOCK_STREAM, 0);
+	setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	if (bind(listener, (struct sockaddr *)&at, sizeof(at)) || listen(listener, 64))
+		return 0;
+	poll(&p, 1, 0);
+	puts("ready");
+	return !fflush(stdout);
+}
+
 static void hung(int sig)
 {
 	(void)sig;
@@ -164,9 +265,22 @@ int main(int argc, char **argv)
 	signal(SIGALRM, hung);
 	alarm((unsigned)atoi(argv[3]) + 30);
 	end = now() + atof(argv[3]);
+	if (!strcmp(argv[4], "serve")) {
+		void *(*const what[])(void *) = { acceptor, acceptor, by_epoll, sets_options };
+
+		if (!listens())
+			return 1;
+		while (n < 4)
+			pthread_create(&t[n], NULL, what[n], NULL), n++;
+		end = now() + atof(argv[3]);
+		while (now() < end)
+			nanosleep(&pause, NULL);
+	}
 	for (size_t i = 0; i < CONNECTIONS; i++)
 		fds[i] = open_one();
-	if (!strcmp(argv[4], "close")) {
+	if (!strcmp(argv[4], "serve")) {
+		;
+	} else if (!strcmp(argv[4], "close")) {
 		for (size_t i = 0; i < 4; i++)
 			pthread_create(&t[n++], NULL, on_closing, (void *)i);
 		for (unsigned turn = 0; now() < end; turn++)

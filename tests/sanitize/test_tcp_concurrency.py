@@ -42,8 +42,31 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "tsan": compile_program("tcp_threads.c", where / "tsan", "-fsanitize=thread")}
 
 
+# connections one after another, of some at a time, until the server has gone
+CLIENT = """
+import socket, sys, threading
+def some():
+    try:
+        while True:
+            with socket.create_connection((sys.argv[1], int(sys.argv[2])), 2) as sock:
+                for turn in range(4):
+                    sent = bytes((turn * 500 + n) % 256 for n in range(500))
+                    sock.sendall(sent)
+                    got = b""
+                    while len(got) < 500 and (part := sock.recv(500)):
+                        got += part
+    except OSError:
+        pass
+threads = [threading.Thread(target=some) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
 @pytest.mark.parametrize("on", ["shim", "asan", "tsan"])
-@pytest.mark.parametrize("mode", ["share", "home", "close"])
+@pytest.mark.parametrize("mode", ["share", "home", "close", "serve"])
 def test_threads_share_connections(
     served: tuple[Sandbox, Service], programs: dict[str, Path], tmp_path: Path, on: str, mode: str
 ) -> None:
@@ -63,12 +86,19 @@ def test_threads_share_connections(
     else:
         with sanitized(reports) if on == "asan" else nullcontext():
             running = sandbox.start(sandbox.a, service.run_argv(argv, profile="none", **variables), env=service.env)
+    if mode == "serve":
+        running.wait_for("ready", 20)
+        asking = sandbox.start(sandbox.b, [sys.executable, "-S", "-c", CLIENT, sandbox.a.address, str(int(PORT) + 1)])
     code = running.wait(float(SECONDS) + 60)
+    if mode == "serve":
+        asking.wait(20)
     found = ours(reports, CLOSED_IN_USE if mode == "close" else "")
     assert code == 0 and not found, (code, running.output, running.errors[-2000:], *found)
     count = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", running.output)}
     assert count["strange"] == 0 and count["got"] > 10_000, count
-    if mode != "close":
+    if mode == "serve":
+        assert count["sent"] == count["got"] and count["opened"] > 20, count
+    elif mode != "close":
         assert count["sent"] == count["got"], count
     else:
         assert count["opened"] > 20, count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
 import pytest
@@ -161,6 +162,24 @@ def test_the_newest_binding_wins_and_the_older_comes_back(table: SteeringTable) 
     table.remove(newer.flow_id)
     assert target(table, FlowKey(A1, 5000)) == (Act.RING, 64)
     assert older.reason is Reason.NONE
+
+
+def test_a_port_of_tcp_is_no_other_process_s_as_long_as_it_has_connections(table: SteeringTable) -> None:
+    def tcp(owner: int, local: bytes = A1, remote_port: int = 0) -> Flow:
+        remote = PEER if remote_port else ANY_ADDR
+        return replace(flow(owner, local, remote=remote, remote_port=remote_port), proto=socket.IPPROTO_TCP)
+
+    older = table.attach(tcp(1))
+    for local in (A1, ANY_ADDR):
+        with pytest.raises(Refused) as refused:
+            table.attach(tcp(2, local))
+        assert refused.value.reason == Reason.PORT_SHARED
+    table.attach(tcp(2, remote_port=9))
+    table.attach(tcp(2, A2))
+    again = table.attach(tcp(1))    # its listener is closed, and listens again
+    table.remove(older.flow_id)
+    table.remove(again.flow_id)
+    assert table.attach(tcp(2)).reason is Reason.NONE
 
 
 def test_a_bound_address_beats_a_newer_wildcard(table: SteeringTable) -> None:

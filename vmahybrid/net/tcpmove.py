@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import socket
 import threading
@@ -104,18 +105,19 @@ class Mover:
         then as before, with one exception: MoveFailed with ``alive`` False, after ``timeout`` seconds in which the
         kernel took it neither back nor as parked. Frames stay steered then, for the other stack to go on if it can.
         """
-        (found,) = self.adopt_all([(fd, steering)], prepare)
+        (found,) = self.adopt_all([(fd, steering)], prepare and (lambda _, state: prepare(state)))
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def adopt_all(self, wanted: Sequence[tuple[int, Steering]], prepare: Callable[[TcpState], None] | None = None,
+    def adopt_all(self, wanted: Sequence[tuple[int, Steering]], prepare: Callable[[int, TcpState], None] | None = None,
                   done: Callable[[int, TcpState | BaseException], None] | None = None
                   ) -> list[TcpState | BaseException]:
-        """adopt() of several, in the time of one: what it returns or raises of each. ``done`` hears of each by its
-        place as soon as there is something to say, and does not raise."""
-        return tcprepair.together([self._adopting(fd, steering, prepare) for fd, steering in wanted],
-                                  [tcprepair.graceful], done)
+        """adopt() of several, in the time of one: what it returns or raises of each. ``prepare`` and ``done`` hear of
+        each by its place; ``done`` as soon as there is something to say, and does not raise."""
+        steps = [self._adopting(fd, steering, prepare and functools.partial(prepare, at))
+                 for at, (fd, steering) in enumerate(wanted)]
+        return tcprepair.together(steps, [tcprepair.graceful], done)
 
     def _adopting(self, fd: int, steering: Steering, prepare: Callable[[TcpState], None] | None
                   ) -> Generator[None, None, TcpState]:

@@ -112,11 +112,13 @@ class Room:
             return True
 
     def write(self, data: bytes) -> int:
-        """The bytes of it. If the file is sealed the program has lost its connection: raises Refused."""
+        """The bytes of it. The header comes last: where it is, the rest is. If the file is sealed the program has lost
+        its connection: raises Refused."""
         try:
-            done = 0
+            done = HEADER_LEN
             while done < len(data):
                 done += os.pwrite(self.file, data[done:], self.at + done)
+            os.pwrite(self.file, data[:HEADER_LEN], self.at)
         except (OSError, OverflowError) as error:
             log.warning("TCP: a program's memory file does not take a state: %s", error)
             raise Refused("TCP connection", f"its memory file: {error}", "", int(Reason.TCP_STATE)) from None
@@ -309,13 +311,18 @@ class TcpMoves:
             _tell_all(lot, error)
 
     def _adopt_all(self, going: list[_Taken], loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread. Each is answered as soon as it is parked and its state is written."""
+        """In a thread. Each is answered as soon as it is parked and its state is written. Parked it has lost what was
+        in its queues, so that its program has that before, in case the service is killed."""
+        def keep(at: int, state: TcpState) -> None:
+            if state.send or state.receive:
+                going[at].room.write(state.pack())
+
         def done(at: int, state: TcpState | BaseException) -> None:
             wanted = going[at]
             end = state if isinstance(state, BaseException) else self._hand_over(wanted, state)
             loop.call_soon_threadsafe(wanted.tell, end)
 
-        self.mover.adopt_all([(wanted.fd, wanted.steering) for wanted in going], done=done)
+        self.mover.adopt_all([(wanted.fd, wanted.steering) for wanted in going], keep, done)
 
     def _hand_over(self, wanted: _Taken, state: TcpState) -> tuple[TcpState, int] | BaseException:
         """The state to the program, or the connection back to the kernel."""

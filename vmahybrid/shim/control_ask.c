@@ -313,12 +313,15 @@ static void take(struct vmh_session_take *v, int n, const struct vmh_file *sever
 	if (file >= 0)
 		vmh_ctl_rpc_many(q, n, sizeof(rep[0]));
 	for (int i = 0; i < n; i++) {
+		v[i].state = (struct vmh_tcp_blob){ 0 };
 		v[i].err = file < 0 ? file : q[i].err;
 		if (v[i].err) {
 			if (v[i].err == -ETIMEDOUT)
 				vmh_ctl_state_give_up(file, i);
 			else if (vmh_ctl_fd < 0)
 				v[i].err = -ENOTCONN;
+			if (v[i].err == -ENOTCONN && file >= 0)
+				vmh_ctl_state_left(several, i, &v[i].state);
 			v[i].reason = file < 0 ? VMH_R_NOT_TRIED : rep[i].hdr.reason ? rep[i].hdr.reason :
 				      v[i].err == -ENOTCONN ? VMH_R_SERVICE_GONE : VMH_R_TCP_STATE;
 			continue;

@@ -7,6 +7,7 @@
 #include "vmh_control_int.h"
 #include "vmh_iomux_int.h"
 #include "vmh_obj.h"
+#include "tcp/tcp_state.h"
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -174,6 +175,32 @@ bool vmh_ctl_states_file(struct vmh_file *f, int n)
 int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *state, size_t len)
 {
 	return vmh_file_is_ours(f) ? get_at(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len) : -EPROTO;
+}
+
+/* By a service that has ended since, most likely. */
+static void get_left(int fd, off_t from, struct vmh_tcp_blob *state)
+{
+	const struct vmh_tcp_state *head;
+	struct vmh_tcp_blob got = { 0 };
+	size_t len = 0;
+
+	if (get_at(fd, from, &got, sizeof(*head)))
+		return;
+	head = got.p;
+	if (head->magic == VMH_TCP_STATE_MAGIC && head->header_len == sizeof(*head) &&
+	    head->send_len <= VMH_TCP_STATE_MAX_QUEUE && head->recv_len <= VMH_TCP_STATE_MAX_QUEUE)
+		len = sizeof(*head) + head->send_len + head->recv_len;
+	vmh_tcp_blob_free(&got);
+	if (len)
+		get_at(fd, from, state, len);
+}
+
+void vmh_ctl_state_left(const struct vmh_file *several, int i, struct vmh_tcp_blob *state)
+{
+	const struct vmh_file *f = several ? several : &file;
+
+	if (vmh_file_is_ours(f))
+		get_left(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state);
 }
 
 int vmh_ctl_states_again(const struct vmh_file *f, int i, size_t len)

@@ -14,7 +14,7 @@
 #define KERNEL_EVERY 32  /* connections of rings: then the kernel's are looked at first */
 #define OS_LOOK_NS 20000u /* for who accepts in a loop, without blocking */
 
-/* What a connection has from its listener. */
+/* What a connection has from its listener, whose io is held. */
 static void inherit(struct vmh_tcps *n, const struct vmh_tcps *s)
 {
 	n->opt = s->opt;
@@ -69,8 +69,8 @@ int vmh_tlisten_from_ring(struct vmh_tcps *s, int flags, struct vmh_tcp_addr *a)
 		return -ENFILE;
 	}
 	vmh_lock(&n->obj.lock);
-	inherit(n, s);
 	vmh_lock(&s->io);
+	inherit(n, s);
 	if (vmh_tcps_state(s) == VMH_TCPS_LISTEN && vmh_tcps_state(n) == VMH_TCPS_KERNEL) {
 		rc = next_conn(s, n);
 		vmh_tlisten_refresh(s);
@@ -173,7 +173,7 @@ static int from_waiting(struct vmh_tcps *s, struct sockaddr *a, socklen_t *len, 
 static int accept_any(struct vmh_tcps *s, int fd, struct sockaddr *a, socklen_t *len, int flags)
 {
 	struct vmh_tcp_addr from;
-	bool kernel_first = ++s->accepts % KERNEL_EVERY == 0;
+	bool kernel_first = atomic_fetch_add_explicit(&s->accepts, 1, memory_order_relaxed) % KERNEL_EVERY == KERNEL_EVERY - 1;
 	int err, r = VMH_GET(s->listening->nwaiting) ? from_waiting(s, a, len, flags) : -EAGAIN;
 
 	if (r == -EAGAIN && kernel_first)

@@ -300,20 +300,27 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	return false;
 }
 
-/* Object lock held. Nobody has its state: the next service lets it go on as it was. */
-bool vmh_tmove_waits_for_thaw(struct vmh_tcps *s, int fd)
+/* Object lock held. Without a state, and nobody has it, the next service lets it go on as it was. left: NULL, or one that
+ * is taken over. */
+bool vmh_tmove_waits_for_thaw(struct vmh_tcps *s, int fd, struct vmh_tcp_blob *left)
 {
-	struct vmh_tcp_blob blank = { vmh_scratch_new(sizeof(struct vmh_tcp_state)), sizeof(struct vmh_tcp_state) };
+	struct vmh_tcp_blob state = left ? *left : (struct vmh_tcp_blob){ 0 };
 
-	if (!blank.p || !was_left_frozen(fd)) {
-		vmh_tcp_blob_free(&blank);
+	if (left)
+		*left = (struct vmh_tcp_blob){ 0 };
+	if (!state.p) {
+		state = (struct vmh_tcp_blob){ vmh_scratch_new(sizeof(struct vmh_tcp_state)), sizeof(struct vmh_tcp_state) };
+		if (state.p)
+			memset(state.p, 0, state.len);
+	}
+	if (!state.p || !was_left_frozen(fd)) {
+		vmh_tcp_blob_free(&state);
 		return false;
 	}
-	memset(blank.p, 0, blank.len);
 	s->reuse_told = 1;
 	atomic_store(&s->put_off, 0);
 	vmh_epoll_member_parked(&s->obj, true);
-	vmh_tmove_strand(s, blank, VMH_R_SERVICE_GONE);
+	vmh_tmove_strand(s, state, VMH_R_SERVICE_GONE);
 	return true;
 }
 
@@ -323,7 +330,7 @@ static void adoption_ends(struct adoption *m)
 	if (!m->reason) {
 		m->s->addr = m->a;
 		publish(m->s, m->fd);
-	} else if (m->take && m->take->err == -ENOTCONN && vmh_tmove_waits_for_thaw(m->s, m->fd)) {
+	} else if (m->take && m->take->err == -ENOTCONN && vmh_tmove_waits_for_thaw(m->s, m->fd, &m->take->state)) {
 		vmh_warn("fd %d: the service ended while it moved the TCP connection, which waits for the next one", m->fd);
 	} else {
 		stays(m->s, m->reason);

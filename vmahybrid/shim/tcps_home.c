@@ -11,6 +11,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#define NEW_SEGMENTS 10 /* TCP_INIT_CWND */
+
 int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state)
 {
 	ssize_t n = vmh_tcp_export(c, NULL, 0);
@@ -49,6 +51,16 @@ static bool restart(struct vmh_tcps *s, unsigned reason, bool must)
 	return true;
 }
 
+/* A path that takes no segments of that size lets none through, and the kernel learns it by the answer to one of its own:
+ * as new they go at once, as sent after a timeout of 3 s. As many as it sends at first. */
+static void send_as_new(const struct vmh_tcp_blob *state)
+{
+	struct vmh_tcp_state *st = state->p;
+
+	if (!(st->flags & VMH_TCP_F_FIN_SENT) && st->snd_nxt - st->snd_una <= NEW_SEGMENTS * st->snd_mss)
+		st->snd_nxt = st->snd_una;
+}
+
 /* The stack has let go of it, and vmh_homing_ends() follows, if there is no .err when the service was asked. false: that was
  * all, with .err. */
 bool vmh_homing_begins(struct vmh_homing *h)
@@ -67,6 +79,8 @@ bool vmh_homing_begins(struct vmh_homing *h)
 	home->err = vmh_tcps_export(s->conn, &home->state);
 	if (!home->err)
 		vmh_tmove_note_rtt(s, &home->state);
+	if (!home->err && home->reason == VMH_R_TCP_STUCK)
+		send_as_new(&home->state);
 	if (home->err == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);

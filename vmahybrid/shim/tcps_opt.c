@@ -130,7 +130,7 @@ static void read_priority(struct vmh_tcps *s, int fd)
 	vmh_sys(SYS_getsockopt, fd, SOL_SOCKET, SO_PRIORITY, &s->priority, &len);
 }
 
-/* Object lock held: the kernel has taken it. */
+/* Object lock and io held: the kernel has taken it. */
 static void taken(struct vmh_tcps *s, int level, int name, const void *val, socklen_t len)
 {
 	bool time = level == SOL_SOCKET && (name == SO_RCVTIMEO || name == SO_SNDTIMEO);
@@ -138,6 +138,8 @@ static void taken(struct vmh_tcps *s, int level, int name, const void *val, sock
 	int v = 0;
 
 	memcpy(&v, val, len < sizeof(v) ? len : sizeof(v));
+	if (level == IPPROTO_TCP && name == TCP_QUICKACK)
+		s->quick = 1 + (v & 1);
 	if (time) {
 		note_time(s, name, val, len);
 	} else if (level == SOL_SOCKET && name == SO_LINGER) {
@@ -235,7 +237,9 @@ int vmh_tcps_setsockopt(struct vmh_tcps *s, int fd, int level, int name, const v
 	}
 	if (!r) {
 		s->secret |= secret;
+		vmh_lock(&s->io); /* another thread accepts, and has the listener's */
 		taken(s, level, name, val, len);
+		vmh_unlock(&s->io);
 		if (is_priority(level, name)) {
 			read_priority(s, fd);
 			tagged = vmh_tcps_parked(s) ? vmh_tcps_tagged(s, s->ifindex) : 0;

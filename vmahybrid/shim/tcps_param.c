@@ -100,6 +100,8 @@ int vmh_tcps_known(const struct vmh_tcps *s, int level, int name, void *val, soc
 
 	if (level == SOL_SOCKET && (name == SO_TYPE || name == SO_PROTOCOL || name == SO_DOMAIN || name == SO_ACCEPTCONN))
 		v = name == SO_TYPE ? SOCK_STREAM : name == SO_PROTOCOL ? IPPROTO_TCP : name == SO_DOMAIN ? (s->v6 ? AF_INET6 : AF_INET) : 0;
+	else if (level == IPPROTO_TCP && name == TCP_QUICKACK && s->quick) /* which the kernel socket was not told */
+		v = s->quick - 1;
 	else if (level != IPPROTO_TCP || !number(&s->opt, name, &v))
 		return VMH_TCPS_KERNELS;
 	return vmh_tcps_give(val, len, &v, sizeof(v));

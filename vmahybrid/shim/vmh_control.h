@@ -44,7 +44,7 @@ struct vmh_session_take {
 	unsigned why;
 	int err;       /* 0 or -errno */
 	unsigned reason;
-	struct vmh_tcp_blob state;
+	struct vmh_tcp_blob state; /* also with -ENOTCONN, where the service had got so far: the socket may be empty */
 };
 /* Several in the time of one, which nearly all waits; n: from 1 to VMH_TAKES_MAX. */
 void vmh_session_tcp_take(struct vmh_session_take *v, int n);

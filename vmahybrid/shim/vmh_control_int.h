@@ -37,6 +37,8 @@ bool vmh_ctl_states_file(struct vmh_file *f, int n);
 int vmh_ctl_states_put(const struct vmh_file *f, int i, const struct vmh_tcp_blob *state); /* 0 or -errno */
 int vmh_ctl_states_again(const struct vmh_file *f, int i, size_t len); /* into the file that is there always, as _put() */
 int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *state, size_t len);
+/* Whole, if any, of a service that has not answered. several: NULL for the file that is there always, and i is 0 */
+void vmh_ctl_state_left(const struct vmh_file *several, int i, struct vmh_tcp_blob *state);
 void vmh_ctl_state_fork_child(void);
 void vmh_ctl_forget_refusals(void);    /* control_ask.c: those of rings, for a new session */
 

@@ -114,7 +114,8 @@ struct vmh_tcps {
 	uint8_t reuse_told;               /* SO_REUSEADDR was set while it was parked */
 	uint8_t inq;                      /* TCP_INQ: recvmsg() says how much is left */
 	uint8_t peculiar;                 /* an option that acts on an open connection, and that only the kernel has */
-	uint16_t accepts;
+	uint8_t quick;                    /* TCP_QUICKACK: 1 and what getsockopt() says; 0: it was not set */
+	_Atomic uint16_t accepts;
 	uint32_t linger_s;
 	struct vmh_tcp_addr addr;         /* once it has come to a ring */
 	/* On a ring, tcps_path.c. way_if: interface of the route when it began, 0 none; learned: path MTU, 0 none */

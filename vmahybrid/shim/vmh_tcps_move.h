@@ -18,7 +18,7 @@ void vmh_tmove_note_rtt(struct vmh_tcps *s, const struct vmh_tcp_blob *state);
 void vmh_tmove_recall_rtt(const struct vmh_tcps *s, const struct vmh_tcp_blob *state);
 
 /* tcps_adopt.c. Object lock held. Nobody has its state: the next service lets it go on as it was. */
-bool vmh_tmove_waits_for_thaw(struct vmh_tcps *s, int fd);
+bool vmh_tmove_waits_for_thaw(struct vmh_tcps *s, int fd, struct vmh_tcp_blob *left);
 
 /* tcps_land.c */
 uint64_t vmh_tmove_land(struct vmh_tcps *const *v, int n, unsigned reason, uint64_t most); /* how long it took, ns */

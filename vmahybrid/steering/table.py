@@ -13,6 +13,7 @@ the winner goes. A multicast key claimed by two processes is nobody's: only the 
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,12 +143,15 @@ class SteeringTable:
     # ---- flows
 
     def attach(self, flow: Flow) -> Flow:
-        """Add a socket's flow. Raises Refused (RULE, RULE_LIMIT, MULTICAST_SHARED, NOT_OFFLOADABLE_ADDR)."""
+        """Add a socket's flow. Raises Refused (RULE, RULE_LIMIT, MULTICAST_SHARED, PORT_SHARED, NOT_OFFLOADABLE_ADDR).
+        """
         self._check_rules(flow)
         if nic.ruled(self, flow):
             raise refuse(f"flow {flow.local_text} {flow.remote_text}", Reason.RULE)
         if flow.kind is Kind.MULTICAST and self._shared_group(flow):
             raise refuse(f"flow {flow.local_text}", Reason.MULTICAST_SHARED)
+        if self._has_connections(flow):
+            raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
         keys = sum(1 for _ in self._keys(flow))
         if not keys and not flow.wildcard and flow.kind is not Kind.MULTICAST:
             raise refuse(f"flow {flow.local_text}", Reason.NOT_OFFLOADABLE_ADDR)
@@ -335,6 +339,13 @@ class SteeringTable:
         for flow_id in others:
             self.evict(flow_id, Reason.MULTICAST_SHARED)
         return bool(others)
+
+    def _has_connections(self, flow: Flow) -> bool:
+        """Is the port of TCP that of another process, whose listener may be closed, and whose connections are not? They
+        would come to the ring of this one."""
+        return flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE and any(
+            claim.flow.source is Source.SOCKET and claim.flow.owner != flow.owner
+            for port, key, _ in self._keys(flow) for claim in self._ports[port].claims.get(key, ()))
 
     def _replace(self, flow: Flow) -> None:
         if flow.source is Source.SOCKET:
