@@ -101,16 +101,14 @@ def test_nothing_is_left_of_those_that_end_otherwise(service: Service, program: 
 
     turns(1)
     Api(service).status(), Api(service).socket_flows()
-    files = {client.pid: open_files(client.pid)}    # the service keeps some hundreds for ports of the past
+    # the service keeps some hundreds for ports of the past
+    files = [*open_files(client.pid), "anon_inode"]     # eventfd, made when a thread sleeps for the first time
     memory = {pid: resident_mib(pid) for pid in (client.pid, service.program.pid)}
     moved = Api(service).status()["counters"]
     for number in (2, 3):
         turns(number)
-    for pid, before in files.items():
-        assert_same_files(pid, before)
+    assert_same_files(client.pid, files)
     grown = {pid: resident_mib(pid) - was for pid, was in memory.items()}
     homed = Api(service).status()["counters"].get("tcp_homed_total", 0) - moved.get("tcp_homed_total", 0)
-    print(way, grown, homed)
     assert homed >= 2 * count * (way == "home"), homed
-    assert grown[client.pid] < MIB, grown
-    assert grown[service.program.pid] < MIB, grown
+    assert max(grown.values()) < MIB, grown

@@ -44,7 +44,8 @@ def test_the_next_process_listens(service: Service) -> None:
         on_ring(service, old, new)
         a.do("close")
         assert old.do("echo_ended")
-        until(lambda: listens_on_ring(service, new), SOON, lambda: why(service, new))
+        old.do("close")
+        until(lambda: listens_on_ring(service, new), SOON, lambda: f"{why(service, new)} {Api(service).socket_flows()}")
         assert c.do("ask", count=20, size=1000) == ""
         c.do("close")
         assert new.do("echo_ended")

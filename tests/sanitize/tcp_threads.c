@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,8 +213,7 @@ static void *sets_options(void *arg)
 
 	(void)arg;
 	for (int turn = 0; !stop; turn++) {
-		if (getenv("SET_LISTENER"))
-			setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &(int){ turn & 1 }, sizeof(int));
+		setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &(int){ turn & 1 }, sizeof(int));
 		getsockopt(listener, IPPROTO_TCP, TCP_INFO, &info, &len);
 		poll(&p, 1, 0);
 		nanosleep(&pause, NULL);
@@ -252,34 +252,31 @@ static double now(void)
 
 int main(int argc, char **argv)
 {
+	void *(*const servers[])(void *) = { acceptor, acceptor, by_epoll, sets_options };
 	pthread_t t[2 * CONNECTIONS + 1];
 	struct timespec pause = { 0, 10000000 };
 	unsigned n = 0;
 	double end;
+	bool serve;
 
 	if (argc != 5)
 		return 2;
 	peer.sin_family = AF_INET;
 	peer.sin_port = htons((unsigned short)atoi(argv[2]));
 	inet_pton(AF_INET, argv[1], &peer.sin_addr);
+	serve = !strcmp(argv[4], "serve");
 	signal(SIGALRM, hung);
 	alarm((unsigned)atoi(argv[3]) + 30);
 	end = now() + atof(argv[3]);
-	if (!strcmp(argv[4], "serve")) {
-		void *(*const what[])(void *) = { acceptor, acceptor, by_epoll, sets_options };
-
-		if (!listens())
-			return 1;
-		while (n < 4)
-			pthread_create(&t[n], NULL, what[n], NULL), n++;
-		end = now() + atof(argv[3]);
+	if (serve && !listens())
+		return 1;
+	for (size_t i = 0; !serve && i < CONNECTIONS; i++)
+		fds[i] = open_one();
+	if (serve) {
+		for (; n < sizeof(servers) / sizeof(servers[0]); n++)
+			pthread_create(&t[n], NULL, servers[n], NULL);
 		while (now() < end)
 			nanosleep(&pause, NULL);
-	}
-	for (size_t i = 0; i < CONNECTIONS; i++)
-		fds[i] = open_one();
-	if (!strcmp(argv[4], "serve")) {
-		;
 	} else if (!strcmp(argv[4], "close")) {
 		for (size_t i = 0; i < 4; i++)
 			pthread_create(&t[n++], NULL, on_closing, (void *)i);
@@ -297,7 +294,7 @@ int main(int argc, char **argv)
 	stop = 1;
 	while (n)
 		pthread_join(t[--n], NULL);
-	for (size_t i = 0; i < CONNECTIONS; i++)
+	for (size_t i = 0; !serve && i < CONNECTIONS; i++)
 		close(fds[i]);
 	printf("sent %lu got %lu strange %lu opened %lu\n", sent, got, strange, opened);
 	return 0;

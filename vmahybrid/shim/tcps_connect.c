@@ -232,12 +232,14 @@ static int outcome(struct vmh_tcps *s)
 	return rc;
 }
 
-static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
+/* counted: vmh_tcps_blocks() has been said. */
+static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began, bool counted)
 {
 	TWAIT w;
 	int rc, err, closed;
 
 	vmh_twait_init(&w, s, VMH_GET(s->sndtimeo_ns), EPOLLOUT, -1, began);
+	w.blocks = counted ? s : NULL;
 	w.state = VMH_TCPS_RING; /* as the caller has seen it: a fork in another thread may have sent it home since */
 	for (;;) {
 		err = vmh_tcps_wait(s, &w);
@@ -259,7 +261,7 @@ static int wait_open(struct vmh_tcps *s, const struct vmh_signals *began)
 static int still_opening(struct vmh_tcps *s)
 {
 	struct vmh_signals began = vmh_signals_now();
-	int rc = atomic_load(&s->nonblock) ? -EALREADY : wait_open(s, &began);
+	int rc = atomic_load(&s->nonblock) ? -EALREADY : wait_open(s, &began, false);
 
 	return rc == -EINPROGRESS ? -EALREADY : rc;
 }
@@ -389,10 +391,10 @@ int vmh_tcps_connect_by_send(struct vmh_tcps *s, int fd, bool now)
 	if (vmh_tcps_is_fresh(s) && vmh_tcps_state(s) == VMH_TCPS_RING) {
 		vmh_rings_poll(1);
 		rc = outcome(s);
-		return rc ? rc > 0 ? 0 : rc : now ? -EALREADY : wait_open(s, &began);
+		return rc ? rc > 0 ? 0 : rc : now ? -EALREADY : wait_open(s, &began, false);
 	}
 	if (vmh_tcps_seeks(s))
-		return now ? -EALREADY : wait_open(s, &began);
+		return now ? -EALREADY : wait_open(s, &began, false);
 	if (!vmh_tcps_parked(s) && vmh_tcps_at_rest(fd))
 		return VMH_TCPS_KERNELS;
 	s->opening = VMH_TCPS_OPEN;
@@ -415,6 +417,7 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 {
 	struct vmh_signals began = vmh_signals_now();
 	struct vmh_tcp_addr to = { 0 };
+	bool waits;
 	int rc;
 
 	if (len < sizeof(a->sa_family) || len > sizeof(struct sockaddr_storage))
@@ -432,13 +435,16 @@ int vmh_tcps_connect(struct vmh_tcps *s, int fd, const struct sockaddr *a, sockl
 		vmh_tcps_kernel_name(fd, false, &to.laddr, &to.lport);
 	vmh_tcps_policy_client(s, &to);
 	rc = vmh_tcps_state(s) == VMH_TCPS_KERNEL ? begin(s, fd, &to, &began) : VMH_TCPS_KERNELS;
+	waits = !rc && !atomic_load(&s->nonblock);
+	if (waits) /* from here on another thread may close it */
+		vmh_tcps_blocks(s);
 	vmh_unlock(&s->obj.lock);
 	if (rc == VMH_TCPS_KERNELS && !atomic_load(&s->nonblock) &&
 	    vmh_unlikely(vmh_signals_end(&began, VMH_GET(s->sndtimeo_ns) != 0)))
 		return begin_at_kernel(fd, a, len);
 	if (rc)
 		return rc;
-	rc = atomic_load(&s->nonblock) ? -EINPROGRESS : wait_open(s, &began);
+	rc = waits ? wait_open(s, &began, true) : -EINPROGRESS;
 	return rc == VMH_TCPS_KERNELS ? VMH_TCPS_WAITS_ON : rc;
 }
 
