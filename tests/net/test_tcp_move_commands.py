@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -211,3 +212,14 @@ def test_stop_ends_the_service() -> None:
             assert b.do("echo_ended")
         with pytest.raises(SandboxError, match="start it: vmahybrid start"):
             running.ask("stop")
+
+
+def test_the_moves_of_a_stop_are_events(service: Service, asking: ShimPeer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(events, service, asking.pid)    # to the end, which comes with the service's
+        time.sleep(0.2)
+        service.ask("stop")
+        service.program.wait(10)
+    service.start()
+    assert ("tcp-home", "service-stop") in heard.result(), heard.result()
+    assert asking.do("ask", count=20, size=100) == ""

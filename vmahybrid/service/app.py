@@ -139,10 +139,10 @@ class Service:
         self._bulk.stop()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        core.events.close()
-        await self._api.close()
         core.tickets.close()
         await self._programs_gone()
+        core.events.close()     # who follows them has heard how each program left
+        await self._api.close()
         for session in list(core.connections):
             session.connection.close()
         await core.settle()
