@@ -129,7 +129,11 @@ def run_again(arguments: list[str]) -> int:
     if not tests:
         return TESTS_FAILED     # pytest remembers none
     print(f"\nOnce more, alone ({len(tests)} failed beside others):", *tests, sep="\n  ", flush=True)
-    return subprocess.run(session("again", [*tests, "-m", "", *arguments]), cwd=ROOT, check=False).returncode
+    with ExitStack() as stack:
+        lane = Lane(stack, "again", session("again", [*tests, "-m", "", *arguments]), shown=True)
+        while lane.goes_on():
+            time.sleep(0.2)
+    return lane.codes["again"]
 
 
 def main(arguments: list[str]) -> int:

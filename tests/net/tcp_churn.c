@@ -1,7 +1,8 @@
 /* Connections one after another, each with 80 bytes and 64 back, closed by the client first.
  *
  * tcp_churn server ADDRESS PORT
- * tcp_churn client ADDRESS PORT COUNT [home|reset|refused]   COUNT connections at each SIGUSR1; prints "ready", then "done GOOD" after each */
+ * tcp_churn client ADDRESS PORT COUNT [home|reset|refused]
+ *                          COUNT connections at each SIGUSR1; prints "ready", then "done GOOD" after each */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>

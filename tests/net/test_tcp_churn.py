@@ -101,7 +101,6 @@ def test_nothing_is_left_of_those_that_end_otherwise(service: Service, program: 
 
     turns(1)
     Api(service).status(), Api(service).socket_flows()
-    # the service keeps some hundreds for ports of the past
     files = [*open_files(client.pid), "anon_inode"]     # eventfd, made when a thread sleeps for the first time
     memory = {pid: resident_mib(pid) for pid in (client.pid, service.program.pid)}
     moved = Api(service).status()["counters"]

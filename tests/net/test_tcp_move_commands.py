@@ -97,10 +97,10 @@ def test_a_socket_that_is_there_already_is_shown(service: Service, asking: ShimP
     assert offloaded(service)
 
 
-def event_log(service: Service, pid: int) -> list[dict[str, Any]]:
-    """What has happened to a program so far."""
+def event_log(service: Service, pid: int, silence: float = 0.5) -> list[dict[str, Any]]:
+    """What has happened to a program, until nothing more does for so many seconds, or the service ends."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(0.5)
+        sock.settimeout(silence)
         sock.connect(str(service.rundir / "api.sock"))
         sock.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         text = b""
@@ -111,9 +111,9 @@ def event_log(service: Service, pid: int) -> list[dict[str, Any]]:
     return [event for event in found if event["data"].get("pid") == pid]
 
 
-def events(service: Service, pid: int) -> list[tuple[str, str]]:
+def events(service: Service, pid: int, silence: float = 0.5) -> list[tuple[str, str]]:
     """Kinds and reasons."""
-    return [(event["kind"], event["data"].get("reason", "")) for event in event_log(service, pid)]
+    return [(event["kind"], event["data"].get("reason", "")) for event in event_log(service, pid, silence)]
 
 
 def test_explain_counts_calls_of_a_stream(service: Service, asking: ShimPeer) -> None:
@@ -216,8 +216,8 @@ def test_stop_ends_the_service() -> None:
 
 def test_the_moves_of_a_stop_are_events(service: Service, asking: ShimPeer) -> None:
     with ThreadPoolExecutor(1) as pool:
-        heard = pool.submit(events, service, asking.pid)    # to the end, which comes with the service's
-        time.sleep(0.2)
+        heard = pool.submit(events, service, asking.pid, 10)
+        time.sleep(0.5)
         service.ask("stop")
         service.program.wait(10)
     service.start()

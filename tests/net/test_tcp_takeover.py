@@ -24,7 +24,8 @@ def listens_on_ring(service: Service, program: ShimPeer) -> bool:
 
 def test_the_next_process_listens(service: Service) -> None:
     a_side, b_side = service.sandbox.sides
-    with ShimPeer(service, b_side, "offload") as old, ShimPeer(service, b_side, "offload") as new, \
+    with ShimPeer(service, b_side, "offload") as old, \
+            ShimPeer(service, b_side, "offload", VMA_HYBRID_TCP_BUDGET="100", VMA_HYBRID_TCP_PAYS="0") as new, \
             ShimPeer(service, a_side, "") as a, ShimPeer(service, a_side, "") as c:
         port = old.do("listen", address=b_side.address)
         old.do("waits")
@@ -36,6 +37,7 @@ def test_the_next_process_listens(service: Service) -> None:
         old.do("listen_no_more")
         assert new.do("listen", address=b_side.address, port=port) == port
         assert not listens_on_ring(service, new), "the connection would come there"
+        assert "port-shared" in service.ask("explain", str(new.pid))
         c.do("connect", address=b_side.address, port=port)
         new.do("accept")
         new.do("echo")

@@ -34,6 +34,7 @@ from vmahybrid.service.messages import HEADER, REINJECT_HEAD, REQUESTS, Protocol
 from vmahybrid.service.namespaces import Namespace
 from vmahybrid.service.ports import named, serving
 from vmahybrid.service.shared import competitors
+from vmahybrid.service.tcpmoves import TcpMoves
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import ANY_ADDR
 from vmahybrid.steering.reasons import ROWS, Reason, parse_reasons
@@ -394,3 +395,26 @@ def test_the_sentence_of_a_loss(after: dict[str, int], words: list[str], not_sai
     assert said.startswith("Process 9 (x) lost 7 packets at eth0 in the last minute: its ring 4 ")
     assert not [word for word in words if word not in said], said
     assert not_said not in said
+
+
+def test_a_port_is_forgotten_with_its_last_flow() -> None:
+    def port(flow_id: int, owner: int = 1) -> Flow:
+        return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=Kind.THREE, owner=owner, proto=socket.IPPROTO_TCP,
+                    local_port=80, flow_id=flow_id)
+
+    table = {1: port(1), 2: port(2), 3: port(3, owner=2)}
+    moves = TcpMoves(cast(Any, SimpleNamespace(table=SimpleNamespace(flows=table), backend=None)))
+    for flow in table.values():
+        moves.note_port(flow)
+    del table[1]
+    moves.forget_port(1, session=1)     # connections that it has left name it, and are under the rest's rule
+    assert set(moves._ports) == {1, 2, 3}
+    del table[2]
+    moves.forget_port(1, session=1)     # the rest may be gone for another reason, and go home still
+    moves.forget_port(2, session=2)
+    assert set(moves._ports) == {1, 2, 3}
+    moves.forget_port(2, session=1)
+    assert set(moves._ports) == {3}
+    moves.forget_port(2, session=1)
+    moves.abandon(2, dead=False)
+    assert not moves._ports and not moves._of_port

@@ -52,6 +52,7 @@ MOVES_AT_ONCE = 32      # threads: one program's that takes long holds no other'
 CAME_SECONDS = 60.0     # in which a program that heard no answer may bring the same connection home again
 DOUBT_SECONDS = 10.0    # in which a program may say that the answer came too late for it
 LIGHT_BYTES = 1 << 20   # of a state that goes home with others: all of them are in memory then
+MAGIC_LEN = 4           # bytes with which a state begins
 GIVEN_AT_ONCE = 64      # frames; others wait for the namespace's thread meanwhile
 F_GET_SEALS = 1034      # linux/fcntl.h; only memory files answer
 
@@ -112,13 +113,13 @@ class Room:
             return True
 
     def write(self, data: bytes) -> int:
-        """The bytes of it. The header comes last: where it is, the rest is. If the file is sealed the program has lost
-        its connection: raises Refused."""
+        """The bytes of it. The magic number comes last: where it is, the rest is. If the file is sealed the program has
+        lost its connection: raises Refused."""
         try:
-            done = HEADER_LEN
+            done = MAGIC_LEN
             while done < len(data):
                 done += os.pwrite(self.file, data[done:], self.at + done)
-            os.pwrite(self.file, data[:HEADER_LEN], self.at)
+            os.pwrite(self.file, data[:MAGIC_LEN], self.at)
         except (OSError, OverflowError) as error:
             log.warning("TCP: a program's memory file does not take a state: %s", error)
             raise Refused("TCP connection", f"its memory file: {error}", "", int(Reason.TCP_STATE)) from None
@@ -195,7 +196,7 @@ class TcpMoves:
         self._homing = _Lots(self._bring_home)
         self._let_go_at = 0                     # flows that had gone then
         self._kept: dict[int, int] = {}         # sockets that hold local ports for programs, by flow id
-        self._ports: dict[int, Flow] = {}       # of programs, by flow id, as long as anything of one is on a ring
+        self._ports: dict[int, Flow] = {}       # of programs, by flow id, until forget_port() or the program's end
         self._of_port: dict[tuple[int, int], set[int]] = {}     # their flow ids, by session and local port
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: dict[int, Future[None]] = {}  # what lost() has begun, by inode
@@ -222,7 +223,7 @@ class TcpMoves:
         if port is None or port.owner != session:
             return
         flow_ids = self._of_port[session, port.local_port]
-        if self._core.table.flows.keys().isdisjoint(flow_ids):
+        if flow_id == max(flow_ids) and self._core.table.flows.keys().isdisjoint(flow_ids):
             del self._of_port[session, port.local_port]
             for each in flow_ids:
                 del self._ports[each]

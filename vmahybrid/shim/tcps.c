@@ -314,7 +314,8 @@ void vmh_tcps_connected(int fd, long r, const struct sockaddr *to, socklen_t len
 		offload(s, fd);
 }
 
-/* The kernel has such a listener for good: each of its connections would be moved to a ring, and home at its end. */
+/* The kernel has such a listener for good, or for long: each of its connections would be moved to a ring, and home at its
+ * end. */
 static bool is_shared(const struct vmh_tcps *listener)
 {
 	unsigned reason = VMH_GET(listener->stats->reason);

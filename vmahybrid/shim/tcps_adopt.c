@@ -300,8 +300,6 @@ static bool adoption_begins(struct adoption *m, struct vmh_tcps *s, int fd, unsi
 	return false;
 }
 
-/* Object lock held. Without a state, and nobody has it, the next service lets it go on as it was. left: NULL, or one that
- * is taken over. */
 bool vmh_tmove_waits_for_thaw(struct vmh_tcps *s, int fd, struct vmh_tcp_blob *left)
 {
 	struct vmh_tcp_blob state = left ? *left : (struct vmh_tcp_blob){ 0 };

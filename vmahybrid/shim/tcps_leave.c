@@ -87,6 +87,8 @@ void vmh_tmove_strand(struct vmh_tcps *s, struct vmh_tcp_blob blob, unsigned rea
 	vmh_tmove_keep_blob(s, blob);
 	s->stranded_ns = vmh_now_ns();
 	s->stranded_in = vmh_session_id();
+	if (atomic_load(&s->fresh))
+		vmh_tport_remember();
 	vmh_tmove_leave(s, VMH_TCPS_STRANDED, reason, false);
 }
 

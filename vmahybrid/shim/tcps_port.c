@@ -100,10 +100,21 @@ unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, u
 	return attached(&a);
 }
 
-/* With a reason it returns when no frame comes by it any more; 0: nothing of the port is left. */
+static _Atomic bool remembered;
+
+/* A connection that began on a ring has left it, and is not home yet: it will be asked for by the flow of its port. */
+void vmh_tport_remember(void)
+{
+	atomic_store(&remembered, true);
+}
+
+/* With a reason it returns when no frame comes by it any more; 0: nothing of the port is left, and the service forgets
+ * it. */
 void vmh_tport_end(uint32_t flow_id, in_port_t lport, unsigned reason)
 {
 	mark(lport, false);
+	if (!reason && vmh_unlikely(atomic_load(&remembered)))
+		reason = VMH_R_CLOSED;
 	vmh_session_detach(flow_id, reason);
 }
 
@@ -115,13 +126,15 @@ void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsign
 	uint64_t end = vmh_now_ns() + LEAVE_NS;
 	struct tail *t = NULL;
 	uint32_t flow = flow_id;
+	bool any;
 
 	while (vmh_trings_port_users(l->port) && vmh_now_ns() < end)
 		vmh_rings_poll(64); /* most are about to end */
-	if (!vmh_trings_port_users(l->port) || !(t = vmh_heap_zero(1, sizeof(*t))) ||
+	any = vmh_trings_port_users(l->port);
+	if (!any || !(t = vmh_heap_zero(1, sizeof(*t))) ||
 	    (!no_syns && vmh_tport_attach(fd, l, ifindex, lane, 0, &flow))) {
 		vmh_heap_free(t);
-		vmh_tport_end(flow_id, l->port, 0);
+		vmh_tport_end(flow_id, l->port, any ? VMH_R_CLOSED : 0);
 		return;
 	}
 	if (!no_syns)

@@ -399,6 +399,7 @@ struct vmh_tname {
 unsigned vmh_tport_attach(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, unsigned flags,
 			  uint32_t *flow_id);
 void vmh_tport_end(uint32_t flow_id, in_port_t lport, unsigned reason);
+void vmh_tport_remember(void);
 void vmh_tport_leave(int fd, const struct vmh_tname *l, unsigned ifindex, unsigned lane, uint32_t flow_id, bool no_syns);
 uint32_t vmh_tport_flow(in_port_t lport);                        /* the last one of that port */
 bool vmh_tport_is(in_port_t lport);                              /* segments of no connection are answered by a reset */

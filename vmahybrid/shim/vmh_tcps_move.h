@@ -17,7 +17,8 @@ unsigned vmh_tmove_way(struct vmh_tcps *s, const struct vmh_tcp_addr *a, struct 
 void vmh_tmove_note_rtt(struct vmh_tcps *s, const struct vmh_tcp_blob *state);
 void vmh_tmove_recall_rtt(const struct vmh_tcps *s, const struct vmh_tcp_blob *state);
 
-/* tcps_adopt.c. Object lock held. Nobody has its state: the next service lets it go on as it was. */
+/* tcps_adopt.c. Object lock held. The service has ended, and left it frozen: true, and it waits for the next one, with the
+ * state that is left (taken over, or freed) or as it is (NULL, or none). */
 bool vmh_tmove_waits_for_thaw(struct vmh_tcps *s, int fd, struct vmh_tcp_blob *left);
 
 /* tcps_land.c */

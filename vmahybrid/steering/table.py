@@ -150,7 +150,7 @@ class SteeringTable:
             raise refuse(f"flow {flow.local_text} {flow.remote_text}", Reason.RULE)
         if flow.kind is Kind.MULTICAST and self._shared_group(flow):
             raise refuse(f"flow {flow.local_text}", Reason.MULTICAST_SHARED)
-        if self._has_connections(flow):
+        if self._is_port_of_another(flow):
             raise refuse(f"flow {flow.local_text}", Reason.PORT_SHARED)
         keys = sum(1 for _ in self._keys(flow))
         if not keys and not flow.wildcard and flow.kind is not Kind.MULTICAST:
@@ -340,9 +340,9 @@ class SteeringTable:
             self.evict(flow_id, Reason.MULTICAST_SHARED)
         return bool(others)
 
-    def _has_connections(self, flow: Flow) -> bool:
-        """Is the port of TCP that of another process, whose listener may be closed, and whose connections are not? They
-        would come to the ring of this one."""
+    def _is_port_of_another(self, flow: Flow) -> bool:
+        """Has another process this port of TCP on its rings? Its listener may be closed, and its connections not, whose
+        frames would come to the ring of this one."""
         return flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE and any(
             claim.flow.source is Source.SOCKET and claim.flow.owner != flow.owner
             for port, key, _ in self._keys(flow) for claim in self._ports[port].claims.get(key, ()))
