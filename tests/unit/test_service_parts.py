@@ -399,8 +399,8 @@ def test_the_sentence_of_a_loss(after: dict[str, int], words: list[str], not_sai
 
 def test_a_port_is_forgotten_with_its_last_flow() -> None:
     def port(flow_id: int, owner: int = 1) -> Flow:
-        return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=Kind.THREE, owner=owner, proto=socket.IPPROTO_TCP,
-                    local_port=80, flow_id=flow_id)
+        return Flow(action=FlowAction.RING, source=Source.SOCKET, kind=Kind.THREE, owner=owner,
+                    proto=socket.IPPROTO_TCP, local_port=80, flow_id=flow_id)
 
     table = {1: port(1), 2: port(2), 3: port(3, owner=2)}
     moves = TcpMoves(cast(Any, SimpleNamespace(table=SimpleNamespace(flows=table), backend=None)))
