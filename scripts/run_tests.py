@@ -60,10 +60,9 @@ LATER = (
     "tests/net/test_tcp_path.py", "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py",
     "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_seccomp.py", "tests/net/test_tcp_spare.py",
     "tests/net/test_tcp_sysctls.py", "tests/net/test_tcp_takeover.py", "tests/net/test_tcp_tickets.py",
-    "tests/net/test_tcp_unshare.py",
-    "tests/net/test_tcp_uring.py", "tests/net/test_two_steps.py", "tests/net/test_verbs_mc_params.py",
-    "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py", "tests/net/test_verbs_ring.py",
-    "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py",
+    "tests/net/test_tcp_unshare.py", "tests/net/test_tcp_uring.py", "tests/net/test_two_steps.py",
+    "tests/net/test_verbs_mc_params.py", "tests/net/test_verbs_params.py", "tests/net/test_verbs_pyverbs.py",
+    "tests/net/test_verbs_ring.py", "tests/sanitize/test_concurrency.py", "tests/sanitize/test_tcp_concurrency.py",
 )
 PIECES = 5
 NOTHING_COLLECTED = 5

@@ -52,20 +52,19 @@ static int server(const struct sockaddr_in *at)
 	}
 }
 
-/* How a connection ends: 'h': goes home to the kernel before it is used, 'r': by a reset, 'f': nobody listens. */
-static int way;
+static bool goes_home, is_reset, is_refused; /* to the kernel, before it is used; at its end; nobody listens */
 
 static bool once(const struct sockaddr_in *to)
 {
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 	bool good = connect(fd, (const struct sockaddr *)to, sizeof(*to)) == 0;
 
-	if (way == 'f')
+	if (is_refused)
 		return close(fd) == 0 && !good;
-	if (way == 'h')
+	if (goes_home)
 		close(dup(fd));
 	good = good && give(fd, 80) && take(fd, 64);
-	if (way == 'r')
+	if (is_reset)
 		setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger));
 	return close(fd) == 0 && good;
 }
@@ -84,9 +83,10 @@ int main(int argc, char **argv)
 	sigemptyset(&go);
 	sigaddset(&go, SIGUSR1);
 	sigprocmask(SIG_BLOCK, &go, NULL);
-	if (argc > 5)
-		way = argv[5][0] == 'r' && argv[5][2] == 'f' ? 'f' : argv[5][0];
-	if (way == 'f')
+	goes_home = argc > 5 && !strcmp(argv[5], "home");
+	is_reset = argc > 5 && !strcmp(argv[5], "reset");
+	is_refused = argc > 5 && !strcmp(argv[5], "refused");
+	if (is_refused)
 		at.sin_port = htons(1);
 	once(&at); /* from here on the program has its ring */
 	puts("ready");

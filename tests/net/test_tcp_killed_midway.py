@@ -103,6 +103,17 @@ def _adopt(service: Service, program: ShimPeer) -> None:
         service.ask("adopt", str(program.pid))
 
 
+def come_home(service: Service, a: ShimPeer, b: ShimPeer) -> int:
+    """A connection that was on a ring; the port of its peer."""
+    port = b.do("listen", address=b.side.address)
+    a.do("connect", address=b.side.address, port=port)
+    b.do("accept")
+    on_ring(service, a)
+    service.ask("home", str(a.pid))
+    at_home(service)
+    return int(port)
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["idle", "in a call"])
 @pytest.mark.parametrize("far", ["filter", "repair"])
 def test_the_connection_goes_on(service: Service, far: str, waits: bool) -> None:
@@ -112,13 +123,7 @@ def test_the_connection_goes_on(service: Service, far: str, waits: bool) -> None
     for _ in range(ROUNDS):
         with ThreadPoolExecutor(1) as pool, ShimPeer(service, b_side, "") as b, \
                 ShimPeer(service, a_side, "offload", VMA_HYBRID_TCP_BUDGET="100") as a:
-            port = b.do("listen", address=b_side.address)
-            a.do("connect", address=b_side.address, port=port)
-            b.do("accept")
-            on_ring(service, a)
-            service.ask("home", str(a.pid))
-            at_home(service)
-            with its_connection(a, port) as sock:
+            with its_connection(a, come_home(service, a, b)) as sock:
                 midway += killed_when(service, a, sock, far)
                 answer = pool.submit(a.do, "read", size=4) if waits else None
                 time.sleep(0.3)
@@ -145,13 +150,7 @@ def test_what_was_unread_is_still_there(service: Service) -> None:
     for _ in range(ROUNDS):
         with ShimPeer(service, b_side, "") as b, \
                 ShimPeer(service, a_side, "offload", VMA_HYBRID_TCP_BUDGET="100") as a:
-            port = b.do("listen", address=b_side.address)
-            a.do("connect", address=b_side.address, port=port)
-            b.do("accept")
-            on_ring(service, a)
-            service.ask("home", str(a.pid))
-            at_home(service)
-            with its_connection(a, port) as sock:
+            with its_connection(a, come_home(service, a, b)) as sock:
                 b.do("send", data=data)
                 until(lambda sock=sock: unread(sock) == len(data), SOON)
                 killed_when(service, a, sock, "empty")
@@ -168,12 +167,8 @@ def test_what_was_unread_is_still_there(service: Service) -> None:
 
 def adopted(service: Service, a: ShimPeer, b: ShimPeer) -> None:
     """A connection that the kernel has opened, on a ring."""
-    a.do("connect", address=b.side.address, port=b.do("listen", address=b.side.address))
-    b.do("accept")
+    come_home(service, a, b)
     b.do("echo")
-    on_ring(service, a)
-    service.ask("home", str(a.pid))
-    at_home(service)
     until(lambda: _adopt(service, a) or bool(offloaded(service)), 2 * SOON)
 
 

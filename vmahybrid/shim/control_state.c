@@ -177,14 +177,14 @@ int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *sta
 	return vmh_file_is_ours(f) ? get_at(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len) : -EPROTO;
 }
 
-/* By a service that has ended since, most likely. */
-static void get_left(int fd, off_t from, struct vmh_tcp_blob *state)
+void vmh_ctl_state_left(const struct vmh_file *several, int i, struct vmh_tcp_blob *state)
 {
+	const struct vmh_file *f = several ? several : &file;
 	const struct vmh_tcp_state *head;
 	struct vmh_tcp_blob got = { 0 };
 	size_t len = 0;
 
-	if (get_at(fd, from, &got, sizeof(*head)))
+	if (vmh_ctl_states_get(f, i, &got, sizeof(*head)))
 		return;
 	head = got.p;
 	if (head->magic == VMH_TCP_STATE_MAGIC && head->header_len == sizeof(*head) &&
@@ -192,15 +192,7 @@ static void get_left(int fd, off_t from, struct vmh_tcp_blob *state)
 		len = sizeof(*head) + head->send_len + head->recv_len;
 	vmh_tcp_blob_free(&got);
 	if (len)
-		get_at(fd, from, state, len);
-}
-
-void vmh_ctl_state_left(const struct vmh_file *several, int i, struct vmh_tcp_blob *state)
-{
-	const struct vmh_file *f = several ? several : &file;
-
-	if (vmh_file_is_ours(f))
-		get_left(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state);
+		vmh_ctl_states_get(f, i, state, len);
 }
 
 int vmh_ctl_states_again(const struct vmh_file *f, int i, size_t len)

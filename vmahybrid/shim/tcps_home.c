@@ -77,10 +77,11 @@ bool vmh_homing_begins(struct vmh_homing *h)
 	vmh_lock(&s->io);
 	vmh_tcp_freeze(s->conn);
 	home->err = vmh_tcps_export(s->conn, &home->state);
-	if (!home->err)
+	if (!home->err) {
 		vmh_tmove_note_rtt(s, &home->state);
-	if (!home->err && home->reason == VMH_R_TCP_STUCK)
-		send_as_new(&home->state);
+		if (home->reason == VMH_R_TCP_STUCK)
+			send_as_new(&home->state);
+	}
 	if (home->err == -ENOTSUP) { /* it has ended: the stack answers until close */
 		vmh_tcp_thaw(s->conn);
 		vmh_unlock(&s->io);

@@ -82,7 +82,8 @@ static void thaw_suspect(struct vmh_tcps *s)
 {
 	vmh_lock(&s->obj.lock);
 	s->suspect = 0;
-	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->obj.closed) && vmh_tcps_owns_fd(s) && vmh_tmove_waits_for_thaw(s, s->obj.fd, NULL))
+	if (vmh_tcps_at_kernel(s) && !atomic_load(&s->obj.closed) && vmh_tcps_owns_fd(s) &&
+	    vmh_tmove_waits_for_thaw(s, s->obj.fd, NULL))
 		vmh_plain_stop(s->obj.fd);
 	vmh_unlock(&s->obj.lock);
 }
