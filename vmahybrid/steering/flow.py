@@ -80,6 +80,10 @@ class Flow:
         return self.local == ANY_ADDR
 
     @property
+    def is_tcp_port(self) -> bool:
+        return self.proto == TCP and self.kind is Kind.THREE
+
+    @property
     def pass_action(self) -> Act:
         return Act.DROP if self.action is FlowAction.DROP else Act.PASS
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from vmahybrid.steering.claim import winner
 from vmahybrid.steering.flow import Flow, FlowAction, Source
 from vmahybrid.steering.keys import ANY_ADDR, FlowKey, PortId
 from vmahybrid.steering.reasons import Reason
@@ -49,7 +50,7 @@ def _lost(table: SteeringTable, flow: Flow) -> Reason:
         if _rule_on(table, port, flow.asked(key)):
             return Reason.RULE
         claims = table.claims(port).get(key)
-        if claims and max(claims, key=lambda claim: claim.rank).flow.owner != flow.owner:
+        if claims and winner(claims).flow.owner != flow.owner:
             return Reason.CONFLICT
         if key.src == ANY_ADDR and _more_specific(table, port, key, flow.owner):
             return Reason.CONFLICT
@@ -75,7 +76,7 @@ def _more_specific(table: SteeringTable, port: PortId, key: FlowKey, owner: int)
     for other, claims in table.claims(port).items():
         if other.src == ANY_ADDR or (other.dst, other.dport, other.proto) != (key.dst, key.dport, key.proto):
             continue
-        best = max(claims, key=lambda claim: claim.rank)
+        best = winner(claims)
         ring = table.rings.get(best.ring_id)
         if ring is None or best.flow.owner == owner or best.flow.source is not Source.SOCKET:
             continue

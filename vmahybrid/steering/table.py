@@ -7,13 +7,13 @@ each (interface, key) the claims on it. The one that wins is
 2. of a socket bound to the address itself rather than to the wildcard, else
 3. of the newest binding,
 
-as udp4_lib_lookup (net/ipv4/udp.c) scores sockets. A loser stays in the table (reason CONFLICT) and comes back when
-the winner goes. A multicast key claimed by two processes is nobody's: only the kernel can copy to both.
+as udp4_lib_lookup (net/ipv4/udp.c) scores sockets. A port of TCP stays with the process that had it first. A loser
+stays in the table (reason CONFLICT) and comes back when the winner goes. A multicast key claimed by two processes is
+nobody's: only the kernel can copy to both.
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from vmahybrid.errors import Refused
 from vmahybrid.steering import nic
+from vmahybrid.steering.claim import Claim, winner
 from vmahybrid.steering.flow import Flow, FlowAction, Kind, Source
 from vmahybrid.steering.keys import ANY_ADDR, Act, Action, FlowKey, GrantKey, PortId, is_multicast
 from vmahybrid.steering.reasons import Reason
@@ -45,15 +46,6 @@ class RingRef(NamedTuple):
     @property
     def in_nic(self) -> bool:
         return self.act is Act.PASS
-
-
-class Claim(NamedTuple):
-    flow: Flow
-    ring_id: int  # 0: the operator's
-
-    @property
-    def rank(self) -> tuple[bool, bool, int]:
-        return (self.flow.source is Source.OPERATOR, not self.flow.wildcard, self.flow.serial)
 
 
 @dataclass(slots=True)
@@ -343,7 +335,7 @@ class SteeringTable:
     def _is_port_of_another(self, flow: Flow) -> bool:
         """Has another process this port of TCP on its rings? Its listener may be closed, and its connections not, whose
         frames would come to the ring of this one."""
-        return flow.proto == socket.IPPROTO_TCP and flow.kind is Kind.THREE and any(
+        return flow.is_tcp_port and any(
             claim.flow.source is Source.SOCKET and claim.flow.owner != flow.owner
             for port, key, _ in self._keys(flow) for claim in self._ports[port].claims.get(key, ()))
 
@@ -359,8 +351,8 @@ class SteeringTable:
         self._displace(flow, before - now.keys())
         for (port, key), ring_id in now.items():
             claims = self._ports[port].claims.setdefault(key, [])
-            claims[:] = [claim for claim in claims if claim.flow is not flow]
-            claims.append(Claim(flow, ring_id))
+            at = next((n for n, claim in enumerate(claims) if claim.flow is flow), len(claims))
+            claims[at:at + 1] = [Claim(flow, ring_id)]
             flow.placed_on = port
             self._decide(port, key)
         placed.difference_update(before)
@@ -391,7 +383,7 @@ class SteeringTable:
     def _winner(self, port: PortId, key: FlowKey) -> Flow | None:
         entry = self._ports.get(port)
         claims = entry.claims.get(key) if entry else None
-        return max(claims, key=lambda claim: claim.rank).flow if claims else None
+        return winner(claims).flow if claims else None
 
     def _decide(self, port: PortId, key: FlowKey) -> None:
         entry = self._ports[port]
@@ -400,7 +392,7 @@ class SteeringTable:
         if not claims:
             entry.wanted.pop(key, None)
             return
-        best = max(claims, key=lambda claim: claim.rank)
+        best = winner(claims)
         if best.flow.action is FlowAction.RING:
             ring = self.rings[best.ring_id]
             # of several sockets of the process at a group, the newest need not be the one that wants it
