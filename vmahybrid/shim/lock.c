@@ -40,16 +40,23 @@ void vmh_let_signals_in(void)
 	vmh_sys(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof(mask));
 }
 
+static _Atomic(void *) cancel_type;
+
+void *vmh_cancel_find(void)
+{
+	void *at = dlsym(RTLD_NEXT, "pthread_setcanceltype"); /* ours is in front of it */
+
+	atomic_store_explicit(&cancel_type, at, memory_order_relaxed); /* two threads may: they write the same value */
+	return at;
+}
+
 int vmh_cancel_type(int type, int *before)
 {
-	static _Atomic(void *) found;
 	int (*real)(int, int *);
-	void *at = atomic_load_explicit(&found, memory_order_relaxed);
+	void *at = atomic_load_explicit(&cancel_type, memory_order_relaxed);
 
-	if (!at) { /* two threads may both come here: they write the same value */
-		at = dlsym(RTLD_NEXT, "pthread_setcanceltype"); /* ours is in front of it */
-		atomic_store_explicit(&found, at, memory_order_relaxed);
-	}
+	if (!at)
+		at = vmh_cancel_find();
 	memcpy(&real, &at, sizeof(real));
 	return real(type, before);
 }

@@ -156,6 +156,7 @@ static void at_quick(void)
 __attribute__((constructor)) static void library_loaded(void)
 {
 	vmh_real_init();
+	vmh_cancel_find();
 	vmh_fdtab_init();
 	vmh_fdtab_own();
 	on_exit(at_exit, NULL); /* before any other: they are called last */

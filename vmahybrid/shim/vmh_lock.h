@@ -73,6 +73,7 @@ VMH_COLD void vmh_let_signals_in(void);
 VMH_COLD void vmh_cancel_later(void); /* a thread with async_cancel */
 VMH_COLD void vmh_cancel_now(void);   /* unless it holds a lock or an object */
 int vmh_cancel_type(int type, int *before); /* pthread_setcanceltype(3) of libc */
+VMH_COLD void *vmh_cancel_find(void); /* it, early: dlsym() takes a kilobyte of stack, which a handler may not have */
 
 static inline void vmh_held_enter(void)
 {
