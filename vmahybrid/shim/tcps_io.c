@@ -2,6 +2,7 @@
  * sends the connection home first. */
 #include "vmh_control.h"
 #include "vmh_exception.h"
+#include "vmh_iomux_int.h"
 #include "vmh_log.h"
 #include "vmh_params.h"
 #include "vmh_real.h"
@@ -182,6 +183,7 @@ struct waiting {
 struct stay {
 	struct vmh_tcps *blocks;   /* counted in its `blocked` */
 	struct vmh_tcps *goes_on;  /* at the kernel, by its left_fd */
+	uint64_t deadline;         /* of SO_RCVTIMEO and the like, wherever the call waits; 0: none, or it has not waited */
 };
 
 #define STAY __attribute__((cleanup(stay_ends))) struct stay /* also when the thread is cancelled */
@@ -380,7 +382,8 @@ struct rest { /* of the caller's buffers */
 
 #define PARTS 16
 
-static int parts_of(const struct rest *t, struct iovec *out)
+/* Up to `max` of the buffers that are left. How many. */
+static int parts_of(const struct rest *t, struct iovec *out, int max)
 {
 	size_t skip = t->skip;
 	int k = 0;
@@ -389,7 +392,7 @@ static int parts_of(const struct rest *t, struct iovec *out)
 		*out = (struct iovec){ .iov_len = t->left };
 		return 1;
 	}
-	for (size_t i = 0; i < t->n && k < PARTS; i++) {
+	for (size_t i = 0; i < t->n && k < max; i++) {
 		if (skip >= t->iov[i].iov_len) {
 			skip -= t->iov[i].iov_len;
 			continue;
@@ -412,11 +415,16 @@ static bool more_follows(const struct rest *t, const struct iovec *parts, int n)
 	return here < t->left;
 }
 
-static void waiting_init(struct waiting *w, struct vmh_tcps *s, struct vmh_tcps **blocks, int flags, bool send)
+static void waiting_init(struct waiting *w, struct vmh_tcps *s, struct stay *y, int flags, bool send)
 {
-	*w = (struct waiting){ .s = s, .blocks = blocks, .wanted = send ? WRITABLE : READABLE };
+	*w = (struct waiting){ .s = s, .blocks = &y->blocks, .wanted = send ? WRITABLE : READABLE };
 	w->now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 	vmh_waiting_begin(&w->w, send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns));
+	if (vmh_likely(!w->w.deadline))
+		return;
+	if (y->deadline)
+		w->w.deadline = y->deadline;
+	y->deadline = w->w.deadline;
 }
 
 /* Some bytes went before the error: the next call says it. */
@@ -431,7 +439,7 @@ static void give_back(struct vmh_tcps *s, int err)
 }
 
 /* As much as the call wants, on the ring. GO_ON: the rest is another's. */
-static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **blocks, int flags, bool send)
+static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct stay *y, int flags, bool send)
 {
 	struct iovec parts[PARTS];
 	struct waiting w;
@@ -440,7 +448,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **bl
 	bool more;
 	int err, n;
 
-	waiting_init(&w, s, blocks, flags, send);
+	waiting_init(&w, s, y, flags, send);
 	if (vmh_unlikely(t->left > LONG) && !w.now && (send || (flags & MSG_WAITALL)))
 		note_blocked(&w); /* it may be closed in the midst of what is done first */
 	for (;;) {
@@ -461,7 +469,7 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct vmh_tcps **bl
 				return err;
 			continue;
 		}
-		n = parts_of(t, parts);
+		n = parts_of(t, parts, PARTS);
 		more = more_follows(t, parts, n);
 		r = stack_call(s, parts, n, flags | (more ? MSG_MORE : 0), t->left, send);
 		if (r > 0) {
@@ -567,7 +575,7 @@ static ssize_t fault(struct vmh_tcps *s, const struct msghdr *m, int flags, bool
 
 	if (m->msg_name != &vmh_tcps_buffer && length_of(m) == SIZE_MAX)
 		return -EINVAL;
-	r = by_stack(s, &t, &y.blocks, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
+	r = by_stack(s, &t, &y, (flags & ~MSG_WAITALL) | (send ? MSG_MORE : MSG_PEEK), send);
 	return r > 0 || (send && !r) ? -EFAULT : r;
 }
 
@@ -613,7 +621,7 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 			struct rest t = { m->msg_iov, m->msg_iovlen, 0, length_of(m), !send && (flags & MSG_TRUNC) };
 			STAY y = { 0 };
 
-			r = by_stack(s, &t, &y.blocks, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
+			r = by_stack(s, &t, &y, flags & (send ? SEND_FLAGS : RECV_FLAGS & ~MSG_WAITALL), send);
 			r = told(s, m, flags, send, r);
 		} else if (r == VMH_TCPS_KERNELS) {
 			r = kernel_call(fd, m, flags, send);
@@ -624,18 +632,57 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 	return r;
 }
 
+/* Until the kernel's socket may do something, for a call that has waited before: its SO_RCVTIMEO would begin anew.
+ * 0, -EAGAIN, -EINTR; GO_ON: it is being adopted. */
+static int wait_at_kernel(struct vmh_tcps *s, int fd, uint64_t deadline, bool send)
+{
+	__attribute__((cleanup(in_kernel_ends))) struct vmh_tcps *in = s;
+	struct pollfd p = { .fd = fd, .events = send ? POLLOUT : POLLIN };
+	uint64_t now = vmh_now_ns(), left = deadline > now ? deadline - now : 0;
+	struct timespec ts = { .tv_sec = (time_t)(left / 1000000000), .tv_nsec = (long)(left % 1000000000) };
+	int saved = errno, r;
+
+	atomic_fetch_add(&s->in_kernel, 1); /* as counted_call() */
+	if (!vmh_tcps_at_kernel(in))
+		return GO_ON;
+	r = vmh_real()->ppoll(&p, 1, &ts, NULL);
+	if (r < 0)
+		r = -errno;
+	errno = saved;
+	return r > 0 ? 0 : r < 0 ? r : -EAGAIN;
+}
+
+static void give_back_iov(struct iovec **v)
+{
+	if (*v)
+		vmh_scratch_give_back(*v);
+}
+
 /* The rest of a call whose connection went home in between. */
 static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m, const struct rest *t, int flags,
 			      bool send)
 {
-	struct iovec parts[PARTS];
+	__attribute__((cleanup(give_back_iov))) struct iovec *lent = NULL;
+	struct iovec parts[PARTS], *v = parts;
 	struct msghdr c = *m;
+	int max = PARTS;
 
 	if (!t->skip)
 		return by_kernel(s, fd, (struct msghdr *)m, flags, send);
-	c.msg_iov = parts;
-	c.msg_iovlen = (size_t)parts_of(t, parts);
+	if (t->n > PARTS && (lent = vmh_scratch_lent(t->n * sizeof(*lent)))) {
+		v = lent;
+		max = (int)t->n;
+	}
+	c.msg_iov = v;
+	c.msg_iovlen = (size_t)parts_of(t, v, max);
+	if (!send && !(flags & MSG_WAITALL))
+		flags |= MSG_DONTWAIT; /* it has something */
 	return by_kernel(s, fd, &c, flags, send);
+}
+
+static bool waits(const struct vmh_tcps *s, const struct rest *t, int flags, bool send)
+{
+	return !(flags & MSG_DONTWAIT) && !atomic_load(&s->nonblock) && (send || !t->skip || (flags & MSG_WAITALL));
 }
 
 /* What the ring has done of a call, once: it counts as one packet, as with VMA. */
@@ -665,7 +712,15 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			r = rest_by_kernel(s, goes_on_by(s, &y, fd), m, &t, flags, send);
+			int at = goes_on_by(s, &y, fd);
+
+			r = 0;
+			if (vmh_unlikely(y.deadline != 0) && at >= 0 && waits(s, &t, flags, send))
+				r = wait_at_kernel(s, at, y.deadline, send);
+			if (!r)
+				r = rest_by_kernel(s, at, m, &t, flags, send);
+			else if (r != GO_ON)
+				account(s, r, flags, send, true);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)
@@ -690,7 +745,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 			t = (struct rest){ m->msg_iov, m->msg_iovlen, 0, length_of(m), nowhere };
 		if (vmh_unlikely(t.left == SIZE_MAX))
 			return vmh_tcps_failed(s, send, -EINVAL);
-		r = by_stack(s, &t, &y.blocks, flags, send);
+		r = by_stack(s, &t, &y, flags, send);
 		if (r != GO_ON) {
 			account_ring(s, &t, r, flags, send);
 			return told(s, m, flags, send, t.skip && !(flags & MSG_PEEK) ? (ssize_t)t.skip : r);

@@ -1,0 +1,94 @@
+"""A call that waits while its connection goes home ends as it would have: with all of its buffers, and no later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from net.introduced_lab import introduced  # noqa: F401
+from net.service_lab import Api
+
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+PORT = 7788
+BUFFERS, EACH = 64, 65536  # more buffers than the shim gives to the stack at once
+# a peer that does next to nothing for half a second, and then as it is told
+PEER = f"""
+import socket, time
+listener = socket.create_server(("", {PORT}))
+print("ready", flush=True)
+while True:
+    conn = listener.accept()[0]
+    what = conn.recv(1)
+    if what == b"r":
+        conn.sendall(b"r")
+    time.sleep(0.5)
+    if what == b"s":
+        left = {BUFFERS * EACH}
+        while left and (data := conn.recv(min(left, {EACH}))):
+            left -= len(data)
+        conn.sendall(b"%20d" % ({BUFFERS * EACH} - left))
+    elif what == b"r":
+        conn.sendall(b"r" * {BUFFERS * EACH - 1})
+    conn.recv(1)
+    conn.close()
+"""
+# one call, and dup() by another thread when it has begun
+CALL = f"""
+import os, socket, sys, threading, time
+what, conn = sys.argv[1], socket.create_connection((sys.argv[2], {PORT}))
+buffers = [bytearray({EACH}) for _ in range({BUFFERS})]
+def go_home(after):
+    time.sleep(after)
+    os.close(os.dup(conn.fileno()))
+threading.Thread(target=go_home, args=(1 if what == "timeout" else 0.25,)).start()
+if what == "send":
+    conn.send(b"s")
+    print(conn.sendmsg(buffers), int(conn.recv(20, socket.MSG_WAITALL)))
+elif what == "receive":
+    conn.send(b"r")
+    print(conn.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0], sum(b.count(b"r") for b in buffers))
+else:
+    conn.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, (1).to_bytes(8, "little") + (500_000).to_bytes(8, "little"))
+    begun = time.monotonic()
+    try:
+        conn.recv(1)
+    except BlockingIOError:
+        print(time.monotonic() - begun)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_peer(service: Service) -> Iterator[None]:
+    peer = service.sandbox.start(service.sandbox.a, [sys.executable, "-S", "-c", PEER])
+    peer.wait_for("ready")
+    yield
+    peer.close()
+
+
+def said(service: Service, policy: str, what: str) -> str:
+    """By the program, whose connection went home from its ring in the midst of the call, unless ``policy`` is ""."""
+    def homed() -> int:
+        return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
+
+    argv, before = [sys.executable, "-S", "-c", CALL, what, service.sandbox.a.address], homed()
+    if policy:
+        argv = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy, VMA_RX_POLL="100")
+    answer = service.sandbox.start(service.sandbox.b, argv, env=service.env).result(30)
+    assert homed() - before == bool(policy)
+    return answer
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+@pytest.mark.parametrize("what", ["send", "receive"])
+def test_all_of_its_buffers(service: Service, policy: str, what: str) -> None:
+    assert said(service, policy, what).split() == [str(BUFFERS * EACH)] * 2
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+def test_its_time_goes_on(service: Service, policy: str) -> None:
+    """SO_RCVTIMEO is of the call, wherever it waits."""
+    assert 1.4 < float(said(service, policy, "timeout")) < 2.1
