@@ -17,7 +17,7 @@ PORT = 7788
 BUFFERS, EACH = 64, 65536  # more buffers than the shim gives to the stack at once
 # a peer that does next to nothing for half a second, and then as it is told
 PEER = f"""
-import socket, time
+import socket, struct, time
 listener = socket.create_server(("", {PORT}))
 print("ready", flush=True)
 while True:
@@ -31,12 +31,18 @@ while True:
         while left and (data := conn.recv(min(left, {EACH}))):
             left -= len(data)
         conn.sendall(b"%20d" % ({BUFFERS * EACH} - left))
+    elif what == b"u":
+        conn.send(b"!", socket.MSG_OOB)
+        time.sleep(0.05)
+        conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        conn.close()
+        continue
     elif what == b"r":
         conn.sendall(b"r" * {BUFFERS * EACH - 1})
     conn.recv(1)
     conn.close()
 """
-# one call, and dup() by another thread when it has begun
+# one call, and dup() by another thread when it has begun, but where the peer sends it home
 CALL = f"""
 import os, socket, sys, threading, time
 what, conn = sys.argv[1], socket.create_connection((sys.argv[2], {PORT}))
@@ -44,13 +50,21 @@ buffers = [bytearray({EACH}) for _ in range({BUFFERS})]
 def go_home(after):
     time.sleep(after)
     os.close(os.dup(conn.fileno()))
-threading.Thread(target=go_home, args=(1 if what == "timeout" else 0.25,)).start()
+if what != "reset":
+    threading.Thread(target=go_home, args=(1 if what == "timeout" else 0.25,)).start()
 if what == "send":
     conn.send(b"s")
     print(conn.sendmsg(buffers), int(conn.recv(20, socket.MSG_WAITALL)))
 elif what == "receive":
     conn.send(b"r")
     print(conn.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0], sum(b.count(b"r") for b in buffers))
+elif what == "reset":
+    conn.settimeout(4)
+    conn.send(b"u")
+    try:
+        print(conn.recv(1))
+    except OSError as e:
+        print(repr(e))
 else:
     conn.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, (1).to_bytes(8, "little") + (500_000).to_bytes(8, "little"))
     begun = time.monotonic()
@@ -92,3 +106,9 @@ def test_all_of_its_buffers(service: Service, policy: str, what: str) -> None:
 def test_its_time_goes_on(service: Service, policy: str) -> None:
     """SO_RCVTIMEO is of the call, wherever it waits."""
     assert 1.4 < float(said(service, policy, "timeout")) < 2.1
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+def test_a_reset_after_an_urgent_byte(service: Service, policy: str) -> None:
+    """The byte sends the connection home. The peer resets it, and does not send it a second time."""
+    assert "ConnectionResetError" in said(service, policy, "reset")

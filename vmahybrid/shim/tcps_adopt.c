@@ -108,7 +108,7 @@ static unsigned ready_to_steer(struct adoption *m, struct vmh_msg_attach *req)
 					.remote_port = m->a.rport, .lane = vmh_tring_ring(s->tring)->lane };
 	memcpy(req->local_addr, m->a.laddr.b, sizeof(req->local_addr));
 	memcpy(req->remote_addr, m->a.raddr.b, sizeof(req->remote_addr));
-	m->st = vmh_tring_stash(s->tring, &m->a);
+	m->st = vmh_tring_stash(s->tring, &m->a, NULL);
 	return m->st ? 0 : VMH_R_RING_FAILED;
 }
 

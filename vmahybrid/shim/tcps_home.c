@@ -68,7 +68,7 @@ bool vmh_homing_begins(struct vmh_homing *h)
 	struct vmh_tcps *s = h->s;
 	struct vmh_session_home *home = &h->home;
 
-	h->st = vmh_tring_stash(s->tring, &s->addr);
+	h->st = vmh_tring_stash(s->tring, &s->addr, s->conn);
 	if (s->opening && restart(s, home->reason, h->must)) {
 		if (h->st)
 			vmh_tring_unstash(s->tring, h->st, false);

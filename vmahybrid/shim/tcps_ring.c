@@ -266,13 +266,18 @@ static bool is_moving(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t le
 	return st != NULL;
 }
 
-struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a)
+struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a, struct vmh_tcp_conn *its)
 {
 	struct vmh_tcps_stash *st = vmh_scratch_new(sizeof(*st));
+	const void *kept;
+	size_t len;
 
 	if (!st)
 		return NULL;
 	st->addr = *a;
+	kept = its ? vmh_tcp_urgent(its, &len) : NULL;
+	if (kept)
+		put_aside(st, kept, (uint32_t)len);
 	vmh_lock(&t->tr.ring->lock);
 	st->next = t->stashes;
 	t->stashes = st;

@@ -626,7 +626,8 @@ struct vmh_tcps_stash; /* frames that come while nobody has the connection */
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r); /* NULL: none to be had */
 struct vmh_ring *vmh_tring_ring(struct vmh_tring *t);
 struct vmh_tcp *vmh_tring_stack(struct vmh_tring *t);
-struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a);
+/* That begins with what its stack has not taken. */
+struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a, struct vmh_tcp_conn *its);
 void vmh_tring_unstash(struct vmh_tring *t, struct vmh_tcps_stash *st, bool feed);
 /* to the kernel, which has it now */
 void vmh_tring_stash_home(struct vmh_tring *t, struct vmh_tcps_stash *st, const struct vmh_tcps *s);

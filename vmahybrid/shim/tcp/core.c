@@ -308,6 +308,7 @@ void core_conn_free(struct vmh_tcp_conn *c)
 	while (c->rx_head)
 		pbuf_free(hold_pop(c));
 	vmh_heap_free(c->listening);
+	vmh_heap_free(c->kept);
 	vmh_heap_free(c);
 }
 
@@ -542,7 +543,7 @@ const struct vmh_tcp_ops vmh_tcp_core = {
 	.set_user = core_set_user, .address = core_address, .info = core_get_info, .stats = core_get_stats,
 	.set_backlog = core_set_backlog, .half_open = core_half_open, .refuse = core_refuse, .name = core_name, .reclaim = core_reclaim,
 	.port_users = demux_port_users, .in_use = demux_in_use, .port_names = demux_port_names, .closing = demux_closing, .let_go = hold_let_go,
-	.resume = core_resume, .delist = core_delist, .nudge = core_nudge,
+	.resume = core_resume, .delist = core_delist, .nudge = core_nudge, .urgent = core_urgent,
 	.settle = core_settle, .freeze = core_freeze, .export_ = core_export, .forget = core_forget,
 	.import = core_import,
 };

@@ -102,13 +102,18 @@ struct syn { /* as far as a cookie knows it */
 
 /* What came in a frame from the TCP header on; `next`: frames that go on where it ends, as one segment (merge.c). */
 struct segment {
-	uint8_t *tcp;
+	uint8_t *frame, *tcp;
 	uint32_t len;
 	uint16_t header, payload; /* bytes of it; payload: with that of all that follow. 0 until read */
 	void *token;
 	struct held *held;
 	struct segment *next;
 	bool kept;
+};
+
+struct kept {
+	size_t len;
+	uint8_t frame[];
 };
 
 enum timer { T_RTO, T_PROBE, T_REORDER, T_ACK, T_PERSIST, T_KEEP, T_LIFE, T_RETRY, TIMERS };
@@ -137,6 +142,7 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
+	struct kept *kept;        /* the first frame of such data; NULL also: no memory */
 	bool opened;              /* by us: the other end was the listener */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool fragments;           /* of the peer */
@@ -484,6 +490,7 @@ uint8_t core_state(const struct vmh_tcp_conn *c);
 void core_settle(struct vmh_tcp_conn *c, bool settling);
 int core_freeze(struct vmh_tcp_conn *c, bool frozen);
 void core_nudge(struct vmh_tcp_conn *c);
+const void *core_urgent(struct vmh_tcp_conn *c, size_t *len);
 bool core_movable(const struct vmh_tcp_conn *c);
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 void core_forget(struct vmh_tcp_conn *c);

@@ -513,6 +513,18 @@ static bool brings_urgent(const struct tcp_pcb *pcb, const struct seg_in *in)
 	       TCP_SEQ_GT(in->seq + in->payload, pcb->rcv_nxt) && TCP_SEQ_LT(in->seq, pcb->rcv_nxt + pcb->rcv_wnd);
 }
 
+/* For who gets the connection: the peer may reset it instead of sending that again, which is where nobody expects it then. */
+static void keep(struct vmh_tcp_conn *c, const struct segment *s)
+{
+	size_t len = (size_t)(s->tcp + s->len - s->frame);
+
+	c->urgent = c->changed = true;
+	if (c->kept || !(c->kept = vmh_heap_get(sizeof(*c->kept) + len)))
+		return;
+	c->kept->len = len;
+	memcpy(c->kept->frame, s->frame, len);
+}
+
 /* Inside. The peer takes a reset at once that is where it expects the next byte. */
 static void reset_unwanted(struct vmh_tcp_conn *c, const struct seg_in *in)
 {
@@ -579,7 +591,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		return;
 	}
 	if (brings_urgent(c->pcb, &in)) {
-		c->urgent = c->changed = true;
+		keep(c, s);
 		core_leave(t, c);
 		return;
 	}
@@ -835,7 +847,7 @@ int core_input(struct vmh_tcp *t, void *frame, size_t len, void *token)
 	t->stats.in++;
 	if (!tcp)
 		return no_segment(t, frame, len);
-	s = (struct segment){.tcp = tcp, .len = (uint32_t)tcp_len, .token = token};
+	s = (struct segment){.frame = frame, .tcp = tcp, .len = (uint32_t)tcp_len, .token = token};
 	c = demux_find(t, &k);
 	if (c)
 		return input_conn(c, &s);

@@ -115,7 +115,7 @@ static int one(struct vmh_tcp *t, const struct vmh_tcp_in *in, struct segment *s
 
 	if (!c)
 		return core_input(t, in->frame, in->len, in->token);
-	*s = (struct segment){.tcp = tcp, .len = (uint32_t)len, .token = in->token};
+	*s = (struct segment){.frame = in->frame, .tcp = tcp, .len = (uint32_t)len, .token = in->token};
 	plain = is_plain(s);
 	if (c->run) {
 		if (plain && goes_on(c->run, s)) {

@@ -66,6 +66,12 @@ void core_nudge(struct vmh_tcp_conn *c)
 	core_send_probe(c, c->ts_sent);
 }
 
+const void *core_urgent(struct vmh_tcp_conn *c, size_t *len)
+{
+	*len = c->kept ? c->kept->len : 0;
+	return c->kept ? c->kept->frame : NULL;
+}
+
 /* Bytes of a queue from `from` on: counted, and copied if `to` is not NULL. */
 static uint32_t gather(const struct tcp_seg *s, uint32_t from, uint8_t *to)
 {

@@ -295,6 +295,11 @@ void vmh_tcp_nudge(struct vmh_tcp_conn *c)
 	WITH_VOID(OF(c), nudge(c));
 }
 
+const void *vmh_tcp_urgent(struct vmh_tcp_conn *c, size_t *len)
+{
+	return WITH(OF(c), const void *, urgent(c, len));
+}
+
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size)
 {
 	return WITH(OF(c), ssize_t, export_(c, blob, size));

@@ -229,6 +229,8 @@ void vmh_tcp_settle(struct vmh_tcp_conn *c, bool settling);
 int vmh_tcp_freeze(struct vmh_tcp_conn *c);
 void vmh_tcp_resume(struct vmh_tcp_conn *c);
 void vmh_tcp_nudge(struct vmh_tcp_conn *c);
+/* The first frame with urgent data, which was not taken; as long as the connection is. NULL: none, or no memory. */
+const void *vmh_tcp_urgent(struct vmh_tcp_conn *c, size_t *len);
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 int vmh_tcp_thaw(struct vmh_tcp_conn *c);
 void vmh_tcp_forget(struct vmh_tcp_conn *c);
