@@ -284,35 +284,72 @@ bool vmh_epitem_on_ring(const struct vmh_epitem *it)
 	return vmh_sock_on_ring((const struct vmh_sock *)m);
 }
 
-#define PARKED_SETS 32 /* that a socket is a member of */
+#define FEW_SETS 32 /* that a socket is a member of */
 
-/* In more sets than that it stays on the kernel, or where nobody could wake who sleeps in one. */
-bool vmh_epoll_member_settle(struct vmh_obj *member)
+struct in_set {
+	struct vmh_ep *e;
+	int fd;
+};
+
+/* The sets that it is a member of, held: in `few`, or, of more, in memory that forget_sets() gives back (*all). Without
+ * memory those that fit in `few`, and *whole is false. */
+static unsigned sets_of(struct vmh_obj *member, struct in_set *few, struct in_set **all, unsigned *room, bool *whole)
 {
-	struct { struct vmh_ep *e; int fd; } all[PARKED_SETS];
 	struct vmh_lock *l = items_lock(member);
 	struct vmh_epitem *it;
-	unsigned n = 0;
-	bool good;
+	unsigned n, there;
 
-	vmh_lock(l);
-	for (it = member->items; it && n < PARKED_SETS; it = it->member_next) {
-		all[n].fd = it->fd;
-		all[n++].e = it->set;
-		vmh_obj_hold(&it->set->obj);
+	*all = few;
+	for (*room = FEW_SETS;; *room = there) {
+		vmh_lock(l);
+		for (it = member->items, n = 0; it && n < *room; it = it->member_next, n++) {
+			(*all)[n] = (struct in_set){ it->set, it->fd };
+			vmh_obj_hold(&it->set->obj);
+		}
+		for (there = n; it; it = it->member_next)
+			there++;
+		vmh_unlock(l);
+		*whole = there == n;
+		if (*whole)
+			return n;
+		struct in_set *more = vmh_scratch_new(there * sizeof(*more));
+
+		if (!more)
+			return n;
+		for (unsigned i = 0; i < n; i++)
+			vmh_obj_put(&(*all)[i].e->obj);
+		if (*all != few)
+			vmh_scratch_free(*all, *room * sizeof(**all));
+		*all = more;
 	}
-	good = !it && (!n || vmh_ep_can_kick());
-	vmh_unlock(l);
+}
+
+static void forget_sets(struct in_set *few, struct in_set *all, unsigned n, unsigned room)
+{
+	for (unsigned i = 0; i < n; i++)
+		vmh_obj_put(&all[i].e->obj);
+	if (all != few)
+		vmh_scratch_free(all, room * sizeof(*all));
+}
+
+/* false: it stays on the kernel, as nobody could wake who sleeps in one. */
+bool vmh_epoll_member_settle(struct vmh_obj *member)
+{
+	struct in_set few[FEW_SETS], *all;
+	bool good;
+	unsigned room, n = sets_of(member, few, &all, &room, &good);
+
+	good = good && (!n || vmh_ep_can_kick());
 	for (unsigned i = 0; i < n; i++) {
 		vmh_lock(&all[i].e->obj.lock);
 		good = good && vmh_ep_catch_up(all[i].e, member, all[i].fd);
 		vmh_unlock(&all[i].e->obj.lock);
-		vmh_obj_put(&all[i].e->obj);
 	}
 	for (unsigned i = 0; good && i < n; i++)
 		vmh_ep_caught_up(all[i].fd);
 	if (good)
 		vmh_ep_caught_up(member->fd); /* also if it was taken out of its sets */
+	forget_sets(few, all, n, room);
 	return good;
 }
 
@@ -328,26 +365,19 @@ static void park_item(struct vmh_epitem *it, bool parked)
  * or is over when we have the lock of its set. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
 {
-	struct { struct vmh_ep *e; int fd; } all[PARKED_SETS];
-	struct vmh_lock *l = items_lock(member);
+	struct in_set few[FEW_SETS], *all;
 	struct vmh_epitem *it;
-	unsigned n = 0;
+	bool whole;
+	unsigned room, n = sets_of(member, few, &all, &room, &whole);
 
-	vmh_lock(l);
-	for (it = member->items; it && n < PARKED_SETS; it = it->member_next) {
-		all[n].e = it->set;
-		all[n++].fd = it->fd;
-		vmh_obj_hold(&it->set->obj);
-	}
-	vmh_unlock(l);
 	for (unsigned i = 0; i < n; i++) {
 		vmh_lock(&all[i].e->obj.lock);
 		it = vmh_epitem_find(all[i].e, member, all[i].fd);
 		if (it)
 			park_item(it, parked);
 		vmh_unlock(&all[i].e->obj.lock);
-		vmh_obj_put(&all[i].e->obj);
 	}
+	forget_sets(few, all, n, room);
 }
 
 /* ---- fork ---- */
