@@ -118,6 +118,7 @@ TESTS = {
     "VMA_TRIGGER_DUMMY_SEND_GETSOCKNAME": ACT + "test_dummy_sends",
     "VMA_LOG_CB_FUNC_PTR": ACT + "test_log_lines_go_to_the_program",
     "VMA_HYBRID_SOCKET": ACT + "test_exit_where_there_is_no_service",
+    "VMA_HYBRID_DEEP_BIND": "net/test_tcp_past_the_shim.py::test_the_flag_may_be_left",
     "VMA_HYBRID_TCP": "net/test_tcp_policy.py::test_offload_stays_on_the_ring",
     "VMA_HYBRID_TCP_ROUNDS": "net/test_tcp_policy.py::test_rounds_before_a_connection_is_moved",
     "VMA_HYBRID_TCP_SHOW": "net/test_tcp_show.py::test_as_many_as_the_parameter_says",

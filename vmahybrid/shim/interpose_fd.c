@@ -382,7 +382,8 @@ VMH_EXPORT pid_t fork(void)
 {
 	if (vmh_unlikely(vmh_in_handler()) && vmh_real()->_Fork && vmh_worker_and_one())
 		return forked(vmh_real()->_Fork);
-	return forked(vmh_real()->fork);
+	vmh_watch_forks();
+	return vmh_real()->fork();
 }
 
 struct cloned {
@@ -434,7 +435,6 @@ VMH_EXPORT pid_t _Fork(void)
 
 struct termios;
 struct winsize;
-/* forks inside libc, where no preload sees it */
 VMH_EXPORT pid_t forkpty(int *master, char *name, const struct termios *tio, const struct winsize *win);
 VMH_EXPORT pid_t forkpty(int *master, char *name, const struct termios *tio, const struct winsize *win)
 {
@@ -443,21 +443,20 @@ VMH_EXPORT pid_t forkpty(int *master, char *name, const struct termios *tio, con
 
 	if (!real)
 		vmh_real_find(&real, "forkpty");
-	vmh_before_fork();
+	vmh_watch_forks();
 	errno = saved;
-	pid_t pid = forked_now(real(master, name, tio, win));
+	pid_t pid = real(master, name, tio, win);
 	if (pid == 0)
 		vmh_log_stderr_moved(); /* onto the new terminal */
 	return pid;
 }
 
-/* libc's daemon() forks inside: the parent ends at once, so the child owns the sockets alone. */
 VMH_EXPORT int daemon(int nochdir, int noclose)
 {
 	vmh_before_daemon();
 	int r = vmh_real()->daemon(nochdir, noclose);
 	int saved = errno;
-	vmh_after_daemon(r);
+	vmh_after_daemon();
 	errno = saved;
 	return r;
 }

@@ -18,6 +18,7 @@
 #include "vmh_verbs.h"
 #include "vmh_wait.h"
 #include "vmh_worker.h"
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
@@ -34,7 +35,6 @@ _Atomic bool vmh_accept_tells = true;
 _Atomic bool vmh_filtered;
 static uint64_t forked_ns; /* 0: this is no child of a fork */
 static _Atomic bool accepted_one;
-static pid_t daemon_pid; /* who called daemon(): the child sees that it is not this one */
 
 /* Nothing is made (no file, no connection) for a program that never opens a socket. */
 void vmh_started(void)
@@ -293,24 +293,90 @@ void vmh_after_fork_child(void)
 	starting = false;
 }
 
-void vmh_before_daemon(void)
+/* What libc's fork() calls, whoever called that: also daemon() and forkpty(), and who has it from libc's own handle. As
+ * nobody else's handlers are registered before, or hardly anybody's, those that prepare run before ours and may wait for
+ * threads that use sockets, and the others find all as it should be. */
+static __thread bool forks_here, daemonizes;
+static struct {
+	void (*prepare)(void), (*parent)(void), (*child)(void);
+} driver;
+
+/* pthread_atfork(3) of a driver of verbs, whose locks our rings' calls take: those come between ours and the fork. */
+VMH_EXPORT void vmh_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+VMH_EXPORT void vmh_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
 {
-	if (atomic_load(&started) && !vmh_filtered) {
-		vmh_tcps_home_all(VMH_R_FORK);
-		vmh_sock_home_all(VMH_R_FORK, false);
-	}
-	daemon_pid = getpid();
-	hold_still();
+	driver.parent = parent;
+	driver.child = child;
+	driver.prepare = prepare;
 }
 
-void vmh_after_daemon(int result)
+static void libc_forks_here(void)
 {
-	bool any = forking;
+	forks_here = true;
+	if (!daemonizes) {
+		vmh_before_fork();
+	} else {
+		if (atomic_load(&started) && !vmh_filtered) {
+			vmh_tcps_home_all(VMH_R_FORK);
+			vmh_sock_home_all(VMH_R_FORK, false);
+		}
+		hold_still();
+	}
+}
 
-	if (result == 0 && getpid() != daemon_pid)
-		vmh_after_fork_child();
-	else
+static void libc_forks(void)
+{
+	int saved = errno;
+
+	if (!starting)
+		libc_forks_here();
+	if (driver.prepare)
+		driver.prepare();
+	errno = saved;
+}
+
+static void libc_forked_parent(void)
+{
+	int saved = errno;
+
+	if (driver.parent)
+		driver.parent();
+	if (forks_here)
 		vmh_after_fork_parent();
-	if (any)
+	forks_here = false;
+	errno = saved;
+}
+
+static void libc_forked_child(void)
+{
+	int saved = errno;
+
+	if (driver.child)
+		driver.child();
+	if (forks_here)
+		vmh_after_fork_child();
+	forks_here = false;
+	errno = saved;
+}
+
+__attribute__((constructor)) void vmh_watch_forks(void)
+{
+	static _Atomic bool done;
+
+	if (vmh_unlikely(!atomic_load_explicit(&done, memory_order_relaxed)) && !atomic_exchange(&done, true))
+		pthread_atfork(libc_forks, libc_forked_parent, libc_forked_child);
+}
+
+/* The parent ends at once, so the child owns the sockets alone. */
+void vmh_before_daemon(void)
+{
+	vmh_watch_forks();
+	daemonizes = true;
+}
+
+void vmh_after_daemon(void)
+{
+	daemonizes = false;
+	if (atomic_load(&started) && !vmh_filtered)
 		vmh_sock_service_back();
 }

@@ -578,6 +578,15 @@ static void from_environment(unsigned param)
 		take(param, vmh_param_defs[param].name, text, VMH_FROM_ENV);
 }
 
+bool vmh_param_asked(unsigned param)
+{
+	const struct vmh_param_def *d = &vmh_param_defs[param];
+	const char *text = getenv(d->name);
+	int64_t value;
+
+	return text && (parse_word(d, text, &value) || parse_number(text, &value)) ? value != 0 : d->number != 0;
+}
+
 void vmh_params_init(void)
 {
 	const char *text;

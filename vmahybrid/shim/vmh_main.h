@@ -26,6 +26,7 @@ void vmh_signals_end_well(void); /* signal.c; from the first connection on a rin
 void vmh_before_fork(void);
 void vmh_after_fork_parent(void);
 void vmh_after_fork_child(void);
+void vmh_watch_forks(void); /* libc's fork() does from here on what is to be done before and after one */
 void vmh_before_daemon(void);
-void vmh_after_daemon(int result);
+void vmh_after_daemon(void);
 #endif

@@ -28,6 +28,7 @@ const struct vmh_param_def *vmh_param_def(unsigned param);
 /* The number of the parameter, or of the one that the older name sets; -1: neither. */
 int vmh_param_find(const char *name, size_t len);
 int64_t vmh_param_number(unsigned param); /* not of a text */
+bool vmh_param_asked(unsigned param);     /* of a yes or no, before vmh_params_init(): by the environment alone */
 const char *vmh_param_string(unsigned param);
 /* How the banner calls the profile in use; NULL: none. */
 const char *vmh_params_profile(void);

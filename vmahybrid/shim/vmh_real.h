@@ -23,6 +23,7 @@
 	X(int, epoll_wait, (int, struct epoll_event *, int, int)) \
 	X(int, epoll_ctl, (int, int, int, struct epoll_event *)) \
 	X(int, socket, (int, int, int)) \
+	X(void *, dlopen, (const char *, int)) \
 	X(int, close, (int)) \
 	X(int, shutdown, (int, int)) \
 	X(int, bind, (int, const struct sockaddr *, socklen_t)) \

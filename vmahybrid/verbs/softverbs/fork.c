@@ -4,6 +4,7 @@
  * copies of the objects only know how to be destroyed: everything else fails with EIO. It may open the device anew.
  */
 #include "sv.h"
+#include <dlfcn.h>
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static struct sv_context *contexts;
@@ -73,9 +74,16 @@ static void child(void)
 	pthread_mutex_init(&registry, NULL);
 }
 
+/* Under the shim its own come first, which close what is open; they can't while these have the locks. */
 __attribute__((constructor)) static void start(void)
 {
-	pthread_atfork(before, parent, child);
+	void (*shims)(void (*)(void), void (*)(void), void (*)(void));
+
+	*(void **)&shims = dlsym(RTLD_DEFAULT, "vmh_atfork");
+	if (shims)
+		shims(before, parent, child);
+	else
+		pthread_atfork(before, parent, child);
 }
 
 void sv_registry_add(struct sv_context *x)
