@@ -23,17 +23,22 @@ print("ready", flush=True)
 while True:
     conn = listener.accept()[0]
     what = conn.recv(1)
-    if what == b"r":
-        conn.sendall(b"r")
+    if what in b"rh":
+        conn.sendall(b"r" if what == b"r" else b"h" * 700)
     time.sleep(0.5)
     if what == b"s":
         left = {BUFFERS * EACH}
         while left and (data := conn.recv(min(left, {EACH}))):
             left -= len(data)
         conn.sendall(b"%20d" % ({BUFFERS * EACH} - left))
-    elif what == b"u":
-        conn.send(b"!", socket.MSG_OOB)
-        time.sleep(0.05)
+    elif what == b"i":
+        conn.sendall(b"i" * 2800)
+        time.sleep(0.3)
+        conn.sendall(b"i" * 200)
+    elif what in b"uh":
+        if what == b"u":
+            conn.send(b"!", socket.MSG_OOB)
+            time.sleep(0.05)
         conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         conn.close()
         continue
@@ -44,13 +49,13 @@ while True:
 """
 # one call, and dup() by another thread when it has begun, but where the peer sends it home
 CALL = f"""
-import os, socket, sys, threading, time
+import os, signal, socket, sys, threading, time
 what, conn = sys.argv[1], socket.create_connection((sys.argv[2], {PORT}))
 buffers = [bytearray({EACH}) for _ in range({BUFFERS})]
 def go_home(after):
     time.sleep(after)
     os.close(os.dup(conn.fileno()))
-if what != "reset":
+if what not in ("reset", "signal"):
     threading.Thread(target=go_home, args=(1 if what == "timeout" else 0.25,)).start()
 if what == "send":
     conn.send(b"s")
@@ -58,6 +63,20 @@ if what == "send":
 elif what == "receive":
     conn.send(b"r")
     print(conn.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0], sum(b.count(b"r") for b in buffers))
+elif what == "half":
+    conn.send(b"h")
+    print(len(conn.recv(3000, socket.MSG_WAITALL)))
+    try:
+        print(conn.recv(1))
+    except OSError as e:
+        print(repr(e))
+elif what == "signal":
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR1, False)
+    threading.Timer(0.25, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    conn.send(b"i")
+    print(len(conn.recv(3000, socket.MSG_WAITALL)))
+    go_home(0)
 elif what == "reset":
     conn.settimeout(4)
     conn.send(b"u")
@@ -100,6 +119,20 @@ def said(service: Service, policy: str, what: str) -> str:
 @pytest.mark.parametrize("what", ["send", "receive"])
 def test_all_of_its_buffers(service: Service, policy: str, what: str) -> None:
     assert said(service, policy, what).split() == [str(BUFFERS * EACH)] * 2
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+def test_a_reset_in_its_second_half(service: Service, policy: str) -> None:
+    """The call says what it has got, the next one why there is no more."""
+    first, second = said(service, policy, "half").splitlines()
+    assert first == "700"
+    assert "ConnectionResetError" in second
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+def test_a_signal_before_it_has_anything(service: Service, policy: str) -> None:
+    """With SA_RESTART it ends nothing, also when data comes later. The connection goes home afterwards only."""
+    assert said(service, policy, "signal") == "3000\n"
 
 
 @pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])

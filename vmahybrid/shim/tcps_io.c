@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 
 #define LOOKS 8         /* at the rings' indexes per poll of a waiting call */
 #define CLOCK_EVERY 64  /* spins between looks at the clock */
@@ -481,7 +482,10 @@ static ssize_t by_stack(struct vmh_tcps *s, struct rest *t, struct stay *y, int 
 			if (!t->left || (!send && !(flags & MSG_WAITALL) && !more) || (flags & MSG_PEEK))
 				return r;
 			w.now |= !send && !(flags & MSG_WAITALL); /* only what is there fills the rest of the vector */
-			w.w.timed = true;                         /* any signal ends it now */
+			if (!w.w.timed) {                         /* any signal ends it from here on */
+				w.w.timed = true;
+				w.w.began = vmh_signals_now();
+			}
 			if (!w.now)
 				note_blocked(&w); /* with the kernel, one that has begun goes on when another thread closes it */
 			continue;
@@ -632,24 +636,38 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 	return r;
 }
 
-/* Until the kernel's socket may do something, for a call that has waited before: its SO_RCVTIMEO would begin anew.
- * 0, -EAGAIN, -EINTR; GO_ON: it is being adopted. */
-static int wait_at_kernel(struct vmh_tcps *s, int fd, uint64_t deadline, bool send)
+/* Nothing to be had, and nothing else to hear, than why no more will come? */
+static bool has_only_failed(const struct pollfd *p, bool send)
+{
+	int n = 0;
+
+	return p->revents & POLLERR && (send || vmh_sys(SYS_ioctl, p->fd, FIONREAD, &n) || !n);
+}
+
+/* Until the kernel's socket may do something, for a call that has waited before, whose SO_RCVTIMEO would begin anew, or has
+ * begun: how the connection has failed is the next one's to hear. 0; -EAGAIN, -EINTR; GO_ON: it is being adopted. */
+static int wait_at_kernel(struct vmh_tcps *s, int fd, const struct stay *y, bool now, bool send)
 {
 	__attribute__((cleanup(in_kernel_ends))) struct vmh_tcps *in = s;
 	struct pollfd p = { .fd = fd, .events = send ? POLLOUT : POLLIN };
-	uint64_t now = vmh_now_ns(), left = deadline > now ? deadline - now : 0;
-	struct timespec ts = { .tv_sec = (time_t)(left / 1000000000), .tv_nsec = (long)(left % 1000000000) };
+	struct timespec ts = { 0 };
 	int saved = errno, r;
 
+	if (!now && y->deadline) {
+		uint64_t at = vmh_now_ns(), left = y->deadline > at ? y->deadline - at : 0;
+
+		ts = (struct timespec){ .tv_sec = (time_t)(left / 1000000000), .tv_nsec = (long)(left % 1000000000) };
+	}
 	atomic_fetch_add(&s->in_kernel, 1); /* as counted_call() */
 	if (!vmh_tcps_at_kernel(in))
 		return GO_ON;
-	r = vmh_real()->ppoll(&p, 1, &ts, NULL);
+	r = vmh_real()->ppoll(&p, 1, now || y->deadline ? &ts : NULL, NULL);
 	if (r < 0)
 		r = -errno;
 	errno = saved;
-	return r > 0 ? 0 : r < 0 ? r : -EAGAIN;
+	if (r <= 0)
+		return r ? r : -EAGAIN;
+	return has_only_failed(&p, send) ? -EAGAIN : 0;
 }
 
 static void give_back_iov(struct iovec **v)
@@ -680,9 +698,20 @@ static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m
 	return by_kernel(s, fd, &c, flags, send);
 }
 
-static bool waits(const struct vmh_tcps *s, const struct rest *t, int flags, bool send)
+/* The same, and what is there to be waited for first. */
+static ssize_t go_on_by_kernel(struct vmh_tcps *s, int fd, const struct stay *y, const struct msghdr *m,
+			       const struct rest *t, int flags, bool send)
 {
-	return !(flags & MSG_DONTWAIT) && !atomic_load(&s->nonblock) && (send || !t->skip || (flags & MSG_WAITALL));
+	bool now = flags & MSG_DONTWAIT || atomic_load(&s->nonblock) || (t->skip && !send && !(flags & MSG_WAITALL));
+	int r = 0;
+
+	if (vmh_unlikely(t->skip || (y->deadline && !now)) && fd >= 0)
+		r = wait_at_kernel(s, fd, y, now, send);
+	if (!r)
+		return rest_by_kernel(s, fd, m, t, flags, send);
+	if (r != GO_ON && !t->skip)
+		account(s, r, flags, send, true);
+	return r;
 }
 
 /* What the ring has done of a call, once: it counts as one packet, as with VMA. */
@@ -712,15 +741,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			int at = goes_on_by(s, &y, fd);
-
-			r = 0;
-			if (vmh_unlikely(y.deadline != 0) && at >= 0 && waits(s, &t, flags, send))
-				r = wait_at_kernel(s, at, y.deadline, send);
-			if (!r)
-				r = rest_by_kernel(s, at, m, &t, flags, send);
-			else if (r != GO_ON)
-				account(s, r, flags, send, true);
+			r = go_on_by_kernel(s, goes_on_by(s, &y, fd), &y, m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)
