@@ -57,7 +57,7 @@ LATER = (
     "tests/net/test_tcp_ended.py", "tests/net/test_tcp_explained.py", "tests/net/test_tcp_gone_members.py",
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_kernels_options.py",
     "tests/net/test_tcp_killed_midway.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_late.py",
-    "tests/net/test_tcp_listener_seen.py", "tests/net/test_tcp_many_sets.py",
+    "tests/net/test_tcp_listener_seen.py", "tests/net/test_tcp_many_at_the_end.py", "tests/net/test_tcp_many_sets.py",
     "tests/net/test_tcp_move_commands.py", "tests/net/test_tcp_nofile.py", "tests/net/test_tcp_past_the_shim.py",
     "tests/net/test_tcp_path.py", "tests/net/test_tcp_port_range.py", "tests/net/test_tcp_raw_calls.py",
     "tests/net/test_tcp_reasons.py", "tests/net/test_tcp_seccomp.py", "tests/net/test_tcp_spare.py",

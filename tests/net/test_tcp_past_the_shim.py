@@ -1,4 +1,4 @@
-"""What would call libc past the shim: a library opened with RTLD_DEEPBIND, and who asks libc's own handle for fork()."""
+"""What calls libc past the shim: a library opened with RTLD_DEEPBIND, and who asks libc's own handle for fork()."""
 
 from __future__ import annotations
 

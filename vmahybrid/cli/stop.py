@@ -13,7 +13,7 @@ from vmahybrid.cli.output import Style
 from vmahybrid.errors import NotPossibleHere, VmahybridError
 
 SCHEMA = 1
-PATIENCE = 30.0  # seconds; every connection on a ring goes home
+PATIENCE = 70.0  # seconds; every connection on a ring goes home, which may take a minute
 
 
 def run(_args: argparse.Namespace, client: Any) -> tuple[dict[str, Any], int]:

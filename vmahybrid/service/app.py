@@ -41,7 +41,9 @@ from vmahybrid.steering.reasons import Reason
 log = logging.getLogger("vmahybrid.service")
 
 SHUTDOWN_SECONDS = 1.8
-FAREWELL_SECONDS = 0.5  # of them, for programs to leave their rings
+FAREWELL_SECONDS = 0.5  # of them, for programs to leave their rings; from the last TCP connection that came home
+FAREWELL_LOOK_SECONDS = 0.05
+FAREWELLS_SECONDS = 60.0    # at most, of all: 10,000 connections take 4 to 12
 SPARE_CONNECTIONS = 64  # beyond limits.sessions, so that one more program is refused with a reason
 
 
@@ -105,15 +107,16 @@ class Service:
             await self.shutdown()
 
     async def shutdown(self) -> None:
-        """Send every flow home and leave nothing behind. Idempotent; at most 1.8 s."""
+        """Send every flow home and leave nothing behind. Idempotent; at most 1.8 s, and as long as TCP connections come
+        home."""
         if self._closed:
             return
         self._closed = self.core.closing = True
         was_ready, self.core.ready = self.core.ready, False
         notify("STOPPING=1")
         try:
-            async with asyncio.timeout(SHUTDOWN_SECONDS):
-                await self._wind_down()
+            async with asyncio.timeout(SHUTDOWN_SECONDS) as limit:
+                await self._wind_down(limit)
         except TimeoutError:
             log.error("the shutdown did not end in %.1f s; the kernel takes the programs back now", SHUTDOWN_SECONDS)
         finally:
@@ -122,7 +125,7 @@ class Service:
         if was_ready:
             log.info("vmahybrid: stopped")
 
-    async def _wind_down(self) -> None:
+    async def _wind_down(self, limit: asyncio.Timeout) -> None:
         core = self.core
         self._control.close()
         for silent in core.connections.difference(core.sessions.values()):
@@ -140,7 +143,7 @@ class Service:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         core.tickets.close()
-        await self._programs_gone()
+        await self._programs_gone(limit)
         core.events.close()     # who follows them has heard how each program left
         await self._api.close()
         for session in list(core.connections):
@@ -151,11 +154,17 @@ class Service:
 
     # ---- parts
 
-    async def _programs_gone(self) -> None:
-        """Wait until the programs have left their rings, which we take away next; one that hangs is not waited for."""
-        serving = [task for task in asyncio.all_tasks() if task.get_name().startswith("session ")]
-        if serving:
-            await asyncio.wait(serving, timeout=FAREWELL_SECONDS)
+    async def _programs_gone(self, limit: asyncio.Timeout) -> None:
+        """Wait until the programs have left their rings, which we take away next; one that hangs is not waited for. As
+        long as connections come home the shutdown has more time."""
+        serving = {task for task in asyncio.all_tasks() if task.get_name().startswith("session ")}
+        now, homed = asyncio.get_running_loop().time, self.core.counters["tcp_homed_total"]
+        since, last = now(), now() + FAREWELLS_SECONDS
+        while serving and now() < min(since + FAREWELL_SECONDS, last):
+            _, serving = await asyncio.wait(serving, timeout=FAREWELL_LOOK_SECONDS)
+            if homed != self.core.counters["tcp_homed_total"]:
+                homed, since = self.core.counters["tcp_homed_total"], now()
+                limit.reschedule(since + SHUTDOWN_SECONDS)
 
     def stop(self, why: str = "") -> None:
         """Ask for the shutdown; the second time end at once (the kernel detaches what we hold)."""
