@@ -43,7 +43,7 @@ log = logging.getLogger("vmahybrid.service")
 SHUTDOWN_SECONDS = 1.8
 FAREWELL_SECONDS = 0.5  # of them, for programs to leave their rings; from the last TCP connection that came home
 FAREWELL_LOOK_SECONDS = 0.05
-FAREWELLS_SECONDS = 60.0    # at most, of all: 10,000 connections take 4 to 12
+FAREWELLS_SECONDS = 60.0    # at most, of all: 12,000 connections took 6
 SPARE_CONNECTIONS = 64  # beyond limits.sessions, so that one more program is refused with a reason
 
 

@@ -275,8 +275,7 @@ struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp
 	if (!st)
 		return NULL;
 	st->addr = *a;
-	kept = its ? vmh_tcp_urgent(its, &len) : NULL;
-	if (kept)
+	for (unsigned i = 0; its && (kept = vmh_tcp_urgent(its, i, &len)); i++)
 		put_aside(st, kept, (uint32_t)len);
 	vmh_lock(&t->tr.ring->lock);
 	st->next = t->stashes;

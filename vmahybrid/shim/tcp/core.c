@@ -308,7 +308,12 @@ void core_conn_free(struct vmh_tcp_conn *c)
 	while (c->rx_head)
 		pbuf_free(hold_pop(c));
 	vmh_heap_free(c->listening);
-	vmh_heap_free(c->kept);
+	while (c->kept) {
+		struct kept *k = c->kept;
+
+		c->kept = k->next;
+		vmh_heap_free(k);
+	}
 	vmh_heap_free(c);
 }
 

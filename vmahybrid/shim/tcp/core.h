@@ -112,6 +112,7 @@ struct segment {
 };
 
 struct kept {
+	struct kept *next;
 	size_t len;
 	uint8_t frame[];
 };
@@ -142,7 +143,8 @@ struct vmh_tcp_conn {
 	struct vmh_tcp_options opt;
 	/* what the holder knows or did */
 	bool urgent; /* data of the peer, seen and not taken */
-	struct kept *kept;        /* the first frame of such data; NULL also: no memory */
+	struct kept *kept;        /* its frame, and those with data after it */
+	size_t kept_bytes;
 	bool opened;              /* by us: the other end was the listener */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool fragments;           /* of the peer */
@@ -490,7 +492,7 @@ uint8_t core_state(const struct vmh_tcp_conn *c);
 void core_settle(struct vmh_tcp_conn *c, bool settling);
 int core_freeze(struct vmh_tcp_conn *c, bool frozen);
 void core_nudge(struct vmh_tcp_conn *c);
-const void *core_urgent(struct vmh_tcp_conn *c, size_t *len);
+const void *core_urgent(struct vmh_tcp_conn *c, unsigned nth, size_t *len);
 bool core_movable(const struct vmh_tcp_conn *c);
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 void core_forget(struct vmh_tcp_conn *c);

@@ -513,16 +513,26 @@ static bool brings_urgent(const struct tcp_pcb *pcb, const struct seg_in *in)
 	       TCP_SEQ_GT(in->seq + in->payload, pcb->rcv_nxt) && TCP_SEQ_LT(in->seq, pcb->rcv_nxt + pcb->rcv_wnd);
 }
 
-/* For who gets the connection: the peer may reset it instead of sending that again, which is where nobody expects it then. */
+#define KEPT_MAX 65536 /* bytes: what comes until the connection is somebody else's */
+
+/* For who gets the connection: the peer may reset it instead of sending that again, which is where nobody expects it then;
+ * and what Linux sends again has its urgent pointer where it was, though it begins elsewhere. */
 static void keep(struct vmh_tcp_conn *c, const struct segment *s)
 {
 	size_t len = (size_t)(s->tcp + s->len - s->frame);
+	struct kept *k = c->kept_bytes + len <= KEPT_MAX ? vmh_heap_get(sizeof(*k) + len) : NULL;
+	struct kept **end = &c->kept;
 
 	c->urgent = c->changed = true;
-	if (c->kept || !(c->kept = vmh_heap_get(sizeof(*c->kept) + len)))
+	if (!k)
 		return;
-	c->kept->len = len;
-	memcpy(c->kept->frame, s->frame, len);
+	k->next = NULL;
+	k->len = len;
+	memcpy(k->frame, s->frame, len);
+	while (*end)
+		end = &(*end)->next;
+	*end = k;
+	c->kept_bytes += len;
 }
 
 /* Inside. The peer takes a reset at once that is where it expects the next byte. */
@@ -590,7 +600,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		core_leave(t, c);
 		return;
 	}
-	if (brings_urgent(c->pcb, &in)) {
+	if (brings_urgent(c->pcb, &in) || (c->urgent && in.payload && c->kept_bytes < KEPT_MAX && !s->next)) {
 		keep(c, s);
 		core_leave(t, c);
 		return;

@@ -66,10 +66,16 @@ void core_nudge(struct vmh_tcp_conn *c)
 	core_send_probe(c, c->ts_sent);
 }
 
-const void *core_urgent(struct vmh_tcp_conn *c, size_t *len)
+const void *core_urgent(struct vmh_tcp_conn *c, unsigned nth, size_t *len)
 {
-	*len = c->kept ? c->kept->len : 0;
-	return c->kept ? c->kept->frame : NULL;
+	const struct kept *k = c->kept;
+
+	for (; k && nth; nth--)
+		k = k->next;
+	if (!k)
+		return NULL;
+	*len = k->len;
+	return k->frame;
 }
 
 /* Bytes of a queue from `from` on: counted, and copied if `to` is not NULL. */
