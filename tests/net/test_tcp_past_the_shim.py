@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from net.service_lab import Api, compiled
 from vmahybrid.bench.sandbox import SandboxError
 from vmahybrid.bench.served import Service
 
-pytestmark = pytest.mark.root
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif("VMH_SANITIZER_RUNTIME" in os.environ, reason="a sanitizer refuses RTLD_DEEPBIND"),
+]
 
 
 @pytest.fixture(scope="module")
