@@ -641,7 +641,9 @@ static bool has_only_failed(const struct pollfd *p, bool send)
 {
 	int n = 0;
 
-	return p->revents & POLLERR && (send || vmh_sys(SYS_ioctl, p->fd, FIONREAD, &n) || !n);
+	if (send)
+		return p->revents & (POLLERR | POLLHUP);
+	return p->revents & POLLERR && (vmh_sys(SYS_ioctl, p->fd, FIONREAD, &n) || !n);
 }
 
 /* Until the kernel's socket may do something, for a call that has waited before, whose SO_RCVTIMEO would begin anew, or has
@@ -699,13 +701,17 @@ static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m
 }
 
 /* The same, and what is there to be waited for first. */
-static ssize_t go_on_by_kernel(struct vmh_tcps *s, int fd, const struct stay *y, const struct msghdr *m,
-			       const struct rest *t, int flags, bool send)
+static ssize_t go_on_by_kernel(struct vmh_tcps *s, int fd, struct stay *y, const struct msghdr *m, const struct rest *t,
+			       int flags, bool send)
 {
 	bool now = flags & MSG_DONTWAIT || atomic_load(&s->nonblock) || (t->skip && !send && !(flags & MSG_WAITALL));
+	bool waits = t->skip || (y->deadline && !now);
 	int r = 0;
 
-	if (vmh_unlikely(t->skip || (y->deadline && !now)) && fd >= 0)
+	if (vmh_unlikely(waits) && !now && !y->blocks && !y->goes_on) /* by a number of its own, as that may be closed */
+		vmh_tcps_blocks(y->blocks = s);
+	fd = goes_on_by(s, y, fd);
+	if (vmh_unlikely(waits) && fd >= 0)
 		r = wait_at_kernel(s, fd, y, now, send);
 	if (!r)
 		return rest_by_kernel(s, fd, m, t, flags, send);
@@ -741,7 +747,7 @@ static ssize_t call(struct vmh_tcps *s, int fd, struct msghdr *m, int flags, boo
 		unsigned state = vmh_tcps_state(s);
 
 		if (state == VMH_TCPS_KERNEL || state == VMH_TCPS_HOME) {
-			r = go_on_by_kernel(s, goes_on_by(s, &y, fd), &y, m, &t, flags, send);
+			r = go_on_by_kernel(s, fd, &y, m, &t, flags, send);
 			if (r != GO_ON) {
 				account_ring(s, &t, GO_ON, flags, send);
 				if (t.skip)
