@@ -35,7 +35,11 @@ while True:
         conn.sendall(b"i" * 2800)
         time.sleep(0.3)
         conn.sendall(b"i" * 200)
-    elif what in b"uh":
+    elif what == b"m":
+        for _ in range(20):
+            conn.sendall(b"m" * 3000)
+            conn.send(b"!", socket.MSG_OOB)
+    elif what in b"uhl":
         if what == b"u":
             conn.send(b"!", socket.MSG_OOB)
             time.sleep(0.05)
@@ -44,7 +48,10 @@ while True:
         continue
     elif what == b"r":
         conn.sendall(b"r" * {BUFFERS * EACH - 1})
-    conn.recv(1)
+    try:
+        conn.recv(1)
+    except ConnectionResetError:
+        pass    # it has left something unread
     conn.close()
 """
 # one call, and dup() by another thread when it has begun, but where the peer sends it home
@@ -55,7 +62,7 @@ buffers = [bytearray({EACH}) for _ in range({BUFFERS})]
 def go_home(after):
     time.sleep(after)
     os.close(os.dup(conn.fileno()))
-if what not in ("reset", "signal"):
+if what not in ("reset", "signal", "mixed"):
     threading.Thread(target=go_home, args=(1 if what == "timeout" else 0.25,)).start()
 if what == "send":
     conn.send(b"s")
@@ -70,6 +77,20 @@ elif what == "half":
         print(conn.recv(1))
     except OSError as e:
         print(repr(e))
+elif what == "late":
+    conn.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, (9).to_bytes(8, "little") + bytes(8))
+    conn.send(b"l")
+    try:
+        print(conn.recv(1))
+    except OSError as e:
+        print(repr(e))
+elif what == "mixed":
+    conn.send(b"m")
+    conn.settimeout(5)
+    got = 0
+    while got < 60000 and (data := conn.recv(3000)):
+        got += data.count(b"m")     # urgent ones come, too, when there is another
+    print(got)
 elif what == "signal":
     signal.signal(signal.SIGUSR1, lambda *_: None)
     signal.siginterrupt(signal.SIGUSR1, False)
@@ -127,6 +148,17 @@ def test_a_reset_in_its_second_half(service: Service, policy: str) -> None:
     first, second = said(service, policy, "half").splitlines()
     assert first == "700"
     assert "ConnectionResetError" in second
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+def test_a_reset_before_its_time_is_over(service: Service, policy: str) -> None:
+    assert "ConnectionResetError" in said(service, policy, "late")
+
+
+@pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])
+def test_urgent_bytes_in_the_midst_of_others(service: Service, policy: str) -> None:
+    """What comes behind the first one, until the connection is at home, is not lost, nor taken for urgent."""
+    assert said(service, policy, "mixed") == "60000\n"
 
 
 @pytest.mark.parametrize("policy", ["", "offload"], ids=["kernel", "offload"])

@@ -182,21 +182,24 @@ def test_a_port_of_tcp_is_no_other_process_s_as_long_as_it_has_connections(table
     assert table.attach(tcp(2)).reason is Reason.NONE
 
 
-def test_a_port_of_tcp_stays_with_the_first_when_another_gets_a_ring_there(table: SteeringTable) -> None:
-    """Both listen at every address, where the one had a ring and the other none."""
+@pytest.mark.parametrize("attached_first", [1, 2])
+def test_a_port_of_tcp_stays_with_the_first_when_another_gets_a_ring_there(table: SteeringTable, attached_first: int,
+                                                                           ) -> None:
+    """Both listen at every address, where 1 had a ring and 2 none."""
     table.drop_ring(12)
     table.drop_ring(13)
     table.add_ring(RingRef(14, 2, ETH1, Act.DEV, 4))
-    first = table.attach(replace(flow(1, ANY_ADDR), proto=socket.IPPROTO_TCP))
-    second = table.attach(replace(flow(2, ANY_ADDR), proto=socket.IPPROTO_TCP))
+    flows = {owner: table.attach(replace(flow(owner, ANY_ADDR), proto=socket.IPPROTO_TCP))
+             for owner in (attached_first, 3 - attached_first)}
     table.add_ring(RingRef(15, 2, ETH0, Act.DEV, 3))
     key = FlowKey(A1, 5000, proto=socket.IPPROTO_TCP)
     assert target(table, key) == (Act.RING, 64)
     assert target(table, key._replace(dst=B1), ETH1) == (Act.DEV, 4)
-    assert (first.reason, second.reason) == (Reason.NONE, Reason.NONE)
-    table.set_port(ETH0, [A1], netns="host", interface="eth0")     # placed again
+    assert all(made.reason is Reason.NONE for made in flows.values())
+    for addresses in ([A2], [A1, A2]):    # it goes, and comes back
+        table.set_port(ETH0, addresses, netns="host", interface="eth0")
     assert target(table, key) == (Act.RING, 64)
-    table.remove(first.flow_id)
+    table.remove(flows[1].flow_id)
     assert target(table, key) == (Act.DEV, 3)
 
 

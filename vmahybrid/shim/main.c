@@ -296,7 +296,7 @@ void vmh_after_fork_child(void)
 /* What libc's fork() calls, whoever called that: also daemon() and forkpty(), and who has it from libc's own handle. As
  * nobody else's handlers are registered before, or hardly anybody's, those that prepare run before ours and may wait for
  * threads that use sockets, and the others find all as it should be. */
-static __thread bool forks_here, daemonizes;
+static __thread bool forks_here, driver_forks, daemonizes;
 static struct {
 	void (*prepare)(void), (*parent)(void), (*child)(void);
 } driver;
@@ -330,7 +330,8 @@ static void libc_forks(void)
 
 	if (!starting)
 		libc_forks_here();
-	if (driver.prepare)
+	driver_forks = driver.prepare != NULL;
+	if (driver_forks)
 		driver.prepare();
 	errno = saved;
 }
@@ -339,7 +340,7 @@ static void libc_forked_parent(void)
 {
 	int saved = errno;
 
-	if (driver.parent)
+	if (driver_forks)
 		driver.parent();
 	if (forks_here)
 		vmh_after_fork_parent();
@@ -351,7 +352,7 @@ static void libc_forked_child(void)
 {
 	int saved = errno;
 
-	if (driver.child)
+	if (driver_forks)
 		driver.child();
 	if (forks_here)
 		vmh_after_fork_child();
@@ -362,9 +363,13 @@ static void libc_forked_child(void)
 __attribute__((constructor)) void vmh_watch_forks(void)
 {
 	static _Atomic bool done;
+	void *volatile first;
 
-	if (vmh_unlikely(!atomic_load_explicit(&done, memory_order_relaxed)) && !atomic_exchange(&done, true))
-		pthread_atfork(libc_forks, libc_forked_parent, libc_forked_child);
+	if (vmh_likely(atomic_load_explicit(&done, memory_order_relaxed)) || atomic_exchange(&done, true))
+		return;
+	first = malloc(1); /* an allocator that has such handlers has them now, in front of ours: while we prepare it serves */
+	free(first);
+	pthread_atfork(libc_forks, libc_forked_parent, libc_forked_child);
 }
 
 /* The parent ends at once, so the child owns the sockets alone. */

@@ -184,7 +184,7 @@ struct waiting {
 struct stay {
 	struct vmh_tcps *blocks;   /* counted in its `blocked` */
 	struct vmh_tcps *goes_on;  /* at the kernel, by its left_fd */
-	uint64_t deadline;         /* of SO_RCVTIMEO and the like, wherever the call waits; 0: none, or it has not waited */
+	uint64_t deadline;         /* of SO_RCVTIMEO and the like, wherever the call waits; 0: none, or it was not on the ring */
 };
 
 #define STAY __attribute__((cleanup(stay_ends))) struct stay /* also when the thread is cancelled */
@@ -636,19 +636,17 @@ VMH_COLD static ssize_t unfit(struct vmh_tcps *s, int fd, struct msghdr *m, int 
 	return r;
 }
 
-/* Nothing to be had, and nothing else to hear, than why no more will come? */
-static bool has_only_failed(const struct pollfd *p, bool send)
+/* It is over, and there is nothing to hear but why. */
+static bool is_over(const struct pollfd *p, bool send)
 {
 	int n = 0;
 
-	if (send)
-		return p->revents & (POLLERR | POLLHUP);
-	return p->revents & POLLERR && (vmh_sys(SYS_ioctl, p->fd, FIONREAD, &n) || !n);
+	return p->revents & POLLHUP && (send || (p->revents & POLLERR && (vmh_sys(SYS_ioctl, p->fd, FIONREAD, &n) || !n)));
 }
 
-/* Until the kernel's socket may do something, for a call that has waited before, whose SO_RCVTIMEO would begin anew, or has
- * begun: how the connection has failed is the next one's to hear. 0; -EAGAIN, -EINTR; GO_ON: it is being adopted. */
-static int wait_at_kernel(struct vmh_tcps *s, int fd, const struct stay *y, bool now, bool send)
+/* Until the kernel's socket may do something, for a call whose SO_RCVTIMEO would begin anew, or that has begun: how the
+ * connection has failed is the next one's to hear. 0; -EAGAIN, -EINTR; GO_ON: it is being adopted. */
+static int wait_at_kernel(struct vmh_tcps *s, int fd, const struct stay *y, bool begun, bool now, bool send)
 {
 	__attribute__((cleanup(in_kernel_ends))) struct vmh_tcps *in = s;
 	struct pollfd p = { .fd = fd, .events = send ? POLLOUT : POLLIN };
@@ -669,7 +667,7 @@ static int wait_at_kernel(struct vmh_tcps *s, int fd, const struct stay *y, bool
 	errno = saved;
 	if (r <= 0)
 		return r ? r : -EAGAIN;
-	return has_only_failed(&p, send) ? -EAGAIN : 0;
+	return begun && is_over(&p, send) ? -EAGAIN : 0;
 }
 
 static void give_back_iov(struct iovec **v)
@@ -695,9 +693,28 @@ static ssize_t rest_by_kernel(struct vmh_tcps *s, int fd, const struct msghdr *m
 	}
 	c.msg_iov = v;
 	c.msg_iovlen = (size_t)parts_of(t, v, max);
-	if (!send && !(flags & MSG_WAITALL))
-		flags |= MSG_DONTWAIT; /* it has something */
+	if (send)
+		flags |= MSG_NOSIGNAL; /* it has something, and says that */
+	else if (!(flags & MSG_WAITALL))
+		flags |= MSG_DONTWAIT;
 	return by_kernel(s, fd, &c, flags, send);
+}
+
+static void close_own(int *fd)
+{
+	if (*fd > 0)
+		vmh_fd_hidden_close(*fd);
+}
+
+/* A number of its own: while it waits that of the program may be closed, and be another's. 0: there is none to be had. */
+static int own_number(struct vmh_tcps *s, int fd)
+{
+	int own = vmh_fd_hide_instead(fd);
+
+	if (own > 0 && !vmh_fd_is_another(own, &s->obj))
+		return own;
+	close_own(&own);
+	return 0;
 }
 
 /* The same, and what is there to be waited for first. */
@@ -706,13 +723,14 @@ static ssize_t go_on_by_kernel(struct vmh_tcps *s, int fd, struct stay *y, const
 {
 	bool now = flags & MSG_DONTWAIT || atomic_load(&s->nonblock) || (t->skip && !send && !(flags & MSG_WAITALL));
 	bool waits = t->skip || (y->deadline && !now);
+	__attribute__((cleanup(close_own))) int own = 0;
 	int r = 0;
 
-	if (vmh_unlikely(waits) && !now && !y->blocks && !y->goes_on) /* by a number of its own, as that may be closed */
-		vmh_tcps_blocks(y->blocks = s);
 	fd = goes_on_by(s, y, fd);
-	if (vmh_unlikely(waits) && fd >= 0)
-		r = wait_at_kernel(s, fd, y, now, send);
+	if (vmh_unlikely(waits) && fd >= 0 && (now || (own = own_number(s, fd)))) {
+		fd = own ? own : fd;
+		r = wait_at_kernel(s, fd, y, t->skip != 0, now, send);
+	}
 	if (!r)
 		return rest_by_kernel(s, fd, m, t, flags, send);
 	if (r != GO_ON && !t->skip)

@@ -269,15 +269,15 @@ static bool is_moving(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t le
 struct vmh_tcps_stash *vmh_tring_stash(struct vmh_tring *t, const struct vmh_tcp_addr *a, struct vmh_tcp_conn *its)
 {
 	struct vmh_tcps_stash *st = vmh_scratch_new(sizeof(*st));
-	const void *kept;
+	const void *kept = NULL;
 	size_t len;
 
 	if (!st)
 		return NULL;
 	st->addr = *a;
-	for (unsigned i = 0; its && (kept = vmh_tcp_urgent(its, i, &len)); i++)
-		put_aside(st, kept, (uint32_t)len);
 	vmh_lock(&t->tr.ring->lock);
+	while (its && (kept = vmh_tcp_urgent(its, kept, &len)))
+		put_aside(st, kept, (uint32_t)len);
 	st->next = t->stashes;
 	t->stashes = st;
 	t->tr.aside = is_moving;

@@ -10,7 +10,8 @@ from vmahybrid.steering.flow import Flow, Source
 
 class Claim(NamedTuple):
     flow: Flow
-    ring_id: int  # 0: the operator's
+    ring_id: int    # 0: the operator's
+    order: int = 0  # of a port of TCP: since when the flow is there, also if it was away
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
@@ -18,10 +19,10 @@ class Claim(NamedTuple):
 
 
 def winner(claims: Sequence[Claim]) -> Claim:
-    """Who gets a frame, of those that claim it, in the order in which they came there. A port of TCP stays with the
-    process that was first, which may have closed its listener and has connections at it."""
+    """Who gets a frame, of those that claim it. A port of TCP stays with the process that was first: it may have no
+    listener any more, and connections still."""
     best = max(claims, key=lambda claim: claim.rank)
     if best.flow.source is Source.SOCKET and best.flow.is_tcp_port:
-        first = claims[0].flow.owner
-        return max((claim for claim in claims if claim.flow.owner == first), key=lambda claim: claim.rank)
+        first = min(claims, key=lambda claim: claim.order)
+        return max((claim for claim in claims if claim.flow.owner == first.flow.owner), key=lambda claim: claim.rank)
     return best

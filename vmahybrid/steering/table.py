@@ -74,6 +74,8 @@ class SteeringTable:
         self._ports: dict[PortId, _Port] = {}
         self._owned: dict[int, dict[int, Flow]] = {}  # of sockets, by owner
         self._placed: dict[int, set[tuple[PortId, FlowKey]]] = {}
+        self._orders: dict[int, dict[tuple[PortId, FlowKey], int]] = {}  # of the claims of TCP ports, by flow
+        self._claims_made = 0
         self._evicted: list[tuple[Flow, Reason]] = []
         self._rules: dict[int, Flow] = {}  # of the operator
         self._free = list(range(MAX_INDEX - 1, 0, -1))
@@ -170,6 +172,7 @@ class SteeringTable:
         if flow.source is Source.SOCKET:
             del self._owned[flow.owner][flow_id]
         self._displace(flow, self._placed.pop(flow_id))
+        self._orders.pop(flow_id, None)
         self._free.append(flow.index)
         if flow.source is Source.OPERATOR:
             for other in self.flows.values():
@@ -351,8 +354,8 @@ class SteeringTable:
         self._displace(flow, before - now.keys())
         for (port, key), ring_id in now.items():
             claims = self._ports[port].claims.setdefault(key, [])
-            at = next((n for n, claim in enumerate(claims) if claim.flow is flow), len(claims))
-            claims[at:at + 1] = [Claim(flow, ring_id)]
+            claims[:] = [claim for claim in claims if claim.flow is not flow]
+            claims.append(Claim(flow, ring_id, self._order(flow, port, key)))
             flow.placed_on = port
             self._decide(port, key)
         placed.difference_update(before)
@@ -360,6 +363,12 @@ class SteeringTable:
         self._explain(flow)
         if flow.kind is Kind.MULTICAST and flow.source is Source.SOCKET:
             self._split_groups(now)
+
+    def _order(self, flow: Flow, port: PortId, key: FlowKey) -> int:
+        if not flow.is_tcp_port:
+            return 0
+        self._claims_made += 1
+        return self._orders.setdefault(flow.flow_id, {}).setdefault((port, key), self._claims_made)
 
     def _split_groups(self, places: Iterable[tuple[PortId, FlowKey]]) -> None:
         # A ring that came later may bring two processes' groups together.

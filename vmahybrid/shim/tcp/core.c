@@ -308,12 +308,7 @@ void core_conn_free(struct vmh_tcp_conn *c)
 	while (c->rx_head)
 		pbuf_free(hold_pop(c));
 	vmh_heap_free(c->listening);
-	while (c->kept) {
-		struct kept *k = c->kept;
-
-		c->kept = k->next;
-		vmh_heap_free(k);
-	}
+	core_forget_kept(c);
 	vmh_heap_free(c);
 }
 

@@ -145,6 +145,7 @@ struct vmh_tcp_conn {
 	bool urgent; /* data of the peer, seen and not taken */
 	struct kept *kept;        /* its frame, and those with data after it */
 	size_t kept_bytes;
+	bool kept_full;           /* or there was no memory: what comes is not kept any more */
 	bool opened;              /* by us: the other end was the listener */
 	bool long_frames;         /* of the peer: only their headers came, or so much that the kernel is better at it */
 	bool fragments;           /* of the peer */
@@ -492,7 +493,8 @@ uint8_t core_state(const struct vmh_tcp_conn *c);
 void core_settle(struct vmh_tcp_conn *c, bool settling);
 int core_freeze(struct vmh_tcp_conn *c, bool frozen);
 void core_nudge(struct vmh_tcp_conn *c);
-const void *core_urgent(struct vmh_tcp_conn *c, unsigned nth, size_t *len);
+const void *core_urgent(struct vmh_tcp_conn *c, const void *after, size_t *len);
+void core_forget_kept(struct vmh_tcp_conn *c);
 bool core_movable(const struct vmh_tcp_conn *c);
 ssize_t core_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 void core_forget(struct vmh_tcp_conn *c);

@@ -524,8 +524,10 @@ static void keep(struct vmh_tcp_conn *c, const struct segment *s)
 	struct kept **end = &c->kept;
 
 	c->urgent = c->changed = true;
-	if (!k)
+	if (!k) {
+		c->kept_full = true;
 		return;
+	}
 	k->next = NULL;
 	k->len = len;
 	memcpy(k->frame, s->frame, len);
@@ -600,7 +602,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 		core_leave(t, c);
 		return;
 	}
-	if (brings_urgent(c->pcb, &in) || (c->urgent && in.payload && c->kept_bytes < KEPT_MAX && !s->next)) {
+	if (brings_urgent(c->pcb, &in) || (c->urgent && in.payload && !c->kept_full && !s->next)) {
 		keep(c, s);
 		core_leave(t, c);
 		return;

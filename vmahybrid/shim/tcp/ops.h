@@ -46,7 +46,7 @@ struct vmh_tcp_ops {
 	void (*resume)(struct vmh_tcp_conn *c);
 	void (*delist)(struct vmh_tcp_conn *c);
 	void (*nudge)(struct vmh_tcp_conn *c);
-	const void *(*urgent)(struct vmh_tcp_conn *c, unsigned nth, size_t *len);
+	const void *(*urgent)(struct vmh_tcp_conn *c, const void *after, size_t *len);
 	ssize_t (*export_)(struct vmh_tcp_conn *c, void *blob, size_t size);
 	void (*forget)(struct vmh_tcp_conn *c);
 	int (*import)(struct vmh_tcp *t, const void *blob, size_t len, const struct vmh_tcp_path *p, void *user,

@@ -35,6 +35,7 @@ int core_freeze(struct vmh_tcp_conn *c, bool frozen)
 	timer_remove(c);
 	if (!frozen) {
 		core_enter(c->t, c);
+		core_forget_kept(c); /* it gets them again, or the peer sends them */
 		memset(c->due, 0, sizeof(c->due));
 		c->rtt_at = 0;
 		recovery_output(c);
@@ -66,12 +67,24 @@ void core_nudge(struct vmh_tcp_conn *c)
 	core_send_probe(c, c->ts_sent);
 }
 
-const void *core_urgent(struct vmh_tcp_conn *c, unsigned nth, size_t *len)
+void core_forget_kept(struct vmh_tcp_conn *c)
+{
+	struct kept *k;
+
+	while ((k = c->kept)) {
+		c->kept = k->next;
+		vmh_heap_free(k);
+	}
+	c->kept_bytes = 0;
+	c->urgent = c->kept_full = false;
+}
+
+const void *core_urgent(struct vmh_tcp_conn *c, const void *after, size_t *len)
 {
 	const struct kept *k = c->kept;
 
-	for (; k && nth; nth--)
-		k = k->next;
+	if (after)
+		k = ((const struct kept *)((const char *)after - offsetof(struct kept, frame)))->next;
 	if (!k)
 		return NULL;
 	*len = k->len;

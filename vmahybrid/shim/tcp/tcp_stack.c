@@ -295,9 +295,9 @@ void vmh_tcp_nudge(struct vmh_tcp_conn *c)
 	WITH_VOID(OF(c), nudge(c));
 }
 
-const void *vmh_tcp_urgent(struct vmh_tcp_conn *c, unsigned nth, size_t *len)
+const void *vmh_tcp_urgent(struct vmh_tcp_conn *c, const void *after, size_t *len)
 {
-	return WITH(OF(c), const void *, urgent(c, nth, len));
+	return WITH(OF(c), const void *, urgent(c, after, len));
 }
 
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size)

@@ -229,9 +229,9 @@ void vmh_tcp_settle(struct vmh_tcp_conn *c, bool settling);
 int vmh_tcp_freeze(struct vmh_tcp_conn *c);
 void vmh_tcp_resume(struct vmh_tcp_conn *c);
 void vmh_tcp_nudge(struct vmh_tcp_conn *c);
-/* The nth frame, from 0, of those that were not taken: one with urgent data, and what came after it. It is there as long
- * as the connection is. NULL: no such one, or there was no memory. */
-const void *vmh_tcp_urgent(struct vmh_tcp_conn *c, unsigned nth, size_t *len);
+/* The next of the frames that were not taken, the first after NULL: one with urgent data, and what came after it. They are
+ * there until the connection is thawed, or ends. NULL: no more, or there was no memory. */
+const void *vmh_tcp_urgent(struct vmh_tcp_conn *c, const void *after, size_t *len);
 ssize_t vmh_tcp_export(struct vmh_tcp_conn *c, void *blob, size_t size);
 int vmh_tcp_thaw(struct vmh_tcp_conn *c);
 void vmh_tcp_forget(struct vmh_tcp_conn *c);
