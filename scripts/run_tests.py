@@ -49,13 +49,12 @@ QUIET = (
 )
 LATER = (
     "tests/apps/test_path_mtu.py", "tests/net/test_address_gone.py", "tests/net/test_arp_flux.py",
-    "tests/net/test_death_life.py", "tests/net/test_death_refused.py", "tests/net/test_fork_handlers.py",
-    "tests/net/test_groups_seen.py",
+    "tests/net/test_death_life.py", "tests/net/test_death_refused.py", "tests/net/test_groups_seen.py",
     "tests/net/test_libvma_conf.py", "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py",
     "tests/net/test_receive_waits.py", "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py",
     "tests/net/test_tcp_asked.py", "tests/net/test_tcp_begun_calls.py",
     "tests/net/test_tcp_borrowed.py", "tests/net/test_tcp_death.py",
-    "tests/net/test_tcp_ended.py", "tests/net/test_tcp_explained.py", "tests/net/test_tcp_gone_members.py",
+    "tests/net/test_tcp_ended.py", "tests/net/test_tcp_explained.py", "tests/net/test_tcp_fork_handlers.py", "tests/net/test_tcp_gone_members.py",
     "tests/net/test_tcp_kept_listener.py", "tests/net/test_tcp_kernels_options.py",
     "tests/net/test_tcp_killed_midway.py", "tests/net/test_tcp_last_words.py", "tests/net/test_tcp_late.py",
     "tests/net/test_tcp_listener_seen.py", "tests/net/test_tcp_many_at_the_end.py", "tests/net/test_tcp_many_sets.py",
