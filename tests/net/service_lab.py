@@ -190,6 +190,16 @@ def until(condition: Callable[[], Any], timeout: float = 3.0, what: str | Callab
     return value
 
 
+def counter(service: Service, name: str) -> int:
+    """One of the service's, of its status."""
+    return int(Api(service).status()["counters"].get(name, 0))
+
+
+def homed(service: Service) -> int:
+    """TCP connections that have come home."""
+    return counter(service, "tcp_homed_total")
+
+
 def tcp_echo(port: int) -> str:
     """A program that says "ready", and what each connection says back to it."""
     return f"""

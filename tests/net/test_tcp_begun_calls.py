@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from net.introduced_lab import introduced  # noqa: F401
-from net.service_lab import Api
+from net.service_lab import homed
 
 from vmahybrid.bench.served import Service
 
@@ -125,14 +125,11 @@ def slow_peer(service: Service) -> Iterator[None]:
 
 def said(service: Service, policy: str, what: str) -> str:
     """By the program, whose connection went home from its ring in the midst of the call, unless ``policy`` is ""."""
-    def homed() -> int:
-        return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
-
-    argv, before = [sys.executable, "-S", "-c", CALL, what, service.sandbox.a.address], homed()
+    argv, before = [sys.executable, "-S", "-c", CALL, what, service.sandbox.a.address], homed(service)
     if policy:
         argv = service.run_argv(argv, "none", VMA_HYBRID_TCP=policy, VMA_RX_POLL="100")
     answer = service.sandbox.start(service.sandbox.b, argv, env=service.env).result(30)
-    assert homed() - before == bool(policy)
+    assert homed(service) - before == bool(policy)
     return answer
 
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from net.service_lab import Api, compiled
+from net.service_lab import compiled, homed
 from net.test_tcp_seen import Lab, lab, service_of_tcp  # noqa: F401
 
 pytestmark = pytest.mark.root
@@ -67,10 +67,6 @@ def hands_on(to):
 """
 
 
-def homed(lab: Lab) -> int:  # noqa: F811
-    return int(Api(lab.service).status()["counters"].get("tcp_homed_total", 0))
-
-
 
 @pytest.mark.parametrize("how", ["level", "edge", "once", "exclusive"])
 @pytest.mark.parametrize("policy", ["offload", "kernel"])
@@ -112,7 +108,7 @@ def test_a_server_that_hands_its_connections_on(lab: Lab, to: str) -> None:  # n
     program = lab.program()
     program.do(f"{SERVER}")
     port = program.do("serves()")
-    before = homed(lab)
+    before = homed(lab.service)
     for _ in range(20):
         with lab.worker.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
             client.settimeout(5)
@@ -120,4 +116,4 @@ def test_a_server_that_hands_its_connections_on(lab: Lab, to: str) -> None:  # n
             client.sendall(b"ask")
             assert program.do(f"hands_on({to!r})") == "ask"
             assert client.recv(10) == b"answer"
-    assert homed(lab) - before < 8
+    assert homed(lab.service) - before < 8

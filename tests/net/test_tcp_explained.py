@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from net.service_lab import until
+from net.service_lab import counter, until
 from net.test_tcp_ended import lists
 from net.test_tcp_seen import Lab, lab, service_of_tcp  # noqa: F401
-from net.test_tcp_show import counter
 
 pytestmark = pytest.mark.root
 

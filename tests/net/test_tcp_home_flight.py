@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, homed, until
 from net.test_tcp_policy import NEVER
 from net.test_tcp_shim import ShimPeer, introduce, offloaded, without_offloads
 
@@ -62,10 +62,6 @@ def service() -> Iterator[Service]:
     with Sandbox("flight") as sandbox, Service(without_offloads(sandbox)) as running:
         introduce(sandbox)
         yield running
-
-
-def homed(service: Service) -> int:
-    return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
 
 
 def moved(service: Service, a: ShimPeer, to: str) -> float:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from net.service_lab import counter
 from net.test_tcp_shim import bare_pair, without_offloads  # noqa: F401
-from net.test_tcp_show import counter, talk
+from net.test_tcp_show import talk
 from net.test_tcp_syn import Calls, know, listening, nobody
 
 from vmahybrid.bench.sandbox import Program, Sandbox, run_command

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from net.introduced_lab import introduced  # noqa: F401
-from net.service_lab import Api, until
+from net.service_lab import Api, homed, until
 from net.test_tcp_shim import offloaded
 
 from vmahybrid.bench.sandbox import Program
@@ -182,10 +182,6 @@ def giver(service: Service) -> Iterator[Program]:
 @pytest.fixture(params=["offload", "adaptive", ""], ids=["from the SYN", "adopted", "plain"])
 def policy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def homed(service: Service) -> int:
-    return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
 
 
 def begun(service: Service, how: str, policy: str, conns: int = CONNS, limits: Sequence[str] = ()) -> Program:

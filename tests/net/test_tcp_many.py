@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, counter, until
 from net.test_tcp_move_commands import event_log
 from net.test_tcp_shim import ShimPeer, offloaded, on_ring, without_offloads
-from net.test_tcp_show import counter
 
 from vmahybrid.bench.latency import bench_program
 from vmahybrid.bench.sandbox import Program, Sandbox

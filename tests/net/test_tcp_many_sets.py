@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from net.introduced_lab import echoing, introduced  # noqa: F401
-from net.service_lab import Api
+from net.service_lab import homed
 
 from vmahybrid.bench.served import Service
 
@@ -45,12 +45,9 @@ print(told())
 
 @pytest.mark.parametrize("policy", ["offload", "adaptive"])
 def test_all_tell_of_it(service: Service, echo_port: int, policy: str) -> None:
-    def homed() -> int:
-        return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
-
-    before = homed()
+    before = homed(service)
     argv = service.run_argv([sys.executable, "-S", "-c", PROGRAM, service.sandbox.a.address, str(echo_port)], "none",
                             VMA_HYBRID_TCP=policy, VMA_HYBRID_TCP_ROUNDS="50", VMA_HYBRID_TCP_BUDGET="100")
     said = service.sandbox.start(service.sandbox.b, argv, env=service.env).result(30)
     assert said.split() == [str(SETS), "0", str(SETS), "0"]
-    assert homed() > before
+    assert homed(service) > before

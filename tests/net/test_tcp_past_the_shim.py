@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from net.introduced_lab import echoing, introduced  # noqa: F401
-from net.service_lab import Api, compiled
+from net.service_lab import compiled, homed
 
 from vmahybrid.bench.sandbox import SandboxError
 from vmahybrid.bench.served import Service
@@ -36,12 +36,9 @@ def said(service: Service, program: Path, port: int, policy: str, **variables: s
 @pytest.mark.parametrize("policy", ["", "offload", "adaptive"], ids=["kernel", "offload", "adaptive"])
 def test_they_are_served(service: Service, program: Path, echo_port: int, policy: str) -> None:
     """And a fork that nobody interposed sends the connection home, as any other."""
-    def homed() -> int:
-        return int(Api(service).status()["counters"].get("tcp_homed_total", 0))
-
-    before = homed()
+    before = homed(service)
     assert said(service, program, echo_port, policy).endswith("fine\n")
-    assert homed() - before == bool(policy)
+    assert homed(service) - before == bool(policy)
 
 
 def test_the_flag_may_be_left(service: Service, program: Path, echo_port: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from net.service_lab import Api, until
+from net.service_lab import Api, counter, until
 from net.test_tcp_shim import introduce, without_offloads
 from net.test_tcp_syn import Calls, listening, opened
 
@@ -40,10 +40,6 @@ def ss(side: Side) -> list[tuple[str, str, int]]:
 def flows(service: Service, pid: int) -> list[dict[str, Any]]:
     found = Api(service).status()["flows"]
     return [flow for flow in found if flow["pid"] == pid and flow["kind"] == "5-tuple"]
-
-
-def counter(service: Service, name: str) -> int:
-    return int(Api(service).status()["counters"].get(name, 0))
 
 
 def name_of(calls: Calls, name: str, method: str) -> str:

@@ -286,70 +286,65 @@ bool vmh_epitem_on_ring(const struct vmh_epitem *it)
 
 #define FEW_SETS 32 /* that a socket is a member of */
 
-struct in_set {
-	struct vmh_ep *e;
-	int fd;
+/* The sets that it is a member of, held, until forget_sets(). Without memory those that fit in `few`, and not the whole. */
+struct sets {
+	struct in_set { struct vmh_ep *e; int fd; } few[FEW_SETS], *all;
+	unsigned n, room;
+	bool whole;
 };
 
-/* The sets that it is a member of, held: in `few`, or, of more, in memory that forget_sets() gives back (*all). Without
- * memory those that fit in `few`, and *whole is false. */
-static unsigned sets_of(struct vmh_obj *member, struct in_set *few, struct in_set **all, unsigned *room, bool *whole)
+static void forget_sets(struct sets *x)
+{
+	for (unsigned i = 0; i < x->n; i++)
+		vmh_obj_put(&x->all[i].e->obj);
+	if (x->all != x->few)
+		vmh_scratch_free(x->all, x->room * sizeof(*x->all));
+}
+
+static void sets_of(struct vmh_obj *member, struct sets *x)
 {
 	struct vmh_lock *l = items_lock(member);
 	struct vmh_epitem *it;
-	unsigned n, there;
+	struct in_set *more;
+	unsigned there;
 
-	*all = few;
-	for (*room = FEW_SETS;; *room = there) {
+	x->all = x->few;
+	for (x->room = FEW_SETS;; x->room = there) {
 		vmh_lock(l);
-		for (it = member->items, n = 0; it && n < *room; it = it->member_next, n++) {
-			(*all)[n] = (struct in_set){ it->set, it->fd };
+		for (it = member->items, x->n = 0; it && x->n < x->room; it = it->member_next) {
+			x->all[x->n++] = (struct in_set){ it->set, it->fd };
 			vmh_obj_hold(&it->set->obj);
 		}
-		for (there = n; it; it = it->member_next)
+		for (there = x->n; it; it = it->member_next)
 			there++;
 		vmh_unlock(l);
-		*whole = there == n;
-		if (*whole)
-			return n;
-		struct in_set *more = vmh_scratch_new(there * sizeof(*more));
-
+		x->whole = there == x->n;
+		more = x->whole ? NULL : vmh_scratch_new(there * sizeof(*more));
 		if (!more)
-			return n;
-		for (unsigned i = 0; i < n; i++)
-			vmh_obj_put(&(*all)[i].e->obj);
-		if (*all != few)
-			vmh_scratch_free(*all, *room * sizeof(**all));
-		*all = more;
+			return;
+		forget_sets(x);
+		x->all = more;
 	}
-}
-
-static void forget_sets(struct in_set *few, struct in_set *all, unsigned n, unsigned room)
-{
-	for (unsigned i = 0; i < n; i++)
-		vmh_obj_put(&all[i].e->obj);
-	if (all != few)
-		vmh_scratch_free(all, room * sizeof(*all));
 }
 
 /* false: it stays on the kernel, as nobody could wake who sleeps in one. */
 bool vmh_epoll_member_settle(struct vmh_obj *member)
 {
-	struct in_set few[FEW_SETS], *all;
+	struct sets x;
 	bool good;
-	unsigned room, n = sets_of(member, few, &all, &room, &good);
 
-	good = good && (!n || vmh_ep_can_kick());
-	for (unsigned i = 0; i < n; i++) {
-		vmh_lock(&all[i].e->obj.lock);
-		good = good && vmh_ep_catch_up(all[i].e, member, all[i].fd);
-		vmh_unlock(&all[i].e->obj.lock);
+	sets_of(member, &x);
+	good = x.whole && (!x.n || vmh_ep_can_kick());
+	for (unsigned i = 0; i < x.n; i++) {
+		vmh_lock(&x.all[i].e->obj.lock);
+		good = good && vmh_ep_catch_up(x.all[i].e, member, x.all[i].fd);
+		vmh_unlock(&x.all[i].e->obj.lock);
 	}
-	for (unsigned i = 0; good && i < n; i++)
-		vmh_ep_caught_up(all[i].fd);
+	for (unsigned i = 0; good && i < x.n; i++)
+		vmh_ep_caught_up(x.all[i].fd);
 	if (good)
 		vmh_ep_caught_up(member->fd); /* also if it was taken out of its sets */
-	forget_sets(few, all, n, room);
+	forget_sets(&x);
 	return good;
 }
 
@@ -365,19 +360,18 @@ static void park_item(struct vmh_epitem *it, bool parked)
  * or is over when we have the lock of its set. */
 void vmh_epoll_member_parked(struct vmh_obj *member, bool parked)
 {
-	struct in_set few[FEW_SETS], *all;
 	struct vmh_epitem *it;
-	bool whole;
-	unsigned room, n = sets_of(member, few, &all, &room, &whole);
+	struct sets x;
 
-	for (unsigned i = 0; i < n; i++) {
-		vmh_lock(&all[i].e->obj.lock);
-		it = vmh_epitem_find(all[i].e, member, all[i].fd);
+	sets_of(member, &x);
+	for (unsigned i = 0; i < x.n; i++) {
+		vmh_lock(&x.all[i].e->obj.lock);
+		it = vmh_epitem_find(x.all[i].e, member, x.all[i].fd);
 		if (it)
 			park_item(it, parked);
-		vmh_unlock(&all[i].e->obj.lock);
+		vmh_unlock(&x.all[i].e->obj.lock);
 	}
-	forget_sets(few, all, n, room);
+	forget_sets(&x);
 }
 
 /* ---- fork ---- */

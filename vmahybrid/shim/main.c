@@ -30,6 +30,7 @@ static _Atomic int started;
 static _Atomic bool ended;
 /* This thread took the session's lock, and start_lock. */
 static __thread bool forking, starting;
+static __thread bool daemonizes; /* the parent ends at once, so the child owns the sockets alone */
 static long own_pid;
 _Atomic bool vmh_accept_tells = true;
 _Atomic bool vmh_filtered;
@@ -233,7 +234,10 @@ void vmh_before_fork(void)
 	if (atomic_load(&started) && !vmh_filtered) {
 		/* parent and child share the sockets from here on: the kernel serves both */
 		vmh_tcps_home_all(VMH_R_FORK);
-		vmh_sock_share_all();
+		if (daemonizes)
+			vmh_sock_home_all(VMH_R_FORK, false);
+		else
+			vmh_sock_share_all();
 	}
 	hold_still();
 }
@@ -296,7 +300,7 @@ void vmh_after_fork_child(void)
 /* What libc's fork() calls, whoever called that: also daemon() and forkpty(), and who has it from libc's own handle. As
  * nobody else's handlers are registered before, or hardly anybody's, those that prepare run before ours and may wait for
  * threads that use sockets, and the others find all as it should be. */
-static __thread bool forks_here, driver_forks, daemonizes;
+static __thread bool forks_here, driver_forks;
 static struct {
 	void (*prepare)(void), (*parent)(void), (*child)(void);
 } driver;
@@ -310,54 +314,39 @@ VMH_EXPORT void vmh_atfork(void (*prepare)(void), void (*parent)(void), void (*c
 	driver.prepare = prepare;
 }
 
-static void libc_forks_here(void)
-{
-	forks_here = true;
-	if (!daemonizes) {
-		vmh_before_fork();
-	} else {
-		if (atomic_load(&started) && !vmh_filtered) {
-			vmh_tcps_home_all(VMH_R_FORK);
-			vmh_sock_home_all(VMH_R_FORK, false);
-		}
-		hold_still();
-	}
-}
-
 static void libc_forks(void)
 {
 	int saved = errno;
 
-	if (!starting)
-		libc_forks_here();
+	forks_here = !starting;
+	if (forks_here)
+		vmh_before_fork();
 	driver_forks = driver.prepare != NULL;
 	if (driver_forks)
 		driver.prepare();
 	errno = saved;
 }
 
-static void libc_forked_parent(void)
+static void libc_forked(void (*drivers)(void), void (*ours)(void))
 {
 	int saved = errno;
 
 	if (driver_forks)
-		driver.parent();
+		drivers();
 	if (forks_here)
-		vmh_after_fork_parent();
+		ours();
 	forks_here = false;
 	errno = saved;
 }
 
+static void libc_forked_parent(void)
+{
+	libc_forked(driver.parent, vmh_after_fork_parent);
+}
+
 static void libc_forked_child(void)
 {
-	int saved = errno;
-
-	if (driver_forks)
-		driver.child();
-	if (forks_here)
-		vmh_after_fork_child();
-	forks_here = false;
-	errno = saved;
+	libc_forked(driver.child, vmh_after_fork_child);
 }
 
 __attribute__((constructor)) void vmh_watch_forks(void)
@@ -372,7 +361,6 @@ __attribute__((constructor)) void vmh_watch_forks(void)
 	pthread_atfork(libc_forks, libc_forked_parent, libc_forked_child);
 }
 
-/* The parent ends at once, so the child owns the sockets alone. */
 void vmh_before_daemon(void)
 {
 	vmh_watch_forks();

@@ -706,18 +706,8 @@ static void close_own(int *fd)
 		vmh_fd_hidden_close(*fd);
 }
 
-/* A number of its own: while it waits that of the program may be closed, and be another's. 0: there is none to be had. */
-static int own_number(struct vmh_tcps *s, int fd)
-{
-	int own = vmh_fd_hide_instead(fd);
-
-	if (own > 0 && !vmh_fd_is_another(own, &s->obj))
-		return own;
-	close_own(&own);
-	return 0;
-}
-
-/* The same, and what is there to be waited for first. */
+/* The same, and what is there to be waited for first: by a number of its own, as that of the program may be closed
+ * meanwhile, and be another's. */
 static ssize_t go_on_by_kernel(struct vmh_tcps *s, int fd, struct stay *y, const struct msghdr *m, const struct rest *t,
 			       int flags, bool send)
 {
@@ -727,7 +717,7 @@ static ssize_t go_on_by_kernel(struct vmh_tcps *s, int fd, struct stay *y, const
 	int r = 0;
 
 	fd = goes_on_by(s, y, fd);
-	if (vmh_unlikely(waits) && fd >= 0 && (now || (own = own_number(s, fd)))) {
+	if (vmh_unlikely(waits) && fd >= 0 && (now || (own = vmh_tcps_own_number(s, fd)))) {
 		fd = own ? own : fd;
 		r = wait_at_kernel(s, fd, y, t->skip != 0, now, send);
 	}

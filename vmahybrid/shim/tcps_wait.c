@@ -107,17 +107,24 @@ static void take_lock(void)
 			vmh_lock_reset(&left_lock);
 }
 
+int vmh_tcps_own_number(struct vmh_tcps *s, int fd)
+{
+	int own = vmh_fd_hide_instead(fd);
+
+	if (own > 0 && !vmh_fd_is_another(own, &s->obj))
+		return own;
+	vmh_fd_hidden_close(own);
+	return 0;
+}
+
 static bool leave(struct vmh_tcps *s, int fd)
 {
 	if (atomic_load(&s->left_fd) || atomic_load(&forks) || vmh_fdtab_parted() || vmh_fd_is_another(fd, &s->obj))
 		return false;
-	fd = vmh_fd_hide_instead(fd);
-	if (fd <= 0 || vmh_fd_is_another(fd, &s->obj)) {
-		vmh_fd_hidden_close(fd);
-		return false;
-	}
-	atomic_store(&s->left_fd, fd);
-	return true;
+	fd = vmh_tcps_own_number(s, fd);
+	if (fd)
+		atomic_store(&s->left_fd, fd);
+	return fd != 0;
 }
 
 bool vmh_tcps_leave(struct vmh_tcps *s, int fd)

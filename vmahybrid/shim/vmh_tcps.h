@@ -452,7 +452,8 @@ void vmh_tcps_blocks_no_more(struct vmh_tcps *s);
 bool vmh_tcps_others_wait(struct vmh_tcps *s);                   /* by what is counted */
 /* Does another thread wait in a call? true: it stands still until vmh_tcps_left(), and no handler may need it in between. */
 bool vmh_tcps_is_waited_for(struct vmh_tcps *s);
-/* A hidden descriptor of its own beside `fd`, left_fd, unless there is one; false: none is made. */
+int vmh_tcps_own_number(struct vmh_tcps *s, int fd);             /* hidden, of its kernel socket, beside `fd`; 0: none */
+/* The same, left_fd, unless there is one; false: none is made. */
 bool vmh_tcps_leave(struct vmh_tcps *s, int fd);
 void vmh_tcps_close_left(struct vmh_tcps *s);
 bool vmh_tcps_left_is_used(const struct vmh_tcps *s);
