@@ -4,6 +4,7 @@ import os
 import stat
 import struct
 import sys
+from enum import Enum
 
 ELF_MAGIC = b"\x7fELF"
 PT_INTERP = 3
@@ -14,27 +15,49 @@ SHIM = "LD_PRELOAD", "the shim", "The program will run on the kernel"
 SOFTVERBS = "LD_LIBRARY_PATH", "the software device", "The program will not find the software device"
 
 
-def preload_problem(path: str, what: tuple[str, str, str] = SHIM, depth: int = 4) -> str:
-    """A sentence if the library can't get in, "" if it can or nobody can tell. Scripts are followed to their
-    interpreter. ``what``: the variable that brings it, its name, the consequence."""
+class Fit(Enum):
+    """How a program takes a library, and what is said of it."""
+
+    TAKES = ""  # or nobody can tell
+    PRIVILEGED = "it gains privileges, and ld.so then ignores {variable}"
+    NARROW = "a 32-bit program, and {library} is a 64-bit library"
+    STATIC = "statically linked: there is no ld.so"
+    MUSL = "a program of musl, and {library} is a library of glibc"     # musl's ld.so ends it for the preload
+
+
+def preload_problem(path: str, what: tuple[str, str, str] = SHIM) -> str:
+    """A sentence if the library can't get in, else "". ``what``: the variable that brings it, its name, the
+    consequence."""
     variable, library, no_effect = what
+    found = fit(path)
+    return "" if found is Fit.TAKES else f"{found.value.format(variable=variable, library=library)}. {no_effect}"
+
+
+def fit(path: str, depth: int = 4) -> Fit:
+    """Scripts are followed to their interpreter."""
     try:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             head = file.read(256)
             if head[:2] == b"#!":
                 words = head[2:].split(b"\n")[0].split()
-                return preload_problem(os.fsdecode(words[0]), what, depth - 1) if words and depth else ""
+                return fit(os.fsdecode(words[0]), depth - 1) if words and depth else Fit.TAKES
             if head[:4] != ELF_MAGIC:
-                return ""
+                return Fit.TAKES
             if _secure(info, path):
-                return f"it gains privileges, and ld.so then ignores {variable}. {no_effect}"
+                return Fit.PRIVILEGED
             if head[EI_CLASS] != CLASS64:
-                return f"a 32-bit program, and {library} is a 64-bit library. {no_effect}"
+                return Fit.NARROW
             file.seek(0)
-            return "" if _has_interpreter(file.read(1 << 16)) else f"statically linked: there is no ld.so. {no_effect}"
+            return _linked_by(_loader(file.read(1 << 16)))
     except (OSError, ValueError, IndexError, OverflowError, struct.error):
-        return ""
+        return Fit.TAKES
+
+
+def _linked_by(loader: bytes | None) -> Fit:
+    if loader is None:
+        return Fit.STATIC
+    return Fit.MUSL if os.path.basename(loader).startswith(b"ld-musl") else Fit.TAKES
 
 
 def _secure(info: os.stat_result, path: str) -> bool:
@@ -50,9 +73,14 @@ def _secure(info: os.stat_result, path: str) -> bool:
     return os.getuid() != 0
 
 
-def _has_interpreter(data: bytes) -> bool:
+def _loader(data: bytes) -> bytes | None:
+    """ld.so(8), or another, that links the program; None: there is none."""
     order = "<" if sys.byteorder == "little" else ">"
     (table,) = struct.unpack_from(order + "Q", data, 32)       # e_phoff
     size, count = struct.unpack_from(order + "HH", data, 54)   # e_phentsize, e_phnum
     starts = range(table, table + size * min(count, MAX_HEADERS), size)
-    return PT_INTERP in [struct.unpack_from(order + "I", data, start)[0] for start in starts]
+    for start in starts:
+        if struct.unpack_from(order + "I", data, start)[0] == PT_INTERP:
+            (at,) = struct.unpack_from(order + "Q", data, start + 8)    # p_offset
+            return data[at:].split(b"\0")[0]
+    return None

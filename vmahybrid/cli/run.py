@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import vmahybrid
-from vmahybrid.cli.elf import SHIM, SOFTVERBS, preload_problem
+from vmahybrid.cli.elf import SHIM, SOFTVERBS, Fit, fit, preload_problem
 from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
 from vmahybrid.config import catalogue, effective, profiles
 from vmahybrid.errors import NotPossibleHere, UsageError
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
         changes |= softverbs_environment()
     _sweep(changes)
     _warn(command[0], SHIM)
+    if fit(shutil.which(command[0]) or "") is Fit.MUSL:
+        changes["LD_PRELOAD"] = os.environ.get("LD_PRELOAD", "")
     return _execute(command, changes)
 
 

@@ -2,9 +2,12 @@
  *
  * Only for sockets without FD_CLOEXEC, and not in the child of a vfork, which runs in its parent's memory:
  * there the parent goes on with the socket. */
+#include "vmh_exec.h"
 #include "vmh_main.h"
 #include "vmh_real.h"
+#include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 extern char **environ;
@@ -37,36 +40,43 @@ EXIT(_Exit)
 VMH_EXPORT int execve(const char *path, char *const argv[], char *const envp[])
 {
 	REAL("execve", int, (const char *, char *const[], char *const[]));
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_bare(AT_FDCWD, path, envp));
 	return real(path, argv, envp);
 }
 
 VMH_EXPORT int execv(const char *path, char *const argv[])
 {
-	REAL("execv", int, (const char *, char *const[]));
-	return real(path, argv);
-}
-
-VMH_EXPORT int execvp(const char *file, char *const argv[])
-{
-	REAL("execvp", int, (const char *, char *const[]));
-	return real(file, argv);
+	return execve(path, argv, environ);
 }
 
 VMH_EXPORT int execvpe(const char *file, char *const argv[], char *const envp[])
 {
 	REAL("execvpe", int, (const char *, char *const[], char *const[]));
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_found_bare(file, envp));
 	return real(file, argv, envp);
+}
+
+VMH_EXPORT int execvp(const char *file, char *const argv[])
+{
+	return execvpe(file, argv, environ);
 }
 
 VMH_EXPORT int fexecve(int fd, char *const argv[], char *const envp[])
 {
+	char path[32];
+
 	REAL("fexecve", int, (int, char *const[], char *const[]));
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_bare(AT_FDCWD, path, envp));
 	return real(fd, argv, envp);
 }
 
 VMH_EXPORT int execveat(int dir, const char *path, char *const argv[], char *const envp[], int flags)
 {
+	if (dir >= 0 && flags == AT_EMPTY_PATH && !vmh_bad_ptr(path) && !*path)
+		return fexecve(dir, argv, envp);
 	REAL("execveat", int, (int, const char *, char *const[], char *const[], int));
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_bare(dir, path, envp));
 	return real(dir, path, argv, envp, flags);
 }
 

@@ -1,7 +1,9 @@
 /* posix_spawn, system, popen: libc makes the child by a clone of its own, in which no exec of ours is called. So what the
  * new program gets goes home before: TCP connections without FD_CLOEXEC, and those that a file action names. */
+#include "vmh_exec.h"
 #include "vmh_main.h"
 #include "vmh_real.h"
+#include <fcntl.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +23,7 @@ VMH_EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_
 {
 	REAL("posix_spawn", int, (pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
 				  char *const[], char *const[]), actions != NULL);
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_bare(AT_FDCWD, path, envp));
 	return real(pid, path, actions, attr, argv, envp);
 }
 
@@ -29,6 +32,7 @@ VMH_EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file
 {
 	REAL("posix_spawnp", int, (pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
 				   char *const[], char *const[]), actions != NULL);
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_found_bare(file, envp));
 	return real(pid, file, actions, attr, argv, envp);
 }
 

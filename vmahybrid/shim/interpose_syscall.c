@@ -237,15 +237,6 @@ static bool forks3(const struct clone_args *c, size_t size)
 	return !vmh_bad_ptr(c) && size >= CLONE_ARGS_SIZE_VER0 && forks(c->flags, c->stack);
 }
 
-static long do_exec(const struct call *k)
-{
-	int saved = errno;
-
-	vmh_before_exec();
-	errno = saved;
-	return kernels(k);
-}
-
 static long do_exit_group(const struct call *k)
 {
 	vmh_before_exit();
@@ -444,8 +435,8 @@ static long do_submit(const struct call *k)
 	X(fork, true, do_fork(k)) \
 	X(clone, forks((uint64_t)k->a, (uint64_t)k->b), do_fork(k)) \
 	X(clone3, forks3(PTR(a), (size_t)k->b), do_fork(k)) \
-	X(execve, true, do_exec(k)) \
-	X(execveat, true, do_exec(k)) \
+	X(execve, true, execve(PTR(a), PTR(b), PTR(c))) \
+	X(execveat, true, execveat(INT(a), PTR(b), PTR(c), PTR(d), INT(e))) \
 	X(exit_group, true, do_exit_group(k)) \
 	X(exit, true, do_exit(k)) \
 	X(unshare, true, unshare(INT(a))) \
