@@ -315,6 +315,8 @@ static int collect(struct vmh_waiter *w, bool os)
 		n = count_ready(w);
 	} else if (os) {
 		n = (int)vmh_sys(SYS_ppoll, w->fds, w->nfds, &t, w->os_mask, sizeof(uint64_t));
+		if (vmh_unlikely(n == -EINVAL && w->is_select))
+			n = (int)vmh_poll_few(w->fds, w->nfds, &t, w->os_mask, false);
 		if (n < 0)
 			return n;
 		n -= n ? hush_moved(x) : 0;

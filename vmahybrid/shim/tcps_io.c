@@ -663,7 +663,7 @@ static int wait_at_kernel(struct vmh_tcps *s, int fd, const struct stay *y, bool
 		return GO_ON;
 	r = vmh_real()->ppoll(&p, 1, now || y->deadline ? &ts : NULL, NULL);
 	if (r < 0)
-		r = -errno;
+		r = errno == EINVAL ? 1 : -errno; /* of no descriptor (RLIMIT_NOFILE): the call itself waits */
 	errno = saved;
 	if (r <= 0)
 		return r ? r : -EAGAIN;

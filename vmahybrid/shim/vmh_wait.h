@@ -31,6 +31,9 @@ struct vmh_ring;
 int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
 		 int wakefd);
 
+/* ppoll(2) that has said EINVAL, by another call (poll_few.c). ts: the kernel writes to it. */
+VMH_COLD long vmh_poll_few(struct pollfd *p, unsigned n, struct timespec *ts, const sigset_t *mask, bool cancellable);
+
 /* Signals (signal.c wraps the handlers that the program installs): how many handlers without
  * SA_RESTART, and how many at all, have run in this thread. A spinning call compares. */
 extern __thread volatile sig_atomic_t vmh_signals_any __attribute__((tls_model("initial-exec")));

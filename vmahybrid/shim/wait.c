@@ -237,6 +237,8 @@ int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t 
 		t = &ts;
 	}
 	r = cancellable_ppoll(p, total, t, mask);
+	if (vmh_unlikely(r == -EINVAL))
+		r = vmh_poll_few(p, total, t, mask, true);
 	for (unsigned i = 0; i < n; i++)
 		fds[i].revents = r > 0 ? p[i].revents : 0;
 	if (r > 0 && nring)

@@ -366,9 +366,12 @@ static void turn(void)
 	if (atomic_load(&first_ended) && ms > LAST_MS)
 		ms = LAST_MS;
 	struct timespec ts = { ms / 1000, (ms % 1000) * 1000000L };
-	long n = vmh_sys(SYS_ppoll, p, fd < 0 ? 1 : FIXED_FDS + rings, &ts, NULL, 0);
+	unsigned all = fd < 0 ? 1 : (unsigned)(FIXED_FDS + rings);
+	long n = vmh_sys(SYS_ppoll, p, all, &ts, NULL, 0);
 	uint64_t bells;
 
+	if (vmh_unlikely(n == -EINVAL))
+		n = vmh_poll_few(p, all, &ts, NULL, false);
 	if (n > 0 && p[0].revents)
 		vmh_sys(SYS_read, bell, &bells, sizeof(bells));
 	if (n > 0 && fd >= 0 && p[1].revents)
