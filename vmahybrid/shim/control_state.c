@@ -75,6 +75,16 @@ bool vmh_session_tcp_ready(void)
 	return made;
 }
 
+/* By who may map no more (RLIMIT_AS). */
+static int written(int fd, size_t at, const struct vmh_tcp_blob *state)
+{
+	struct vmh_quiet q = vmh_quiet_begin();
+	long n = vmh_sys(SYS_pwrite64, fd, state->p, state->len, at);
+
+	vmh_quiet_end(&q, n);
+	return n == (long)state->len ? 0 : n < 0 ? (int)n : -EFBIG;
+}
+
 int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
 {
 	int fd = vmh_ctl_state_file();
@@ -85,8 +95,11 @@ int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
 	if (state->len > file_bytes)
 		return -EFBIG;
 	p = vmh_sys(SYS_mmap, NULL, state->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
-	if (p < 0 && p > -4096)
-		return (int)p;
+	if (p < 0 && p > -4096) {
+		int err = written(fd, 0, state);
+
+		return err ? err : fd;
+	}
 	memcpy((void *)p, state->p, state->len); /* by write(2) RLIMIT_FSIZE would count */
 	vmh_sys(SYS_munmap, p, state->len);
 	return fd;
@@ -129,7 +142,7 @@ int vmh_ctl_states_put(const struct vmh_file *f, int i, const struct vmh_tcp_blo
 	char *p = map_place(f->fd, i, state->len, PROT_READ | PROT_WRITE, &err);
 
 	if (!p)
-		return (int)err;
+		return written(f->fd, (unsigned)i * VMH_CTL_STATE_ROOM, state);
 	memcpy(p, state->p, state->len);
 	unmap_place(p, state->len);
 	return 0;
