@@ -302,6 +302,37 @@ def test_a_realtime_thread_that_waits_lets_others_run(service: Service, policy: 
     assert rested > 1000 and (policy == "adaptive" or rested > 3 * spun), (spun, rested)
 
 
+WAITS_LONG = """
+import os, resource, socket, struct, sys
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+t = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+u.bind((t.getsockname()[0], 0))
+t.sendall(b"x")
+assert t.recv(1)
+resource.setrlimit(resource.RLIMIT_RTTIME, (200000, 200000))
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))
+for s in (t, u):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("qq", 0, 700000))
+    try:
+        s.recv(1)
+    except BlockingIOError:
+        print("waited")
+"""
+
+
+def test_a_realtime_thread_with_a_limit_sleeps_in_time(service: Service) -> None:
+    """RLIMIT_RTTIME, as rtkit has it set: the kernel ends a thread that has not slept for so long."""
+    a_side, b_side = service.sandbox.sides
+    server = service.sandbox.start(b_side, [sys.executable, "-c", SLOW_ECHO, b_side.address])
+    try:
+        port = server.wait_for(r"port (\d+)", 20)[1]
+        argv = [sys.executable, "-c", WAITS_LONG, b_side.address, port]
+        client = service.sandbox.start(a_side, service.run_argv(argv, "latency"), env=service.env)
+        assert client.result(30).splitlines() == ["waited"] * 2
+    finally:
+        server.stop(signal.SIGKILL)
+
+
 def moved(service: Service, pid: int) -> bool:
     """It went home for this, or is there yet."""
     return "tcp-processor" in service.ask("explain", str(pid))

@@ -1,6 +1,7 @@
 /* Memory for a moment, not by malloc(): poll() and select() may run in a signal handler. */
 #include "vmh_iomux_int.h"
 #include <signal.h>
+#include <stddef.h>
 #include <sys/mman.h>
 
 #define PAGE 4096u

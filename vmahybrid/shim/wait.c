@@ -6,9 +6,8 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stddef.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 
 struct sleeper {
 	struct sleeper *next, **pprev;         /* those who sleep now */
@@ -329,6 +328,7 @@ static __thread struct {
 	uint64_t turn_ns, offer_ns, since_ns, gone_ns;
 	uint64_t rests_until, rest_ns;
 	uint64_t asked_ns, began_ns;
+	uint64_t slept_ns, sleeps_ns; /* each so long; of a real-time class */
 	uint32_t offers, taken, vain;
 	bool by_policy, realtime, in_vain;
 } my __attribute__((tls_model("initial-exec")));
@@ -402,9 +402,18 @@ static bool worth_it(uint64_t now, uint64_t looks, bool by_policy)
 }
 
 #define DEADLINE 6            /* SCHED_DEADLINE: only the kernel's headers have it */
-#define ASKED_NS 1000000000u  /* a class is believed for so long */
+#define ASKED_NS 50000000u    /* a class is believed for so long */
 #define REALTIME_NS 200000u   /* round trips of a data center are shorter */
 #define IN_VAIN_MAX 3         /* in a row */
+
+/* A thread of a real-time class that has not slept for RLIMIT_RTTIME is ended by the kernel. */
+static uint64_t may_stay_awake_ns(void)
+{
+	struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
+
+	vmh_sys(SYS_prlimit64, 0, RLIMIT_RTTIME, NULL, &limit);
+	return limit.rlim_cur < UINT64_MAX / 1000 ? limit.rlim_cur * 1000 / 4 : UINT64_MAX;
+}
 
 static bool is_realtime(uint64_t now)
 {
@@ -413,6 +422,8 @@ static bool is_realtime(uint64_t now)
 
 		my.asked_ns = now;
 		my.realtime = class_ == SCHED_FIFO || class_ == SCHED_RR || class_ == DEADLINE;
+		if (my.realtime)
+			my.sleeps_ns = may_stay_awake_ns();
 	}
 	return my.realtime;
 }
@@ -439,6 +450,17 @@ static bool realtime_goes_on(uint64_t now, uint64_t looks)
 		rest(now);
 	}
 	return false;
+}
+
+/* One that spins without end. */
+static void sleep_in_time(uint64_t now)
+{
+	struct timespec moment = { .tv_nsec = 20000 }; /* one that is over at once is no sleep */
+
+	if (vmh_likely(!is_realtime(now)) || now - my.slept_ns < my.sleeps_ns)
+		return;
+	vmh_sys(SYS_nanosleep, &moment, NULL);
+	my.slept_ns = vmh_now_ns();
 }
 
 #define LEND_NS 3000u        /* others that spin and lend have work for moments */
@@ -492,6 +514,8 @@ bool vmh_spin_goes_on(uint64_t looks, bool ends)
 		else if (others < processors && !worth_it(now, looks, by_policy))
 			return false;
 	}
+	if (!ends)
+		sleep_in_time(vmh_now_ns());
 	if (processors == INT_MAX)
 		return true;
 	if (!vmh_spins && (looks >= LONG_LOOKS || others >= processors)) { /* else a handler may have jumped out of a call that was */
