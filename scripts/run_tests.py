@@ -52,7 +52,7 @@ LATER = (
     "tests/net/test_death_life.py", "tests/net/test_death_refused.py", "tests/net/test_groups_seen.py",
     "tests/net/test_libvma_conf.py", "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py",
     "tests/net/test_receive_waits.py", "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py",
-    "tests/net/test_tcp_asked.py", "tests/net/test_tcp_begun_calls.py",
+    "tests/net/test_tcp_another_mac.py", "tests/net/test_tcp_asked.py", "tests/net/test_tcp_begun_calls.py",
     "tests/net/test_tcp_borrowed.py", "tests/net/test_tcp_death.py",
     "tests/net/test_tcp_ended.py", "tests/net/test_tcp_explained.py", "tests/net/test_tcp_fork_handlers.py",
     "tests/net/test_tcp_gone_members.py",

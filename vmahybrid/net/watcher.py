@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from vmahybrid.contracts import addr_to_bytes, addr_to_text
-from vmahybrid.net import conntrack, rtnl
+from vmahybrid.net import conntrack, ndisc, rtnl
 from vmahybrid.net.netns import NetnsWorker
 from vmahybrid.net.page import AddressInfo, LinkInfo, NeighbourInfo, NetPage, RouteInfo
 
@@ -29,6 +29,7 @@ REMEMBERED = 60.0           # seconds, of an address that is gone
 # Between two readings: short ones may follow each other, long ones (thousands of routes) take a fifth of a core. By the
 # time on the CPU: a reading that had to wait for a grant in the same thread costs nothing, and news are not to wait.
 _PAUSE, _SHORT, _PAUSE_FACTOR, _PAUSE_MAX = 0.005, 0.025, 4, 5.0
+_ADVERTISED = 0.0, 1.0      # seconds after a MAC has changed
 _NAT_EVERY = 2.0            # seconds; the old iptables tells nobody of its rules, nftables does
 _ALL = frozenset({"links", "addresses", "routes", "rules", "neighbours", "nat"})
 _CAUSES = {
@@ -237,7 +238,11 @@ class NetWatcher:
         assert requests
         changed = set()
         if "links" in kinds:
+            macs = {link.ifindex: link.mac for link in self._raw_links}
             self._raw_links = await self._worker.call_async(self._paid, requests.links)
+            for link in self.links():
+                if link.up and not link.reason and link.mac != macs.get(link.ifindex, link.mac):
+                    self._tasks.append(self._loop.create_task(self._advertise(link), name="net-watcher-mac"))
             changed |= {"links"} if self._paid(self._page.set_links, self.links()) else set()
         if "addresses" in kinds:
             self._note_addresses(await self._worker.call_async(self._paid, requests.addresses))
@@ -333,6 +338,13 @@ class NetWatcher:
             return
         if managed:
             log.info("neighbour entry %s is kept fresh (managed)", self._named(key))
+
+    async def _advertise(self, link: LinkInfo) -> None:
+        for pause in _ADVERTISED:
+            await asyncio.sleep(pause)
+            own = [row.address for row in self.addresses(link.ifindex) if row.family == 6]
+            await self._worker.call_async(ndisc.advertise, link.ifindex, link.mac, own)
+        self._tasks = [task for task in self._tasks if not task.done()]
 
     async def _unmanage(self, key: _Key) -> None:
         """The entry stays, as one that ages like any other: the kernel's own traffic may be using it."""
