@@ -1,5 +1,5 @@
-"""An interface gets another MAC while it is up, and nobody tells the peer: it learns it as it does from the kernel alone,
-for connections on rings, and for programs that have no shim."""
+"""An interface gets another MAC while it is up, and nobody tells the peer: it learns it as it does from the kernel
+alone, for connections on rings, and for programs that have no shim."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A program that lowers RLIMIT_NOFILE when it has all it needs, as sandboxes do: poll(2) refuses more entries than that,
-and ours come to those of the program."""
+"""A program that lowers RLIMIT_NOFILE when it has all it needs, as sandboxes do: poll(2) refuses more entries than
+that, and ours come to those of the program."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs of musl are executed without the shim: musl's ld.so ends a program for a preload that it can't link. Here glibc's
-stands at such a name, and tells what it was given."""
+"""Programs of musl are executed without the shim: musl's ld.so ends a program for a preload that it can't link. Here
+glibc's stands at such a name, and the program tells what it was given."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_an_environment_that_can_not_be_read(made: Path) -> None:
 
 def test_run_leaves_it_out(made: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("VMA_", "LD_"))}
-    done = subprocess.run([sys.executable, "-P", "-m", "vmahybrid.cli.main", "run", "--", made / "musl"], env=clean, capture_output=True, text=True,
-                          timeout=60, check=True)  # fmt: skip
+    command = [sys.executable, "-P", "-m", "vmahybrid.cli.main", "run", "--", made / "musl"]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "\n"
     assert done.stderr == (f"vmahybrid: {made / 'musl'}: a program of musl, and the shim is a library of glibc. The "
                            "program will run on the kernel\n")  # fmt: skip

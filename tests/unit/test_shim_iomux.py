@@ -11,6 +11,8 @@ SHIM = ROOT / "vmahybrid" / "shim"
 DRIVERS = Path(__file__).parent / "c"
 SHIM_SOURCES = (
     "wait",
+    "scratch",
+    "poll_few",
     "stats_alone",
     "iomux",
     "iomux_loop",

@@ -1,8 +1,8 @@
 """Neighbour discovery of IPv6 (RFC 4861): what the kernel does not say of a device.
 
-A MAC that changes is told to nobody (net.ipv6.conf.*.ndisc_notify=0): a peer learns it when the kernel next asks for that
-peer's own, by the address that the question comes from. The service's questions come from the link-local address, and
-what it has resolved no socket asks for again, so the peer would go on to send to the old MAC.
+A MAC that changes is told to nobody (net.ipv6.conf.*.ndisc_notify=0): a peer learns it when the kernel next asks for
+that peer's own, by the address that the question comes from. The service's questions come from the link-local address,
+and what it has resolved no socket asks for again, so the peer would go on to send to the old MAC.
 """
 
 import contextlib
