@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from net.service_lab import compiled, homed, under_shim
 
 from vmahybrid.bench.served import Service
 
-pytestmark = pytest.mark.root
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif("VMH_SANITIZER_RUNTIME" in os.environ, reason="a sanitizer maps memory of its own"),
+]
 
 CONNECTIONS = 10
 

@@ -13,6 +13,8 @@ import pytest
 from vmahybrid.cli.elf import preload_problem
 from vmahybrid.cli.run import library
 
+pytestmark = pytest.mark.skipif("VMH_SANITIZER_RUNTIME" in os.environ, reason="a sanitizer's runtime has to be first")
+
 SOURCE = Path(__file__).parent / "c/exec_ways.c"
 WAYS = ("execve", "execv", "execvp", "execvpe", "execl", "execlp", "execle", "fexecve", "execveat", "empty", "syscall",
         "posix_spawn", "posix_spawnp", "vfork")  # fmt: skip
