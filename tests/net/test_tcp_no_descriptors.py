@@ -19,7 +19,7 @@ PORT, UDP_PORT = 7461, 7462
 # each answer comes late, so that the program sleeps for it
 PEER = f"""
 import socket, sys, threading, time
-def serve(s, late=0.0):
+def serve(s):
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for n in range(1000000):
         if not (data := s.recv(100)):

@@ -32,9 +32,8 @@ def run(args: argparse.Namespace) -> int:
     if args.softverbs:
         changes |= softverbs_environment()
     _sweep(changes)
-    _warn(command[0], SHIM)
-    if fit(shutil.which(command[0]) or "") is Fit.MUSL:
-        changes["LD_PRELOAD"] = os.environ.get("LD_PRELOAD", "")
+    if _warn(command[0], SHIM) is Fit.MUSL:
+        del changes["LD_PRELOAD"]
     return _execute(command, changes)
 
 
@@ -52,10 +51,11 @@ def _sweep(changes: dict[str, str]) -> None:
         directory.remove_stale(directory.of_programs(os.environ | changes))
 
 
-def _warn(program: str, what: tuple[str, str, str]) -> None:
-    path = shutil.which(program)
-    if path is not None and (problem := preload_problem(path, what)):
+def _warn(program: str, what: tuple[str, str, str]) -> Fit:
+    path = shutil.which(program) or ""
+    if problem := preload_problem(path, what):
         _say(f"vmahybrid: {program}: {problem}")
+    return fit(path)
 
 
 def _say(text: str) -> None:

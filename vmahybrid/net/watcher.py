@@ -80,6 +80,8 @@ class NetWatcher:
         self._requests: rtnl.RequestSocket | None = None
         self._nat_events: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._macs: dict[int, bytes] = {}       # of links, when they were last up
+        self._advertising: set[asyncio.Task[None]] = set()
 
     @property
     def page_fd(self) -> int:
@@ -133,9 +135,10 @@ class NetWatcher:
             self._loop.remove_reader(self._events.fileno())
         if self._nat_events:
             self._loop.remove_reader(self._nat_events.fileno())
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._advertising]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
         for key in list(self._managed):
             await self._unmanage(key)
@@ -238,11 +241,8 @@ class NetWatcher:
         assert requests
         changed = set()
         if "links" in kinds:
-            macs = {link.ifindex: link.mac for link in self._raw_links}
             self._raw_links = await self._worker.call_async(self._paid, requests.links)
-            for link in self.links():
-                if link.up and not link.reason and link.mac != macs.get(link.ifindex, link.mac):
-                    self._tasks.append(self._loop.create_task(self._advertise(link), name="net-watcher-mac"))
+            self._note_macs()
             changed |= {"links"} if self._paid(self._page.set_links, self.links()) else set()
         if "addresses" in kinds:
             self._note_addresses(await self._worker.call_async(self._paid, requests.addresses))
@@ -339,12 +339,23 @@ class NetWatcher:
         if managed:
             log.info("neighbour entry %s is kept fresh (managed)", self._named(key))
 
+    def _note_macs(self) -> None:
+        """Another one than when the link was up before, as many are changed only while it is down, is advertised."""
+        before = self._macs
+        self._macs = {link.ifindex: link.mac if link.up else before.get(link.ifindex, link.mac)
+                      for link in self._raw_links}  # fmt: skip
+        for link in self.links():
+            if link.up and not link.reason and link.mac != before.get(link.ifindex, link.mac):
+                task = self._loop.create_task(self._advertise(link), name="net-watcher-mac")
+                self._advertising.add(task)
+                task.add_done_callback(self._advertising.discard)
+
     async def _advertise(self, link: LinkInfo) -> None:
-        for pause in _ADVERTISED:
-            await asyncio.sleep(pause)
-            own = [row.address for row in self.addresses(link.ifindex) if row.family == 6]
-            await self._worker.call_async(ndisc.advertise, link.ifindex, link.mac, own)
-        self._tasks = [task for task in self._tasks if not task.done()]
+        with contextlib.suppress(RuntimeError):     # the namespace is gone
+            for pause in _ADVERTISED:
+                await asyncio.sleep(pause)
+                own = [row.address for row in self.addresses(link.ifindex) if row.family == 6]
+                await self._worker.call_async(ndisc.advertise, link, own)
 
     async def _unmanage(self, key: _Key) -> None:
         """The entry stays, as one that ages like any other: the kernel's own traffic may be using it."""

@@ -409,7 +409,7 @@ static bool put_all(const struct vmh_session_home *v, int n, struct vmh_file *se
 
 void vmh_session_tcp_home_all(struct vmh_session_home *v, int n)
 {
-	struct homes *m = n > 1 ? vmh_scratch_new(sizeof(*m)) : NULL;
+	struct homes *m = n > 1 ? vmh_scratch_certain(sizeof(*m)) : NULL;
 	struct vmh_file file = { .fd = -1 };
 
 	vmh_lock(&vmh_ctl_lock);

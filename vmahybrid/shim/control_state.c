@@ -156,7 +156,7 @@ static int get_at(int fd, off_t from, struct vmh_tcp_blob *state, size_t len)
 
 	if (vmh_sys(SYS_fstat, fd, &st) || !len || (uint64_t)st.st_size < (uint64_t)from + len)
 		return -EPROTO;
-	p = vmh_scratch_new(len);
+	p = vmh_scratch_certain(len);
 	if (!p)
 		return -ENOMEM;
 	while (at < len) {

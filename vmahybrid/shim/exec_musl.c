@@ -2,15 +2,18 @@
  * without the shim, and are the kernel's. */
 #include "vmh_exec.h"
 #include "vmh_main.h"
+#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define LIBRARY "libvmahybrid.so"
 #define PRELOAD "LD_PRELOAD="
 #define LOADER "ld-musl"
-#define SCRIPTS 4    /* interpreters that are scripts, as execve(2) follows them */
+#define SCRIPTS 5    /* interpreters that are scripts, as execve(2) follows them */
 #define SEGMENTS 64  /* the loader is named by one of the first */
 #define NAME_MAX_ 512 /* a name in PATH that is longer is not looked for */
 
@@ -24,7 +27,7 @@ static bool is_named(const char *path, size_t n, const char *name)
 
 static bool has_musl_loader(int fd, const Elf64_Ehdr *e)
 {
-	char loader[64];
+	char loader[512];
 	Elf64_Phdr p;
 
 	for (unsigned i = 0; i < e->e_phnum && i < SEGMENTS; i++) {
@@ -49,18 +52,22 @@ static const char *interpreter(char *head)
 	return name;
 }
 
-/* 1, 0; -errno: it can't be read. */
+/* 1, 0; -errno: it can't be read. What is no file is not opened: that may do something. */
 static int is_musl(int dir, const char *path, int scripts)
 {
+	struct stat st;
 	union {
 		Elf64_Ehdr elf;
 		char text[256];
 	} head = { 0 };
-	int fd = (int)vmh_sys(SYS_openat, dir, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 	const char *next;
-	long n;
+	int fd;
+	long n = vmh_sys(SYS_newfstatat, dir, path, &st, 0);
 	bool is;
 
+	if (n < 0 || !S_ISREG(st.st_mode))
+		return n < 0 ? (int)n : -EACCES;
+	fd = (int)vmh_sys(SYS_openat, dir, path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return fd;
 	n = vmh_sys(SYS_pread64, fd, &head, sizeof(head) - 1, 0);
@@ -84,10 +91,9 @@ static bool found_is_musl(const char *file)
 	for (dirs = dirs ? dirs : "/bin:/usr/bin";; dirs++) {
 		int len = (int)strcspn(dirs, ":");
 		int n = snprintf(path, sizeof(path), "%.*s%s%s", len, dirs, len ? "/" : "", file);
-		int is = n < (int)sizeof(path) ? is_musl(AT_FDCWD, path, SCRIPTS) : -ENAMETOOLONG;
 
-		if (is >= 0)
-			return is;
+		if (n < (int)sizeof(path) && !vmh_sys(SYS_faccessat, AT_FDCWD, path, X_OK))
+			return is_musl(AT_FDCWD, path, SCRIPTS) > 0;
 		dirs += len;
 		if (!*dirs)
 			return false;
@@ -101,10 +107,25 @@ static size_t next_library(const char **at)
 	return strcspn(*at, ": ");
 }
 
+static const char *own; /* this library, as ld.so has found it */
+
+void vmh_exec_init(void)
+{
+	Dl_info found;
+
+	if (dladdr(vmh_exec_init, &found))
+		own = found.dli_fname;
+}
+
+static bool is_shim(const char *path, size_t n)
+{
+	return is_named(path, n, LIBRARY) || (own && strlen(own) == n && !memcmp(path, own, n));
+}
+
 static bool has_shim(const char *list)
 {
 	for (size_t n; (n = next_library(&list)); list += n)
-		if (is_named(list, n, LIBRARY))
+		if (is_shim(list, n))
 			return true;
 	return false;
 }
@@ -119,7 +140,7 @@ static size_t room_for(char *const envp[])
 {
 	size_t n = 0, text = 0;
 
-	if (vmh_filtered || vmh_bad_ptr(envp))
+	if (vmh_bad_ptr(envp))
 		return 0;
 	for (; envp[n]; n++) {
 		const char *list = vmh_bad_ptr(envp[n]) ? NULL : preload(envp[n]);
@@ -132,16 +153,20 @@ static size_t room_for(char *const envp[])
 
 size_t vmh_exec_bare(int dir, const char *path, char *const envp[])
 {
-	size_t room = room_for(envp);
-
-	return room && is_musl(dir, path, SCRIPTS) > 0 ? room : 0;
+	return !vmh_filtered && is_musl(dir, path, SCRIPTS) > 0 ? room_for(envp) : 0;
 }
 
 size_t vmh_exec_found_bare(const char *file, char *const envp[])
 {
-	size_t room = vmh_bad_ptr(file) ? 0 : room_for(envp);
+	return !vmh_filtered && !vmh_bad_ptr(file) && found_is_musl(file) ? room_for(envp) : 0;
+}
 
-	return room && found_is_musl(file) ? room : 0;
+size_t vmh_exec_open_bare(int fd, char *const envp[])
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return vmh_exec_bare(AT_FDCWD, path, envp);
 }
 
 /* The others of a list. Where it ends. */
@@ -149,7 +174,7 @@ static char *write_others(char *to, const char *list)
 {
 	to = stpcpy(to, PRELOAD);
 	for (size_t n; (n = next_library(&list)); list += n) {
-		if (is_named(list, n, LIBRARY))
+		if (is_shim(list, n))
 			continue;
 		if (to[-1] != '=')
 			*to++ = ':';

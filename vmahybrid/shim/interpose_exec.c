@@ -7,7 +7,6 @@
 #include "vmh_real.h"
 #include <fcntl.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 extern char **environ;
@@ -63,20 +62,17 @@ VMH_EXPORT int execvp(const char *file, char *const argv[])
 
 VMH_EXPORT int fexecve(int fd, char *const argv[], char *const envp[])
 {
-	char path[32];
-
 	REAL("fexecve", int, (int, char *const[], char *const[]));
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_bare(AT_FDCWD, path, envp));
+	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_open_bare(fd, envp));
 	return real(fd, argv, envp);
 }
 
 VMH_EXPORT int execveat(int dir, const char *path, char *const argv[], char *const envp[], int flags)
 {
-	if (dir >= 0 && flags == AT_EMPTY_PATH && !vmh_bad_ptr(path) && !*path)
-		return fexecve(dir, argv, envp);
+	bool empty = flags & AT_EMPTY_PATH && !vmh_bad_ptr(path) && !*path;
+
 	REAL("execveat", int, (int, const char *, char *const[], char *const[], int));
-	VMH_EXEC_ENVIRONMENT(envp, vmh_exec_bare(dir, path, envp));
+	VMH_EXEC_ENVIRONMENT(envp, empty ? vmh_exec_open_bare(dir, envp) : vmh_exec_bare(dir, path, envp));
 	return real(dir, path, argv, envp, flags);
 }
 

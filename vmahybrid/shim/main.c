@@ -1,4 +1,5 @@
 /* Start, fork and end of the library in a process. */
+#include "vmh_exec.h"
 #include "vmh_main.h"
 #include "vmh_banner.h"
 #include "vmh_conf.h"
@@ -157,6 +158,7 @@ static void at_quick(void)
 __attribute__((constructor)) static void library_loaded(void)
 {
 	vmh_real_init();
+	vmh_exec_init();
 	vmh_cancel_find();
 	vmh_fdtab_init();
 	vmh_fdtab_own();

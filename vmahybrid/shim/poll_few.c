@@ -7,6 +7,9 @@
 #include <pthread.h>
 
 #define WORD 64u
+#define FEW_WORDS 17u /* numbers up to 1087 */
+#define SEEN (POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM | POLLPRI) /* of one that waits for others select(2) tells nothing, */
+#define LOOK_NS 10000000 /* so it is looked at in turn */
 
 struct sets {
 	uint64_t *in, *out, *pri;
@@ -48,8 +51,8 @@ static short told(const struct sets *s, struct pollfd *p)
 	return all & p->events;
 }
 
-/* r: of select(2). One that is closed has it fail. */
-static long tell(const struct sets *s, struct pollfd *p, unsigned n, long r)
+/* failed: one is closed. */
+static long tell(const struct sets *s, struct pollfd *p, unsigned n, bool failed)
 {
 	long all = 0;
 
@@ -57,7 +60,7 @@ static long tell(const struct sets *s, struct pollfd *p, unsigned n, long r)
 		p[i].revents = 0;
 		if (p[i].fd < 0)
 			continue;
-		if (r > 0)
+		if (!failed)
 			p[i].revents = told(s, &p[i]);
 		else if (vmh_sys(SYS_fcntl, p[i].fd, F_GETFD) < 0)
 			p[i].revents = POLLNVAL;
@@ -72,19 +75,27 @@ long vmh_poll_few(struct pollfd *p, unsigned n, struct timespec *ts, const sigse
 		const sigset_t *mask;
 		size_t size;
 	} sixth = { mask, sizeof(uint64_t) };
-	struct sets s = { 0 };
+	struct timespec look = { .tv_nsec = LOOK_NS };
+	uint64_t few[3 * FEW_WORDS];
+	struct sets s = { .in = few };
+	bool hidden = false;
 	size_t words;
 	int type = 0;
 	long r;
 
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < n; i++) {
 		if (p[i].fd >= (int)s.n)
 			s.n = (unsigned)p[i].fd + 1;
+		hidden |= p[i].fd >= 0 && !(p[i].events & SEEN);
+	}
 	words = s.n / WORD + 1;
-	s.in = vmh_scratch_lent(3 * words * sizeof(*s.in));
+	if (words > FEW_WORDS)
+		s.in = vmh_scratch_lent(3 * words * sizeof(*s.in));
 	if (!s.in)
 		return -ENOMEM;
 	memset(s.in, 0, 3 * words * sizeof(*s.in));
+	if (hidden && (!ts || ts->tv_sec || ts->tv_nsec > look.tv_nsec))
+		ts = &look;
 	s.out = s.in + words;
 	s.pri = s.out + words;
 	for (unsigned i = 0; i < n; i++)
@@ -95,8 +106,9 @@ long vmh_poll_few(struct pollfd *p, unsigned n, struct timespec *ts, const sigse
 	r = vmh_sys(SYS_pselect6, s.n, s.in, s.out, s.pri, ts, &sixth);
 	if (cancellable)
 		vmh_cancel_type(type, NULL);
-	if (r > 0 || r == -EBADF)
-		r = tell(&s, p, n, r);
-	vmh_scratch_give_back(s.in);
+	if (r > 0 || r == -EBADF || (hidden && !r))
+		r = tell(&s, p, n, r < 0);
+	if (s.in != few)
+		vmh_scratch_give_back(s.in);
 	return r;
 }

@@ -33,18 +33,24 @@ static void *of_reserve(size_t bytes)
 	return NULL;
 }
 
-static void *map(size_t bytes)
+void *vmh_scratch_new(size_t bytes)
 {
 	long p = vmh_sys(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
 
 	return p < 0 && p > -4096 ? NULL : (void *)p;
 }
 
-void *vmh_scratch_new(size_t bytes)
+void *vmh_scratch_certain(size_t bytes)
 {
-	void *p = map(bytes);
+	void *p = vmh_scratch_new(bytes);
 
 	return vmh_likely(p) ? p : of_reserve(bytes);
+}
+
+void vmh_scratch_fork_child(void)
+{
+	if (atomic_exchange(&in_use, 0)) /* by threads that are not here */
+		memset(reserve, 0, sizeof(reserve));
 }
 
 void vmh_scratch_free(void *p, size_t bytes)
@@ -122,7 +128,7 @@ static struct lent *some(size_t all)
 	}
 	if (all < KEPT_BYTES)
 		all = KEPT_BYTES; /* pages that are not touched cost nothing */
-	l = map(all);
+	l = vmh_scratch_new(all);
 	if (l)
 		l->bytes = all;
 	return l;

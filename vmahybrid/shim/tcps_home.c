@@ -20,7 +20,7 @@ int vmh_tcps_export(struct vmh_tcp_conn *c, struct vmh_tcp_blob *state)
 
 	if (n < 0)
 		return (int)n;
-	p = vmh_scratch_new((size_t)n);
+	p = vmh_scratch_certain((size_t)n);
 	if (!p)
 		return -ENOMEM;
 	if (vmh_tcp_export(c, p, (size_t)n) != n) {
@@ -141,7 +141,7 @@ struct vmh_tcp_blob vmh_tmove_end_of(const struct vmh_tcp_blob *state)
 
 	if (state->len < sizeof(*st) || !(st->flags & VMH_TCP_F_PEER_FIN))
 		return (struct vmh_tcp_blob){ 0 };
-	end = vmh_scratch_new(sizeof(*end));
+	end = vmh_scratch_certain(sizeof(*end));
 	if (!end)
 		return (struct vmh_tcp_blob){ 0 };
 	*end = *st;

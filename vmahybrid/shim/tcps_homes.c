@@ -92,7 +92,7 @@ static void home_together(struct homers *l)
 /* NULL: each has to go by itself. */
 static struct homers *homers_new(unsigned reason, bool must)
 {
-	struct homers *l = vmh_scratch_new(sizeof(*l));
+	struct homers *l = vmh_scratch_certain(sizeof(*l));
 
 	if (l) { /* zeros */
 		l->reason = reason;

@@ -423,7 +423,7 @@ static bool is_realtime(uint64_t now)
 		my.asked_ns = now;
 		my.realtime = class_ == SCHED_FIFO || class_ == SCHED_RR || class_ == DEADLINE;
 		if (my.realtime)
-			my.sleeps_ns = may_stay_awake_ns();
+			my.sleeps_ns = class_ == DEADLINE ? UINT64_MAX : may_stay_awake_ns();
 	}
 	return my.realtime;
 }
@@ -535,6 +535,7 @@ void vmh_spin_over(void)
 
 void vmh_wait_fork_child(void)
 {
+	vmh_scratch_fork_child();
 	atomic_store(&spinners, 0);
 	vmh_spins = false;
 	vmh_lock_reset(&list_lock);

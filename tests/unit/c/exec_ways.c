@@ -42,6 +42,10 @@ static int by(const char *way, const char *path)
 		return execveat(at, name, argv, environ, 0);
 	if (!strcmp(way, "empty"))
 		return execveat(fd, "", argv, environ, AT_EMPTY_PATH);
+	if (!strcmp(way, "flags"))
+		return execveat(fd, "", argv, environ, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW);
+	if (!strcmp(way, "nothing"))
+		return (int)syscall(SYS_execveat, fd, "", argv, NULL, AT_EMPTY_PATH);
 	if (!strcmp(way, "syscall"))
 		return (int)syscall(SYS_execve, path, argv, environ);
 	if (!strcmp(way, "bad"))
@@ -64,7 +68,7 @@ int main(int argc, char **argv)
 		printf("%s\n", getenv("LD_PRELOAD") ?: "none");
 		return 0;
 	}
-	snprintf(path, sizeof(path), "/nowhere::%s", dirname(strdup(argv[2])));
+	snprintf(path, sizeof(path), "/nowhere::%s/not:%s", dirname(strdup(argv[2])), dirname(strdup(argv[2])));
 	setenv("PATH", path, 1);
 	pid = strcmp(argv[1], "vfork") ? fork() : vfork();
 	if (!pid) {

@@ -566,6 +566,42 @@ static void test_keepalive_and_user_timeout(void)
 	close_pair(&w, l, c, p);
 }
 
+/* A shorter time that is set counts from when the peer was heard; other options, and a time between probes, move nothing. */
+static void test_keepalive_that_is_changed(void)
+{
+	struct vmh_tcp_conn *l, *c, *p;
+	struct vmh_tcp_options o;
+	struct seen seen = {0};
+	struct wire w;
+	uint64_t start;
+
+	vmh_tcp_options_init(&o);
+	o.keepalive = true;
+	o.keep_idle_s = 100;
+	open_pair(&w, &l, &c, &p, &o);
+	w.end[0].watch = w.end[1].watch = mute;
+	w.end[0].arg = w.end[1].arg = &seen;
+	vmh_tcp_get_options(p, &o);
+	o.keepalive = false;
+	vmh_tcp_set_options(p, &o);
+	wire_run(&w, 5 * NS);
+	vmh_tcp_get_options(c, &o);
+	o.keep_idle_s = 10;
+	o.keep_intvl_s = 1;
+	o.keep_cnt = 2;
+	vmh_tcp_set_options(c, &o);
+	start = w.now;
+	for (int i = 0; i < 3000 && !(vmh_tcp_poll(c) & VMH_TCP_ERR); i++) {
+		wire_run(&w, NS / 100);
+		o.nodelay = i % 2;
+		vmh_tcp_set_options(c, &o);
+	}
+	CHECK(vmh_tcp_error(c) == ETIMEDOUT && w.now - start >= 6 * NS && w.now - start < 8 * NS, "after %lu ms",
+	      (w.now - start) / 1000000);
+	w.end[0].watch = w.end[1].watch = NULL;
+	close_pair(&w, l, c, p);
+}
+
 /* The end comes at its time: with data that is not acknowledged, and with a window that stays closed, whether the peer
  * answers or not; there the time begins with the first probe of the window, which what is left of it was sent into. */
 static void test_end_of_user_timeout(void)
@@ -1602,6 +1638,7 @@ int main(void)
 	test_user_timeout_and_a_shut_window();
 	test_ack_after_a_pause();
 	test_keepalive_and_user_timeout();
+	test_keepalive_that_is_changed();
 	test_end_of_user_timeout();
 	test_user_timeout_of_a_slow_reader();
 	test_lone_segment();

@@ -21,6 +21,7 @@ int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 {
 	struct tcp_pcb *pcb = c->pcb;
 	struct vmh_tcp_options new = *o;
+	bool other_idle = c->due[T_KEEP] && o->keep_idle_s != c->opt.keep_idle_s;
 	bool push = pcb && ((!c->opt.nodelay && o->nodelay) || (c->opt.cork && !o->cork));
 
 	new.sndbuf = LWIP_MIN(LWIP_MAX(o->sndbuf, BUF_MIN), TCP_SND_BUF);
@@ -28,11 +29,14 @@ int core_set_options(struct vmh_tcp_conn *c, const struct vmh_tcp_options *o)
 	new.no_sack = c->opt.no_sack; /* settled in the SYNs */
 	new.no_wscale = c->opt.no_wscale;
 	new.no_timestamps = c->opt.no_timestamps;
-	c->due[T_KEEP] = 0; /* by the new times */
+	if (o->keepalive != c->opt.keepalive)
+		c->due[T_KEEP] = 0;
 	c->opt = new;
 	if (!pcb || c->frozen)
 		return 0;
 	core_enter(c->t, c);
+	if (c->due[T_KEEP] && other_idle) /* from when the peer was heard, as in Linux */
+		c->due[T_KEEP] = LWIP_MAX(c->t->now, c->heard_at + o->keep_idle_s * SEC);
 	pcb->ttl = key_ttl(&c->key, o);
 	pcb->tos = key_tos(&c->key, o);
 	core_nagle(c);
