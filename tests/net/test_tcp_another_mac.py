@@ -3,13 +3,16 @@ alone, for connections on rings, and for programs that have no shim."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
+from net.service_lab import until
 from net.test_tcp_shim import over, with_ipv6, without_offloads
 
-from vmahybrid.bench.sandbox import Sandbox
+from vmahybrid.bench.sandbox import Sandbox, run_command
 from vmahybrid.bench.served import Service
 
 pytestmark = pytest.mark.root
@@ -48,6 +51,19 @@ print("%.2f" % asks(5))
 """
 
 
+OVERRIDE, ROUTER = 1, 4
+# each neighbour advertisement: of which address, its flags, the MAC
+HEARS = """
+import socket
+raw = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+print("ready", flush=True)
+while True:
+    data = raw.recv(2000)
+    if data[0] == 136:
+        print(socket.inet_ntop(socket.AF_INET6, data[8:24]), data[4] >> 5, data[26:32].hex(":"), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def service(softverbs: bool) -> Iterator[Service]:
     with Sandbox("test") as sandbox, Service(with_ipv6(without_offloads(sandbox)), softverbs=softverbs) as running:
@@ -76,3 +92,25 @@ def test_the_peer_learns_it(service: Service, policy: str, ip: str) -> None:
         server.close()
         a.ip("link", "set", a.device, "address", a.mac)
         b.ip("neigh", "flush", "dev", b.device)
+
+
+def test_it_is_advertised_when_it_is_up(service: Service) -> None:
+    """Many interfaces change it only while they are down. A router says that it is one, or its routes are forgotten."""
+    a, b = service.sandbox.sides
+    own = over(a, "6").address
+    run_command(*a.command(["sysctl", "-qw", f"net.ipv6.conf.{a.device}.keep_addr_on_down=1"]))
+    heard = service.sandbox.start(b, [sys.executable, "-S", "-c", HEARS])
+    heard.wait_for("ready")
+    try:
+        for router, mac in ((0, "02:76:6d:68:02:0a"), (ROUTER, "02:76:6d:68:02:0b")):
+            run_command(*a.command(["sysctl", "-qw", f"net.ipv6.conf.{a.device}.forwarding={router}"]))
+            a.ip("link", "set", a.device, "down")
+            time.sleep(0.3)     # the service has seen it down
+            a.ip("link", "set", a.device, "address", mac)
+            time.sleep(0.3)
+            a.ip("link", "set", a.device, "up")
+            until(lambda line=f"{own} {OVERRIDE | router} {mac}": line in heard.output.splitlines())
+    finally:
+        heard.stop(signal.SIGKILL)
+        run_command(*a.command(["sysctl", "-qw", f"net.ipv6.conf.{a.device}.forwarding=0"]))
+        a.ip("link", "set", a.device, "address", a.mac)
