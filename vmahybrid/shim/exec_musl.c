@@ -13,9 +13,9 @@
 #define LIBRARY "libvmahybrid.so"
 #define PRELOAD "LD_PRELOAD="
 #define LOADER "ld-musl"
-#define SCRIPTS 5    /* interpreters that are scripts, as execve(2) follows them */
-#define SEGMENTS 64  /* the loader is named by one of the first */
-#define NAME_MAX_ 512 /* a name in PATH that is longer is not looked for */
+#define SCRIPTS 5     /* interpreters that are scripts, as execve(2) follows them */
+#define SEGMENTS 64   /* the loader is named by one of the first */
+#define NAME_MOST 512 /* a name in PATH that is longer is not looked for */
 
 static bool is_named(const char *path, size_t n, const char *name)
 {
@@ -66,7 +66,7 @@ static int is_musl(int dir, const char *path, int scripts)
 	bool is;
 
 	if (n < 0 || !S_ISREG(st.st_mode))
-		return n < 0 ? (int)n : -EACCES;
+		return n < 0 ? (int)n : -EISDIR;
 	fd = (int)vmh_sys(SYS_openat, dir, path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return fd;
@@ -84,16 +84,17 @@ static int is_musl(int dir, const char *path, int scripts)
 static bool found_is_musl(const char *file)
 {
 	const char *dirs = getenv("PATH");
-	char path[NAME_MAX_];
+	char path[NAME_MOST];
 
 	if (strchr(file, '/'))
 		return is_musl(AT_FDCWD, file, SCRIPTS) > 0;
 	for (dirs = dirs ? dirs : "/bin:/usr/bin";; dirs++) {
 		int len = (int)strcspn(dirs, ":");
 		int n = snprintf(path, sizeof(path), "%.*s%s%s", len, dirs, len ? "/" : "", file);
+		int is = n < (int)sizeof(path) ? (int)vmh_sys(SYS_faccessat, AT_FDCWD, path, X_OK) : -ENAMETOOLONG;
 
-		if (n < (int)sizeof(path) && !vmh_sys(SYS_faccessat, AT_FDCWD, path, X_OK))
-			return is_musl(AT_FDCWD, path, SCRIPTS) > 0;
+		if (!is && (is = is_musl(AT_FDCWD, path, SCRIPTS)) != -EISDIR)
+			return is > 0;
 		dirs += len;
 		if (!*dirs)
 			return false;
