@@ -24,13 +24,15 @@ class Fit(Enum):
     STATIC = "statically linked: there is no ld.so"
     MUSL = "a program of musl, and {library} is a library of glibc"     # musl's ld.so ends it for the preload
 
+    def problem(self, what: tuple[str, str, str]) -> str:
+        """A sentence if the library can't get in, else "". ``what``: the variable that brings it, its name, the
+        consequence."""
+        variable, library, no_effect = what
+        return f"{self.value.format(variable=variable, library=library)}. {no_effect}" if self.value else ""
+
 
 def preload_problem(path: str, what: tuple[str, str, str] = SHIM) -> str:
-    """A sentence if the library can't get in, else "". ``what``: the variable that brings it, its name, the
-    consequence."""
-    variable, library, no_effect = what
-    found = fit(path)
-    return "" if found is Fit.TAKES else f"{found.value.format(variable=variable, library=library)}. {no_effect}"
+    return fit(path).problem(what)
 
 
 def fit(path: str, depth: int = 4) -> Fit:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import vmahybrid
-from vmahybrid.cli.elf import SHIM, SOFTVERBS, Fit, fit, preload_problem
+from vmahybrid.cli.elf import SHIM, SOFTVERBS, Fit, fit
 from vmahybrid.cli.paths import DEFAULT_RUNDIR, control_socket, rundir
 from vmahybrid.config import catalogue, effective, profiles
 from vmahybrid.errors import NotPossibleHere, UsageError
@@ -52,10 +52,10 @@ def _sweep(changes: dict[str, str]) -> None:
 
 
 def _warn(program: str, what: tuple[str, str, str]) -> Fit:
-    path = shutil.which(program) or ""
-    if problem := preload_problem(path, what):
+    found = fit(shutil.which(program) or "")
+    if problem := found.problem(what):
         _say(f"vmahybrid: {program}: {problem}")
-    return fit(path)
+    return found
 
 
 def _say(text: str) -> None:

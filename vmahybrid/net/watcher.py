@@ -344,8 +344,8 @@ class NetWatcher:
         before = self._macs
         self._macs = {link.ifindex: link.mac if link.up else before.get(link.ifindex, link.mac)
                       for link in self._raw_links}  # fmt: skip
-        for link in self.links():
-            if link.up and not link.reason and link.mac != before.get(link.ifindex, link.mac):
+        for link in self._raw_links:
+            if link.up and link.mac != before.get(link.ifindex, link.mac) and not self._served(link):
                 task = self._loop.create_task(self._advertise(link), name="net-watcher-mac")
                 self._advertising.add(task)
                 task.add_done_callback(self._advertising.discard)

@@ -75,43 +75,18 @@ bool vmh_session_tcp_ready(void)
 	return made;
 }
 
-/* By who may map no more (RLIMIT_AS). */
-static int written(int fd, size_t at, const struct vmh_tcp_blob *state)
-{
-	struct vmh_quiet q = vmh_quiet_begin();
-	long n = vmh_sys(SYS_pwrite64, fd, state->p, state->len, at);
-
-	vmh_quiet_end(&q, n);
-	return n == (long)state->len ? 0 : n < 0 ? (int)n : -EFBIG;
-}
-
-int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
-{
-	int fd = vmh_ctl_state_file();
-	long p;
-
-	if (fd < 0)
-		return fd;
-	if (state->len > file_bytes)
-		return -EFBIG;
-	p = vmh_sys(SYS_mmap, NULL, state->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
-	if (p < 0 && p > -4096) {
-		int err = written(fd, 0, state);
-
-		return err ? err : fd;
-	}
-	memcpy((void *)p, state->p, state->len); /* by write(2) RLIMIT_FSIZE would count */
-	vmh_sys(SYS_munmap, p, state->len);
-	return fd;
-}
-
 #define PAGE 4096u
+
+static size_t place_of(int i)
+{
+	return (unsigned)i * VMH_CTL_STATE_ROOM;
+}
 
 /* The first bytes of a place in a file of several, which begins anywhere in a page. NULL and -errno in *err. */
 static char *map_place(int fd, int i, size_t len, int prot, long *err)
 {
-	const size_t at = (unsigned)i * VMH_CTL_STATE_ROOM, in = at % PAGE;
-	long p = vmh_sys(SYS_mmap, NULL, in + len, prot, MAP_SHARED, fd, (long)(at - in));
+	const size_t in = place_of(i) % PAGE;
+	long p = vmh_sys(SYS_mmap, NULL, in + len, prot, MAP_SHARED, fd, (long)(place_of(i) - in));
 
 	*err = p < 0 && p > -(long)PAGE ? p : 0;
 	return *err ? NULL : (char *)p + in;
@@ -136,16 +111,43 @@ void vmh_ctl_state_give_up(int fd, int i)
 	unmap_place(p, 1);
 }
 
-int vmh_ctl_states_put(const struct vmh_file *f, int i, const struct vmh_tcp_blob *state)
+/* By who may map no more (RLIMIT_AS). */
+static int written(int fd, int i, const struct vmh_tcp_blob *state)
+{
+	struct vmh_quiet q = vmh_quiet_begin();
+	long n = vmh_sys(SYS_pwrite64, fd, state->p, state->len, place_of(i));
+
+	vmh_quiet_end(&q, n);
+	return n == (long)state->len ? 0 : n < 0 ? (int)n : -EFBIG;
+}
+
+static int put_at(int fd, int i, const struct vmh_tcp_blob *state)
 {
 	long err;
-	char *p = map_place(f->fd, i, state->len, PROT_READ | PROT_WRITE, &err);
+	char *p = map_place(fd, i, state->len, PROT_READ | PROT_WRITE, &err);
 
 	if (!p)
-		return written(f->fd, (unsigned)i * VMH_CTL_STATE_ROOM, state);
+		return written(fd, i, state);
 	memcpy(p, state->p, state->len);
 	unmap_place(p, state->len);
 	return 0;
+}
+
+int vmh_ctl_state_put(const struct vmh_tcp_blob *state)
+{
+	int fd = vmh_ctl_state_file(), err;
+
+	if (fd < 0)
+		return fd;
+	if (state->len > file_bytes)
+		return -EFBIG;
+	err = put_at(fd, 0, state);
+	return err ? err : fd;
+}
+
+int vmh_ctl_states_put(const struct vmh_file *f, int i, const struct vmh_tcp_blob *state)
+{
+	return put_at(f->fd, i, state);
 }
 
 static int get_at(int fd, off_t from, struct vmh_tcp_blob *state, size_t len)
@@ -187,7 +189,7 @@ bool vmh_ctl_states_file(struct vmh_file *f, int n)
 
 int vmh_ctl_states_get(const struct vmh_file *f, int i, struct vmh_tcp_blob *state, size_t len)
 {
-	return vmh_file_is_ours(f) ? get_at(f->fd, (off_t)((unsigned)i * VMH_CTL_STATE_ROOM), state, len) : -EPROTO;
+	return vmh_file_is_ours(f) ? get_at(f->fd, (off_t)place_of(i), state, len) : -EPROTO;
 }
 
 void vmh_ctl_state_left(const struct vmh_file *several, int i, struct vmh_tcp_blob *state)

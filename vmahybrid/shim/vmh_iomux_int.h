@@ -56,9 +56,9 @@ void vmh_iomux_count_os(struct vmh_iomux_stats *s, int n, int rx);
 bool vmh_has_hung_up(int fd); /* says the kernel: now */
 int vmh_poll_rx(const struct pollfd *fds, nfds_t nfds);
 bool vmh_os_skip_due(struct vmh_waiter *w); /* rings are ready: is it the kernel's turn too? */
-void *vmh_scratch_certain(size_t bytes);    /* the same, by some memory that is kept, for a moment */
-void vmh_scratch_fork_child(void);
 void *vmh_scratch_new(size_t bytes);        /* not malloc: poll and select may run in a signal handler */
+void *vmh_scratch_certain(size_t bytes);    /* the same, where there is no more by what is kept: for a moment */
+void vmh_scratch_fork_child(void);
 void vmh_scratch_free(void *p, size_t bytes);
 void *vmh_scratch_lent(size_t bytes);       /* the same, for a moment; not of zeros */
 void vmh_scratch_give_back(void *p);

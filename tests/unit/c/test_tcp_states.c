@@ -44,6 +44,12 @@ static int mute(void *arg, const uint8_t *frame, size_t len)
 	return 1;
 }
 
+static void mute_both(struct wire *w, struct seen *seen)
+{
+	w->end[0].watch = w->end[1].watch = mute;
+	w->end[0].arg = w->end[1].arg = seen;
+}
+
 static struct vmh_tcp_stats stats(struct wire *w, int end)
 {
 	struct vmh_tcp_stats s;
@@ -538,8 +544,7 @@ static void test_keepalive_and_user_timeout(void)
 	open_pair(&w, &l, &c, &p, &o);
 	wire_run(&w, 1000 * NS);
 	CHECK(vmh_tcp_poll(c) == (VMH_TCP_OUT | VMH_TCP_DRAINED), "a peer that answers is kept");
-	w.end[0].watch = w.end[1].watch = mute;
-	w.end[0].arg = w.end[1].arg = &seen;
+	mute_both(&w, &seen);
 	start = w.now;
 	for (int i = 0; i < 100 && !(vmh_tcp_poll(c) & VMH_TCP_ERR); i++)
 		wire_run(&w, NS);
@@ -579,8 +584,7 @@ static void test_keepalive_that_is_changed(void)
 	o.keepalive = true;
 	o.keep_idle_s = 100;
 	open_pair(&w, &l, &c, &p, &o);
-	w.end[0].watch = w.end[1].watch = mute;
-	w.end[0].arg = w.end[1].arg = &seen;
+	mute_both(&w, &seen);
 	vmh_tcp_get_options(p, &o);
 	o.keepalive = false;
 	vmh_tcp_set_options(p, &o);
@@ -627,8 +631,7 @@ static void test_end_of_user_timeout(void)
 			wire_run(&w, NS / 1000);
 		}
 		if (i < 6) {
-			w.end[0].watch = w.end[1].watch = mute;
-			w.end[0].arg = w.end[1].arg = &seen;
+			mute_both(&w, &seen);
 		}
 		if (!full)
 			wire_write(c, "x", 1);
