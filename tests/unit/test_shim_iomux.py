@@ -17,6 +17,8 @@ SHIM_SOURCES = (
     "iomux",
     "iomux_loop",
     "iomux_select",
+    "sleep",
+    "watch",
     "epoll",
     "epoll_item",
     "epoll_set",

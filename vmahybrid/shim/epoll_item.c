@@ -217,6 +217,21 @@ void vmh_ep_mark_ring(struct vmh_obj *member)
 	vmh_unlock(l);
 }
 
+unsigned vmh_epoll_sets_of(struct vmh_obj *member, const void **sets, unsigned max)
+{
+	struct vmh_lock *l;
+	unsigned n = 0;
+
+	if (!__atomic_load_n(&member->items, __ATOMIC_RELAXED))
+		return 0;
+	l = items_lock(member);
+	vmh_lock(l);
+	for (struct vmh_epitem *it = member->items; it && n < max; it = it->member_next)
+		sets[n++] = &it->set->obj;
+	vmh_unlock(l);
+	return n;
+}
+
 void vmh_epoll_notify(struct vmh_obj *member)
 {
 	struct vmh_lock *l;

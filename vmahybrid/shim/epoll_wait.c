@@ -381,7 +381,7 @@ int vmh_epoll_wait(struct vmh_obj *ep, int epfd, struct epoll_event *evs, int ma
 		}
 	}
 	struct ep_waiter x = {
-		.w = { .collect = collect, .on_ring = on_ring, .nfds = 1, .closed_with = ep,
+		.w = { .collect = collect, .on_ring = on_ring, .nfds = 1, .closed_with = ep, .only = ep,
 		       .sig0 = vmh_signals_any, .look = &e->look, .stats = e->stats, .faults = faults, .forced = forced },
 		.e = e, .epfd = epfd, .evs = evs, .max = max, .pfd = { .fd = epfd, .events = POLLIN },
 	};

@@ -406,6 +406,7 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 		}
 	}
 	x.w.forced = x.nent && vmh_os_forced();
+	x.w.only = x.nent == 1 ? x.ent->o : NULL;
 	if (x.tcp)
 		vmh_batch_begin(0);
 	r = vmh_waiter_run(&x.w, timeout_ns, mask);

@@ -1,6 +1,7 @@
 /* The wait loop of select, poll and epoll: look, spin for the budget, sleep. */
 #include "vmh_iomux_int.h"
 #include "vmh_ring.h"
+#include "vmh_sleep.h"
 #include "vmh_tcps.h"
 #include <pthread.h>
 
@@ -117,21 +118,40 @@ static bool any_revents(const struct vmh_waiter *w)
 	return false;
 }
 
-/* One sleep. > 0 ready, 0 go on, -errno. */
+static bool is_over(const struct vmh_waiter *w, const struct run *r)
+{
+	return vmh_signals_any != r->sig0 || (w->closed_with && atomic_load(&w->closed_with->closed));
+}
+
+/* Until something may have changed, or the time is over; woken by a ring for others it sleeps on. 0, -errno. */
+static int sleep_on(struct vmh_waiter *w, struct run *r, int wakefd, int *n)
+{
+	int err = 0;
+
+	for (;;) {
+		int64_t left = r->deadline == UINT64_MAX ? -1 : (int64_t)(r->deadline - r->now);
+
+		vmh_rings_poll(batch());
+		*n = collect(w, false);
+		if (*n || is_over(w, r) || r->now >= r->deadline)
+			return 0;
+		if (err == VMH_SLEPT_BY_RINGS)
+			vmh_watch_in_vain();
+		if ((wakefd < 0 || w->hurries) && (left < 0 || left > 1000000))
+			left = 1000000; /* no eventfd to be had, or it says so: look again every millisecond */
+		err = vmh_sleep(w->fds, w->nfds, left, NULL, wakefd);
+		if (err != VMH_SLEPT_BY_RINGS)
+			return err;
+		r->now = vmh_now_ns();
+	}
+}
+
+/* > 0 ready, 0 go on, -errno. */
 static int sleep_once(struct vmh_waiter *w, struct run *r)
 {
-	int64_t left = r->deadline == UINT64_MAX ? -1 : (int64_t)(r->deadline - r->now);
-	int wakefd = vmh_sleep_begin(), n, err = 0;
-	bool os = false;
+	int n, err = sleep_on(w, r, vmh_sleep_begin_for(w->only), &n);
+	bool os = !n && !err && any_revents(w);
 
-	vmh_rings_poll(batch());
-	n = collect(w, false);
-	if ((wakefd < 0 || w->hurries) && (left < 0 || left > 1000000))
-		left = 1000000; /* no eventfd to be had, or it says so: look again every millisecond */
-	if (!n && vmh_signals_any == r->sig0 && !(w->closed_with && atomic_load(&w->closed_with->closed))) {
-		err = vmh_sleep(w->fds, w->nfds, left, NULL, wakefd);
-		os = err == 0 && any_revents(w);
-	}
 	vmh_sleep_end();
 	if (!n) {
 		vmh_rings_poll(batch());

@@ -7,6 +7,7 @@
 #include "vmh_ring.h"
 #include "vmh_heap.h"
 #include "vmh_stats.h"
+#include <sys/epoll.h>
 
 #define DRAIN 65536 /* frames: more than any ring holds */
 #define RETIRE_POLLS 4
@@ -408,11 +409,86 @@ void vmh_rings_woken(const struct pollfd *p, int n)
 	}
 }
 
+static bool ctl(struct vmh_ring *r, int op, uint32_t events)
+{
+	struct epoll_event ev = { .events = events };
+	int fds[VMH_RING_WAIT_FDS], n = r->ops->wait_fds(r, fds, VMH_RING_WAIT_FDS);
+
+	for (int i = 0; i < n; i++)
+		if (vmh_sys(SYS_epoll_ctl, r->heard_by, op, fds[i], &ev) < 0)
+			return false;
+	return true;
+}
+
+/* Lock held. The set may outlive the ring in this process, and the service has its descriptors too. */
+static void unheard(struct vmh_ring *r)
+{
+	if (r->heard != VMH_HEARD_NOT)
+		ctl(r, EPOLL_CTL_DEL, 0);
+	VMH_SET(r->heard, VMH_HEARD_NOT);
+}
+
+static bool hear(struct vmh_ring *r, int set, bool on)
+{
+	bool ok = true;
+
+	vmh_lock(&r->lock);
+	if (gone(r)) {
+		unheard(r);
+	} else {
+		r->heard_by = set;
+		ok = ctl(r, r->heard == VMH_HEARD_NOT ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, on ? EPOLLIN : 0);
+		VMH_SET(r->heard, !ok ? VMH_HEARD_NOT : on ? VMH_HEARD : VMH_MUTED);
+	}
+	unlock(r);
+	return ok;
+}
+
+bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only)
+{
+	bool ok = true;
+
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		bool on = !muted || (only && r != only);
+
+		if (gone(r) ? VMH_GET(r->heard) != VMH_HEARD_NOT : VMH_GET(r->heard) != (on ? VMH_HEARD : VMH_MUTED))
+			ok &= hear(r, set, on);
+	}
+	return ok;
+}
+
+void vmh_rings_heard(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
+		if (VMH_GET(r->heard) != VMH_HEARD || !pending(r))
+			continue;
+		vmh_lock(&r->lock);
+		VMH_COUNT(r->stats->interrupts_received, 1);
+		unlock(r);
+	}
+}
+
+bool vmh_rings_waiting(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r))
+		if (r->ops->pending && !gone(r) && r->ops->pending(r))
+			return true;
+	return false;
+}
+
+void vmh_rings_before_sleep(void)
+{
+	for (struct vmh_ring *r = first(); r; r = next_of(r))
+		if (!gone(r))
+			after(r, VMH_BEFORE_SLEEP);
+}
+
 void vmh_ring_close(struct vmh_ring *r)
 {
 	atomic_store(&r->gone, 1);
 	put_kept(r);
 	vmh_lock(&r->lock);
+	unheard(r);
 	vmh_lock(&r->tx_lock);
 	r->ops->close(r);
 	if (r->stats != &no_stats)
@@ -439,6 +515,7 @@ void vmh_rings_fork_child(void)
 		if (atomic_exchange(&r->kept, NULL)) /* else the memory would stay mapped for it */
 			atomic_store(&r->bufs_out, atomic_load(&r->bufs_out) - 1);
 		r->stats = &no_stats; /* the other page is the parent's */
+		r->heard = VMH_HEARD_NOT; /* and so is the set */
 		vmh_ring_close(r);
 	}
 }

@@ -161,6 +161,7 @@ static void wrapper(int sig, siginfo_t *info, void *ctx)
 	if (!(w & F_RESTART))
 		vmh_signals_norestart++;
 	depth++;
+	vmh_sleep_interrupted();
 	if (w & F_SIGINFO)
 		((info_handler)f)(sig, info, ctx);
 	else

@@ -269,7 +269,7 @@ static bool enqueue(struct vmh_sock *s, struct vmh_buf *b)
 		VMH_SET(s->stats->rx_ready_bytes_max, s->rxq_bytes);
 	vmh_unlock(&s->rxq_lock);
 	vmh_epoll_notify(&s->obj);
-	vmh_wake_all();
+	vmh_wake_for(&(struct vmh_obj *){ &s->obj }, 1);
 	return true;
 }
 

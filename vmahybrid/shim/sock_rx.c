@@ -352,6 +352,7 @@ VMH_COLD static int doze(struct vmh_sock *s, int fd, struct vmh_waiting *w)
 	int err;
 
 	w->only = only_ring(s);
+	w->obj = &s->obj;
 	err = vmh_doze(w, &p, may_go_on, s);
 
 	if (p.revents)

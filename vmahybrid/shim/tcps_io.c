@@ -421,6 +421,7 @@ static void waiting_init(struct waiting *w, struct vmh_tcps *s, struct stay *y, 
 	*w = (struct waiting){ .s = s, .blocks = &y->blocks, .wanted = send ? WRITABLE : READABLE };
 	w->now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
 	vmh_waiting_begin(&w->w, send ? VMH_GET(s->sndtimeo_ns) : VMH_GET(s->rcvtimeo_ns));
+	w->w.obj = &s->obj;
 	if (vmh_likely(!w->w.deadline))
 		return;
 	if (y->deadline)

@@ -44,7 +44,9 @@ struct vmh_tcps_stash {
 struct vmh_tring {
 	struct vmh_tcp_ring tr;             /* first: other_arg of the ring */
 	struct vmh_tcps_stash *stashes;     /* ring lock */
-	_Atomic bool news;                  /* for those who sleep */
+	_Atomic bool news;                  /* for those who sleep, */
+	_Atomic bool news_many;             /* of more sockets than these */
+	struct vmh_obj *_Atomic news_of[VMH_WAKE_MAX];
 	uint32_t polls;
 	uint8_t polled;                     /* by the program, since the internal thread's last look */
 	uint8_t used;                       /* a connection began or ended since then */
@@ -191,6 +193,43 @@ static void level(void *arg, void *user, unsigned events, const struct vmh_tcp_a
 	}
 }
 
+/* Stack lock held: nobody else adds one. */
+static void note_news(struct vmh_tring *t, struct vmh_obj *o)
+{
+	unsigned i = 0;
+
+	for (; i < VMH_WAKE_MAX; i++) {
+		struct vmh_obj *there = atomic_load(&t->news_of[i]);
+
+		if (there == o)
+			break;
+		if (!there) {
+			atomic_store(&t->news_of[i], o);
+			break;
+		}
+	}
+	if (i == VMH_WAKE_MAX)
+		atomic_store(&t->news_many, true);
+	atomic_store(&t->news, true);
+}
+
+static void tell_news(struct vmh_tring *t)
+{
+	struct vmh_obj *of[VMH_WAKE_MAX];
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < VMH_WAKE_MAX; i++) {
+		struct vmh_obj *o = atomic_exchange(&t->news_of[i], NULL);
+
+		if (o)
+			of[n++] = o;
+	}
+	if (atomic_exchange(&t->news_many, false))
+		vmh_wake_all();
+	else if (n)
+		vmh_wake_for(of, n);
+}
+
 /* Stack lock held, and often the ring's: sleepers are woken later. */
 static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 {
@@ -203,7 +242,7 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 		return;
 	vmh_epoll_notify(&s->obj); /* with a fence between the bits and whoever sleeps, as in vmh_wake_all */
 	if (atomic_load_explicit(&vmh_sleepers, memory_order_relaxed))
-		atomic_store_explicit(&t->news, true, memory_order_release);
+		note_news(t, &s->obj);
 }
 
 #define SYN_ACK_RST 0x16
@@ -414,8 +453,8 @@ void vmh_tring_flush(struct vmh_tring *t)
 {
 	vmh_tcp_ring_flush(&t->tr);
 	if (atomic_load_explicit(&t->news, memory_order_relaxed) &&
-	    atomic_exchange_explicit(&t->news, false, memory_order_acquire))
-		vmh_wake_all();
+	    atomic_exchange(&t->news, false))
+		tell_news(t);
 }
 
 void vmh_tring_at_once(struct vmh_tring *t, bool on)

@@ -326,6 +326,7 @@ int vmh_tcps_wait(struct vmh_tcps *s, struct vmh_twait *w)
 	int64_t budget = vmh_params.rx_poll;
 	VMH_SPINS_HERE;
 
+	w->w.obj = &s->obj;
 	for (;;) {
 		vmh_rings_poll(VMH_TCPS_POLL);
 		if (changed(s, w))

@@ -36,6 +36,7 @@ struct vmh_waiter {
 	struct pollfd *fds;            /* kernel fds to sleep on */
 	unsigned nfds;
 	struct vmh_obj *closed_with;   /* return EBADF when this was closed; may be NULL */
+	struct vmh_obj *only;          /* what rings may make ready, an epoll set or a socket; NULL: several */
 	struct vmh_oslook *look;
 	struct vmh_iomux_stats *stats;
 	const sigset_t *os_mask;       /* for the kernel calls of a zero timeout */
@@ -77,7 +78,9 @@ int vmh_poll_run(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigse
 
 /* wait.c */
 void vmh_wait_fork_child(void);
-void vmh_sleep_signal(void);    /* a handler ran in this thread: a sleep that is about to begin must not */
+/* sleep.c */
+void vmh_sleep_interrupted(void); /* a handler is about to run in this thread, and may not come back */
+void vmh_sleep_signal(void);      /* it ran: a sleep that is about to begin must not */
 
 /* epoll sets */
 struct vmh_ep;
@@ -134,6 +137,7 @@ void vmh_epitem_unlink(struct vmh_epitem *it);  /* set lock held; frees it */
 /* A set that the member is in and that matches, held; NULL: none. */
 struct vmh_ep *vmh_ep_of_member(struct vmh_obj *member, bool (*match)(const struct vmh_ep *e));
 void vmh_ep_mark_ring(struct vmh_obj *member);  /* maybe_ring in all its sets */
+unsigned vmh_epoll_sets_of(struct vmh_obj *member, const void **sets, unsigned max); /* how many */
 void vmh_epoll_fork_child(void); /* after vmh_stats_fork_child and vmh_sock_fork_child */
 
 /* A parked TCP member, of which the kernel knows nothing true. */

@@ -93,6 +93,8 @@ struct vmh_taker_memo {
 	in_port_t sport, dport;
 };
 
+enum { VMH_HEARD_NOT, VMH_MUTED, VMH_HEARD }; /* in the epoll set of threads that sleep */
+
 struct vmh_ring {
 	const struct vmh_ring_ops *ops;
 	unsigned id, ifindex, mtu, kind, xdp_mode, flags, lane;
@@ -119,6 +121,8 @@ struct vmh_ring {
 	bool brimming;                /* a socket's buffer is half full since the program's last look; under lock */
 	bool scarce;                  /* few frames are left for the queue of this look: what stays is copied; under lock */
 	uint8_t polled;               /* by the program, since vmh_rings_drain() */
+	uint8_t heard;                /* VMH_HEARD*: watch.c's lock */
+	int heard_by;
 	void *other_arg;
 	/* After each poll, no lock held; may be NULL. frames VMH_BEFORE_SLEEP: a thread is about to sleep. */
 	void (*after)(struct vmh_ring *r, int frames);
@@ -241,6 +245,12 @@ void vmh_rings_drain(unsigned budget);
 int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings, for one sleep */
 int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max);
 void vmh_rings_woken(const struct pollfd *p, int n); /* what the sleep found on them, for the statistics */
+/* Which rings wake those who wait for epoll set `set`: all; if muted, all but `only`, or none. By one thread at a time.
+ * false: the kernel refuses. */
+bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only);
+void vmh_rings_heard(void);                 /* one of those has woken it: for the statistics */
+bool vmh_rings_waiting(void);               /* does one hold what nobody has taken? Where it can be told without a lock */
+void vmh_rings_before_sleep(void);          /* for a thread that waits for none of them */
 /* Delivers what the ring holds and marks it gone: nothing goes by it from here on. */
 void vmh_ring_retire(struct vmh_ring *r);
 /* Marks the ring gone, unmaps its rings and closes its XSKs: afterwards VMH_MSG_RELEASE may be sent. The

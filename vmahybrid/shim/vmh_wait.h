@@ -1,6 +1,7 @@
 /* Sleeping and waking. A thread that found nothing while spinning sleeps in poll(2) on: the fds the
- * caller waits for, the fds of all rings, and its own wake eventfd. Whoever delivers a datagram while
- * somebody sleeps calls vmh_wake_all; so do close and homecoming.
+ * caller waits for, its own wake eventfd, and, if it is the one that looks at them (watch.c), the fds of rings.
+ * Whoever delivers something while somebody sleeps calls vmh_wake_for; close, homecoming and whatever else changes call
+ * vmh_wake_all.
  *
  * Protocol of a sleeper: vmh_sleep_begin, then check readiness once more, then vmh_sleep, then
  * vmh_sleep_end. Begin and deliver are ordered by seq_cst: no wake-up is lost.
@@ -12,10 +13,14 @@
 #include <signal.h>
 
 extern _Atomic int vmh_sleepers;
+struct vmh_obj;
 int vmh_sleep_begin(void);   /* returns the wake eventfd of this thread (owned by it), or -errno */
+int vmh_sleep_begin_for(const void *obj); /* the same, to wait for what is delivered to this socket or epoll set alone */
 bool vmh_sleep_give_up(void); /* closes that, until the next sleep; false: there is none, or it is in use */
 void vmh_sleep_end(void);
 VMH_COLD void vmh_wake_all_slow(void);
+#define VMH_WAKE_MAX 8u
+VMH_COLD void vmh_wake_for_slow(struct vmh_obj *const *objs, unsigned n);
 void vmh_wake_for_child(void); /* the internal thread: for the child of a vfork, which left it to it */
 static inline void vmh_wake_all(void)
 {
@@ -23,8 +28,16 @@ static inline void vmh_wake_all(void)
 	if (vmh_unlikely(atomic_load_explicit(&vmh_sleepers, memory_order_relaxed)))
 		vmh_wake_all_slow();
 }
+/* Something was delivered to these, VMH_WAKE_MAX at most. The ring's lock may be held. */
+static inline void vmh_wake_for(struct vmh_obj *const *objs, unsigned n)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+	if (vmh_unlikely(atomic_load_explicit(&vmh_sleepers, memory_order_relaxed)))
+		vmh_wake_for_slow(objs, n);
+}
+#define VMH_SLEPT_BY_RINGS 1 /* something came by a ring, and nobody has said that it is for this thread */
 /* Sleep on fds[0..n) (events as in poll) plus rings plus the wake fd; fds[].revents are filled in.
- * timeout_ns < 0: for ever. mask: as ppoll. 0 = woken or timed out, -EINTR, other -errno. */
+ * timeout_ns < 0: for ever. mask: as ppoll. 0 = woken or timed out, VMH_SLEPT_BY_RINGS, -EINTR, other -errno. */
 int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd);
 struct vmh_ring;
 /* The same, and of the rings `only` one. */
@@ -90,6 +103,7 @@ struct vmh_waiting {
 	struct vmh_signals began;
 	bool timed;                /* SO_RCVTIMEO */
 	struct vmh_ring *only;     /* the ring by which it comes; NULL: any */
+	struct vmh_obj *obj;       /* to which; NULL: any */
 };
 VMH_HOT void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns); /* 0: for ever */
 /* One sleep, on `p` as well, unless ready(arg) after a poll of the rings. 0: look again. -EAGAIN: timed out. -EINTR. */

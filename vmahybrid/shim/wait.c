@@ -1,251 +1,11 @@
-/* Sleeping and waking: one eventfd per thread that ever slept, the list of those who sleep now. */
+/* A call that waits: how it sleeps, and how it spins. */
 #include "vmh_iomux_int.h"
 #include "vmh_params.h"
 #include "vmh_ring.h"
-#include "vmh_worker.h"
+#include "vmh_sleep.h"
 #include <limits.h>
-#include <pthread.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
-
-struct sleeper {
-	struct sleeper *next, **pprev;         /* those who sleep now */
-	struct sleeper *all_next, **all_pprev; /* every thread with an eventfd: fork closes them */
-	int fd_plus_one;                       /* 0: none yet, so that zeroed TLS is valid */
-	int depth;                             /* > 1: a signal handler sleeps inside our sleep */
-	_Atomic int woken;
-};
-
-_Atomic int vmh_sleepers;
-static struct vmh_lock list_lock;
-static struct sleeper *sleeping, *all;
-static pthread_key_t exit_key;
-static bool exit_key_made;
-static __thread struct sleeper me __attribute__((tls_model("initial-exec")));
-__thread unsigned vmh_my_tid __attribute__((tls_model("initial-exec")));
-
-unsigned vmh_ask_tid(void)
-{
-	return vmh_my_tid = (unsigned)vmh_sys(SYS_gettid);
-}
-
-static void unlink_sleeping(struct sleeper *s) /* list lock held */
-{
-	if (!s->pprev)
-		return;
-	*s->pprev = s->next;
-	if (s->next)
-		s->next->pprev = s->pprev;
-	s->pprev = NULL;
-	atomic_fetch_sub(&vmh_sleepers, 1);
-}
-
-/* Also runs when a thread is cancelled in its sleep: it is then still on the list. */
-static void thread_exit(void *arg)
-{
-	struct sleeper *s = arg;
-
-	vmh_lock(&list_lock);
-	unlink_sleeping(s);
-	if (s->all_pprev) {
-		*s->all_pprev = s->all_next;
-		if (s->all_next)
-			s->all_next->all_pprev = s->all_pprev;
-		s->all_pprev = NULL;
-	}
-	vmh_unlock(&list_lock);
-	if (s->fd_plus_one)
-		vmh_fd_hidden_close(s->fd_plus_one - 1);
-	s->fd_plus_one = s->depth = 0;
-}
-
-bool vmh_sleep_give_up(void)
-{
-	if (!me.fd_plus_one || me.depth)
-		return false;
-	thread_exit(&me);
-	return true;
-}
-
-static int make_wakefd(void)
-{
-	int fd;
-
-	if (vmh_fds_apart) /* the others would write to what they have under its number */
-		return -EMFILE;
-	fd = (int)vmh_sys(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK);
-
-	if (fd < 0)
-		return fd;
-	fd = vmh_fd_hide(fd);
-	vmh_lock(&list_lock);
-	if (me.all_pprev) { /* a signal handler slept here before us */
-		vmh_unlock(&list_lock);
-		vmh_fd_hidden_close(fd);
-		return 0;
-	}
-	if (!exit_key_made)
-		exit_key_made = pthread_key_create(&exit_key, thread_exit) == 0;
-	me.all_next = all;
-	me.all_pprev = &all;
-	if (all)
-		all->all_pprev = &me.all_next;
-	all = &me;
-	me.fd_plus_one = fd + 1;
-	vmh_unlock(&list_lock);
-	/* without the destructor the list would keep a pointer into a dead thread's memory */
-	if (!exit_key_made || pthread_setspecific(exit_key, &me) != 0) {
-		thread_exit(&me);
-		return -ENOMEM;
-	}
-	return 0;
-}
-
-int vmh_sleep_begin(void)
-{
-	if (vmh_unlikely(!me.fd_plus_one)) {
-		int r = make_wakefd();
-		if (r < 0)
-			return r;
-	}
-	if (me.depth++ == 0) {
-		vmh_lock(&list_lock);
-		if (!me.pprev) { /* a handler that jumped out of a sleep left us on the list */
-			me.next = sleeping;
-			me.pprev = &sleeping;
-			if (sleeping)
-				sleeping->pprev = &me.next;
-			sleeping = &me;
-			atomic_fetch_add(&vmh_sleepers, 1);
-		}
-		vmh_unlock(&list_lock);
-	}
-	/* pairs with the fence of vmh_wake_all: either it sees us, or we see what it delivered */
-	atomic_thread_fence(memory_order_seq_cst);
-	return me.fd_plus_one - 1;
-}
-
-void vmh_sleep_end(void)
-{
-	if (!me.fd_plus_one || me.depth == 0)
-		return;
-	if (me.depth == 1) {
-		vmh_lock(&list_lock);
-		unlink_sleeping(&me);
-		vmh_unlock(&list_lock);
-	}
-	me.depth--;
-	/* An inner sleep may drain a wake-up of the outer one: the handler's wrapper writes again when
-	 * the handler returns. */
-	if (atomic_load(&me.woken)) {
-		uint64_t v;
-
-		atomic_store(&me.woken, 0);
-		vmh_sys(SYS_read, me.fd_plus_one - 1, &v, sizeof(v));
-	}
-}
-
-static void wake(struct sleeper *s)
-{
-	static const uint64_t one = 1;
-
-	if (!atomic_exchange(&s->woken, 1))
-		vmh_sys(SYS_write, s->fd_plus_one - 1, &one, sizeof(one));
-}
-
-static _Atomic bool left_to_worker;
-
-void vmh_wake_for_child(void)
-{
-	if (vmh_unlikely(atomic_exchange(&left_to_worker, false)))
-		vmh_wake_all();
-}
-
-void vmh_wake_all_slow(void)
-{
-	if (vmh_unlikely(vmh_memory_borrowed())) { /* sleepers that are younger than our table are not in it */
-		atomic_store(&left_to_worker, true);
-		vmh_worker_wake();
-		return;
-	}
-	vmh_lock(&list_lock);
-	for (struct sleeper *s = sleeping; s; s = s->next)
-		wake(s);
-	vmh_unlock(&list_lock);
-}
-
-void vmh_sleep_signal(void)
-{
-	if (me.depth > 0 && me.fd_plus_one)
-		wake(&me);
-}
-
-/* A raw system call is no cancellation point; poll, recv and the others must be one while they block.
- * This is what libc itself does around its blocking calls. No lock is held here. */
-static long cancellable_ppoll(struct pollfd *p, unsigned n, struct timespec *ts, const sigset_t *mask)
-{
-	int type;
-	long r;
-
-	vmh_cancel_type(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
-	r = vmh_sys(SYS_ppoll, p, n, ts, mask, sizeof(uint64_t));
-	vmh_cancel_type(type, NULL);
-	return r;
-}
-
-#define STACK_FDS 128
-#define STACK_RING_FDS 32
-#define RING_FDS 1024
-
-static unsigned wait_fds(struct vmh_ring *only, int *fds, int max)
-{
-	int n = only ? vmh_ring_wait_fds(only, fds, max) : vmh_rings_wait_fds(fds, max);
-
-	return n > 0 ? (unsigned)n : 0;
-}
-
-int vmh_sleep(struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask, int wakefd)
-{
-	return vmh_sleep_on(NULL, fds, n, timeout_ns, mask, wakefd);
-}
-
-int vmh_sleep_on(struct vmh_ring *only, struct pollfd *fds, unsigned n, int64_t timeout_ns, const sigset_t *mask,
-		 int wakefd)
-{
-	struct pollfd st[STACK_FDS], *p = st;
-	int few[STACK_RING_FDS], *ring = few;
-	struct timespec ts, *t = NULL;
-	unsigned nring = wait_fds(only, few, STACK_RING_FDS), total = n + nring + 1;
-	long r;
-
-	if (nring == STACK_RING_FDS || total > STACK_FDS) {
-		p = vmh_scratch_lent((n + RING_FDS + 1) * sizeof(*p) + RING_FDS * sizeof(*ring));
-		if (!p)
-			return -ENOMEM;
-		ring = (int *)(p + n + RING_FDS + 1);
-		nring = wait_fds(only, ring, RING_FDS);
-		total = n + nring + 1;
-	}
-	memcpy(p, fds, n * sizeof(*p));
-	for (unsigned i = 0; i < nring; i++)
-		p[n + i] = (struct pollfd){ .fd = ring[i], .events = POLLIN };
-	p[total - 1] = (struct pollfd){ .fd = wakefd, .events = POLLIN };
-	if (timeout_ns >= 0) {
-		ts = (struct timespec){ .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
-		t = &ts;
-	}
-	r = cancellable_ppoll(p, total, t, mask);
-	if (vmh_unlikely(r == -EINVAL))
-		r = vmh_poll_few(p, total, t, mask, true);
-	for (unsigned i = 0; i < n; i++)
-		fds[i].revents = r > 0 ? p[i].revents : 0;
-	if (r > 0 && nring)
-		vmh_rings_woken(p + n, (int)nring);
-	if (p != st)
-		vmh_scratch_give_back(p);
-	return r < 0 ? (int)r : 0;
-}
 
 void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns)
 {
@@ -256,36 +16,48 @@ void vmh_waiting_begin(struct vmh_waiting *w, int64_t timeout_ns)
 	}
 }
 
+/* false: it is over. */
+static bool time_left(const struct vmh_waiting *w, int64_t *left)
+{
+	uint64_t now;
+
+	*left = -1;
+	if (!w->deadline)
+		return true;
+	now = vmh_now_ns();
+	*left = (int64_t)(w->deadline - now);
+	return now < w->deadline;
+}
+
 int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg)
 {
-	int64_t left = -1;
 	int err = 0, wakefd;
+	int64_t left;
 
-	if (w->deadline) {
-		uint64_t now = vmh_now_ns();
-
-		if (now >= w->deadline)
-			return -EAGAIN;
-		left = (int64_t)(w->deadline - now);
-	}
-	wakefd = vmh_sleep_begin();
+	if (!time_left(w, &left))
+		return -EAGAIN;
+	wakefd = vmh_sleep_begin_for(w->obj);
 	/* a handler that ran before begin is seen here; one that runs after it wakes the sleep */
 	if (vmh_interrupted(w)) {
 		vmh_sleep_end();
 		return -EINTR;
 	}
-	if (wakefd < 0 && (left < 0 || left > 1000000))
-		left = 1000000; /* no eventfd to be had: look again every millisecond */
-	if (!ready(arg)) {
+	while (!ready(arg) && time_left(w, &left)) {
 		sig_atomic_t any = vmh_signals_any;
 
+		if (err == VMH_SLEPT_BY_RINGS)
+			vmh_watch_in_vain();
+		if (wakefd < 0 && (left < 0 || left > 1000000))
+			left = 1000000; /* no eventfd to be had: look again every millisecond */
 		err = vmh_sleep_on(w->only, p, 1, left, NULL, wakefd);
 		/* a handler with SA_RESTART ended the sleep, not the call */
 		if (err == -EINTR && vmh_signals_any != any && !vmh_interrupted(w))
 			err = 0;
+		if (err != VMH_SLEPT_BY_RINGS)
+			break;
 	}
 	vmh_sleep_end();
-	return err;
+	return err < 0 ? err : 0;
 }
 
 __thread bool vmh_spins __attribute__((tls_model("initial-exec")));
@@ -538,13 +310,5 @@ void vmh_wait_fork_child(void)
 	vmh_scratch_fork_child();
 	atomic_store(&spinners, 0);
 	vmh_spins = false;
-	vmh_lock_reset(&list_lock);
-	atomic_store(&vmh_sleepers, 0);
-	/* the eventfds are shared with the parent: reading ours would take away its wake-ups */
-	for (struct sleeper *s = all; s; s = s->all_next)
-		if (s->fd_plus_one)
-			vmh_fd_hidden_close(s->fd_plus_one - 1);
-	sleeping = all = NULL;
-	memset(&me, 0, sizeof(me));
-	vmh_my_tid = 0;
+	vmh_sleep_fork_child();
 }

@@ -8,6 +8,7 @@
 #include "vmh_main.h"
 #include "vmh_obj.h"
 #include "vmh_params.h"
+#include "vmh_sleep.h"
 #include "vmh_sock.h"
 #include "vmh_stats.h"
 #include "vmh_tcps.h"
@@ -390,6 +391,7 @@ static void turn(void)
 	vmh_tspare_look();
 	vmh_tcps_unfit_home();
 	vmh_wake_for_child();
+	vmh_watch_look();
 	vmh_tcps_adopt_chosen();
 	if (atomic_exchange(&lost, 0))
 		go_home();

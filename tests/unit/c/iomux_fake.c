@@ -75,7 +75,7 @@ static void deliver(struct vmh_sock *s)
 {
 	atomic_fetch_add(&s->rxq_len, 1);
 	vmh_epoll_notify(&s->obj);
-	vmh_wake_all();
+	vmh_wake_for(&(struct vmh_obj *){ &s->obj }, 1);
 }
 
 void fake_direct(int fd)
@@ -143,6 +143,33 @@ int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max)
 {
 	(void)r;
 	return vmh_rings_wait_fds(fds, max);
+}
+
+bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only)
+{
+	static _Atomic uint8_t heard = VMH_HEARD_NOT;
+	struct epoll_event ev = { .events = muted ? 0 : EPOLLIN };
+	int op = atomic_load(&heard) == VMH_HEARD_NOT ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+
+	(void)only;
+	if (atomic_exchange(&heard, muted ? VMH_MUTED : VMH_HEARD) == (muted ? VMH_MUTED : VMH_HEARD))
+		return true;
+	return syscall(SYS_epoll_ctl, set, op, ring_fd, &ev) == 0; /* epoll_ctl() is the shim's */
+}
+
+void vmh_rings_heard(void)
+{
+}
+
+bool vmh_rings_waiting(void)
+{
+	return atomic_load(&npending);
+}
+
+void vmh_rings_before_sleep(void)
+{
+	if (fake_before_sleep)
+		fake_before_sleep();
 }
 
 bool fake_take(int fd)
