@@ -50,7 +50,8 @@ QUIET = (
 LATER = (
     "tests/apps/test_path_mtu.py", "tests/net/test_address_gone.py", "tests/net/test_arp_flux.py",
     "tests/net/test_death_life.py", "tests/net/test_death_refused.py", "tests/net/test_groups_seen.py",
-    "tests/net/test_libvma_conf.py", "tests/net/test_nat.py", "tests/net/test_passthrough_seen.py",
+    "tests/net/test_libvma_conf.py", "tests/net/test_many_sleepers.py", "tests/net/test_nat.py",
+    "tests/net/test_passthrough_seen.py",
     "tests/net/test_receive_waits.py", "tests/net/test_sandbox.py", "tests/net/test_splice_udp.py",
     "tests/net/test_tcp_another_mac.py", "tests/net/test_tcp_asked.py", "tests/net/test_tcp_begun_calls.py",
     "tests/net/test_tcp_borrowed.py", "tests/net/test_tcp_death.py",

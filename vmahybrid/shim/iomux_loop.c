@@ -124,8 +124,9 @@ static bool is_over(const struct vmh_waiter *w, const struct run *r)
 }
 
 /* Until something may have changed, or the time is over; woken by a ring for others it sleeps on. 0, -errno. */
-static int sleep_on(struct vmh_waiter *w, struct run *r, int wakefd, int *n)
+static int sleep_well(struct vmh_waiter *w, struct run *r, int *n)
 {
+	VMH_SLEEPS_HERE(w->only);
 	int err = 0;
 
 	for (;;) {
@@ -149,10 +150,9 @@ static int sleep_on(struct vmh_waiter *w, struct run *r, int wakefd, int *n)
 /* > 0 ready, 0 go on, -errno. */
 static int sleep_once(struct vmh_waiter *w, struct run *r)
 {
-	int n, err = sleep_on(w, r, vmh_sleep_begin_for(w->only), &n);
+	int n, err = sleep_well(w, r, &n);
 	bool os = !n && !err && any_revents(w);
 
-	vmh_sleep_end();
 	if (!n) {
 		vmh_rings_poll(batch());
 		w->fresh = os;

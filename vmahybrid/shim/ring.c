@@ -471,7 +471,7 @@ void vmh_rings_heard(void)
 bool vmh_rings_waiting(void)
 {
 	for (struct vmh_ring *r = first(); r; r = next_of(r))
-		if (r->ops->pending && !gone(r) && r->ops->pending(r))
+		if (!gone(r) && (!r->ops->pending || r->ops->pending(r)))
 			return true;
 	return false;
 }

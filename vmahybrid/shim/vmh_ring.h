@@ -249,7 +249,7 @@ void vmh_rings_woken(const struct pollfd *p, int n); /* what the sleep found on 
  * false: the kernel refuses. */
 bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only);
 void vmh_rings_heard(void);                 /* one of those has woken it: for the statistics */
-bool vmh_rings_waiting(void);               /* does one hold what nobody has taken? Where it can be told without a lock */
+bool vmh_rings_waiting(void);               /* does one hold what nobody has taken? Or who knows: takes no lock */
 void vmh_rings_before_sleep(void);          /* for a thread that waits for none of them */
 /* Delivers what the ring holds and marks it gone: nothing goes by it from here on. */
 void vmh_ring_retire(struct vmh_ring *r);

@@ -39,7 +39,7 @@ void vmh_watch_woken(const struct pollfd *p, int n);
 void vmh_watch_end(struct vmh_sleeper *s);
 /* What woke it by the rings was not for it. */
 void vmh_watch_in_vain(void);
-/* By the internal thread, each turn: has one that should be awake let the others sleep? */
+/* By the internal thread, each turn: delivers what the one that was woken for others has not taken, wherever it is. */
 void vmh_watch_look(void);
 void vmh_watch_fork_child(void);
 #endif

@@ -18,6 +18,13 @@ int vmh_sleep_begin(void);   /* returns the wake eventfd of this thread (owned b
 int vmh_sleep_begin_for(const void *obj); /* the same, to wait for what is delivered to this socket or epoll set alone */
 bool vmh_sleep_give_up(void); /* closes that, until the next sleep; false: there is none, or it is in use */
 void vmh_sleep_end(void);
+static inline void vmh_sleep_over(const int *wakefd)
+{
+	(void)wakefd;
+	vmh_sleep_end();
+}
+/* Until the end of the block, also when the thread is cancelled: other threads may sleep on what wakes this one. */
+#define VMH_SLEEPS_HERE(obj) __attribute__((cleanup(vmh_sleep_over))) const int wakefd = vmh_sleep_begin_for(obj)
 VMH_COLD void vmh_wake_all_slow(void);
 #define VMH_WAKE_MAX 8u
 VMH_COLD void vmh_wake_for_slow(struct vmh_obj *const *objs, unsigned n);

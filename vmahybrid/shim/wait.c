@@ -31,17 +31,15 @@ static bool time_left(const struct vmh_waiting *w, int64_t *left)
 
 int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg)
 {
-	int err = 0, wakefd;
 	int64_t left;
+	int err = 0;
 
 	if (!time_left(w, &left))
 		return -EAGAIN;
-	wakefd = vmh_sleep_begin_for(w->obj);
+	VMH_SLEEPS_HERE(w->obj);
 	/* a handler that ran before begin is seen here; one that runs after it wakes the sleep */
-	if (vmh_interrupted(w)) {
-		vmh_sleep_end();
+	if (vmh_interrupted(w))
 		return -EINTR;
-	}
 	while (!ready(arg) && time_left(w, &left)) {
 		sig_atomic_t any = vmh_signals_any;
 
@@ -54,10 +52,9 @@ int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *
 		if (err == -EINTR && vmh_signals_any != any && !vmh_interrupted(w))
 			err = 0;
 		if (err != VMH_SLEPT_BY_RINGS)
-			break;
+			return err;
 	}
-	vmh_sleep_end();
-	return err < 0 ? err : 0;
+	return 0;
 }
 
 __thread bool vmh_spins __attribute__((tls_model("initial-exec")));

@@ -20,13 +20,12 @@
 #include <sys/resource.h>
 
 #define VAIN_MAX 2
-#define LATE_MAX 3        /* turns of the internal thread */
+#define LOOK_BUDGET 256    /* frames */
 #define ASKED_NS 50000000u /* its class and priority are believed for so long */
 
 static struct vmh_lock watch_lock; /* outside of the rings' locks, and of the list of sleepers */
 static struct vmh_sleeper *first, *deputy;
 static struct vmh_sleeper behind = { .behind_next = &behind, .behind_prev = &behind }; /* head; the last sleeps longest */
-static _Atomic unsigned nbehind;
 static _Atomic int set_plus_one;  /* the deputy's */
 static _Atomic bool impossible;   /* the kernel has refused */
 
@@ -34,7 +33,6 @@ static void leave_behind(struct vmh_sleeper *s)
 {
 	s->behind_prev->behind_next = s->behind_next;
 	s->behind_next->behind_prev = s->behind_prev;
-	atomic_fetch_sub_explicit(&nbehind, 1, memory_order_relaxed);
 }
 
 static void go_behind(struct vmh_sleeper *s)
@@ -44,7 +42,6 @@ static void go_behind(struct vmh_sleeper *s)
 	s->behind_next = behind.behind_next;
 	s->behind_next->behind_prev = s;
 	behind.behind_next = s;
-	atomic_fetch_add_explicit(&nbehind, 1, memory_order_relaxed);
 }
 
 /* Lock held. The deputy is woken by all rings but the first one's. */
@@ -54,6 +51,17 @@ static void hear(void)
 		return;
 	atomic_store(&impossible, true);
 	vmh_wake_all();
+}
+
+/* Lock held. The head of those behind: there is none. */
+static void appoint(struct vmh_sleeper *s)
+{
+	VMH_SET(deputy, s != &behind ? s : NULL);
+	if (s == &behind)
+		return;
+	leave_behind(s);
+	VMH_SET(s->role, VMH_ROLE_DEPUTY);
+	vmh_sleeper_appointed(s);
 }
 
 /* Lock held. */
@@ -73,13 +81,7 @@ static void lay_down(struct vmh_sleeper *s)
 		hear();
 		return;
 	case VMH_ROLE_DEPUTY:
-		deputy = NULL;
-		if (!atomic_load_explicit(&nbehind, memory_order_relaxed))
-			return;
-		deputy = behind.behind_prev;
-		leave_behind(deputy);
-		VMH_SET(deputy->role, VMH_ROLE_DEPUTY);
-		vmh_sleeper_appointed(deputy);
+		appoint(behind.behind_prev);
 		return;
 	}
 }
@@ -107,7 +109,7 @@ static void choose(struct vmh_sleeper *s, struct vmh_ring *only)
 		go_behind(s);
 	} else if (s->role == VMH_ROLE_NONE && made_set()) {
 		VMH_SET(s->role, VMH_ROLE_DEPUTY);
-		deputy = s;
+		VMH_SET(deputy, s);
 	}
 	s->only = only;
 }
@@ -201,14 +203,8 @@ void vmh_watch_in_vain(void)
 
 void vmh_watch_look(void)
 {
-	static unsigned late;
-
-	if (!atomic_load_explicit(&nbehind, memory_order_relaxed) || !vmh_rings_waiting()) {
-		late = 0;
-	} else if (++late >= LATE_MAX) {
-		late = 0;
-		vmh_wake_all();
-	}
+	if (VMH_GET(deputy) && vmh_rings_waiting())
+		vmh_rings_poll(LOOK_BUDGET);
 }
 
 void vmh_watch_fork_child(void)
@@ -216,7 +212,6 @@ void vmh_watch_fork_child(void)
 	vmh_lock_reset(&watch_lock);
 	first = deputy = NULL;
 	behind.behind_next = behind.behind_prev = &behind;
-	atomic_store(&nbehind, 0);
 	if (set_plus_one) /* it is the parent's, and so is what is in it */
 		vmh_fd_hidden_close(set_plus_one - 1);
 	set_plus_one = 0;
