@@ -75,6 +75,13 @@ def test_a_way_that_becomes_longer(tmp_path: Path, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", BOTH)
+def test_what_goes_again_and_is_lost_again(tmp_path: Path, compiler: str) -> None:
+    program = build(tmp_path / "program", compiler, HERE / "test_tcp_again.c", HERE / "tcp_wire.c")
+    assert ", 0 failed" in run(program)
+    assert ", 0 failed" in run(program, ip="6")
+
+
+@pytest.mark.parametrize("compiler", BOTH)
 def test_what_may_go(tmp_path: Path, compiler: str) -> None:
     assert ", 0 failed" in run(build(tmp_path / "program", compiler, HERE / "test_tcp_nagle.c", HERE / "tcp_wire.c"))
 

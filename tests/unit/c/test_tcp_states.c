@@ -1250,6 +1250,16 @@ static void test_paws_and_isn(void)
 					       "new", 3));
 	wire_run(&w, 10 * NS);
 	CHECK(wire_read(p, buf, 10) == 3 && w.end[1].sent - before < 50, "%lu segments", w.end[1].sent - before);
+	/* a peer that was started anew, and its clock as well, opens one of the same name: by the answer it learns of this one */
+	old = htonl(seen.tsval - 2000);
+	memcpy(options + 4, &old, 4);
+	for (unsigned again = 0; again < 3; again++) {
+		before = w.end[1].sent;
+		wire_inject(&w, 1, frame, wire_segment(&w, frame, 0, 4000, 80, seen.seq + 100000, 0, SYN, 1000, options, 12, NULL, 0));
+		CHECK(w.end[1].sent - before == (again != 1), "SYN %u: %lu answers", again, w.end[1].sent - before);
+		if (again)
+			wire_run(&w, NS);
+	}
 	wire_inject(&w, 1, frame, wire_segment(&w, frame, 0, 4000, 80, seen.seq, seen.ack, RST, 0, NULL, 0, NULL, 0));
 	close_pair(&w, l, c, p);
 	wire_open(&w, &perfect, 0);

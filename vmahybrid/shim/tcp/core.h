@@ -287,7 +287,6 @@ struct vmh_tcp {
 	struct held *free_held;
 	struct vmh_tcp_conn *first_holder, *last_holder; /* hold.c */
 	struct vmh_tcp_conn *new_conn; /* made by passive_open during this call */
-	uint16_t ip_id;
 	uint32_t isn_floor;            /* of the next sequence number, if `reusing` */
 	bool reusing;
 	bool prompt;                   /* what connect() opened last was written to at once: so will the next one be */

@@ -5,6 +5,8 @@
 #define BETA 0.7
 #define ALPHA (3.0 * (1.0 - BETA) / (1.0 + BETA))
 #define UNLIMITED (1u << 30)
+#define SMALL 1000u          /* of a peer that takes only such segments */
+#define SMALL_ALL 1024u      /* so many may be on their way: each SACK is looked for among all of them */
 
 static double cube_root(double x)
 {
@@ -91,8 +93,7 @@ void cc_ack(struct vmh_tcp_conn *c, uint32_t acked, uint32_t lwip_cwnd)
 	} else {
 		c->cwnd += (uint32_t)((uint64_t)acked * mss_of(c) / LWIP_MAX(c->cwnd, 1));
 	}
-	if (c->cwnd > UNLIMITED)
-		c->cwnd = UNLIMITED;
+	c->cwnd = LWIP_MIN(c->cwnd, mss_of(c) < SMALL ? SMALL_ALL * mss_of(c) : UNLIMITED);
 }
 
 /* A recovery begins, or the timer has run out. */

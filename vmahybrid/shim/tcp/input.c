@@ -168,8 +168,8 @@ static void to_lwip(struct vmh_tcp *t, struct vmh_tcp_conn *c, const struct seg_
 }
 
 /* Answered by an ACK, and if the peer thinks the same of that one, they go on for ever; or by a challenge (RFC 5961). So, as
- * in Linux, not more often than tcp_invalid_ratelimit. */
-static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
+ * in Linux, not more often than tcp_invalid_ratelimit. *counted: this one is answered. */
+static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in, bool *counted)
 {
 	const struct tcp_pcb *pcb = c->pcb;
 	bool within = TCP_SEQ_BETWEEN(in->seq, pcb->rcv_nxt, pcb->rcv_nxt + pcb->rcv_wnd), answered;
@@ -183,6 +183,7 @@ static bool storm(struct vmh_tcp_conn *c, const struct seg_in *in)
 	if (c->t->now - c->answered_at < INVALID_US)
 		return true;
 	c->answered_at = c->t->now;
+	*counted = true;
 	return false;
 }
 
@@ -405,8 +406,8 @@ static bool tell_twice(struct tcp_pcb *pcb, struct seg_in *in, struct segment *s
 }
 
 /* RFC 7323 section 5: older than what was seen last; an answer shows the peer where we are, and what it sent
- * again for nothing; one that brings nothing either only as often as storm() allows. */
-static bool paws_refuses(struct vmh_tcp_conn *c, struct seg_in *in, struct segment *s)
+ * again for nothing; one that brings nothing either only as often as storm() allows. counted: it does. */
+static bool paws_refuses(struct vmh_tcp_conn *c, struct seg_in *in, struct segment *s, bool counted)
 {
 	struct tcp_sack_range sacks[LWIP_TCP_MAX_SACK_NUM];
 	struct tcp_pcb *pcb = c->pcb;
@@ -418,10 +419,11 @@ static bool paws_refuses(struct vmh_tcp_conn *c, struct seg_in *in, struct segme
 	if (!pcb->ts_recent || TCP_SEQ_GEQ(in->tsval, pcb->ts_recent) || c->t->now - c->heard_at > TS_VALID_US)
 		return false;
 	c->t->stats.paws++;
-	if (!in->payload && c->t->now - c->answered_at < INVALID_US)
-		return true;
-	if (!in->payload)
+	if (!in->payload && !counted) {
+		if (c->t->now - c->answered_at < INVALID_US)
+			return true;
 		c->answered_at = c->t->now;
+	}
 	twice = tell_twice(pcb, in, s, sacks, &behind);
 	tcp_send_empty_ack(pcb);
 	if (twice)
@@ -580,7 +582,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	struct tcp_sack_range sacks[LWIP_TCP_MAX_SACK_NUM];
 	struct seg_in in;
 	uint32_t una = c->una, acked;
-	bool first, tells, twice, holes, behind = false;
+	bool first, tells, twice, holes, behind = false, counted = false;
 
 	read_segment(s->tcp, s->len, &in);
 	if (s->next)
@@ -593,7 +595,7 @@ void input_segment(struct vmh_tcp_conn *c, struct segment *s)
 	}
 	core_enter(t, c);
 	take_late_reset(c->pcb, &in, s);
-	if (is_guessed(c, &in) || is_beside_syn(c, &in) || storm(c, &in) || paws_refuses(c, &in, s)) {
+	if (is_guessed(c, &in) || is_beside_syn(c, &in) || storm(c, &in, &counted) || paws_refuses(c, &in, s, counted)) {
 		core_leave(t, c);
 		return;
 	}

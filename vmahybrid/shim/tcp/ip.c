@@ -192,9 +192,9 @@ uint32_t core_pseudo(const struct key *k)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-static void fill_ipv4(struct vmh_tcp *t, uint8_t *ip, size_t tcp_len, const struct key *k, uint8_t ttl, uint8_t tos)
+static void fill_ipv4(uint8_t *ip, size_t tcp_len, const struct key *k, uint16_t number, uint8_t ttl, uint8_t tos)
 {
-	uint16_t total = htons((uint16_t)(IP_LEN + tcp_len)), id = htons(t->ip_id++), sum;
+	uint16_t total = htons((uint16_t)(IP_LEN + tcp_len)), id = htons(number), sum;
 
 	memset(ip, 0, IP_LEN);
 	ip[0] = 0x45;
@@ -229,15 +229,15 @@ static size_t ip_len(const struct key *k)
 	return key_is4(k) ? IP_LEN : IP6_LEN;
 }
 
-static void fill_headers(struct vmh_tcp *t, const struct vmh_tcp_path *path, uint8_t *frame, size_t tcp_len,
-			 const struct key *k, uint8_t ttl, uint8_t tos)
+static void fill_headers(const struct vmh_tcp_path *path, uint8_t *frame, size_t tcp_len, const struct key *k, uint16_t number,
+			 uint8_t ttl, uint8_t tos)
 {
 	memcpy(frame, path->dmac, 6);
 	memcpy(frame + 6, path->smac, 6);
 	if (key_is4(k)) {
 		frame[12] = 0x08;
 		frame[13] = 0x00;
-		fill_ipv4(t, frame + ETH_LEN, tcp_len, k, ttl, tos);
+		fill_ipv4(frame + ETH_LEN, tcp_len, k, number, ttl, tos);
 	} else {
 		frame[12] = 0x86;
 		frame[13] = 0xdd;
@@ -295,6 +295,12 @@ static void number_within_window(struct tcp_hdr *tcp, const struct tcp_pcb *pcb)
 	put_sum(tcp, (uint16_t)(next >> 16), (uint16_t)(tcp->seqno >> 16));
 }
 
+/* The identification of an IP packet. One count for all would tell each peer how much the others get. */
+static uint16_t number_of(const struct vmh_tcp_conn *c)
+{
+	return c ? (uint16_t)((c->ts_offset >> 16) + c->count.segs_out) : 0;
+}
+
 /* p: a segment from its TCP header on, with room for the others; c is NULL if there is none. */
 static err_t down(struct vmh_tcp *t, struct vmh_tcp_conn *c, struct pbuf *p, u8_t ttl, u8_t tos)
 {
@@ -303,7 +309,7 @@ static err_t down(struct vmh_tcp *t, struct vmh_tcp_conn *c, struct pbuf *p, u8_
 
 	if (pbuf_add_header(p, ETH_LEN + ip_len(k)))
 		return ERR_BUF;
-	fill_headers(t, c ? &c->path : &t->reply, p->payload, tcp_len, k, ttl, tos);
+	fill_headers(c ? &c->path : &t->reply, p->payload, tcp_len, k, number_of(c), ttl, tos);
 	if (c)
 		count_sent(c, tcp_len - header);
 	return put_on_wire(t, p->payload, p->len) ? ERR_MEM : ERR_OK;
@@ -425,7 +431,7 @@ int core_send_bare(struct vmh_tcp *t, const struct vmh_tcp_path *path, const str
 	sum = sum_of(sum);
 	tcp[16] = (uint8_t)(sum >> 8);
 	tcp[17] = (uint8_t)sum;
-	fill_headers(t, path, frame, len, k, b->ttl, b->tos);
+	fill_headers(path, frame, len, k, 0, b->ttl, b->tos);
 	return put_on_wire(t, frame, ETH_LEN + ip_len(k) + len);
 }
 

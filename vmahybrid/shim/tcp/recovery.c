@@ -404,6 +404,8 @@ static void output(struct vmh_tcp_conn *c, bool force)
 			break;
 		if (!recovery_resend(c, at))
 			break;
+		if (*at == pcb->unacked)
+			c->due[T_RTO] = 0; /* from now on: its answer can't have come yet */
 		(*at)->flags |= SEG_RETRANS;
 		c->retrans_mark = pcb->snd_nxt;
 		b.pipe += len;
@@ -480,7 +482,7 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 	    (c->dupacks >= DUP_THRESHOLD || (acked && c->recovery == RECOVERY))) {
 		if (c->recovery == OPEN || acked)
 			pcb->unacked->flags = (u8_t)((pcb->unacked->flags | SEG_LOST) & ~SEG_RETRANS);
-		force = c->recovery == OPEN;
+		force = c->recovery == OPEN || acked; /* RFC 6582: the next hole goes at once */
 		enter(c);
 	}
 	b = scan(c);
