@@ -38,4 +38,5 @@ def main(device: str, mac: str, address: str, ports: str, count: int, per_second
     print("sent", count)
 
 
-main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int((*sys.argv, "0")[6]))
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int((*sys.argv, "0")[6]))

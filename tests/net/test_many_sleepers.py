@@ -1,5 +1,5 @@
-"""Threads that sleep in recv(), poll() and epoll_wait(), each for an own socket on a ring: a packet wakes the one that it
-is for, and perhaps one more, and none misses its own."""
+"""Threads that sleep in recv(), poll() and epoll_wait(), each for an own socket on a ring: a packet wakes the one that
+it is for, and perhaps one more, and none misses its own."""
 
 from __future__ import annotations
 

@@ -3,27 +3,12 @@
 #include "vmh_links.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
-#include <fcntl.h>
 #include <stdio.h>
-
-static int setting(const char *name, const char *what)
-{
-	char path[96], digit = '0';
-	long fd;
-
-	snprintf(path, sizeof(path), "/proc/sys/net/ipv4/conf/%s/%s", name, what);
-	fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return 0;
-	vmh_sys(SYS_read, fd, &digit, 1);
-	vmh_sys(SYS_close, fd);
-	return digit - '0';
-}
 
 /* ip-sysctl: the larger of the interface's and that of all. */
 static bool answers_for_others(const char *name)
 {
-	return !setting("all", "arp_ignore") && !setting(name, "arp_ignore");
+	return !vmh_link_setting("all", "arp_ignore") && !vmh_link_setting(name, "arp_ignore");
 }
 
 void vmh_warn_arp_flux(void)

@@ -2,7 +2,9 @@
 #include "vmh_links.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
+#include <fcntl.h>
 #include <net/if.h>
+#include <stdio.h>
 
 #define TOLD 16
 
@@ -54,6 +56,20 @@ static void warn(unsigned ifindex, unsigned reason)
 		warn_mode(name);
 	else
 		warn_vlan(name);
+}
+
+int vmh_link_setting(const char *name, const char *what)
+{
+	char path[96], digit = '0';
+	long fd;
+
+	snprintf(path, sizeof(path), "/proc/sys/net/ipv4/conf/%s/%s", name, what);
+	fd = vmh_sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	vmh_sys(SYS_read, fd, &digit, 1);
+	vmh_sys(SYS_close, fd);
+	return digit - '0';
 }
 
 unsigned vmh_link_served(unsigned ifindex)

@@ -7,6 +7,7 @@
  * it gets the connection, and finds the way as for any. */
 #include "vmh_base.h"
 #include "vmh_control.h"
+#include "vmh_links.h"
 #include "vmh_log.h"
 #include "vmh_net.h"
 #include "vmh_tcps.h"
@@ -98,6 +99,31 @@ void vmh_tpath_begun(struct vmh_tcps *s)
 {
 	if (vmh_unlikely(s->way_generation != vmh_net_generation()))
 		doubt(s); /* a look in between has not seen it */
+}
+
+/* Does the kernel take a source by an interface only if its route leaves there? */
+bool vmh_tpath_is_strict(const char *ifname)
+{
+	int all = vmh_link_setting("all", "rp_filter"), its = vmh_link_setting(ifname, "rp_filter");
+
+	return (all > its ? all : its) == 1; /* 2: any route will do */
+}
+
+/* The answer to a SYN goes where the SYN came from. Somebody else's address in it, which the kernel would not answer, or
+ * not by this interface, would open a connection with whoever sent it. */
+bool vmh_tpath_none_back(const struct vmh_ip *laddr, const struct vmh_ip *raddr, unsigned ifindex, bool strict)
+{
+	struct vmh_way hop = { 0 };
+
+	switch (vmh_net_way(raddr, laddr, &hop)) {
+	case VMH_R_LOOPBACK:
+	case VMH_R_BROADCAST:
+	case VMH_R_DEST_MULTI:
+		return true;
+	case VMH_R_NO_ROUTE:
+		return hop.generation != VMH_NET_UNSURE;
+	}
+	return strict && vmh_ip_is4(raddr) && hop.ifindex && hop.ifindex != ifindex;
 }
 
 /* Where the answers to the SYN went is the way, as long as the kernel's is that too. */

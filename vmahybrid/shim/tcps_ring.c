@@ -51,6 +51,7 @@ struct vmh_tring {
 	uint8_t polled;                     /* by the program, since the internal thread's last look */
 	uint8_t used;                       /* a connection began or ended since then */
 	bool closed;
+	bool strict;                        /* rp_filter of its interface */
 	bool told_long;                     /* the log of long frames; the internal thread's, as the next */
 	uint64_t used_ns;                   /* when it last had a connection */
 	struct vmh_tring *next;
@@ -498,6 +499,13 @@ static unsigned opened(const struct vmh_tcp_addr *a)
 	return vmh_stats_open_new(a->laddr.b, a->lport, a->raddr.b, a->rport);
 }
 
+static bool no_way_back(const struct vmh_tcp_ring *tr, const struct vmh_ip *laddr, const struct vmh_ip *raddr)
+{
+	const struct vmh_tring *t = (const struct vmh_tring *)tr;
+
+	return vmh_tpath_none_back(laddr, raddr, tr->ring->ifindex, t->strict);
+}
+
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 {
 	struct vmh_tring *t;
@@ -518,6 +526,8 @@ struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
 			t->tr.level = level;
 			t->tr.opened = opened;
 			t->tr.over = vmh_stats_open_free;
+			t->tr.no_way_back = no_way_back;
+			t->strict = vmh_tpath_is_strict(r->ifname);
 			t->tr.stray = unknown;
 			VMH_SET(r->after, after);
 			vmh_unlock(&r->lock);

@@ -539,6 +539,8 @@ struct vmh_way;
 unsigned vmh_tpath_make(struct vmh_tcps *s, const struct vmh_way *hop, const struct vmh_ip *to,
 			struct vmh_tcp_path *path);      /* object lock held, as for the next; tring is set */
 void vmh_tpath_accepted(struct vmh_tcps *s);
+bool vmh_tpath_is_strict(const char *ifname);            /* rp_filter */
+bool vmh_tpath_none_back(const struct vmh_ip *laddr, const struct vmh_ip *raddr, unsigned ifindex, bool strict);
 void vmh_tpath_begun(struct vmh_tcps *s);                /* it is on the ring now */
 VMH_COLD void vmh_tpath_sent_again(struct vmh_tcps *s);  /* stack lock held */
 void vmh_tpath_look(void);                               /* by the internal thread */

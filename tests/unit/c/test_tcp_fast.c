@@ -54,8 +54,8 @@ static int show_frame(void *arg, const uint8_t *frame, size_t len)
 
 	if (tcp[13] & 2)
 		isn[from] = (struct seen){ .seq = get32(tcp + 4), .known = true };
-	printf("%lu: %d len %zu id %02x%02x ttl %u flags %02x seq %u ack %u wnd %02x%02x", (unsigned long)w.now, from, len,
-	       frame[18], frame[19], frame[22], tcp[13], get32(tcp + 4) - isn[from].seq,
+	printf("%lu: %d len %zu ttl %u flags %02x seq %u ack %u wnd %02x%02x", (unsigned long)w.now, from, len,
+	       frame[22], tcp[13], get32(tcp + 4) - isn[from].seq,
 	       tcp[13] & 16 ? get32(tcp + 8) - isn[!from].seq : 0, tcp[14], tcp[15]);
 	show_options(tcp, header, from);
 	printf(" data %016lx\n", (unsigned long)hash_of(tcp + header, len - at - header));

@@ -799,6 +799,12 @@ void core_refuse(struct vmh_tcp *t, void *frame, size_t len)
 	refuse(t, tcp, tcp_len, &k);
 }
 
+static bool is_astray(const struct vmh_tcp *t, const struct seg_in *in, const struct key *k)
+{
+	return (in->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN && t->env.no_way_back &&
+	       t->env.no_way_back(t->env.ctx, &k->laddr, &k->raddr);
+}
+
 static int to_listener(struct vmh_tcp_conn *l, struct segment *s, const struct key *k)
 {
 	struct vmh_tcp *t = l->t;
@@ -809,6 +815,10 @@ static int to_listener(struct vmh_tcp_conn *l, struct segment *s, const struct k
 	read_segment(s->tcp, s->len, &in);
 	if (in.flags & TCP_RST || (in.flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == (TCP_SYN | TCP_FIN)) /* as Linux */
 		return 0;
+	if (is_astray(t, &in, k)) {
+		t->stats.syn_dropped++;
+		return 0;
+	}
 	if (cookie_syn(l, k, s->tcp, &in, &syn))
 		return to_cookie(l, &syn, &in, s, k);
 	s->payload = in.payload;

@@ -105,6 +105,13 @@ static void resent(void *ctx)
 	VMH_COUNT(tr->ring->stats->tx_tcp_resent, 1);
 }
 
+static bool no_way_back(void *ctx, const struct vmh_ip *laddr, const struct vmh_ip *raddr)
+{
+	const struct vmh_tcp_ring *tr = ctx;
+
+	return tr->no_way_back && tr->no_way_back(tr, laddr, raddr);
+}
+
 /* The stack has had it. */
 static int taken(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len, int rc)
 {
@@ -161,7 +168,8 @@ int vmh_tcp_ring_open(struct vmh_tcp_ring *tr, struct vmh_ring *r, bool partial,
 	unsigned frames = r->rx_frames ? r->rx_frames : FRAMES, share = r->rx_share ? r->rx_share : frames;
 	struct vmh_tcp_env env = {.ctx = tr, .now_ns = now_ns, .send = send_frame, .release = release, .level = level, .ready = ready,
 				  .copied = copied, .resent = resent, .soon = soon, .talkers = talkers, .opened = opened,
-				  .over = over, .hold_max = share / 2, /* they may all have come by one queue */
+				  .over = over, .no_way_back = no_way_back,
+				  .hold_max = share / 2, /* they may all have come by one queue */
 				  .hold_share = share / 8, .merge_max = merge_max, .verify = true, .partial = partial};
 	int rc;
 

@@ -26,6 +26,7 @@ struct vmh_tcp_ring {
 	/* of struct vmh_tcp_env, without ctx */
 	unsigned (*opened)(const struct vmh_tcp_addr *a);
 	void (*over)(unsigned place);
+	bool (*no_way_back)(const struct vmh_tcp_ring *tr, const struct vmh_ip *laddr, const struct vmh_ip *raddr);
 	/* ring lock held: of no connection */
 	void (*stray)(struct vmh_tcp_ring *tr, unsigned char *frame, uint32_t len);
 	/* ring lock, and held: true if the frame is not the stack's, since its connection is being moved; NULL: none is */

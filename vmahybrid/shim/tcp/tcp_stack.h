@@ -55,6 +55,8 @@ struct vmh_tcp_env {
 	 * both be NULL */
 	unsigned (*opened)(void *ctx, const struct vmh_tcp_addr *a);
 	void (*over)(void *ctx, unsigned place);
+	/* Of a SYN to a listener: the kernel would not answer it by this ring; may be NULL */
+	bool (*no_way_back)(void *ctx, const struct vmh_ip *laddr, const struct vmh_ip *raddr);
 	/* How many connections had a segment lately; once for each of them in VMH_TCP_LATELY_NS; may be NULL */
 	void (*talkers)(void *ctx, uint32_t n);
 	unsigned hold_max;   /* received frames that may be kept at a time; beyond that payload is copied */

@@ -1,0 +1,83 @@
+"""SYNs whose source is an address that the kernel does not answer: neither does a listener on a ring, which has no
+other idea of where an answer goes than the frame that came."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from net.service_lab import Api, until
+from net.test_tcp_shim import over, with_ipv6, without_offloads
+
+from vmahybrid.bench.sandbox import Sandbox, run_command
+from vmahybrid.bench.served import Service
+
+pytestmark = pytest.mark.root
+
+SENDER = Path(__file__).with_name("syn_from.py")
+SERVER = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+listener = socket.create_server((sys.argv[1], 0), family=family, backlog=64)
+print("port", listener.getsockname()[1], flush=True)
+listener.accept()
+"""
+ELSEWHERE = {"4": ("10.88.0.1/24", "10.88.0.9"), "6": ("fd88::1/64", "fd88::9")}
+REFUSED = {"4": ("10.66.0.1", "10.67.0.1", "10.68.0.1", "192.168.44.5"),
+           "6": ("fd66::1", "fd67::1", "fd68::1", "fd99::1")}
+TYPES = ("blackhole", "unreachable", "prohibit")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    """The server's side has a second link, routes that refuse, and strict reverse path filtering."""
+    with Sandbox("test") as pair:
+        with_ipv6(without_offloads(pair))
+        side = pair.b
+        run_command(*side.command(["sysctl", "-qw", "net.ipv4.conf.all.rp_filter=1"]))
+        side.ip("link", "add", "other", "type", "veth", "peer", "name", "other-end")
+        for link in ("other", "other-end"):
+            side.ip("link", "set", link, "up")
+        for ip, (address, _) in ELSEWHERE.items():
+            side.ip("address", "add", address, "dev", "other", *(["nodad"] if ip == "6" else []))
+            for kind, refused in zip(TYPES, REFUSED[ip], strict=False):
+                side.ip("route", "add", kind, f"{refused}/{32 if ip == '4' else 128}")
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def service(sandbox: Sandbox) -> Iterator[Service]:
+    with Service(sandbox) as running:
+        yield running
+
+
+def answered(service: Service, ip: str, on_ring: bool, honest: str, *sources: str) -> set[str]:
+    sandbox, to = service.sandbox, over(service.sandbox.b, ip)
+    argv = [sys.executable, "-c", SERVER, to.address]
+    if on_ring:
+        argv = service.run_argv(argv, "none", VMA_HYBRID_TCP="offload", VMA_RX_POLL="200")
+    server = sandbox.start(sandbox.b, argv, env=service.env)
+    try:
+        port = server.wait_for(r"port (\d+)")[1]
+        if on_ring:
+            until(lambda: [s for s in Api(service).call("GET", "/v1/sockets")[1] if s["offloaded"]])
+        command = [sys.executable, str(SENDER), sandbox.a.device, to.mac, to.address, port, honest, *sources]
+        return set(sandbox.start(sandbox.a, command).result(20).split())
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("ip", ["4", "6"])
+def test_who_is_answered(service: Service, ip: str) -> None:
+    side = over(service.sandbox.b, ip)
+    own, (other, neighbour) = side.address, ELSEWHERE[ip]
+    honest = own[:-1] + "7"
+    lladdr = ["lladdr", service.sandbox.a.mac, "dev", side.device, "nud", "permanent"]
+    service.sandbox.b.ip("neigh", "replace", honest, *lladdr)
+    sources = [own, other.split("/")[0], *REFUSED[ip]]
+    if ip == "4":  # IPv6 knows neither such a filter nor a broadcast
+        sources += [neighbour, own.rsplit(".", 1)[0] + ".255", "255.255.255.255"]
+    assert answered(service, ip, False, honest, *sources) == {honest}
+    assert answered(service, ip, True, honest, *sources) == {honest}
