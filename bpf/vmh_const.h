@@ -14,6 +14,7 @@
 #define VMH_IPV4_HEADER 20
 #define VMH_IPV4_FRAGMENT 0x3fff /* MF and the offset; DF and the reserved bit do not make a fragment */
 #define VMH_IPV4_FIRST 0x2000    /* of these the first fragment has only MF */
+#define VMH_IPV6_EXTENSIONS 3    /* are skipped */
 #define VMH_IPV6_OFFSET 0xfff8   /* of the fragment header; 0 in the first, or in one that is all there is (RFC 6946) */
 #define VMH_UDP_HEADER 8
 #define VMH_TCP_HEADER 20

@@ -23,7 +23,11 @@ struct vmh_cursor {
 	void *end;   /* of the linear data */
 	__u32 left;  /* bytes of the frame from pos on, linear or not; from IP on: of the IP payload */
 	const struct tcphdr *tcp; /* of a TCP segment that was parsed; else NULL */
-	int firsts; /* the first fragment of a TCP segment is parsed as the segment is: else no parser knows fragments */
+	int firsts; /* of TCP segments in fragments, the first, and extension headers are skipped: else no parser knows them */
+};
+
+struct vmh_ipv6_extension {
+	__u8 next, units; /* of 8 bytes, behind the first */
 };
 
 struct vmh_ipv6_fragment {
@@ -128,24 +132,55 @@ static __always_inline int vmh_parse_ipv4(struct vmh_cursor *c, struct vmh_flow_
 	return ip->protocol;
 }
 
-/* Headers that may stand between IPv6 and UDP or TCP. Not skipped: the kernel takes them. */
+/* Headers that may stand between IPv6 and UDP or TCP. */
 static __always_inline int vmh_is_ipv6_extension(int next)
 {
 	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_FRAGMENT ||
 	       next == IPPROTO_AH || next == IPPROTO_DSTOPTS || next == IPPROTO_MH;
 }
 
-/* Where it is wanted the first fragment's header is skipped. */
 static __always_inline int vmh_parse_ipv6_fragment(struct vmh_cursor *c)
 {
 	struct vmh_ipv6_fragment *fragment = c->pos;
 
-	if (!c->firsts || (void *)(fragment + 1) > c->end || c->left < sizeof(*fragment) ||
+	if ((void *)(fragment + 1) > c->end || c->left < sizeof(*fragment) ||
 	    fragment->next != IPPROTO_TCP || fragment->offset & htons(VMH_IPV6_OFFSET))
 		return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
 	c->pos = fragment + 1;
 	c->left -= sizeof(*fragment);
 	return IPPROTO_TCP;
+}
+
+/* Where it is wanted those before TCP are skipped, as the shim does (shim/tcp/input.c); all others are the kernel's, and so is
+ * who opens a connection in such a way. */
+static __always_inline int vmh_parse_ipv6_extensions(struct vmh_cursor *c, int next)
+{
+	struct vmh_ipv6_extension *extension;
+	struct tcphdr *tcp;
+	__u32 size;
+
+	if (!c->firsts)
+		return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
+#pragma unroll
+	for (int i = 0; i < VMH_IPV6_EXTENSIONS; i++) {
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS)
+			break;
+		extension = c->pos;
+		if ((void *)(extension + 1) > c->end)
+			return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
+		size = (extension->units + 1) * 8;
+		if (size > c->left)
+			return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
+		next = extension->next;
+		c->pos += size;
+		c->left -= size;
+	}
+	if (next == IPPROTO_FRAGMENT)
+		return vmh_parse_ipv6_fragment(c);
+	tcp = c->pos;
+	if (next != IPPROTO_TCP || (void *)(tcp + 1) > c->end || tcp->syn)
+		return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
+	return next;
 }
 
 static __always_inline int vmh_parse_ipv6(struct vmh_cursor *c, struct vmh_flow_key *key)
@@ -158,16 +193,12 @@ static __always_inline int vmh_parse_ipv6(struct vmh_cursor *c, struct vmh_flow_
 	payload = ntohs(ip->payload_len);
 	if (ip->version != 6 || payload + sizeof(*ip) > c->left)
 		return VMH_LEAVE(VMH_OUT_PASS_BAD_IP);
-	if (vmh_is_ipv6_extension(ip->nexthdr) && ip->nexthdr != IPPROTO_FRAGMENT)
-		return VMH_LEAVE(VMH_OUT_PASS_IP6_EXT);
 	__builtin_memcpy(key->dst, &ip->daddr, 16);
 	__builtin_memcpy(key->src, &ip->saddr, 16);
 	key->family = 6;
 	c->pos = ip + 1;
 	c->left = payload;
-	if (ip->nexthdr == IPPROTO_FRAGMENT)
-		return vmh_parse_ipv6_fragment(c);
-	return ip->nexthdr;
+	return vmh_is_ipv6_extension(ip->nexthdr) ? vmh_parse_ipv6_extensions(c, ip->nexthdr) : ip->nexthdr;
 }
 
 static __always_inline int vmh_parse_udp(struct vmh_cursor *c, struct vmh_flow_key *key)

@@ -263,6 +263,39 @@ def test_the_first_fragment_of_a_segment(either: Steer, to: str) -> None:
         assert either.run(frame) == Outcome("pass", way)
 
 
+HOP_BY_HOP, ROUTING, AH, DEST_OPTS = 0, 43, 51, 60
+FOR_US = {"src": REMOTE6, "dst": LOCAL6}
+SYN_SEGMENT = bytearray(tcp(**FOR_US))
+SYN_SEGMENT[13] = 2
+
+
+def extended(*kinds: int, then: int = TCP, units: int = 0, segment: bytes = tcp(**FOR_US)) -> bytes:
+    """IPv6 with a header of each kind before the segment, of ``units`` times 8 bytes more than the least."""
+    following = (*kinds[1:], then)
+    headers = b"".join(bytes([kind, units]) + bytes(6 + 8 * units) for kind in following)
+    return eth(ETH_IPV6) + ipv6(headers + segment, proto=kinds[0], **FOR_US)
+
+
+def test_headers_between_ipv6_and_a_segment(either: Steer) -> None:
+    """Three at the most; who opens a connection with them does so with the kernel."""
+    rule = either.rule(LOCAL6, proto=TCP, flags=LISTEN)
+    either.rule(LOCAL6)
+    taken = [extended(DEST_OPTS), extended(HOP_BY_HOP, units=3), extended(ROUTING),
+             extended(HOP_BY_HOP, ROUTING, DEST_OPTS), extended(DEST_OPTS, FRAGMENT)]
+    left = [extended(HOP_BY_HOP, DEST_OPTS, ROUTING, DEST_OPTS), extended(AH), extended(DEST_OPTS, AH),
+            extended(DEST_OPTS, then=UDP, segment=udp(dst=LOCAL6)), extended(DEST_OPTS, segment=bytes(SYN_SEGMENT)),
+            extended(DEST_OPTS, segment=tcp(**FOR_US)[:19]), extended(DEST_OPTS, units=200, segment=b"")[:300],
+            eth(ETH_IPV6) + ipv6(b"\x06", proto=DEST_OPTS), eth(ETH_IPV6) + ipv6(b"\x06\1" + bytes(9), proto=DEST_OPTS)]
+    either.configure(0)
+    for frame in taken:
+        assert either.run(frame) == Outcome("pass", "pass-ip6-ext")
+    configure(either)
+    for frame in taken:
+        assert either.run(frame) == Outcome("redirect", "ring", rule)
+    for number, frame in enumerate(left):
+        assert either.run(frame) == Outcome("pass", "pass-bad-ip" if number == 6 else "pass-ip6-ext"), number
+
+
 def test_the_first_fragment_of_the_kernel_s_segment(either: Steer, hosts: tuple[str, str]) -> None:
     with kernel(hosts) as (_, here, _there):
         either.rule(name(here), proto=TCP, flags=LISTEN)

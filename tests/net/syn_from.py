@@ -1,5 +1,5 @@
-"""`python syn_from.py DEVICE MAC ADDRESS PORT SOURCE...`: a SYN from each, in a frame of ours, and those that are answered
-on the same wire, one a line."""
+"""`python syn_from.py DEVICE MAC ADDRESS PORT SOURCE...`: a SYN from each, in a frame of ours; says those that are
+answered on the same wire, one a line."""
 
 import random
 import select

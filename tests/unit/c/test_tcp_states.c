@@ -1276,6 +1276,112 @@ static void test_paws_and_isn(void)
 	wire_close(&w);
 }
 
+/* The segment that p expects, behind `size` bytes between IPv6 and TCP; what p reads. */
+static ssize_t extended(struct wire *w, struct vmh_tcp_conn *p, const struct seen *seen, uint8_t kind, const void *headers, size_t size)
+{
+	uint8_t frame[300];
+	size_t len = wire_segment(w, frame, 0, 4000, 80, seen->seq + (uint32_t)seen->payload, seen->ack, ACK | 8, 1000, NULL, 0, "data", 4);
+	char buf[10];
+
+	memmove(frame + 54 + size, frame + 54, len - 54);
+	memcpy(frame + 54, headers, size);
+	frame[19] = (uint8_t)(frame[19] + size);
+	frame[20] = kind;
+	wire_inject(w, 1, frame, len + size);
+	return wire_read(p, buf, sizeof(buf));
+}
+
+static void test_extension_headers(void)
+{
+	static const struct {
+		uint8_t kind, size, headers[32];
+		bool taken, unfit; /* unfit: for a ring */
+	} cases[] = {
+		{60, 8, {6, 0, 1, 4}, true, false}, {60, 8, {6, 0, 0, 0, 0x1e, 2}, true, false}, /* of those that may be passed by */
+		{0, 16, {6, 1, 5, 2, 0, 0, 1, 8}, true, false}, {43, 8, {6, 0, 4, 0}, true, false},
+		{0, 24, {43, 0, 1, 4, 0, 0, 0, 0, 60, 0, 0, 0, 0, 0, 0, 0, 6, 0, 1, 4}, true, false},
+		{43, 8, {6, 0, 0, 1}, false, true}, {60, 8, {6, 0, 0xc9, 4}, false, true}, {60, 8, {6, 0, 1, 9}, false, true},
+		{60, 8, {6, 0, 0, 0, 0, 0, 0, 1}, false, true}, {44, 8, {6, 0, 0, 1}, false, true},
+		{60, 16, {44, 0, 1, 4, 0, 0, 0, 0, 6, 0, 0, 1}, false, true},
+		{60, 8, {6, 9, 1, 4}, false, false}, {60, 8, {17, 0, 1, 4}, false, false}, {51, 8, {6, 0}, false, false},
+		{0, 32, {60, 0, 1, 4, 0, 0, 0, 0, 60, 0, 1, 4, 0, 0, 0, 0, 60, 0, 1, 4, 0, 0, 0, 0, 6, 0, 1, 4}, false, false},
+	};
+
+	for (unsigned i = 0; getenv("WIRE_IPV6") && i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct vmh_tcp_conn *l, *c, *p;
+		struct seen seen = {0};
+		struct wire w;
+		char buf[10];
+		ssize_t n;
+
+		open_pair(&w, &l, &c, &p, NULL);
+		w.end[0].watch = look;
+		w.end[0].arg = &seen;
+		wire_write(c, "x", 1);
+		wire_run(&w, NS);
+		CHECK(wire_read(p, buf, 10) == 1, "%u", i);
+		seen.payload = 1;
+		n = extended(&w, p, &seen, cases[i].kind, cases[i].headers, cases[i].size);
+		CHECK((n == 4) == cases[i].taken, "%u: %zd", i, n);
+		CHECK(!!(vmh_tcp_poll(p) & VMH_TCP_FRAGMENTS) == cases[i].unfit, "%u", i);
+		vmh_tcp_abort(c);
+		vmh_tcp_abort(p);
+		vmh_tcp_close(l);
+		wire_run(&w, NS);
+		wire_close(&w);
+	}
+}
+
+/* As the kernel: no source route, and no broken options. */
+static void test_options_of_ipv4(void)
+{
+	static const struct {
+		uint8_t options[8];
+		bool taken;
+	} cases[] = {
+		{{1, 1, 1, 0}, true}, {{148, 4, 0, 0}, true}, {{7, 7, 4, 0, 0, 0, 0, 0}, true}, {{0, 131, 1, 1}, true},
+		{{131, 7, 4, 0, 0, 0, 0, 0}, false}, {{137, 7, 4, 0, 0, 0, 0, 0}, false}, {{7, 9}, false}, {{1, 1, 1, 1, 1, 1, 1, 7}, false},
+		{{148, 1}, false}, {{148, 0}, false},
+	};
+
+	for (unsigned i = 0; !getenv("WIRE_IPV6") && i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct vmh_tcp_conn *l, *c, *p;
+		struct seen seen = {0};
+		uint8_t frame[300];
+		struct wire w;
+		uint32_t sum = 0;
+		char buf[10];
+		size_t len;
+		ssize_t n;
+
+		open_pair(&w, &l, &c, &p, NULL);
+		w.end[0].watch = look;
+		w.end[0].arg = &seen;
+		wire_write(c, "x", 1);
+		wire_run(&w, NS);
+		CHECK(wire_read(p, buf, 10) == 1, "%u", i);
+		len = wire_segment(&w, frame, 0, 4000, 80, seen.seq + 1, seen.ack, ACK | 8, 1000, NULL, 0, "data", 4);
+		memmove(frame + 42, frame + 34, len - 34);
+		memcpy(frame + 34, cases[i].options, 8);
+		frame[14] = 0x47;
+		frame[17] = (uint8_t)(frame[17] + 8);
+		frame[24] = frame[25] = 0;
+		for (unsigned at = 14; at < 42; at += 2)
+			sum += (uint32_t)(frame[at] << 8 | frame[at + 1]);
+		sum = ~((sum & 0xffff) + (sum >> 16));
+		frame[24] = (uint8_t)(sum >> 8);
+		frame[25] = (uint8_t)sum;
+		wire_inject(&w, 1, frame, len + 8);
+		n = wire_read(p, buf, sizeof(buf));
+		CHECK((n == 4) == cases[i].taken, "%u: %zd", i, n);
+		vmh_tcp_abort(c);
+		vmh_tcp_abort(p);
+		vmh_tcp_close(l);
+		wire_run(&w, NS);
+		wire_close(&w);
+	}
+}
+
 static void test_reset_of_unread(void)
 {
 	struct vmh_tcp_conn *l, *c, *p;
@@ -1670,6 +1776,8 @@ int main(void)
 	test_a_name_used_again();
 	test_an_end_that_comes_again();
 	test_paws_and_isn();
+	test_extension_headers();
+	test_options_of_ipv4();
 	test_reset_of_unread();
 	test_unwanted();
 	test_half_open();

@@ -1,11 +1,13 @@
 /* A frame from the wire: checked, given to its connection's pcb, and what came of it. */
 #include "core.h"
 #include <arpa/inet.h>
+#include <netinet/ip.h>
 
 #define ETH_LEN 14
 #define IP_LEN 20
 #define IP6_LEN 40
 #define FRAGMENT_LEN 8
+#define EXTENSIONS_MOST 3 /* VMH_IPV6_EXTENSIONS */
 #define IN_FRAGMENTS 0xffff /* bytes, more than there can be of a segment: the first fragment is none that is whole */
 #define TCP_LEN 20
 #define OPTIONS_MOST 40
@@ -25,6 +27,18 @@ static bool ip_sum_ok(const uint8_t *ip, size_t len)
 	return ((sum + (sum >> 16)) & 0xffff) == 0xffff;
 }
 
+/* Broken ones the kernel drops, and source routes. */
+static bool ip_options_ok(const uint8_t *o, size_t len)
+{
+	for (size_t i = 0; i < len && o[i] != IPOPT_EOL; i += o[i] == IPOPT_NOP ? 1 : o[i + 1]) {
+		if (o[i] == IPOPT_NOP)
+			continue;
+		if (i + 1 == len || o[i + 1] < 2 || i + o[i + 1] > len || o[i] == IPOPT_LSRR || o[i] == IPOPT_SSRR)
+			return false;
+	}
+	return true;
+}
+
 /* The payload of an IPv4 packet whose first `left` bytes are there, its length in *len, which may be more than is there;
  * NULL: not one for us. The rules of vmh_frame_parse. */
 static uint8_t *in_ipv4(uint8_t *ip, size_t left, size_t *len, struct key *k)
@@ -33,7 +47,7 @@ static uint8_t *in_ipv4(uint8_t *ip, size_t left, size_t *len, struct key *k)
 	in_addr_t from, to;
 
 	if (ip[0] >> 4 != 4 || ihl < IP_LEN || total < ihl || ihl > left || ip[9] != IPPROTO_TCP ||
-	    get16(ip + 6) & 0x1fff || !ip_sum_ok(ip, ihl))
+	    get16(ip + 6) & 0x1fff || !ip_sum_ok(ip, ihl) || !ip_options_ok(ip + IP_LEN, ihl - IP_LEN))
 		return NULL;
 	if (ip[12] == 0 || ip[12] == 127 || ip[12] >= 224 || ip[16] >= 224)
 		return NULL;
@@ -51,23 +65,61 @@ static bool wrong_ip6(const struct vmh_ip *a)
 	return a->b[0] == 0xff || vmh_ip_is4(a) || !(a->w[0] | a->w[1] | a->w[2]);
 }
 
+/* Who does not know it may pass it by, and a source route has been followed (RFC 8200). All else of extension headers is
+ * the kernel's. */
+static bool is_plain_extension(uint8_t kind, const uint8_t *h, size_t size)
+{
+	if (kind == IPPROTO_ROUTING)
+		return h[3] == 0;
+	for (size_t i = 2; i < size; i += h[i] ? h[i + 1] + 2u : 1u)
+		if (h[i] >> 6 || (h[i] && (i + 2 > size || i + 2 + h[i + 1] > size)))
+			return false;
+	return true;
+}
+
+/* Past the headers between IPv6 and TCP that bpf/vmh_parse.h skips; 0: not one for us. *whole: it is for a ring. */
+static size_t behind_extensions(const uint8_t *ip, size_t left, bool *whole)
+{
+	size_t at = IP6_LEN, size;
+	uint8_t next = ip[6];
+
+	*whole = true;
+	for (int i = 0; i < EXTENSIONS_MOST; i++, at += size) {
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS)
+			break;
+		if (at + 8 > left)
+			return 0;
+		size = (ip[at + 1] + 1u) * 8;
+		if (at + size > left)
+			return 0;
+		*whole &= is_plain_extension(next, ip + at, size);
+		next = ip[at];
+	}
+	if (next == IPPROTO_FRAGMENT && at + FRAGMENT_LEN <= left && !(get16(ip + at + 2) & 0xfff8)) {
+		*whole = false;
+		next = ip[at];
+		at += FRAGMENT_LEN;
+	}
+	return next == IPPROTO_TCP ? at : 0;
+}
+
 static uint8_t *in_ipv6(uint8_t *ip, size_t left, size_t *len, struct key *k)
 {
-	size_t payload = get16(ip + 4);
+	size_t payload, at;
+	bool whole;
 
-	bool fragment;
-
-	if (left < IP6_LEN + FRAGMENT_LEN || ip[0] >> 4 != 6)
+	if (left < IP6_LEN || ip[0] >> 4 != 6)
 		return NULL;
-	fragment = ip[6] == IPPROTO_FRAGMENT && !(get16(ip + IP6_LEN + 2) & 0xfff8);
-	if (ip[fragment ? IP6_LEN : 6] != IPPROTO_TCP)
+	payload = get16(ip + 4) + (size_t)IP6_LEN;
+	at = behind_extensions(ip, left, &whole);
+	if (!at || payload < at)
 		return NULL;
 	k->raddr = vmh_ip6(ip + 8);
 	k->laddr = vmh_ip6(ip + 24);
 	if (wrong_ip6(&k->raddr) || wrong_ip6(&k->laddr))
 		return NULL;
-	*len = fragment ? IN_FRAGMENTS : payload;
-	return ip + IP6_LEN + (fragment ? FRAGMENT_LEN : 0);
+	*len = whole ? payload - at : IN_FRAGMENTS;
+	return ip + at;
 }
 
 /* The TCP header in a frame, and the length of the segment, which may be cut; NULL: not one for us. */
