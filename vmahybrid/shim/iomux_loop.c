@@ -132,8 +132,10 @@ static int sleep_well(struct vmh_waiter *w, struct run *r, int *n)
 	for (;;) {
 		int64_t left = r->deadline == UINT64_MAX ? -1 : (int64_t)(r->deadline - r->now);
 
+		vmh_sleep_looks(true);
 		vmh_rings_poll(batch());
 		*n = collect(w, false);
+		vmh_sleep_looks(false);
 		if (*n || is_over(w, r) || r->now >= r->deadline)
 			return 0;
 		if (err == VMH_SLEPT_BY_RINGS)

@@ -124,6 +124,11 @@ int vmh_sleep_begin(void)
 	return vmh_sleep_begin_for(NULL);
 }
 
+void vmh_sleep_looks(bool on)
+{
+	vmh_me.looks = on;
+}
+
 void vmh_sleep_end(void)
 {
 	if (!vmh_me.fd_plus_one || vmh_me.depth == 0)
@@ -232,7 +237,7 @@ void vmh_wake_for_slow(struct vmh_obj *const *objs, unsigned n)
 	for (struct vmh_sleeper *s = sleeping; s; s = s->next) {
 		const void *obj = atomic_load_explicit(&s->waits_for, memory_order_relaxed);
 
-		if (!obj || is_one_of(obj, all, k))
+		if ((!obj || is_one_of(obj, all, k)) && !(s == &vmh_me && s->looks))
 			wake(s, FOR_IT);
 	}
 	vmh_unlock(&list_lock);
@@ -248,6 +253,7 @@ void vmh_sleep_interrupted(void)
 {
 	if (vmh_me.depth == 0)
 		return;
+	vmh_me.looks = false;
 	vmh_watch_end(&vmh_me);
 	atomic_store_explicit(&vmh_me.waits_for, NULL, memory_order_relaxed);
 }

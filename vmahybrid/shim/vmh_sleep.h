@@ -19,6 +19,7 @@ struct vmh_sleeper {
 	int fd_plus_one;                           /* 0: none yet, so that zeroed TLS is valid */
 	int depth;                                 /* > 1: a signal handler sleeps inside our sleep */
 	_Atomic int woken;
+	bool looks;                                /* and then sees what it has delivered to itself; its own thread's */
 	const void *_Atomic waits_for;             /* the socket, or the epoll set; NULL: it looks at whatever comes */
 	/* watch.c; its lock */
 	struct vmh_sleeper *behind_next, *behind_prev;

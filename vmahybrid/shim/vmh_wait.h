@@ -25,6 +25,9 @@ static inline void vmh_sleep_over(const int *wakefd)
 }
 /* Until the end of the block, also when the thread is cancelled: other threads may sleep on what wakes this one. */
 #define VMH_SLEEPS_HERE(obj) __attribute__((cleanup(vmh_sleep_over))) const int wakefd = vmh_sleep_begin_for(obj)
+/* Between begin and end, around a look at the rings that ends with one at what this thread waits for: what it delivers to
+ * itself need not wake it. */
+void vmh_sleep_looks(bool on);
 VMH_COLD void vmh_wake_all_slow(void);
 #define VMH_WAKE_MAX 8u
 VMH_COLD void vmh_wake_for_slow(struct vmh_obj *const *objs, unsigned n);

@@ -29,6 +29,16 @@ static bool time_left(const struct vmh_waiting *w, int64_t *left)
 	return now < w->deadline;
 }
 
+static bool looks(bool (*ready)(void *arg), void *arg)
+{
+	bool is;
+
+	vmh_sleep_looks(true);
+	is = ready(arg);
+	vmh_sleep_looks(false);
+	return is;
+}
+
 int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *arg), void *arg)
 {
 	int64_t left;
@@ -40,7 +50,7 @@ int vmh_doze(const struct vmh_waiting *w, struct pollfd *p, bool (*ready)(void *
 	/* a handler that ran before begin is seen here; one that runs after it wakes the sleep */
 	if (vmh_interrupted(w))
 		return -EINTR;
-	while (!ready(arg) && time_left(w, &left)) {
+	while (!looks(ready, arg) && time_left(w, &left)) {
 		sig_atomic_t any = vmh_signals_any;
 
 		if (err == VMH_SLEPT_BY_RINGS)
