@@ -251,7 +251,7 @@ void vmh_sleep_signal(void)
 
 void vmh_sleep_interrupted(void)
 {
-	if (vmh_me.depth == 0)
+	if (vmh_me.depth == 0 || vmh_held.depth) /* a fault of ours, under a lock */
 		return;
 	vmh_me.looks = false;
 	vmh_watch_end(&vmh_me);
