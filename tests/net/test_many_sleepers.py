@@ -39,11 +39,11 @@ def peer(service: Service) -> Iterator[str]:
         server.stop()
 
 
-def run(service: Service, program: Path, peer: str, protocol: str, call: str, threads: int,
-        what: str) -> tuple[int, int, float]:
+def run(service: Service, program: Path, peer: str, protocol: str, call: str, threads: int, what: str,
+        **variables: str) -> tuple[int, int, float]:
     """Rounds, times that those slept who were not asked for, and the longest wait in ms."""
     argv = [str(program), peer, str(PORTS[protocol]), protocol, call, str(threads), what]
-    command = service.sandbox.a.command(under_shim(service, argv, **SLEEPS))
+    command = service.sandbox.a.command(under_shim(service, argv, **SLEEPS, **variables))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                           env=os.environ | service.env) as running:
         try:
@@ -76,6 +76,14 @@ def test_all_of_them_ask(service: Service, program: Path, peer: str, protocol: s
         rounds, _, longest = run(service, program, peer, protocol, call, threads, "all")
         assert rounds == threads * 150
         assert longest < 1000
+
+
+@pytest.mark.parametrize("what", ["idle", "all"])
+def test_each_socket_has_its_ring(service: Service, program: Path, peer: str, what: str) -> None:
+    """And a receive call looks at that alone, but the deputy is woken by all."""
+    for threads in (2, 6):
+        _, _, longest = run(service, program, peer, "udp", "recv", threads, what, VMA_RING_ALLOCATION_LOGIC_RX="10")
+        assert longest < 100, threads  # the internal thread looks each 100 ms
 
 
 @pytest.mark.parametrize("what", ["handler", "raw", "longjmp", "cancel"])

@@ -99,8 +99,10 @@ int vmh_sleep_begin_for(const void *obj)
 		if (r < 0)
 			return r;
 	}
-	atomic_store_explicit(&vmh_me.waits_for, vmh_me.depth ? NULL : obj, memory_order_relaxed);
-	if (vmh_me.depth++ == 0) {
+	bool outermost = vmh_me.depth++ == 0; /* first, or a handler would take itself for that */
+
+	atomic_store_explicit(&vmh_me.waits_for, outermost ? obj : NULL, memory_order_relaxed);
+	if (outermost) {
 		vmh_watch_end(&vmh_me);
 		vmh_me.vain = 0;
 		vmh_lock(&list_lock);

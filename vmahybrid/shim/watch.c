@@ -20,7 +20,7 @@
 #include <sys/resource.h>
 
 #define VAIN_MAX 2
-#define LOOK_BUDGET 256    /* frames */
+#define BUDGET 256         /* frames */
 #define ASKED_NS 50000000u /* its class and priority are believed for so long */
 
 static struct vmh_lock watch_lock; /* outside of the rings' locks, and of the list of sleepers */
@@ -179,6 +179,7 @@ void vmh_watch_woken(const struct pollfd *p, int n)
 		vmh_wake_all();
 	} else if (p->revents) {
 		vmh_rings_heard();
+		vmh_rings_poll(BUDGET); /* all: its own call may look at one alone */
 	}
 }
 
@@ -204,7 +205,7 @@ void vmh_watch_in_vain(void)
 void vmh_watch_look(void)
 {
 	if (VMH_GET(deputy) && vmh_rings_waiting())
-		vmh_rings_poll(LOOK_BUDGET);
+		vmh_rings_poll(BUDGET);
 }
 
 void vmh_watch_fork_child(void)
