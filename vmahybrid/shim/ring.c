@@ -444,12 +444,12 @@ static bool hear(struct vmh_ring *r, int set, bool on)
 	return ok;
 }
 
-bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only)
+bool vmh_rings_hear(int set, bool muted)
 {
 	bool ok = true;
 
 	for (struct vmh_ring *r = first(); r; r = next_of(r)) {
-		bool on = !muted || (only && r != only);
+		bool on = !muted && !r->first;
 
 		if (gone(r) ? VMH_GET(r->heard) != VMH_HEARD_NOT : VMH_GET(r->heard) != (on ? VMH_HEARD : VMH_MUTED))
 			ok &= hear(r, set, on);
@@ -516,6 +516,7 @@ void vmh_rings_fork_child(void)
 			atomic_store(&r->bufs_out, atomic_load(&r->bufs_out) - 1);
 		r->stats = &no_stats; /* the other page is the parent's */
 		r->heard = VMH_HEARD_NOT; /* and so is the set */
+		r->first = NULL;
 		vmh_ring_close(r);
 	}
 }

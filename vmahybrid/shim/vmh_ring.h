@@ -123,6 +123,7 @@ struct vmh_ring {
 	uint8_t polled;               /* by the program, since vmh_rings_drain() */
 	uint8_t heard;                /* VMH_HEARD*: watch.c's lock */
 	int heard_by;
+	struct vmh_sleeper *first;    /* watch.c's */
 	void *other_arg;
 	/* After each poll, no lock held; may be NULL. frames VMH_BEFORE_SLEEP: a thread is about to sleep. */
 	void (*after)(struct vmh_ring *r, int frames);
@@ -245,9 +246,9 @@ void vmh_rings_drain(unsigned budget);
 int vmh_rings_wait_fds(int *fds, int max);  /* of all live rings, for one sleep */
 int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max);
 void vmh_rings_woken(const struct pollfd *p, int n); /* what the sleep found on them, for the statistics */
-/* Which rings wake those who wait for epoll set `set`: all; if muted, all but `only`, or none. By one thread at a time.
- * false: the kernel refuses. */
-bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only);
+/* Which rings wake those who wait for epoll set `set`: those without a first sleeper of their own; if muted, none. By one
+ * thread at a time. false: the kernel refuses. */
+bool vmh_rings_hear(int set, bool muted);
 void vmh_rings_heard(void);                 /* one of those has woken it: for the statistics */
 bool vmh_rings_waiting(void);               /* does one hold what nobody has taken? Or who knows: takes no lock */
 void vmh_rings_before_sleep(void);          /* for a thread that waits for none of them */

@@ -1,8 +1,8 @@
 /* Which of the threads that sleep are woken by a ring. If all were, each packet would wake every thread of a program
  * though it is for one, which needs no other: with 64 of them the program had a twentieth of the kernel's rounds.
  *
- * So one thread, the first that sleeps, waits for its rings by itself: one that asks and is answered, as there is
- * nearly always, is woken by nobody else. Of all others one, the deputy, waits for the rings that the first one does
+ * So one thread, the first that sleeps, waits for its rings by itself (the first on each ring, if its call can look at
+ * one alone): one that asks and is answered, as there is nearly always, is woken by nobody else. Of all others one, the deputy, waits for the rings that the first one does
  * not wait for: by an epoll set of ours, whose members are muted and heard by whoever becomes first, and who wakes, so
  * that the deputy sleeps on meanwhile. The rest, those behind, sleep for their eventfd. Whoever is woken by a ring
  * delivers what it holds, and so wakes the thread that it is for (vmh_wake_for).
@@ -24,7 +24,7 @@
 #define ASKED_NS 50000000u /* its class and priority are believed for so long */
 
 static struct vmh_lock watch_lock; /* outside of the rings' locks, and of the list of sleepers */
-static struct vmh_sleeper *first, *deputy;
+static struct vmh_sleeper *first, *deputy; /* first: for all rings; for one: vmh_ring.first */
 static struct vmh_sleeper behind = { .behind_next = &behind, .behind_prev = &behind }; /* head; the last sleeps longest */
 static _Atomic int set_plus_one;  /* the deputy's */
 static _Atomic bool impossible;   /* the kernel has refused */
@@ -44,10 +44,10 @@ static void go_behind(struct vmh_sleeper *s)
 	behind.behind_next = s;
 }
 
-/* Lock held. The deputy is woken by all rings but the first one's. */
+/* Lock held. The deputy is woken by all rings but those that others are the first on. */
 static void hear(void)
 {
-	if (!deputy || vmh_rings_hear(set_plus_one - 1, first != NULL, first ? first->only : NULL))
+	if (!deputy || vmh_rings_hear(set_plus_one - 1, first != NULL))
 		return;
 	atomic_store(&impossible, true);
 	vmh_wake_all();
@@ -64,6 +64,11 @@ static void appoint(struct vmh_sleeper *s)
 	vmh_sleeper_appointed(s);
 }
 
+static struct vmh_sleeper **first_on(struct vmh_ring *only)
+{
+	return only ? &only->first : &first;
+}
+
 /* Lock held. */
 static void lay_down(struct vmh_sleeper *s)
 {
@@ -77,7 +82,7 @@ static void lay_down(struct vmh_sleeper *s)
 		leave_behind(s);
 		return;
 	case VMH_ROLE_FIRST:
-		first = NULL;
+		*first_on(s->only) = NULL;
 		hear();
 		return;
 	case VMH_ROLE_DEPUTY:
@@ -102,9 +107,11 @@ static bool made_set(void)
 /* Lock held. */
 static void choose(struct vmh_sleeper *s, struct vmh_ring *only)
 {
-	if (s->role == VMH_ROLE_NONE && !first && s->vain < VAIN_MAX) {
+	if (s->role == VMH_ROLE_FIRST && s->only != only)
+		lay_down(s);
+	if (s->role == VMH_ROLE_NONE && !*first_on(only) && s->vain < VAIN_MAX) {
 		VMH_SET(s->role, VMH_ROLE_FIRST);
-		first = s;
+		*first_on(only) = s;
 	} else if (s->role == VMH_ROLE_NONE && deputy) {
 		go_behind(s);
 	} else if (s->role == VMH_ROLE_NONE && made_set()) {
@@ -211,7 +218,7 @@ void vmh_watch_look(void)
 void vmh_watch_fork_child(void)
 {
 	vmh_lock_reset(&watch_lock);
-	first = deputy = NULL;
+	first = deputy = NULL; /* and of each ring: vmh_rings_fork_child() */
 	behind.behind_next = behind.behind_prev = &behind;
 	if (set_plus_one) /* it is the parent's, and so is what is in it */
 		vmh_fd_hidden_close(set_plus_one - 1);

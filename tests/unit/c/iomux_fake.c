@@ -145,13 +145,12 @@ int vmh_ring_wait_fds(struct vmh_ring *r, int *fds, int max)
 	return vmh_rings_wait_fds(fds, max);
 }
 
-bool vmh_rings_hear(int set, bool muted, const struct vmh_ring *only)
+bool vmh_rings_hear(int set, bool muted)
 {
 	static _Atomic uint8_t heard = VMH_HEARD_NOT;
 	struct epoll_event ev = { .events = muted ? 0 : EPOLLIN };
 	int op = atomic_load(&heard) == VMH_HEARD_NOT ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
 
-	(void)only;
 	if (atomic_exchange(&heard, muted ? VMH_MUTED : VMH_HEARD) == (muted ? VMH_MUTED : VMH_HEARD))
 		return true;
 	return syscall(SYS_epoll_ctl, set, op, ring_fd, &ev) == 0; /* epoll_ctl() is the shim's */
