@@ -4,6 +4,7 @@ other idea of where an answer goes than the frame that came."""
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def sandbox() -> Iterator[Sandbox]:
     with Sandbox("test") as pair:
         with_ipv6(without_offloads(pair))
         side = pair.b
-        run_command(*side.command(["sysctl", "-qw", "net.ipv4.conf.all.rp_filter=1"]))
+        filter_strictly(pair, 1)
         side.ip("link", "add", "other", "type", "veth", "peer", "name", "other-end")
         for link in ("other", "other-end"):
             side.ip("link", "set", link, "up")
@@ -53,7 +54,12 @@ def service(sandbox: Sandbox) -> Iterator[Service]:
         yield running
 
 
-def answered(service: Service, ip: str, on_ring: bool, honest: str, *sources: str) -> set[str]:
+def filter_strictly(sandbox: Sandbox, value: int) -> None:
+    run_command(*sandbox.b.command(["sysctl", "-qw", f"net.ipv4.conf.all.rp_filter={value}"]))
+
+
+def answered(service: Service, ip: str, on_ring: bool, honest: str, *sources: str, late: bool = False) -> set[str]:
+    """``late``: what is strict by now was not when the ring was made."""
     sandbox, to = service.sandbox, over(service.sandbox.b, ip)
     argv = [sys.executable, "-c", SERVER, to.address]
     if on_ring:
@@ -63,6 +69,9 @@ def answered(service: Service, ip: str, on_ring: bool, honest: str, *sources: st
         port = server.wait_for(r"port (\d+)")[1]
         if on_ring:
             until(lambda: [s for s in Api(service).call("GET", "/v1/sockets")[1] if s["offloaded"]])
+        if late:
+            filter_strictly(sandbox, 1)
+            time.sleep(1.5)
         command = [sys.executable, str(SENDER), sandbox.a.device, to.mac, to.address, port, honest, *sources]
         return set(sandbox.start(sandbox.a, command).result(20).split())
     finally:
@@ -81,3 +90,26 @@ def test_who_is_answered(service: Service, ip: str) -> None:
         sources += [neighbour, own.rsplit(".", 1)[0] + ".255", "255.255.255.255"]
     assert answered(service, ip, False, honest, *sources) == {honest}
     assert answered(service, ip, True, honest, *sources) == {honest}
+
+
+def test_the_filter_may_change(service: Service) -> None:
+    side, (_, neighbour) = over(service.sandbox.b, "4"), ELSEWHERE["4"]
+    honest = side.address[:-1] + "7"
+    try:
+        filter_strictly(service.sandbox, 0)
+        assert answered(service, "4", True, honest, neighbour) >= {neighbour}  # the kernel would, by its other link
+        assert answered(service, "4", True, honest, neighbour, late=True) <= {honest}
+    finally:
+        filter_strictly(service.sandbox, 1)
+
+
+def test_a_route_for_another_kind_of_traffic_refuses_nobody(service: Service) -> None:
+    side = over(service.sandbox.b, "4")
+    source, host = side.address[:-1] + "9", ["lladdr", service.sandbox.a.mac, "dev", side.device, "nud", "permanent"]
+    service.sandbox.b.ip("neigh", "replace", source, *host)
+    service.sandbox.b.ip("route", "add", "blackhole", f"{source}/32", "tos", "0x10")
+    try:
+        assert answered(service, "4", False, source) == {source}
+        assert answered(service, "4", True, source) == {source}
+    finally:
+        service.sandbox.b.ip("route", "del", "blackhole", f"{source}/32", "tos", "0x10")

@@ -205,10 +205,10 @@ static unsigned page_reason(const struct vmh_net_page *p)
 
 static unsigned route_reason(const struct vmh_net_route *r)
 {
+	if (r && r->flags & VMH_ROUTE_F_COMPLEX) /* one that refuses may be for a TOS alone */
+		return VMH_R_ROUTE_COMPLEX;
 	if (!r || r->type == VMH_ROUTE_OTHER)
 		return VMH_R_NO_ROUTE;
-	if (r->flags & VMH_ROUTE_F_COMPLEX)
-		return VMH_R_ROUTE_COMPLEX;
 	if (!is_zero(r->gateway) && memcmp(r->gateway, vmh_v4_prefix, 12) != 0)
 		return VMH_R_ROUTE_COMPLEX; /* an IPv6 gateway */
 	return VMH_R_NONE;

@@ -101,6 +101,7 @@ int vmh_sleep_begin_for(const void *obj)
 	}
 	bool outermost = vmh_me.depth++ == 0; /* first, or a handler would take itself for that */
 
+	atomic_signal_fence(memory_order_seq_cst);
 	atomic_store_explicit(&vmh_me.waits_for, outermost ? obj : NULL, memory_order_relaxed);
 	if (outermost) {
 		vmh_watch_end(&vmh_me);

@@ -247,12 +247,14 @@ static void ready(void *arg, void *user, struct vmh_tcp_conn *c)
 }
 
 #define SYN_ACK_RST 0x16
+#define FILTERS_NS 1000000000u
 
 static bool is_syn(const unsigned char *frame, uint32_t len)
 {
-	uint32_t at = ETH_HLEN + (frame[12] == 0x08 ? (frame[ETH_HLEN] & 15) * 4u : 40);
+	bool v4 = frame[12] == 0x08;
+	uint32_t at = ETH_HLEN + (v4 ? (frame[ETH_HLEN] & 15) * 4u : 40);
 
-	return len >= at + 20 && (frame[at + 13] & SYN_ACK_RST) == TH_SYN;
+	return (v4 || frame[ETH_HLEN + 6] == IPPROTO_TCP) && len >= at + 20 && (frame[at + 13] & SYN_ACK_RST) == TH_SYN;
 }
 
 /* Ring lock held: at a port that is the ring's, nobody has that connection. A SYN without an answer comes again. */
@@ -383,7 +385,7 @@ static uint32_t packet_of(unsigned char *ip, uint32_t there, bool complete)
 	bool v4 = ip[0] >> 4 == 4;
 	uint32_t head = v4 ? (ip[0] & 15u) * 4 : 40, len = v4 ? (uint32_t)(ip[2] << 8 | ip[3]) : 40u + (uint32_t)(ip[4] << 8 | ip[5]);
 
-	if (len > there)
+	if (len > there || (!v4 && ip[6] != IPPROTO_TCP)) /* one with extension headers: the peer sends it again */
 		return 0;
 	if (complete)
 		complete_sum(ip + head, len - head, ip + (v4 ? 12 : 8), v4 ? 8 : 32);
@@ -402,7 +404,7 @@ static uint32_t as_packets(struct vmh_tcps_stash *st, bool complete)
 		uint32_t len = packet_of(ip, f->len - ETHER_HDR_LEN, complete);
 
 		next = next_of(st, f);
-		if (!len) /* the headers of a long one */
+		if (!len) /* the headers of a long one, or such */
 			continue;
 		memmove(out->packet, ip, len);
 		out->len = len;
@@ -503,7 +505,7 @@ static bool no_way_back(const struct vmh_tcp_ring *tr, const struct vmh_ip *ladd
 {
 	const struct vmh_tring *t = (const struct vmh_tring *)tr;
 
-	return vmh_tpath_none_back(laddr, raddr, tr->ring->ifindex, t->strict);
+	return vmh_tpath_none_back(laddr, raddr, tr->ring->ifindex, VMH_GET(t->strict));
 }
 
 struct vmh_tring *vmh_tring_of(struct vmh_ring *r)
@@ -687,11 +689,24 @@ static int look_at_all(void)
 	return found;
 }
 
+/* rp_filter may be changed at any time. */
+static void read_filters(void)
+{
+	static uint64_t last;
+
+	if (!vmh_due(&last, vmh_now_ns(), FILTERS_NS))
+		return;
+	for (struct vmh_tring *t = atomic_load(&trings); t; t = t->next)
+		if (!t->closed)
+			VMH_SET(t->strict, vmh_tpath_is_strict(vmh_tring_ring(t)->ifname));
+}
+
 int vmh_trings_progress(void)
 {
 	static unsigned in_vain;
 	int found = look_at_all();
 
+	read_filters();
 	in_vain = found == CONNECTIONS ? 0 : in_vain + 1;
 	atomic_store(&looked_after, trings && in_vain < LOOKS_IN_VAIN);
 	if (!atomic_load(&looked_after) && look_at_all() == CONNECTIONS) { /* the first one of a new burst, that has not seen it */

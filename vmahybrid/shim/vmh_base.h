@@ -127,7 +127,7 @@ static inline void vmh_cpu_relax(void)
 #endif
 }
 
-extern __thread unsigned vmh_my_tid __attribute__((tls_model("initial-exec"))); /* wait.c; 0: not asked yet */
+extern __thread unsigned vmh_my_tid __attribute__((tls_model("initial-exec"))); /* sleep.c; 0: not asked yet */
 VMH_COLD unsigned vmh_ask_tid(void);
 static inline unsigned vmh_tid(void)
 {

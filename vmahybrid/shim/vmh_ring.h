@@ -121,7 +121,7 @@ struct vmh_ring {
 	bool brimming;                /* a socket's buffer is half full since the program's last look; under lock */
 	bool scarce;                  /* few frames are left for the queue of this look: what stays is copied; under lock */
 	uint8_t polled;               /* by the program, since vmh_rings_drain() */
-	uint8_t heard;                /* VMH_HEARD*: watch.c's lock */
+	uint8_t heard;                /* VMH_HEARD*; under lock, and watch.c's but for close */
 	int heard_by;
 	struct vmh_sleeper *first;    /* watch.c's */
 	void *other_arg;

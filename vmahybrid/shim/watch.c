@@ -98,8 +98,11 @@ static bool made_set(void)
 	if (set_plus_one)
 		return true;
 	fd = (int)vmh_sys(SYS_epoll_create1, EPOLL_CLOEXEC);
-	if (fd < 0)
+	if (fd < 0) {
+		if (fd != -EMFILE && fd != -ENFILE && fd != -ENOMEM)
+			atomic_store(&impossible, true); /* a sandbox */
 		return false;
+	}
 	set_plus_one = vmh_fd_hide(fd) + 1;
 	return true;
 }
@@ -186,7 +189,9 @@ void vmh_watch_woken(const struct pollfd *p, int n)
 		vmh_wake_all();
 	} else if (p->revents) {
 		vmh_rings_heard();
-		vmh_rings_poll(BUDGET); /* all: its own call may look at one alone */
+		vmh_sleep_looks(true);
+		vmh_rings_poll(BUDGET); /* all: its own call, which looks next, may look at one alone */
+		vmh_sleep_looks(false);
 	}
 }
 
