@@ -8,8 +8,8 @@ struct vmh_ring;
 
 enum vmh_role {
 	VMH_ROLE_NONE,
-	VMH_ROLE_FIRST,  /* is woken by the rings that it waits for */
-	VMH_ROLE_DEPUTY, /* by those that the first one does not wait for: all, while there is none */
+	VMH_ROLE_FIRST,  /* is woken by the rings that it waits for: all, or `only` */
+	VMH_ROLE_DEPUTY, /* by those that no first one waits for */
 	VMH_ROLE_BEHIND, /* by who delivers something to it */
 };
 
@@ -34,9 +34,9 @@ void vmh_sleep_fork_child(void);
 
 /* This thread is about to sleep on ring `only`, or all. How many fds of fds[0..max) it is woken by for that. */
 unsigned vmh_watch_begin(struct vmh_ring *only, bool can_be_woken, int *fds, int max);
-/* r: what the sleep found on those. */
+/* What the sleep found on those. */
 void vmh_watch_woken(const struct pollfd *p, int n);
-/* It does not sleep any more: others do what it did. Any role; lists of dead threads included. */
+/* It does not sleep any more, or its thread ends: others do what it did. */
 void vmh_watch_end(struct vmh_sleeper *s);
 /* What woke it by the rings was not for it. */
 void vmh_watch_in_vain(void);

@@ -1,7 +1,6 @@
 /* A call that waits: how it sleeps, and how it spins. */
 #include "vmh_iomux_int.h"
 #include "vmh_params.h"
-#include "vmh_ring.h"
 #include "vmh_sleep.h"
 #include <limits.h>
 #include <sched.h>
