@@ -58,6 +58,12 @@ def filter_strictly(sandbox: Sandbox, value: int) -> None:
     run_command(*sandbox.b.command(["sysctl", "-qw", f"net.ipv4.conf.all.rp_filter={value}"]))
 
 
+def know(service: Service, address: str) -> None:
+    """The server's side knows who has it, and asks nobody."""
+    a, b = service.sandbox.sides
+    b.ip("neigh", "replace", address, "lladdr", a.mac, "dev", b.device, "nud", "permanent")
+
+
 def answered(service: Service, ip: str, on_ring: bool, honest: str, *sources: str, late: bool = False) -> set[str]:
     """``late``: what is strict by now was not when the ring was made."""
     sandbox, to = service.sandbox, over(service.sandbox.b, ip)
@@ -83,8 +89,7 @@ def test_who_is_answered(service: Service, ip: str) -> None:
     side = over(service.sandbox.b, ip)
     own, (other, neighbour) = side.address, ELSEWHERE[ip]
     honest = own[:-1] + "7"
-    lladdr = ["lladdr", service.sandbox.a.mac, "dev", side.device, "nud", "permanent"]
-    service.sandbox.b.ip("neigh", "replace", honest, *lladdr)
+    know(service, honest)
     sources = [own, other.split("/")[0], *REFUSED[ip]]
     if ip == "4":  # IPv6 knows neither such a filter nor a broadcast
         sources += [neighbour, own.rsplit(".", 1)[0] + ".255", "255.255.255.255"]
@@ -105,8 +110,8 @@ def test_the_filter_may_change(service: Service) -> None:
 
 def test_a_route_for_another_kind_of_traffic_refuses_nobody(service: Service) -> None:
     side = over(service.sandbox.b, "4")
-    source, host = side.address[:-1] + "9", ["lladdr", service.sandbox.a.mac, "dev", side.device, "nud", "permanent"]
-    service.sandbox.b.ip("neigh", "replace", source, *host)
+    source = side.address[:-1] + "9"
+    know(service, source)
     service.sandbox.b.ip("route", "add", "blackhole", f"{source}/32", "tos", "0x10")
     try:
         assert answered(service, "4", False, source) == {source}

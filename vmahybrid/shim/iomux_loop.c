@@ -74,6 +74,11 @@ static uint64_t spin_end(const struct run *r)
 	return r->now + (uint64_t)us * 1000u;
 }
 
+static bool is_closed(const struct vmh_waiter *w)
+{
+	return w->closed_with && atomic_load(&w->closed_with->closed);
+}
+
 /* `rings`: a member is on one. Where none is there is nothing to look at but the kernel, each time. */
 static int spin(struct vmh_waiter *w, struct run *r, bool rings)
 {
@@ -95,7 +100,7 @@ static int spin(struct vmh_waiter *w, struct run *r, bool rings)
 		if (vmh_signals_any != r->sig0)
 			return -EINTR;
 		if (os) {
-			if (w->closed_with && atomic_load(&w->closed_with->closed))
+			if (is_closed(w))
 				return -EBADF;
 			pthread_testcancel();
 			rings = w->on_ring(w);
@@ -120,7 +125,7 @@ static bool any_revents(const struct vmh_waiter *w)
 
 static bool is_over(const struct vmh_waiter *w, const struct run *r)
 {
-	return vmh_signals_any != r->sig0 || (w->closed_with && atomic_load(&w->closed_with->closed));
+	return vmh_signals_any != r->sig0 || is_closed(w);
 }
 
 /* Until something may have changed, or the time is over; woken by a ring for others it sleeps on. 0, -errno. */
@@ -167,7 +172,7 @@ static int sleep_once(struct vmh_waiter *w, struct run *r)
 		return err;
 	if (vmh_signals_any != r->sig0)
 		return -EINTR;
-	if (w->closed_with && atomic_load(&w->closed_with->closed))
+	if (is_closed(w))
 		return -EBADF;
 	return 0;
 }

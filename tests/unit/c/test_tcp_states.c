@@ -1276,6 +1276,29 @@ static void test_paws_and_isn(void)
 	wire_close(&w);
 }
 
+/* With one byte that p has read; seen: of c. */
+static void open_and_tell(struct wire *w, struct vmh_tcp_conn **l, struct vmh_tcp_conn **c, struct vmh_tcp_conn **p, struct seen *seen)
+{
+	char byte;
+
+	open_pair(w, l, c, p, NULL);
+	w->end[0].watch = look;
+	w->end[0].arg = seen;
+	wire_write(*c, "x", 1);
+	wire_run(w, NS);
+	CHECK(wire_read(*p, &byte, 1) == 1, "it was not told");
+}
+
+/* Of ends that disagree. */
+static void abort_pair(struct wire *w, struct vmh_tcp_conn *l, struct vmh_tcp_conn *c, struct vmh_tcp_conn *p)
+{
+	vmh_tcp_abort(c);
+	vmh_tcp_abort(p);
+	vmh_tcp_close(l);
+	wire_run(w, NS);
+	wire_close(w);
+}
+
 /* The segment that p expects, behind `size` bytes between IPv6 and TCP; what p reads. */
 static ssize_t extended(struct wire *w, struct vmh_tcp_conn *p, const struct seen *seen, uint8_t kind, const void *headers, size_t size)
 {
@@ -1311,24 +1334,14 @@ static void test_extension_headers(void)
 		struct vmh_tcp_conn *l, *c, *p;
 		struct seen seen = {0};
 		struct wire w;
-		char buf[10];
 		ssize_t n;
 
-		open_pair(&w, &l, &c, &p, NULL);
-		w.end[0].watch = look;
-		w.end[0].arg = &seen;
-		wire_write(c, "x", 1);
-		wire_run(&w, NS);
-		CHECK(wire_read(p, buf, 10) == 1, "%u", i);
+		open_and_tell(&w, &l, &c, &p, &seen);
 		seen.payload = 1;
 		n = extended(&w, p, &seen, cases[i].kind, cases[i].headers, cases[i].size);
 		CHECK((n == 4) == cases[i].taken, "%u: %zd", i, n);
 		CHECK(!!(vmh_tcp_poll(p) & VMH_TCP_FRAGMENTS) == cases[i].unfit, "%u", i);
-		vmh_tcp_abort(c);
-		vmh_tcp_abort(p);
-		vmh_tcp_close(l);
-		wire_run(&w, NS);
-		wire_close(&w);
+		abort_pair(&w, l, c, p);
 	}
 }
 
@@ -1354,12 +1367,7 @@ static void test_options_of_ipv4(void)
 		size_t len;
 		ssize_t n;
 
-		open_pair(&w, &l, &c, &p, NULL);
-		w.end[0].watch = look;
-		w.end[0].arg = &seen;
-		wire_write(c, "x", 1);
-		wire_run(&w, NS);
-		CHECK(wire_read(p, buf, 10) == 1, "%u", i);
+		open_and_tell(&w, &l, &c, &p, &seen);
 		len = wire_segment(&w, frame, 0, 4000, 80, seen.seq + 1, seen.ack, ACK | 8, 1000, NULL, 0, "data", 4);
 		memmove(frame + 42, frame + 34, len - 34);
 		memcpy(frame + 34, cases[i].options, 8);
@@ -1374,11 +1382,7 @@ static void test_options_of_ipv4(void)
 		wire_inject(&w, 1, frame, len + 8);
 		n = wire_read(p, buf, sizeof(buf));
 		CHECK((n == 4) == cases[i].taken, "%u: %zd", i, n);
-		vmh_tcp_abort(c);
-		vmh_tcp_abort(p);
-		vmh_tcp_close(l);
-		wire_run(&w, NS);
-		wire_close(&w);
+		abort_pair(&w, l, c, p);
 	}
 }
 
