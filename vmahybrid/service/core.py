@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vmahybrid.service")
 
+PARTING = 0.25  # seconds in which a program that is told that a flow went home may still send for it by its rings
+
 
 class Core:
     """Shared by all sessions, the API's facade and the life cycle in app.py."""
@@ -152,8 +154,14 @@ class Core:
             if session is not None:
                 session.note_group(flow, reason)
                 session.notify(event(lib.VMH_EV_FLOW_HOME, flow.flow_id, reason=reason))
+            asyncio.get_running_loop().call_later(PARTING, self.parted, flow)
         if evicted:
             self.converge({flow.owner for flow, _ in evicted})
+
+    def parted(self, flow: Flow) -> None:
+        """What was sent for a flow that went home has left its rings."""
+        self.table.parted(flow)
+        self.converge([flow.owner])
 
     def prepare_counter(self, flow: Flow) -> None:
         """A flow got a rule index that another may have had."""

@@ -411,7 +411,10 @@ class Session:
                 core.tcp.forget_port(body.flow_id, self.id)
             return request.reply()  # it went home already: the event may have crossed this request
         if cause is not Reason.NO_ANSWER or not await core.tcp.unknown(body.flow_id, self._namespace()):
-            core.table.remove(body.flow_id)
+            if cause is Reason.NONE:
+                core.table.remove(body.flow_id)
+            else:
+                core.table.part(body.flow_id)
             core.converge([self.id])
             core.tcp.lost(body.flow_id)
         if cause is Reason.NONE:
@@ -423,6 +426,7 @@ class Session:
             # The socket lives on: no frame may come to the ring after the shim's last look at it. A socket that is
             # closed does not care, and should not wait milliseconds for it.
             await core.grace.wait()
+            core.parted(flow)
         return request.reply()
 
     async def _neigh(self, request: Request, fds: ReceivedFds) -> bytes | None:

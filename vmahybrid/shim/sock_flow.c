@@ -154,12 +154,24 @@ static void settle_order(struct vmh_sock *s)
 		atomic_store(&s->os_check, 0);
 }
 
+/* Object lock held, before rules go, and with them what entitles the socket to send by a ring: what a ring has goes out, and
+ * who sends now decides when we are through. */
+static void hold_senders(struct vmh_sock *s)
+{
+	vmh_lock(&s->tx_lock);
+	s->tx_cfg++;
+	vmh_unlock(&s->tx_lock);
+	vmh_sock_tx_flush(s);
+}
+
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
 {
 	bool any = vmh_sock_any_flow(s);
 
-	if (any)
+	if (any) {
 		settle_order(s);
+		hold_senders(s);
+	}
 	if (any && s->session == vmh_session_id()) {
 		if (s->flow.id)
 			vmh_session_detach(s->flow.id, reason);
@@ -377,8 +389,10 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
 		struct vmh_flow old = s->flow;
 
-		if (old.id && reason)
+		if (old.id && reason) {
 			settle_order(s);
+			hold_senders(s);
+		}
 		s->flow.id = 0;
 		s->flow.lane = lane;
 		if (!reason && !is_multicast(want.laddr))

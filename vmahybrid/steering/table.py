@@ -73,6 +73,7 @@ class SteeringTable:
         self._rings_at: dict[tuple[int, PortId], dict[int, RingRef]] = {}  # by lane
         self._ports: dict[PortId, _Port] = {}
         self._owned: dict[int, dict[int, Flow]] = {}  # of sockets, by owner
+        self._parting: dict[int, dict[int, Flow]] = {}  # the same, of those that are removed, and may send yet
         self._placed: dict[int, set[tuple[PortId, FlowKey]]] = {}
         self._orders: dict[int, dict[tuple[PortId, FlowKey], int]] = {}  # of the claims of TCP ports, by flow
         self._claims_made = 0
@@ -179,9 +180,23 @@ class SteeringTable:
                 self._replace(other)
         return flow
 
-    def evict(self, flow_id: int, reason: Reason) -> Flow | None:
-        """Remove a flow against its owner's will: it is reported by ``take_evicted``."""
+    def part(self, flow_id: int) -> Flow | None:
+        """Remove a flow whose socket lives on: what its program has given to a ring may still leave, until ``parted``.
+        """
         flow = self.remove(flow_id)
+        if flow is not None and flow.source is Source.SOCKET:
+            self._parting.setdefault(flow.owner, {})[flow_id] = flow
+        return flow
+
+    def parted(self, flow: Flow) -> None:
+        parting = self._parting.get(flow.owner, {})
+        parting.pop(flow.flow_id, None)
+        if not parting:
+            self._parting.pop(flow.owner, None)
+
+    def evict(self, flow_id: int, reason: Reason) -> Flow | None:
+        """Part with a flow against its owner's will: it is reported by ``take_evicted``."""
+        flow = self.part(flow_id)
         if flow is not None and flow.source is Source.SOCKET:
             flow.reason = reason
             self._evicted.append((flow, reason))
@@ -193,6 +208,7 @@ class SteeringTable:
         for ring in [r for r in self.rings.values() if r.owner == owner]:
             self.drop_ring(ring.ring_id)
         self._owned.pop(owner, None)
+        self._parting.pop(owner, None)
         return gone
 
     def of_owner(self, owner: int) -> list[Flow]:
@@ -240,10 +256,13 @@ class SteeringTable:
             return {}
         addresses = self._ports[port].addresses
         granted: dict[GrantKey, int] = {}
-        for flow in self.of_owner(owner):
+        parting = self._parting.get(owner, {})
+        for flow in (*parting.values(), *self.of_owner(owner)):
             if flow.of_port or flow.ifindex not in (0, port.ifindex):
                 continue
             own = addresses if flow.wildcard or is_multicast(flow.local) else (flow.local,)
+            if flow.flow_id in parting:
+                own = tuple(a for a in own if a in addresses)
             granted.update((GrantKey(a, flow.local_port, flow.proto), flow.flow_id) for a in own)
         return granted
 

@@ -108,6 +108,31 @@ static void tiny(uint8_t cc)
 	wire_part(&w, c, p);
 }
 
+/* A peer that keeps its ACKs back for so long: one or two small messages tell it. */
+static void slow_to_acknowledge(uint8_t ms, unsigned most)
+{
+	struct wire_faults f = {.delay_ns = MS / 10};
+	struct vmh_tcp_conn *c, *p;
+	struct vmh_tcp_options o;
+	struct vmh_tcp_info i;
+	struct wire w;
+	char got[16];
+
+	vmh_tcp_options_init(&o);
+	o.ack_ms = ms;
+	wire_open(&w, &f, 100);
+	wire_meet(&w, &o, 50 * MS, &c, &p);
+	for (int n = 0; n < 40; n++) {
+		CHECK(wire_write(c, "ten bytes!", 10) == 10, "message %d", n);
+		wire_run(&w, 500 * MS);
+		CHECK(wire_read(p, got, sizeof(got)) == 10, "message %d", n);
+	}
+	vmh_tcp_get_info(c, &i);
+	CHECK(i.retransmits <= most, "%u ms: %u sent again", ms, i.retransmits);
+	CHECK(!i.rtos, "%u ms: %u timeouts", ms, i.rtos);
+	wire_part(&w, c, p);
+}
+
 static int number(void *arg, const uint8_t *frame, size_t len)
 {
 	uint16_t *id = arg;
@@ -167,6 +192,10 @@ int main(void)
 		tiny(cc);
 	}
 	tiny(VMH_TCP_CC_NONE);
+	slow_to_acknowledge(40, 0);
+	slow_to_acknowledge(55, 1);
+	slow_to_acknowledge(100, 2);
+	slow_to_acknowledge(200, 3);
 	if (!getenv("WIRE_IPV6"))
 		numbers();
 	return check_result();

@@ -190,6 +190,7 @@ struct vmh_tcp_conn {
 	uint8_t void_resent;      /* went again from void_from on, so often, comes twice: */
 	uint64_t void_at;         /* 0: acknowledged, or none */
 	uint32_t void_from, void_us;
+	uint32_t ack_wait_us;     /* the peer may keep the ACK of a lone small segment back for so long */
 	uint32_t ts_offset, ts_sent; /* sent: the last one, or a later one */
 	/* sender */
 	uint32_t una, nxt;        /* as last seen */

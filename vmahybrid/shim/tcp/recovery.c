@@ -9,8 +9,10 @@
 
 #define INITIAL_SEGMENTS 10u /* RFC 6928 */
 #define RTO_MIN (10 * MS)
-/* one small segment may wait for the peer's delayed ACK: 40 ms in Linux, and a tick of its timer */
-#define RTO_MIN_LONE (60 * MS)
+/* One small segment may wait for the peer's delayed ACK: 40 ms in Linux, and a tick of its timer. Others' take up to 200 ms,
+ * which is learned. */
+#define ACK_WAIT_MIN (DELAYED_ACK_US + 10 * MS)
+#define ACK_WAIT_MAX (210 * MS)
 #define RTO_MAX (120 * SEC)
 #define IDLE_MIN (200 * MS)
 #define PROBE_MIN (2 * MS)
@@ -51,7 +53,7 @@ static unsigned void_shift(const struct vmh_tcp_conn *c)
 
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
 {
-	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : RTO_MIN_LONE, late = 4 * c->rttvar;
+	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : c->ack_wait_us + 10 * MS, late = 4 * c->rttvar;
 	uint64_t rto = SEC;
 
 	/* round trips that hardly vary have a small variance, and then a queue begins to fill: so the last segment is
@@ -91,8 +93,15 @@ static void void_twice(struct vmh_tcp_conn *c, uint32_t from, uint32_t to, uint3
 		recovery_rtt(c, c->void_us);
 }
 
+/* The peer had these bytes, and kept its ACK back until they came again. */
+static void kept_back(struct vmh_tcp_conn *c)
+{
+	c->ack_wait_us = LWIP_MIN(2 * c->ack_wait_us, ACK_WAIT_MAX);
+}
+
 void recovery_start(struct vmh_tcp_conn *c)
 {
+	c->ack_wait_us = ACK_WAIT_MIN;
 	c->cwnd = INITIAL_SEGMENTS * c->pcb->mss;
 	c->ssthresh = 1u << 30;
 	c->recovery = OPEN;
@@ -442,8 +451,11 @@ void recovery_ack(struct vmh_tcp_conn *c, const struct seg_in *in, uint32_t acke
 	if (in->nsacks && pcb->flags & TF_SACK) {
 		if (came_twice(in)) {
 			c->count.dsacks++;
-			if (!undo_is_doubled(c))
+			if (!undo_is_doubled(c)) {
 				void_twice(c, in->sack[0].from, in->sack[0].to, pcb->lastack - acked);
+				if (c->probed && TCP_SEQ_GT(in->sack[0].to, pcb->lastack - acked))
+					kept_back(c);
+			}
 			undo_twice(c, in->sack[0].from, in->sack[0].to);
 		}
 		mark_sacked(c, in);
@@ -594,7 +606,7 @@ uint32_t recovery_probe_us(const struct vmh_tcp_conn *c)
 		return 0;
 	wait = 2 * c->srtt + PROBE_MIN;
 	if (c->recovery == OPEN && recovery_flight(c) < 2u * c->pcb->mss)
-		wait += DELAYED_ACK_US + 10 * MS;
+		wait += c->ack_wait_us;
 	return LWIP_MIN(wait, RTO_MAX >> 6) << void_shift(c);
 }
 

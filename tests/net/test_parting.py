@@ -1,0 +1,85 @@
+"""UDP sockets whose flow goes home while threads send by their rings: what entitles those to send goes last, and nothing
+is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from net.service_lab import Api, compiled, module_pair, module_services, udp_echo, under_shim, until  # noqa: F401
+
+from vmahybrid.bench.served import Service, tool
+
+pytestmark = pytest.mark.root
+
+PORT, THREADS = 7481, 4
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory, "parting.c", "-pthread")
+
+
+@pytest.fixture(scope="module")
+def peer(service: Service) -> Iterator[str]:
+    side = service.sandbox.b
+    server = service.sandbox.start(side, [sys.executable, "-c", udp_echo(PORT), side.address])
+    until(lambda: "ready" in server.output, 10.0)
+    yield side.address
+    server.stop()
+
+
+def run(service: Service, program: Path, peer: str, lanes: dict[str, str],
+        act: Callable[[subprocess.Popen[str]], None]) -> tuple[int, int]:
+    """Rounds, and answers that never came. Before and after ``act`` the sockets are on rings."""
+    argv = [str(program), peer, str(PORT), str(THREADS)]
+    with subprocess.Popen(service.sandbox.a.command(under_shim(service, argv, VMA_RX_POLL="0", **lanes)), stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, env=os.environ | service.env) as running:
+        try:
+            assert running.stdout and running.stdout.readline() == "ready\n"
+            on_rings = [flow for flow in Api(service).socket_flows() if flow["action"] == "ring"]
+            assert len(on_rings) == THREADS, on_rings
+            act(running)
+            out, _ = running.communicate("end\n", timeout=30)
+        finally:
+            running.kill()
+    assert running.returncode == 0
+    rounds, lost = map(int, out.split())
+    return rounds, lost
+
+
+# where one ring has all to itself it has no veth, and so nobody who looks at what it sends
+LANES: dict[str, dict[str, str]] = {"one": {}, "receive": {"VMA_RING_ALLOCATION_LOGIC_RX": "10"}, "send": {"VMA_RING_ALLOCATION_LOGIC_TX": "10"},
+         "both": {"VMA_RING_ALLOCATION_LOGIC_RX": "10", "VMA_RING_ALLOCATION_LOGIC_TX": "10"}}
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_forks(service: Service, program: Path, peer: str, lanes: str) -> None:
+    def fork(running: subprocess.Popen[str]) -> None:
+        assert running.stdin and running.stdout
+        for _ in range(3):
+            running.stdin.write("fork\n")
+            running.stdin.flush()
+            assert running.stdout.readline() == "forked\n"
+            time.sleep(0.5)     # they come back after 0.2 s
+
+    rounds, lost = run(service, program, peer, LANES[lanes], fork)
+    assert lost == 0, rounds
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_the_operator_takes_them_home(service: Service, program: Path, peer: str, lanes: str) -> None:
+    def home(running: subprocess.Popen[str]) -> None:
+        pid = Api(service).socket_flows()[0]["pid"]
+        subprocess.run([tool("vmahybrid"), "home", str(pid)], env=os.environ | service.env, check=True,
+                       stdout=subprocess.DEVNULL, timeout=20)
+        assert not any(flow["action"] == "ring" for flow in Api(service).socket_flows())
+        time.sleep(0.3)
+
+    rounds, lost = run(service, program, peer, LANES[lanes], home)
+    assert lost == 0, rounds
