@@ -327,6 +327,24 @@ def test_grants_are_the_proven_sources(table: SteeringTable) -> None:
     assert table.grants(99, ETH0) == table.grants(2, PortId(ETH0.netns, 9)) == {}
 
 
+def test_grants_outlive_what_goes_home(table: SteeringTable) -> None:
+    gone = [table.attach(flow(owner=2)), table.attach(flow(owner=2, local=ANY_ADDR, port=6000))]
+    table.part(gone[0].flow_id)
+    table.evict(gone[1].flow_id, Reason.FLOW_DELETED)
+    assert not table.of_owner(2)
+    assert {(key.src, key.sport) for key in table.grants(2, ETH0)} == {(A1, 5000), (A1, 6000), (A2, 6000)}
+    table.set_port(ETH0, [A2], netns="red", interface="eth0")
+    assert {(key.src, key.sport) for key in table.grants(2, ETH0)} == {(A2, 6000)}     # it may be another host's by now
+    again = table.attach(flow(owner=2, local=A2, port=6000))
+    assert table.grants(2, ETH0) == {GrantKey(A2, 6000): again.flow_id}
+    for one in gone:
+        table.parted(one)
+    assert table.grants(2, ETH0) == {GrantKey(A2, 6000): again.flow_id}
+    table.part(again.flow_id)
+    table.remove_owner(2)
+    assert not table.grants(2, ETH0)
+
+
 def test_counter_indexes_are_used_again_only_when_free(table: SteeringTable) -> None:
     first, second = table.attach(flow(port=1)), table.attach(flow(port=2))
     assert 0 < first.index != second.index > 0

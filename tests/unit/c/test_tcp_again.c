@@ -108,7 +108,7 @@ static void tiny(uint8_t cc)
 	wire_part(&w, c, p);
 }
 
-/* A peer that keeps its ACKs back for so long: one or two small messages tell it. */
+/* A peer that thinks for longer than it keeps its ACKs back: one or two questions that went again tell how long that is. */
 static void slow_to_acknowledge(uint8_t ms, unsigned most)
 {
 	struct wire_faults f = {.delay_ns = MS / 10};
@@ -123,9 +123,11 @@ static void slow_to_acknowledge(uint8_t ms, unsigned most)
 	wire_open(&w, &f, 100);
 	wire_meet(&w, &o, 50 * MS, &c, &p);
 	for (int n = 0; n < 40; n++) {
-		CHECK(wire_write(c, "ten bytes!", 10) == 10, "message %d", n);
-		wire_run(&w, 500 * MS);
-		CHECK(wire_read(p, got, sizeof(got)) == 10, "message %d", n);
+		CHECK(wire_write(c, "question", 8) == 8, "question %d", n);
+		wire_run(&w, 300 * MS);
+		CHECK(wire_read(p, got, sizeof(got)) == 8 && wire_write(p, "answer", 6) == 6, "question %d", n);
+		wire_run(&w, 300 * MS);
+		CHECK(wire_read(c, got, sizeof(got)) == 6, "answer %d", n);
 	}
 	vmh_tcp_get_info(c, &i);
 	CHECK(i.retransmits <= most, "%u ms: %u sent again", ms, i.retransmits);
