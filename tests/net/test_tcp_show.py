@@ -1,4 +1,4 @@
-"""Connections that began on a ring, in the kernel's list: `ss` shows those that have lived for a second, with their
+"""Connections that began on a ring, in the kernel's list: `ss` shows those that have lived for a moment, with their
 owner, and nothing else changes."""
 
 from __future__ import annotations
@@ -93,6 +93,18 @@ def test_ss_and_flows_show_it_and_it_goes_on_by_the_ring(service: Service, both:
     assert b.do("close", name="s") is None
     assert ss(b.side) == []
     until(lambda: not flows(service, a.pid) and not flows(service, b.pid))
+
+
+def test_where_there_are_few_it_is_soon(service: Service) -> None:
+    a_side, b_side = service.sandbox.sides
+    took = []
+    for _ in range(4):
+        with Calls(service, b_side, True) as b, Calls(service, a_side, True) as a:
+            begun = time.monotonic()
+            opened(a, b, b_side)
+            shown(service, a, "c")
+            took.append(time.monotonic() - begun)
+    assert min(took) < 0.8      # the machine may be busy
 
 
 def test_one_that_was_opened_without_blocking(service: Service) -> None:

@@ -1,6 +1,6 @@
 /* Connections that began on a ring, in the kernel's list of sockets: `ss` shows them, and the owner.
  *
- * One that has lived for a second gets what an adopted one has: the service parks its kernel socket as established, in
+ * One that has lived for a while gets what an adopted one has: the service parks its kernel socket as established, in
  * repair mode, and gives it a rule of its own, since the rule of the port leaves to the kernel what the kernel has. Such a
  * connection also outlives the service. The internal thread does it, some at a time; short connections pay nothing. Those
  * that have traffic come first: until then the kernel is asked of each of their frames whether it has the connection. At
@@ -16,12 +16,14 @@
 #include <sys/stat.h>
 
 #define SCAN_NS 1000000000u
+#define SCAN_FEW_NS 250000000u
+#define FEW 64 /* that are not shown: they hardly are short ones, one after the other */
 #define PACE 9               /* times as long as a request took, until the next: 10 ms of the service, and of a core */
 #define PACE_MIN_NS 50000000u
 #define REFUSED_NS 10000000000u /* the service has no rules left for them */
 #define FOUND_MAX 1024
 #define LISTABLE (1u << 1 | 1u << 4 | 1u << 5 | 1u << 8) /* established, or one side goes on; linux/tcp_states.h */
-/* of `lived`, for a second */
+/* of `lived`, from one scan to the next */
 #define LIVED 1
 #define REFUSED 2   /* the service did not show it: asked again when it has traffic */
 #define BARRED 3    /* nor then */
@@ -34,6 +36,7 @@ static unsigned shown;
 /* These are the internal thread's. The last come first: the first nidle ones had no traffic since the scan before. */
 static struct vmh_tcps *found[FOUND_MAX];
 static unsigned nfound, nidle;
+static unsigned unshown; /* in the last scan */
 
 struct batch {
 	struct vmh_msg_tcp_show req;
@@ -134,6 +137,7 @@ static void look_at(struct vmh_tcps *s, void *arg)
 		uint64_t bytes = VMH_GET(s->watch.bytes);
 		bool busy = bytes != s->scanned_bytes;
 
+		unshown++;
 		s->scanned_bytes = bytes;
 		if (!s->lived)
 			s->lived = LIVED;
@@ -253,9 +257,9 @@ void vmh_tshow_look(void)
 	vmh_tshow_flush();
 	now = vmh_now_ns();
 	if (now >= next_scan && vmh_trings_any()) {
-		next_scan = now + SCAN_NS;
-		nfound = nidle = 0;
+		nfound = nidle = unshown = 0;
 		vmh_tcps_each(look_at, NULL);
+		next_scan = now + (unshown < FEW ? SCAN_FEW_NS : SCAN_NS);
 	}
 	busy = nfound > nidle;
 	if (nfound && now >= next_batch && (busy || now >= next_idle) &&
