@@ -1,5 +1,5 @@
-"""UDP sockets whose flow goes home while threads send by their rings: what entitles those to send goes last, and nothing
-is lost."""
+"""UDP sockets whose flow goes home while threads send by their rings: what entitles those to send goes last, and
+nothing is lost. Many go together."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def peer(service: Service) -> Iterator[str]:
 def run(service: Service, program: Path, peer: str, lanes: dict[str, str],
         act: Callable[[subprocess.Popen[str]], None]) -> tuple[int, int]:
     """Rounds, and answers that never came. Before and after ``act`` the sockets are on rings."""
-    argv = [str(program), peer, str(PORT), str(THREADS)]
-    with subprocess.Popen(service.sandbox.a.command(under_shim(service, argv, VMA_RX_POLL="0", **lanes)), stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True, env=os.environ | service.env) as running:
+    argv = under_shim(service, [str(program), peer, str(PORT), str(THREADS)], VMA_RX_POLL="0", **lanes)
+    with subprocess.Popen(service.sandbox.a.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=os.environ | service.env) as running:
         try:
             assert running.stdout and running.stdout.readline() == "ready\n"
             on_rings = [flow for flow in Api(service).socket_flows() if flow["action"] == "ring"]
@@ -53,9 +53,9 @@ def run(service: Service, program: Path, peer: str, lanes: dict[str, str],
     return rounds, lost
 
 
+RX, TX = {"VMA_RING_ALLOCATION_LOGIC_RX": "10"}, {"VMA_RING_ALLOCATION_LOGIC_TX": "10"}
 # where one ring has all to itself it has no veth, and so nobody who looks at what it sends
-LANES: dict[str, dict[str, str]] = {"one": {}, "receive": {"VMA_RING_ALLOCATION_LOGIC_RX": "10"}, "send": {"VMA_RING_ALLOCATION_LOGIC_TX": "10"},
-         "both": {"VMA_RING_ALLOCATION_LOGIC_RX": "10", "VMA_RING_ALLOCATION_LOGIC_TX": "10"}}
+LANES: dict[str, dict[str, str]] = {"one": {}, "receive": RX, "send": TX, "both": RX | TX}
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -83,3 +83,44 @@ def test_the_operator_takes_them_home(service: Service, program: Path, peer: str
 
     rounds, lost = run(service, program, peer, LANES[lanes], home)
     assert lost == 0, rounds
+
+
+FORKS = """
+import os, socket, sys, time
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(int(sys.argv[3]))]
+for s in sockets:
+    s.connect((sys.argv[1], int(sys.argv[2])))
+    s.send(b"question")
+    assert s.recv(100) == b"question"
+print("on rings", flush=True)
+sys.stdin.readline()
+begun = time.monotonic()
+child = os.fork()
+if not child:
+    os._exit(0)
+print(time.monotonic() - begun)
+os.waitpid(child, 0)
+for s in sockets:
+    s.send(b"question")
+    assert s.recv(100) == b"question"
+"""
+
+
+def fork_with(service: Service, peer: str, sockets: int) -> float:
+    """How long it takes a program with so many on rings."""
+    argv = under_shim(service, [sys.executable, "-c", FORKS, peer, str(PORT), str(sockets)], VMA_RX_POLL="0")
+    with subprocess.Popen(service.sandbox.a.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=os.environ | service.env) as running:
+        try:
+            assert running.stdout and running.stdout.readline() == "on rings\n"
+            assert len([flow for flow in Api(service).socket_flows() if flow["action"] == "ring"]) == sockets
+            out, _ = running.communicate("\n", timeout=30)
+        finally:
+            running.kill()
+    assert running.returncode == 0
+    return float(out)
+
+
+def test_many_go_together(service: Service, peer: str) -> None:
+    few, many = (min(fork_with(service, peer, sockets) for _ in range(3)) for sockets in (2, 100))
+    assert many < 25 * few      # one after the other: 50 times as long

@@ -64,7 +64,7 @@ class Session:
         self.ladders: dict[int, Ladder] = {}    # of the rings it asked for, by ifindex
         self._alone = (0, 0.0)              # a socket that nobody else shares the port of, and until when
         self._asking: set[asyncio.Task[None]] = set()  # for neighbours; they end by themselves
-        self._moving: set[asyncio.Task[None]] = set()  # TCP connections, by one kind of request
+        self._moving: set[asyncio.Task[None]] = set()  # flows, by one kind of request
         self._moving_by = 0
         self._groups: dict[tuple[int, str], tuple[int, Reason]] = {}  # without a flow, by inode and group
         self._last_flows: list[Flow] = []   # those that it had to the end
@@ -403,7 +403,7 @@ class Session:
             raise refuse(f"flow {flow.local_text}",
                          Reason.MULTICAST_SHARED if flow.kind is Kind.MULTICAST else Reason.PORT_SHARED)
 
-    async def _detach(self, request: Request, fds: ReceivedFds) -> bytes:
+    async def _detach(self, request: Request, fds: ReceivedFds) -> bytes | None:
         core, body = self.core, request.body
         flow, cause = core.table.flows.get(body.flow_id), Reason.from_code(body.cause)
         if flow is None or flow.owner != self.id or flow.source is not Source.SOCKET:
@@ -422,11 +422,15 @@ class Session:
         core.count_reason(cause)
         core.events.add("flow-removed", f"{flow.local_text} of {self}: {cause.slug}", flow_id=flow.flow_id,
                         pid=self.pid, reason=cause.slug)
-        if cause is not Reason.NONE:
-            # The socket lives on: no frame may come to the ring after the shim's last look at it. A socket that is
-            # closed does not care, and should not wait milliseconds for it.
-            await core.grace.wait()
-            core.parted(flow)
+        if cause is Reason.NONE:
+            return request.reply()  # a socket that is closed should not wait milliseconds
+        await self._beside(request, [], self._left(request, flow))
+        return None
+
+    async def _left(self, request: Request, flow: Flow) -> bytes:
+        """The socket lives on: no frame may come to the ring after the shim's last look at it."""
+        await self.core.grace.wait()
+        self.core.parted(flow)
         return request.reply()
 
     async def _neigh(self, request: Request, fds: ReceivedFds) -> bytes | None:

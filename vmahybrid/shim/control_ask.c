@@ -225,18 +225,29 @@ int vmh_session_attach(const struct vmh_msg_attach *want, int fd, uint32_t *flow
 	return one.err;
 }
 
-void vmh_session_detach(uint32_t flow_id, unsigned cause)
+void vmh_session_detach_all(const uint32_t *flow_ids, int n, unsigned cause)
 {
-	struct vmh_msg_detach req = { .flow_id = flow_id, .cause = cause };
-	struct vmh_msg_hdr ack;
+	static struct vmh_msg_detach req[VMH_DETACHES_MAX]; /* not on the stack, which may be a handler's */
+	static struct vmh_msg_hdr ack[VMH_DETACHES_MAX];
+	static struct vmh_ctl_request q[VMH_DETACHES_MAX];
 
-	vmh_verbs_detach(flow_id);
+	for (int i = 0; i < n; i++)
+		vmh_verbs_detach(flow_ids[i]);
 	vmh_lock(&vmh_ctl_lock);
-	if (vmh_ctl_fd >= 0) {
-		vmh_ctl_header(&req.hdr, VMH_MSG_DETACH, sizeof(req));
-		vmh_ctl_rpc(&req.hdr, -1, &ack, sizeof(ack), NULL, NULL);
+	if (vmh_ctl_fd >= 0 && n) {
+		for (int i = 0; i < n; i++) {
+			req[i] = (struct vmh_msg_detach){ .flow_id = flow_ids[i], .cause = cause };
+			vmh_ctl_header(&req[i].hdr, VMH_MSG_DETACH, sizeof(req[i]));
+			q[i] = (struct vmh_ctl_request){ .req = &req[i].hdr, .reply = &ack[i] };
+		}
+		vmh_ctl_rpc_many(q, n, sizeof(ack[0]));
 	}
 	vmh_unlock(&vmh_ctl_lock);
+}
+
+void vmh_session_detach(uint32_t flow_id, unsigned cause)
+{
+	vmh_session_detach_all(&flow_id, 1, cause);
 }
 
 /* Fire and forget: the reply (up to a second later) is dropped by whoever reads it. The kernel path

@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 
 #define DRAIN 65536
+#define FLOWS_MAX (1 + VMH_SOCK_GROUPS) /* of a socket */
 
 _Atomic int vmh_homesick;
 
@@ -164,26 +165,85 @@ static void hold_senders(struct vmh_sock *s)
 	vmh_sock_tx_flush(s);
 }
 
+/* Object lock held. Which flows the service is to delete: so many, in *ids. */
+static unsigned leave(struct vmh_sock *s, uint32_t *ids, uint32_t reason)
+{
+	unsigned n = 0;
+
+	settle_order(s);
+	if (reason)
+		hold_senders(s);
+	if (s->session != vmh_session_id())
+		return 0;
+	if (s->flow.id)
+		ids[n++] = s->flow.id;
+	for (unsigned i = 0; i < s->nmembers; i++)
+		if (s->members[i].flow_id)
+			ids[n++] = s->members[i].flow_id;
+	return n;
+}
+
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason)
 {
-	bool any = vmh_sock_any_flow(s);
+	uint32_t ids[FLOWS_MAX];
+	unsigned n;
 
-	if (any) {
-		settle_order(s);
-		hold_senders(s);
+	if (vmh_sock_any_flow(s)) {
+		n = leave(s, ids, reason);
+		vmh_session_detach_all(ids, (int)n, reason);
+		/* nothing more is steered: what is in the ring now are the last frames, and its reader may wait at the kernel */
+		if (reason)
+			vmh_rings_settle();
 	}
-	if (any && s->session == vmh_session_id()) {
-		if (s->flow.id)
-			vmh_session_detach(s->flow.id, reason);
-		for (unsigned i = 0; i < s->nmembers; i++)
-			if (s->members[i].flow_id)
-				vmh_session_detach(s->members[i].flow_id, reason);
-	}
-	/* nothing more is steered: what is in the ring now are the last frames, and its reader may wait at the kernel */
-	if (any && reason)
-		vmh_rings_settle();
 	forget_flows(s);
 	publish(s);
+}
+
+struct leavers {
+	bool (*goes)(struct vmh_sock *s);
+	uint32_t reason, ids[VMH_DETACHES_MAX];
+	struct vmh_sock *s[VMH_DETACHES_MAX];
+	unsigned n, nids;
+};
+
+static void release_some(struct leavers *l)
+{
+	vmh_session_detach_all(l->ids, (int)l->nids, l->reason);
+	vmh_rings_settle();
+	while (l->n) {
+		struct vmh_sock *s = l->s[--l->n];
+
+		forget_flows(s);
+		publish(s);
+		vmh_unlock(&s->obj.lock);
+		vmh_obj_put(&s->obj);
+	}
+	l->nids = 0;
+}
+
+static void add_leaver(struct vmh_sock *s, void *arg)
+{
+	struct leavers *l = arg;
+
+	if (!atomic_load(&s->rx_on) || !vmh_trylock(&s->obj.lock))
+		return;
+	if (!vmh_sock_any_flow(s) || !l->goes(s)) {
+		vmh_unlock(&s->obj.lock);
+		return;
+	}
+	vmh_obj_hold(&s->obj);
+	l->s[l->n++] = s;
+	l->nids += leave(s, l->ids + l->nids, l->reason);
+	if (l->nids > VMH_DETACHES_MAX - FLOWS_MAX || l->n == VMH_DETACHES_MAX)
+		release_some(l);
+}
+
+void vmh_sock_release_all(bool (*goes)(struct vmh_sock *s), uint32_t reason)
+{
+	struct leavers l = { .goes = goes, .reason = reason };
+
+	vmh_sock_each(add_leaver, &l);
+	release_some(&l);
 }
 
 static void read_addresses(struct vmh_sock *s, int fd)
@@ -532,6 +592,13 @@ struct home_all {
 	bool for_good;
 };
 
+static bool goes_home(struct vmh_sock *s)
+{
+	if (!s->home)
+		VMH_COUNT(vmh_stats->calls_home, 1);
+	return !s->home;
+}
+
 static void home_one(struct vmh_sock *s, void *arg)
 {
 	const struct home_all *h = arg;
@@ -557,6 +624,7 @@ void vmh_sock_home_all(uint32_t reason, bool for_good)
 {
 	struct home_all h = { reason, for_good };
 
+	vmh_sock_release_all(goes_home, reason);
 	vmh_sock_each(home_one, &h);
 }
 

@@ -6,17 +6,25 @@
 #define SHARE_FIRST_NS 200000000ull /* a child that execs or ends soon */
 #define SHARE_TRIES_MAX 8           /* doubles up to 51 s, then stays */
 
+/* Object lock held. Its flows are to go, if it goes home at all. */
+static bool is_shared_now(struct vmh_sock *s)
+{
+	if (s->home)
+		return false;
+	if (vmh_sock_any_flow(s))
+		VMH_COUNT(vmh_stats->calls_home, 1);
+	atomic_store(&s->shared, 1);
+	s->share_tries = 0;
+	s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
+	return true;
+}
+
 static void share_one(struct vmh_sock *s, void *arg)
 {
 	const unsigned *reason = arg;
 
 	vmh_lock(&s->obj.lock);
-	if (!s->home) {
-		if (vmh_sock_any_flow(s))
-			VMH_COUNT(vmh_stats->calls_home, 1);
-		atomic_store(&s->shared, 1);
-		s->share_tries = 0;
-		s->share_next_ns = vmh_now_ns() + SHARE_FIRST_NS;
+	if (is_shared_now(s)) {
 		vmh_sock_release_flows(s, *reason);
 		vmh_sock_give_back(s, s->obj.fd);
 		s->tx_cfg++;
@@ -37,14 +45,25 @@ void vmh_sock_share_all(void)
 	unsigned reason = VMH_R_FORK;
 
 	atomic_store(&vmh_sock_any_shared, 1);
+	vmh_sock_release_all(is_shared_now, reason);
 	vmh_sock_each(share_one, &reason);
+}
+
+static bool is_inherited(const struct vmh_sock *s)
+{
+	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD);
+
+	return flags >= 0 && !(flags & FD_CLOEXEC);
+}
+
+static bool is_shared_by_exec(struct vmh_sock *s)
+{
+	return is_inherited(s) && is_shared_now(s);
 }
 
 static void share_if_inherited(struct vmh_sock *s, void *arg)
 {
-	long flags = vmh_sys(SYS_fcntl, s->obj.fd, F_GETFD);
-
-	if (flags >= 0 && !(flags & FD_CLOEXEC))
+	if (is_inherited(s))
 		share_one(s, arg);
 }
 
@@ -53,6 +72,7 @@ void vmh_sock_share_inherited(void)
 	unsigned reason = VMH_R_EXEC;
 
 	atomic_store(&vmh_sock_any_shared, 1);
+	vmh_sock_release_all(is_shared_by_exec, reason);
 	vmh_sock_each(share_if_inherited, &reason);
 }
 

@@ -28,6 +28,8 @@ struct vmh_session_attach {
 };
 void vmh_session_attach_all(struct vmh_session_attach *v, int n); /* n: from 1 to VMH_TAKES_MAX */
 void vmh_session_detach(uint32_t flow_id, unsigned cause); /* returns when nothing more is steered */
+#define VMH_DETACHES_MAX 128
+void vmh_session_detach_all(const uint32_t *flow_ids, int n, unsigned cause); /* up to so many, in the time of two or three */
 int vmh_session_reinject(struct vmh_msg_reinject *req, int fd); /* fills the header in; 0 / -errno */
 /* The state of a TCP connection that changes sides (tcp_state.h), in memory of its own. */
 struct vmh_tcp_blob {

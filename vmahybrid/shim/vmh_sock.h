@@ -205,6 +205,9 @@ void vmh_sock_update(struct vmh_sock *s, int fd);     /* object lock held: flows
 void vmh_sock_converge(struct vmh_sock *s, int fd);   /* the same, whether or not the kernel is to serve it for now */
 bool vmh_sock_any_flow(const struct vmh_sock *s);
 void vmh_sock_release_flows(struct vmh_sock *s, uint32_t reason); /* object lock held */
+/* Many at once, each of which takes as long: those with flows of which goes() says so, its lock held. Whose lock somebody
+ * else has keeps them. */
+void vmh_sock_release_all(bool (*goes)(struct vmh_sock *s), uint32_t reason);
 /* Object lock held: does a flow entitle this socket to send by the ring of ifindex? */
 bool vmh_sock_entitled(const struct vmh_sock *s, unsigned ifindex);
 void vmh_sock_set_reason(struct vmh_sock *s, uint32_t reason, uint32_t detail);
