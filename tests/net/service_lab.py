@@ -219,6 +219,7 @@ def udp_echo(port: int) -> str:
     return f"""
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, 33, 4 << 20)  # SO_RCVBUFFORCE
 s.bind((sys.argv[1], {port}))
 print("ready", flush=True)
 while True:

@@ -122,20 +122,24 @@ static void publish(struct vmh_sock *s)
 	if (on == was)
 		return;
 	s->tx_cfg++; /* the entitlement to send by a ring came or went with it */
-	/* what the kernel queued before the switch is older than anything on the ring; after the one back it is younger,
-	 * and so than what still lies here from before that */
-	if (on) {
-		uint32_t older = atomic_load(&s->rxq_len);
-
-		VMH_SET(s->rxq_older, older);
-		if (older)
-			VMH_SET(s->next_from, VMH_NEXT_OLDER);
-		atomic_store(&s->os_check, 1);
-	}
+	if (on)
+		atomic_store(&s->os_check, VMH_OS_FIRST);
 	atomic_store(&s->rx_on, on);
 	if (on)
 		vmh_epoll_member_on_ring(&s->obj);
 	vmh_wake_all();
+}
+
+/* Object lock held, before the first rule is made. What the kernel has queued until it is is older than anything that comes
+ * by the ring, and after a way back younger than what still lies here from before that. */
+static void keep_order(struct vmh_sock *s)
+{
+	uint32_t older = atomic_load(&s->rxq_len);
+
+	VMH_SET(s->rxq_older, older);
+	if (older)
+		VMH_SET(s->next_from, VMH_NEXT_OLDER);
+	atomic_store(&s->os_check, VMH_OS_FIRST_YET);
 }
 
 static void forget_flows(struct vmh_sock *s)
@@ -152,7 +156,7 @@ static void settle_order(struct vmh_sock *s)
 	struct pollfd p = { .fd = s->obj.fd, .events = POLLIN };
 
 	if (atomic_load(&s->os_check) && vmh_sys(SYS_ppoll, &p, 1, &(struct timespec){ 0 }, NULL, 0) == 0)
-		atomic_store(&s->os_check, 0);
+		atomic_store(&s->os_check, VMH_OS_SELDOM);
 }
 
 /* Object lock held, before rules go, and with them what entitles the socket to send by a ring: what a ring has goes out, and
@@ -444,6 +448,8 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 		put_off(s);
 		return;
 	}
+	if (!was_on)
+		keep_order(s);
 	reason = wanted_flow(s, &want);
 	want.lane = lane;
 	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
@@ -475,6 +481,7 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	vmh_sock_set_reason(s, reason, 0);
 	note_homesick(reason);
 	publish(s);
+	atomic_compare_exchange_strong(&s->os_check, &(uint8_t){ VMH_OS_FIRST_YET }, VMH_OS_ONCE);
 	if (!was_on && atomic_load(&s->rx_on) && atomic_load(&s->in_kernel)) { /* it went in while the rule was made */
 		vmh_sock_release_flows(s, VMH_R_RECEIVER_WAITS);
 		vmh_sock_give_back(s, fd);
@@ -787,6 +794,8 @@ void vmh_sock_leave(struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 
 		if (m->group != group || (ifindex && m->ifindex && m->ifindex != ifindex))
 			continue;
+		if (m->flow_id)
+			hold_senders(s);
 		if (m->flow_id && s->session == vmh_session_id())
 			vmh_session_detach(m->flow_id, VMH_R_NONE);
 		*m = (struct vmh_member){ 0 };

@@ -286,13 +286,19 @@ static ssize_t peek_at_kernel(struct vmh_sock *s, int fd, int flags)
 	return r;
 }
 
-/* last: rings had nothing. What one has brought meanwhile is older than what came here when its rule was gone. */
+static bool os_first(const struct vmh_sock *s)
+{
+	return vmh_unlikely(atomic_load_explicit(&s->os_check, memory_order_relaxed) >= VMH_OS_FIRST);
+}
+
+/* last: rings had nothing. What one has brought meanwhile is older than what came here when its rule was gone, unless it
+ * has just been made. */
 VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr *m, int flags, bool last)
 {
 	uint32_t reports = atomic_load(&vmh_os_reports); /* before the look: a later one calls for another */
 	ssize_t r = peek_at_kernel(s, fd, flags), older;
 
-	if (r >= 0 && last && vmh_sock_ready(s)) {
+	if (r >= 0 && last && vmh_sock_ready(s) && !os_first(s)) {
 		older = take(s, m, flags);
 		if (older != -EAGAIN) {
 			VMH_SET(s->os_more, 1);
@@ -302,7 +308,10 @@ VMH_COLD static ssize_t look_at_kernel(struct vmh_sock *s, int fd, struct msghdr
 	if (r >= 0)
 		r = kernel_now(s, fd, m, flags);
 	if (r == -EAGAIN) {
-		atomic_store_explicit(&s->os_check, 0, memory_order_relaxed);
+		uint8_t turn = atomic_load(&s->os_check);
+
+		if (turn != VMH_OS_FIRST_YET)
+			atomic_compare_exchange_strong(&s->os_check, &turn, VMH_OS_SELDOM);
 		VMH_SET(s->os_reports, reports);
 		VMH_SET(s->os_more, 0);
 	}
@@ -356,7 +365,7 @@ VMH_COLD static int doze(struct vmh_sock *s, int fd, struct vmh_waiting *w)
 	err = vmh_doze(w, &p, may_go_on, s);
 
 	if (p.revents)
-		atomic_store(&s->os_check, 1);
+		atomic_compare_exchange_strong(&s->os_check, &(uint8_t){ VMH_OS_SELDOM }, VMH_OS_ONCE);
 	return err;
 }
 
@@ -449,6 +458,9 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 			if (r != TOO_LATE)
 				return r;
 		}
+		r = os_first(s) ? look_at_kernel(s, vmh_fd_now(fd, &s->obj), m, flags, false) : -EAGAIN;
+		if (r != -EAGAIN)
+			return r;
 		r = vmh_interrupted(&w) ? -EINTR :
 		    atomic_load(&s->rx_on) ? spin(s, &w, &loops, flags & MSG_PEEK, &b) : -EAGAIN;
 		if (r == 0) {
@@ -481,7 +493,7 @@ VMH_HOT static ssize_t recv_blocking(struct vmh_sock *s, int fd, struct msghdr *
 		if (err)
 			return vmh_sock_recv_failed(s, err);
 		/* The budget is per call: woken by somebody else's datagram, this thread looks and sleeps again. */
-		r = take(s, m, flags);
+		r = os_first(s) ? -EAGAIN : take(s, m, flags);
 		if (r != -EAGAIN)
 			return r;
 	}

@@ -14,6 +14,11 @@
 #include "vmh_stats.h"
 #include <sys/socket.h>
 
+/* The kernel socket's turn: by VMA_RX_UDP_POLL_OS_RATIO; once; before all that comes by a ring, until it is empty; the same,
+ * until rules are made. */
+enum vmh_os_check { VMH_OS_SELDOM, VMH_OS_ONCE, VMH_OS_FIRST, VMH_OS_FIRST_YET };
+
+
 #define VMH_SOCK_GROUPS VMH_STATS_GROUPS /* memberships followed per socket (igmp_max_memberships is 20 by default) */
 #define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
 #ifndef SO_TIMESTAMP_OLD
@@ -85,7 +90,7 @@ struct vmh_sock {
 	_Atomic uint8_t plain;    /* nothing of this socket goes by a ring before its next bind or connect */
 	_Atomic uint8_t rd_shut, wr_shut;
 	_Atomic uint8_t nonblock;
-	_Atomic uint8_t os_check; /* look at the kernel socket before anything else, once */
+	_Atomic uint8_t os_check; /* enum vmh_os_check */
 	_Atomic uint8_t want_stamp; /* some timestamp option is on */
 	uint8_t opt_timestamp;    /* VMH_STAMP_*: SO_TIMESTAMP, SO_TIMESTAMPNS; 0: neither */
 	uint8_t stamp_new;        /* by the options' numbers for 64-bit times */
