@@ -91,6 +91,19 @@ def test_home_and_back_again(service: Service, asking: ShimPeer) -> None:
         on_ring(service, asking)
 
 
+@pytest.mark.parametrize("asking", ["offload"], indirect=True)
+def test_the_flow_of_its_port_is_deleted(service: Service, asking: ShimPeer) -> None:
+    """The kernel knows nothing of the connection yet, which comes home before the rule goes."""
+    [port] = [flow for flow in flows(service) if flow["pid"] == asking.pid and flow["kind"] == "3-tuple"]
+    service.ask("flows", "delete", str(port["flow_id"]))
+    for _ in range(3):
+        assert asking.do("ask", count=200, size=100) == ""
+        at_home(service)
+        assert not offloaded(service)
+        time.sleep(0.5)
+    assert port["flow_id"] not in [flow["flow_id"] for flow in flows(service)]
+
+
 def test_a_socket_that_is_there_already_is_shown(service: Service, asking: ShimPeer) -> None:
     fd = tcp_fd(service, asking.pid)
     assert "on a ring:" in service.ask("adopt", f"{asking.pid}:{fd}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -33,8 +34,10 @@ from vmahybrid.service.view import (
 )
 from vmahybrid.stats import orders
 from vmahybrid.stats.page import StatsPage
-from vmahybrid.steering.flow import Source
+from vmahybrid.steering.flow import Flow, Source
 from vmahybrid.steering.reasons import Reason
+
+PORT_SECONDS = 1.0  # that connections of a TCP port whose flow is deleted have to come home
 
 
 class Facade:
@@ -143,9 +146,23 @@ class Facade:
         if flow.source is Source.OPERATOR:
             core.table.remove(flow_id)
             core.events.add("flow-removed", f"rule {flow.local_text} {flow.remote_text}", flow_id=flow_id)
+        elif flow.is_tcp_port:
+            core.spawn(self._port_goes(flow), f"flow {flow_id} goes home")
         else:
             core.table.evict(flow_id, Reason.FLOW_DELETED)
         core.converge([flow.owner])
+
+    async def _port_goes(self, flow: Flow) -> None:
+        """What only the ring has of connections comes home first: of the others the kernel answers with resets."""
+        core, session = self._core, self._core.sessions.get(flow.owner)
+        core.table.listens_no_more(flow)
+        core.converge()
+        if session is not None:
+            session.notify(event(lib.VMH_EV_FLOW_HOME, flow.flow_id, reason=Reason.FLOW_DELETED))
+            await asyncio.sleep(PORT_SECONDS)
+        if core.table.flows.get(flow.flow_id) is flow:
+            core.table.evict(flow.flow_id, Reason.FLOW_DELETED)
+            core.converge([flow.owner])
 
     async def zero(self, pid: int) -> None:
         session = self._session(pid)

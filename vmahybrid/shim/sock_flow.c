@@ -455,16 +455,16 @@ void vmh_sock_converge(struct vmh_sock *s, int fd)
 	if (!s->flow.id || reason || !same_flow(&s->flow, &want)) {
 		struct vmh_flow old = s->flow;
 
-		if (old.id && reason) {
+		if (old.id && reason)
 			settle_order(s);
-			hold_senders(s);
-		}
 		s->flow.id = 0;
 		s->flow.lane = lane;
 		if (!reason && !is_multicast(want.laddr))
 			reason = attach(s, fd, &want);
 		if (!reason && want.id)
 			s->flow = want;
+		if (old.id && reason)
+			hold_senders(s);
 		/* with a cause the service waits until nothing more comes by the old ring */
 		if (old.id)
 			vmh_session_detach(old.id, reason || old.lane == lane ? reason : VMH_R_MOVED);

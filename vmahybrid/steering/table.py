@@ -152,6 +152,11 @@ class SteeringTable:
             raise refuse(f"flow {flow.local_text}", Reason.NOT_OFFLOADABLE_ADDR)
         return self._add(flow, keys)
 
+    def listens_no_more(self, flow: Flow) -> None:
+        """A TCP port whose SYNs are the kernel's from now on; connections that the ring has stay there."""
+        flow.listens = False
+        self._place(flow)
+
     def add_rule(self, rule: Flow) -> Flow:
         """Add a rule of the operator; socket flows that it covers wholly are evicted. Raises Refused (RULE_LIMIT)."""
         self._add(rule, sum(1 for _ in self._keys(rule)))

@@ -109,9 +109,9 @@ static void tiny(uint8_t cc)
 }
 
 /* A peer that thinks for longer than it keeps its ACKs back: one or two questions that went again tell how long that is. */
-static void slow_to_acknowledge(uint8_t ms, unsigned most)
+static void slow_to_acknowledge(uint8_t ms, uint64_t delay, unsigned most)
 {
-	struct wire_faults f = {.delay_ns = MS / 10};
+	struct wire_faults f = {.delay_ns = delay};
 	struct vmh_tcp_conn *c, *p;
 	struct vmh_tcp_options o;
 	struct vmh_tcp_info i;
@@ -121,7 +121,7 @@ static void slow_to_acknowledge(uint8_t ms, unsigned most)
 	vmh_tcp_options_init(&o);
 	o.ack_ms = ms;
 	wire_open(&w, &f, 100);
-	wire_meet(&w, &o, 50 * MS, &c, &p);
+	wire_meet(&w, &o, 50 * MS + 4 * delay, &c, &p);
 	for (int n = 0; n < 40; n++) {
 		CHECK(wire_write(c, "question", 8) == 8, "question %d", n);
 		wire_run(&w, 300 * MS);
@@ -194,10 +194,12 @@ int main(void)
 		tiny(cc);
 	}
 	tiny(VMH_TCP_CC_NONE);
-	slow_to_acknowledge(40, 0);
-	slow_to_acknowledge(55, 1);
-	slow_to_acknowledge(100, 2);
-	slow_to_acknowledge(200, 3);
+	slow_to_acknowledge(40, MS / 10, 0);
+	slow_to_acknowledge(55, MS / 10, 1);
+	slow_to_acknowledge(100, MS / 10, 2);
+	slow_to_acknowledge(200, MS / 10, 3);
+	slow_to_acknowledge(200, 5 * MS, 3);
+	slow_to_acknowledge(200, 20 * MS, 3);
 	if (!getenv("WIRE_IPV6"))
 		numbers();
 	return check_result();

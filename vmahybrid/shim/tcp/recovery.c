@@ -53,13 +53,16 @@ static unsigned void_shift(const struct vmh_tcp_conn *c)
 
 uint32_t recovery_rto_us(const struct vmh_tcp_conn *c)
 {
-	uint32_t least = recovery_flight(c) >= 2u * c->pcb->mss ? RTO_MIN : c->ack_wait_us + 10 * MS, late = 4 * c->rttvar;
+	uint32_t least = LWIP_MAX(RTO_MIN, c->srtt + 2 * PROBE_MIN), late = 4 * c->rttvar;
 	uint64_t rto = SEC;
+
+	if (recovery_flight(c) < 2u * c->pcb->mss)
+		least += c->ack_wait_us;
 
 	/* round trips that hardly vary have a small variance, and then a queue begins to fill: so the last segment is
 	 * probed first */
 	if (c->srtt)
-		rto = (uint64_t)c->srtt + LWIP_MAX(late, LWIP_MAX(least, c->srtt + 2 * PROBE_MIN));
+		rto = (uint64_t)c->srtt + LWIP_MAX(late, least);
 	rto <<= LWIP_MIN(c->retries, 16) + void_shift(c);
 	return (uint32_t)LWIP_MIN(rto, RTO_MAX);
 }
