@@ -18,6 +18,7 @@ from vmahybrid.bench.served import Service, tool
 pytestmark = pytest.mark.root
 
 PORT, THREADS = 7481, 4
+GROUP = "239.77.0.7"
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +133,56 @@ def fork_with(service: Service, peer: str, sockets: int) -> float:
 def test_many_go_together(service: Service, peer: str) -> None:
     few, many = (min(fork_with(service, peer, sockets) for _ in range(3)) for sockets in (2, 100))
     assert many < 25 * few      # one after the other: 50 times as long
+
+
+SENDS = """
+import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[3]))
+for number in range(6):
+    s.sendto(str(number).encode(), (sys.argv[1], int(sys.argv[2])))
+time.sleep(0.3)
+"""
+MEMBERS = """
+import os, socket, sys, time
+members = []
+for _ in range(2):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("", int(sys.argv[1])))
+    addresses = socket.inet_aton(sys.argv[2]) + socket.inet_aton(sys.argv[3])
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, addresses)
+    s.setblocking(False)
+    members.append(s)
+print("ready", flush=True)
+sys.stdin.readline()
+child = os.fork()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+time.sleep(0.1)
+for s in members:
+    got = []
+    try:
+        while True:
+            got.append(s.recv(100).decode())
+    except BlockingIOError:
+        print(*got)
+"""
+
+
+def test_two_members_of_a_group(service: Service) -> None:
+    """Each has what was unread when the program forked once."""
+    a, b = service.sandbox.sides
+    argv = under_shim(service, [sys.executable, "-c", MEMBERS, str(PORT + 1), GROUP, a.address])
+    with subprocess.Popen(a.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=os.environ | service.env) as running:
+        try:
+            assert running.stdout and running.stdout.readline() == "ready\n"
+            assert any(flow["kind"] == "multicast" and flow["action"] == "ring" for flow in Api(service).socket_flows())
+            sends = [sys.executable, "-c", SENDS, GROUP, str(PORT + 1), b.address]
+            subprocess.run(b.command(sends), check=True, timeout=20)
+            out, _ = running.communicate("\n", timeout=20)
+        finally:
+            running.kill()
+    assert out.splitlines() == ["0 1 2 3 4 5"] * 2

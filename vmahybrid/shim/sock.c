@@ -189,6 +189,18 @@ void vmh_sock_demux(struct vmh_sock *s, in_port_t port)
 	vmh_unlock(&demux_lock);
 }
 
+bool vmh_sock_has_company(const struct vmh_sock *s)
+{
+	const struct vmh_sock *other;
+
+	vmh_lock(&demux_lock);
+	for (other = demux[ntohs(s->lport) % DEMUX_SIZE]; other; other = other->demux_next)
+		if (other != s && other->lport == s->lport)
+			break;
+	vmh_unlock(&demux_lock);
+	return other != NULL;
+}
+
 static bool is_member(const struct vmh_sock *s, in_addr_t group, unsigned ifindex)
 {
 	for (unsigned i = 0; i < s->nmembers; i++)

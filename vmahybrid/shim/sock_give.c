@@ -37,7 +37,9 @@ void vmh_sock_give_back(struct vmh_sock *s, int fd)
 	struct vmh_buf *b;
 
 	while (s->session == vmh_session_id() && (b = vmh_sock_pop(s))) {
-		int err = b->len > VMH_REINJECT_DATA ? -EMSGSIZE : give(s, fd, b);
+		/* the kernel gives one of a group to all: the others have theirs */
+		int err = b->len > VMH_REINJECT_DATA ? -EMSGSIZE :
+			  b->multicast && vmh_sock_has_company(s) ? -ENOTUNIQ : give(s, fd, b);
 
 		if (err) {
 			vmh_sock_unpop(s, b); /* this process still reads it, and may have looked meanwhile */

@@ -184,6 +184,7 @@ static inline bool vmh_sock_on_ring(const struct vmh_sock *s)
 void vmh_sock_created(int fd, int domain, int type, int protocol);  /* after socket(2) succeeded */
 void vmh_sock_closed(struct vmh_sock *s);             /* last fd closed; from vmh_fd_close */
 void vmh_sock_recycle(struct vmh_sock *s);            /* last reference; from vmh_obj_put */
+bool vmh_sock_has_company(const struct vmh_sock *s); /* on its port, in this process */
 void vmh_sock_demux(struct vmh_sock *s, in_port_t port); /* file under this port (0: nowhere) */
 void vmh_sock_buf_put(struct vmh_buf *b);             /* a datagram was consumed */
 void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg);
