@@ -161,7 +161,8 @@ class Core:
     def parted(self, flow: Flow) -> None:
         """What was sent for a flow that went home has left its rings."""
         self.table.parted(flow)
-        self.converge([flow.owner])
+        if not self.closing:    # then the programs send yet, and their rings go with what they may
+            self.converge([flow.owner])
 
     def prepare_counter(self, flow: Flow) -> None:
         """A flow got a rule index that another may have had."""

@@ -429,8 +429,10 @@ class Session:
 
     async def _left(self, request: Request, flow: Flow) -> bytes:
         """The socket lives on: no frame may come to the ring after the shim's last look at it."""
-        await self.core.grace.wait()
-        self.core.parted(flow)
+        try:
+            await self.core.grace.wait()
+        finally:
+            self.core.parted(flow)
         return request.reply()
 
     async def _neigh(self, request: Request, fds: ReceivedFds) -> bytes | None:

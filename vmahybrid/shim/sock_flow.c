@@ -110,6 +110,7 @@ static void publish(struct vmh_sock *s)
 	bool on = vmh_sock_any_flow(s), was = atomic_load(&s->rx_on);
 	struct vmh_ring *only = only_ring(s);
 
+	atomic_store(&s->leaving, 0);
 	if (on)
 		note_ring(s);
 	if (atomic_exchange(&s->only_ring, only) != only && on && was)
@@ -160,11 +161,12 @@ static void settle_order(struct vmh_sock *s)
 }
 
 /* Object lock held, before rules go, and with them what entitles the socket to send by a ring: what a ring has goes out, and
- * who sends now decides when we are through. */
+ * who sends now waits until we are through, behind all that. Who does not wait sends by the kernel, until publish(). */
 static void hold_senders(struct vmh_sock *s)
 {
 	vmh_lock(&s->tx_lock);
 	s->tx_cfg++;
+	atomic_store(&s->leaving, 1);
 	vmh_unlock(&s->tx_lock);
 	vmh_sock_tx_flush(s);
 }

@@ -306,6 +306,11 @@ VMH_COLD static void migrate(struct vmh_sock *s)
 	vmh_unlock(&s->obj.lock);
 }
 
+static bool is_nonblocking(const struct vmh_sock *s, int flags)
+{
+	return (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
+}
+
 static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int flags, in_addr_t addr, in_port_t port,
 		       size_t len, bool more)
 {
@@ -316,8 +321,10 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	if (vmh_lane_due(&s->tx_lane, VMH_LANE_TX))
 		migrate(s);
 	vmh_lock(&s->tx_lock);
-	if (vmh_unlikely(!current(s, d, addr, port))) {
+	while (vmh_unlikely(!current(s, d, addr, port))) {
 		vmh_unlock(&s->tx_lock);
+		if (vmh_unlikely(atomic_load(&s->leaving)) && is_nonblocking(s, flags))
+			return by_kernel(s, fd, m, flags, 0);
 		refresh(s, fd, addr, port);
 		vmh_lock(&s->tx_lock);
 	}
@@ -338,8 +345,7 @@ static ssize_t by_ring(struct vmh_sock *s, int fd, const struct msghdr *m, int f
 	vmh_unlock(&s->tx_lock);
 	bool alone = vmh_tx_alone(s->stats);
 
-	if (vmh_unlikely(r == -EAGAIN) && vmh_params.tx_nonblocked_eagains &&
-	    ((flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed))) {
+	if (vmh_unlikely(r == -EAGAIN) && vmh_params.tx_nonblocked_eagains && is_nonblocking(s, flags)) {
 		VMH_COUNT_BY(alone, s->stats->tx_eagain, 1);
 		return r;
 	}
@@ -401,7 +407,7 @@ ssize_t vmh_sock_sendmsg(struct vmh_sock *s, int fd, const struct msghdr *m, int
 		}
 	}
 	if (vmh_unlikely(VMH_GET(s->paced))) {
-		bool now = (flags & MSG_DONTWAIT) || atomic_load_explicit(&s->nonblock, memory_order_relaxed);
+		bool now = is_nonblocking(s, flags);
 		int err = vmh_sock_pace(s, len, now);
 
 		if (err && now)

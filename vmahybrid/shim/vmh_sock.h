@@ -142,6 +142,7 @@ struct vmh_sock {
 	/* transmit: dst cache, guarded by the object lock for writing and by tx_lock in use */
 	struct vmh_lock tx_lock;
 	uint32_t tx_cfg;          /* changes with any option that alters headers */
+	_Atomic uint8_t leaving;  /* on its way home: who does not wait sends by the kernel */
 	_Atomic uint8_t out_edges; /* an epoll set wants EPOLLOUT after each send; a hint */
 	uint32_t tx_since_rx;     /* sends since anything was received: when to look for ICMP errors */
 	uint32_t error_alert;     /* sends that look for one all the same */
