@@ -131,8 +131,8 @@ static void publish(struct vmh_sock *s)
 	vmh_wake_all();
 }
 
-/* Object lock held, before the first rule is made. What the kernel has queued until it is is older than anything that comes
- * by the ring, and after a way back younger than what still lies here from before that. */
+/* Object lock held, before the first rule is made. What the kernel has queued until then is older than anything that
+ * comes by the ring, and after a way back younger than what still lies here from before that. */
 static void keep_order(struct vmh_sock *s)
 {
 	uint32_t older = atomic_load(&s->rxq_len);
@@ -160,8 +160,8 @@ static void settle_order(struct vmh_sock *s)
 		atomic_store(&s->os_check, VMH_OS_SELDOM);
 }
 
-/* Object lock held, before rules go, and with them what entitles the socket to send by a ring: what a ring has goes out, and
- * who sends now waits until we are through, behind all that. Who does not wait sends by the kernel, until publish(). */
+/* Object lock held, before rules go, and with them what entitles the socket to send by a ring: what a ring has goes out,
+ * and who sends now waits until we are through, behind all that. Who does not wait sends by the kernel, until publish(). */
 static void hold_senders(struct vmh_sock *s)
 {
 	vmh_lock(&s->tx_lock);
