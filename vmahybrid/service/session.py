@@ -411,10 +411,7 @@ class Session:
                 core.tcp.forget_port(body.flow_id, self.id)
             return request.reply()  # it went home already: the event may have crossed this request
         if cause is not Reason.NO_ANSWER or not await core.tcp.unknown(body.flow_id, self._namespace()):
-            if cause is Reason.NONE:
-                core.table.remove(body.flow_id)
-            else:
-                core.table.part(body.flow_id)
+            (core.table.remove if cause is Reason.NONE else core.table.part)(body.flow_id)
             core.converge([self.id])
             core.tcp.lost(body.flow_id)
         if cause is Reason.NONE:

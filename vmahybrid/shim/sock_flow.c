@@ -214,6 +214,8 @@ struct leavers {
 
 static void release_some(struct leavers *l)
 {
+	if (!l->n)
+		return;
 	vmh_session_detach_all(l->ids, (int)l->nids, l->reason);
 	vmh_rings_settle();
 	while (l->n) {

@@ -14,10 +14,9 @@
 #include "vmh_stats.h"
 #include <sys/socket.h>
 
-/* The kernel socket's turn: by VMA_RX_UDP_POLL_OS_RATIO; once; before all that comes by a ring, until it is empty; the same,
- * until rules are made. */
+/* The kernel socket's turn: by VMA_RX_UDP_POLL_OS_RATIO; once; before all that comes by a ring, until it is empty; the
+ * same, also when it is, since the rule is being made. */
 enum vmh_os_check { VMH_OS_SELDOM, VMH_OS_ONCE, VMH_OS_FIRST, VMH_OS_FIRST_YET };
-
 
 #define VMH_SOCK_GROUPS VMH_STATS_GROUPS /* memberships followed per socket (igmp_max_memberships is 20 by default) */
 #define VMH_SOCK_DSTS 8   /* destinations remembered by an unconnected sender; power of two */
@@ -185,7 +184,7 @@ static inline bool vmh_sock_on_ring(const struct vmh_sock *s)
 void vmh_sock_created(int fd, int domain, int type, int protocol);  /* after socket(2) succeeded */
 void vmh_sock_closed(struct vmh_sock *s);             /* last fd closed; from vmh_fd_close */
 void vmh_sock_recycle(struct vmh_sock *s);            /* last reference; from vmh_obj_put */
-bool vmh_sock_has_company(const struct vmh_sock *s); /* on its port, in this process */
+bool vmh_sock_has_company(const struct vmh_sock *s);  /* on its port, in this process */
 void vmh_sock_demux(struct vmh_sock *s, in_port_t port); /* file under this port (0: nowhere) */
 void vmh_sock_buf_put(struct vmh_buf *b);             /* a datagram was consumed */
 void vmh_sock_each(void (*fn)(struct vmh_sock *s, void *arg), void *arg);
